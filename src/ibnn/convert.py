@@ -1,0 +1,298 @@
+"""SURGERY: plan · convert · revert. Everything is checked before anything is touched."""
+
+import copy as copying
+import difflib
+import fnmatch
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ibnn.errors import complaint
+from ibnn.latent import Latent
+from ibnn.layers import layer_type
+from ibnn.likelihood import LIKELIHOODS, Likelihood
+from ibnn.mixture import CLOSED_FORMS, KLKind
+from ibnn.network import IBNN, strip
+from ibnn.observe import bypassed
+from ibnn.prediction import Inputs, call_arguments, evaluating
+
+Pattern = str | type[nn.Module]
+
+_NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """A layer that gets a latent."""
+
+    name: str
+    type: str
+    nodes: int
+    weights: int
+
+
+@dataclass(frozen=True)
+class SkippedLayer:
+    """A module with weights that gets no latent."""
+
+    name: str
+    type: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `convert` would do to a network; `print` it.
+
+    Attributes:
+        layers: The layers that get a latent.
+        skipped: The modules with weights that do not, and why.
+        weights: Number of parameters of the whole network.
+    """
+
+    layers: tuple[PlannedLayer, ...]
+    skipped: tuple[SkippedLayer, ...]
+    weights: int
+
+    @property
+    def nodes(self) -> int:
+        """Number of latent variables over all layers."""
+        return sum(layer.nodes for layer in self.layers)
+
+    def __str__(self) -> str:
+        """A table."""
+        entries: tuple[PlannedLayer | SkippedLayer, ...] = (*self.layers, *self.skipped)
+        width = max(len("layer"), *(len(entry.name or "(net)") for entry in entries))
+        kinds = max(len(entry.type) for entry in entries)
+        lines = [f"{'layer':<{width}}  {'type':<{kinds}}  {'nodes':>9}  {'weights':>12}"]
+        lines += [
+            f"{e.name or '(net)':<{width}}  {e.type:<{kinds}}  {e.nodes:>9,}  {e.weights:>12,}" for e in self.layers
+        ]
+        lines += [f"{e.name or '(net)':<{width}}  {e.type:<{kinds}}  {'skipped':>9}  {e.reason}" for e in self.skipped]
+        ratio = f", {self.weights / self.nodes:,.0f} weights a node" if self.nodes else ""
+        return "\n".join([*lines, f"{self.nodes:,} nodes, {self.weights:,} weights{ratio}"])
+
+
+def plan(
+    net: nn.Module,
+    *,
+    include: Pattern | Sequence[Pattern] | None = None,
+    exclude: Pattern | Sequence[Pattern] | None = None,
+    example: Inputs | None = None,
+) -> Plan:
+    """Says what `convert` would do, without touching the network.
+
+    Args:
+        net: Any network.
+        include: Layers to convert, by name ("conv1"), by the name of a module above them ("layer4"), by glob
+            ("*.attention.*") or by class (nn.Conv2d); default all that can be.
+        exclude: Layers to leave out, likewise.
+        example: Inputs for one forward pass, which finds layers whose weight the network reads without calling them.
+
+    >>> print(plan(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))))
+    layer  type             nodes       weights
+    0      Conv2d               1            40
+    3      Linear              16            34
+    1      BatchNorm2d    skipped  normalisation: scales and shifts, no input weights
+    17 nodes, 82 weights, 5 weights a node
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))
+    for name, module in net.named_modules():
+        if isinstance(module, Latent):
+            raise ValueError(
+                complaint(
+                    "net", "a plain network", f"one converted before (see {name!r})", "Revert it: ibnn.revert(model)."
+                )
+            )
+    lazy = [name for name, parameter in net.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            complaint("net", "materialised", f"lazy parameters {lazy[:3]}", "Run net(x) once on a batch, then convert.")
+        )
+    modules = {name: m for name, m in net.named_modules() if "parametrizations" not in name.split(".")}
+    reasons = {name: _why_not(net, name, module) for name, module in modules.items()}
+    convertible = [name for name, reason in reasons.items() if reason is None]
+    if include is not None:
+        chosen = _matches(modules, convertible, include, "include")
+        reasons |= {name: "not in include" for name in convertible if name not in chosen}
+    if exclude is not None:
+        left_out = _matches(modules, list(modules), exclude, "exclude")
+        reasons |= {name: "excluded" for name in convertible if name in left_out}
+    if example is not None:
+        reasons |= dict.fromkeys(_bypassed(net, modules, convertible, example), "its weight is read without calling it")
+    layers, skipped = [], []
+    for name, module in modules.items():
+        kind, reason = layer_type(module), reasons[name]
+        if kind is not None and reason is None:
+            layers.append(PlannedLayer(name, _type_name(module), kind.nodes(module), _count(module)))
+        elif any(True for _ in module.parameters(recurse=False)) or kind is not None:
+            skipped.append(SkippedLayer(name, _type_name(module), str(reason)))
+    if not layers:
+        found = ", ".join(f"{e.name or '(net)'} ({e.reason})" for e in skipped[:5]) or "no weights at all"
+        raise ValueError(
+            complaint("net", "a network with layers to convert", found, "Register your layer: ibnn.register_layer.")
+        )
+    return Plan(tuple(layers), tuple(skipped), sum(p.numel() for p in net.parameters()))
+
+
+def convert(
+    net: nn.Module,
+    *,
+    components: int = 8,
+    prior_std: float = 0.3,
+    init_std: float = 0.1,
+    likelihood: str | Likelihood = "categorical",
+    kl: KLKind = "mean",
+    include: Pattern | Sequence[Pattern] | None = None,
+    exclude: Pattern | Sequence[Pattern] | None = None,
+    copy: bool = True,
+    seed: int | None = None,
+    example: Inputs | None = None,
+) -> IBNN:
+    """Turns any network into an implicit Bayesian neural network; its weights keep their values and names.
+
+    Args:
+        net: Any network; pretrained is fine.
+        components: K, the number of Gaussians in the posterior's mixture.
+        prior_std: s, standard deviation of the prior of every latent.
+        init_std: σ0, how far the component means start from 1. Keep it near 0.1 for a pretrained network; from scratch
+            up to 0.75. At 0 every component mean starts as exactly the given network.
+        likelihood: "categorical", "gaussian", "bernoulli", or a `Likelihood` object.
+        kl: Which KL the training loss uses: "mean", "components", "pairwise" or "montecarlo".
+        include: As in `plan`.
+        exclude: As in `plan`.
+        copy: False converts the given network itself, so that its weights keep their identity too.
+        seed: Decides the start of the latents and every draw of training; default from torch's global generator.
+        example: As in `plan`.
+
+    >>> model = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), components=4, seed=0)
+    >>> model.eval()(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
+    """
+    if isinstance(components, bool) or not isinstance(components, int) or components < 1:
+        raise ValueError(complaint("components", "an integer of at least 1", repr(components), "Pass components=8."))
+    if not (isinstance(prior_std, int | float) and 0 < prior_std < math.inf):
+        raise ValueError(complaint("prior_std", "positive and finite", repr(prior_std), "Pass prior_std=0.3."))
+    if not (isinstance(init_std, int | float) and 0 <= init_std < math.inf):
+        raise ValueError(
+            complaint(
+                "init_std", "finite and not negative", repr(init_std), "Pass init_std=0 to start all components alike."
+            )
+        )
+    if kl not in (*CLOSED_FORMS, "montecarlo"):
+        names = ", ".join([*CLOSED_FORMS, "montecarlo"])
+        raise ValueError(complaint("kl", f"one of {names}", repr(kl), f"Did you mean {_nearest(kl, CLOSED_FORMS)}?"))
+    if isinstance(likelihood, str):
+        if likelihood not in LIKELIHOODS:
+            names = ", ".join(LIKELIHOODS)
+            remedy = f"Did you mean {_nearest(likelihood, LIKELIHOODS)}?"
+            raise ValueError(complaint("likelihood", f"one of {names}, or a Likelihood", repr(likelihood), remedy))
+        likelihood = LIKELIHOODS[likelihood]()
+    elif not isinstance(likelihood, Likelihood):
+        got = type(likelihood).__name__
+        raise TypeError(complaint("likelihood", "a name or a Likelihood object", got, 'Pass "categorical".'))
+    planned = plan(net, include=include, exclude=exclude, example=example)
+    if seed is None:
+        seed = int(torch.randint(2**31, ()))
+    net = copying.deepcopy(net) if copy else net
+    for entry in planned.layers:
+        _attach(net.get_submodule(entry.name), entry, components)
+    return IBNN(
+        net,
+        likelihood.to(next(net.parameters()).device),
+        components=components,
+        prior_std=float(prior_std),
+        init_std=float(init_std),
+        kl_kind=kl,
+        seed=seed,
+    )
+
+
+def revert(model: IBNN) -> nn.Module:
+    """Takes the latents out of a converted network, in place, and returns it: the plain network with its weights U.
+
+    With `convert(..., copy=False)` that is the very network that was converted. The model is of no use afterwards.
+
+    >>> net = nn.Linear(3, 2)
+    >>> revert(convert(net, copy=False)) is net
+    True
+    """
+    if not isinstance(model, IBNN):
+        raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, "Pass the model itself."))
+    strip(model.net)
+    return model.net
+
+
+def _attach(layer: nn.Module, entry: PlannedLayer, components: int) -> None:
+    """Gives a layer its latent and the hook that multiplies its input."""
+    kind = layer_type(layer)
+    assert kind is not None, "only planned layers are converted"
+    weight = getattr(layer, kind.weight)
+    latent = Latent(components, entry.nodes, kind.axis, name=entry.name, dtype=weight.dtype, device=weight.device)
+    layer.add_module("latent", latent.train(layer.training))
+    layer.register_forward_pre_hook(latent.hook, with_kwargs=True)
+
+
+def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:
+    """Why a module cannot carry a latent, or None."""
+    parent = net.get_submodule(name.rpartition(".")[0])
+    if isinstance(parent, nn.MultiheadAttention) and parent is not module:
+        return "its weight is read by nn.MultiheadAttention without calling it"
+    kind = layer_type(module)
+    if kind is None:
+        if isinstance(module, _NORMALISATIONS):
+            return "normalisation: scales and shifts, no input weights"
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            return "looks rows up: has no inputs to multiply"
+        return f"no latent for {_type_name(module)}: see ibnn.register_layer"
+    if not getattr(module, kind.weight).is_floating_point():
+        return f"its weight is of dtype {getattr(module, kind.weight).dtype}"
+    if hasattr(module, "latent"):
+        return "has an attribute `latent` of its own"
+    return None
+
+
+def _matches(
+    modules: dict[str, nn.Module], candidates: list[str], patterns: Pattern | Sequence[Pattern], argument: str
+) -> set[str]:
+    """The candidates that match a pattern; each pattern must match at least one."""
+    matched: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str | type) else patterns:
+        if isinstance(pattern, str):
+            hits = {n for n in candidates if fnmatch.fnmatchcase(n, pattern) or n.startswith(pattern + ".")}
+        else:
+            hits = {n for n in candidates if isinstance(modules[n], pattern)}
+        if not hits:
+            near = difflib.get_close_matches(str(pattern), candidates, n=3, cutoff=0.0)
+            raise ValueError(
+                complaint(
+                    argument, "patterns that match layers of the network", repr(pattern), f"Nearest names: {near}."
+                )
+            )
+        matched |= hits
+    return matched
+
+
+def _bypassed(net: nn.Module, modules: dict[str, nn.Module], names: list[str], example: Inputs) -> set[str]:
+    """Which of the layers an example's forward pass reads without calling."""
+    args, kwargs = call_arguments(example)
+    with evaluating(net), torch.no_grad(), bypassed(net, {name: modules[name] for name in names}) as found:
+        net(*args, **kwargs)
+    return found
+
+
+def _nearest(word: str, names: object) -> str:
+    return repr(difflib.get_close_matches(str(word), list(names), n=1, cutoff=0.0)[0])  # type: ignore[call-overload]
+
+
+def _type_name(module: nn.Module) -> str:
+    return type(module).__name__
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,155 @@
+"""STATE: one layer's variational parameters, and how its latent z meets the layer's input x.
+
+A `Latent` is a child of the layer it serves. Its `hook` runs before the layer's own forward and multiplies the input by
+z, so layers keep their class, their parameters' names and their own hooks. While z is None the hook does nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ibnn.errors import complaint
+
+
+def inverse_softplus(y: Tensor) -> Tensor:
+    """Returns ρ with softplus(ρ) = y ≥ 0.
+
+    >>> torch.allclose(F.softplus(inverse_softplus(torch.tensor([0.05, 3.0]))), torch.tensor([0.05, 3.0]))
+    True
+    """
+    return y + torch.log(-torch.expm1(-y))
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """The identity, whose gradient is multiplied by a constant."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, scale: float) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.scale = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.scale, None
+
+
+class Latent(nn.Module):
+    """Mean and standard deviation of K Gaussians over the D input nodes of one layer.
+
+    Attributes:
+        mean: μ, (K, D).
+        rho: ρ, (K, D); the standard deviation is σ = softplus(ρ).
+        z: What the layer's input is multiplied by: None (nothing), (D,) for the whole batch, or (R, D), a row each.
+            Set by the network for the length of one forward pass.
+        recall: Where the layer finds its z when it is run again inside a backward pass (gradient checkpointing).
+        gradient_scale: Factor on the gradients of mean and rho; `IBNN.parameter_groups` sets it to K.
+
+    >>> latent = Latent(components=2, nodes=3, axis=-1)
+    >>> latent.mean.shape, latent.std.shape
+    (torch.Size([2, 3]), torch.Size([2, 3]))
+    """
+
+    z: Tensor | None
+    recall: Tensor | None
+
+    def __init__(
+        self,
+        components: int,
+        nodes: int,
+        axis: int,
+        *,
+        name: str = "",
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Makes the parameters at μ = 1, σ = 0.05.
+
+        Args:
+            components: K.
+            nodes: D.
+            axis: The input's node axis, counted from its end: −1 for a linear layer, −3 for a 2-d convolution.
+            name: The layer's name in its network, for messages.
+            dtype: The layer's.
+            device: The layer's.
+        """
+        super().__init__()
+        self.components, self.nodes, self.axis, self.name = components, nodes, axis, name
+        self.mean = nn.Parameter(torch.ones(components, nodes, dtype=dtype, device=device))
+        self.rho = nn.Parameter(torch.empty(components, nodes, dtype=dtype, device=device))
+        self.set(std=torch.tensor(0.05))
+        self.z = None
+        self.recall = None
+        self.gradient_scale = 1.0
+
+    @property
+    def std(self) -> Tensor:
+        """σ = softplus(ρ), (K, D)."""
+        return F.softplus(self.rho)
+
+    def set(self, mean: Tensor | None = None, std: Tensor | None = None) -> None:
+        """Overwrites μ and/or σ with what broadcasts to (K, D)."""
+        with torch.no_grad():
+            if mean is not None:
+                self.mean.copy_(mean)
+            if std is not None:
+                self.rho.copy_(inverse_softplus(std.double()))
+
+    def scaled_parameters(self) -> tuple[Tensor, Tensor]:
+        """(μ, ρ) as the loss sees them: the same values, gradients times `gradient_scale`."""
+        if self.gradient_scale == 1.0:
+            return self.mean, self.rho
+        scale: Callable[[Tensor, float], Tensor] = _ScaleGradient.apply
+        return scale(self.mean, self.gradient_scale), scale(self.rho, self.gradient_scale)
+
+    def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward pre-hook of the layer: its first argument x becomes x ∘ z."""
+        z = self.z
+        if z is None and self.recall is not None and _in_backward():
+            z = self.recall
+        if z is None:
+            return None
+        if args:
+            return (self.scale(args[0], z), *args[1:]), kwargs
+        first = next(iter(kwargs))
+        return args, {**kwargs, first: self.scale(kwargs[first], z)}
+
+    def scale(self, x: Tensor, z: Tensor) -> Tensor:
+        """Multiplies x by z along the node axis; rows of x that fold several windows or tokens share their row's z."""
+        shape = [1] * x.dim()
+        shape[self.axis] = self.nodes
+        if z.dim() == 2:
+            rows, batch = len(z), len(x)
+            if x.dim() + self.axis < 1 or batch % rows:
+                raise ValueError(
+                    complaint(
+                        f"input of layer {self.name!r}",
+                        f"of a leading dimension that is the batch ({rows} rows) or a multiple of it",
+                        f"shape {tuple(x.shape)}",
+                        f"If this layer does not see the batch first, leave it out: exclude=[{self.name!r}].",
+                    )
+                )
+            if batch != rows:
+                z = z.repeat_interleave(batch // rows, dim=0)
+            shape[0] = batch
+        return x * z.to(dtype=x.dtype, device=x.device).reshape(shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles leave out what belongs to one forward pass."""
+        return {**self.__dict__, "z": None, "recall": None}
+
+    def extra_repr(self) -> str:
+        """What `print` shows of the latent."""
+        return f"components={self.components}, nodes={self.nodes}"
+
+
+def _in_backward() -> bool:
+    """Whether autograd is running a backward pass in this thread; gradient checkpointing recomputes layers there."""
+    return torch._C._current_graph_task_id() != -1  # the same question torch.utils.checkpoint asks

@@ -1,0 +1,124 @@
+"""REGISTRY: which layer types can carry a latent, where their nodes are, and how z folds into their weight."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ibnn.errors import complaint
+
+
+@dataclass(frozen=True)
+class LayerType:
+    """What the library must know of a layer type.
+
+    Attributes:
+        nodes: Number of input nodes D of a layer.
+        axis: The node axis of the layer's input, counted from its end.
+        fold: W = U diag(z): the layer's weight with z (D,) multiplied in.
+        weight: Name of the parameter that `fold` replaces.
+    """
+
+    nodes: Callable[[nn.Module], int]
+    axis: int
+    fold: Callable[[nn.Module, Tensor], Tensor]
+    weight: str = "weight"
+
+
+_REGISTRY: dict[type[nn.Module] | str, LayerType] = {}
+
+
+def register_layer(
+    layer: type[nn.Module] | str,
+    *,
+    nodes: Callable[[nn.Module], int] | str,
+    fold: Callable[[nn.Module, Tensor], Tensor],
+    axis: int = -1,
+    weight: str = "weight",
+) -> None:
+    """Lets `convert` put latents on a layer type of your own, and on its subclasses.
+
+    The layer must take its input as the first argument of `forward` and be linear in it.
+
+    Args:
+        layer: The class, or its dotted name, which need not be importable yet ("package.module.Class").
+        nodes: Number of input nodes of a layer, as a function of it or the name of its attribute.
+        fold: Returns the layer's weight with z (D,) multiplied in.
+        axis: The node axis of the input, counted from its end (negative).
+        weight: Name of the parameter that `fold` replaces.
+
+    >>> import torch
+    >>> class Scale(nn.Module):
+    ...     def __init__(self) -> None:
+    ...         super().__init__()
+    ...         self.gain = nn.Parameter(torch.ones(3))
+    ...     def forward(self, x: Tensor) -> Tensor:
+    ...         return x * self.gain
+    >>> register_layer(Scale, nodes=lambda layer: len(layer.gain), fold=lambda layer, z: layer.gain * z, weight="gain")
+    >>> layer_type(Scale()).nodes(Scale())
+    3
+    """
+    if not isinstance(layer, str) and not (isinstance(layer, type) and issubclass(layer, nn.Module)):
+        raise TypeError(
+            complaint("layer", "an nn.Module class or its dotted name", repr(layer), "Pass the class itself.")
+        )
+    if axis >= 0:
+        raise ValueError(
+            complaint("axis", "negative (counted from the input's end)", axis, "Pass axis=-1 if nodes are last.")
+        )
+    attribute = nodes
+    count = (lambda module: int(getattr(module, attribute))) if isinstance(attribute, str) else attribute
+    _REGISTRY[layer] = LayerType(count, axis, fold, weight)
+
+
+def layer_type(layer: nn.Module) -> LayerType | None:
+    """The nearest registered type of a layer, or None."""
+    for cls in type(layer).__mro__:
+        found = _REGISTRY.get(cls) or _REGISTRY.get(f"{cls.__module__}.{cls.__qualname__}")
+        if found is not None:
+            return found
+    return None
+
+
+def fold(layer: nn.Module, z: Tensor) -> None:
+    """Replaces the layer's weight U by U diag(z), in place; ties and parametrisations of that weight end."""
+    kind = layer_type(layer)
+    assert kind is not None, "only converted layers are folded"
+    if parametrize.is_parametrized(layer, kind.weight):
+        parametrize.remove_parametrizations(layer, kind.weight, leave_parametrized=True)
+    for number, hook in list(layer._forward_pre_hooks.items()):  # torch's older weight_norm and spectral_norm
+        if getattr(hook, "name", None) == kind.weight and hasattr(hook, "remove"):
+            hook.remove(layer)
+            del layer._forward_pre_hooks[number]
+    weight = getattr(layer, kind.weight)
+    folded = kind.fold(layer, z.to(dtype=weight.dtype, device=weight.device)).detach()
+    setattr(layer, kind.weight, nn.Parameter(folded, requires_grad=weight.requires_grad))
+
+
+def _fold_linear(layer: nn.Module, z: Tensor) -> Tensor:
+    return layer.weight * z  # type: ignore[operator]  # (out, D)
+
+
+def _fold_convolution(layer: nn.Module, z: Tensor) -> Tensor:
+    weight, groups = layer.weight, layer.groups
+    assert isinstance(weight, Tensor)  # (out, D / groups, …)
+    assert isinstance(groups, int)
+    z = z.view(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)  # a group's filters see the group's own nodes
+    return weight * z.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2))
+
+
+def _fold_transposed(layer: nn.Module, z: Tensor) -> Tensor:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)  # (D, out / groups, …)
+    return weight * z.view(-1, *[1] * (weight.dim() - 1))
+
+
+register_layer(nn.Linear, nodes="in_features", fold=_fold_linear)
+register_layer(nn.Conv1d, nodes="in_channels", fold=_fold_convolution, axis=-2)
+register_layer(nn.Conv2d, nodes="in_channels", fold=_fold_convolution, axis=-3)
+register_layer(nn.Conv3d, nodes="in_channels", fold=_fold_convolution, axis=-4)
+register_layer(nn.ConvTranspose1d, nodes="in_channels", fold=_fold_transposed, axis=-2)
+register_layer(nn.ConvTranspose2d, nodes="in_channels", fold=_fold_transposed, axis=-3)
+register_layer(nn.ConvTranspose3d, nodes="in_channels", fold=_fold_transposed, axis=-4)
+register_layer("transformers.pytorch_utils.Conv1D", nodes="nx", fold=_fold_transposed)  # GPT-2's linear layer, (D, out)

@@ -1,0 +1,291 @@
+"""TASK: what a network's output says about a target. Everything that depends on the task lives here.
+
+A datum is one target: a label of a classifier, a pixel of a segmentation, a number of a regression. Losses are means
+over data, and the training-set size N that divides the KL counts data in the same way.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ibnn.errors import complaint
+from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, GaussianPrediction, Prediction
+
+
+class Likelihood(nn.Module, ABC):
+    """p(target | output of the network)."""
+
+    @abstractmethod
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raises if a target cannot belong to outputs of this shape; only shapes of `output` beyond the batch count."""
+
+    @abstractmethod
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean negative log likelihood over the data of the batch."""
+
+    def data(self, target: Tensor) -> int:
+        """How many data a target tensor holds."""
+        return target.numel()
+
+    @abstractmethod
+    def combine(self, draws: Tensor) -> Tensor:
+        """One output that stands for draws (J, B, …): what the network in eval mode returns."""
+
+    @abstractmethod
+    def summarise(self, draws: Tensor) -> Prediction:
+        """The prediction made of draws (K, S, B, …)."""
+
+
+class Categorical(Likelihood):
+    """Classes by softmax over axis 1 of the output, (B, C) or dense (B, C, …); targets are class indices.
+
+    >>> likelihood = Categorical(label_smoothing=0.1)
+    >>> round(likelihood.nll(torch.zeros(2, 4), torch.tensor([0, 3])).item(), 4)  # uniform: log 4
+    1.3863
+    """
+
+    weight: Tensor | None
+
+    def __init__(self, *, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0) -> None:
+        """Takes what `torch.nn.functional.cross_entropy` takes.
+
+        Args:
+            weight: Weight of each class in the training loss, (C,).
+            ignore_index: Target value that counts for nothing.
+            label_smoothing: Share of the target that is spread evenly over the classes, in the training loss.
+        """
+        super().__init__()
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(complaint("label_smoothing", "in [0, 1)", label_smoothing, "Pass 0 for none."))
+        self.register_buffer("weight", weight)
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raises if labels are not integers, out of range, or do not fit the output's shape."""
+        if target.is_floating_point() or target.dtype == torch.bool:
+            raise TypeError(
+                complaint("y", "integer class indices", f"dtype {target.dtype}", "Pass y.long(), or one-hot.argmax(1).")
+            )
+        if output.dim() < 2:
+            raise ValueError(
+                complaint(
+                    "net",
+                    "a network with class scores in axis 1 of its output",
+                    f"an output of shape {tuple(output.shape)}",
+                    'For yes/no targets convert with likelihood="bernoulli".',
+                )
+            )
+        expected = (len(target), *output.shape[2:])
+        if tuple(target.shape) != expected:
+            raise ValueError(
+                complaint("y", f"of shape {expected}", f"shape {tuple(target.shape)}", "Pass one class index a datum.")
+            )
+        used = target[target != self.ignore_index]
+        if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < output.shape[1]:
+            raise ValueError(
+                complaint(
+                    "y",
+                    f"in 0 … {output.shape[1] - 1} (the network has {output.shape[1]} outputs)",
+                    f"labels from {int(used.min())} to {int(used.max())}",
+                    f"Renumber the classes, or mark what to leave out with {self.ignore_index}.",
+                )
+            )
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy, the (weighted) mean over all targets that are not ignored; 0 if all are."""
+        loss = F.cross_entropy(
+            _full(output),
+            target.long(),
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            reduction="sum",
+        )
+        kept = target != self.ignore_index
+        counts = kept.to(loss.dtype) if self.weight is None else self.weight[target.long() * kept] * kept
+        return loss / counts.sum().clamp_min(torch.finfo(loss.dtype).tiny)
+
+    def data(self, target: Tensor) -> int:
+        """How many targets are not ignored."""
+        return int((target != self.ignore_index).sum())
+
+    def combine(self, draws: Tensor) -> Tensor:
+        """Log of the mean softmax, (B, C, …): as good as logits to whatever reads them."""
+        return _log_mean(_full(draws).log_softmax(2), 1)
+
+    def summarise(self, draws: Tensor) -> Prediction:
+        """Probabilities, and their entropy split into aleatoric, between and within."""
+        log_probs = _full(draws).log_softmax(3)  # (K, S, B, C, …)
+        mean = _log_mean(log_probs, 2)
+        probs = log_probs.exp()
+        split = _entropy_split(probs.movedim(3, -1))
+        return CategoricalPrediction(mean.exp(), mean, *split, _standard_error(probs))
+
+
+class Bernoulli(Likelihood):
+    """Independent yes/no targets by sigmoid; targets (0 or 1) have the shape of the output.
+
+    >>> round(Bernoulli().nll(torch.zeros(2, 3), torch.ones(2, 3)).item(), 4)  # log 2
+    0.6931
+    """
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raises if targets are not in [0, 1] or not of the output's shape."""
+        _check_shape(output, target)
+        if target.min() < 0 or target.max() > 1:
+            got = f"values from {target.min():g} to {target.max():g}"
+            raise ValueError(complaint("y", "in [0, 1]", got, "Pass 0 for no and 1 for yes."))
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """Binary cross-entropy, mean over all labels."""
+        output = _full(output)
+        return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
+
+    def combine(self, draws: Tensor) -> Tensor:
+        """Logit of the mean probability, of the output's shape."""
+        draws = _full(draws)
+        return _log_mean(F.logsigmoid(draws), 1) - _log_mean(F.logsigmoid(-draws), 1)
+
+    def summarise(self, draws: Tensor) -> Prediction:
+        """Probabilities of yes, and each label's entropy split."""
+        draws = _full(draws)
+        mean = _log_mean(F.logsigmoid(draws), 2)
+        probs = draws.sigmoid()  # (K, S, B, …)
+        split = _entropy_split(torch.stack([probs, (-draws).sigmoid()], dim=-1))
+        return BernoulliPrediction(mean.exp(), mean, *split, _standard_error(probs))
+
+
+class Gaussian(Likelihood):
+    """Real targets of the shape of the output's mean, with Gaussian noise.
+
+    The noise is one learnt number per output (`noise="learnt"`), or the network predicts it (`noise="predicted"`): then
+    the last axis of its output holds the means first and as many noise parameters after them, variance = softplus.
+
+    >>> likelihood = Gaussian(init_std=1.0)
+    >>> round(likelihood.nll(torch.zeros(2, 1), torch.zeros(2, 1)).item(), 4)  # ½ log 2π
+    0.9189
+    """
+
+    log_std: Tensor | None
+
+    def __init__(
+        self, *, noise: Literal["learnt", "predicted"] = "learnt", init_std: float = 1.0, outputs: int = 1
+    ) -> None:
+        """Chooses where the noise comes from.
+
+        Args:
+            noise: "learnt" or "predicted".
+            init_std: Where learnt noise starts, in units of the target.
+            outputs: How many outputs have a learnt noise of their own; 1 shares one noise between all.
+        """
+        super().__init__()
+        if noise not in ("learnt", "predicted"):
+            raise ValueError(complaint("noise", '"learnt" or "predicted"', repr(noise), "Pass one of the two."))
+        if not init_std > 0:
+            raise ValueError(complaint("init_std", "positive", init_std, "Pass the target's standard deviation."))
+        self.noise = noise
+        learnt = nn.Parameter(torch.full((outputs,), math.log(init_std))) if noise == "learnt" else None
+        self.register_parameter("log_std", learnt)
+
+    def split(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation said by an output, of equal shape."""
+        output = _full(output)
+        if self.log_std is not None:
+            return output, self.log_std.to(output.dtype).exp().expand_as(output)
+        mean, raw = output.chunk(2, dim=-1)
+        return mean, (F.softplus(raw) + 1e-6).sqrt()  # the floor keeps the loss finite on targets fitted exactly
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raises if targets are not finite real numbers of the mean's shape."""
+        if self.log_std is None and output.shape[-1] % 2:
+            raise ValueError(
+                complaint(
+                    "net",
+                    'a network whose last axis has means and as many variances (noise="predicted")',
+                    f"an output of shape {tuple(output.shape)}",
+                    "Double the outputs of its last layer.",
+                )
+            )
+        if self.log_std is not None and len(self.log_std) not in (1, output.shape[-1]):
+            got = f"{len(self.log_std)} for an output of shape {tuple(output.shape)}"
+            raise ValueError(complaint("outputs", "1 or the size of the network's last axis", got, "Pass outputs=1."))
+        if not target.is_floating_point():
+            raise TypeError(complaint("y", "floating point", f"dtype {target.dtype}", "Pass y.float()."))
+        _check_shape(self.split(output)[0], target)
+        if not target.isfinite().all():
+            raise ValueError(complaint("y", "finite", "NaN or infinity", "Drop the rows without a target."))
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """−log N(target; mean, std²), mean over all targets."""
+        mean, std = self.split(output)
+        return (0.5 * ((target - mean) / std).square() + std.log()).mean() + 0.5 * math.log(2 * math.pi)
+
+    def combine(self, draws: Tensor) -> Tensor:
+        """The predictive mean."""
+        return self.split(draws)[0].mean(0)
+
+    def summarise(self, draws: Tensor) -> Prediction:
+        """Mean and variance, split by the law of total variance, and the mixture itself for intervals."""
+        means, stds = self.split(draws)  # (K, S, B, …)
+        by_component = means.mean(1)
+        return GaussianPrediction(
+            mean=by_component.mean(0),
+            aleatoric=stds.square().mean((0, 1)),
+            between=by_component.var(0, correction=0),
+            within=means.var(1, correction=0).mean(0),
+            standard_error=_standard_error(means),
+            draw_means=means.flatten(0, 1),
+            draw_stds=stds.flatten(0, 1),
+        )
+
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    "categorical": Categorical,
+    "bernoulli": Bernoulli,
+    "gaussian": Gaussian,
+}
+
+
+def _full(x: Tensor) -> Tensor:
+    """Half-precision outputs are read in float32."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _check_shape(output: Tensor, target: Tensor) -> None:
+    expected = (len(target), *output.shape[1:])
+    if tuple(target.shape) != expected:
+        remedy = f"Pass y.reshape({expected}): a target broadcast by accident trains the wrong loss."
+        raise ValueError(complaint("y", f"of shape {expected}", f"shape {tuple(target.shape)}", remedy))
+
+
+def _log_mean(log_probs: Tensor, axes: int) -> Tensor:
+    """Log of the mean probability over the first axes."""
+    draws = log_probs.flatten(0, axes - 1)
+    return draws.logsumexp(0) - math.log(len(draws))
+
+
+def _standard_error(values: Tensor) -> Tensor:
+    """Of the mean over draws (K, S, B, …) stratified by component; nan where S = 1 leaves it unknown."""
+    components, samples = values.shape[:2]
+    if samples == 1:
+        return torch.full_like(values[0, 0], math.nan)
+    return (values.var(1).sum(0) / samples).sqrt() / components
+
+
+def _entropy_split(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Aleatoric, between and within, (B, …), of probabilities (K, S, B, …, C)."""
+
+    def entropy(p: Tensor) -> Tensor:
+        terms: Tensor = torch.special.entr(p)
+        return terms.sum(-1)
+
+    by_component = probs.mean(1)  # (K, B, …, C)
+    total = entropy(by_component.mean(0))
+    component = entropy(by_component).mean(0)
+    aleatoric = entropy(probs).mean((0, 1))
+    # By concavity the differences are ≥ 0; the clamp only removes rounding.
+    return aleatoric, (total - component).clamp_min(0), (component - aleatoric).clamp_min(0)

@@ -1,0 +1,414 @@
+"""WHOLE: a converted network. Ties the component across layers; forward, KL, draws, plain networks back out."""
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ibnn import mixture, objective
+from ibnn.errors import complaint
+from ibnn.latent import Latent
+from ibnn.layers import fold
+from ibnn.likelihood import Likelihood
+from ibnn.mixture import KLKind, Mixture
+from ibnn.normal import address, normals, words
+from ibnn.observe import bypassed, tensors
+from ibnn.prediction import Inputs, Prediction, batch_length, call_arguments, evaluating, predict, tree_map
+
+# Address spaces of the draws: the first part of a key after the seed.
+_INIT_MEAN, _INIT_STD, _TRAIN, _ASSIGN, _PREDICT, _KL = range(6)
+
+
+class IBNN(nn.Module):
+    """An implicit Bayesian neural network: a plain network whose layers' inputs are multiplied by latents z.
+
+    Made by `ibnn.convert`. In train mode a call runs Algorithm 1: the rows of the batch are spread evenly over the K
+    components and every row has its own draw of z. In eval mode a call is deterministic and returns one output that
+    stands for `eval_samples` fixed draws of every component.
+
+    Attributes:
+        net: The converted network; its weights keep their names.
+        likelihood: What its output says about a target.
+        components: K.
+        prior_std: s, standard deviation of the prior of every latent.
+        kl_kind: Which KL `kl` and `elbo` use.
+        eval_samples: Draws per component in eval mode; 0 stands for the K networks at the component means.
+        eval_seed: Seed of those draws.
+        seed: Decides every draw of training (a buffer, so that it is saved).
+        examples: How many training examples have been drawn for so far (a buffer); with `seed` it addresses the next
+            draws, so a restored state dict goes on exactly where it stopped.
+    """
+
+    seed: Tensor
+    examples: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        *,
+        components: int,
+        prior_std: float,
+        init_std: float,
+        kl_kind: KLKind,
+        seed: int,
+    ) -> None:
+        """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
+        super().__init__()
+        self.net, self.likelihood = net, likelihood
+        self.components, self.prior_std, self.kl_kind = components, prior_std, kl_kind
+        self.eval_samples, self.eval_seed = 1, 0
+        device = next(net.parameters()).device
+        self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
+        self._watched_modes: set[bool] = set()  # modes in which bypassed layers were looked for
+        self.reseed(seed)
+        self._initialise(init_std)
+        self.train(net.training)
+
+    # ------------------------------------------------------------------------------------------- the posterior
+
+    @property
+    def latents(self) -> dict[str, Latent]:
+        """The latents by the name of their layer, in the order of the nodes."""
+        return {name.rpartition(".")[0]: m for name, m in self.net.named_modules() if isinstance(m, Latent)}
+
+    @property
+    def nodes(self) -> int:
+        """Number of latent variables of one draw, over all layers."""
+        return sum(latent.nodes for latent in self.latents.values())
+
+    def posterior(self) -> Mixture:
+        """The mixture over the nodes of all layers, (K, nodes)."""
+        pairs = [latent.scaled_parameters() for latent in self.latents.values()]
+        if not pairs:
+            raise RuntimeError(complaint("model", "a converted network", "a reverted one", "Convert it again."))
+        return Mixture(torch.cat([mean for mean, _ in pairs], 1), F.softplus(torch.cat([rho for _, rho in pairs], 1)))
+
+    def set_posterior(self, *, mean: Tensor | float | None = None, std: Tensor | float | None = None) -> None:
+        """Overwrites μ and/or σ of all latents with a number, or with a tensor that broadcasts to (K, nodes).
+
+        `set_posterior(mean=1.0, std=0.0)` switches the noise off: every component is the network before conversion.
+        """
+        if std is not None and not bool((torch.as_tensor(std) >= 0).all()):
+            raise ValueError(complaint("std", "not negative", std, "Pass 0 for no noise."))
+        sizes = [latent.nodes for latent in self.latents.values()]
+        shape = (self.components, sum(sizes))
+        parts = [
+            [None] * len(sizes) if v is None else torch.as_tensor(v).expand(shape).split(sizes, 1) for v in (mean, std)
+        ]
+        for latent, layer_mean, layer_std in zip(self.latents.values(), *parts, strict=True):
+            latent.set(mean=layer_mean, std=layer_std)
+
+    def _initialise(self, init_std: float) -> None:
+        """μ ~ N(1, σ0²), σ ~ |N(0.05, 0.02²)|."""
+        row = torch.arange(self.components)
+        seed = self.seed.cpu()
+        mean = 1 + init_std * normals(address(seed, _INIT_MEAN, row), self.nodes)
+        std = (0.05 + 0.02 * normals(address(seed, _INIT_STD, row), self.nodes)).abs()
+        self.set_posterior(mean=mean, std=std)
+
+    def reseed(self, seed: int) -> None:
+        """Starts the draws of training anew from a seed."""
+        if not 0 <= seed < 2**63:
+            raise ValueError(complaint("seed", "in 0 … 2⁶³ − 1", seed, "Pass seed=0."))
+        self.seed.fill_(seed)
+        self.examples.zero_()
+
+    # --------------------------------------------------------------------------------------------- forward passes
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Takes what the network takes. Train mode: its output type. Eval mode: one tensor of its output's shape."""
+        if self.training:
+            rows = batch_length((args, kwargs))
+            with self._unchanged_on_error():
+                output = self._run(args, kwargs, self._training_draws(rows, 1, spread=False))
+            self.examples.add_(rows)
+            return output
+        z = self._means() if self.eval_samples == 0 else self._draws(self.eval_samples, self.eval_seed)
+        return self.likelihood.combine(self._outputs(args, kwargs, z))
+
+    def _assign(self, rows: int) -> Tensor:
+        """Places of a batch's examples in the endless round of components: (rows,), place mod K is the component.
+
+        A batch takes up the round where the last one stopped, so counts differ by at most one within a batch and even
+        out over batches. Examples change places at random within each K in a row, so that a component does not meet
+        the same examples again when the same batch comes again.
+        """
+        width = self.components
+        groups = -(-rows // width)
+        position = torch.arange(groups * width, device=self.examples.device)
+        shuffle = words(address(self.seed, _ASSIGN, self.examples + position))
+        shuffle = torch.where(position < rows, shuffle, 2**32)  # places beyond the batch stay behind those in it
+        return (self.examples + position // width * width + shuffle.view(groups, width).argsort(1).flatten())[:rows]
+
+    def _training_draws(self, rows: int, samples: int, *, spread: bool) -> Tensor:
+        """z for S copies of a batch, (S·rows, nodes), copy-major."""
+        place = self._assign(rows)
+        copy_number = torch.arange(samples, device=place.device)[:, None]
+        component = (place * samples + copy_number if spread else place.expand(samples, -1)) % self.components
+        example = self.examples + torch.arange(rows, device=place.device)
+        noise = normals(address(self.seed, _TRAIN, example, copy_number), self.nodes)
+        return self.posterior().draw(component.flatten(), noise)
+
+    def _draws(self, samples: int, seed: int, components: Sequence[int] | None = None, first: int = 0) -> Tensor:
+        """z of addressed draws, (K·S, nodes), component-major; z of (seed, k, s) depends on nothing else."""
+        device = self.examples.device
+        k = (
+            torch.arange(self.components, device=device)
+            if components is None
+            else torch.tensor(components, device=device)
+        )
+        s = torch.arange(first, first + samples, device=device)
+        noise = normals(address(seed, _PREDICT, k[:, None], s), self.nodes)
+        return self.posterior().draw(k.repeat_interleave(samples), noise)
+
+    def _means(self) -> Tensor:
+        """z of the K component means, (K, nodes)."""
+        return self.posterior().mean
+
+    def _outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
+        """The network's output tensor for each draw of z (J, nodes): (J, B, …)."""
+        batch_length((args, kwargs))
+        return torch.stack([_logits(self._run(args, kwargs, draw)) for draw in z])
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Any:
+        """One forward pass of the network with z (nodes,) for all rows, or (R, nodes), a row each."""
+        if self.training in self._watched_modes or torch.compiler.is_compiling():
+            with self._multiplied_by(z):
+                return self._remembered(self.net(*args, **kwargs), z)
+        with self._multiplied_by(z), bypassed(self.net, self._layers()) as names:
+            output = self.net(*args, **kwargs)
+        if names:
+            raise RuntimeError(
+                complaint(
+                    "net",
+                    "a network that calls the layers it converts",
+                    f"one that reads the weight of {sorted(names)} directly, past their latents",
+                    f"Leave them out: convert(..., exclude={sorted(names)}).",
+                )
+            )
+        self._watched_modes.add(self.training)
+        return self._remembered(output, z)
+
+    def _layers(self) -> dict[str, nn.Module]:
+        """The layers that carry latents, by name."""
+        return {name: self.net.get_submodule(name) for name in self.latents}
+
+    @contextmanager
+    def _multiplied_by(self, z: Tensor) -> Iterator[None]:
+        """Hands every latent its part of z for the length of a block."""
+        latents = list(self.latents.values())
+        parts = z.split([latent.nodes for latent in latents], dim=-1)
+        try:
+            for latent, part in zip(latents, parts, strict=True):
+                latent.z = part
+            yield
+        finally:
+            for latent in latents:
+                latent.z = None
+
+    def _remembered(self, output: Any, z: Tensor) -> Any:
+        """Lets layers that a backward pass runs again (gradient checkpointing) find the z of this forward pass."""
+        if z.requires_grad and not torch.compiler.is_compiling():
+            for tensor in tensors(output):
+                if tensor.requires_grad:  # its gradient comes first, before any layer is run again
+                    tensor.register_hook(functools.partial(self._recall, z))
+        return output
+
+    def _recall(self, z: Tensor, gradient: Tensor) -> None:
+        latents = list(self.latents.values())
+        for latent, part in zip(latents, z.split([latent.nodes for latent in latents], dim=-1), strict=True):
+            latent.recall = part
+
+    @contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        """Puts the network's buffers (running statistics) back if the block fails."""
+        if torch.compiler.is_compiling():
+            yield
+            return
+        buffers = [(buffer, buffer.clone()) for buffer in self.net.buffers()]
+        try:
+            yield
+        except BaseException:
+            for buffer, value in buffers:
+                buffer.copy_(value)
+            raise
+
+    # --------------------------------------------------------------------------------------------------- training
+
+    def kl(self, kind: KLKind | None = None) -> Tensor:
+        """KL of the posterior to the prior in nats, summed over nodes and layers. Divide by the training-set size only.
+
+        Args:
+            kind: "mean" (the paper's surrogate), "components" or "pairwise" (upper bounds: β = 1 gives a true lower
+                bound of the evidence), or "montecarlo" (unbiased, one draw per component); default `kl_kind`.
+        """
+        kind = kind or self.kl_kind
+        q = self.posterior()
+        if kind == "montecarlo":
+            row = torch.arange(self.components, device=self.examples.device)
+            return mixture.kl_montecarlo(
+                q, self.prior_std, normals(address(self.seed, _KL, self.examples, row), self.nodes)
+            )
+        if kind not in mixture.CLOSED_FORMS:
+            names = ", ".join([*mixture.CLOSED_FORMS, "montecarlo"])
+            raise ValueError(complaint("kind", f"one of {names}", repr(kind), 'Pass "mean" for the paper\'s.'))
+        return mixture.CLOSED_FORMS[kind](q, self.prior_std)
+
+    def entropy(self) -> Tensor:
+        """Ĥ, a lower bound of the posterior's entropy in nats, joint over layers."""
+        return mixture.entropy_bound(self.posterior())
+
+    def elbo(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        n_data: int,
+        samples: int = 1,
+        beta: float = 1.0,
+        gamma: float = 0.0,
+        spread: bool = False,
+    ) -> objective.ELBO:
+        """The loss of Algorithm 1 on a batch, and its terms.
+
+        Args:
+            x: What one call of the network takes: a tensor, a tuple (positional) or a dict (by keyword).
+            y: The targets.
+            n_data: N, the number of targets in the training set.
+            samples: S, how many copies of every example there are, each with its own draw of z.
+            beta: Weight of the KL.
+            gamma: Weight of the posterior's entropy, which keeps components apart and wide.
+            spread: Sends the copies of an example to different components (the authors' code) and not to one.
+        """
+        data = self.likelihood.data(y)
+        objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
+        rows = batch_length(x)
+        if y.dim() == 0 or len(y) != rows:
+            raise ValueError(
+                complaint("y", f"of {rows} rows like x", f"shape {tuple(y.shape)}", "Pass a target for every row.")
+            )
+        args, kwargs = call_arguments(tree_map(lambda t: _repeat(t, rows, samples), x))
+        with self._unchanged_on_error():
+            output = _logits(self._run(args, kwargs, self._training_draws(rows, samples, spread=spread)))
+            self.likelihood.check(output, y)
+            nll = self.likelihood.nll(output, _repeat(y, rows, samples))
+        kl = self.kl()
+        entropy = self.entropy() if gamma else torch.zeros_like(kl)
+        self.examples.add_(rows)
+        return objective.elbo(nll, kl, entropy, n_data=n_data, beta=beta, gamma=gamma)
+
+    def parameter_groups(
+        self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Groups for any torch optimiser: weights, latents, and the likelihood's own parameters if it has any.
+
+        Latents get no weight decay. The mean over a batch gives every component 1/K of its rows' gradient; from this
+        call on the latents' gradients are multiplied by K, so that one learning rate serves any K.
+
+        Args:
+            lr: Learning rate of the weights, and of the likelihood's parameters.
+            latent_lr: Learning rate of the latents; default `lr`.
+            weight_decay: Of the weights alone.
+        """
+        for latent in self.latents.values():
+            latent.gradient_scale = float(self.components)
+        latents = {id(p): p for latent in self.latents.values() for p in latent.parameters()}
+        weights = [p for p in self.net.parameters() if id(p) not in latents]
+        groups = [
+            {"name": "weights", "params": weights, "lr": lr, "weight_decay": weight_decay},
+            {
+                "name": "latents",
+                "params": list(latents.values()),
+                "lr": lr if latent_lr is None else latent_lr,
+                "weight_decay": 0.0,
+            },
+            {"name": "likelihood", "params": list(self.likelihood.parameters()), "lr": lr, "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    # -------------------------------------------------------------------------------------------------- prediction
+
+    def predict(self, x: Inputs, *, samples: int = 5, seed: int = 0, batch_size: int = 256) -> Prediction:
+        """Answers with uncertainty from `samples` draws of every component; see `ibnn.predict`."""
+        return predict(self, x, samples=samples, seed=seed, batch_size=batch_size)
+
+    def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0) -> Tensor:
+        """Outputs of `samples` networks per component, (K·S, B, …), component-major, in eval mode.
+
+        Row k·S + s is the network `draw(component=k, index=s, seed=seed)`, whatever the batch or `samples`.
+        """
+        with evaluating(self):
+            return self._outputs(*call_arguments(x), self._draws(samples, seed))
+
+    def component(self, k: int) -> nn.Module:
+        """The plain network at the mean of component k, W = U diag(μₖ), in eval mode: no trace of ibnn is left."""
+        return self._folded(self._means()[self._component_index(k)])
+
+    def draw(self, component: int, index: int = 0, seed: int = 0) -> nn.Module:
+        """The plain network of one draw, in eval mode: it computes row component·S + index of `draw_logits`."""
+        return self._folded(self._draws(1, seed, components=[self._component_index(component)], first=index)[0])
+
+    def _component_index(self, k: int) -> int:
+        if not 0 <= k < self.components:
+            raise IndexError(complaint("component", f"in 0 … {self.components - 1}", k, "Count components from 0."))
+        return k
+
+    def _folded(self, z: Tensor) -> nn.Module:
+        """A copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
+        net = copy.deepcopy(self.net).eval()
+        start = 0
+        for layer in strip(net):
+            nodes = self.latents[layer[0]].nodes
+            fold(layer[1], z[start : start + nodes].detach())
+            start += nodes
+        return net
+
+    def extra_repr(self) -> str:
+        """What `print` shows of the model."""
+        return (
+            f"components={self.components}, nodes={self.nodes}, prior_std={self.prior_std}, kl={self.kl_kind!r}, "
+            f"eval_samples={self.eval_samples}, eval_seed={self.eval_seed}"
+        )
+
+
+def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Removes every latent and its hook from a network, in place; returns the layers that had one."""
+    layers = [(name, m) for name, m in net.named_modules() if isinstance(getattr(m, "latent", None), Latent)]
+    for _, layer in layers:
+        for number, hook in list(layer._forward_pre_hooks.items()):
+            if getattr(hook, "__self__", None) is layer.latent:
+                del layer._forward_pre_hooks[number]
+                layer._forward_pre_hooks_with_kwargs.pop(number, None)
+        del layer.latent
+    return layers
+
+
+def _repeat(tensor: Tensor, rows: int, samples: int) -> Tensor:
+    """S copies of a tensor of the batch, copy-major; tensors without the batch's length stay as they are."""
+    if samples == 1 or tensor.dim() == 0 or len(tensor) != rows:
+        return tensor
+    return tensor.repeat(samples, *[1] * (tensor.dim() - 1))
+
+
+def _logits(output: Any) -> Tensor:
+    """The tensor of class scores or means in what a network returns."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    raise TypeError(
+        complaint(
+            "net",
+            "a network that returns a tensor, or something with `logits`",
+            f"one that returns {type(output).__name__}",
+            "Wrap it in a module that returns the logits.",
+        )
+    )

@@ -1,0 +1,75 @@
+"""RANDOMNESS: standard normals that are a pure function of their address.
+
+Every draw of the library has an address, such as (seed, component, draw) or (seed, example, copy). Integer hashing
+turns the address into random bits and Box-Muller turns the bits into normals, so a draw is the same whatever the batch
+size, the number of workers, the order of calls or the device, and no generator state has to be saved. Both functions
+are custom operators, which `torch.compile` calls as they are: the compiled network draws the same numbers.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF  # words have 32 bits and are carried in int64, so that no product overflows
+
+
+def address(*parts: Tensor | int) -> Tensor:
+    """Lines up the parts of addresses, integers or integer tensors that broadcast: (parts, R).
+
+    >>> address(7, torch.arange(2)).tolist()
+    [[7, 7], [0, 1]]
+    """
+    device = next((part.device for part in parts if isinstance(part, Tensor)), None)
+    columns = torch.broadcast_tensors(*[torch.as_tensor(part, device=device) for part in parts])
+    return torch.stack([column.flatten() for column in columns])
+
+
+@torch.library.custom_op("ibnn::words", mutates_args=())
+def words(at: Tensor) -> Tensor:
+    """Hashes addresses (parts, R) to 32-bit words, (R,) int64.
+
+    >>> words(address(0, torch.arange(2))).tolist() == [words(address(0, i)).item() for i in (0, 1)]
+    True
+    >>> bool(words(address(0, 1)) == words(address(1, 0)))
+    False
+    """
+    word = torch.full_like(at[0], 0x9E3779B9)
+    for part in at:
+        low, high = part & _WORD, (part >> 32) & _WORD
+        word = _mix((_mix((word + low) & _WORD) + high) & _WORD)
+    return word
+
+
+@torch.library.custom_op("ibnn::normals", mutates_args=())
+def normals(at: Tensor, nodes: int) -> Tensor:
+    """Draws one row of float32 standard normals for each address (parts, R): (R, nodes).
+
+    >>> rows = normals(address(0, torch.arange(4)), 3)
+    >>> torch.equal(rows[2:3], normals(address(0, 2), 3))
+    True
+    """
+    half = (nodes + 1) // 2
+    columns = _mix(torch.arange(2 * half, device=at.device) + 0x5BD1E995)
+    bits = _mix(words(at)[:, None] ^ columns).to(torch.float32)  # (R, 2·half), uniform on [0, 2³²]
+    radius = bits[:, :half].add(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
+    angle = bits[:, half:].mul(2.0 * math.pi * 2.0**-32)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :nodes].contiguous()
+
+
+@words.register_fake
+def _(at: Tensor) -> Tensor:
+    return torch.empty_like(at[0])
+
+
+@normals.register_fake
+def _(at: Tensor, nodes: int) -> Tensor:
+    return at.new_empty((at.shape[1], nodes), dtype=torch.float32)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Permutes 32-bit words so that every input bit reaches every output bit (multiply-xorshift finaliser)."""
+    x = x ^ (x >> 16)
+    x.mul_(0x21F0AAAD).bitwise_and_(_WORD).bitwise_xor_(x >> 15)
+    x.mul_(0x735A2D97).bitwise_and_(_WORD)
+    return x.bitwise_xor_(x >> 15)

@@ -1,0 +1,300 @@
+"""ANSWERS: what a prediction holds, and the one `predict` that serves every method.
+
+A method offers draws of its network's outputs, (K·S, B, …); its likelihood turns them into a `Prediction`. Uncertainty
+splits exactly: total = aleatoric + epistemic, epistemic = between components + within components, every part ≥ 0.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from ibnn.errors import complaint
+from ibnn.observe import tensors
+
+Inputs = Any  # what one call of the network takes: a tensor, a tuple (positional) or a mapping (by keyword)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Answers for a batch of inputs; the first axis of every field is the batch, unless its metadata says otherwise."""
+
+    def __len__(self) -> int:
+        """How many inputs were answered."""
+        first = fields(self)[0]
+        return int(getattr(self, first.name).shape[first.metadata.get("batch", 0)])
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same answers on another device."""
+        return type(self)(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+    @classmethod
+    def cat(cls, parts: list[Self]) -> Self:
+        """Joins the answers for consecutive batches."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            **{
+                f.name: torch.cat([getattr(part, f.name) for part in parts], dim=f.metadata.get("batch", 0))
+                for f in fields(cls)
+            }
+        )
+
+
+@dataclass(frozen=True)
+class CategoricalPrediction(Prediction):
+    """Class probabilities and the entropies behind them, in nats.
+
+    Attributes:
+        probs: Mean of the draws' probabilities, (B, C) or (B, C, …).
+        log_probs: Its logarithm, computed without underflow.
+        aleatoric: Mean entropy of the draws, (B, …): what no more training data would take away.
+        between: Mutual information of label and component: how much the components disagree.
+        within: Mutual information of label and draw, given the component.
+        standard_error: Monte Carlo standard error of `probs`; nan with a single draw per component.
+    """
+
+    probs: Tensor
+    log_probs: Tensor
+    aleatoric: Tensor
+    between: Tensor
+    within: Tensor
+    standard_error: Tensor
+
+    @property
+    def epistemic(self) -> Tensor:
+        """What the draws disagree about (mutual information), (B, …)."""
+        return self.between + self.within
+
+    @property
+    def total(self) -> Tensor:
+        """Entropy of `probs`, (B, …)."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class, (B, …)."""
+        return self.probs.argmax(1)
+
+
+@dataclass(frozen=True)
+class BernoulliPrediction(CategoricalPrediction):
+    """As `CategoricalPrediction`, for independent yes/no labels: every field has the shape of the network's output."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Whether each label is more probable than not, (B, …)."""
+        return self.probs > 0.5
+
+
+@dataclass(frozen=True)
+class GaussianPrediction(Prediction):
+    """A mixture of Gaussians, one for each draw; variances in squared units of the target.
+
+    Attributes:
+        mean: Predictive mean, (B, …).
+        aleatoric: Mean of the draws' noise variances.
+        between: Variance of the components' means.
+        within: Mean variance of a component's draws.
+        standard_error: Monte Carlo standard error of `mean`; nan with a single draw per component.
+        draw_means: Mean of each draw, (K·S, B, …).
+        draw_stds: Noise of each draw, (K·S, B, …).
+    """
+
+    mean: Tensor
+    aleatoric: Tensor
+    between: Tensor
+    within: Tensor
+    standard_error: Tensor
+    draw_means: Tensor = field(metadata={"batch": 1}, repr=False)
+    draw_stds: Tensor = field(metadata={"batch": 1}, repr=False)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Variance of the draws' means."""
+        return self.between + self.within
+
+    @property
+    def variance(self) -> Tensor:
+        """Predictive variance: aleatoric + epistemic."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def total(self) -> Tensor:
+        """Another name of `variance`, as for classification."""
+        return self.variance
+
+    @property
+    def std(self) -> Tensor:
+        """Predictive standard deviation."""
+        return self.variance.sqrt()
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """Log density of the mixture at a target of the mean's shape."""
+        log_normal = torch.distributions.Normal(self.draw_means, self.draw_stds).log_prob(target)
+        return torch.logsumexp(log_normal, 0) - math.log(len(log_normal))
+
+    def quantile(self, level: float) -> Tensor:
+        """The value that the target stays below with probability `level`, by bisection of the mixture's CDF."""
+        if not 0 < level < 1:
+            raise ValueError(complaint("level", "between 0 and 1", level, "Pass 0.5 for the median."))
+        means, stds = self.draw_means, self.draw_stds
+        reach: Tensor = stds * abs(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)).item()) * 1.001
+        low, high = (means - reach).amin(0), (means + reach).amax(0)  # every draw's own quantile lies between
+        for _ in range(60):
+            middle = (low + high) / 2
+            below: Tensor = torch.special.ndtr((middle - means) / stds).mean(0) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """The central interval that holds the target with probability `level`, exact for the mixture."""
+        if not 0 < level < 1:
+            raise ValueError(complaint("level", "between 0 and 1", level, "Pass 0.9 for a 90 % interval."))
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+
+class Summary(Protocol):
+    """What `predict` asks of a likelihood."""
+
+    def summarise(self, draws: Tensor) -> Prediction:
+        """Turns draws of a network's output, (K, S, B, …), into a prediction."""
+
+
+class Modular(Protocol):
+    """Anything with modules."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """As `nn.Module.modules`."""
+
+
+class Method(Modular, Protocol):
+    """What `predict` asks of a method."""
+
+    components: int
+
+    @property
+    def likelihood(self) -> Summary:
+        """Turns the draws into a prediction."""
+
+    def draw_logits(self, inputs: Inputs, samples: int, seed: int) -> Tensor:
+        """Draws of the network's output, (K·S, B, …), component-major."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """As `nn.Module.parameters`."""
+
+
+def predict(method: Method, inputs: Inputs, *, samples: int = 5, seed: int = 0, batch_size: int = 256) -> Prediction:
+    """Answers for a tensor, a tuple or mapping of inputs, or a loader of batches, in bounded memory.
+
+    Args:
+        method: A converted network or a baseline. It is evaluated in eval mode and left in the mode it was in.
+        inputs: What one call of the network takes, or an iterable of such batches. Of a loader's pairs the first entry
+            is the input; of its mappings all entries but "labels" are.
+        samples: Draws per component, S.
+        seed: Decides the draws.
+        batch_size: Rows that go through the network at once; changes nothing else.
+
+    Returns:
+        The prediction, on the inputs' device; on the CPU for a loader.
+    """
+    for name, value in (("samples", samples), ("batch_size", batch_size)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(complaint(name, "an integer of at least 1", value, f"Pass {name}=5 or leave it out."))
+    device = next(method.parameters()).device
+    from_loader = not isinstance(inputs, Tensor | tuple | list | dict) and isinstance(inputs, Iterable)
+    batches: Iterable[Inputs] = map(_inputs_of, _progress(inputs)) if from_loader else [inputs]
+    home = torch.device("cpu") if from_loader else next(tensors(inputs)).device
+    parts: list[Prediction] = []
+    with evaluating(method), torch.no_grad():
+        for batch in batches:
+            for chunk in _chunks(batch, batch_size, first=sum(map(len, parts))):
+                draws = method.draw_logits(tree_map(lambda t: t.to(device), chunk), samples, seed)
+                draws = draws.unflatten(0, (method.components, -1))  # (K, S, b, …)
+                parts.append(method.likelihood.summarise(draws).to(home))
+    if not parts:
+        raise ValueError(complaint("inputs", "at least one batch", "an empty loader", "Pass a loader with data."))
+    return type(parts[0]).cat(parts)
+
+
+def call_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Splits inputs into the positional and keyword arguments of the network's forward."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
+
+
+def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Applies a function to every tensor in nested tuples, lists and dicts."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {name: tree_map(function, value) for name, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return type(tree)(tree_map(function, value) for value in tree)
+    return tree
+
+
+def batch_length(inputs: Any) -> int:
+    """The batch size: the leading dimension of the first tensor; at least 1, or an error."""
+    first = next(tensors(inputs), None)
+    if first is None or first.dim() == 0 or len(first) == 0:
+        got = "no tensor" if first is None else f"shape {tuple(first.shape)}"
+        raise ValueError(complaint("x", "a batch of at least one row", got, "Put the batch in the first dimension."))
+    return len(first)
+
+
+@contextmanager
+def evaluating(method: Modular) -> Iterator[None]:
+    """Eval mode for the length of a block; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in method.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _inputs_of(batch: Any) -> Inputs:
+    """The inputs in a loader's batch."""
+    if isinstance(batch, tuple | list):
+        return batch[0]
+    if isinstance(batch, dict):
+        return {name: value for name, value in batch.items() if name != "labels"}
+    return batch
+
+
+def _chunks(inputs: Inputs, size: int, first: int) -> Iterator[Inputs]:
+    """Slices a batch into pieces of at most `size` rows and refuses NaN; `first` is the number of the first row."""
+    rows = batch_length(inputs)
+    named = inputs if isinstance(inputs, dict) else {f"input {i}": t for i, t in enumerate(call_arguments(inputs)[0])}
+    for name, value in named.items():
+        for tensor in tensors(value):
+            if tensor.is_floating_point() and len(tensor) == rows and tensor.isnan().any():
+                row = first + int(tensor.isnan().flatten(1).any(1).nonzero()[0])
+                raise ValueError(complaint(name, "free of NaN", f"NaN in row {row}", "Clean or drop that row."))
+    if rows <= size:
+        yield inputs
+        return
+    for start in range(0, rows, size):
+        yield tree_map(lambda t: t[start : start + size] if t.dim() and len(t) == rows else t, inputs)  # noqa: B023
+
+
+def _progress(loader: Iterable[Any]) -> Iterable[Any]:
+    """A progress bar over a loader when someone watches and rich is there to draw it."""
+    if not sys.stderr.isatty():
+        return loader
+    try:
+        from rich.console import Console
+        from rich.progress import track
+    except ImportError:
+        return loader
+    total = len(loader) if isinstance(loader, Sized) else None
+    return track(loader, "predict", total=total, console=Console(stderr=True), transient=True)

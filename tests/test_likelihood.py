@@ -1,0 +1,243 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ibnn
+from ibnn import Bernoulli, Categorical, Gaussian
+
+SPLIT = ("aleatoric", "between", "within")
+
+
+# ----------------------------------------------------------------------------------------------------------- losses
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_categorical_nll_is_torch_s_cross_entropy(dense: bool, weighted: bool, smoothing: float) -> None:
+    shape = (6, 4, 3, 2) if dense else (6, 4)
+    logits, target = torch.randn(shape), torch.randint(4, (6, *shape[2:]))
+    target[0] = -100
+    weight = torch.rand(4) if weighted else None
+    likelihood = Categorical(weight=weight, label_smoothing=smoothing)
+    expected = F.cross_entropy(logits, target, weight=weight, label_smoothing=smoothing)
+    torch.testing.assert_close(likelihood.nll(logits, target), expected)
+    assert likelihood.data(target) == int((target != -100).sum())
+
+
+def test_a_batch_of_nothing_but_ignored_targets_costs_nothing() -> None:
+    logits = torch.randn(3, 4, requires_grad=True)
+    loss = Categorical(weight=torch.rand(4)).nll(logits, torch.full((3,), -100))
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(logits.grad, torch.zeros(3, 4))
+
+
+def test_gaussian_nll_is_the_log_density() -> None:
+    likelihood = Gaussian(init_std=0.7, outputs=2)
+    mean, y = torch.randn(5, 2), torch.randn(5, 2)
+    expected = -torch.distributions.Normal(mean, 0.7).log_prob(y).mean()
+    torch.testing.assert_close(likelihood.nll(mean, y), expected)
+
+
+def test_gaussian_predicted_noise() -> None:
+    output, y = torch.randn(5, 4), torch.randn(5, 2)
+    std = (F.softplus(output[:, 2:]) + 1e-6).sqrt()
+    expected = -torch.distributions.Normal(output[:, :2], std).log_prob(y).mean()
+    likelihood = Gaussian(noise="predicted")
+    torch.testing.assert_close(likelihood.nll(output, y), expected)
+    assert not list(likelihood.parameters())
+
+
+def test_bernoulli_nll() -> None:
+    logits, y = torch.randn(5, 3), torch.randint(2, (5, 3))
+    expected = F.binary_cross_entropy_with_logits(logits, y.float())
+    assert torch.equal(Bernoulli().nll(logits, y), expected)
+
+
+def test_learnt_noise_finds_the_noise() -> None:
+    torch.manual_seed(1)
+    x = torch.rand(200, 1) * 2 - 1
+    y = 2 * x + 0.3 * torch.randn(200, 1)
+    model = ibnn.convert(nn.Linear(1, 1), components=2, likelihood="gaussian", prior_std=0.01, init_std=0.0)
+    model.set_posterior(std=0.01)
+    optimiser = torch.optim.Adam(model.parameter_groups(lr=0.05, latent_lr=0.0))
+    for _ in range(300):
+        optimiser.zero_grad()
+        model.elbo(x, y, n_data=200).loss.backward()
+        optimiser.step()
+    residual = (y - model.net(x)).std(correction=0).item()
+    assert model.likelihood.log_std.exp().item() == pytest.approx(residual, rel=0.03)
+
+
+# ------------------------------------------------------------------------------------------------------ predictions
+
+
+def entropy(p: Tensor) -> Tensor:
+    return -(p * p.log()).sum(-1)
+
+
+def test_categorical_split_against_a_slow_reference() -> None:
+    draws = 2 * torch.randn(3, 4, 5, 6, dtype=torch.float64)  # (K, S, B, C)
+    p = Categorical().summarise(draws)
+    probs = draws.softmax(-1)
+    for row in range(5):
+        mean = sum(probs[k, s, row] for k in range(3) for s in range(4)) / 12
+        aleatoric = sum(entropy(probs[k, s, row]) for k in range(3) for s in range(4)) / 12
+        components = [probs[k, :, row].mean(0) for k in range(3)]
+        between = entropy(mean) - sum(map(entropy, components)) / 3
+        torch.testing.assert_close(p.probs[row], mean)
+        torch.testing.assert_close(p.total[row], entropy(mean))
+        torch.testing.assert_close(p.aleatoric[row], aleatoric)
+        torch.testing.assert_close(p.between[row], between)
+        torch.testing.assert_close(p.within[row], entropy(mean) - aleatoric - between)
+        error = sum(probs[k, :, row].var(0) / 4 for k in range(3)).sqrt() / 3
+        torch.testing.assert_close(p.standard_error[row], error)
+    torch.testing.assert_close(p.log_probs.exp(), p.probs)
+    assert torch.equal(p.labels, p.probs.argmax(1))
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0, 1e4])
+@pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli(), Gaussian(), Gaussian(noise="predicted")])
+def test_the_split_is_exact_and_never_negative(likelihood: ibnn.Likelihood, scale: float) -> None:
+    p = likelihood.summarise(scale * torch.randn(4, 3, 50, 6))
+    for part in SPLIT:
+        assert (getattr(p, part) >= 0).all(), part
+        assert getattr(p, part).isfinite().all(), part
+    assert torch.equal(p.total, p.aleatoric + p.epistemic)
+    assert torch.equal(p.epistemic, p.between + p.within)
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli(), Gaussian()])
+def test_identical_draws_have_no_epistemic_uncertainty(likelihood: ibnn.Likelihood) -> None:
+    p = likelihood.summarise(torch.randn(7, 3).expand(4, 5, 7, 3))
+    torch.testing.assert_close(p.epistemic, torch.zeros_like(p.epistemic), atol=1e-6, rtol=0)
+    assert (p.standard_error < 1e-6).all()
+
+
+def test_between_and_within_tell_components_from_draws() -> None:
+    by_component = torch.randn(4, 1, 7, 3).expand(4, 5, 7, 3)
+    p = Categorical().summarise(by_component)
+    assert p.within.abs().max() < 1e-6 < p.between.min()
+    by_draw = torch.randn(1, 5, 7, 3).expand(4, 5, 7, 3)
+    p = Categorical().summarise(by_draw)
+    assert p.between.abs().max() < 1e-6 < p.within.min()
+
+
+def test_masked_classes_are_no_nan() -> None:
+    draws = torch.randn(2, 2, 3, 4)
+    draws[..., 0] = -math.inf
+    p = Categorical().summarise(draws)
+    assert (p.probs[:, 0] == 0).all()
+    assert p.total.isfinite().all()
+
+
+def test_one_draw_per_component_leaves_the_standard_error_unknown() -> None:
+    for likelihood in (Categorical(), Gaussian()):
+        assert likelihood.summarise(torch.randn(4, 1, 3, 2)).standard_error.isnan().all()
+
+
+def test_standard_error_is_the_spread_of_repeated_predictions() -> None:
+    model = ibnn.convert(nn.Linear(4, 3), components=3, init_std=0.5, seed=0)
+    model.set_posterior(std=0.5)
+    x = torch.randn(5, 4)
+    repeats = torch.stack([model.predict(x, samples=20, seed=seed).probs for seed in range(1, 201)])
+    claimed = torch.stack([model.predict(x, samples=20, seed=seed).standard_error for seed in range(1, 201)])
+    # relative standard error of an estimated spread from 200 repeats: 1/√400 = 5 %, so 4 of them
+    torch.testing.assert_close(claimed.square().mean(0).sqrt(), repeats.std(0), rtol=0.2, atol=0)
+
+
+def test_dense_prediction_is_pixelwise() -> None:
+    draws = torch.randn(2, 3, 4, 5, 6, 7)  # (K, S, B, C, H, W)
+    p = Categorical().summarise(draws)
+    assert p.probs.shape == (4, 5, 6, 7)
+    assert p.total.shape == p.labels.shape == (4, 6, 7)
+    pixel = Categorical().summarise(draws[..., 2, 3])
+    for name in ("probs", "total", *SPLIT):
+        whole = getattr(p, name)
+        torch.testing.assert_close(whole[..., 2, 3], getattr(pixel, name))
+
+
+def test_bernoulli_is_a_categorical_of_two_classes() -> None:
+    draws = torch.randn(2, 3, 4, 5)
+    p = Bernoulli().summarise(draws)
+    two = Categorical().summarise(torch.stack([draws, torch.zeros_like(draws)], 3))
+    torch.testing.assert_close(p.probs, two.probs[:, 0])
+    for name in SPLIT:
+        torch.testing.assert_close(getattr(p, name), getattr(two, name))
+    assert torch.equal(p.labels, p.probs > 0.5)
+    flat = draws.flatten(0, 1)
+    torch.testing.assert_close(Bernoulli().combine(flat).sigmoid(), p.probs)
+
+
+def test_gaussian_prediction_is_the_mixture_of_its_draws() -> None:
+    torch.manual_seed(0)
+    draws = torch.cat([2 * torch.randn(3, 4, 5, 2), torch.randn(3, 4, 5, 2)], -1).double()
+    p = Gaussian(noise="predicted").summarise(draws)
+    means, stds = draws[..., :2].flatten(0, 1), (F.softplus(draws[..., 2:]) + 1e-6).sqrt().flatten(0, 1)
+    torch.testing.assert_close(p.mean, means.mean(0))
+    torch.testing.assert_close(p.variance, stds.square().mean(0) + means.var(0, correction=0))
+    torch.testing.assert_close(p.std, p.variance.sqrt())
+    # the quantile inverts the mixture's own CDF
+    for level in (0.01, 0.5, 0.9):
+        cdf = torch.distributions.Normal(means, stds).cdf(p.quantile(level)).mean(0)
+        torch.testing.assert_close(cdf, torch.full_like(cdf, level))
+    low, high = p.interval(0.8)
+    coverage = (
+        torch.distributions.Normal(means, stds).cdf(high) - torch.distributions.Normal(means, stds).cdf(low)
+    ).mean(0)
+    torch.testing.assert_close(coverage, torch.full_like(coverage, 0.8))
+    y = torch.randn(5, 2, dtype=torch.float64)
+    expected = torch.distributions.Normal(means, stds).log_prob(y).exp().mean(0).log()
+    torch.testing.assert_close(p.log_prob(y), expected)
+    assert torch.equal(Gaussian(noise="predicted").combine(draws.flatten(0, 1)), p.draw_means.mean(0))
+
+
+def test_single_gaussian_interval_is_the_textbook_s() -> None:
+    p = Gaussian(init_std=2.0).summarise(torch.full((1, 1, 1, 1), 3.0))
+    low, high = p.interval(0.95)
+    assert (low.item(), high.item()) == (
+        pytest.approx(3 - 1.95996 * 2, abs=1e-3),
+        pytest.approx(3 + 1.95996 * 2, abs=1e-3),
+    )
+
+
+def test_half_precision_is_read_in_float32() -> None:
+    draws = torch.randn(2, 3, 4, 5)
+    p = Categorical().summarise(draws.bfloat16())
+    assert p.probs.dtype == torch.float32
+    torch.testing.assert_close(p.probs, Categorical().summarise(draws.bfloat16().float()).probs)
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Categorical(label_smoothing=1.0), "`label_smoothing`"),
+        (lambda: Gaussian(noise="none"), "`noise`"),  # type: ignore[arg-type]
+        (lambda: Gaussian(init_std=0.0), "`init_std`"),
+        (lambda: Gaussian().check(torch.zeros(3, 1), torch.zeros(3)), r"of shape \(3, 1\), but got shape \(3,\)"),
+        (lambda: Gaussian().check(torch.zeros(3, 1), torch.full((3, 1), math.nan)), "finite"),
+        (lambda: Gaussian(outputs=2).check(torch.zeros(3, 3), torch.zeros(3, 3)), "`outputs`"),
+        (
+            lambda: Gaussian(noise="predicted").check(torch.zeros(3, 3), torch.zeros(3, 1)),
+            "means and as many variances",
+        ),
+        (lambda: Bernoulli().check(torch.zeros(3, 2), torch.full((3, 2), 2)), r"in \[0, 1\]"),
+        (lambda: Categorical().check(torch.zeros(3), torch.zeros(3).long()), "class scores in axis 1"),
+        (lambda: Gaussian().summarise(torch.zeros(1, 1, 1, 1)).interval(1.0), "`level`"),
+    ],
+)
+def test_complaints(make: object, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()  # type: ignore[operator]
+
+
+def test_integer_regression_targets_are_refused() -> None:
+    with pytest.raises(TypeError, match="floating point"):
+        Gaussian().check(torch.zeros(3, 1), torch.zeros(3, 1).long())

@@ -1,0 +1,402 @@
+import copy
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ibnn
+from ibnn.latent import Latent
+
+
+def make_net(norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 7), *([nn.BatchNorm1d(7)] if norm else []), nn.ReLU(), nn.Linear(7, 3)]
+    return nn.Sequential(*layers)
+
+
+def make_model(components: int = 4, **options: object) -> ibnn.IBNN:
+    return ibnn.convert(make_net(), components=components, seed=0, **options)  # type: ignore[arg-type]
+
+
+def components_of(model: ibnn.IBNN, rows: int, samples: int = 1, spread: bool = False) -> list[int]:
+    """Which component each row draws from, read off draws whose means name their component."""
+    probe = copy.deepcopy(model)
+    probe.set_posterior(mean=torch.arange(probe.components, dtype=torch.float32)[:, None], std=0.0)
+    return probe._training_draws(rows, samples, spread=spread)[:, 0].int().tolist()
+
+
+# ------------------------------------------------------------------------------------------------------- assignment
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 10, 37])
+@pytest.mark.parametrize("components", [1, 4, 8])
+def test_rows_are_spread_evenly_and_the_surplus_rotates(rows: int, components: int) -> None:
+    model = make_model(components)
+    total: Counter[int] = Counter()
+    for step in range(1, 4 * components + 1):
+        batch = Counter(components_of(model, rows))
+        counts = [batch[k] for k in range(components)]
+        assert sum(counts) == rows
+        assert max(counts) - min(counts) <= 1
+        total += batch
+        assert max(total[k] for k in range(components)) - min(total[k] for k in range(components)) <= 1, step
+        model(torch.randn(rows, 5))
+
+
+def test_every_example_of_a_repeated_batch_meets_every_component() -> None:
+    model = make_model(4)
+    met: list[set[int]] = [set() for _ in range(12)]
+    for _ in range(60):
+        for row, k in enumerate(components_of(model, 12)):
+            met[row].add(k)
+        model(torch.randn(12, 5))
+    assert all(len(seen) == 4 for seen in met)
+
+
+def test_copies_share_their_component_or_spread_over_all() -> None:
+    model = make_model(4)
+    model(torch.randn(3, 5))  # start away from zero
+    tied = torch.tensor(components_of(model, 6, samples=3)).view(3, 6)
+    assert (tied == tied[0]).all()
+    spread = torch.tensor(components_of(model, 6, samples=3, spread=True)).view(3, 6)
+    assert all(len(set(spread[:, row].tolist())) == 3 for row in range(6))
+    counts = Counter(spread.flatten().tolist())
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_each_copy_has_its_own_draw() -> None:
+    z = make_model(2)._training_draws(4, 3, spread=False)
+    assert len({tuple(row) for row in z.tolist()}) == 12
+
+
+# ------------------------------------------------------------------------------------------------ K, B, S invariance
+
+
+def one_step(model: ibnn.IBNN, x: Tensor, y: Tensor, samples: int = 1, **groups: float) -> None:
+    optimiser = torch.optim.SGD(model.parameter_groups(lr=0.1, latent_lr=0.2), momentum=0.9)
+    model.elbo(x, y, n_data=100, samples=samples, **groups).loss.backward()
+    optimiser.step()
+
+
+def test_a_component_s_first_update_is_that_of_a_lone_model_on_its_slice() -> None:
+    model = make_model(4, kl="components", init_std=0.5).double()
+    x, y = torch.randn(12, 5, dtype=torch.float64), torch.randint(3, (12,))
+    owner = torch.tensor(components_of(model, 12))
+    z = model._training_draws(12, 1, spread=False)
+    before = copy.deepcopy(model)
+    one_step(model, x, y)
+    for k in range(4):
+        # an independent K = 1 loss on the slice, with the same draws, by autograd on the two parameters alone
+        lone = ibnn.convert(ibnn.revert(copy.deepcopy(before)), components=1, kl="components").double()
+        for name, latent in lone.latents.items():
+            latent.mean.data, latent.rho.data = (
+                before.latents[name].mean.data[k : k + 1],
+                before.latents[name].rho.data[k : k + 1],
+            )
+        lone = copy.deepcopy(lone)
+        rows = owner == k
+        noise = (z[rows] - lone.posterior().mean) / lone.posterior().std
+        draws = lone.posterior().draw(torch.zeros(int(rows.sum()), dtype=torch.long), noise.detach())
+        loss = F.cross_entropy(lone._run((x[rows],), {}, draws), y[rows]) + lone.kl() / 100
+        loss.backward()
+        for name, latent in lone.latents.items():
+            for parameter in ("mean", "rho"):
+                start = getattr(before.latents[name], parameter)[k]
+                expected = start - 0.2 * getattr(latent, parameter).grad[0]
+                torch.testing.assert_close(getattr(model.latents[name], parameter)[k], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_identical_copies_equal_one_copy() -> None:
+    # σ = 0 makes the copies identical; "mean" and "components" KLs would be infinite there, so β = 0
+    models = [make_model(4, init_std=0.5) for _ in range(2)]
+    x, y = torch.randn(8, 5), torch.randint(3, (8,))
+    for model, samples in zip(models, (1, 3), strict=True):
+        model.set_posterior(std=1e-12)
+        one_step(model, x, y, samples=samples, beta=0.0)
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("pieces", [(4, 4, 4), (8, 4)])
+def test_a_batch_equals_the_same_batch_in_pieces(pieces: tuple[int, ...]) -> None:
+    """Draws included: they are addressed by example, not by call."""
+    whole, parts = make_model(4), make_model(4)
+    x, y = torch.randn(12, 5), torch.randint(3, (12,))
+    whole.elbo(x, y, n_data=50, samples=2).loss.backward()
+    for a, b in zip(x.split(pieces), y.split(pieces), strict=True):
+        (parts.elbo(a, b, n_data=50, samples=2).loss * len(a) / 12).backward()
+    assert torch.equal(whole.examples, parts.examples)
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_factor_k_is_in_the_gradient_and_latents_get_no_decay() -> None:
+    model = make_model(4)
+    x, y = torch.randn(8, 5), torch.randint(3, (8,))
+    plain = copy.deepcopy(model)
+    plain.elbo(x, y, n_data=50).loss.backward()
+    groups = {group["name"]: group for group in model.parameter_groups(lr=0.1, latent_lr=0.3, weight_decay=0.01)}
+    model.elbo(x, y, n_data=50).loss.backward()
+    assert (groups["weights"]["lr"], groups["weights"]["weight_decay"]) == (0.1, 0.01)
+    assert (groups["latents"]["lr"], groups["latents"]["weight_decay"]) == (0.3, 0.0)
+    assert [len(groups[name]["params"]) for name in ("weights", "latents")] == [4, 4]
+    for (name, a), (_, b) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad * (4 if "latent" in name else 1))
+
+
+def test_paper_s_rate_over_k_is_the_same_update() -> None:
+    """λ1 on the raw gradient, as the paper has it, equals λ1 / K through parameter_groups."""
+    paper, ours = make_model(8), make_model(8)
+    x, y = torch.randn(16, 5), torch.randint(3, (16,))
+    latents = [p for latent in paper.latents.values() for p in latent.parameters()]
+    torch_step = torch.optim.SGD(latents, lr=1.6)
+    paper.elbo(x, y, n_data=50).loss.backward()
+    torch_step.step()
+    optimiser = torch.optim.SGD(ours.parameter_groups(lr=0.0, latent_lr=1.6 / 8))
+    ours.elbo(x, y, n_data=50).loss.backward()
+    optimiser.step()
+    for a, b in zip(paper.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_likelihood_parameters_have_a_group_of_their_own() -> None:
+    model = make_model(2, likelihood="gaussian")
+    groups = {group["name"]: group for group in model.parameter_groups(lr=0.1, weight_decay=0.5)}
+    assert groups["likelihood"]["weight_decay"] == 0.0
+    assert groups["likelihood"]["params"][0] is model.likelihood.log_std
+    assert groups["latents"]["lr"] == 0.1
+
+
+# ------------------------------------------------------------------------------------------------------------ losses
+
+
+def test_elbo_is_the_user_s_own_loop() -> None:
+    a, b = make_model(4), make_model(4)
+    x, y = torch.randn(8, 5), torch.randint(3, (8,))
+    terms = a.elbo(x, y, n_data=200, beta=0.5)
+    loss = F.cross_entropy(b.train()(x), y) + 0.5 * b.kl() / 200
+    assert torch.equal(terms.loss, loss)
+    assert torch.equal(terms.kl, b.kl())
+
+
+def test_gamma_rewards_entropy() -> None:
+    model, again = make_model(4), make_model(4)
+    x, y = torch.randn(8, 5), torch.randint(3, (8,))
+    terms = model.elbo(x, y, n_data=200, gamma=3.0)
+    plain = again.elbo(x, y, n_data=200)
+    torch.testing.assert_close(terms.loss, plain.loss - 3.0 * model.entropy() / 200)
+
+
+def test_kl_is_joint_over_layers() -> None:
+    model = make_model(3, init_std=0.5)
+    q = ibnn.Mixture(
+        torch.cat([latent.mean for latent in model.latents.values()], 1),
+        torch.cat([latent.std for latent in model.latents.values()], 1),
+    )
+    for kind in ("mean", "components", "pairwise"):
+        torch.testing.assert_close(model.kl(kind), ibnn.mixture.CLOSED_FORMS[kind](q, 0.3))
+    # components tied across layers: the pairwise bound is not the sum of the layers' own bounds
+    layers = [ibnn.Mixture(latent.mean, latent.std) for latent in model.latents.values()]
+    assert abs(model.kl("pairwise") - sum(ibnn.mixture.kl_pairwise(layer, 0.3) for layer in layers)) > 0.1
+
+
+def test_montecarlo_kl_changes_with_every_step_and_averages_below_the_pairwise_bound() -> None:
+    model = make_model(4, kl="montecarlo", init_std=0.3)
+    values = []
+    for _ in range(300):
+        model.examples.add_(1)
+        values.append(model.kl().item())
+    estimate = torch.tensor(values)
+    assert len(set(values)) == 300
+    error = estimate.std() / 300**0.5
+    assert estimate.mean() - 4 * error <= model.kl("pairwise")
+    assert estimate.mean() + 4 * error >= 0.9 * model.kl("pairwise")  # components this far apart: the bound is tight
+
+
+def test_initial_posterior_follows_the_method() -> None:
+    model = ibnn.convert(nn.Sequential(nn.Linear(2000, 500), nn.Linear(500, 2)), components=4, init_std=0.75, seed=1)
+    q = model.posterior()
+    n = q.mean.numel()
+    assert abs(q.mean.mean() - 1) < 4 * 0.75 / n**0.5
+    assert abs(q.mean.std() - 0.75) < 4 * 0.75 / (2 * n) ** 0.5
+    assert abs(q.std.mean() - 0.05) < 4 * 0.02 / n**0.5 + 1e-4  # folding |·| at 2.5 sd moves the mean by less than 1e-4
+    assert abs(q.std.std() - 0.02) < 4 * 0.02 / (2 * n) ** 0.5 + 2e-4
+
+
+def test_same_seed_same_model_and_default_seed_follows_torch() -> None:
+    net = make_net()
+    state = torch.get_rng_state()
+    a = ibnn.convert(net)
+    torch.set_rng_state(state)
+    b = ibnn.convert(net)
+    c = ibnn.convert(net)
+    assert all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    assert not torch.equal(a.posterior().mean, c.posterior().mean)
+
+
+# ------------------------------------------------------------------------------------------------------------- draws
+
+
+def test_draws_are_addressable() -> None:
+    model = make_model(3).eval()
+    x = torch.randn(6, 5)
+    five, two = model.draw_logits(x, samples=5, seed=4), model.draw_logits(x, samples=2, seed=4)
+    assert torch.equal(five.view(3, 5, 6, 3)[:, :2], two.view(3, 2, 6, 3))
+    torch.testing.assert_close(model.draw_logits(x[2:3], samples=5, seed=4), five[:, 2:3])
+    assert not torch.equal(model.draw_logits(x, samples=5, seed=5), five)
+    torch.testing.assert_close(model.draw(component=2, index=1, seed=4)(x), five[2 * 5 + 1])
+
+
+def test_draws_have_the_posterior_s_moments() -> None:
+    model = make_model(2, init_std=0.5)
+    model.set_posterior(std=0.2)
+    z = model._draws(4000, seed=0).view(2, 4000, -1)
+    q = model.posterior()
+    assert ((z.mean(1) - q.mean).abs() < 5 * 0.2 / 4000**0.5).all()
+    assert ((z.std(1) - 0.2).abs() < 5 * 0.2 / 8000**0.5).all()
+
+
+def test_prediction_and_global_generator_leave_each_other_alone() -> None:
+    model = make_model(3)
+    x = torch.randn(4, 5)
+    state = torch.get_rng_state()
+    first = model.predict(x).probs
+    model.train()(x)
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(99)
+    assert torch.equal(model.predict(x).probs, first)
+
+
+def test_state_dict_resumes_the_draws() -> None:
+    model = make_model(3)
+    x = torch.randn(4, 5)
+    model(x)
+    other = make_model(3)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), other(x))
+    assert not torch.equal(model(x), make_model(3)(x))
+
+
+def test_eval_forward_is_the_mean_of_its_fixed_draws() -> None:
+    model = make_model(3, init_std=0.5).eval()
+    x = torch.randn(4, 5)
+    assert torch.equal(model(x), model(x))
+    expected = model.draw_logits(x, samples=1, seed=0).softmax(-1).mean(0).log()
+    torch.testing.assert_close(model(x), expected)
+    model.eval_samples, model.eval_seed = 3, 7
+    torch.testing.assert_close(model(x), model.draw_logits(x, samples=3, seed=7).softmax(-1).mean(0).log())
+    model.eval_samples = 0
+    means = torch.stack([model.component(k)(x) for k in range(3)])
+    torch.testing.assert_close(model(x), means.softmax(-1).mean(0).log())
+
+
+def test_component_is_u_diag_mu() -> None:
+    model = make_model(3, init_std=0.5)
+    plain = model.component(1)
+    assert type(plain) is nn.Sequential
+    assert not any(isinstance(m, Latent) for m in plain.modules())
+    for index, name in ((0, "0"), (2, "2")):
+        expected = model.net[index].weight * model.latents[name].mean[1]
+        assert torch.equal(plain[index].weight, expected)
+
+
+@pytest.mark.parametrize("call", [lambda m: m.component(4), lambda m: m.draw(component=-1)])
+def test_component_out_of_range(call: object) -> None:
+    with pytest.raises(IndexError, match=r"`component` to be in 0 … 3"):
+        call(make_model(4))  # type: ignore[operator]
+
+
+def test_permuting_components_permutes_draws_and_keeps_the_means_prediction() -> None:
+    model = make_model(4, init_std=0.5).eval()
+    model.eval_samples = 0
+    x = torch.randn(6, 5)
+    before = model(x)
+    order = torch.tensor([2, 0, 3, 1])
+    q = model.posterior()
+    model.set_posterior(mean=q.mean[order].clone(), std=q.std[order].clone())
+    torch.testing.assert_close(model(x), before)
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+
+def bad(**changes: object) -> dict[str, object]:
+    good = {"x": torch.randn(4, 5), "y": torch.randint(3, (4,)), "n_data": 100}
+    return good | changes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        (bad(n_data=3), ValueError, r"`n_data` to be at least the 4 targets"),
+        (bad(y=torch.tensor([0, 1, 2, 3])), ValueError, r"`y` to be in 0 … 2 .*labels from 0 to 3"),
+        (bad(y=torch.tensor([0, 1, 2, -1])), ValueError, r"labels from -1 to 2"),
+        (bad(y=torch.rand(4)), TypeError, r"integer class indices.*float32"),
+        (bad(y=torch.randint(3, (3,))), ValueError, r"of 4 rows like x"),
+        (bad(y=torch.randint(3, (4, 1))), ValueError, r"of shape \(4,\)"),
+        (bad(x=torch.empty(0, 5), y=torch.empty(0, dtype=torch.long)), ValueError, r"at least one row"),
+        (bad(samples=0), ValueError, r"`samples`"),
+        (bad(beta=-1.0), ValueError, r"`beta`"),
+        (bad(gamma=float("nan")), ValueError, r"`gamma`"),
+    ],
+)
+def test_elbo_refuses_nonsense_and_leaves_the_model_as_it_was(
+    arguments: dict[str, object], error: type[Exception], match: str
+) -> None:
+    model = ibnn.convert(make_net(norm=True), components=4, seed=0).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(error, match=match):
+        model.elbo(**arguments)  # type: ignore[arg-type]
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(latent.z is None for latent in model.latents.values())
+
+
+def test_reverted_model_says_so() -> None:
+    model = make_model()
+    ibnn.revert(model)
+    with pytest.raises(RuntimeError, match="a reverted one"):
+        model(torch.randn(2, 5))
+
+
+def test_networks_that_return_something_else() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.fc(x), x
+
+    class Named(Pair):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+            return {"logits": self.fc(x)}
+
+    x = torch.randn(2, 5)
+    pair = ibnn.convert(Pair(), components=2)
+    assert isinstance(pair.train()(x), tuple)  # the user's own loop knows what to do with it
+    with pytest.raises(TypeError, match="returns tuple"):
+        pair.predict(x)
+    assert ibnn.convert(Named(), components=2).predict(x).probs.shape == (2, 3)
+
+
+# ------------------------------------------------------------------------------------------------------- torch.compile
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_compiled_forward_gives_the_same_numbers(training: bool) -> None:
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    eager = ibnn.convert(net, components=3, seed=0, init_std=0.5).train(training)
+    model = copy.deepcopy(eager)
+    compiled = torch.compile(model, fullgraph=True)
+    for _ in range(2):  # the second step has other draws and must not need another graph
+        x = torch.randn(7, 1, 4, 4)
+        a, b = eager(x), compiled(x)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        a.square().sum().backward()
+        b.square().sum().backward()
+    for (name, p), (_, q) in zip(eager.named_parameters(), model.named_parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4, msg=name)
+    assert torch.equal(eager.examples, model.examples)
