@@ -212,6 +212,25 @@ def test_half_precision_is_read_in_float32() -> None:
     torch.testing.assert_close(p.probs, Categorical().summarise(draws.bfloat16().float()).probs)
 
 
+def test_scores_are_those_of_the_metrics() -> None:
+    draws, target = torch.randn(2, 3, 8, 4, 5), torch.randint(4, (8, 5))
+    target[0, 0] = -100
+    p = Categorical().summarise(draws)
+    scores = Categorical().score(p, target)
+    kept = target != -100
+    truth = p.probs.movedim(1, -1)[kept].gather(1, target[kept][:, None])
+    assert scores["nll"] == pytest.approx(-truth.log().mean().item(), rel=1e-5)
+    assert scores["error"] == pytest.approx((p.labels != target)[kept].double().mean().item())
+    y = torch.randint(2, (8, 4))
+    b = Bernoulli().summarise(draws[..., 0])
+    assert Bernoulli().score(b, y)["nll"] == pytest.approx(F.binary_cross_entropy(b.probs, y.float()).item())
+    g = Gaussian().summarise(draws[..., 0])
+    expected = -torch.distributions.Normal(g.draw_means, 1.0).log_prob(torch.zeros(8, 4)).exp().mean(0).log().mean()
+    scores = Gaussian().score(g, torch.zeros(8, 4))
+    assert scores["nll"] == pytest.approx(expected.item(), rel=1e-5)
+    assert scores["rmse"] == pytest.approx(g.mean.square().mean().sqrt().item(), rel=1e-5)
+
+
 # ---------------------------------------------------------------------------------------------------------- errors
 
 

@@ -1,7 +1,11 @@
 """ibnn: any PyTorch network becomes an implicit Bayesian neural network in one call."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ibnn import metrics
 from ibnn.convert import Plan, convert, plan, revert
+from ibnn.diagnosis import Diagnosis, diagnose
 from ibnn.latent import Latent
 from ibnn.layers import register_layer
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
@@ -16,7 +20,35 @@ from ibnn.prediction import (
     predict,
 )
 
+if TYPE_CHECKING:
+    from ibnn.monitor import History
+    from ibnn.recipe import Recipe, Schedule
+    from ibnn.saving import Adapters, load
+    from ibnn.training import DivergedError, fit
+
 __version__ = "0.1.0"
+
+# What needs more than torch is imported when it is first used.
+_LAZY = {
+    "Adapters": "saving",
+    "DivergedError": "training",
+    "History": "monitor",
+    "Recipe": "recipe",
+    "Schedule": "recipe",
+    "fit": "training",
+    "load": "saving",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ibnn' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"ibnn.{_LAZY[name]}")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"ibnn.{name} needs {error.name}: pip install 'ibnn[train]'") from error
+    return getattr(module, name)
+
 
 __all__ = [
     # surgery
@@ -30,6 +62,18 @@ __all__ = [
     "IBNN",
     "Latent",
     "Mixture",
+    # training
+    "DivergedError",
+    "History",
+    "Recipe",
+    "Schedule",
+    "fit",
+    # checking
+    "Diagnosis",
+    "diagnose",
+    # files
+    "Adapters",
+    "load",
     # tasks
     "Bernoulli",
     "Categorical",

@@ -1,6 +1,5 @@
 """SURGERY: plan · convert · revert. Everything is checked before anything is touched."""
 
-import copy as copying
 import difflib
 import fnmatch
 import math
@@ -13,10 +12,10 @@ from torch.nn.parameter import is_lazy
 
 from ibnn.errors import complaint
 from ibnn.latent import Latent
-from ibnn.layers import layer_type
+from ibnn.layers import layer_parameter, layer_type
 from ibnn.likelihood import LIKELIHOODS, Likelihood
 from ibnn.mixture import CLOSED_FORMS, KLKind
-from ibnn.network import IBNN, strip
+from ibnn.network import IBNN, check_seed, duplicate, strip
 from ibnn.observe import bypassed
 from ibnn.prediction import Inputs, call_arguments, evaluating
 
@@ -91,7 +90,7 @@ def plan(
         include: Layers to convert, by name ("conv1"), by the name of a module above them ("layer4"), by glob
             ("*.attention.*") or by class (nn.Conv2d); default all that can be.
         exclude: Layers to leave out, likewise.
-        example: Inputs for one forward pass, which finds layers whose weight the network reads without calling them.
+        example: Inputs for one forward pass, which finds layers whose weight the network reads outside their call.
 
     >>> print(plan(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))))
     layer  type             nodes       weights
@@ -124,7 +123,9 @@ def plan(
         left_out = _matches(modules, list(modules), exclude, "exclude")
         reasons |= {name: "excluded" for name in convertible if name in left_out}
     if example is not None:
-        reasons |= dict.fromkeys(_bypassed(net, modules, convertible, example), "its weight is read without calling it")
+        reasons |= dict.fromkeys(
+            _bypassed(net, modules, convertible, example), "its weight is read outside its own call"
+        )
     layers, skipped = [], []
     for name, module in modules.items():
         kind, reason = layer_type(module), reasons[name]
@@ -196,10 +197,12 @@ def convert(
     elif not isinstance(likelihood, Likelihood):
         got = type(likelihood).__name__
         raise TypeError(complaint("likelihood", "a name or a Likelihood object", got, 'Pass "categorical".'))
+    if seed is not None:
+        check_seed(seed)
     planned = plan(net, include=include, exclude=exclude, example=example)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
-    net = copying.deepcopy(net) if copy else net
+    net = duplicate(net) if copy else net
     for entry in planned.layers:
         _attach(net.get_submodule(entry.name), entry, components)
     return IBNN(
@@ -232,8 +235,8 @@ def _attach(layer: nn.Module, entry: PlannedLayer, components: int) -> None:
     """Gives a layer its latent and the hook that multiplies its input."""
     kind = layer_type(layer)
     assert kind is not None, "only planned layers are converted"
-    weight = getattr(layer, kind.weight)
-    latent = Latent(components, entry.nodes, kind.axis, name=entry.name, dtype=weight.dtype, device=weight.device)
+    like = layer_parameter(layer)
+    latent = Latent(components, entry.nodes, kind.axis, name=entry.name, dtype=like.dtype, device=like.device)
     layer.add_module("latent", latent.train(layer.training))
     layer.register_forward_pre_hook(latent.hook, with_kwargs=True)
 
@@ -250,8 +253,8 @@ def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             return "looks rows up: has no inputs to multiply"
         return f"no latent for {_type_name(module)}: see ibnn.register_layer"
-    if not getattr(module, kind.weight).is_floating_point():
-        return f"its weight is of dtype {getattr(module, kind.weight).dtype}"
+    if not layer_parameter(module).is_floating_point():
+        return f"its weight is of dtype {layer_parameter(module).dtype}"
     if hasattr(module, "latent"):
         return "has an attribute `latent` of its own"
     return None
@@ -262,7 +265,10 @@ def _matches(
 ) -> set[str]:
     """The candidates that match a pattern; each pattern must match at least one."""
     matched: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str | type) else patterns:
+    listed = [patterns] if isinstance(patterns, str | type) else list(patterns)
+    if not listed or not all(isinstance(pattern, str | type) for pattern in listed):
+        raise ValueError(complaint(argument, "names, globs or classes of layers", patterns, 'Pass e.g. ["conv1"].'))
+    for pattern in listed:
         if isinstance(pattern, str):
             hits = {n for n in candidates if fnmatch.fnmatchcase(n, pattern) or n.startswith(pattern + ".")}
         else:

@@ -49,7 +49,8 @@ class Latent(nn.Module):
         rho: ρ, (K, D); the standard deviation is σ = softplus(ρ).
         z: What the layer's input is multiplied by: None (nothing), (D,) for the whole batch, or (R, D), a row each.
             Set by the network for the length of one forward pass.
-        recall: Where the layer finds its z when it is run again inside a backward pass (gradient checkpointing).
+        recall: The backward pass in progress and the z of its forward pass, for a layer that is run again in it
+            (gradient checkpointing).
         gradient_scale: Factor on the gradients of mean and rho; `IBNN.parameter_groups` sets it to K.
 
     >>> latent = Latent(components=2, nodes=3, axis=-1)
@@ -58,7 +59,7 @@ class Latent(nn.Module):
     """
 
     z: Tensor | None
-    recall: Tensor | None
+    recall: tuple[int, Tensor] | None
 
     def __init__(
         self,
@@ -112,14 +113,14 @@ class Latent(nn.Module):
     def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the layer: its first argument x becomes x ∘ z."""
         z = self.z
-        if z is None and self.recall is not None and _in_backward():
-            z = self.recall
+        if z is None and self.recall is not None and self.recall[0] == backward_pass():
+            z = self.recall[1]
         if z is None:
             return None
         if args:
             return (self.scale(args[0], z), *args[1:]), kwargs
-        first = next(iter(kwargs))
-        return args, {**kwargs, first: self.scale(kwargs[first], z)}
+        name = "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
+        return args, {**kwargs, name: self.scale(kwargs[name], z)}
 
     def scale(self, x: Tensor, z: Tensor) -> Tensor:
         """Multiplies x by z along the node axis; rows of x that fold several windows or tokens share their row's z."""
@@ -150,6 +151,6 @@ class Latent(nn.Module):
         return f"components={self.components}, nodes={self.nodes}"
 
 
-def _in_backward() -> bool:
-    """Whether autograd is running a backward pass in this thread; gradient checkpointing recomputes layers there."""
-    return torch._C._current_graph_task_id() != -1  # the same question torch.utils.checkpoint asks
+def backward_pass() -> int:
+    """Number of the backward pass that autograd is running in this thread, −1 if none."""
+    return torch._C._current_graph_task_id()  # the same question torch.utils.checkpoint asks

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -48,7 +49,6 @@ def register_layer(
         axis: The node axis of the input, counted from its end (negative).
         weight: Name of the parameter that `fold` replaces.
 
-    >>> import torch
     >>> class Scale(nn.Module):
     ...     def __init__(self) -> None:
     ...         super().__init__()
@@ -74,26 +74,70 @@ def register_layer(
 
 def layer_type(layer: nn.Module) -> LayerType | None:
     """The nearest registered type of a layer, or None."""
-    for cls in type(layer).__mro__:
-        found = _REGISTRY.get(cls) or _REGISTRY.get(f"{cls.__module__}.{cls.__qualname__}")
-        if found is not None:
-            return found
-    return None
+    return next(filter(None, map(_lookup, type(layer).__mro__)), None)
 
 
-def fold(layer: nn.Module, z: Tensor) -> None:
+def _lookup(cls: type) -> LayerType | None:
+    return _REGISTRY.get(cls) or _REGISTRY.get(f"{cls.__module__}.{cls.__qualname__}")
+
+
+def layer_parameter(layer: nn.Module) -> nn.Parameter:
+    """Any parameter of a layer, for its dtype and device; its weight may be computed, and with side effects."""
+    return next(layer.parameters())
+
+
+def fold(layer: nn.Module, z: Tensor, name: str) -> None:
     """Replaces the layer's weight U by U diag(z), in place; ties and parametrisations of that weight end."""
     kind = layer_type(layer)
     assert kind is not None, "only converted layers are folded"
-    if parametrize.is_parametrized(layer, kind.weight):
-        parametrize.remove_parametrizations(layer, kind.weight, leave_parametrized=True)
+    _materialise(layer, kind.weight)
+    weight = getattr(layer, kind.weight)
+    z = z.to(dtype=weight.dtype, device=weight.device)
+    folded = nn.Parameter(kind.fold(layer, z).detach(), requires_grad=weight.requires_grad)
+    probe = _probe(layer, kind, z)
+    setattr(layer, kind.weight, folded)
+    if probe is not None and not _agrees(layer, *probe):
+        raise RuntimeError(
+            complaint(
+                f"layer {name!r}",
+                "linear in its input through its weight",
+                f"a {type(layer).__name__}, whose forward is not",
+                "Register it with a fold of its own (ibnn.register_layer), or exclude it.",
+            )
+        )
+
+
+def _materialise(layer: nn.Module, weight: str) -> None:
+    """Makes computed weights plain parameters again. The class of a parametrised layer is shared with its copies."""
+    if parametrize.is_parametrized(layer):
+        assert isinstance(layer.parametrizations, nn.ModuleDict)
+        values = {name: getattr(layer, name).detach().clone() for name in layer.parametrizations}
+        layer.__class__ = type(layer).__bases__[0]
+        del layer.parametrizations
+        for name, value in values.items():
+            layer.register_parameter(name, nn.Parameter(value))
     for number, hook in list(layer._forward_pre_hooks.items()):  # torch's older weight_norm and spectral_norm
-        if getattr(hook, "name", None) == kind.weight and hasattr(hook, "remove"):
+        if getattr(hook, "name", None) == weight and hasattr(hook, "remove"):
             hook.remove(layer)
             del layer._forward_pre_hooks[number]
-    weight = getattr(layer, kind.weight)
-    folded = kind.fold(layer, z.to(dtype=weight.dtype, device=weight.device)).detach()
-    setattr(layer, kind.weight, nn.Parameter(folded, requires_grad=weight.requires_grad))
+
+
+def _probe(layer: nn.Module, kind: LayerType, z: Tensor) -> tuple[Tensor, Tensor] | None:
+    """For a class with a forward of its own: inputs x, and what the layer makes of x ∘ z, to hold the folded one to."""
+    registered = next(cls for cls in type(layer).__mro__ if _lookup(cls) is not None)
+    if type(layer).forward is vars(registered).get("forward", type(layer).forward):
+        return None
+    shape = [1] * -kind.axis
+    shape[0] = -1
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, len(z), *[33] * (-kind.axis - 1), generator=generator).to(z)
+    with torch.no_grad():
+        return x, layer(x * z.view(shape))
+
+
+def _agrees(layer: nn.Module, x: Tensor, expected: Tensor) -> bool:
+    with torch.no_grad():
+        return torch.allclose(layer(x), expected, rtol=1e-3, atol=1e-4)
 
 
 def _fold_linear(layer: nn.Module, z: Tensor) -> Tensor:

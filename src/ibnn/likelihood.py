@@ -6,12 +6,13 @@ over data, and the training-set size N that divides the KL counts data in the sa
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ibnn import metrics
 from ibnn.errors import complaint
 from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, GaussianPrediction, Prediction
 
@@ -38,6 +39,10 @@ class Likelihood(nn.Module, ABC):
     @abstractmethod
     def summarise(self, draws: Tensor) -> Prediction:
         """The prediction made of draws (K, S, B, …)."""
+
+    @abstractmethod
+    def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
+        """How good a prediction of this likelihood is; "nll" is always there, in nats per datum."""
 
 
 class Categorical(Likelihood):
@@ -125,6 +130,17 @@ class Categorical(Likelihood):
         split = _entropy_split(probs.movedim(3, -1))
         return CategoricalPrediction(mean.exp(), mean, *split, _standard_error(probs))
 
+    def score(self, prediction: CategoricalPrediction, target: Tensor) -> dict[str, float]:
+        """NLL, error and ECE over the targets that are not ignored; without class weights or smoothing."""
+        kept = target.flatten() != self.ignore_index
+        labels = target.flatten()[kept]
+        probs, log_probs = (p.movedim(1, -1).flatten(0, -2)[kept] for p in (prediction.probs, prediction.log_probs))
+        return {
+            "nll": metrics.nll(log_probs, labels),
+            "error": metrics.error(probs, labels),
+            "ece": metrics.ece(probs, labels),
+        }
+
 
 class Bernoulli(Likelihood):
     """Independent yes/no targets by sigmoid; targets (0 or 1) have the shape of the output.
@@ -157,6 +173,11 @@ class Bernoulli(Likelihood):
         probs = draws.sigmoid()  # (K, S, B, …)
         split = _entropy_split(torch.stack([probs, (-draws).sigmoid()], dim=-1))
         return BernoulliPrediction(mean.exp(), mean, *split, _standard_error(probs))
+
+    def score(self, prediction: BernoulliPrediction, target: Tensor) -> dict[str, float]:
+        """NLL and error, per label."""
+        loss = F.binary_cross_entropy(prediction.probs, target.to(prediction.probs.dtype))
+        return {"nll": loss.item(), "error": (prediction.labels != (target > 0.5)).double().mean().item()}
 
 
 class Gaussian(Likelihood):
@@ -241,6 +262,11 @@ class Gaussian(Likelihood):
             draw_means=means.flatten(0, 1),
             draw_stds=stds.flatten(0, 1),
         )
+
+    def score(self, prediction: GaussianPrediction, target: Tensor) -> dict[str, float]:
+        """NLL of the mixture, and root mean squared error."""
+        rmse = (prediction.mean - target).square().mean().sqrt()
+        return {"nll": -prediction.log_prob(target).mean().item(), "rmse": rmse.item()}
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ibnn import mixture, objective
 from ibnn.errors import complaint
-from ibnn.latent import Latent
+from ibnn.latent import Latent, backward_pass
 from ibnn.layers import fold
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
@@ -69,7 +70,8 @@ class IBNN(nn.Module):
         self._watched_modes: set[bool] = set()  # modes in which bypassed layers were looked for
         self.reseed(seed)
         self._initialise(init_std)
-        self.train(net.training)
+        self.training = net.training  # of the modules in it, each keeps its own mode
+        likelihood.train(net.training)
 
     # ------------------------------------------------------------------------------------------- the posterior
 
@@ -115,8 +117,7 @@ class IBNN(nn.Module):
 
     def reseed(self, seed: int) -> None:
         """Starts the draws of training anew from a seed."""
-        if not 0 <= seed < 2**63:
-            raise ValueError(complaint("seed", "in 0 … 2⁶³ − 1", seed, "Pass seed=0."))
+        check_seed(seed)
         self.seed.fill_(seed)
         self.examples.zero_()
 
@@ -133,7 +134,7 @@ class IBNN(nn.Module):
         z = self._means() if self.eval_samples == 0 else self._draws(self.eval_samples, self.eval_seed)
         return self.likelihood.combine(self._outputs(args, kwargs, z))
 
-    def _assign(self, rows: int) -> Tensor:
+    def _assign(self, rows: int, first: Tensor) -> Tensor:
         """Places of a batch's examples in the endless round of components: (rows,), place mod K is the component.
 
         A batch takes up the round where the last one stopped, so counts differ by at most one within a batch and even
@@ -143,16 +144,17 @@ class IBNN(nn.Module):
         width = self.components
         groups = -(-rows // width)
         position = torch.arange(groups * width, device=self.examples.device)
-        shuffle = words(address(self.seed, _ASSIGN, self.examples + position))
+        shuffle = words(address(self.seed, _ASSIGN, first + position))
         shuffle = torch.where(position < rows, shuffle, 2**32)  # places beyond the batch stay behind those in it
-        return (self.examples + position // width * width + shuffle.view(groups, width).argsort(1).flatten())[:rows]
+        return (first + position // width * width + shuffle.view(groups, width).argsort(1).flatten())[:rows]
 
-    def _training_draws(self, rows: int, samples: int, *, spread: bool) -> Tensor:
+    def _training_draws(self, rows: int, samples: int, *, spread: bool, offset: int = 0) -> Tensor:
         """z for S copies of a batch, (S·rows, nodes), copy-major."""
-        place = self._assign(rows)
+        first = self.examples + offset
+        place = self._assign(rows, first)
         copy_number = torch.arange(samples, device=place.device)[:, None]
         component = (place * samples + copy_number if spread else place.expand(samples, -1)) % self.components
-        example = self.examples + torch.arange(rows, device=place.device)
+        example = first + torch.arange(rows, device=place.device)
         noise = normals(address(self.seed, _TRAIN, example, copy_number), self.nodes)
         return self.posterior().draw(component.flatten(), noise)
 
@@ -179,10 +181,13 @@ class IBNN(nn.Module):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Any:
         """One forward pass of the network with z (nodes,) for all rows, or (R, nodes), a row each."""
-        if self.training in self._watched_modes or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             with self._multiplied_by(z):
+                return self.net(*args, **kwargs)
+        if self.training in self._watched_modes:
+            with self._multiplied_by(z), _no_fast_path():
                 return self._remembered(self.net(*args, **kwargs), z)
-        with self._multiplied_by(z), bypassed(self.net, self._layers()) as names:
+        with self._multiplied_by(z), _no_fast_path(), bypassed(self.net, self._layers()) as names:
             output = self.net(*args, **kwargs)
         if names:
             raise RuntimeError(
@@ -215,7 +220,7 @@ class IBNN(nn.Module):
 
     def _remembered(self, output: Any, z: Tensor) -> Any:
         """Lets layers that a backward pass runs again (gradient checkpointing) find the z of this forward pass."""
-        if z.requires_grad and not torch.compiler.is_compiling():
+        if torch.is_grad_enabled():
             for tensor in tensors(output):
                 if tensor.requires_grad:  # its gradient comes first, before any layer is run again
                     tensor.register_hook(functools.partial(self._recall, z))
@@ -224,7 +229,7 @@ class IBNN(nn.Module):
     def _recall(self, z: Tensor, gradient: Tensor) -> None:
         latents = list(self.latents.values())
         for latent, part in zip(latents, z.split([latent.nodes for latent in latents], dim=-1), strict=True):
-            latent.recall = part
+            latent.recall = (backward_pass(), part)
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
@@ -232,12 +237,13 @@ class IBNN(nn.Module):
         if torch.compiler.is_compiling():
             yield
             return
-        buffers = [(buffer, buffer.clone()) for buffer in self.net.buffers()]
+        modules = list(self.net.modules())
+        buffers = [(m, name, b, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
         try:
             yield
         except BaseException:
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer.copy_(value)
             raise
 
     # --------------------------------------------------------------------------------------------------- training
@@ -275,6 +281,7 @@ class IBNN(nn.Module):
         beta: float = 1.0,
         gamma: float = 0.0,
         spread: bool = False,
+        offset: int | None = None,
     ) -> objective.ELBO:
         """The loss of Algorithm 1 on a batch, and its terms.
 
@@ -286,6 +293,8 @@ class IBNN(nn.Module):
             beta: Weight of the KL.
             gamma: Weight of the posterior's entropy, which keeps components apart and wide.
             spread: Sends the copies of an example to different components (the authors' code) and not to one.
+            offset: Where x begins in a larger batch whose other parts are computed elsewhere (on other workers, or in
+                turn); the caller then adds the whole batch's length to `examples` once all parts are done.
         """
         data = self.likelihood.data(y)
         objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
@@ -296,16 +305,18 @@ class IBNN(nn.Module):
             )
         args, kwargs = call_arguments(tree_map(lambda t: _repeat(t, rows, samples), x))
         with self._unchanged_on_error():
-            output = _logits(self._run(args, kwargs, self._training_draws(rows, samples, spread=spread)))
+            z = self._training_draws(rows, samples, spread=spread, offset=offset or 0)
+            output = _logits(self._run(args, kwargs, z))
             self.likelihood.check(output, y)
             nll = self.likelihood.nll(output, _repeat(y, rows, samples))
         kl = self.kl()
         entropy = self.entropy() if gamma else torch.zeros_like(kl)
-        self.examples.add_(rows)
+        if offset is None:
+            self.examples.add_(rows)
         return objective.elbo(nll, kl, entropy, n_data=n_data, beta=beta, gamma=gamma)
 
     def parameter_groups(
-        self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0
+        self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
     ) -> list[dict[str, Any]]:
         """Groups for any torch optimiser: weights, latents, and the likelihood's own parameters if it has any.
 
@@ -316,9 +327,10 @@ class IBNN(nn.Module):
             lr: Learning rate of the weights, and of the likelihood's parameters.
             latent_lr: Learning rate of the latents; default `lr`.
             weight_decay: Of the weights alone.
+            undo_k: False leaves the factor 1/K in place, for rates that allow for it (the paper's λ1).
         """
         for latent in self.latents.values():
-            latent.gradient_scale = float(self.components)
+            latent.gradient_scale = float(self.components) if undo_k else 1.0
         latents = {id(p): p for latent in self.latents.values() for p in latent.parameters()}
         weights = [p for p in self.net.parameters() if id(p) not in latents]
         groups = [
@@ -362,13 +374,33 @@ class IBNN(nn.Module):
 
     def _folded(self, z: Tensor) -> nn.Module:
         """A copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
-        net = copy.deepcopy(self.net).eval()
-        start = 0
-        for layer in strip(net):
-            nodes = self.latents[layer[0]].nodes
-            fold(layer[1], z[start : start + nodes].detach())
-            start += nodes
+        sizes = {name: latent.nodes for name, latent in self.latents.items()}
+        parts = dict(zip(sizes, z.detach().split(list(sizes.values())), strict=True))
+        net = duplicate(self.net).eval()
+        for name, layer in strip(net):
+            fold(layer, parts[name], name)
         return net
+
+    # ----------------------------------------------------------------------------------------------------------- files
+
+    def save_pretrained(self, directory: str | os.PathLike[str], *, latents_only: bool = False) -> None:
+        """Writes the model to a folder as safetensors and JSON; see `ibnn.saving.save_pretrained`."""
+        from ibnn.saving import save_pretrained  # it imports this file
+
+        save_pretrained(self, directory, latents_only=latents_only)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Uploads the model to the Hugging Face hub; see `ibnn.hub.push_to_hub`."""
+        from ibnn.hub import push_to_hub
+
+        return push_to_hub(self, repo_id, **options)
+
+    @staticmethod
+    def from_pretrained(source: str | os.PathLike[str], net: nn.Module, **options: Any) -> "IBNN":
+        """Loads a model from a folder or the Hugging Face hub; see `ibnn.hub.from_pretrained`."""
+        from ibnn.hub import from_pretrained
+
+        return from_pretrained(source, net, **options)
 
     def extra_repr(self) -> str:
         """What `print` shows of the model."""
@@ -376,6 +408,21 @@ class IBNN(nn.Module):
             f"components={self.components}, nodes={self.nodes}, prior_std={self.prior_std}, kl={self.kl_kind!r}, "
             f"eval_samples={self.eval_samples}, eval_seed={self.eval_seed}"
         )
+
+
+def check_seed(seed: int) -> None:
+    """Raises unless a seed fits into a buffer."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ValueError(complaint("seed", "an integer in 0 … 2⁶³ − 1", seed, "Pass seed=0."))
+
+
+def duplicate(net: nn.Module) -> nn.Module:
+    """A deep copy of a network, even of one that keeps tensors of a graph (torch's older weight_norm does)."""
+    for module in net.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                setattr(module, name, value.detach())
+    return copy.deepcopy(net)
 
 
 def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -388,6 +435,17 @@ def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:
                 layer._forward_pre_hooks_with_kwargs.pop(number, None)
         del layer.latent
     return layers
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """Keeps torch's fused attention, which reads weights past their layers, switched off for a block."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _repeat(tensor: Tensor, rows: int, samples: int) -> Tensor:

@@ -200,6 +200,9 @@ def predict(method: Method, inputs: Inputs, *, samples: int = 5, seed: int = 0, 
         seed: Decides the draws.
         batch_size: Rows that go through the network at once; changes nothing else.
 
+    Where several workers run (torch.distributed), all must pass the same loader: they share its batches, and each gets
+    the answers for all of them, in order.
+
     Returns:
         The prediction, on the inputs' device; on the CPU for a loader.
     """
@@ -209,17 +212,24 @@ def predict(method: Method, inputs: Inputs, *, samples: int = 5, seed: int = 0, 
     device = next(method.parameters()).device
     from_loader = not isinstance(inputs, Tensor | tuple | list | dict) and isinstance(inputs, Iterable)
     batches: Iterable[Inputs] = map(_inputs_of, _progress(inputs)) if from_loader else [inputs]
+    if not from_loader:
+        batch_length(inputs)
     home = torch.device("cpu") if from_loader else next(tensors(inputs)).device
-    parts: list[Prediction] = []
+    rank, world = _worker() if from_loader else (0, 1)
+    parts: list[tuple[int, Prediction]] = []  # with the number of their batch
+    rows = 0
     with evaluating(method), torch.no_grad():
-        for batch in batches:
-            for chunk in _chunks(batch, batch_size, first=sum(map(len, parts))):
+        for number, batch in enumerate(batches):
+            for chunk in _chunks(batch, batch_size, first=rows) if number % world == rank else ():
                 draws = method.draw_logits(tree_map(lambda t: t.to(device), chunk), samples, seed)
                 draws = draws.unflatten(0, (method.components, -1))  # (K, S, b, …)
-                parts.append(method.likelihood.summarise(draws).to(home))
+                parts.append((number, method.likelihood.summarise(draws).to(home)))
+            rows += batch_length(batch)
+    if world > 1:
+        parts = _gathered(parts, world)
     if not parts:
         raise ValueError(complaint("inputs", "at least one batch", "an empty loader", "Pass a loader with data."))
-    return type(parts[0]).cat(parts)
+    return type(parts[0][1]).cat([part for _, part in parts])
 
 
 def call_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -262,6 +272,20 @@ def evaluating(method: Modular) -> Iterator[None]:
             module.training = training
 
 
+def _worker() -> tuple[int, int]:
+    """Rank and number of workers."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def _gathered(parts: list[tuple[int, Prediction]], world: int) -> list[tuple[int, Prediction]]:
+    """All workers' parts in the order of their batches."""
+    everyone: list[Any] = [None] * world
+    torch.distributed.all_gather_object(everyone, parts)
+    return sorted((part for theirs in everyone for part in theirs), key=lambda part: part[0])
+
+
 def _inputs_of(batch: Any) -> Inputs:
     """The inputs in a loader's batch."""
     if isinstance(batch, tuple | list):
@@ -277,8 +301,8 @@ def _chunks(inputs: Inputs, size: int, first: int) -> Iterator[Inputs]:
     named = inputs if isinstance(inputs, dict) else {f"input {i}": t for i, t in enumerate(call_arguments(inputs)[0])}
     for name, value in named.items():
         for tensor in tensors(value):
-            if tensor.is_floating_point() and len(tensor) == rows and tensor.isnan().any():
-                row = first + int(tensor.isnan().flatten(1).any(1).nonzero()[0])
+            if tensor.is_floating_point() and tensor.dim() and len(tensor) == rows and tensor.isnan().any():
+                row = first + int(tensor.isnan().view(rows, -1).any(1).nonzero()[0])
                 raise ValueError(complaint(name, "free of NaN", f"NaN in row {row}", "Clean or drop that row."))
     if rows <= size:
         yield inputs

@@ -1,0 +1,94 @@
+"""EYES: what one sees of a run while it goes on: a progress bar or plain lines, and the history on disk."""
+
+import csv
+import io
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ibnn.checkpoint import write_atomically
+
+_LIVE = ("loss", "nll", "kl", "beta", "lr")
+
+
+@dataclass(frozen=True)
+class History:
+    """What `fit` returns: a row an evaluation, and how it ended.
+
+    Attributes:
+        rows: One dict a row: epoch, step, loss, nll, kl, beta, lr, latent_lr, and valid_nll and others with validation.
+        best: The row of the lowest validation NLL; the last row without validation.
+        stopped: "finished" or "patience".
+        summary: What the posterior doctor says (`ibnn.diagnose`), as text.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    best: dict[str, Any]
+    stopped: str
+    summary: str = field(default="", repr=False)
+
+    def __getitem__(self, column: str) -> list[Any]:
+        """A column, over the rows that have it."""
+        return [row[column] for row in self.rows if column in row]
+
+
+def write_history(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes the rows as CSV, atomically."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+
+
+class Monitor:
+    """Shows a run on stderr: a live bar in a terminal, a line a row otherwise, nothing when quiet."""
+
+    def __init__(self, total: int, done: int, *, quiet: bool) -> None:
+        self.total, self.done, self.rows, self.since = total, done, 0, time.monotonic()
+        self._progress: Any = None
+        self._quiet = quiet
+        if not quiet and sys.stderr.isatty():
+            self._progress = self._bar()
+
+    def _bar(self) -> Any:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=2)
+        self._task = progress.add_task("", total=self.total, completed=self.done)
+        progress.start()
+        return progress
+
+    def step(self, values: Mapping[str, float], rows: int) -> None:
+        """Counts a step of so many rows; `values` are shown live."""
+        self.done += 1
+        self.rows += rows
+        now = time.monotonic()
+        if self._progress is not None and (now - self.since > 0.5 or self.done == self.total):
+            text = " ".join(f"{name} {values[name]:.4g}" for name in _LIVE)
+            speed = self.rows / (now - self.since)
+            self._progress.update(self._task, completed=self.done, description=f"{text} {speed:,.0f} rows/s")
+            self.rows, self.since = 0, now
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Shows a finished row of the history."""
+        text = "  ".join(f"{name} {value:.5g}" for name, value in row.items() if name != "step")
+        self.say(f"[{row['step']}/{self.total}] {text}")
+
+    def say(self, text: str) -> None:
+        """Shows a line."""
+        if self._progress is not None:
+            self._progress.console.print(text, highlight=False, markup=False)
+        elif not self._quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Takes the bar down."""
+        if self._progress is not None:
+            self._progress.stop()

@@ -1,0 +1,42 @@
+"""PROVENANCE: what a result needs to be believed: versions, commit, machine."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ibnn
+
+
+def provenance(*packages: str) -> dict[str, Any]:
+    """Versions of Python, torch, ibnn and the named packages, the commit, and the size of the machine.
+
+    >>> sorted(provenance())
+    ['commit', 'cores', 'ibnn', 'machine', 'python', 'threads', 'torch']
+    """
+    facts: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "ibnn": ibnn.__version__}
+    facts |= {package: importlib.metadata.version(package) for package in packages}
+    return facts | {
+        "commit": _commit(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit the library runs from, with + if files of it are changed; None outside a checkout."""
+    try:
+        return _git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*words: str) -> str:
+    here = Path(__file__).parent
+    done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

@@ -1,0 +1,228 @@
+"""RECIPE: every number of a training run, as frozen, validated data that reads and writes TOML."""
+
+import difflib
+import json
+import math
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ibnn.errors import complaint
+from ibnn.mixture import KLKind
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Schedule(_Frozen):
+    """Factor on a learning rate over training; t is the share of training done, 0 … 1.
+
+    After a linear warm-up the factor is 1 until `start`, falls to `final` at `end` (on a line or half a cosine), and
+    stays there. "constant" never falls.
+
+    >>> [round(Schedule(kind="linear").factor(t), 3) for t in (0.0, 0.5, 0.7, 0.9, 1.0)]
+    [1.0, 1.0, 0.505, 0.01, 0.01]
+    """
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    start: float = Field(0.5, ge=0, le=1)
+    end: float = Field(0.9, ge=0, le=1)
+    final: float = Field(0.01, ge=0)
+    warmup: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.kind != "constant" and not self.start < self.end:
+            raise ValueError(f"start ({self.start}) must come before end ({self.end})")
+        return self
+
+    def factor(self, t: float) -> float:
+        """What the learning rate is multiplied by at t."""
+        warm = min(1.0, t / self.warmup) if self.warmup else 1.0
+        if self.kind == "constant":
+            return warm
+        done = min(max((t - self.start) / (self.end - self.start), 0.0), 1.0)
+        fallen = done if self.kind == "linear" else (1 - math.cos(math.pi * done)) / 2
+        return warm * (1 - (1 - self.final) * fallen)
+
+
+class Recipe(_Frozen):
+    """How `fit` trains. The defaults train without diverging on every kind of network the tests sweep over.
+
+    Attributes:
+        epochs: Passes over the training set; give this or `steps`.
+        steps: Optimiser steps instead of epochs.
+        batch_size: B, examples per step over all workers together.
+        samples: S, copies of every example, each with its own draw.
+        optimiser: Of the weights: "adam" (AdamW) or "sgd" (Nesterov momentum).
+        lr: Learning rate of the weights, λ0.
+        latent_optimiser: Of the latents.
+        latent_lr: Learning rate of the latents, λ1. One value serves any number of components (see `undo_k`).
+        undo_k: Multiplies the latents' gradient by K, which the mean over the batch divides by. The paper does not, and
+            needs larger rates; its recipes set False.
+        momentum: Of "sgd".
+        weight_decay: Of the weights alone.
+        schedule: Of `lr`.
+        latent_schedule: Of `latent_lr`.
+        clip: Largest gradient norm of the weights; 0 for no limit.
+        latent_clip: Largest gradient norm of the latents; 0 for no limit.
+        beta: Weight of the KL at the end of its warm-up.
+        beta_warmup: Share of training over which β rises linearly from 0.
+        gamma: Weight of the posterior's entropy.
+        kl: Which KL; default what the model was converted with.
+        spread: Copies of an example go to different components.
+        precision: "no", "bf16" or "fp16" (mixed precision).
+        accumulate: Pieces a worker's share of a batch is computed in, to save memory; the result is the same.
+        seed: Decides order, dropout and draws. The latents' start was decided by `convert`.
+        workers: Processes that load a Dataset.
+        evaluate_every: Epochs between evaluations on the validation data (and at the end).
+        eval_samples: Draws per component in evaluations.
+        patience: Stops after so many evaluations without a better validation NLL and goes back to the best; 0 never.
+        ema: Decay of an exponential moving average of all parameters that replaces them at the end; 0 for none.
+        swa: Share of training after which parameters are averaged, once an epoch, to replace them at the end; 1: never.
+        checkpoint_every: Steps between checkpoints, where there is a run folder; 0: once an epoch.
+        keep: How many checkpoints stay.
+        sync_batchnorm: Computes BatchNorm over all workers together.
+        trackers: Names of accelerate trackers ("tensorboard", …), written to the run folder.
+
+    >>> Recipe(epochs=3).latent_lr
+    0.01
+    """
+
+    epochs: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1)
+    batch_size: int = Field(128, ge=1)
+    samples: int = Field(1, ge=1)
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    lr: float = Field(1e-3, gt=0)
+    latent_optimiser: Literal["adam", "sgd"] = "adam"
+    latent_lr: float = Field(1e-2, ge=0)
+    undo_k: bool = True
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Schedule = Schedule(kind="linear", warmup=0.02)
+    latent_schedule: Schedule = Schedule()
+    clip: float = Field(1.0, ge=0)
+    latent_clip: float = Field(1.0, ge=0)
+
+    beta: float = Field(1.0, ge=0)
+    beta_warmup: float = Field(2 / 3, ge=0, le=1)
+    gamma: float = Field(0.0, ge=0)
+    kl: KLKind | None = None
+    spread: bool = False
+
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    accumulate: int = Field(1, ge=1)
+    seed: int = Field(0, ge=0)
+    workers: int = Field(0, ge=0)
+
+    evaluate_every: int = Field(1, ge=1)
+    eval_samples: int = Field(1, ge=1)
+    patience: int = Field(0, ge=0)
+    ema: float = Field(0.0, ge=0, lt=1)
+    swa: float = Field(1.0, ge=0, le=1)
+    checkpoint_every: int = Field(0, ge=0)
+    keep: int = Field(2, ge=1)
+    sync_batchnorm: bool = False
+    trackers: tuple[str, ...] = ()
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ValueError(_explain(error, type(self))) from None
+
+    @model_validator(mode="after")
+    def _length(self) -> Self:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give epochs or steps, not both")
+        if self.ema and self.swa < 1:
+            raise ValueError("give ema or swa, not both")
+        return self
+
+    def beta_at(self, t: float) -> float:
+        """β when the share t of training is done.
+
+        >>> Recipe(beta=2.0, beta_warmup=0.5).beta_at(0.25)
+        1.0
+        """
+        return self.beta * (min(1.0, t / self.beta_warmup) if self.beta_warmup else 1.0)
+
+    def but(self, **changes: Any) -> "Recipe":
+        """A copy with some fields changed, validated anew.
+
+        >>> Recipe(epochs=3).but(lr=0.1).lr
+        0.1
+        """
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        if "epochs" in changes and changes.get("steps") is None:
+            fields.pop("steps", None)
+        if "steps" in changes and changes.get("epochs") is None:
+            fields.pop("epochs", None)
+        return Recipe(**(fields | changes))
+
+    @classmethod
+    def from_toml(cls, source: str | Path) -> "Recipe":
+        """Reads a TOML file (a path) or text.
+
+        >>> Recipe.from_toml('epochs = 5').epochs
+        5
+        """
+        text = source.read_text() if isinstance(source, Path) else source
+        fields = tomllib.loads(text)
+        if isinstance(fields.get("trackers"), list):
+            fields["trackers"] = tuple(fields["trackers"])
+        return cls(**fields)
+
+    def to_toml(self) -> str:
+        """All fields as TOML; `from_toml` gives back an equal recipe.
+
+        >>> Recipe.from_toml(Recipe(epochs=5).to_toml()) == Recipe(epochs=5)
+        True
+        """
+        fields = {name: value for name, value in self.model_dump().items() if value is not None}
+        tables = {name: fields.pop(name) for name in ("schedule", "latent_schedule")}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+        for table, entries in tables.items():
+            lines += ["", f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in entries.items())]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def named(cls, name: str) -> "Recipe":
+        """A recipe that comes with the library; `Recipe.names()` lists them.
+
+        >>> Recipe.named("paper-vgg16-cifar10").latent_lr
+        1.2
+        """
+        if name not in cls.names():
+            near = difflib.get_close_matches(name, cls.names(), n=1, cutoff=0.0)
+            remedy = f"Did you mean {near[0]!r}?"
+            raise ValueError(complaint("recipe", f"one of {', '.join(cls.names())}", repr(name), remedy))
+        return cls.from_toml((resources.files("ibnn") / "recipes" / f"{name}.toml").read_text())
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of the recipes that come with the library."""
+        folder = resources.files("ibnn") / "recipes"
+        return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def _explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """Pydantic's complaint in our four parts; an unknown key gets the nearest known one."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    for part in place[:-1]:
+        nested = model.model_fields[part].annotation
+        model = nested if isinstance(nested, type) and issubclass(nested, BaseModel) else model
+    name = ".".join(place) or "recipe"
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(place[-1], model.model_fields, n=1, cutoff=0.0)[0]
+        return complaint(name, "a key of the recipe", repr(first["input"]), f"Did you mean {near!r}?")
+    wish = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    got = "this combination" if not place else f"{first['input']!r} ({type(first['input']).__name__})"
+    return complaint(name, wish, got, f"Change {name}.")

@@ -1,0 +1,563 @@
+"""TRAINING: Algorithm 1 as an engine. accelerate does devices, workers and precision; this file says what a step is.
+
+Everything random in a step is a pure function of (seed, step): order, dropout, draws. So a run that was stopped at any
+moment and taken up from a checkpoint ends with the very bits of one that was not.
+"""
+
+import random
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import ProjectConfiguration
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ibnn import checkpoint
+from ibnn.batches import Share, Source, Worker, as_source
+from ibnn.diagnosis import diagnose
+from ibnn.errors import complaint
+from ibnn.monitor import History, Monitor, write_history
+from ibnn.network import IBNN
+from ibnn.normal import address, words
+from ibnn.objective import ELBO
+from ibnn.prediction import batch_length, call_arguments, predict, tree_map
+from ibnn.recipe import Recipe
+
+Callback = Callable[[dict[str, Any], IBNN], None]
+DEFAULT_EPOCHS = 30
+
+
+class DivergedError(RuntimeError):
+    """Training produced a loss or a gradient that is not finite; the last good checkpoint is in place."""
+
+
+@dataclass
+class _Progress:
+    """Where a run is: what a checkpoint holds besides tensors."""
+
+    step: int = 0
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])  # loss, nll, kl, each × rows; rows
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, Any] | None = None
+    waited: int = 0  # evaluations since the best one
+    averaged: int = 0  # epochs in the SWA mean
+    finished: str = ""
+
+
+def fit(
+    model: IBNN,
+    train: Any,
+    valid: Any = None,
+    *,
+    recipe: Recipe | str | None = None,
+    run_dir: str | Path | None = None,
+    resume: Literal["auto", "never", "must"] = "auto",
+    callbacks: Sequence[Callback] = (),
+    n_data: int | None = None,
+    quiet: bool = False,
+    **changes: Any,
+) -> History:
+    """Trains a converted network with Algorithm 1.
+
+    Args:
+        model: Made by `ibnn.convert`; trained in place.
+        train: A Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays.
+        valid: Validation data, likewise; evaluated as training goes on.
+        recipe: A `Recipe`, the name of one, or None for the defaults.
+        run_dir: Folder for checkpoints, recipe.toml and history.csv. The same call on the same folder goes on where it
+            was stopped.
+        resume: "auto" goes on if there is something to go on with, "never" starts anew, "must" insists.
+        callbacks: Called as `callback(row, model)` after every row of the history.
+        n_data: Number of targets in the training set, if it cannot be counted (see `IBNN.elbo`).
+        quiet: Shows nothing.
+        **changes: Fields of the recipe to change, e.g. `epochs=10`.
+
+    Returns:
+        The history. With `patience` the model is the one of the best evaluation, with `ema` or `swa` the average.
+    """
+    recipe = Recipe.named(recipe) if isinstance(recipe, str) else recipe or Recipe()
+    recipe = recipe.but(**changes) if changes else recipe
+    source = as_source(train, batch_size=recipe.batch_size, workers=recipe.workers)
+    held_out = None
+    if valid is not None:
+        held_out = as_source(valid, batch_size=256, name="valid", workers=recipe.workers, shuffled=False)
+    elif recipe.patience:
+        raise ValueError(complaint("patience", "0 without validation data", recipe.patience, "Pass valid=(x, y)."))
+    run = _Run(model, source, held_out, recipe, Path(run_dir) if run_dir else None, n_data, quiet)
+    with _generators_restored(), run.catching_signals():
+        try:
+            run.take_up(resume)
+            run.train(callbacks)
+        finally:
+            run.close()
+    return run.history()
+
+
+class _Run:
+    """One training run."""
+
+    def __init__(
+        self,
+        model: IBNN,
+        source: Source,
+        valid: Source | None,
+        recipe: Recipe,
+        folder: Path | None,
+        n_data: int | None,
+        quiet: bool,
+    ) -> None:
+        self.model, self.source, self.valid, self.recipe, self.folder = model, source, valid, recipe, folder
+        self.n_data = n_data or _count_targets(model, source)
+        self.progress, self.signal = _Progress(), 0
+        self.total = recipe.steps or (recipe.epochs or DEFAULT_EPOCHS) * source.steps
+        trackers = list(recipe.trackers) if folder else []
+        self.accelerator = Accelerator(
+            mixed_precision=recipe.precision,
+            log_with=trackers or None,
+            project_config=ProjectConfiguration(project_dir=str(folder)) if folder else None,
+        )
+        if trackers:
+            self.accelerator.init_trackers("ibnn")
+        self.worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
+        self.model.kl_kind = recipe.kl or model.kl_kind
+        model.reseed(recipe.seed)
+        if recipe.sync_batchnorm and self.worker.world > 1:
+            model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
+        self.optimisers = self._make_optimisers()
+        self.loss, *self.prepared = self.accelerator.prepare(_Loss(model, recipe), *self.optimisers)
+        self.averages: dict[str, Tensor] = {}  # of EMA or SWA, by name
+        self.best: dict[str, Tensor] = {}  # the state of the best evaluation, by name
+        self.monitor = Monitor(self.total, 0, quiet=True)
+        self.quiet = quiet or not self.accelerator.is_main_process
+
+    # ------------------------------------------------------------------------------------------------- Algorithm 1
+
+    def train(self, callbacks: Sequence[Callback]) -> None:
+        """For each minibatch: spread it over the components, draw, one step on weights and latents together."""
+        progress, per_epoch = self.progress, self.source.steps
+        self.monitor = Monitor(self.total, progress.step, quiet=self.quiet)
+        while not progress.finished:
+            epoch, first = divmod(progress.step, per_epoch)
+            _seed_generators(self.recipe.seed, epoch, 0, self.worker.rank, 0)  # what a loader's own sampler draws from
+            shares = self.source.epoch(self.recipe.seed, epoch, first=first, worker=self.worker)
+            while True:
+                _seed_generators(self.recipe.seed, epoch, progress.step, self.worker.rank, 1)
+                share = next(shares, None)
+                if share is None:
+                    break
+                _seed_generators(self.recipe.seed, epoch, progress.step, self.worker.rank, 2)  # however it was loaded
+                terms, rates = self._step(share)
+                progress.step += 1
+                self._record(terms, rates, share)
+                if progress.step >= self.total or progress.step % per_epoch == 0:
+                    break
+                self._maybe_stop_or_save()
+            self._end_epoch(callbacks)
+
+    def _step(self, share: Share) -> tuple[ELBO, dict[str, float]]:
+        """Gradients of the batch, piece by piece; then one step of both optimisers."""
+        recipe, t = self.recipe, self.progress.step / self.total
+        rates = {
+            "beta": recipe.beta_at(t),
+            "lr": recipe.lr * recipe.schedule.factor(t),
+            "latent_lr": recipe.latent_lr * recipe.latent_schedule.factor(t),
+        }
+        self._set_rates(rates)
+        self.model.train()
+        pieces = list(_pieces(share, recipe.accumulate))
+        sums: list[Tensor] = []
+        for number, piece in enumerate(pieces):
+            last = number == len(pieces) - 1
+            rows = batch_length(piece.x)
+            with nullcontext() if last else self.accelerator.no_sync(self.loss):
+                x, y = (
+                    tree_map(lambda tensor: tensor.to(self.accelerator.device), part) for part in (piece.x, piece.y)
+                )
+                terms: ELBO = self.loss(x, y, rates["beta"], self.n_data, piece.offset)
+                # The loss of the whole batch is the sum over pieces and the mean over workers (DDP) of:
+                nll = terms.nll * (rows * self.worker.world / share.total)
+                loss = nll + (terms.loss - terms.nll) / len(pieces)
+                self._check_finite(loss, piece)
+                self.accelerator.backward(loss)
+            sums.append(torch.stack([terms.loss.detach(), terms.nll.detach(), terms.kl.detach()]) * rows)
+        self._clip()
+        for optimiser in self.prepared:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self.model.examples.add_(share.total)
+        self._update_ema()
+        loss_sum, nll_sum, kl_sum = torch.stack(sums).sum(0)
+        local = batch_length(share.x)
+        return ELBO(loss_sum / local, nll_sum / local, kl_sum / local, torch.zeros(())), rates
+
+    # -------------------------------------------------------------------------------------------------- parts of it
+
+    def _make_optimisers(self) -> list[torch.optim.Optimizer]:
+        """One optimiser for the weights (and the likelihood's parameters), one for the latents."""
+        recipe = self.recipe
+        groups = self.model.parameter_groups(recipe.lr, recipe.latent_lr, recipe.weight_decay, undo_k=recipe.undo_k)
+        latents = [group for group in groups if group["name"] == "latents"]
+        others = [group for group in groups if group["name"] != "latents"]
+        return [self._optimiser(recipe.optimiser, others), self._optimiser(recipe.latent_optimiser, latents)]
+
+    def _optimiser(self, kind: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        if kind == "adam":
+            return torch.optim.AdamW(groups)
+        return torch.optim.SGD(groups, momentum=self.recipe.momentum, nesterov=self.recipe.momentum > 0)
+
+    def _set_rates(self, rates: dict[str, float]) -> None:
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rates["latent_lr" if group["name"] == "latents" else "lr"]
+
+    def _clip(self) -> None:
+        """Limits the gradient norms of weights and latents apart; refuses what is not finite."""
+        for optimiser, limit in zip(self.optimisers, (self.recipe.clip, self.recipe.latent_clip), strict=True):
+            parameters = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+            norm = self.accelerator.clip_grad_norm_(parameters, limit or float("inf"))
+            if self.recipe.precision != "fp16" and not bool(torch.isfinite(torch.as_tensor(norm))):
+                names = {id(p): name for name, p in self.model.named_parameters()}
+                bad = next(names[id(p)] for p in parameters if not bool(p.grad.isfinite().all()))
+                self._diverged(f"the gradient of {bad!r} is not finite")
+
+    def _check_finite(self, loss: Tensor, piece: Share) -> None:
+        if not bool(loss.detach().isfinite()):
+            where = _first_not_finite(self.model, piece)
+            self._diverged(f"the loss is {loss.item()} ({where})")
+
+    def _diverged(self, what: str) -> None:
+        kept = f" The last good checkpoint is kept in {self.folder}." if self.folder else ""
+        raise DivergedError(
+            f"Training diverged at step {self.progress.step}: {what}. Lower lr={self.recipe.lr:g} or "
+            f"latent_lr={self.recipe.latent_lr:g}, set clip and latent_clip to 1, or convert with less init_std.{kept}"
+        )
+
+    def _record(self, terms: ELBO, rates: dict[str, float], share: Share) -> None:
+        rows = batch_length(share.x)
+        values = [terms.loss.item(), terms.nll.item(), terms.kl.item()]
+        for index, value in enumerate(values):
+            self.progress.sums[index] += value * rows
+        self.progress.sums[3] += rows
+        self.monitor.step(rates | dict(zip(("loss", "nll", "kl"), values, strict=True)), share.total)
+
+    def _end_epoch(self, callbacks: Sequence[Callback]) -> None:
+        """Averages, evaluates, writes a row, saves; decides whether to go on."""
+        progress, recipe = self.progress, self.recipe
+        epoch = -(-progress.step // self.source.steps)
+        last = progress.step >= self.total
+        if recipe.swa < 1 and progress.step > recipe.swa * self.total:
+            self._update_swa()
+        if last and self.averages:
+            self._use_averages()
+        if last or epoch % recipe.evaluate_every == 0:
+            self._write_row(epoch, callbacks)
+        if last:
+            progress.finished = "finished"
+        elif recipe.patience and progress.waited >= recipe.patience:
+            progress.finished = "patience"
+        if progress.finished and self.best:
+            _load(self.model, self.best)
+        self._maybe_stop_or_save(at_epoch=True)
+
+    def _write_row(self, epoch: int, callbacks: Sequence[Callback]) -> None:
+        progress, recipe = self.progress, self.recipe
+        loss, nll, kl, rows = self._global_sums()
+        t = (progress.step - 1) / self.total
+        row: dict[str, Any] = {"epoch": epoch, "step": progress.step}
+        row |= {"loss": loss / rows, "nll": nll / rows, "kl": kl / rows, "beta": recipe.beta_at(t)}
+        row |= {"lr": recipe.lr * recipe.schedule.factor(t)}
+        row |= {"latent_lr": recipe.latent_lr * recipe.latent_schedule.factor(t)}
+        progress.sums = [0.0, 0.0, 0.0, 0.0]
+        if self.valid is not None:
+            row |= {f"valid_{name}": value for name, value in self._evaluate(self.valid).items()}
+            progress.waited += 1
+            if progress.best is None or row["valid_nll"] < progress.best["valid_nll"]:
+                progress.best, progress.waited = row, 0
+                if recipe.patience:
+                    self.best = {name: value.clone() for name, value in self.model.state_dict().items()}
+        progress.rows.append(row)
+        self.monitor.row(row)
+        self.accelerator.log({name: value for name, value in row.items() if name != "step"}, step=progress.step)
+        if self.folder and self.accelerator.is_main_process:
+            write_history(self.folder / "history.csv", progress.rows)
+        for callback in callbacks:
+            callback(row, self.model)
+
+    def _evaluate(self, source: Source) -> dict[str, float]:
+        """Scores on validation data; the workers share the batches of `predict`."""
+        targets: list[Tensor] = []
+
+        def inputs() -> Iterator[Any]:
+            for share in source.epoch(0, 0):
+                targets.append(share.y)
+                yield (share.x,)
+
+        prediction = predict(self.model, inputs(), samples=self.recipe.eval_samples)
+        return self.model.likelihood.score(prediction, torch.cat(targets).cpu())
+
+    def _global_sums(self) -> list[float]:
+        """The running sums over all workers; afterwards the first worker alone holds them."""
+        if self.worker.world > 1:
+            sums = torch.tensor(self.progress.sums, dtype=torch.float64, device=self.accelerator.device)
+            total = self.accelerator.reduce(sums, "sum").tolist()
+            self.progress.sums = total if self.accelerator.is_main_process else [0.0] * 4
+            return list(total)
+        return self.progress.sums
+
+    # ----------------------------------------------------------------------------------------------------- averages
+
+    def _floats(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self.model.state_dict().items() if value.is_floating_point()}
+
+    def _update_ema(self) -> None:
+        if self.recipe.ema:
+            for name, value in self._floats().items():
+                mean = self.averages.setdefault(name, value.clone())
+                mean.lerp_(value, 1 - self.recipe.ema)
+
+    def _update_swa(self) -> None:
+        self.progress.averaged += 1
+        for name, value in self._floats().items():
+            mean = self.averages.setdefault(name, value.clone())
+            mean.lerp_(value, 1 / self.progress.averaged)
+
+    def _use_averages(self) -> None:
+        """Puts the average in place; after SWA BatchNorm's statistics are estimated anew, for the mean of weights."""
+        _load(self.model, self.averages)
+        norms = [m for m in self.model.net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        if self.recipe.swa == 1 or not norms:
+            return
+        momenta = [norm.momentum for norm in norms]
+        examples = self.model.examples.clone()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean over batches
+        self.model.train()
+        with torch.no_grad():
+            for share in self.source.epoch(self.recipe.seed, 0):
+                args, kwargs = call_arguments(tree_map(lambda t: t.to(self.accelerator.device), share.x))
+                self.model(*args, **kwargs)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        self.model.examples.copy_(examples)
+
+    # -------------------------------------------------------------------------------------------------- checkpoints
+
+    def _maybe_stop_or_save(self, at_epoch: bool = False) -> None:
+        every = self.recipe.checkpoint_every
+        due = self.progress.step % every == 0 if every else at_epoch
+        if self.folder and (due or self.signal or self.progress.finished):
+            self._save()
+        if self.signal and not self.progress.finished:
+            self.monitor.close()
+            command = shlex.join(["python", *sys.argv])
+            print(
+                f"Stopped at step {self.progress.step} of {self.total}; saved in {self.folder}. "
+                f"To go on, run the same command again: {command}",
+                file=sys.stderr,
+            )
+            raise SystemExit(128 + self.signal)
+
+    def _save(self) -> None:
+        self.progress.sums = list(self._global_sums())
+        if not self.accelerator.is_main_process or self.folder is None:
+            return
+        tensors: dict[str, Tensor] = {}
+        for prefix, state in (("model", self.model.state_dict()), ("average", self.averages), ("best", self.best)):
+            tensors |= {f"{prefix}/{name}": value for name, value in state.items()}
+        optimisers = []
+        for number, optimiser in enumerate(self.optimisers):
+            packed, data = checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
+            tensors |= packed
+            optimisers.append(data)
+        data = {"progress": asdict(self.progress), "recipe": self.recipe.to_toml(), "optimisers": optimisers}
+        checkpoint.save(self.folder / "checkpoints", self.progress.step, tensors, data, keep=self.recipe.keep)
+
+    def take_up(self, resume: str) -> None:
+        """Restores the newest whole checkpoint, if there is one and it is wanted; writes recipe.toml."""
+        if resume not in ("auto", "never", "must"):
+            raise ValueError(complaint("resume", '"auto", "never" or "must"', repr(resume), 'Pass "auto".'))
+        saved = None
+        if self.folder is not None:
+            folder = self.folder / "checkpoints"
+            if resume == "never" and self.accelerator.is_main_process:
+                checkpoint.clear(folder)
+            self.accelerator.wait_for_everyone()
+            saved = checkpoint.latest(folder)
+        if saved is None and resume == "must":
+            raise ValueError(
+                complaint("run_dir", "a folder with a whole checkpoint", self.folder, 'Pass resume="auto".')
+            )
+        if saved is not None:
+            self._check_same_recipe(Recipe.from_toml(saved.data["recipe"]))
+            self._restore(saved)
+        if self.folder is not None and self.accelerator.is_main_process:
+            checkpoint.write_atomically(self.folder / "recipe.toml", self.recipe.to_toml().encode())
+
+    def _restore(self, saved: checkpoint.Checkpoint) -> None:
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "best": {}}
+        for name, tensor in saved.tensors.items():
+            prefix, _, rest = name.partition("/")
+            parts.get(prefix, {})[rest] = tensor.to(self.accelerator.device)
+        self.model.load_state_dict(parts["model"])
+        self.averages, self.best = parts["average"], parts["best"]
+        for number, (optimiser, data) in enumerate(zip(self.optimisers, saved.data["optimisers"], strict=True)):
+            checkpoint.unpack_optimiser(optimiser, f"optimiser{number}", saved.tensors, data)
+        self.progress = _Progress(**saved.data["progress"])
+        if not self.accelerator.is_main_process:
+            self.progress.sums = [0.0] * 4
+
+    def _check_same_recipe(self, other: Recipe) -> None:
+        mine, theirs = self.recipe.model_dump(), other.model_dump()
+        changed = [name for name in mine if mine[name] != theirs[name]]
+        if changed:
+            names = ", ".join(f"{name} = {theirs[name]}" for name in changed)
+            remedy = 'Use another run_dir, or resume="never" to start anew.'
+            raise ValueError(complaint("run_dir", "a folder of the same recipe", f"one with {names}", remedy))
+
+    # ---------------------------------------------------------------------------------------------------- the frame
+
+    @contextmanager
+    def catching_signals(self) -> Iterator[None]:
+        """With a run folder, SIGINT and SIGTERM let the step finish and be saved; a second one stops at once."""
+        if self.folder is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: Any) -> None:
+            self.signal = number
+            signal.signal(number, before[signal.Signals(number)])
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def close(self) -> None:
+        """Takes the bar down and gives the engine back."""
+        self.monitor.close()
+        if self.recipe.trackers and self.folder:
+            self.accelerator.end_training()
+        AcceleratorState._reset_state()  # so that a later run may choose another precision
+
+    def history(self) -> History:
+        """What there is to say at the end."""
+        diagnosis = diagnose(self.model.eval(), optimiser=self.optimisers)
+        if not diagnosis.healthy:
+            self.monitor.say(str(diagnosis))
+        rows = tuple(self.progress.rows)
+        return History(rows, self.progress.best or rows[-1], self.progress.finished, str(diagnosis))
+
+
+class _Loss(nn.Module):
+    """The objective as a module, because DDP hooks onto a forward."""
+
+    def __init__(self, model: IBNN, recipe: Recipe) -> None:
+        super().__init__()
+        self.model, self.recipe = model, recipe
+
+    def forward(self, x: Any, y: Tensor, beta: float, n_data: int, offset: int) -> ELBO:
+        recipe = self.recipe
+        return self.model.elbo(
+            x,
+            y,
+            n_data=n_data,
+            samples=recipe.samples,
+            beta=beta,
+            gamma=recipe.gamma,
+            spread=recipe.spread,
+            offset=offset,
+        )
+
+
+def _pieces(share: Share, count: int) -> Iterator[Share]:
+    """Cuts a worker's share into pieces of (nearly) equal length."""
+    rows = batch_length(share.x)
+    count = min(count, rows)
+    for number in range(count):
+        start, stop = rows * number // count, rows * (number + 1) // count
+        x = tree_map(lambda t: t[start:stop] if t.dim() and len(t) == rows else t, share.x)  # noqa: B023
+        yield Share(x, share.y[start:stop], share.offset + start, share.total)
+
+
+def _count_targets(model: IBNN, source: Source) -> int:
+    """N: counted in tensors; in a Dataset, as many targets an example as the first batch has."""
+    if isinstance(source.data, tuple):
+        return model.likelihood.data(source.data[1])
+    with _generators_restored():
+        first = next(source.epoch(0, 0))
+    return max(round(source.rows * model.likelihood.data(first.y) / len(first.y)), source.batch_size)
+
+
+def _load(model: IBNN, state: dict[str, Tensor]) -> None:
+    """Overwrites parameters and buffers by name, in place."""
+    own = model.state_dict()
+    with torch.no_grad():
+        for name, value in state.items():
+            own[name].copy_(value)
+
+
+def _first_not_finite(model: IBNN, piece: Share) -> str:
+    """Names the first layer whose output, or whose own parameters, are not finite."""
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            return f"parameter {name!r} is not finite"
+    found: list[str] = []
+
+    def note(name: str, output: Any) -> None:
+        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+            found.append(name)
+
+    handles = [
+        m.register_forward_hook(lambda _m, _a, out, name=name: note(name, out))
+        for name, m in model.net.named_modules()
+        if name
+    ]
+    try:
+        with torch.no_grad():
+            args, kwargs = call_arguments(piece.x)
+            model.net(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return (
+        f"first in the output of layer {found[0]!r}" if found else "in the loss itself: are targets and inputs finite?"
+    )
+
+
+def _seed_generators(*parts: int) -> None:
+    """Seeds torch's, numpy's and Python's generators from an address."""
+    seed = int(words(address(*parts)))
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+@contextmanager
+def _generators_restored() -> Iterator[None]:
+    """Gives torch's, numpy's and Python's generators back as they were."""
+    numpy = sys.modules.get("numpy")
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        if numpy:
+            numpy.random.set_state(states[2])
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)

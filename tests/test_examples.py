@@ -1,0 +1,33 @@
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_own_loop_learns() -> None:
+    result = load("own_loop").main(epochs=5)
+    assert result["error"] < 0.2
+    assert result["nll"] < 0.7
+    assert result["epistemic"] > 0
+
+
+@pytest.mark.parametrize("page", ["README.md"])
+def test_python_blocks_of_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All python blocks of a page, one after another, as a reader would paste them."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    assert blocks
+    exec(compile("\n".join(blocks), page, "exec"), {})

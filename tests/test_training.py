@@ -1,0 +1,356 @@
+import copy
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fit_job import make_data, make_net
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ibnn
+from ibnn import Recipe, fit
+
+JOB = str(Path(__file__).with_name("fit_job.py"))
+X, Y = make_data()
+OPTIONS: dict[str, Any] = {"epochs": 3, "batch_size": 32, "samples": 2, "quiet": True}
+
+
+def make_model(kind: str = "full", components: int = 4) -> ibnn.IBNN:
+    return ibnn.convert(make_net(kind), components=components, seed=0)
+
+
+def same(a: ibnn.IBNN, b: ibnn.IBNN) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def close(a: ibnn.IBNN, b: ibnn.IBNN, **tolerance: float) -> None:
+    for (name, p), q in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        torch.testing.assert_close(p, q, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# ---------------------------------------------------------------------------------------------------- what a step is
+
+
+def test_fit_is_algorithm_1_written_out() -> None:
+    """An independent loop of ~15 lines gives the same weights and latents."""
+    recipe = Recipe(
+        epochs=2, batch_size=32, samples=2, clip=0.5, latent_clip=0.7, weight_decay=0.01, optimiser="sgd", lr=0.1
+    )
+    model, slow = make_model("linear"), make_model("linear")
+    fit(model, (X[:160], Y[:160]), recipe=recipe, quiet=True)
+    slow.reseed(0)
+    groups = slow.parameter_groups(0.1, 0.01, 0.01)
+    weights = torch.optim.SGD([groups[0]], momentum=0.9, nesterov=True)
+    latents = torch.optim.AdamW([groups[1]])
+    batches = [
+        share for epoch in (0, 1) for share in ibnn.batches.as_source((X[:160], Y[:160]), batch_size=32).epoch(0, epoch)
+    ]
+    for step, share in enumerate(batches):
+        t = step / len(batches)
+        weights.param_groups[0]["lr"] = 0.1 * recipe.schedule.factor(t)
+        loss = slow.elbo(share.x, share.y, n_data=160, samples=2, beta=min(1.0, 1.5 * t)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(groups[0]["params"], 0.5)
+        torch.nn.utils.clip_grad_norm_(groups[1]["params"], 0.7)
+        for optimiser in (weights, latents):
+            optimiser.step()
+            optimiser.zero_grad()
+    assert len(batches) == 10
+    close(model, slow)
+
+
+def test_accumulation_changes_nothing_but_memory() -> None:
+    whole, pieces = make_model("linear"), make_model("linear")
+    fit(whole, (X[:160], Y[:160]), **OPTIONS)
+    fit(pieces, (X[:160], Y[:160]), accumulate=4, **OPTIONS)
+    close(whole, pieces, rtol=1e-4, atol=1e-5)
+
+
+def test_it_learns_and_reports() -> None:
+    model = make_model()
+    rows: list[dict[str, Any]] = []
+    history = fit(
+        model,
+        (X[:160], Y[:160]),
+        (X[160:], Y[160:]),
+        epochs=40,
+        lr=0.01,
+        quiet=True,
+        callbacks=[lambda row, m: rows.append(row)],
+    )
+    assert history["valid_nll"][-1] < 0.5 * history["valid_nll"][0]
+    assert list(history.rows) == rows
+    assert history.best == min(rows, key=lambda row: row["valid_nll"])
+    assert history.stopped == "finished"
+    last = rows[-1]
+    prediction = model.predict(X[160:], samples=1)
+    assert last["valid_nll"] == pytest.approx(ibnn.metrics.nll(prediction.log_probs, Y[160:]), rel=1e-5)
+    assert last["beta"] == 1.0
+    assert rows[0]["beta"] < rows[20]["beta"] < 1
+    assert "KL" in history.summary or history.summary
+
+
+def test_the_global_generators_are_given_back() -> None:
+    model = make_model()
+    state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    fit(model, (X, Y), **OPTIONS)
+    assert torch.equal(state, torch.get_rng_state())
+    assert (numpy_state[1] == np.random.get_state()[1]).all()  # noqa: NPY002
+    assert python_state == random.getstate()
+
+
+def test_same_seed_same_model_other_seed_another() -> None:
+    a, b, c = (make_model() for _ in range(3))
+    fit(a, (X, Y), **OPTIONS)
+    torch.manual_seed(123)
+    fit(b, TensorDataset(X, Y), **OPTIONS)
+    fit(c, (X, Y), seed=1, **OPTIONS)
+    assert same(a, b)
+    assert not same(a, c)
+
+
+def test_kl_counts_all_targets_once() -> None:
+    model = make_model()
+    history = fit(model, (X, Y), epochs=1, batch_size=203, beta_warmup=0.0, quiet=True)
+    row = history.rows[0]
+    assert row["loss"] == pytest.approx(row["nll"] + row["kl"] / 203, rel=1e-6)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=203)
+    again = fit(make_model(), loader, epochs=1, beta_warmup=0.0, quiet=True, n_data=1000).rows[0]
+    assert again["loss"] == pytest.approx(again["nll"] + again["kl"] / 1000, rel=1e-6)
+
+
+def test_regression_and_numpy() -> None:
+    model = ibnn.convert(
+        nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)), components=2, likelihood="gaussian"
+    )
+    y = (2 * X[:, :1] + 0.1 * torch.randn(203, 1)).double().numpy()
+    history = fit(model, (X.numpy(), y), (X.numpy(), y), epochs=30, lr=0.01, batch_size=32, quiet=True)
+    assert history["valid_rmse"][-1] < 0.5 * history["valid_rmse"][0]
+
+
+# -------------------------------------------------------------------------------------------- stopping, averaging
+
+
+def test_patience_goes_back_to_the_best() -> None:
+    model = make_model()
+    history = fit(
+        model, (X[:40], Y[:40]), (X[160:], Y[160:]), epochs=200, lr=0.05, patience=3, batch_size=8, quiet=True
+    )
+    assert history.stopped == "patience"
+    assert len(history.rows) < 200
+    best = min(history["valid_nll"])
+    assert history["valid_nll"].index(best) == len(history.rows) - 4
+    assert ibnn.metrics.nll(model.predict(X[160:], samples=1).log_probs, Y[160:]) == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"ema": 0.8}, {"swa": 0.3}], ids=["ema", "swa"])
+def test_averages_of_the_weights(options: dict[str, float]) -> None:
+    model = make_model()
+    states: list[dict[str, torch.Tensor]] = []
+    history = fit(
+        model,
+        (X, Y),
+        epochs=4,
+        batch_size=203,
+        quiet=True,
+        callbacks=[lambda r, m: states.append(copy.deepcopy(m.state_dict()))],
+    )
+    assert len(history.rows) == 4
+    averaged = make_model()
+    fit(averaged, (X, Y), epochs=4, batch_size=203, quiet=True, **options)
+    # one step an epoch: the states after each step are known
+    name = "net.0.weight"
+    values = [state[name] for state in states]
+    if "ema" in options:
+        mean = values[0]
+        for value in values[1:]:
+            mean = 0.8 * mean + 0.2 * value
+    else:
+        mean = torch.stack(values[1:]).mean(0)  # steps 2, 3, 4 come after 0.3 of training
+    torch.testing.assert_close(averaged.state_dict()[name], mean)
+    norm = averaged.net[1]
+    assert norm.momentum == 0.1
+    if "swa" in options:  # statistics estimated anew from the one batch of the data
+        assert norm.num_batches_tracked == 1
+
+
+# ------------------------------------------------------------------------------------------------------ divergence
+
+
+def test_divergence_names_step_layer_and_remedy_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    model = make_model("linear")
+
+    def poison(row: dict[str, Any], m: ibnn.IBNN) -> None:
+        if row["epoch"] == 2:
+            m.net[2].weight.data[0, 0] = float("inf")
+
+    with pytest.raises(ibnn.DivergedError, match=r"step 10: .*net.2.weight.*Lower lr=0.001 or latent_lr=0.01.*kept in"):
+        fit(
+            model,
+            (X[:160], Y[:160]),
+            run_dir=tmp_path,
+            epochs=5,
+            batch_size=32,
+            quiet=True,
+            callbacks=[poison],
+            checkpoint_every=5,
+        )
+    found = ibnn.checkpoint.latest(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.data["progress"]["step"] == 10 or found.data["progress"]["step"] == 5
+
+
+def test_bad_targets_are_named_before_training() -> None:
+    y = Y.clone()
+    y[5] = 7
+    with pytest.raises(ValueError, match="labels from 0 to 7"):
+        fit(make_model(), (X, y), epochs=1, batch_size=203, quiet=True)
+
+
+def test_infinite_inputs_are_traced_to_their_layer() -> None:
+    x = X.clone()
+    x[3, 2] = float("nan")
+    with pytest.raises(ibnn.DivergedError, match=r"step 0: the loss is .*output of layer '0'"):
+        fit(make_model("linear"), (x, Y), epochs=1, batch_size=203, quiet=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ resume
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first, second = make_model(), make_model()
+    a = fit(first, (X, Y), run_dir=tmp_path, **OPTIONS)
+    b = fit(second, (X, Y), run_dir=tmp_path, **OPTIONS)
+    assert a.rows == b.rows
+    assert same(first, second)
+    assert (tmp_path / "history.csv").read_text().count("\n") == 4
+    assert Recipe.from_toml(tmp_path / "recipe.toml") == Recipe(epochs=3, batch_size=32, samples=2)
+
+
+def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    fit(make_model(), (X, Y), run_dir=tmp_path, **OPTIONS)
+    with pytest.raises(ValueError, match=r"`run_dir` .*one with lr = 0.001"):
+        fit(make_model(), (X, Y), run_dir=tmp_path, lr=0.5, **OPTIONS)
+    fit(make_model(), (X, Y), run_dir=tmp_path, lr=0.5, resume="never", **OPTIONS)
+    with pytest.raises(ValueError, match="a folder with a whole checkpoint"):
+        fit(make_model(), (X, Y), run_dir=tmp_path / "new", resume="must", **OPTIONS)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("extra", [{}, {"ema": 0.9}, {"swa": 0.2}, {"patience": 50}], ids=str)
+@pytest.mark.parametrize("data", ["tensors", "dataset"])
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, data: str, extra: dict[str, Any]) -> None:
+    train: Any = (X[:160], Y[:160]) if data == "tensors" else TensorDataset(X[:160], Y[:160])
+    valid = (X[160:], Y[160:])
+    options = OPTIONS | {"epochs": 4, "checkpoint_every": 3} | extra
+    whole, parts = make_model(), make_model()
+    expected = fit(whole, train, valid, **options)
+
+    def stop(row: dict[str, Any], m: ibnn.IBNN) -> None:
+        raise Stop
+
+    for _ in range(3):  # each attempt gets to the end of one more epoch
+        with pytest.raises(Stop):
+            fit(make_model(), train, valid, run_dir=tmp_path, callbacks=[stop], **options)
+    history = fit(parts, train, valid, run_dir=tmp_path, **options)
+    assert history.rows == expected.rows
+    assert same(whole, parts)
+
+
+def run(out: Path, *options: str, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, JOB, str(out), *options], stderr=stderr, text=True)
+
+
+def kill_and_resume(tmp_path: Path, kills: int, epochs: int) -> None:
+    options = (f"--epochs={epochs}", "--batch_size=16", "--checkpoint_every=7", "--delay=0.05")
+    assert run(tmp_path / "whole.pt", *options).wait(120) == 0
+    expected = torch.load(tmp_path / "whole.pt", weights_only=True)
+    rng = random.Random(0)
+    saved: set[Path] = set()
+    for _ in range(kills):
+        process = run(tmp_path / "parts.pt", f"--run_dir={tmp_path / 'run'}", *options)
+        while set((tmp_path / "run").glob("checkpoints/step-*")) <= saved and process.poll() is None:
+            time.sleep(0.01)  # until this attempt has saved something
+        time.sleep(rng.uniform(0.0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL, "the run ended before it could be killed"
+        saved = set((tmp_path / "run").glob("checkpoints/step-*"))
+    assert run(tmp_path / "parts.pt", f"--run_dir={tmp_path / 'run'}", *options).wait(120) == 0
+    found = torch.load(tmp_path / "parts.pt", weights_only=True)
+    assert found["rows"] == expected["rows"]
+    assert all(torch.equal(found["state"][name], value) for name, value in expected["state"].items())
+
+
+def test_sigkill_and_resume(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, kills=2, epochs=20)
+
+
+@pytest.mark.slow
+def test_ten_random_kills(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, kills=10, epochs=80)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_finish_the_step_save_and_say_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    process = run(
+        tmp_path / "out.pt", f"--run_dir={tmp_path / 'run'}", "--epochs=2000", "--batch_size=16", stderr=subprocess.PIPE
+    )
+    while not list((tmp_path / "run").glob("checkpoints/*")) and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Stopped at step" in errors
+    assert "fit_job.py" in errors
+    assert "Traceback" not in errors
+    assert ibnn.checkpoint.latest(tmp_path / "run" / "checkpoints") is not None
+
+
+# ------------------------------------------------------------------------------------------------- several workers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_two_workers_train_what_one_trains(tmp_path: Path, launcher: str) -> None:
+    """Same global batches, same draws (batch shares are multiples of K), unequal last batch included."""
+    options = ["--net=linear", "--epochs=3", "--batch_size=48", "--samples=2"]  # 160 rows: 48, 48, 48, 16
+    assert run(tmp_path / "one.pt", *options).wait(120) == 0
+    command = {
+        "torchrun": ["torch.distributed.run", "--nproc-per-node=2", "--master-port=29511"],
+        "accelerate": [
+            "accelerate.commands.launch",
+            "--cpu",
+            "--num_processes=2",
+            "--num_machines=1",
+            "--mixed_precision=no",
+            "--dynamo_backend=no",
+            "--main_process_port=29512",
+        ],
+    }[launcher]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    subprocess.run(
+        [sys.executable, "-m", *command, JOB, str(tmp_path / "two.pt"), f"--run_dir={tmp_path / 'run'}", *options],
+        check=True, env=environment, timeout=300, capture_output=True,
+    )  # fmt: skip
+    one, two = (torch.load(tmp_path / name, weights_only=True) for name in ("one.pt", "two.pt"))
+    for name, value in one["state"].items():
+        torch.testing.assert_close(two["state"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+    torch.testing.assert_close(two["probs"], one["probs"], rtol=1e-4, atol=1e-5)
+    for a, b in zip(one["rows"], two["rows"], strict=True):
+        assert b == pytest.approx(a, rel=1e-3)
+
+
+def test_trackers_write_to_the_run_folder(tmp_path: Path) -> None:
+    fit(make_model(), (X, Y), run_dir=tmp_path, trackers=("tensorboard",), **OPTIONS)
+    assert list(tmp_path.rglob("events.out.tfevents*"))
