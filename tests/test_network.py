@@ -24,7 +24,7 @@ def components_of(model: ibnn.IBNN, rows: int, samples: int = 1, spread: bool = 
     """Which component each row draws from, read off draws whose means name their component."""
     probe = copy.deepcopy(model)
     probe.set_posterior(mean=torch.arange(probe.components, dtype=torch.float32)[:, None], std=0.0)
-    return probe._training_draws(rows, samples, spread=spread)[:, 0].int().tolist()
+    return probe._training_draws(probe.posterior(), rows, samples, spread=spread)[:, 0].int().tolist()
 
 
 # ------------------------------------------------------------------------------------------------------- assignment
@@ -67,7 +67,7 @@ def test_copies_share_their_component_or_spread_over_all() -> None:
 
 
 def test_each_copy_has_its_own_draw() -> None:
-    z = make_model(2)._training_draws(4, 3, spread=False)
+    z = (model := make_model(2))._training_draws(model.posterior(), 4, 3, spread=False)
     assert len({tuple(row) for row in z.tolist()}) == 12
 
 
@@ -84,7 +84,7 @@ def test_a_component_s_first_update_is_that_of_a_lone_model_on_its_slice() -> No
     model = make_model(4, kl="components", init_std=0.5).double()
     x, y = torch.randn(12, 5, dtype=torch.float64), torch.randint(3, (12,))
     owner = torch.tensor(components_of(model, 12))
-    z = model._training_draws(12, 1, spread=False)
+    z = model._training_draws(model.posterior(), 12, 1, spread=False)
     before = copy.deepcopy(model)
     one_step(model, x, y)
     for k in range(4):

@@ -356,8 +356,8 @@ def _twice(case: _Case) -> Finding | None:
 
 def _unscaled(case: _Case) -> Finding | None:
     held = {id(p) for optimiser, group in case.groups if isinstance(optimiser, SGD) for p in group["params"]}
-    k, latents = case.model.components, case.model.latents
-    names = [name for name in case.where(lambda p: id(p) in held) if latents[name].gradient_scale == 1 < k]
+    k = case.model.components
+    names = case.where(lambda p: id(p) in held and case.model.gradient_scale == 1 < k)
     what = f"SGD moves the latents of @ by 1/{k} of their gradient, because the components share the batch."
     remedy = "Make it from model.parameter_groups(lr), which undoes that; nothing, if their rate was raised by K."
     return _about(names, "note", what, remedy)

@@ -4,7 +4,6 @@ A `Latent` is a child of the layer it serves. Its `hook` runs before the layer's
 z, so layers keep their class, their parameters' names and their own hooks. While z is None the hook does nothing.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +40,18 @@ class _ScaleGradient(torch.autograd.Function):
         return gradients[0] * ctx.scale, None
 
 
+def scale_gradient(x: Tensor, scale: float) -> Tensor:
+    """Returns x; the gradient that comes back through it is multiplied by `scale`.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> scale_gradient(x, 3.0).sum().backward()
+    >>> x.grad
+    tensor([3., 3.])
+    """
+    scaled: Tensor = x if scale == 1.0 else _ScaleGradient.apply(x, scale)  # type: ignore[no-untyped-call]
+    return scaled
+
+
 class Latent(nn.Module):
     """Mean and standard deviation of K Gaussians over the D input nodes of one layer.
 
@@ -51,7 +62,6 @@ class Latent(nn.Module):
             Set by the network for the length of one forward pass.
         recall: The backward pass in progress and the z of its forward pass, for a layer that is run again in it
             (gradient checkpointing).
-        gradient_scale: Factor on the gradients of mean and rho; `IBNN.parameter_groups` sets it to K.
 
     >>> latent = Latent(components=2, nodes=3, axis=-1)
     >>> latent.mean.shape, latent.std.shape
@@ -88,7 +98,6 @@ class Latent(nn.Module):
         self.set(std=torch.tensor(0.05))
         self.z = None
         self.recall = None
-        self.gradient_scale = 1.0
 
     @property
     def std(self) -> Tensor:
@@ -102,13 +111,6 @@ class Latent(nn.Module):
                 self.mean.copy_(mean)
             if std is not None:
                 self.rho.copy_(inverse_softplus(std.double()))
-
-    def scaled_parameters(self) -> tuple[Tensor, Tensor]:
-        """(μ, ρ) as the loss sees them: the same values, gradients times `gradient_scale`."""
-        if self.gradient_scale == 1.0:
-            return self.mean, self.rho
-        scale: Callable[[Tensor, float], Tensor] = _ScaleGradient.apply
-        return scale(self.mean, self.gradient_scale), scale(self.rho, self.gradient_scale)
 
     def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the layer: its first argument x becomes x ∘ z."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ibnn import mixture, objective
 from ibnn.errors import complaint
-from ibnn.latent import Latent, backward_pass
+from ibnn.latent import Latent, backward_pass, scale_gradient
 from ibnn.layers import fold
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
@@ -40,6 +40,7 @@ class IBNN(nn.Module):
         kl_kind: Which KL `kl` and `elbo` use.
         eval_samples: Draws per component in eval mode; 0 stands for the K networks at the component means.
         eval_seed: Seed of those draws.
+        gradient_scale: Factor on the latents' gradients; `parameter_groups` sets it to K.
         seed: Decides every draw of training (a buffer, so that it is saved).
         examples: How many training examples have been drawn for so far (a buffer); with `seed` it addresses the next
             draws, so a restored state dict goes on exactly where it stopped.
@@ -64,6 +65,7 @@ class IBNN(nn.Module):
         self.net, self.likelihood = net, likelihood
         self.components, self.prior_std, self.kl_kind = components, prior_std, kl_kind
         self.eval_samples, self.eval_seed = 1, 0
+        self.gradient_scale = 1.0
         device = next(net.parameters()).device
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
@@ -87,10 +89,12 @@ class IBNN(nn.Module):
 
     def posterior(self) -> Mixture:
         """The mixture over the nodes of all layers, (K, nodes)."""
-        pairs = [latent.scaled_parameters() for latent in self.latents.values()]
-        if not pairs:
+        latents = list(self.latents.values())
+        if not latents:
             raise RuntimeError(complaint("model", "a converted network", "a reverted one", "Convert it again."))
-        return Mixture(torch.cat([mean for mean, _ in pairs], 1), F.softplus(torch.cat([rho for _, rho in pairs], 1)))
+        mean = scale_gradient(torch.cat([latent.mean for latent in latents], 1), self.gradient_scale)
+        rho = scale_gradient(torch.cat([latent.rho for latent in latents], 1), self.gradient_scale)
+        return Mixture(mean, F.softplus(rho))
 
     def set_posterior(self, *, mean: Tensor | float | None = None, std: Tensor | float | None = None) -> None:
         """Overwrites μ and/or σ of all latents with a number, or with a tensor that broadcasts to (K, nodes).
@@ -128,7 +132,7 @@ class IBNN(nn.Module):
         if self.training:
             rows = batch_length((args, kwargs))
             with self._unchanged_on_error():
-                output = self._run(args, kwargs, self._training_draws(rows, 1, spread=False))
+                output = self._run(args, kwargs, self._training_draws(self.posterior(), rows, 1, spread=False))
             self.examples.add_(rows)
             return output
         z = self._means() if self.eval_samples == 0 else self._draws(self.eval_samples, self.eval_seed)
@@ -148,15 +152,15 @@ class IBNN(nn.Module):
         shuffle = torch.where(position < rows, shuffle, 2**32)  # places beyond the batch stay behind those in it
         return (first + position // width * width + shuffle.view(groups, width).argsort(1).flatten())[:rows]
 
-    def _training_draws(self, rows: int, samples: int, *, spread: bool, offset: int = 0) -> Tensor:
+    def _training_draws(self, q: Mixture, rows: int, samples: int, *, spread: bool, offset: int = 0) -> Tensor:
         """z for S copies of a batch, (S·rows, nodes), copy-major."""
         first = self.examples + offset
         place = self._assign(rows, first)
         copy_number = torch.arange(samples, device=place.device)[:, None]
         component = (place * samples + copy_number if spread else place.expand(samples, -1)) % self.components
         example = first + torch.arange(rows, device=place.device)
-        noise = normals(address(self.seed, _TRAIN, example, copy_number), self.nodes)
-        return self.posterior().draw(component.flatten(), noise)
+        noise = normals(address(self.seed, _TRAIN, example, copy_number), q.mean.shape[1])
+        return q.draw(component.flatten(), noise)
 
     def _draws(self, samples: int, seed: int, components: Sequence[int] | None = None, first: int = 0) -> Tensor:
         """z of addressed draws, (K·S, nodes), component-major; z of (seed, k, s) depends on nothing else."""
@@ -255,8 +259,9 @@ class IBNN(nn.Module):
             kind: "mean" (the paper's surrogate), "components" or "pairwise" (upper bounds: β = 1 gives a true lower
                 bound of the evidence), or "montecarlo" (unbiased, one draw per component); default `kl_kind`.
         """
-        kind = kind or self.kl_kind
-        q = self.posterior()
+        return self._kl(self.posterior(), kind or self.kl_kind)
+
+    def _kl(self, q: Mixture, kind: KLKind) -> Tensor:
         if kind == "montecarlo":
             row = torch.arange(self.components, device=self.examples.device)
             return mixture.kl_montecarlo(
@@ -304,13 +309,14 @@ class IBNN(nn.Module):
                 complaint("y", f"of {rows} rows like x", f"shape {tuple(y.shape)}", "Pass a target for every row.")
             )
         args, kwargs = call_arguments(tree_map(lambda t: _repeat(t, rows, samples), x))
+        q = self.posterior()
         with self._unchanged_on_error():
-            z = self._training_draws(rows, samples, spread=spread, offset=offset or 0)
+            z = self._training_draws(q, rows, samples, spread=spread, offset=offset or 0)
             output = _logits(self._run(args, kwargs, z))
             self.likelihood.check(output, y)
             nll = self.likelihood.nll(output, _repeat(y, rows, samples))
-        kl = self.kl()
-        entropy = self.entropy() if gamma else torch.zeros_like(kl)
+        kl = self._kl(q, self.kl_kind)
+        entropy = mixture.entropy_bound(q) if gamma else torch.zeros_like(kl)
         if offset is None:
             self.examples.add_(rows)
         return objective.elbo(nll, kl, entropy, n_data=n_data, beta=beta, gamma=gamma)
@@ -329,8 +335,7 @@ class IBNN(nn.Module):
             weight_decay: Of the weights alone.
             undo_k: False leaves the factor 1/K in place, for rates that allow for it (the paper's λ1).
         """
-        for latent in self.latents.values():
-            latent.gradient_scale = float(self.components) if undo_k else 1.0
+        self.gradient_scale = float(self.components) if undo_k else 1.0
         latents = {id(p): p for latent in self.latents.values() for p in latent.parameters()}
         weights = [p for p in self.net.parameters() if id(p) not in latents]
         groups = [

@@ -34,11 +34,7 @@ def words(at: Tensor) -> Tensor:
     >>> bool(words(address(0, 1)) == words(address(1, 0)))
     False
     """
-    word = torch.full_like(at[0], 0x9E3779B9)
-    for part in at:
-        low, high = part & _WORD, (part >> 32) & _WORD
-        word = _mix((_mix((word + low) & _WORD) + high) & _WORD)
-    return word
+    return _hash(at)
 
 
 @torch.library.custom_op("ibnn::normals", mutates_args=())
@@ -51,7 +47,7 @@ def normals(at: Tensor, nodes: int) -> Tensor:
     """
     half = (nodes + 1) // 2
     columns = _mix(torch.arange(2 * half, device=at.device) + 0x5BD1E995)
-    bits = _mix(words(at)[:, None] ^ columns).to(torch.float32)  # (R, 2·half), uniform on [0, 2³²]
+    bits = _mix(_hash(at)[:, None] ^ columns).to(torch.float32)  # (R, 2·half), uniform on [0, 2³²]
     radius = bits[:, :half].add(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
     angle = bits[:, half:].mul(2.0 * math.pi * 2.0**-32)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :nodes].contiguous()
@@ -65,6 +61,14 @@ def _(at: Tensor) -> Tensor:
 @normals.register_fake
 def _(at: Tensor, nodes: int) -> Tensor:
     return at.new_empty((at.shape[1], nodes), dtype=torch.float32)
+
+
+def _hash(at: Tensor) -> Tensor:
+    word = torch.full_like(at[0], 0x9E3779B9)
+    for part in at:
+        low, high = part & _WORD, (part >> 32) & _WORD
+        word = _mix((_mix((word + low) & _WORD) + high) & _WORD)
+    return word
 
 
 def _mix(x: Tensor) -> Tensor:

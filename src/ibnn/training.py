@@ -4,6 +4,7 @@ Everything random in a step is a pure function of (seed, step): order, dropout, 
 moment and taken up from a checkpoint ends with the very bits of one that was not.
 """
 
+import hashlib
 import random
 import shlex
 import signal
@@ -28,7 +29,6 @@ from ibnn.diagnosis import diagnose
 from ibnn.errors import complaint
 from ibnn.monitor import History, Monitor, write_history
 from ibnn.network import IBNN
-from ibnn.normal import address, words
 from ibnn.objective import ELBO
 from ibnn.prediction import batch_length, call_arguments, predict, tree_map
 from ibnn.recipe import Recipe
@@ -539,8 +539,10 @@ def _first_not_finite(model: IBNN, piece: Share) -> str:
 
 def _seed_generators(*parts: int) -> None:
     """Seeds torch's, numpy's and Python's generators from an address."""
-    seed = int(words(address(*parts)))
-    torch.manual_seed(seed)
+    seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond where there is no GPU
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
