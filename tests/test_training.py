@@ -136,6 +136,24 @@ def test_regression_and_numpy() -> None:
     assert history["valid_rmse"][-1] < 0.5 * history["valid_rmse"][0]
 
 
+def test_mixed_precision_keeps_float32_parameters() -> None:
+    model = make_model("linear")
+    history = fit(model, (X[:160], Y[:160]), (X[160:], Y[160:]), precision="bf16", **OPTIONS)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    exact = fit(make_model("linear"), (X[:160], Y[:160]), (X[160:], Y[160:]), **OPTIONS)
+    assert history["valid_nll"][-1] == pytest.approx(exact["valid_nll"][-1], rel=0.05)
+
+
+def test_a_frozen_backbone_stays_as_it_was() -> None:
+    model = make_model("linear")
+    before = copy.deepcopy(model.net.state_dict())
+    for name, parameter in model.net.named_parameters():
+        parameter.requires_grad_("latent" in name)
+    fit(model, (X, Y), **OPTIONS)
+    for name, value in model.net.state_dict().items():
+        assert torch.equal(value, before[name]) == ("latent" not in name), name
+
+
 # -------------------------------------------------------------------------------------------- stopping, averaging
 
 

@@ -21,17 +21,18 @@ from ibnn.prediction import (
 )
 
 if TYPE_CHECKING:
+    from ibnn.divergence import DivergedError
     from ibnn.monitor import History
     from ibnn.recipe import Recipe, Schedule
     from ibnn.saving import Adapters, load
-    from ibnn.training import DivergedError, fit
+    from ibnn.training import fit
 
 __version__ = "0.1.0"
 
 # What needs more than torch is imported when it is first used.
 _LAZY = {
     "Adapters": "saving",
-    "DivergedError": "training",
+    "DivergedError": "divergence",
     "History": "monitor",
     "Recipe": "recipe",
     "Schedule": "recipe",

@@ -352,9 +352,11 @@ class IBNN(nn.Module):
 
     # -------------------------------------------------------------------------------------------------- prediction
 
-    def predict(self, x: Inputs, *, samples: int = 5, seed: int = 0, batch_size: int = 256) -> Prediction:
+    def predict(
+        self, x: Inputs, *, samples: int = 5, seed: int = 0, batch_size: int = 256, progress: bool = True
+    ) -> Prediction:
         """Answers with uncertainty from `samples` draws of every component; see `ibnn.predict`."""
-        return predict(self, x, samples=samples, seed=seed, batch_size=batch_size)
+        return predict(self, x, samples=samples, seed=seed, batch_size=batch_size, progress=progress)
 
     def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0) -> Tensor:
         """Outputs of `samples` networks per component, (K·S, B, …), component-major, in eval mode.

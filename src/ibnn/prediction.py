@@ -189,7 +189,15 @@ class Method(Modular, Protocol):
         """As `nn.Module.parameters`."""
 
 
-def predict(method: Method, inputs: Inputs, *, samples: int = 5, seed: int = 0, batch_size: int = 256) -> Prediction:
+def predict(
+    method: Method,
+    inputs: Inputs,
+    *,
+    samples: int = 5,
+    seed: int = 0,
+    batch_size: int = 256,
+    progress: bool = True,
+) -> Prediction:
     """Answers for a tensor, a tuple or mapping of inputs, or a loader of batches, in bounded memory.
 
     Args:
@@ -199,6 +207,7 @@ def predict(method: Method, inputs: Inputs, *, samples: int = 5, seed: int = 0, 
         samples: Draws per component, S.
         seed: Decides the draws.
         batch_size: Rows that go through the network at once; changes nothing else.
+        progress: Shows a bar while it goes through a loader in a terminal.
 
     Where several workers run (torch.distributed), all must pass the same loader: they share its batches, and each gets
     the answers for all of them, in order.
@@ -211,7 +220,7 @@ def predict(method: Method, inputs: Inputs, *, samples: int = 5, seed: int = 0, 
             raise ValueError(complaint(name, "an integer of at least 1", value, f"Pass {name}=5 or leave it out."))
     device = next(method.parameters()).device
     from_loader = not isinstance(inputs, Tensor | tuple | list | dict) and isinstance(inputs, Iterable)
-    batches: Iterable[Inputs] = map(_inputs_of, _progress(inputs)) if from_loader else [inputs]
+    batches: Iterable[Inputs] = map(_inputs_of, _progress(inputs) if progress else inputs) if from_loader else [inputs]
     if not from_loader:
         batch_length(inputs)
     home = torch.device("cpu") if from_loader else next(tensors(inputs)).device

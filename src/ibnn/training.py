@@ -4,8 +4,6 @@ Everything random in a step is a pure function of (seed, step): order, dropout, 
 moment and taken up from a checkpoint ends with the very bits of one that was not.
 """
 
-import hashlib
-import random
 import shlex
 import signal
 import sys
@@ -21,24 +19,22 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibnn import checkpoint
+from ibnn.averaging import Average, estimate_statistics, load
 from ibnn.batches import Share, Source, Worker, as_source
 from ibnn.diagnosis import diagnose
+from ibnn.divergence import DivergedError, first_not_finite
 from ibnn.errors import complaint
+from ibnn.generators import generators_restored, seed_generators
 from ibnn.monitor import History, Monitor, write_history
 from ibnn.network import IBNN
 from ibnn.objective import ELBO
-from ibnn.prediction import batch_length, call_arguments, predict, tree_map
+from ibnn.prediction import batch_length, predict, tree_map
 from ibnn.recipe import Recipe
 
 Callback = Callable[[dict[str, Any], IBNN], None]
 DEFAULT_EPOCHS = 30
-
-
-class DivergedError(RuntimeError):
-    """Training produced a loss or a gradient that is not finite; the last good checkpoint is in place."""
 
 
 @dataclass
@@ -50,7 +46,6 @@ class _Progress:
     rows: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
     waited: int = 0  # evaluations since the best one
-    averaged: int = 0  # epochs in the SWA mean
     finished: str = ""
 
 
@@ -94,7 +89,7 @@ def fit(
     elif recipe.patience:
         raise ValueError(complaint("patience", "0 without validation data", recipe.patience, "Pass valid=(x, y)."))
     run = _Run(model, source, held_out, recipe, Path(run_dir) if run_dir else None, n_data, quiet)
-    with _generators_restored(), run.catching_signals():
+    with generators_restored(), run.catching_signals():
         try:
             run.take_up(resume)
             run.train(callbacks)
@@ -129,13 +124,15 @@ class _Run:
         if trackers:
             self.accelerator.init_trackers("ibnn")
         self.worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
+        if source.rows < self.worker.world:
+            raise ValueError(complaint("train", "at least a row for each worker", source.rows, "Use fewer workers."))
         self.model.kl_kind = recipe.kl or model.kl_kind
         model.reseed(recipe.seed)
         if recipe.sync_batchnorm and self.worker.world > 1:
             model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
         self.optimisers = self._make_optimisers()
         self.loss, *self.prepared = self.accelerator.prepare(_Loss(model, recipe), *self.optimisers)
-        self.averages: dict[str, Tensor] = {}  # of EMA or SWA, by name
+        self.average = Average()  # of EMA or SWA
         self.best: dict[str, Tensor] = {}  # the state of the best evaluation, by name
         self.monitor = Monitor(self.total, 0, quiet=True)
         self.quiet = quiet or not self.accelerator.is_main_process
@@ -148,14 +145,15 @@ class _Run:
         self.monitor = Monitor(self.total, progress.step, quiet=self.quiet)
         while not progress.finished:
             epoch, first = divmod(progress.step, per_epoch)
-            _seed_generators(self.recipe.seed, epoch, 0, self.worker.rank, 0)  # what a loader's own sampler draws from
+            seed_generators(self.recipe.seed, epoch, 0, self.worker.rank, 0)  # what a loader's own sampler draws from
             shares = self.source.epoch(self.recipe.seed, epoch, first=first, worker=self.worker)
             while True:
-                _seed_generators(self.recipe.seed, epoch, progress.step, self.worker.rank, 1)
+                seed_generators(self.recipe.seed, epoch, progress.step, self.worker.rank, 1)
                 share = next(shares, None)
-                if share is None:
+                if share is None:  # fewer batches than announced: a last one with too few rows for all workers
+                    progress.step = min((epoch + 1) * per_epoch, self.total)
                     break
-                _seed_generators(self.recipe.seed, epoch, progress.step, self.worker.rank, 2)  # however it was loaded
+                seed_generators(self.recipe.seed, epoch, progress.step, self.worker.rank, 2)  # however it was loaded
                 terms, rates = self._step(share)
                 progress.step += 1
                 self._record(terms, rates, share)
@@ -195,7 +193,8 @@ class _Run:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.model.examples.add_(share.total)
-        self._update_ema()
+        if recipe.ema:
+            self.average.update(self.model, recipe.ema)
         loss_sum, nll_sum, kl_sum = torch.stack(sums).sum(0)
         local = batch_length(share.x)
         return ELBO(loss_sum / local, nll_sum / local, kl_sum / local, torch.zeros(())), rates
@@ -232,7 +231,7 @@ class _Run:
 
     def _check_finite(self, loss: Tensor, piece: Share) -> None:
         if not bool(loss.detach().isfinite()):
-            where = _first_not_finite(self.model, piece)
+            where = first_not_finite(self.model, piece)
             self._diverged(f"the loss is {loss.item()} ({where})")
 
     def _diverged(self, what: str) -> None:
@@ -256,9 +255,9 @@ class _Run:
         epoch = -(-progress.step // self.source.steps)
         last = progress.step >= self.total
         if recipe.swa < 1 and progress.step > recipe.swa * self.total:
-            self._update_swa()
-        if last and self.averages:
-            self._use_averages()
+            self.average.update(self.model)
+        if last and self.average.state:
+            self._use_average()
         if last or epoch % recipe.evaluate_every == 0:
             self._write_row(epoch, callbacks)
         if last:
@@ -266,7 +265,7 @@ class _Run:
         elif recipe.patience and progress.waited >= recipe.patience:
             progress.finished = "patience"
         if progress.finished and self.best:
-            _load(self.model, self.best)
+            load(self.model, self.best)
         self._maybe_stop_or_save(at_epoch=True)
 
     def _write_row(self, epoch: int, callbacks: Sequence[Callback]) -> None:
@@ -293,6 +292,14 @@ class _Run:
         for callback in callbacks:
             callback(row, self.model)
 
+    def _use_average(self) -> None:
+        """Puts the average in the model's place."""
+        load(self.model, self.average.state)
+        if self.recipe.swa < 1:
+            shares = self.source.epoch(self.recipe.seed, 0)
+            device = self.accelerator.device
+            estimate_statistics(self.model, (tree_map(lambda t: t.to(device), share.x) for share in shares))
+
     def _evaluate(self, source: Source) -> dict[str, float]:
         """Scores on validation data; the workers share the batches of `predict`."""
         targets: list[Tensor] = []
@@ -302,7 +309,7 @@ class _Run:
                 targets.append(share.y)
                 yield (share.x,)
 
-        prediction = predict(self.model, inputs(), samples=self.recipe.eval_samples)
+        prediction = predict(self.model, inputs(), samples=self.recipe.eval_samples, progress=False)
         return self.model.likelihood.score(prediction, torch.cat(targets).cpu())
 
     def _global_sums(self) -> list[float]:
@@ -314,51 +321,15 @@ class _Run:
             return list(total)
         return self.progress.sums
 
-    # ----------------------------------------------------------------------------------------------------- averages
-
-    def _floats(self) -> dict[str, Tensor]:
-        return {name: value for name, value in self.model.state_dict().items() if value.is_floating_point()}
-
-    def _update_ema(self) -> None:
-        if self.recipe.ema:
-            for name, value in self._floats().items():
-                mean = self.averages.setdefault(name, value.clone())
-                mean.lerp_(value, 1 - self.recipe.ema)
-
-    def _update_swa(self) -> None:
-        self.progress.averaged += 1
-        for name, value in self._floats().items():
-            mean = self.averages.setdefault(name, value.clone())
-            mean.lerp_(value, 1 / self.progress.averaged)
-
-    def _use_averages(self) -> None:
-        """Puts the average in place; after SWA BatchNorm's statistics are estimated anew, for the mean of weights."""
-        _load(self.model, self.averages)
-        norms = [m for m in self.model.net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-        if self.recipe.swa == 1 or not norms:
-            return
-        momenta = [norm.momentum for norm in norms]
-        examples = self.model.examples.clone()
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # a plain mean over batches
-        self.model.train()
-        with torch.no_grad():
-            for share in self.source.epoch(self.recipe.seed, 0):
-                args, kwargs = call_arguments(tree_map(lambda t: t.to(self.accelerator.device), share.x))
-                self.model(*args, **kwargs)
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        self.model.examples.copy_(examples)
-
     # -------------------------------------------------------------------------------------------------- checkpoints
 
     def _maybe_stop_or_save(self, at_epoch: bool = False) -> None:
         every = self.recipe.checkpoint_every
         due = self.progress.step % every == 0 if every else at_epoch
-        if self.folder and (due or self.signal or self.progress.finished):
+        stop = self._agreed_signal(at_epoch)
+        if self.folder and (due or stop or self.progress.finished):
             self._save()
-        if self.signal and not self.progress.finished:
+        if stop and not self.progress.finished:
             self.monitor.close()
             command = shlex.join(["python", *sys.argv])
             print(
@@ -366,14 +337,23 @@ class _Run:
                 f"To go on, run the same command again: {command}",
                 file=sys.stderr,
             )
-            raise SystemExit(128 + self.signal)
+            raise SystemExit(128 + stop)
+
+    def _agreed_signal(self, at_epoch: bool) -> int:
+        """The signal to stop on. Several workers must stop at the same step, and ask each other only now and then."""
+        if self.worker.world == 1:
+            return self.signal
+        if self.folder is None or not (at_epoch or self.progress.step % 10 == 0):
+            return 0
+        mine = torch.tensor([self.signal], device=self.accelerator.device)
+        return int(self.accelerator.gather(mine).max())
 
     def _save(self) -> None:
         self.progress.sums = list(self._global_sums())
         if not self.accelerator.is_main_process or self.folder is None:
             return
         tensors: dict[str, Tensor] = {}
-        for prefix, state in (("model", self.model.state_dict()), ("average", self.averages), ("best", self.best)):
+        for prefix, state in (("model", self.model.state_dict()), ("average", self.average.state), ("best", self.best)):
             tensors |= {f"{prefix}/{name}": value for name, value in state.items()}
         optimisers = []
         for number, optimiser in enumerate(self.optimisers):
@@ -381,6 +361,7 @@ class _Run:
             tensors |= packed
             optimisers.append(data)
         data = {"progress": asdict(self.progress), "recipe": self.recipe.to_toml(), "optimisers": optimisers}
+        data["averaged"] = self.average.count
         checkpoint.save(self.folder / "checkpoints", self.progress.step, tensors, data, keep=self.recipe.keep)
 
     def take_up(self, resume: str) -> None:
@@ -410,7 +391,7 @@ class _Run:
             prefix, _, rest = name.partition("/")
             parts.get(prefix, {})[rest] = tensor.to(self.accelerator.device)
         self.model.load_state_dict(parts["model"])
-        self.averages, self.best = parts["average"], parts["best"]
+        self.average.state, self.average.count, self.best = parts["average"], saved.data["averaged"], parts["best"]
         for number, (optimiser, data) in enumerate(zip(self.optimisers, saved.data["optimisers"], strict=True)):
             checkpoint.unpack_optimiser(optimiser, f"optimiser{number}", saved.tensors, data)
         self.progress = _Progress(**saved.data["progress"])
@@ -496,70 +477,6 @@ def _count_targets(model: IBNN, source: Source) -> int:
     """N: counted in tensors; in a Dataset, as many targets an example as the first batch has."""
     if isinstance(source.data, tuple):
         return model.likelihood.data(source.data[1])
-    with _generators_restored():
+    with generators_restored():
         first = next(source.epoch(0, 0))
     return max(round(source.rows * model.likelihood.data(first.y) / len(first.y)), source.batch_size)
-
-
-def _load(model: IBNN, state: dict[str, Tensor]) -> None:
-    """Overwrites parameters and buffers by name, in place."""
-    own = model.state_dict()
-    with torch.no_grad():
-        for name, value in state.items():
-            own[name].copy_(value)
-
-
-def _first_not_finite(model: IBNN, piece: Share) -> str:
-    """Names the first layer whose output, or whose own parameters, are not finite."""
-    for name, parameter in model.named_parameters():
-        if not bool(parameter.isfinite().all()):
-            return f"parameter {name!r} is not finite"
-    found: list[str] = []
-
-    def note(name: str, output: Any) -> None:
-        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
-            found.append(name)
-
-    handles = [
-        m.register_forward_hook(lambda _m, _a, out, name=name: note(name, out))
-        for name, m in model.net.named_modules()
-        if name
-    ]
-    try:
-        with torch.no_grad():
-            args, kwargs = call_arguments(piece.x)
-            model.net(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return (
-        f"first in the output of layer {found[0]!r}" if found else "in the loss itself: are targets and inputs finite?"
-    )
-
-
-def _seed_generators(*parts: int) -> None:
-    """Seeds torch's, numpy's and Python's generators from an address."""
-    seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond where there is no GPU
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
-
-
-@contextmanager
-def _generators_restored() -> Iterator[None]:
-    """Gives torch's, numpy's and Python's generators back as they were."""
-    numpy = sys.modules.get("numpy")
-    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        if numpy:
-            numpy.random.set_state(states[2])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
