@@ -63,14 +63,15 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[[Path, bool], Data], st
     "mlp-regression": (lambda: mlp(1, 1, hidden=64, layers=3), cubic, "gaussian"),
     "transformer": (Transformer, fashion, "categorical"),
     "vgg16-eighth": (lambda: VGG16(width=0.125), cifar, "categorical"),
-    "wrn-16-1": (lambda: WideResNet(depth=16, width=1), cifar, "categorical"),
+    "wrn-10-1": (lambda: WideResNet(depth=10, width=1), cifar, "categorical"),
 }
 # (components, batch size, init_std): each varied over its range, and the corners where slices are smallest
 CELLS = [
     *[(k, 128, std) for k in (1, 8, 32) for std in (0.05, 0.3, 0.75)],
-    *[(8, size, std) for size in (16, 1024) for std in (0.05, 0.75)],
+    *[(8, 16, std) for std in (0.05, 0.75)],
     (32, 16, 0.75),
     (1, 16, 0.75),
+    (8, 1024, 0.75),
 ]
 
 

@@ -1,0 +1,83 @@
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ibnn import demo
+
+ROOT = Path(__file__).parents[1]
+SMALL: dict[str, Any] = {"epochs": 3, "candidates": [[0.3, 1.0], [0.5, 10.0]], "samples": 1}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("demo")
+    return out, demo.run(out, seed=0, recipe=SMALL)
+
+
+def test_result_file_table_and_figures(ran: tuple[Path, dict[str, Any]]) -> None:
+    out, result = ran
+    saved = json.loads((out / "results.json").read_text())
+    assert saved == result
+    rows = demo.table(saved)
+    assert [row[0] for row in rows[1:]] == list(demo.NAMES)
+    for row, values in zip(rows[1:], saved["metrics"].values(), strict=True):
+        assert row[2].startswith(f"{values['nll'][0]:.3f} ")
+        assert row[1].startswith(f"{100 * values['error'][0]:.1f} ")
+    for name in ("reliability", "digits", "entropy"):
+        content = (out / f"{name}.png").read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 10_000
+
+
+def test_splits_are_disjoint_and_leave_the_held_out_classes_out() -> None:
+    train, valid, test, ood = demo.load_splits(0, demo.RECIPE)
+    keys = [{tuple(row) for row in part.x.flatten(1).tolist()} for part in (train, valid, test)]
+    assert not keys[0] & (keys[1] | keys[2])
+    assert not keys[1] & keys[2]
+    assert (len(train.y), len(valid.y)) == (80, 240)
+    assert all(int(part.y.max()) == 7 for part in (train, valid, test))
+    assert len(train.y) + len(valid.y) + len(test.y) + len(ood) == 1797
+
+
+def test_choices_never_look_at_test_labels(
+    ran: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoiled(seed: int, recipe: dict[str, Any]) -> Any:
+        train, valid, test, ood = original(seed, recipe)
+        return train, valid, test._replace(y=(test.y + 1) % 8), ood
+
+    original = demo.load_splits
+    monkeypatch.setattr(demo, "load_splits", spoiled)
+    other = demo.run(tmp_path, seed=0, recipe=SMALL)
+    for name in ("chosen", "strengths", "temperatures"):
+        assert other[name] == ran[1][name]
+    assert other["metrics"] != ran[1]["metrics"]
+
+
+def test_temperature_is_the_best_one() -> None:
+    torch.manual_seed(0)
+    labels = torch.randint(4, (4000,))
+    logits = torch.randn(4000, 4)
+    logits[torch.arange(4000), labels] += 1.0  # for these Gaussians the log odds are the logits: temperature 1
+    assert demo.best_temperature(3 * logits, labels) == pytest.approx(3.0, rel=0.1)
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def missing(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+    monkeypatch.setattr(demo, "run", missing)
+    assert demo.main([]) == 1
+    assert "pip install 'ibnn[demo,train]'" in capsys.readouterr().err
+
+
+def test_readme_shows_the_committed_result() -> None:
+    result = json.loads((ROOT / "experiments" / "results" / "demo.json").read_text())
+    block = re.search(r"<!-- demo:begin -->\n(.*)<!-- demo:end -->", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    assert block[1] == demo.markdown(result)
+    assert result["recipe"] == demo.RECIPE
