@@ -276,6 +276,32 @@ def _draw_reliability(answers: dict[str, Answer], labels: Tensor, figure: Any) -
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0.2, 1.02), ylim=(0, 1.04))
     title = "Below the diagonal: more confident than right"
     axes.set_title(f"{title}\n(dot area: share of the test images; bins of fewer than 5 left out)", fontsize=10)
+    legend = axes.legend(loc="lower right", frameon=False)
+    for handle in legend.legend_handles:
+        handle.set_sizes([40])
+
+
+def _draw_digits(model: ibnn.IBNN, test: Digits, seen: CategoricalPrediction, figure: Any) -> None:
+    """Four most and four least certain images, each over its draws' probabilities."""
+    order = seen.total.argsort()
+    picks = torch.cat([order[:4], order[-4:]])
+    draws = model.draw_logits(test.x[picks]).softmax(-1)  # (K·S, 8, C)
+    grid = figure.subplots(2, 8, height_ratios=(1, 1.6))
+    for column, pick in enumerate(picks.tolist()):
+        top, bottom = grid[0, column], grid[1, column]
+        top.imshow(test.x[pick, 0].numpy(), cmap="gray_r")
+        top.set_title(f"H = {seen.total[pick]:.2f}", fontsize=9)
+        image = bottom.imshow(draws[:, column].detach().numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1)
+        bottom.set_xticks(range(8))
+        bottom.tick_params(labelsize=7)
+        bottom.set_xlabel(f"class (true: {int(test.y[pick])})", fontsize=8)
+        for axes in (top, bottom):
+            axes.set_yticks([])
+        top.set_xticks([])
+    grid[1, 0].set_ylabel(f"{len(draws)} draws", fontsize=8)
+    figure.colorbar(image, ax=grid[1, :], label="probability", shrink=0.9, pad=0.01)
+    title = "Most certain (left four) and least certain (right four) test digits, and what each draw says"
+    figure.suptitle(title, fontsize=10)
 
 
 def _draw_entropy(seen: CategoricalPrediction, unseen: CategoricalPrediction, figure: Any) -> None:
