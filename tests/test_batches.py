@@ -1,9 +1,17 @@
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from ibnn.batches import Source, Worker, as_source
 
@@ -61,18 +69,28 @@ def test_unshuffled_and_drop_last_loaders_stay_so() -> None:
     assert source.steps == 4
 
 
-def test_a_loader_with_its_own_sampler_is_gone_through_as_it_is() -> None:
-    loader = DataLoader(TensorDataset(X, Y), batch_size=5, sampler=WeightedRandomSampler(torch.ones(23), 23))
-    source = as_source(loader, batch_size=99)
-    torch.manual_seed(3)
-    expected = [y.tolist() for _, y in loader]
-    torch.manual_seed(3)
-    assert rows(source) == expected
-    torch.manual_seed(3)
-    assert rows(source, first=2) == expected[2:]
-    torch.manual_seed(3)
-    second = [share.y.tolist() for share in source.epoch(0, 0, worker=Worker(1, 2))]
-    assert second == [batch[len(batch) // 2 :] for batch in expected]
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedRandomSampler(torch.ones(23).tolist(), 23),
+        SubsetRandomSampler(range(11)),
+        RandomSampler(range(23), replacement=True, num_samples=13),
+    ],
+    ids=["weighted", "subset", "replacement"],
+)
+def test_a_sampler_of_the_user_s_own_decides_the_rows(sampler: Any) -> None:
+    source = as_source(DataLoader(TensorDataset(X, Y), batch_size=5, sampler=sampler), batch_size=99)
+    assert (source.rows, source.steps) == (len(sampler), -(-len(sampler) // 5))
+    whole = rows(source)
+    assert list(map(len, whole)) == [5] * (len(sampler) // 5) + [len(sampler) % 5]
+    torch.manual_seed(99)
+    assert rows(source) == whole  # a function of seed and epoch alone
+    assert rows(source, 1) != whole
+    assert rows(source, first=2) == whole[2:]
+    halves = [[share.y.tolist() for share in source.epoch(0, 0, worker=Worker(rank, 2))] for rank in (0, 1)]
+    assert [a + b for a, b in zip(*halves, strict=True)] == [batch for batch in whole if len(batch) > 1]
+    if isinstance(sampler, SubsetRandomSampler):
+        assert sorted(chain.from_iterable(whole)) == list(range(11))
 
 
 def test_loading_processes_give_the_same_batches() -> None:

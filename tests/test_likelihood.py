@@ -224,6 +224,9 @@ def test_scores_are_those_of_the_metrics() -> None:
     y = torch.randint(2, (8, 4))
     b = Bernoulli().summarise(draws[..., 0])
     assert Bernoulli().score(b, y)["nll"] == pytest.approx(F.binary_cross_entropy(b.probs, y.float()).item())
+    sure = Bernoulli().summarise(torch.full((7, 1, 2, 1), 40.0))  # where 1 − p is 0 in float32
+    assert Bernoulli().score(sure, torch.zeros(2, 1))["nll"] == pytest.approx(40.0)
+    assert (sure.probs <= 1).all()
     g = Gaussian().summarise(draws[..., 0])
     expected = -torch.distributions.Normal(g.draw_means, 1.0).log_prob(torch.zeros(8, 4)).exp().mean(0).log().mean()
     scores = Gaussian().score(g, torch.zeros(8, 4))
@@ -248,6 +251,8 @@ def test_scores_are_those_of_the_metrics() -> None:
             "means and as many variances",
         ),
         (lambda: Bernoulli().check(torch.zeros(3, 2), torch.full((3, 2), 2)), r"in \[0, 1\]"),
+        (lambda: Bernoulli().check(torch.zeros(3, 2), torch.full((3, 2), math.nan)), r"in \[0, 1\]"),
+        (lambda: Gaussian().score(Gaussian().summarise(torch.zeros(1, 1, 3, 1)), torch.zeros(3)), r"of shape \(3, 1\)"),
         (lambda: Categorical().check(torch.zeros(3), torch.zeros(3).long()), "class scores in axis 1"),
         (lambda: Gaussian().summarise(torch.zeros(1, 1, 1, 1)).interval(1.0), "`level`"),
     ],

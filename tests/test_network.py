@@ -1,10 +1,12 @@
 import copy
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import ibnn
 from ibnn.latent import Latent
@@ -128,6 +130,21 @@ def test_a_batch_equals_the_same_batch_in_pieces(pieces: tuple[int, ...]) -> Non
     for a, b in zip(x.split(pieces), y.split(pieces), strict=True):
         (parts.elbo(a, b, n_data=50, samples=2).loss * len(a) / 12).backward()
     assert torch.equal(whole.examples, parts.examples)
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("cut", [1, 5, 7, 11])
+def test_named_parts_of_a_batch_equal_the_batch_wherever_it_is_cut(cut: int) -> None:
+    whole, parts = make_model(4), make_model(4)
+    for model in (whole, parts):
+        model.examples.fill_(3)
+    x, y = torch.randn(12, 5), torch.randint(3, (12,))
+    whole.elbo(x, y, n_data=50, samples=2).loss.backward()
+    for rows in (slice(0, cut), slice(cut, 12)):
+        terms = parts.elbo(x[rows], y[rows], n_data=50, samples=2, part=(rows.start, 12))
+        (terms.loss * len(x[rows]) / 12).backward()
+    assert parts.examples == 3
     for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
@@ -379,6 +396,58 @@ def test_networks_that_return_something_else() -> None:
     with pytest.raises(TypeError, match="returns tuple"):
         pair.predict(x)
     assert ibnn.convert(Named(), components=2).predict(x).probs.shape == (2, 3)
+
+
+class SequenceFirst(nn.Module):
+    """Puts the sequence before the batch on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x.transpose(0, 1)).transpose(0, 1).mean(1))
+
+
+@pytest.mark.parametrize("length", [4, 8], ids=["as long as the batch", "a multiple"])
+def test_a_batch_that_is_first_only_by_chance_is_refused(length: int) -> None:
+    model = ibnn.convert(SequenceFirst(), components=2, seed=0).train()
+    x = torch.randn(4, length, 5)
+    with pytest.raises(ValueError, match=r"input of layer 'inner'.*exclude=\['inner'\]"):
+        model(x)
+    assert model.examples == 0
+    assert model.eval()(x).shape == (4, 3)  # one z for all rows needs no batch axis
+    ibnn.convert(SequenceFirst(), components=2, exclude="inner").train()(x)
+
+
+def test_reentrant_checkpointing_is_refused_and_not_silently_wrong() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(checkpoint(self.first, x, use_reentrant=True))
+
+    model = ibnn.convert(Checkpointed(), components=2, seed=0).train()
+    loss = model(torch.randn(4, 5, requires_grad=True)).sum()
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        loss.backward()
+
+
+def test_threads_do_not_mix_their_draws() -> None:
+    model, x = make_model(4), torch.randn(3, 5)
+    expected = [model.predict(x, seed=seed).probs for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda seed: model.predict(x, seed=seed % 4).probs, range(80)))
+    assert all(torch.equal(probs, expected[number % 4]) for number, probs in enumerate(found))
+
+
+def test_models_do_not_share_a_likelihood() -> None:
+    likelihood = ibnn.Gaussian()
+    a, b = (ibnn.convert(make_net(), likelihood=likelihood) for _ in range(2))
+    assert a.likelihood.log_std is not b.likelihood.log_std
+    assert ibnn.convert(make_net(), likelihood=likelihood, copy=False).likelihood is likelihood
 
 
 # ------------------------------------------------------------------------------------------------------- torch.compile

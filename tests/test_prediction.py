@@ -1,4 +1,5 @@
 import math
+from collections import UserDict
 
 import pytest
 import torch
@@ -84,6 +85,10 @@ def test_several_inputs() -> None:
     assert_same(model.predict(DataLoader(rows, batch_size=4)), by_position)
     pairs = [((a[i], b[i]), 0) for i in range(9)]
     assert_same(model.predict(DataLoader(pairs, batch_size=4)), by_position)
+    triples = TensorDataset(a, b, torch.zeros(9))  # as fit reads them: the last entry is the target
+    assert_same(model.predict(DataLoader(triples, batch_size=4)), by_position)
+    assert_same(model.predict((a.numpy(), b.numpy())), by_position)
+    assert_same(model.predict(UserDict(a=a, b=b)), by_position)
     torch.testing.assert_close(model.eval()(a, b=b), model(a, b))
     labels = torch.randint(3, (9,))
     assert model.elbo({"a": a, "b": b}, labels, n_data=9, samples=2).nll.isfinite()
@@ -125,6 +130,7 @@ def test_prediction_moves_and_joins() -> None:
     ("inputs", "match"),
     [
         (torch.tensor([[0.0] * 5, [math.nan] * 5]), "input 0.*NaN in row 1"),
+        (torch.full((3, 5, 2, 2), math.nan).to(memory_format=torch.channels_last), "NaN in row 0"),
         (torch.empty(0, 5), "at least one row"),
         (DataLoader(TensorDataset(torch.tensor([[0.0] * 5] * 5 + [[math.nan] * 5])), batch_size=2), "NaN in row 5"),
         (iter([]), "an empty loader"),

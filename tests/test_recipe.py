@@ -18,8 +18,9 @@ from ibnn import Recipe, Schedule
         ({"lr": -1.0}, r"`lr` to be greater than 0, but got -1.0"),
         ({"epochs": 1.5}, r"`epochs` to be a valid integer"),
         ({"optimiser": "lion"}, r"`optimiser` to be 'adam' or 'sgd'"),
-        ({"epochs": 3, "steps": 4}, "give epochs or steps, not both"),
-        ({"ema": 0.9, "swa": 0.5}, "give ema or swa, not both"),
+        ({"epochs": 3, "steps": 4}, "Give epochs or steps, not both"),
+        ({"ema": 0.9, "swa": 0.5}, "Give one of ema, swa and patience"),
+        ({"ema": 0.9, "patience": 3}, "Give one of ema, swa and patience"),
         ({"lr": float("nan")}, "`lr`"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from fit_job import make_data, make_net
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 import ibnn
 from ibnn import Recipe, fit
@@ -54,9 +54,9 @@ def test_fit_is_algorithm_1_written_out() -> None:
         share for epoch in (0, 1) for share in ibnn.batches.as_source((X[:160], Y[:160]), batch_size=32).epoch(0, epoch)
     ]
     for step, share in enumerate(batches):
-        t = step / len(batches)
+        t = (step + 0.5) / len(batches)
         weights.param_groups[0]["lr"] = 0.1 * recipe.schedule.factor(t)
-        loss = slow.elbo(share.x, share.y, n_data=160, samples=2, beta=min(1.0, 1.5 * t)).loss
+        loss = slow.elbo(share.x, share.y, n_data=160, samples=2, beta=recipe.beta_at(t)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(groups[0]["params"], 0.5)
         torch.nn.utils.clip_grad_norm_(groups[1]["params"], 0.7)
@@ -72,6 +72,35 @@ def test_accumulation_changes_nothing_but_memory() -> None:
     fit(whole, (X[:160], Y[:160]), **OPTIONS)
     fit(pieces, (X[:160], Y[:160]), accumulate=4, **OPTIONS)
     close(whole, pieces, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_accumulation_weighs_ignored_and_weighted_targets_right(weighted: bool) -> None:
+    y = Y[:160].clone()
+    y[::3] = -100
+    weight = torch.tensor([0.2, 1.0, 3.0]) if weighted else None
+    models = [
+        ibnn.convert(make_net("linear"), components=8, likelihood=ibnn.Categorical(weight=weight), seed=0)
+        for _ in range(2)
+    ]
+    rows = [
+        fit(model, (X[:160], y), accumulate=pieces, epochs=2, batch_size=20, lr=0.01, quiet=True).rows
+        for model, pieces in zip(models, (1, 3), strict=True)
+    ]
+    close(*models, rtol=1e-4, atol=1e-5)
+    assert rows[1][-1] == pytest.approx(rows[0][-1], rel=1e-4)
+
+
+def test_one_step_moves_the_weights() -> None:
+    model = make_model("linear")
+    before = model.net[0].weight.clone()
+    fit(model, (X, Y), epochs=1, batch_size=203, quiet=True)
+    assert not torch.equal(model.net[0].weight, before)
+
+
+def test_only_converted_networks_are_trained() -> None:
+    with pytest.raises(TypeError, match=r"`model` to be made by ibnn.convert, but got Sequential"):
+        fit(make_net("linear"), (X, Y))  # type: ignore[arg-type]
 
 
 def test_it_learns_and_reports() -> None:
@@ -189,8 +218,9 @@ def test_averages_of_the_weights(options: dict[str, float]) -> None:
     values = [state[name] for state in states]
     if "ema" in options:
         mean = values[0]
-        for value in values[1:]:
-            mean = 0.8 * mean + 0.2 * value
+        for count, value in enumerate(values[1:], start=2):
+            decay = min(0.8, count / (9 + count))
+            mean = decay * mean + (1 - decay) * value
     else:
         mean = torch.stack(values[1:]).mean(0)  # steps 2, 3, 4 come after 0.3 of training
     torch.testing.assert_close(averaged.state_dict()[name], mean)
@@ -257,6 +287,8 @@ def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     fit(make_model(), (X, Y), run_dir=tmp_path, **OPTIONS)
     with pytest.raises(ValueError, match=r"`run_dir` .*one with lr = 0.001"):
         fit(make_model(), (X, Y), run_dir=tmp_path, lr=0.5, **OPTIONS)
+    with pytest.raises(ValueError, match=r"one with examples = 203, n_data = 203"):
+        fit(make_model(), (X[:100], Y[:100]), run_dir=tmp_path, **OPTIONS)
     fit(make_model(), (X, Y), run_dir=tmp_path, lr=0.5, resume="never", **OPTIONS)
     with pytest.raises(ValueError, match="a folder with a whole checkpoint"):
         fit(make_model(), (X, Y), run_dir=tmp_path / "new", resume="must", **OPTIONS)
@@ -266,10 +298,38 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("extra", [{}, {"ema": 0.9}, {"swa": 0.2}, {"patience": 50}], ids=str)
-@pytest.mark.parametrize("data", ["tensors", "dataset"])
+class Jittered(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Random transforms, from each of the generators that people use."""
+
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = torch.randn(6) + random.random() + np.random.rand()  # noqa: NPY002
+        return X[index] + 0.1 * noise, Y[index]
+
+
+def make_train(kind: str) -> Any:
+    data = TensorDataset(X[:160], Y[:160])
+    return {
+        "tensors": (X[:160], Y[:160]),
+        "dataset": data,
+        "transforms": Jittered(),
+        "weighted": DataLoader(data, batch_size=32, sampler=WeightedRandomSampler([1.0] * 160, 160)),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("data", "extra"),
+    [
+        *(("tensors", extra) for extra in ({}, {"ema": 0.9}, {"swa": 0.2}, {"patience": 50})),
+        *((data, {}) for data in ("dataset", "transforms", "weighted")),
+        ("transforms", {"workers": 1}),
+    ],
+    ids=str,
+)
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, data: str, extra: dict[str, Any]) -> None:
-    train: Any = (X[:160], Y[:160]) if data == "tensors" else TensorDataset(X[:160], Y[:160])
+    train = make_train(data)
     valid = (X[160:], Y[160:])
     options = OPTIONS | {"epochs": 4, "checkpoint_every": 3} | extra
     whole, parts = make_model(), make_model()
@@ -278,7 +338,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, data: str, e
     def stop(row: dict[str, Any], m: ibnn.IBNN) -> None:
         raise Stop
 
-    for _ in range(3):  # each attempt gets to the end of one more epoch
+    for _ in range(3):  # each attempt gets to the end of one more epoch, and is taken up in the middle of it
         with pytest.raises(Stop):
             fit(make_model(), train, valid, run_dir=tmp_path, callbacks=[stop], **options)
     history = fit(parts, train, valid, run_dir=tmp_path, **options)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ibnn.inputs import call_arguments
 from ibnn.network import IBNN
-from ibnn.prediction import call_arguments
 
 
 class Average:
@@ -19,9 +19,12 @@ class Average:
         self.count = 0  # updates so far
 
     def update(self, model: IBNN, decay: float | None = None) -> None:
-        """Moves the average towards the model: by 1 − decay (EMA), or so that it is the mean of all so far (SWA)."""
+        """Moves the average towards the model: by 1 − decay (EMA), or so that it is the mean of all so far (SWA).
+
+        The decay of an EMA starts small, so that short runs are not averages of their start.
+        """
         self.count += 1
-        share = 1 / self.count if decay is None else 1 - decay
+        share = 1 / self.count if decay is None else 1 - min(decay, self.count / (9 + self.count))
         for name, value in model.state_dict().items():
             if value.is_floating_point():
                 self.state.setdefault(name, value.clone()).lerp_(value, share)

@@ -4,7 +4,7 @@ The batches of an epoch are a pure function of (seed, epoch), cut from one order
 share of each. So the batches are the same for any number of workers, and a run can be taken up at any step.
 """
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from ibnn.errors import complaint
+from ibnn.generators import generators_restored, seed_generators
+from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, split_inputs, tree_map
 from ibnn.normal import address, words
-from ibnn.prediction import Inputs, batch_length, tree_map
 
 
 class Share(NamedTuple):
@@ -42,12 +43,13 @@ class Source:
     """Training or validation data of any accepted kind.
 
     Attributes:
-        data: A pair of tensors, a Dataset, or a loader with an order of its own.
+        data: A pair of tensors, a Dataset, or the loader of an IterableDataset.
         rows: Number of examples.
         batch_size: Rows of a whole batch.
         shuffled: Whether an epoch has a new order.
         drop_last: Whether a last batch that is not full is left out.
         loading: Options for the DataLoader of a Dataset.
+        sampler: A batch sampler of the user's own, which gives the rows of the batches.
     """
 
     data: Any
@@ -56,48 +58,58 @@ class Source:
     shuffled: bool = True
     drop_last: bool = False
     loading: tuple[tuple[str, Any], ...] = ()
+    sampler: Any = None
 
     @property
     def steps(self) -> int:
         """Batches an epoch."""
         if isinstance(self.data, DataLoader):
             return len(self.data)
+        if self.sampler is not None:
+            return len(self.sampler)
         return self.rows // self.batch_size if self.drop_last else -(-self.rows // self.batch_size)
 
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
         """The batches of an epoch from the given one on, as this worker's shares."""
-        worker = worker or Worker()
+        worker, word = worker or Worker(), int(words(address(seed, number)))
         if isinstance(self.data, DataLoader):
-            return self._foreign(first, worker)
+            return self._iterable(word, first, worker)
+        batches = [b for b in self._order(word) if len(b) >= worker.world]  # no worker goes without
+        return self._indexed(batches, word, first, worker)
+
+    def _order(self, word: int) -> list[Tensor]:
+        """The rows of each batch of an epoch."""
+        if self.sampler is not None:
+            with generators_restored():
+                seed_generators(word)
+                return [torch.tensor(list(batch)) for batch in self.sampler]
         order = torch.arange(self.rows)
         if self.shuffled:
-            generator = torch.Generator().manual_seed(int(words(address(seed, number))))
-            order = torch.randperm(self.rows, generator=generator)
-        batches = [b for b in order.split(self.batch_size) if len(b) == self.batch_size or not self.drop_last]
-        batches = [b for b in batches if len(b) >= worker.world]  # no worker goes without
-        return self._indexed(batches, first, worker)
+            order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(word))
+        return [b for b in order.split(self.batch_size) if len(b) == self.batch_size or not self.drop_last]
 
-    def _indexed(self, batches: list[Tensor], first: int, worker: Worker) -> Iterator[Share]:
+    def _indexed(self, batches: list[Tensor], word: int, first: int, worker: Worker) -> Iterator[Share]:
         parts = [batch[worker.part(len(batch))] for batch in batches]
         if isinstance(self.data, tuple):
             pairs: Iterable[Any] = (tree_map(lambda t: t[part], self.data) for part in parts[first:])  # noqa: B023
         else:
             options = dict(self.loading)
             skip = first if options.get("num_workers") else 0  # loading processes must go through what was skipped
+            options["generator"] = torch.Generator().manual_seed(word)  # decides the loading processes' own seeds
             loader = DataLoader(self.data, batch_sampler=[p.tolist() for p in parts[first - skip :]], **options)
             pairs = (split_batch(batch) for number, batch in enumerate(loader) if number >= skip)
         for whole, (x, y) in zip(batches[first:], pairs, strict=True):
             yield Share(x, y, worker.part(len(whole)).start, len(whole))
 
-    def _foreign(self, first: int, worker: Worker) -> Iterator[Share]:
-        """A loader with an order of its own: every worker goes through it and takes its rows of each batch."""
+    def _iterable(self, word: int, first: int, worker: Worker) -> Iterator[Share]:
+        """The loader of an IterableDataset: every worker goes through it and takes its rows of each batch."""
+        seed_generators(word)
         for number, batch in enumerate(self.data):
             x, y = split_batch(batch)
             rows = batch_length(x)
             if number >= first and rows >= worker.world:
                 part = worker.part(rows)
-                cut = tree_map(lambda t: t[part] if t.dim() and len(t) == rows else t, x)  # noqa: B023
-                yield Share(cut, y[part], part.start, rows)
+                yield Share(slice_rows(x, part, rows), y[part], part.start, rows)
 
 
 def as_source(data: Any, *, batch_size: int, name: str = "train", workers: int = 0, shuffled: bool = True) -> Source:
@@ -110,7 +122,7 @@ def as_source(data: Any, *, batch_size: int, name: str = "train", workers: int =
     if isinstance(data, DataLoader):
         return _from_loader(data, name, shuffled)
     if isinstance(data, tuple | list) and len(data) == 2:
-        x, y = _tensors(data[0]), _tensors(data[1])
+        x, y = as_tensors(data[0]), as_tensors(data[1])
         if not isinstance(y, Tensor) or batch_length(x) != len(y):
             got = f"{batch_length(x)} inputs and {len(y) if isinstance(y, Sized) else type(y).__name__} targets"
             raise ValueError(complaint(name, "as many inputs as targets", got, "Pass (x, y) of equal length."))
@@ -124,52 +136,42 @@ def as_source(data: Any, *, batch_size: int, name: str = "train", workers: int =
 
 
 def _from_loader(loader: DataLoader[Any], name: str, shuffled: bool) -> Source:
-    """Takes a plain loader's dataset and options over; goes through any other loader as it is."""
-    plain = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) in (RandomSampler, SequentialSampler)
-    if isinstance(loader.dataset, IterableDataset) or not plain or loader.batch_size is None:
-        try:
-            rows = len(loader.dataset)  # type: ignore[arg-type]
-            len(loader)
-        except TypeError:
-            remedy = "Give the dataset a __len__: KL and schedules need it."
-            raise TypeError(complaint(name, "a loader of known length", "one without", remedy)) from None
+    """Takes a loader's dataset, order and options over, so that an epoch can be taken up anywhere."""
+    try:
+        rows = len(loader.dataset)  # type: ignore[arg-type]
+        len(loader)
+    except TypeError:
+        remedy = "Give the dataset and the sampler a __len__: KL and schedules need it."
+        raise TypeError(complaint(name, "a loader of known length", "one without", remedy)) from None
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return Source(loader, rows, loader.batch_size or 1)
-    options = {
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "worker_init_fn": loader.worker_init_fn,
-    }
-    rows = len(loader.dataset)  # type: ignore[arg-type]
+    kept = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "prefetch_factor", "timeout")
+    loading = (
+        *((option, getattr(loader, option)) for option in kept),
+        ("multiprocessing_context", loader.multiprocessing_context),
+    )
+    sampler = loader.sampler
+    whole = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == rows
+    plain = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and whole)
+    if type(loader.batch_sampler) is not BatchSampler or not plain or loader.batch_size is None:
+        drawn = len(sampler) if type(loader.batch_sampler) is BatchSampler and isinstance(sampler, Sized) else rows
+        return Source(loader.dataset, drawn, loader.batch_size or 1, loading=loading, sampler=loader.batch_sampler)
     return Source(
         loader.dataset,
         rows,
         min(loader.batch_size, rows),
-        shuffled=shuffled and type(loader.sampler) is RandomSampler,
+        shuffled=shuffled and whole,
         drop_last=loader.drop_last and rows >= loader.batch_size,
-        loading=tuple(options.items()),
+        loading=loading,
     )
 
 
 def split_batch(batch: Any) -> tuple[Inputs, Tensor]:
-    """Inputs and targets of a loader's batch: (x, y), (x1, x2, …, y), or a dict with "labels"."""
-    if isinstance(batch, dict) and isinstance(batch.get("labels"), Tensor):
-        return {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
-    if isinstance(batch, tuple | list) and len(batch) >= 2 and isinstance(batch[-1], Tensor):
-        return batch[0] if len(batch) == 2 else tuple(batch[:-1]), batch[-1]
+    """Inputs and targets of a loader's batch: (x, y), (x1, x2, …, y), or a mapping with "labels"."""
+    target = batch.get("labels") if isinstance(batch, Mapping) else None
+    if isinstance(batch, tuple | list) and len(batch) >= 2:
+        target = batch[-1]
+    if isinstance(target, Tensor):
+        return split_inputs(batch), target
     got = f"a {type(batch).__name__}"
     raise TypeError(complaint("batch", 'a pair (x, y) or a dict with "labels"', got, "Set the loader's collate_fn."))
-
-
-def _tensors(tree: Any) -> Any:
-    """Arrays as tensors, float64 arrays as float32; containers of them likewise."""
-    if isinstance(tree, Tensor):
-        return tree
-    if isinstance(tree, dict):
-        return {key: _tensors(value) for key, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        return tuple(_tensors(value) for value in tree)
-    if hasattr(tree, "__array__"):
-        tensor = torch.as_tensor(tree)
-        return tensor.float() if tensor.dtype == torch.float64 else tensor
-    return tree

@@ -1,5 +1,6 @@
 """SURGERY: plan · convert · revert. Everything is checked before anything is touched."""
 
+import copy as copying
 import difflib
 import fnmatch
 import math
@@ -11,13 +12,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ibnn.errors import complaint
+from ibnn.inputs import Inputs, call_arguments, evaluating
 from ibnn.latent import Latent
 from ibnn.layers import layer_parameter, layer_type
 from ibnn.likelihood import LIKELIHOODS, Likelihood
 from ibnn.mixture import CLOSED_FORMS, KLKind
 from ibnn.network import IBNN, check_seed, duplicate, strip
 from ibnn.observe import bypassed
-from ibnn.prediction import Inputs, call_arguments, evaluating
 
 Pattern = str | type[nn.Module]
 
@@ -202,7 +203,7 @@ def convert(
     planned = plan(net, include=include, exclude=exclude, example=example)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
-    net = duplicate(net) if copy else net
+    net, likelihood = (duplicate(net), copying.deepcopy(likelihood)) if copy else (net, likelihood)
     for entry in planned.layers:
         _attach(net.get_submodule(entry.name), entry, components)
     return IBNN(

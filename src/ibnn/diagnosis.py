@@ -297,7 +297,7 @@ def _at_start(case: _Case) -> set[int]:
     """Ids of the latent parameters that are where `convert` put them: ρ = f(seed), μ = 1 + init_std · g(seed)."""
     model, still = case.model, set()
     row, sizes = torch.arange(model.components), [layer.nodes for layer in case.layers]
-    keys = [address(model.seed.cpu(), key, row) for key in (_INIT_MEAN, _INIT_STD)]
+    keys = [address(model.init_seed, key, row) for key in (_INIT_MEAN, _INIT_STD)]
     noises = [normals(key, model.nodes).split(sizes, 1) for key in keys]
     for latent, mean_noise, std_noise in zip(model.latents.values(), *noises, strict=True):
         g, mean = mean_noise.double(), latent.mean.cpu().double()

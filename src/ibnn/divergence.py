@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ibnn.batches import Share
+from ibnn.inputs import call_arguments
 from ibnn.network import IBNN
-from ibnn.prediction import call_arguments
 
 
 class DivergedError(RuntimeError):

@@ -98,6 +98,7 @@ class Latent(nn.Module):
         self.set(std=torch.tensor(0.05))
         self.z = None
         self.recall = None
+        self.without_graph = False  # whether the layer last met a z that it could not send a gradient to
 
     @property
     def std(self) -> Tensor:
@@ -115,8 +116,13 @@ class Latent(nn.Module):
     def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the layer: its first argument x becomes x ∘ z."""
         z = self.z
-        if z is None and self.recall is not None and self.recall[0] == backward_pass():
+        if z is not None:
+            self.without_graph = z.requires_grad and not torch.is_grad_enabled()
+        elif self.recall is not None and self.recall[0] == backward_pass():
             z = self.recall[1]
+            if self.without_graph:
+                remedy = "Pass use_reentrant=False to checkpoint: the other kind loses the latents' gradient."
+                raise RuntimeError(complaint("use_reentrant", "False in gradient checkpointing", True, remedy))
         if z is None:
             return None
         if args:

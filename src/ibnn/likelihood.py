@@ -32,6 +32,10 @@ class Likelihood(nn.Module, ABC):
         """How many data a target tensor holds."""
         return target.numel()
 
+    def mass(self, target: Tensor) -> Tensor:
+        """What `nll` divides its sum over the data by; it weighs parts of a batch against each other."""
+        return torch.tensor(float(self.data(target)))
+
     @abstractmethod
     def combine(self, draws: Tensor) -> Tensor:
         """One output that stands for draws (J, B, …): what the network in eval mode returns."""
@@ -110,9 +114,12 @@ class Categorical(Likelihood):
             label_smoothing=self.label_smoothing,
             reduction="sum",
         )
+        return loss / self.mass(target).to(loss).clamp_min(torch.finfo(loss.dtype).tiny)
+
+    def mass(self, target: Tensor) -> Tensor:
+        """The sum of the class weights of the targets that are not ignored; their number without class weights."""
         kept = target != self.ignore_index
-        counts = kept.to(loss.dtype) if self.weight is None else self.weight[target.long() * kept] * kept
-        return loss / counts.sum().clamp_min(torch.finfo(loss.dtype).tiny)
+        return (kept.float() if self.weight is None else self.weight[target.long() * kept] * kept).sum()
 
     def data(self, target: Tensor) -> int:
         """How many targets are not ignored."""
@@ -152,7 +159,7 @@ class Bernoulli(Likelihood):
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raises if targets are not in [0, 1] or not of the output's shape."""
         _check_shape(output, target)
-        if target.min() < 0 or target.max() > 1:
+        if not bool((target >= 0).all() and (target <= 1).all()):  # nor NaN
             got = f"values from {target.min():g} to {target.max():g}"
             raise ValueError(complaint("y", "in [0, 1]", got, "Pass 0 for no and 1 for yes."))
 
@@ -172,12 +179,15 @@ class Bernoulli(Likelihood):
         mean = _log_mean(F.logsigmoid(draws), 2)
         probs = draws.sigmoid()  # (K, S, B, …)
         split = _entropy_split(torch.stack([probs, (-draws).sigmoid()], dim=-1))
-        return BernoulliPrediction(mean.exp(), mean, *split, _standard_error(probs))
+        no = _log_mean(F.logsigmoid(-draws), 2)
+        return BernoulliPrediction(mean.exp(), mean, *split, _standard_error(probs), no)
 
     def score(self, prediction: BernoulliPrediction, target: Tensor) -> dict[str, float]:
         """NLL and error, per label."""
-        loss = F.binary_cross_entropy(prediction.probs, target.to(prediction.probs.dtype))
-        return {"nll": loss.item(), "error": (prediction.labels != (target > 0.5)).double().mean().item()}
+        _check_shape(prediction.probs, target)
+        yes = target.to(prediction.probs.dtype)
+        nll = -(yes * prediction.log_probs + (1 - yes) * prediction.log_complements).mean()
+        return {"nll": nll.item(), "error": (prediction.labels != (target > 0.5)).double().mean().item()}
 
 
 class Gaussian(Likelihood):
@@ -265,8 +275,8 @@ class Gaussian(Likelihood):
 
     def score(self, prediction: GaussianPrediction, target: Tensor) -> dict[str, float]:
         """NLL of the mixture, and root mean squared error."""
-        rmse = (prediction.mean - target).square().mean().sqrt()
-        return {"nll": -prediction.log_prob(target).mean().item(), "rmse": rmse.item()}
+        nll = -prediction.log_prob(target).mean()  # refuses a target of another shape
+        return {"nll": nll.item(), "rmse": (prediction.mean - target).square().mean().sqrt().item()}
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
@@ -291,7 +301,7 @@ def _check_shape(output: Tensor, target: Tensor) -> None:
 def _log_mean(log_probs: Tensor, axes: int) -> Tensor:
     """Log of the mean probability over the first axes."""
     draws = log_probs.flatten(0, axes - 1)
-    return draws.logsumexp(0) - math.log(len(draws))
+    return (draws.logsumexp(0) - math.log(len(draws))).clamp_max(0)  # rounding may end above
 
 
 def _standard_error(values: Tensor) -> Tensor:

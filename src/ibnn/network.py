@@ -3,6 +3,7 @@
 import copy
 import functools
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,15 +14,17 @@ from torch import Tensor, nn
 
 from ibnn import mixture, objective
 from ibnn.errors import complaint
+from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating, tensors, tree_map
 from ibnn.latent import Latent, backward_pass, scale_gradient
 from ibnn.layers import fold
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import address, normals, words
-from ibnn.observe import bypassed, tensors
-from ibnn.prediction import Inputs, Prediction, batch_length, call_arguments, evaluating, predict, tree_map
+from ibnn.observe import bypassed, check_batch_first, input_shapes
+from ibnn.prediction import Prediction, predict
 
-# Address spaces of the draws: the first part of a key after the seed.
+_SMALL = 2**16  # entries of a buffer that is worth a copy at every step
+# Address spaces of the draws: the first part of an address after the seed.
 _INIT_MEAN, _INIT_STD, _TRAIN, _ASSIGN, _PREDICT, _KL = range(6)
 
 
@@ -69,6 +72,8 @@ class IBNN(nn.Module):
         device = next(net.parameters()).device
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
+        self.init_seed = seed  # decided the latents' start
+        self._lock = threading.RLock()  # latents hold the z of one forward pass at a time
         self._watched_modes: set[bool] = set()  # modes in which bypassed layers were looked for
         self.reseed(seed)
         self._initialise(init_std)
@@ -138,7 +143,7 @@ class IBNN(nn.Module):
         z = self._means() if self.eval_samples == 0 else self._draws(self.eval_samples, self.eval_seed)
         return self.likelihood.combine(self._outputs(args, kwargs, z))
 
-    def _assign(self, rows: int, first: Tensor) -> Tensor:
+    def _assign(self, rows: int) -> Tensor:
         """Places of a batch's examples in the endless round of components: (rows,), place mod K is the component.
 
         A batch takes up the round where the last one stopped, so counts differ by at most one within a batch and even
@@ -148,17 +153,19 @@ class IBNN(nn.Module):
         width = self.components
         groups = -(-rows // width)
         position = torch.arange(groups * width, device=self.examples.device)
-        shuffle = words(address(self.seed, _ASSIGN, first + position))
+        shuffle = words(address(self.seed, _ASSIGN, self.examples + position))
         shuffle = torch.where(position < rows, shuffle, 2**32)  # places beyond the batch stay behind those in it
-        return (first + position // width * width + shuffle.view(groups, width).argsort(1).flatten())[:rows]
+        return (self.examples + position // width * width + shuffle.view(groups, width).argsort(1).flatten())[:rows]
 
-    def _training_draws(self, q: Mixture, rows: int, samples: int, *, spread: bool, offset: int = 0) -> Tensor:
-        """z for S copies of a batch, (S·rows, nodes), copy-major."""
-        first = self.examples + offset
-        place = self._assign(rows, first)
+    def _training_draws(
+        self, q: Mixture, rows: int, samples: int, *, spread: bool, part: tuple[int, int] | None = None
+    ) -> Tensor:
+        """z for S copies of a batch, or of a part of one, (S·rows, nodes), copy-major."""
+        first, total = part or (0, rows)
+        place = self._assign(total)[first : first + rows]
         copy_number = torch.arange(samples, device=place.device)[:, None]
         component = (place * samples + copy_number if spread else place.expand(samples, -1)) % self.components
-        example = first + torch.arange(rows, device=place.device)
+        example = self.examples + first + torch.arange(rows, device=place.device)
         noise = normals(address(self.seed, _TRAIN, example, copy_number), q.mean.shape[1])
         return q.draw(component.flatten(), noise)
 
@@ -189,10 +196,14 @@ class IBNN(nn.Module):
             with self._multiplied_by(z):
                 return self.net(*args, **kwargs)
         if self.training in self._watched_modes:
-            with self._multiplied_by(z), _no_fast_path():
+            with self._lock, self._multiplied_by(z), _no_fast_path():
                 return self._remembered(self.net(*args, **kwargs), z)
-        with self._multiplied_by(z), _no_fast_path(), bypassed(self.net, self._layers()) as names:
+        layers = self._layers()
+        watch = bypassed(self.net, layers)
+        with self._lock, self._multiplied_by(z), _no_fast_path(), input_shapes(layers) as shapes, watch as names:
             output = self.net(*args, **kwargs)
+        if z.dim() == 2:  # a z for each row
+            check_batch_first(self.net, layers, shapes, args, kwargs)
         if names:
             raise RuntimeError(
                 complaint(
@@ -237,12 +248,12 @@ class IBNN(nn.Module):
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
-        """Puts the network's buffers (running statistics) back if the block fails."""
+        """Puts the network's buffers (running statistics, not the likes of masks) back if the block fails."""
         if torch.compiler.is_compiling():
             yield
             return
-        modules = list(self.net.modules())
-        buffers = [(m, name, b, b.clone()) for m in modules for name, b in m._buffers.items() if b is not None]
+        named = [(m, name, b) for m in self.net.modules() for name, b in m._buffers.items() if b is not None]
+        buffers = [(*entry, entry[2].clone()) for entry in named if entry[2].numel() <= _SMALL]
         try:
             yield
         except BaseException:
@@ -286,7 +297,7 @@ class IBNN(nn.Module):
         beta: float = 1.0,
         gamma: float = 0.0,
         spread: bool = False,
-        offset: int | None = None,
+        part: tuple[int, int] | None = None,
     ) -> objective.ELBO:
         """The loss of Algorithm 1 on a batch, and its terms.
 
@@ -298,8 +309,9 @@ class IBNN(nn.Module):
             beta: Weight of the KL.
             gamma: Weight of the posterior's entropy, which keeps components apart and wide.
             spread: Sends the copies of an example to different components (the authors' code) and not to one.
-            offset: Where x begins in a larger batch whose other parts are computed elsewhere (on other workers, or in
-                turn); the caller then adds the whole batch's length to `examples` once all parts are done.
+            part: (where x begins, rows of the whole) in a larger batch whose other parts are computed elsewhere, on
+                other workers or in turn; components and draws are then those of the whole batch. The caller adds the
+                whole batch's rows to `examples` once all parts are done.
         """
         data = self.likelihood.data(y)
         objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
@@ -311,13 +323,13 @@ class IBNN(nn.Module):
         args, kwargs = call_arguments(tree_map(lambda t: _repeat(t, rows, samples), x))
         q = self.posterior()
         with self._unchanged_on_error():
-            z = self._training_draws(q, rows, samples, spread=spread, offset=offset or 0)
+            z = self._training_draws(q, rows, samples, spread=spread, part=part)
             output = _logits(self._run(args, kwargs, z))
             self.likelihood.check(output, y)
             nll = self.likelihood.nll(output, _repeat(y, rows, samples))
         kl = self._kl(q, self.kl_kind)
         entropy = mixture.entropy_bound(q) if gamma else torch.zeros_like(kl)
-        if offset is None:
+        if part is None:
             self.examples.add_(rows)
         return objective.elbo(nll, kl, entropy, n_data=n_data, beta=beta, gamma=gamma)
 
@@ -356,14 +368,15 @@ class IBNN(nn.Module):
         self, x: Inputs, *, samples: int = 5, seed: int = 0, batch_size: int = 256, progress: bool = True
     ) -> Prediction:
         """Answers with uncertainty from `samples` draws of every component; see `ibnn.predict`."""
-        return predict(self, x, samples=samples, seed=seed, batch_size=batch_size, progress=progress)
+        with self._lock:
+            return predict(self, x, samples=samples, seed=seed, batch_size=batch_size, progress=progress)
 
     def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0) -> Tensor:
         """Outputs of `samples` networks per component, (K·S, B, …), component-major, in eval mode.
 
         Row k·S + s is the network `draw(component=k, index=s, seed=seed)`, whatever the batch or `samples`.
         """
-        with evaluating(self):
+        with self._lock, evaluating(self):
             return self._outputs(*call_arguments(x), self._draws(samples, seed))
 
     def component(self, k: int) -> nn.Module:
@@ -372,6 +385,8 @@ class IBNN(nn.Module):
 
     def draw(self, component: int, index: int = 0, seed: int = 0) -> nn.Module:
         """The plain network of one draw, in eval mode: it computes row component·S + index of `draw_logits`."""
+        if index < 0:
+            raise IndexError(complaint("index", "0 or more", index, "Count draws from 0."))
         return self._folded(self._draws(1, seed, components=[self._component_index(component)], first=index)[0])
 
     def _component_index(self, k: int) -> int:
@@ -408,6 +423,14 @@ class IBNN(nn.Module):
         from ibnn.hub import from_pretrained
 
         return from_pretrained(source, net, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles get a lock of their own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._lock = threading.RLock()
 
     def extra_repr(self) -> str:
         """What `print` shows of the model."""

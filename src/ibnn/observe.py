@@ -1,12 +1,17 @@
-"""WATCH: finds layers whose weight is read outside their own call, where a latent would have no effect."""
+"""WATCH: finds what a latent cannot serve: weights read outside their layer's call, layers that see no batch first."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
+
+from ibnn.errors import complaint
+from ibnn.inputs import batch_length, evaluating, tensors, tree_map
 
 
 class _Reads(TorchFunctionMode):
@@ -27,23 +32,6 @@ class _Reads(TorchFunctionMode):
             read |= set().union(*(self.computed[tensor][1] for tensor in read & self.computed.keys()))
             self.seen |= (read & self.watched).difference(*self.open)
         return result
-
-
-def tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and mappings, in order.
-
-    >>> import torch
-    >>> [len(t) for t in tensors({"a": torch.zeros(2), "b": (torch.zeros(3), None)})]
-    [2, 3]
-    """
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors(value)
-    elif isinstance(tree, tuple | list):
-        for value in tree:
-            yield from tensors(value)
 
 
 @contextmanager
@@ -82,3 +70,56 @@ def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
     parametrizations = getattr(module, "parametrizations", None)
     if isinstance(parametrizations, nn.ModuleDict):
         yield from parametrizations.parameters()
+
+
+@contextmanager
+def input_shapes(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[torch.Size]]]:
+    """Collects the shapes of the inputs that layers are called with."""
+    shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
+
+    def note(name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        shapes[name] += [tensor.shape for tensor in tensors((args, kwargs))][:1]
+
+    handles = [
+        layer.register_forward_pre_hook(partial(note, name), with_kwargs=True, prepend=True)
+        for name, layer in layers.items()
+    ]
+    try:
+        yield shapes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_batch_first(
+    net: nn.Module, layers: Mapping[str, nn.Module], seen: Mapping[str, list[torch.Size]], args: Any, kwargs: Any
+) -> None:
+    """Raises if the leading dimension of a layer's input does not grow with the batch.
+
+    Where the two agree only by chance (a sequence as long as the batch, put first), rows would get each other's z. If
+    the shapes `seen` leave that open, runs the network twice without gradients, in eval mode and without latents, on
+    batches of two lengths.
+    """
+    rows = batch_length((args, kwargs))
+    if all(shape[0] == rows and rows not in shape[1:-1] for shapes in seen.values() for shape in shapes):
+        return
+    longer = tree_map(lambda t: torch.cat([t, t[:1]]) if t.dim() and len(t) == rows else t, (args, kwargs))
+    met: list[dict[str, list[torch.Size]]] = []
+    for positional, named in ((args, kwargs), longer):
+        try:
+            with input_shapes(layers) as shapes, evaluating(net), torch.no_grad():
+                net(*positional, **named)
+        except Exception:
+            return  # a network of one batch size only: nothing to compare
+        met.append(shapes)
+    for name in layers:
+        for short, long in zip(met[0][name], met[1][name], strict=False):
+            if short[0] * (rows + 1) != long[0] * rows:
+                raise ValueError(
+                    complaint(
+                        f"input of layer {name!r}",
+                        "of a leading dimension that is the batch or a multiple of it",
+                        f"shape {tuple(short)} for {rows} rows and {tuple(long)} for {rows + 1}",
+                        f"If this layer does not see the batch first, leave it out: exclude=[{name!r}].",
+                    )
+                )

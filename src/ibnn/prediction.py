@@ -6,8 +6,7 @@ splits exactly: total = aleatoric + epistemic, epistemic = between components + 
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, Self
 
@@ -15,9 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.observe import tensors
-
-Inputs = Any  # what one call of the network takes: a tensor, a tuple (positional) or a mapping (by keyword)
+from ibnn.inputs import (
+    Inputs,
+    Modular,
+    as_tensors,
+    batch_length,
+    call_arguments,
+    evaluating,
+    slice_rows,
+    split_inputs,
+    tensors,
+    tree_map,
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,13 @@ class CategoricalPrediction(Prediction):
 
 @dataclass(frozen=True)
 class BernoulliPrediction(CategoricalPrediction):
-    """As `CategoricalPrediction`, for independent yes/no labels: every field has the shape of the network's output."""
+    """As `CategoricalPrediction`, for independent yes/no labels: every field has the shape of the network's output.
+
+    Attributes:
+        log_complements: Log of the probability of no.
+    """
+
+    log_complements: Tensor
 
     @property
     def labels(self) -> Tensor:
@@ -136,6 +150,10 @@ class GaussianPrediction(Prediction):
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Log density of the mixture at a target of the mean's shape."""
+        if target.shape != self.mean.shape:
+            got = f"shape {tuple(target.shape)}"
+            remedy = f"Pass target.reshape({tuple(self.mean.shape)})."
+            raise ValueError(complaint("target", f"of shape {tuple(self.mean.shape)}", got, remedy))
         log_normal = torch.distributions.Normal(self.draw_means, self.draw_stds).log_prob(target)
         return torch.logsumexp(log_normal, 0) - math.log(len(log_normal))
 
@@ -164,13 +182,6 @@ class Summary(Protocol):
 
     def summarise(self, draws: Tensor) -> Prediction:
         """Turns draws of a network's output, (K, S, B, …), into a prediction."""
-
-
-class Modular(Protocol):
-    """Anything with modules."""
-
-    def modules(self) -> Iterator[nn.Module]:
-        """As `nn.Module.modules`."""
 
 
 class Method(Modular, Protocol):
@@ -202,11 +213,12 @@ def predict(
 
     Args:
         method: A converted network or a baseline. It is evaluated in eval mode and left in the mode it was in.
-        inputs: What one call of the network takes, or an iterable of such batches. Of a loader's pairs the first entry
-            is the input; of its mappings all entries but "labels" are.
+        inputs: What one call of the network takes, or an iterable of such batches. Of a batch that is a tuple the last
+            entry is the target, unless it is the only one; of a mapping all entries but "labels" are inputs.
         samples: Draws per component, S.
         seed: Decides the draws.
-        batch_size: Rows that go through the network at once; changes nothing else.
+        batch_size: Rows that go through the network at once; changes nothing else. The outputs of all draws for these
+            rows are held in memory: lower it for dense outputs (segmentation).
         progress: Shows a bar while it goes through a loader in a terminal.
 
     Where several workers run (torch.distributed), all must pass the same loader: they share its batches, and each gets
@@ -219,8 +231,11 @@ def predict(
         if not isinstance(value, int) or value < 1:
             raise ValueError(complaint(name, "an integer of at least 1", value, f"Pass {name}=5 or leave it out."))
     device = next(method.parameters()).device
+    inputs = as_tensors(inputs)
     from_loader = not isinstance(inputs, Tensor | tuple | list | dict) and isinstance(inputs, Iterable)
-    batches: Iterable[Inputs] = map(_inputs_of, _progress(inputs) if progress else inputs) if from_loader else [inputs]
+    batches: Iterable[Inputs] = (
+        map(split_inputs, _progress(inputs) if progress else inputs) if from_loader else [inputs]
+    )
     if not from_loader:
         batch_length(inputs)
     home = torch.device("cpu") if from_loader else next(tensors(inputs)).device
@@ -241,46 +256,6 @@ def predict(
     return type(parts[0][1]).cat([part for _, part in parts])
 
 
-def call_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Splits inputs into the positional and keyword arguments of the network's forward."""
-    if isinstance(inputs, dict):
-        return (), inputs
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
-
-
-def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Applies a function to every tensor in nested tuples, lists and dicts."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {name: tree_map(function, value) for name, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        return type(tree)(tree_map(function, value) for value in tree)
-    return tree
-
-
-def batch_length(inputs: Any) -> int:
-    """The batch size: the leading dimension of the first tensor; at least 1, or an error."""
-    first = next(tensors(inputs), None)
-    if first is None or first.dim() == 0 or len(first) == 0:
-        got = "no tensor" if first is None else f"shape {tuple(first.shape)}"
-        raise ValueError(complaint("x", "a batch of at least one row", got, "Put the batch in the first dimension."))
-    return len(first)
-
-
-@contextmanager
-def evaluating(method: Modular) -> Iterator[None]:
-    """Eval mode for the length of a block; afterwards every module is in the mode it was in."""
-    modes = [(module, module.training) for module in method.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def _worker() -> tuple[int, int]:
     """Rank and number of workers."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -295,29 +270,22 @@ def _gathered(parts: list[tuple[int, Prediction]], world: int) -> list[tuple[int
     return sorted((part for theirs in everyone for part in theirs), key=lambda part: part[0])
 
 
-def _inputs_of(batch: Any) -> Inputs:
-    """The inputs in a loader's batch."""
-    if isinstance(batch, tuple | list):
-        return batch[0]
-    if isinstance(batch, dict):
-        return {name: value for name, value in batch.items() if name != "labels"}
-    return batch
-
-
 def _chunks(inputs: Inputs, size: int, first: int) -> Iterator[Inputs]:
     """Slices a batch into pieces of at most `size` rows and refuses NaN; `first` is the number of the first row."""
     rows = batch_length(inputs)
-    named = inputs if isinstance(inputs, dict) else {f"input {i}": t for i, t in enumerate(call_arguments(inputs)[0])}
+    named = (
+        inputs if isinstance(inputs, Mapping) else {f"input {i}": t for i, t in enumerate(call_arguments(inputs)[0])}
+    )
     for name, value in named.items():
         for tensor in tensors(value):
             if tensor.is_floating_point() and tensor.dim() and len(tensor) == rows and tensor.isnan().any():
-                row = first + int(tensor.isnan().view(rows, -1).any(1).nonzero()[0])
+                row = first + int(tensor.isnan().reshape(rows, -1).any(1).nonzero()[0])
                 raise ValueError(complaint(name, "free of NaN", f"NaN in row {row}", "Clean or drop that row."))
     if rows <= size:
         yield inputs
         return
     for start in range(0, rows, size):
-        yield tree_map(lambda t: t[start : start + size] if t.dim() and len(t) == rows else t, inputs)  # noqa: B023
+        yield slice_rows(inputs, slice(start, start + size), rows)
 
 
 def _progress(loader: Iterable[Any]) -> Iterable[Any]:

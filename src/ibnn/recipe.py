@@ -141,8 +141,8 @@ class Recipe(_Frozen):
     def _length(self) -> Self:
         if self.epochs is not None and self.steps is not None:
             raise ValueError("give epochs or steps, not both")
-        if self.ema and self.swa < 1:
-            raise ValueError("give ema or swa, not both")
+        if (self.ema > 0) + (self.swa < 1) + (self.patience > 0) > 1:
+            raise ValueError("give one of ema, swa and patience: each decides which weights remain")
         return self
 
     def beta_at(self, t: float) -> float:
@@ -168,12 +168,13 @@ class Recipe(_Frozen):
 
     @classmethod
     def from_toml(cls, source: str | Path) -> "Recipe":
-        """Reads a TOML file (a path) or text.
+        """Reads a TOML file (a Path, or a string that ends in .toml) or text.
 
         >>> Recipe.from_toml('epochs = 5').epochs
         5
         """
-        text = source.read_text() if isinstance(source, Path) else source
+        path = Path(source) if isinstance(source, Path) or source.endswith(".toml") else None
+        text = path.read_text() if path else str(source)
         fields = tomllib.loads(text)
         if isinstance(fields.get("trackers"), list):
             fields["trackers"] = tuple(fields["trackers"])
@@ -224,5 +225,6 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> str:
         near = difflib.get_close_matches(place[-1], model.model_fields, n=1, cutoff=0.0)[0]
         return complaint(name, "a key of the recipe", repr(first["input"]), f"Did you mean {near!r}?")
     wish = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    got = "this combination" if not place else f"{first['input']!r} ({type(first['input']).__name__})"
-    return complaint(name, wish, got, f"Change {name}.")
+    if not place:
+        return complaint("recipe", "consistent", "fields that exclude each other", f"{wish[0].upper()}{wish[1:]}.")
+    return complaint(name, wish, f"{first['input']!r} ({type(first['input']).__name__})", f"Change {name}.")

@@ -27,10 +27,11 @@ from ibnn.diagnosis import diagnose
 from ibnn.divergence import DivergedError, first_not_finite
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored, seed_generators
+from ibnn.inputs import batch_length, slice_rows, tree_map
 from ibnn.monitor import History, Monitor, write_history
 from ibnn.network import IBNN
 from ibnn.objective import ELBO
-from ibnn.prediction import batch_length, predict, tree_map
+from ibnn.prediction import predict
 from ibnn.recipe import Recipe
 
 Callback = Callable[[dict[str, Any], IBNN], None]
@@ -42,7 +43,7 @@ class _Progress:
     """Where a run is: what a checkpoint holds besides tensors."""
 
     step: int = 0
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])  # loss, nll, kl, each × rows; rows
+    sums: list[float] = field(default_factory=lambda: [0.0] * 4)  # loss, nll, kl, each × mass of the targets; mass
     rows: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
     waited: int = 0  # evaluations since the best one
@@ -78,8 +79,12 @@ def fit(
         **changes: Fields of the recipe to change, e.g. `epochs=10`.
 
     Returns:
-        The history. With `patience` the model is the one of the best evaluation, with `ema` or `swa` the average.
+        The history. With `patience` the model is the one of the best evaluation, with `ema` or `swa` the average. It
+        is left in eval mode, and with the recipe's `kl` if that names one.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile: fit trains what it wraps
+    if not isinstance(model, IBNN):
+        raise TypeError(complaint("model", "made by ibnn.convert", type(model).__name__, "Convert the network first."))
     recipe = Recipe.named(recipe) if isinstance(recipe, str) else recipe or Recipe()
     recipe = recipe.but(**changes) if changes else recipe
     source = as_source(train, batch_size=recipe.batch_size, workers=recipe.workers)
@@ -115,7 +120,13 @@ class _Run:
         self.n_data = n_data or _count_targets(model, source)
         self.progress, self.signal = _Progress(), 0
         self.total = recipe.steps or (recipe.epochs or DEFAULT_EPOCHS) * source.steps
-        trackers = list(recipe.trackers) if folder else []
+        trackers = list(recipe.trackers)
+        if trackers and folder is None:
+            raise ValueError(complaint("run_dir", "a folder when there are trackers", None, "Pass run_dir=..."))
+        self.owns_state = not AcceleratorState._shared_state
+        if not self.owns_state and AcceleratorState().mixed_precision != recipe.precision:
+            got = f"an Accelerator of {AcceleratorState().mixed_precision!r}"
+            raise ValueError(complaint("precision", "that of the Accelerator made before", got, "Make them equal."))
         self.accelerator = Accelerator(
             mixed_precision=recipe.precision,
             log_with=trackers or None,
@@ -145,49 +156,44 @@ class _Run:
         self.monitor = Monitor(self.total, progress.step, quiet=self.quiet)
         while not progress.finished:
             epoch, first = divmod(progress.step, per_epoch)
-            seed_generators(self.recipe.seed, epoch, 0, self.worker.rank, 0)  # what a loader's own sampler draws from
             shares = self.source.epoch(self.recipe.seed, epoch, first=first, worker=self.worker)
             while True:
-                seed_generators(self.recipe.seed, epoch, progress.step, self.worker.rank, 1)
+                seed_generators(self.recipe.seed, progress.step, self.worker.rank, 1)
                 share = next(shares, None)
                 if share is None:  # fewer batches than announced: a last one with too few rows for all workers
                     progress.step = min((epoch + 1) * per_epoch, self.total)
                     break
-                seed_generators(self.recipe.seed, epoch, progress.step, self.worker.rank, 2)  # however it was loaded
-                terms, rates = self._step(share)
+                seed_generators(self.recipe.seed, progress.step, self.worker.rank, 2)  # however it was loaded
+                sums, rates = self._step(share)
                 progress.step += 1
-                self._record(terms, rates, share)
+                self._record(sums, rates, share)
                 if progress.step >= self.total or progress.step % per_epoch == 0:
                     break
                 self._maybe_stop_or_save()
             self._end_epoch(callbacks)
 
-    def _step(self, share: Share) -> tuple[ELBO, dict[str, float]]:
-        """Gradients of the batch, piece by piece; then one step of both optimisers."""
-        recipe, t = self.recipe, self.progress.step / self.total
-        rates = {
-            "beta": recipe.beta_at(t),
-            "lr": recipe.lr * recipe.schedule.factor(t),
-            "latent_lr": recipe.latent_lr * recipe.latent_schedule.factor(t),
-        }
+    def _step(self, share: Share) -> tuple[Tensor, dict[str, float]]:
+        """Gradients of the batch, piece by piece; then one step of both optimisers. Sums of loss, nll, kl × mass."""
+        recipe, rates = self.recipe, self._rates(self.progress.step)
         self._set_rates(rates)
         self.model.train()
         pieces = list(_pieces(share, recipe.accumulate))
         sums: list[Tensor] = []
+        whole = self._whole_mass(share)
         for number, piece in enumerate(pieces):
             last = number == len(pieces) - 1
-            rows = batch_length(piece.x)
+            mass = float(self.model.likelihood.mass(piece.y))
             with nullcontext() if last else self.accelerator.no_sync(self.loss):
                 x, y = (
                     tree_map(lambda tensor: tensor.to(self.accelerator.device), part) for part in (piece.x, piece.y)
                 )
-                terms: ELBO = self.loss(x, y, rates["beta"], self.n_data, piece.offset)
+                terms: ELBO = self.loss(x, y, rates["beta"], self.n_data, (piece.offset, piece.total))
                 # The loss of the whole batch is the sum over pieces and the mean over workers (DDP) of:
-                nll = terms.nll * (rows * self.worker.world / share.total)
+                nll = terms.nll * (mass * self.worker.world / whole)
                 loss = nll + (terms.loss - terms.nll) / len(pieces)
                 self._check_finite(loss, piece)
                 self.accelerator.backward(loss)
-            sums.append(torch.stack([terms.loss.detach(), terms.nll.detach(), terms.kl.detach()]) * rows)
+            sums.append(torch.stack([terms.loss.detach(), terms.nll.detach(), terms.kl.detach()]) * mass)
         self._clip()
         for optimiser in self.prepared:
             optimiser.step()
@@ -195,9 +201,7 @@ class _Run:
         self.model.examples.add_(share.total)
         if recipe.ema:
             self.average.update(self.model, recipe.ema)
-        loss_sum, nll_sum, kl_sum = torch.stack(sums).sum(0)
-        local = batch_length(share.x)
-        return ELBO(loss_sum / local, nll_sum / local, kl_sum / local, torch.zeros(())), rates
+        return torch.stack(sums).sum(0), rates
 
     # -------------------------------------------------------------------------------------------------- parts of it
 
@@ -213,6 +217,20 @@ class _Run:
         if kind == "adam":
             return torch.optim.AdamW(groups)
         return torch.optim.SGD(groups, momentum=self.recipe.momentum, nesterov=self.recipe.momentum > 0)
+
+    def _rates(self, step: int) -> dict[str, float]:
+        """β and learning rates at the middle of a step."""
+        recipe, t = self.recipe, (step + 0.5) / self.total
+        return {
+            "beta": recipe.beta_at(t),
+            "lr": recipe.lr * recipe.schedule.factor(t),
+            "latent_lr": recipe.latent_lr * recipe.latent_schedule.factor(t),
+        }
+
+    def _whole_mass(self, share: Share) -> float:
+        """What the loss of the whole batch is divided by, over all workers."""
+        mass = self.model.likelihood.mass(share.y).to(self.accelerator.device)
+        return max(float(self.accelerator.reduce(mass) if self.worker.world > 1 else mass), 1e-12)
 
     def _set_rates(self, rates: dict[str, float]) -> None:
         for optimiser in self.optimisers:
@@ -241,13 +259,12 @@ class _Run:
             f"latent_lr={self.recipe.latent_lr:g}, set clip and latent_clip to 1, or convert with less init_std.{kept}"
         )
 
-    def _record(self, terms: ELBO, rates: dict[str, float], share: Share) -> None:
-        rows = batch_length(share.x)
-        values = [terms.loss.item(), terms.nll.item(), terms.kl.item()]
-        for index, value in enumerate(values):
-            self.progress.sums[index] += value * rows
-        self.progress.sums[3] += rows
-        self.monitor.step(rates | dict(zip(("loss", "nll", "kl"), values, strict=True)), share.total)
+    def _record(self, sums: Tensor, rates: dict[str, float], share: Share) -> None:
+        values, mass = sums.tolist(), float(self.model.likelihood.mass(share.y))
+        for index, value in enumerate([*values, mass]):
+            self.progress.sums[index] += value
+        shown = {name: value / max(mass, 1e-12) for name, value in zip(("loss", "nll", "kl"), values, strict=True)}
+        self.monitor.step(rates | shown, share.total)
 
     def _end_epoch(self, callbacks: Sequence[Callback]) -> None:
         """Averages, evaluates, writes a row, saves; decides whether to go on."""
@@ -270,13 +287,10 @@ class _Run:
 
     def _write_row(self, epoch: int, callbacks: Sequence[Callback]) -> None:
         progress, recipe = self.progress, self.recipe
-        loss, nll, kl, rows = self._global_sums()
-        t = (progress.step - 1) / self.total
+        loss, nll, kl, mass = self._global_sums()
         row: dict[str, Any] = {"epoch": epoch, "step": progress.step}
-        row |= {"loss": loss / rows, "nll": nll / rows, "kl": kl / rows, "beta": recipe.beta_at(t)}
-        row |= {"lr": recipe.lr * recipe.schedule.factor(t)}
-        row |= {"latent_lr": recipe.latent_lr * recipe.latent_schedule.factor(t)}
-        progress.sums = [0.0, 0.0, 0.0, 0.0]
+        row |= {"loss": loss / mass, "nll": nll / mass, "kl": kl / mass} | self._rates(progress.step - 1)
+        progress.sums = [0.0] * 4
         if self.valid is not None:
             row |= {f"valid_{name}": value for name, value in self._evaluate(self.valid).items()}
             progress.waited += 1
@@ -361,7 +375,7 @@ class _Run:
             tensors |= packed
             optimisers.append(data)
         data = {"progress": asdict(self.progress), "recipe": self.recipe.to_toml(), "optimisers": optimisers}
-        data["averaged"] = self.average.count
+        data |= {"averaged": self.average.count, "facts": self._facts()}
         checkpoint.save(self.folder / "checkpoints", self.progress.step, tensors, data, keep=self.recipe.keep)
 
     def take_up(self, resume: str) -> None:
@@ -380,7 +394,7 @@ class _Run:
                 complaint("run_dir", "a folder with a whole checkpoint", self.folder, 'Pass resume="auto".')
             )
         if saved is not None:
-            self._check_same_recipe(Recipe.from_toml(saved.data["recipe"]))
+            self._check_same_run(saved)
             self._restore(saved)
         if self.folder is not None and self.accelerator.is_main_process:
             checkpoint.write_atomically(self.folder / "recipe.toml", self.recipe.to_toml().encode())
@@ -398,13 +412,20 @@ class _Run:
         if not self.accelerator.is_main_process:
             self.progress.sums = [0.0] * 4
 
-    def _check_same_recipe(self, other: Recipe) -> None:
-        mine, theirs = self.recipe.model_dump(), other.model_dump()
+    def _facts(self) -> dict[str, Any]:
+        """What besides the recipe makes a run what it is."""
+        model = self.model
+        facts = {"components": model.components, "prior_std": model.prior_std, "nodes": model.nodes}
+        return facts | {"examples": self.source.rows, "n_data": self.n_data}
+
+    def _check_same_run(self, saved: checkpoint.Checkpoint) -> None:
+        mine = self.recipe.model_dump() | self._facts()
+        theirs = Recipe.from_toml(saved.data["recipe"]).model_dump() | saved.data["facts"]
         changed = [name for name in mine if mine[name] != theirs[name]]
         if changed:
             names = ", ".join(f"{name} = {theirs[name]}" for name in changed)
             remedy = 'Use another run_dir, or resume="never" to start anew.'
-            raise ValueError(complaint("run_dir", "a folder of the same recipe", f"one with {names}", remedy))
+            raise ValueError(complaint("run_dir", "a folder of the same run", f"one with {names}", remedy))
 
     # ---------------------------------------------------------------------------------------------------- the frame
 
@@ -431,7 +452,8 @@ class _Run:
         self.monitor.close()
         if self.recipe.trackers and self.folder:
             self.accelerator.end_training()
-        AcceleratorState._reset_state()  # so that a later run may choose another precision
+        if self.owns_state:
+            AcceleratorState._reset_state()  # so that a later run may choose another precision
 
     def history(self) -> History:
         """What there is to say at the end."""
@@ -449,7 +471,7 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self.recipe = model, recipe
 
-    def forward(self, x: Any, y: Tensor, beta: float, n_data: int, offset: int) -> ELBO:
+    def forward(self, x: Any, y: Tensor, beta: float, n_data: int, part: tuple[int, int]) -> ELBO:
         recipe = self.recipe
         return self.model.elbo(
             x,
@@ -459,7 +481,7 @@ class _Loss(nn.Module):
             beta=beta,
             gamma=recipe.gamma,
             spread=recipe.spread,
-            offset=offset,
+            part=part,
         )
 
 
@@ -469,7 +491,7 @@ def _pieces(share: Share, count: int) -> Iterator[Share]:
     count = min(count, rows)
     for number in range(count):
         start, stop = rows * number // count, rows * (number + 1) // count
-        x = tree_map(lambda t: t[start:stop] if t.dim() and len(t) == rows else t, share.x)  # noqa: B023
+        x = slice_rows(share.x, slice(start, stop), rows)
         yield Share(x, share.y[start:stop], share.offset + start, share.total)
 
 

@@ -1,0 +1,104 @@
+"""INPUTS: what one call of a network takes, and how batches of it are read, cut and counted."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ibnn.errors import complaint
+
+Inputs = Any  # a tensor, a tuple (positional arguments) or a mapping (by keyword)
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and mappings, in order.
+
+    >>> import torch
+    >>> [len(t) for t in tensors({"a": torch.zeros(2), "b": (torch.zeros(3), None)})]
+    [2, 3]
+    """
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors(value)
+    elif isinstance(tree, tuple | list):
+        for value in tree:
+            yield from tensors(value)
+
+
+def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Applies a function to every tensor in nested tuples, lists and dicts."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {name: tree_map(function, value) for name, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return type(tree)(tree_map(function, value) for value in tree)
+    return tree
+
+
+def as_tensors(tree: Any) -> Any:
+    """Arrays as tensors, float64 arrays as float32; containers of them likewise, mappings as dicts."""
+    if isinstance(tree, Tensor):
+        return tree
+    if isinstance(tree, Mapping):
+        return {key: as_tensors(value) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return tuple(as_tensors(value) for value in tree)
+    if hasattr(tree, "__array__"):
+        tensor = torch.as_tensor(tree)
+        return tensor.float() if tensor.dtype == torch.float64 else tensor
+    return tree
+
+
+def slice_rows(tree: Any, part: slice, rows: int) -> Any:
+    """The same part of every tensor of the batch's length; others stay as they are."""
+    return tree_map(lambda t: t[part] if t.dim() and len(t) == rows else t, tree)
+
+
+def batch_length(inputs: Any) -> int:
+    """The batch size: the leading dimension of the first tensor; at least 1, or an error."""
+    first = next(tensors(inputs), None)
+    if first is None or first.dim() == 0 or len(first) == 0:
+        got = "no tensor" if first is None else f"shape {tuple(first.shape)}"
+        raise ValueError(complaint("x", "a batch of at least one row", got, "Put the batch in the first dimension."))
+    return len(first)
+
+
+def call_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Splits inputs into the positional and keyword arguments of the network's forward."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
+
+
+def split_inputs(batch: Any) -> Inputs:
+    """The inputs in a loader's batch, without its target."""
+    if isinstance(batch, Mapping):
+        return {name: value for name, value in batch.items() if name != "labels"}
+    if isinstance(batch, tuple | list):
+        return batch[0] if len(batch) <= 2 else tuple(batch[:-1])
+    return batch
+
+
+class Modular(Protocol):
+    """Anything with modules."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """As `nn.Module.modules`."""
+
+
+@contextmanager
+def evaluating(method: Modular) -> Iterator[None]:
+    """Eval mode for the length of a block; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in method.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
