@@ -152,6 +152,18 @@ def score(answer: Answer, labels: Tensor) -> dict[str, list[float]]:
     return {name: [round(value, 4) for value in interval] for name, interval in intervals.items()}
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread for a block: for a network this small, more only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@_one_thread()
 def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None) -> dict[str, Any]:
     """Trains, chooses on validation data, evaluates on test data once, writes figures and results.json."""
     from ibnn.checkpoint import write_atomically
@@ -160,7 +172,7 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None) -> dict[
     recipe = RECIPE | (recipe or {})
     start = time.monotonic()
     train, valid, test, ood = load_splits(seed, recipe)
-    with _one_thread(), _progress(recipe["epochs"] * (1 + len(recipe["candidates"]))) as tick:
+    with _progress(recipe["epochs"] * (1 + len(recipe["candidates"]))) as tick:
         net = train_plain(train, seed, recipe, tick)
         models = [train_ibnn(train, strength, seed, recipe, tick) for strength in recipe["candidates"]]
     held_out = [_categorical(model.predict(valid.x, samples=recipe["samples"])).log_probs for model in models]
@@ -329,17 +341,6 @@ def _draw_entropy(seen: CategoricalPrediction, unseen: CategoricalPrediction, fi
 
 
 # ------------------------------------------------------------------------------------------------------------------ CLI
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread for a block: for a network this small, more only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
