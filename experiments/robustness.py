@@ -63,6 +63,7 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[[Path, bool], Data], st
     "mlp-regression": (lambda: mlp(1, 1, hidden=64, layers=3), cubic, "gaussian"),
     "transformer": (Transformer, fashion, "categorical"),
     "vgg16-eighth": (lambda: VGG16(width=0.125), cifar, "categorical"),
+    "vgg16": (VGG16, cifar, "categorical"),
     "wrn-10-1": (lambda: WideResNet(depth=10, width=1), cifar, "categorical"),
 }
 # (components, batch size, init_std): each varied over its range, and the corners where slices are smallest
@@ -73,6 +74,10 @@ CELLS = [
     (1, 16, 0.75),
     (8, 1024, 0.75),
 ]
+FEWER = {  # sized for two cores: the widest network, and the deepest at its largest batch, take an hour
+    "vgg16": [(8, 16, 0.05), (8, 16, 0.75)],
+    "wrn-10-1": [cell for cell in CELLS if cell[1] < 1024],
+}
 
 
 def run_cell(task: str, cell: tuple[int, int, float], folder: Path, steps: int) -> dict[str, Any]:
@@ -104,7 +109,7 @@ def main() -> None:
     options = parser.parse_args()
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {"cells": []}
     for task in options.only or TASKS:
-        for cell in CELLS:
+        for cell in FEWER.get(task, CELLS):
             names = ("task", "components", "batch_size", "init_std", "steps")
             wanted = dict(zip(names, (task, *cell, options.steps), strict=True))
             if any(all(row[name] == wanted[name] for name in names) for row in result["cells"]):

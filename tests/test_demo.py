@@ -79,5 +79,9 @@ def test_readme_shows_the_committed_result() -> None:
     result = json.loads((ROOT / "experiments" / "results" / "demo.json").read_text())
     block = re.search(r"<!-- demo:begin -->\n(.*)<!-- demo:end -->", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block is not None
-    assert block[1] == demo.markdown(result)
-    assert result["recipe"] == demo.RECIPE
+    results = json.loads((ROOT / "experiments" / "results" / "demo-seeds.json").read_text())
+    figure = "![reliability](docs/figures/demo-reliability.png)\n"
+    assert block[1] == f"{demo.markdown(result)}\n{demo.seeds_markdown(results)}\n{figure}"
+    assert result == results[0]
+    assert [r["seed"] for r in results] == [0, 1, 2, 3, 4]
+    assert all(r["recipe"] == demo.RECIPE for r in results)

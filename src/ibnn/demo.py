@@ -229,6 +229,20 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", explain(result), ""])
 
 
+def seeds_markdown(results: list[dict[str, Any]]) -> str:
+    """Means over several seeds in a line each, and how often the iBNN wins, as the README shows them."""
+    lines = []
+    for name in NAMES:
+        means = {m: sum(r["metrics"][name][m][0] for r in results) / len(results) for m in results[0]["metrics"][name]}
+        values = (f"{100 * means['error']:.1f}", *(f"{means[m]:.3f}" for m in ("nll", "ece", "ood_auroc")))
+        lines.append(f"| {' | '.join((name, *values))} |")
+    wins = sum(r["metrics"][NAMES[3]]["nll"][0] < r["metrics"][NAMES[1]]["nll"][0] for r in results)
+    head = f"| mean of seeds 0–{len(results) - 1} | error % | NLL | ECE | OOD AUROC |\n|---|---|---|---|---|\n"
+    return (
+        head + "\n".join(lines) + f"\n\n{NAMES[3]} has a lower NLL than {NAMES[1]} on {wins} of {len(results)} seeds.\n"
+    )
+
+
 def _interval(values: list[float], digits: int) -> str:
     value, low, high = (f"{v:.{digits}f}" for v in values)
     return f"{value} ({low}–{high})"
