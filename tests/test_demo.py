@@ -75,6 +75,17 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "pip install 'ibnn[demo,train]'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(["--seed", "-1"], "--seed must be"), (["--out", __file__], "--out must be")]
+)
+def test_bad_arguments_are_refused_before_training(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        demo.main(arguments)
+    assert words in capsys.readouterr().err
+
+
 def test_readme_shows_the_committed_result() -> None:
     result = json.loads((ROOT / "experiments" / "results" / "demo.json").read_text())
     block = re.search(r"<!-- demo:begin -->\n(.*)<!-- demo:end -->", (ROOT / "README.md").read_text(), re.DOTALL)

@@ -380,6 +380,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides splits, weights, order and draws")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     options = parser.parse_args(arguments)
+    if options.seed < 0:
+        parser.error(f"--seed must be 0 or more, not {options.seed}")
+    if options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out must be a folder, but {options.out} is a file")
     try:
         result = run(options.out, options.seed)
         from rich.console import Console

@@ -1,0 +1,25 @@
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_scaling_page_quotes_its_result_files() -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    scaling = json.loads((ROOT / "experiments" / "results" / "scaling.json").read_text())
+    overhead = json.loads((ROOT / "experiments" / "results" / "fit-overhead.json").read_text())
+    for words in (
+        f"1 worker {scaling['steps_per_second']['1 worker']} steps/s",
+        f"{scaling['steps_per_second']['2 workers']} steps/s",
+        f"a speed-up of {scaling['speedup']} (efficiency {scaling['efficiency']})",
+        f"a step takes {overhead['ratio']} times",
+    ):
+        assert words in page
+
+
+def test_no_cell_of_the_robustness_sweep_diverged() -> None:
+    """docs/training.md says so."""
+    cells = json.loads((ROOT / "experiments" / "results" / "robustness.json").read_text())["cells"]
+    assert len(cells) >= 60
+    assert {cell["task"] for cell in cells} >= {"lenet", "mlp-regression", "transformer", "vgg16-eighth", "wrn-10-1"}
+    assert not any(cell["diverged"] for cell in cells)
