@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format clean
+.PHONY: help setup demo test test-slow bench lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,10 @@ test: $(STAMP) ## all tests but the slow ones
 
 test-slow: $(STAMP) ## the slow tests
 	@$(RUN) -m pytest -q -m slow
+
+bench: $(STAMP) ## what fit adds to a step, and what a second worker brings
+	@$(RUN) benchmarks/fit_overhead.py
+	@$(RUN) benchmarks/scaling.py
 
 lint: $(STAMP) ## ruff and mypy
 	@$(RUN) -m ruff check .

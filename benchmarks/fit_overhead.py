@@ -6,18 +6,14 @@ The same LeNet steps are timed inside `fit` and in a bare loop of forward, backw
 beforehand; the two alternate in one process, and the medians are compared.
 """
 
-import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 
+import report
 import torch
 
 import ibnn
-from ibnn.checkpoint import write_atomically
 from ibnn.nets import LeNet
-from ibnn.provenance import provenance
 
 STEPS, BATCH, REPEATS = 60, 128, 7
 
@@ -56,8 +52,7 @@ def bare(x: torch.Tensor, y: torch.Tensor) -> float:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = report.parser(__doc__)
     options = parser.parse_args()
     x, y = torch.randn(STEPS * BATCH, 1, 28, 28), torch.randint(10, (STEPS * BATCH,))
     pairs = [(in_fit(x, y), bare(x, y)) for _ in range(REPEATS)]
@@ -67,11 +62,8 @@ def main() -> None:
         "fit_ms": round(1e3 * fit, 3),
         "bare_ms": round(1e3 * loop, 3),
         "recipe": {"net": "LeNet", "components": 8, "batch_size": BATCH, "steps": STEPS, "repeats": REPEATS},
-        "versions": provenance("accelerate"),
     }
-    print(json.dumps(result, indent=1))
-    if options.json:
-        write_atomically(options.json, json.dumps(result, indent=1).encode() + b"\n")
+    report.tell(result, options.json)
 
 
 if __name__ == "__main__":

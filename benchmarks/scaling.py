@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import report
+
 STEPS, BATCH, REPEATS = 80, 128, 3
 
 
@@ -58,16 +60,12 @@ def measure(workers: int) -> float:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = report.parser(__doc__)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options.worker)
         return
-    from ibnn.checkpoint import write_atomically
-    from ibnn.provenance import provenance
-
     pairs = [(measure(1), measure(2)) for _ in range(REPEATS)]
     one, two = (statistics.median(column) for column in zip(*pairs, strict=True))
     speedup = statistics.median(b / a for a, b in pairs)
@@ -76,11 +74,8 @@ def main() -> None:
         "speedup": round(speedup, 3),
         "efficiency": round(speedup / 2, 3),
         "recipe": {"net": "LeNet width 2", "components": 8, "batch_size": BATCH, "steps": STEPS, "repeats": REPEATS},
-        "versions": provenance("accelerate"),
     }
-    print(json.dumps(result, indent=1))
-    if options.json:
-        write_atomically(options.json, json.dumps(result, indent=1).encode() + b"\n")
+    report.tell(result, options.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,22 @@
+"""How a benchmark tells its result: on stdout, and in a file if one is named."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ibnn.checkpoint import write_atomically
+from ibnn.provenance import provenance
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=Path, help="write the result to this file")
+    return made
+
+
+def tell(result: dict[str, Any], path: Path | None) -> None:
+    text = json.dumps(result | {"versions": provenance("accelerate")}, indent=1)
+    print(text)
+    if path:
+        write_atomically(path, text.encode() + b"\n")
