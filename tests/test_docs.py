@@ -20,6 +20,6 @@ def test_scaling_page_quotes_its_result_files() -> None:
 def test_no_cell_of_the_robustness_sweep_diverged() -> None:
     """docs/training.md says so."""
     cells = json.loads((ROOT / "experiments" / "results" / "robustness.json").read_text())["cells"]
-    assert len(cells) >= 60
+    assert f"none of its {len(cells)} cells diverged" in (ROOT / "docs" / "training.md").read_text()
     assert {cell["task"] for cell in cells} >= {"lenet", "mlp-regression", "transformer", "vgg16-eighth", "wrn-10-1"}
     assert not any(cell["diverged"] for cell in cells)
