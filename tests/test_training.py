@@ -124,7 +124,7 @@ def test_it_learns_and_reports() -> None:
     assert last["valid_nll"] == pytest.approx(ibnn.metrics.nll(prediction.log_probs, Y[160:]), rel=1e-5)
     assert last["beta"] == 1.0
     assert rows[0]["beta"] < rows[20]["beta"] < 1
-    assert "KL" in history.summary or history.summary
+    assert history.summary == str(ibnn.diagnose(model))
 
 
 def test_the_global_generators_are_given_back() -> None:
@@ -249,11 +249,12 @@ def test_divergence_names_step_layer_and_remedy_and_keeps_the_checkpoint(tmp_pat
             batch_size=32,
             quiet=True,
             callbacks=[poison],
-            checkpoint_every=5,
+            checkpoint_every=7,
         )
     found = ibnn.checkpoint.latest(tmp_path / "checkpoints")
     assert found is not None
-    assert found.data["progress"]["step"] == 10 or found.data["progress"]["step"] == 5
+    assert found.data["progress"]["step"] == 7
+    assert all(tensor.isfinite().all() for tensor in found.tensors.values())
 
 
 def test_bad_targets_are_named_before_training() -> None:

@@ -237,7 +237,8 @@ def seeds_markdown(results: list[dict[str, Any]]) -> str:
         values = (f"{100 * means['error']:.1f}", *(f"{means[m]:.3f}" for m in ("nll", "ece", "ood_auroc")))
         lines.append(f"| {' | '.join((name, *values))} |")
     wins = sum(r["metrics"][NAMES[3]]["nll"][0] < r["metrics"][NAMES[1]]["nll"][0] for r in results)
-    head = f"| mean of seeds 0–{len(results) - 1} | error % | NLL | ECE | OOD AUROC |\n|---|---|---|---|---|\n"
+    seeds = f"{results[0]['seed']}–{results[-1]['seed']}"
+    head = f"| mean of seeds {seeds} | error % | NLL | ECE | OOD AUROC |\n|---|---|---|---|---|\n"
     return (
         head + "\n".join(lines) + f"\n\n{NAMES[3]} has a lower NLL than {NAMES[1]} on {wins} of {len(results)} seeds.\n"
     )
