@@ -1,5 +1,9 @@
 import json
+import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,3 +27,14 @@ def test_no_cell_of_the_robustness_sweep_diverged() -> None:
     assert f"none of its {len(cells)} cells diverged" in (ROOT / "docs" / "training.md").read_text()
     assert {cell["task"] for cell in cells} >= {"lenet", "mlp-regression", "transformer", "vgg16-eighth", "wrn-10-1"}
     assert not any(cell["diverged"] for cell in cells)
+
+
+def test_the_calibration_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "calibration.md").read_text()
+    names: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)), names)
+    report = names["report"]
+    assert report.after["nll"] < report.before["nll"] - 0.1
+    assert report.scale > 0
+    assert (tmp_path / "curve.png").exists()

@@ -265,3 +265,46 @@ def test_complaints(make: object, match: str) -> None:
 def test_integer_regression_targets_are_refused() -> None:
     with pytest.raises(TypeError, match="floating point"):
         Gaussian().check(torch.zeros(3, 1), torch.zeros(3, 1).long())
+
+
+# ------------------------------------------------------------------------------------------------------- temperature
+
+
+def test_temperature_divides_logits_and_multiplies_noise() -> None:
+    draws, labels = torch.randn(2, 3, 5, 4), torch.randint(4, (5,))
+    for likelihood in (Categorical(), Bernoulli()):
+        hot = type(likelihood)()
+        hot.temperature.fill_(2.5)
+        target = labels if isinstance(hot, Categorical) else torch.rand(5, 4).round()
+        torch.testing.assert_close(hot.nll(draws[0, 0], target), likelihood.nll(draws[0, 0] / 2.5, target))
+        torch.testing.assert_close(hot.combine(draws[0]), likelihood.combine(draws[0] / 2.5))
+        for name, value in vars(hot.summarise(draws)).items():
+            torch.testing.assert_close(value, getattr(likelihood.summarise(draws / 2.5), name))
+    hot, wide = Gaussian(init_std=0.4), Gaussian(init_std=1.0)
+    hot.temperature.fill_(2.5)
+    target = torch.randn(5, 4)
+    torch.testing.assert_close(hot.nll(draws[0, 0], target), wide.nll(draws[0, 0], target))
+    torch.testing.assert_close(hot.summarise(draws).aleatoric, wide.summarise(draws).aleatoric)
+    predicted = Gaussian(noise="predicted")
+    std = predicted.split(draws)[1]
+    predicted.temperature.fill_(2.5)
+    torch.testing.assert_close(predicted.split(draws)[1], 2.5 * std)
+
+
+def test_temperature_one_changes_no_bit() -> None:
+    logits, labels = 5 * torch.randn(7, 4), torch.randint(4, (7,))
+    assert torch.equal(Categorical().nll(logits, labels), F.cross_entropy(logits, labels, reduction="sum") / 7)
+    assert torch.equal(Categorical().combine(logits[None]), logits.log_softmax(1))
+    assert torch.equal(Gaussian(init_std=0.3).split(logits)[1], Gaussian(init_std=0.3).log_std.exp().expand(7, 4))
+
+
+@pytest.mark.parametrize("make", [Categorical, Bernoulli, Gaussian])
+def test_states_from_before_there_was_a_temperature_load_as_one(make: type[ibnn.Likelihood]) -> None:
+    model = nn.ModuleDict({"likelihood": make()})
+    state = model.state_dict()
+    del state["likelihood.temperature"]
+    fresh = nn.ModuleDict({"likelihood": make()})
+    fresh["likelihood"].temperature.fill_(3.0)
+    fresh.load_state_dict(state)
+    assert float(fresh["likelihood"].temperature) == 1.0
+    assert "likelihood.temperature" not in state

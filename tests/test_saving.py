@@ -614,6 +614,23 @@ def test_a_folder_is_loaded_without_the_hub(saved: tuple[ibnn.IBNN, Tensor, Path
             from_pretrained(wrong, fresh("mlp"))
 
 
+def test_a_save_from_before_there_was_a_temperature_loads(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = ibnn.convert(mlp(), components=2, seed=0).eval()
+    for file, latents_only in (("model.safetensors", False), ("latents.safetensors", True)):
+        save_pretrained(model, tmp_path, latents_only=latents_only)
+        tensors = load_file(tmp_path / file)
+        assert tensors.pop("likelihood.temperature") == 1
+        save_file(tensors, tmp_path / file)
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["sha256"] = saving._sha256(tmp_path / file)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        again = load(tmp_path, model.component(0) if not latents_only else ibnn.revert(copy.deepcopy(model)))
+        assert float(again.likelihood.temperature) == 1
+        assert torch.equal(again.eval()(rows(5)), model(rows(5)))
+
+
 # ------------------------------------------------------------------------------------------------------------- docs
 
 

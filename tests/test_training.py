@@ -42,8 +42,9 @@ def close(a: ibnn.IBNN, b: ibnn.IBNN, **tolerance: float) -> None:
 def test_fit_is_algorithm_1_written_out() -> None:
     """An independent loop of ~15 lines gives the same weights and latents."""
     recipe = Recipe(
-        epochs=2, batch_size=32, samples=2, clip=0.5, latent_clip=0.7, weight_decay=0.01, optimiser="sgd", lr=0.1
-    )
+        epochs=2, batch_size=32, samples=2, clip=0.5, latent_clip=0.7, weight_decay=0.01, optimiser="sgd", lr=0.1,
+        beta=1.0,
+    )  # fmt: skip
     model, slow = make_model("linear"), make_model("linear")
     fit(model, (X[:160], Y[:160]), recipe=recipe, quiet=True)
     slow.reseed(0)
@@ -281,7 +282,9 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert a.rows == b.rows
     assert same(first, second)
     assert (tmp_path / "history.csv").read_text().count("\n") == 4
-    assert Recipe.from_toml(tmp_path / "recipe.toml") == Recipe(epochs=3, batch_size=32, samples=2)
+    assert Recipe.from_toml(tmp_path / "recipe.toml") == Recipe(
+        epochs=3, batch_size=32, samples=2, beta=1.0  # what "auto" stands for with so few examples
+    )
 
 
 def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:

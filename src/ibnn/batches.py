@@ -5,12 +5,21 @@ share of each. So the batches are the same for any number of workers, and a run 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored, seed_generators
@@ -68,6 +77,34 @@ class Source:
         if self.sampler is not None:
             return len(self.sampler)
         return self.rows // self.batch_size if self.drop_last else -(-self.rows // self.batch_size)
+
+    @property
+    def divisible(self) -> bool:
+        """Whether `split` can take rows out: not where the user's own sampler or iterable decides what there is."""
+        return not isinstance(self.data, DataLoader) and self.sampler is None
+
+    def split(self, rows: int, seed: int) -> tuple["Source", "Source"]:
+        """The data without so many rows chosen at random, and those rows, in order."""
+        order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(seed))
+        kept, out = order[rows:].sort().values, order[:rows].sort().values
+        parts = []
+        for part in (kept, out):
+            pair = isinstance(self.data, tuple)
+            data = tree_map(lambda t: t[part], self.data) if pair else Subset(self.data, part.tolist())  # noqa: B023
+            parts.append(replace(self, data=data, rows=len(part), batch_size=min(self.batch_size, len(part))))
+        return parts[0], replace(parts[1], shuffled=False, drop_last=False)
+
+    def joined(self, other: "Source") -> "Source":
+        """This data and another's, in this one's batches."""
+        if not (self.divisible and other.divisible) or isinstance(self.data, tuple) != isinstance(other.data, tuple):
+            got = "a sampler or iterable of your own, or two kinds of data"
+            raise ValueError(complaint("refit", "training and validation data alike", got, "Pass refit=False."))
+        if isinstance(self.data, tuple):
+            (x, y), (more_x, more_y) = self.data, other.data
+            data: Any = (_cat(x, more_x), torch.cat([y, more_y]))
+        else:
+            data = ConcatDataset([self.data, other.data])
+        return replace(self, data=data, rows=self.rows + other.rows)
 
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
         """The batches of an epoch from the given one on, as this worker's shares."""
@@ -164,6 +201,15 @@ def _from_loader(loader: DataLoader[Any], name: str, shuffled: bool) -> Source:
         drop_last=loader.drop_last and rows >= loader.batch_size,
         loading=loading,
     )
+
+
+def _cat(x: Inputs, more: Inputs) -> Inputs:
+    """Two batches of inputs as one."""
+    if isinstance(x, Tensor):
+        return torch.cat([x, more])
+    if isinstance(x, Mapping):
+        return {name: _cat(x[name], more[name]) for name in x}
+    return tuple(_cat(a, b) for a, b in zip(x, more, strict=True))
 
 
 def split_batch(batch: Any) -> tuple[Inputs, Tensor]:

@@ -18,7 +18,29 @@ from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, Gaussian
 
 
 class Likelihood(nn.Module, ABC):
-    """p(target | output of the network)."""
+    """p(target | output of the network).
+
+    Attributes:
+        temperature: T, a buffer, 1 until `ibnn.calibrate` sets it. Logits are divided by it, the standard deviation of
+            Gaussian noise is multiplied by it; `draw_logits` knows nothing of it.
+    """
+
+    temperature: Tensor
+    discrete = True  # whether targets have probabilities and not densities
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("temperature", torch.ones(()))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """States from before there was a temperature have 1."""
+        if prefix + "temperature" not in state_dict:
+            state_dict[prefix + "temperature"] = torch.ones(())
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _tempered(self, logits: Tensor) -> Tensor:
+        """Logits over T, at least in float32."""
+        return _full(logits) / self.temperature
 
     @abstractmethod
     def check(self, output: Tensor, target: Tensor) -> None:
@@ -107,7 +129,7 @@ class Categorical(Likelihood):
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, the (weighted) mean over all targets that are not ignored; 0 if all are."""
         loss = F.cross_entropy(
-            _full(output),
+            self._tempered(output),
             target.long(),
             weight=self.weight,
             ignore_index=self.ignore_index,
@@ -127,11 +149,11 @@ class Categorical(Likelihood):
 
     def combine(self, draws: Tensor) -> Tensor:
         """Log of the mean softmax, (B, C, …): as good as logits to whatever reads them."""
-        return _log_mean(_full(draws).log_softmax(2), 1)
+        return _log_mean(self._tempered(draws).log_softmax(2), 1)
 
     def summarise(self, draws: Tensor) -> Prediction:
         """Probabilities, and their entropy split into aleatoric, between and within."""
-        log_probs = _full(draws).log_softmax(3)  # (K, S, B, C, …)
+        log_probs = self._tempered(draws).log_softmax(3)  # (K, S, B, C, …)
         mean = _log_mean(log_probs, 2)
         probs = log_probs.exp()
         split = _entropy_split(probs.movedim(3, -1))
@@ -165,17 +187,17 @@ class Bernoulli(Likelihood):
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Binary cross-entropy, mean over all labels."""
-        output = _full(output)
+        output = self._tempered(output)
         return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
 
     def combine(self, draws: Tensor) -> Tensor:
         """Logit of the mean probability, of the output's shape."""
-        draws = _full(draws)
+        draws = self._tempered(draws)
         return _log_mean(F.logsigmoid(draws), 1) - _log_mean(F.logsigmoid(-draws), 1)
 
     def summarise(self, draws: Tensor) -> Prediction:
         """Probabilities of yes, and each label's entropy split."""
-        draws = _full(draws)
+        draws = self._tempered(draws)
         mean = _log_mean(F.logsigmoid(draws), 2)
         probs = draws.sigmoid()  # (K, S, B, …)
         split = _entropy_split(torch.stack([probs, (-draws).sigmoid()], dim=-1))
@@ -202,6 +224,7 @@ class Gaussian(Likelihood):
     """
 
     log_std: Tensor | None
+    discrete = False
 
     def __init__(
         self, *, noise: Literal["learnt", "predicted"] = "learnt", init_std: float = 1.0, outputs: int = 1
@@ -226,9 +249,10 @@ class Gaussian(Likelihood):
         """Mean and standard deviation said by an output, of equal shape."""
         output = _full(output)
         if self.log_std is not None:
-            return output, self.log_std.to(output.dtype).exp().expand_as(output)
+            return output, (self.log_std.to(output.dtype).exp() * self.temperature).expand_as(output)
         mean, raw = output.chunk(2, dim=-1)
-        return mean, (F.softplus(raw) + 1e-6).sqrt()  # the floor keeps the loss finite on targets fitted exactly
+        std = (F.softplus(raw) + 1e-6).sqrt()  # the floor keeps the loss finite on targets fitted exactly
+        return mean, std * self.temperature
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raises if targets are not finite real numbers of the mean's shape."""

@@ -23,12 +23,15 @@ class History:
         best: The row of the lowest validation NLL; the last row without validation.
         stopped: "finished" or "patience".
         summary: What the posterior doctor says (`ibnn.diagnose`), as text.
+        looks: Where held-out labels steered the noise: step, temperature (above 1: overconfident), training_nll,
+            held_out_nll (at that temperature), and prior_std from then on.
     """
 
     rows: tuple[dict[str, Any], ...]
     best: dict[str, Any]
     stopped: str
     summary: str = field(default="", repr=False)
+    looks: tuple[dict[str, float], ...] = field(default=(), repr=False)
 
     def __getitem__(self, column: str) -> list[Any]:
         """A column, over the rows that have it."""

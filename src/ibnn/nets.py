@@ -107,3 +107,49 @@ class WideResNet(nn.Module):
         x = self.bn(self.blocks(self.conv1(x))).relu()
         scores: Tensor = self.fc(x.mean((2, 3)))
         return scores
+
+
+class _Block(nn.Module):
+    """Two 3 × 3 convolutions, each with BatchNorm, around a shortcut."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, out, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(out)
+        self.conv2, self.bn2 = nn.Conv2d(out, out, 3, padding=1, bias=False), nn.BatchNorm2d(out)
+        same = stride == 1 and channels == out
+        shortcut = [nn.Conv2d(channels, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out)]
+        self.downsample: nn.Module | None = None if same else nn.Sequential(*shortcut)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn1(self.conv1(x)).relu()
+        y = self.bn2(self.conv2(y)) + (x if self.downsample is None else self.downsample(x))
+        rectified: Tensor = y.relu()
+        return rectified
+
+
+def _stage(channels: int, out: int, stride: int, blocks: int) -> nn.Sequential:
+    rest = (_Block(out, out, 1) for _ in range(blocks - 1))
+    return nn.Sequential(_Block(channels, out, stride), *rest)
+
+
+class CifarResNet(nn.Module):
+    """ResNet-depth for 32 × 32 images (depth 6n + 2: 20, 32, 44, …), with the layer names of torchvision's ResNets."""
+
+    def __init__(self, classes: int = 10, *, depth: int = 20) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        blocks = (depth - 2) // 6
+        self.layer1 = _stage(16, 16, 1, blocks)
+        self.layer2 = _stage(16, 32, 2, blocks)
+        self.layer3 = _stage(32, 64, 2, blocks)
+        self.fc = nn.Linear(64, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, 32, 32) to class scores (B, C)."""
+        x = self.bn1(self.conv1(x)).relu()
+        x = self.layer3(self.layer2(self.layer1(x)))
+        scores: Tensor = self.fc(x.mean((2, 3)))
+        return scores

@@ -6,7 +6,7 @@ import math
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -70,8 +70,12 @@ class Recipe(_Frozen):
         latent_schedule: Of `latent_lr`.
         clip: Largest gradient norm of the weights; 0 for no limit.
         latent_clip: Largest gradient norm of the latents; 0 for no limit.
-        beta: Weight of the KL at the end of its warm-up.
-        beta_warmup: Share of training over which β rises linearly from 0.
+        beta: Weight of the KL at the end of its warm-up, or "auto": held-out labels steer the strength of the noise as
+            training goes on (see `ibnn.strength`). Without validation data a tenth of the training data is held out;
+            where that cannot be (fewer than 500 examples, a sampler of your own) "auto" stands for 1.
+        beta_warmup: Share of training over which a fixed β rises linearly from 0.
+        refit: With "auto": trains a second time from the start, on training and held-out data together, with the
+            strengths found.
         gamma: Weight of the posterior's entropy.
         kl: Which KL; default what the model was converted with.
         spread: Copies of an example go to different components.
@@ -110,8 +114,9 @@ class Recipe(_Frozen):
     clip: float = Field(1.0, ge=0)
     latent_clip: float = Field(1.0, ge=0)
 
-    beta: float = Field(1.0, ge=0)
+    beta: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     beta_warmup: float = Field(2 / 3, ge=0, le=1)
+    refit: bool = False
     gamma: float = Field(0.0, ge=0)
     kl: KLKind | None = None
     spread: bool = False
@@ -146,11 +151,12 @@ class Recipe(_Frozen):
         return self
 
     def beta_at(self, t: float) -> float:
-        """β when the share t of training is done.
+        """A fixed β when the share t of training is done.
 
         >>> Recipe(beta=2.0, beta_warmup=0.5).beta_at(0.25)
         1.0
         """
+        assert not isinstance(self.beta, str), "the strength is steered"
         return self.beta * (min(1.0, t / self.beta_warmup) if self.beta_warmup else 1.0)
 
     def but(self, **changes: Any) -> "Recipe":
@@ -217,14 +223,18 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> str:
     """Pydantic's complaint in our four parts; an unknown key gets the nearest known one."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"]]
-    for part in place[:-1]:
+    for depth, part in enumerate(place[:-1], 1):
         nested = model.model_fields[part].annotation
-        model = nested if isinstance(nested, type) and issubclass(nested, BaseModel) else model
+        if not (isinstance(nested, type) and issubclass(nested, BaseModel)):  # one of several types
+            place = place[:depth]
+            break
+        model = nested
     name = ".".join(place) or "recipe"
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(place[-1], model.model_fields, n=1, cutoff=0.0)[0]
         return complaint(name, "a key of the recipe", repr(first["input"]), f"Did you mean {near!r}?")
-    wish = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    wishes = (e["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for e in error.errors())
+    wish = " or ".join(wishes) if len(place) < len(first["loc"]) else next(wishes)  # one of several types
     if not place:
         return complaint("recipe", "consistent", "fields that exclude each other", f"{wish[0].upper()}{wish[1:]}.")
     return complaint(name, wish, f"{first['input']!r} ({type(first['input']).__name__})", f"Change {name}.")

@@ -271,6 +271,7 @@ def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = load_file(path)
     except Exception as error:  # whatever safetensors finds wrong with it
         raise ValueError(complaint(str(path), "a safetensors file", str(error), "Get it from its author.")) from error
+    tensors.setdefault("likelihood.temperature", torch.ones(()))  # saves from before there was one
     return {**tensors, **{name: tensors[kept] for name, kept in config["tied"].items()}}
 
 

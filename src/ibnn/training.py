@@ -4,6 +4,7 @@ Everything random in a step is a pure function of (seed, step): order, dropout, 
 moment and taken up from a checkpoint ends with the very bits of one that was not.
 """
 
+import copy
 import shlex
 import signal
 import sys
@@ -20,7 +21,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
 
-from ibnn import checkpoint
+from ibnn import checkpoint, strength
 from ibnn.averaging import Average, estimate_statistics, load
 from ibnn.batches import Share, Source, Worker, as_source
 from ibnn.diagnosis import diagnose
@@ -44,9 +45,13 @@ class _Progress:
 
     step: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0] * 4)  # loss, nll, kl, each × mass of the targets; mass
+    seen: list[float] = field(default_factory=lambda: [0.0] * 2)  # nll × mass and mass since the last look
     rows: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
     waited: int = 0  # evaluations since the best one
+    prior_std: float = 0.0  # s, where it is steered
+    temperature: float = 1.0  # that it was settled with
+    looks: list[dict[str, float]] = field(default_factory=list)  # what it was steered by
     finished: str = ""
 
 
@@ -65,10 +70,13 @@ def fit(
 ) -> History:
     """Trains a converted network with Algorithm 1.
 
+    Held-out labels steer the strength of the noise unless the recipe has a fixed `beta`: those of `valid`, or of a
+    tenth of the training data that is then not trained on. The test set has no business here.
+
     Args:
         model: Made by `ibnn.convert`; trained in place.
         train: A Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays.
-        valid: Validation data, likewise; evaluated as training goes on.
+        valid: Held-out data, likewise; evaluated as training goes on.
         recipe: A `Recipe`, the name of one, or None for the defaults.
         run_dir: Folder for checkpoints, recipe.toml and history.csv. The same call on the same folder goes on where it
             was stopped.
@@ -93,14 +101,32 @@ def fit(
         held_out = as_source(valid, batch_size=256, name="valid", workers=recipe.workers, shuffled=False)
     elif recipe.patience:
         raise ValueError(complaint("patience", "0 without validation data", recipe.patience, "Pass valid=(x, y)."))
-    run = _Run(model, source, held_out, recipe, Path(run_dir) if run_dir else None, n_data, quiet)
-    with generators_restored(), run.catching_signals():
-        try:
-            run.take_up(resume)
-            run.train(callbacks)
-        finally:
-            run.close()
-    return run.history()
+    whole, note = source, ""
+    if recipe.beta == "auto":
+        given = held_out
+        source, held_out, note = _hold_out(source, held_out, recipe.seed)
+        recipe = recipe.but(beta=1.0, refit=False) if note else recipe
+        whole = source.joined(given) if given is not None and recipe.refit else whole
+    folder = Path(run_dir) if run_dir else None
+    n_data = n_data and max(round(n_data * source.rows / whole.rows), 1)
+    start, prior_std = copy.deepcopy(model.state_dict()) if recipe.refit else {}, model.prior_std
+    run = _Run(model, source, held_out, recipe, folder, n_data, quiet, note)
+    history = run.run(resume, callbacks)
+    if recipe.refit:
+        history = run.again(whole, start, prior_std).run(resume, callbacks)
+    return history
+
+
+def _hold_out(source: Source, held_out: Source | None, seed: int) -> tuple[Source, Source | None, str]:
+    """Training data, the data that steer the strength, and why it is not steered, if it is not."""
+    if held_out is not None:
+        few = held_out.rows < strength.FEWEST_HELD_OUT
+        return source, held_out, f"only {held_out.rows} held-out examples" if few else ""
+    if not source.divisible:
+        return source, None, "no held-out data, and none can be split off where a sampler or iterable decides"
+    if source.rows < strength.FEWEST:
+        return source, None, f"no held-out data, and only {source.rows} examples"
+    return *source.split(strength.held_out_rows(source.rows), seed), ""
 
 
 class _Run:
@@ -115,11 +141,16 @@ class _Run:
         folder: Path | None,
         n_data: int | None,
         quiet: bool,
+        note: str = "",
+        replayed: "_Progress | None" = None,
     ) -> None:
         self.model, self.source, self.valid, self.recipe, self.folder = model, source, valid, recipe, folder
+        self.note, self.replayed = note, replayed  # why the strength is not steered; the run whose strengths serve
         self.n_data = n_data or _count_targets(model, source)
         self.progress, self.signal = _Progress(), 0
         self.total = recipe.steps or (recipe.epochs or DEFAULT_EPOCHS) * source.steps
+        self.steered = recipe.beta == "auto"
+        self.look_steps = strength.look_steps(self.total) if self.steered else frozenset()
         trackers = list(recipe.trackers)
         if trackers and folder is None:
             raise ValueError(complaint("run_dir", "a folder when there are trackers", None, "Pass run_dir=..."))
@@ -148,12 +179,32 @@ class _Run:
         self.monitor = Monitor(self.total, 0, quiet=True)
         self.quiet = quiet or not self.accelerator.is_main_process
 
+    def run(self, resume: str, callbacks: Sequence[Callback]) -> History:
+        """All of it."""
+        with generators_restored(), self.catching_signals():
+            try:
+                self.take_up(resume)
+                self.train(callbacks)
+            finally:
+                self.close()
+        return self.history()
+
+    def again(self, source: Source, start: dict[str, Tensor], prior_std: float) -> "_Run":
+        """The same run from the start on other data, without validation, with this one's strengths."""
+        load(self.model, start)
+        self.model.prior_std = prior_std
+        folder, found = self.folder and self.folder / "refit", self.progress
+        n_data = round(self.n_data * source.rows / self.source.rows)
+        return _Run(self.model, source, None, self.recipe, folder, n_data, self.quiet, replayed=found)
+
     # ------------------------------------------------------------------------------------------------- Algorithm 1
 
     def train(self, callbacks: Sequence[Callback]) -> None:
         """For each minibatch: spread it over the components, draw, one step on weights and latents together."""
         progress, per_epoch = self.progress, self.source.steps
         self.monitor = Monitor(self.total, progress.step, quiet=self.quiet)
+        if self.note:
+            self.monitor.say(f'beta = 1 stands in for "auto": {self.note}.')
         while not progress.finished:
             epoch, first = divmod(progress.step, per_epoch)
             shares = self.source.epoch(self.recipe.seed, epoch, first=first, worker=self.worker)
@@ -174,6 +225,8 @@ class _Run:
 
     def _step(self, share: Share) -> tuple[Tensor, dict[str, float]]:
         """Gradients of the batch, piece by piece; then one step of both optimisers. Sums of loss, nll, kl × mass."""
+        if self.progress.step in self.look_steps:
+            self._look()
         recipe, rates = self.recipe, self._rates(self.progress.step)
         self._set_rates(rates)
         self.model.train()
@@ -203,6 +256,48 @@ class _Run:
             self.average.update(self.model, recipe.ema)
         return torch.stack(sums).sum(0), rates
 
+    def _look(self) -> None:
+        """Lets the held-out labels steer the strength of the noise."""
+        progress, model = self.progress, self.model
+        if self.replayed is not None:
+            look = self.replayed.looks[min(len(progress.looks), len(self.replayed.looks) - 1)] | {"step": progress.step}
+        else:
+            look = {"step": progress.step} | self._seen()
+        model.set_posterior(std=model.posterior().std * (look["prior_std"] / model.prior_std))  # σ goes along at once
+        progress.prior_std = model.prior_std = look["prior_std"]
+        progress.looks.append(look)
+
+    def _seen(self) -> dict[str, float]:
+        """What a look sees, and the strength that follows from it."""
+        likelihood = self.model.likelihood
+        draws, targets = self._held_out_draws(-(-strength.DRAWS // self.model.components), strength.ROWS)
+        best = strength.best_temperature(likelihood, draws, targets)
+        nll, mass = self._over_workers(self.progress.seen)
+        self.progress.seen = [0.0] * 2
+        seen = {
+            "temperature": best / float(likelihood.temperature),
+            "training_nll": nll / max(mass, 1e-12),
+            "held_out_nll": strength.tempered_nll(likelihood, draws, targets, best),
+        }
+        return seen | {"prior_std": strength.next_std(self.model.prior_std, strength.wish(likelihood, **seen))}
+
+    def _settle(self) -> None:
+        """Sets the temperature that the held-out labels ask for at the end, if they do."""
+        likelihood = self.model.likelihood
+        if self.replayed is not None:
+            likelihood.temperature.fill_(self.replayed.temperature)
+        else:
+            draws, targets = self._held_out_draws(5, 5 * strength.ROWS)  # as many draws as `predict` takes
+            likelihood.temperature.fill_(strength.settled_temperature(likelihood, draws, targets))
+        self.progress.temperature = float(likelihood.temperature)
+
+    def _held_out_draws(self, samples: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Draws (K, S, N, …) for the first held-out examples, and their targets."""
+        assert self.valid is not None, "held-out data steer"
+        inputs, targets = self._inputs(self.valid, rows)
+        draws = strength.draw(self.model, inputs, samples)
+        return draws.outputs, torch.cat(targets).cpu()
+
     # -------------------------------------------------------------------------------------------------- parts of it
 
     def _make_optimisers(self) -> list[torch.optim.Optimizer]:
@@ -221,8 +316,9 @@ class _Run:
     def _rates(self, step: int) -> dict[str, float]:
         """β and learning rates at the middle of a step."""
         recipe, t = self.recipe, (step + 0.5) / self.total
+        steered = strength.grip(t, n_data=self.n_data, nodes=self.model.nodes) if self.steered else None
         return {
-            "beta": recipe.beta_at(t),
+            "beta": recipe.beta_at(t) if steered is None else steered,
             "lr": recipe.lr * recipe.schedule.factor(t),
             "latent_lr": recipe.latent_lr * recipe.latent_schedule.factor(t),
         }
@@ -263,6 +359,7 @@ class _Run:
         values, mass = sums.tolist(), float(self.model.likelihood.mass(share.y))
         for index, value in enumerate([*values, mass]):
             self.progress.sums[index] += value
+        self.progress.seen = [self.progress.seen[0] + values[1], self.progress.seen[1] + mass]
         shown = {name: value / max(mass, 1e-12) for name, value in zip(("loss", "nll", "kl"), values, strict=True)}
         self.monitor.step(rates | shown, share.total)
 
@@ -283,13 +380,16 @@ class _Run:
             progress.finished = "patience"
         if progress.finished and self.best:
             load(self.model, self.best)
+        if progress.finished and self.steered:
+            self._settle()
         self._maybe_stop_or_save(at_epoch=True)
 
     def _write_row(self, epoch: int, callbacks: Sequence[Callback]) -> None:
         progress, recipe = self.progress, self.recipe
-        loss, nll, kl, mass = self._global_sums()
+        loss, nll, kl, mass = self._over_workers(self.progress.sums)
         row: dict[str, Any] = {"epoch": epoch, "step": progress.step}
         row |= {"loss": loss / mass, "nll": nll / mass, "kl": kl / mass} | self._rates(progress.step - 1)
+        row |= {"prior_std": self.model.prior_std} if self.steered else {}
         progress.sums = [0.0] * 4
         if self.valid is not None:
             row |= {f"valid_{name}": value for name, value in self._evaluate(self.valid).items()}
@@ -316,24 +416,29 @@ class _Run:
 
     def _evaluate(self, source: Source) -> dict[str, float]:
         """Scores on validation data; the workers share the batches of `predict`."""
+        inputs, targets = self._inputs(source)
+        prediction = predict(self.model, inputs, samples=self.recipe.eval_samples, progress=False)
+        return self.model.likelihood.score(prediction, torch.cat(targets).cpu())
+
+    def _inputs(self, source: Source, rows: int | None = None) -> tuple[Iterator[Any], list[Tensor]]:
+        """The inputs of the first batches of a source, for `predict`; their targets are filled in as it goes on."""
         targets: list[Tensor] = []
 
         def inputs() -> Iterator[Any]:
             for share in source.epoch(0, 0):
                 targets.append(share.y)
                 yield (share.x,)
+                if rows is not None and sum(map(len, targets)) >= rows:
+                    return
 
-        prediction = predict(self.model, inputs(), samples=self.recipe.eval_samples, progress=False)
-        return self.model.likelihood.score(prediction, torch.cat(targets).cpu())
+        return inputs(), targets
 
-    def _global_sums(self) -> list[float]:
-        """The running sums over all workers; afterwards the first worker alone holds them."""
-        if self.worker.world > 1:
-            sums = torch.tensor(self.progress.sums, dtype=torch.float64, device=self.accelerator.device)
-            total = self.accelerator.reduce(sums, "sum").tolist()
-            self.progress.sums = total if self.accelerator.is_main_process else [0.0] * 4
-            return list(total)
-        return self.progress.sums
+    def _over_workers(self, sums: list[float]) -> list[float]:
+        """Running sums of all workers together."""
+        if self.worker.world == 1:
+            return list(sums)
+        mine = torch.tensor(sums, dtype=torch.float64, device=self.accelerator.device)
+        return list(self.accelerator.reduce(mine, "sum").tolist())
 
     # -------------------------------------------------------------------------------------------------- checkpoints
 
@@ -363,7 +468,9 @@ class _Run:
         return int(self.accelerator.gather(mine).max())
 
     def _save(self) -> None:
-        self.progress.sums = list(self._global_sums())
+        for name in ("sums", "seen"):  # from here on the first worker holds them
+            total = self._over_workers(getattr(self.progress, name))
+            setattr(self.progress, name, total if self.accelerator.is_main_process else [0.0] * len(total))
         if not self.accelerator.is_main_process or self.folder is None:
             return
         tensors: dict[str, Tensor] = {}
@@ -409,13 +516,16 @@ class _Run:
         for number, (optimiser, data) in enumerate(zip(self.optimisers, saved.data["optimisers"], strict=True)):
             checkpoint.unpack_optimiser(optimiser, f"optimiser{number}", saved.tensors, data)
         self.progress = _Progress(**saved.data["progress"])
+        if self.steered and self.progress.looks:
+            self.model.prior_std = self.progress.prior_std
         if not self.accelerator.is_main_process:
-            self.progress.sums = [0.0] * 4
+            self.progress.sums, self.progress.seen = [0.0] * 4, [0.0] * 2
 
     def _facts(self) -> dict[str, Any]:
         """What besides the recipe makes a run what it is."""
         model = self.model
-        facts = {"components": model.components, "prior_std": model.prior_std, "nodes": model.nodes}
+        facts: dict[str, Any] = {"components": model.components, "nodes": model.nodes}
+        facts |= {} if self.steered else {"prior_std": model.prior_std}
         return facts | {"examples": self.source.rows, "n_data": self.n_data}
 
     def _check_same_run(self, saved: checkpoint.Checkpoint) -> None:
@@ -460,8 +570,8 @@ class _Run:
         diagnosis = diagnose(self.model.eval(), optimiser=self.optimisers)
         if not diagnosis.healthy:
             self.monitor.say(str(diagnosis))
-        rows = tuple(self.progress.rows)
-        return History(rows, self.progress.best or rows[-1], self.progress.finished, str(diagnosis))
+        rows, looks = tuple(self.progress.rows), tuple(self.progress.looks)
+        return History(rows, self.progress.best or rows[-1], self.progress.finished, str(diagnosis), looks)
 
 
 class _Loss(nn.Module):

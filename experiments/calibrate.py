@@ -1,0 +1,274 @@
+"""`ibnn.calibrate` on trained networks against the plain network and temperature scaling.
+
+    IBNN_DATA=FOLDER python experiments/calibrate.py [--nets lenet4 resnet20] [--seeds 0 1 2]
+    IBNN_DATA=FOLDER python experiments/calibrate.py --dev  # scored on training images in neither split, not kept
+    python experiments/calibrate.py --figures               # draws docs/figures/calibrate-*.png, fills in the docs
+
+2,000 held-out labels choose; everything else is scored once. Out-of-distribution and corrupted images: 1,000 each.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import FIGURES, Data, Results, corrupt, data_folder, fit_temperature, images, logits, scores
+from torch import Tensor, nn
+from trained import NETS, data, trained
+
+import ibnn
+from ibnn import metrics
+from ibnn.calibration import Calibration, calibrate
+from ibnn.data import load_idx
+
+COMPONENTS, FEW, KINDS, SEVERITIES = 4, 1_000, ("blur", "contrast", "noise"), (3, 4, 5)
+NORM = {"cifar-10": (0.4734, 0.2516), "fashion-mnist": (0.286, 0.353)}
+METHODS = ("plain", "temperature scaling", "calibrate, no temperature", "calibrate")
+COLOURS = dict(zip(METHODS, ("#999999", "#E69F00", "#56B4E9", "#0072B2"), strict=True))
+Answer = Callable[[Tensor], dict[str, Tensor]]  # log-probabilities and uncertainties of images
+
+
+def evaluation(name: str, seed: int, *, dev: bool) -> tuple[Data, dict[str, Data], dict[str, Tensor]]:
+    """Images to score: clean, corrupted, and out of distribution."""
+    source, count = NETS[name][1:3]
+    clean = data(name, seed).test
+    if dev:
+        whole = images(data_folder(), source, train=True)
+        left = torch.randperm(len(whole.y), generator=torch.Generator().manual_seed(seed))[count + 2_000 :][:3_000]
+        clean = Data(whole.x[left], whole.y[left])
+    mean, std = NORM[source]
+    pixels, labels = clean.x[:FEW] * std + mean, clean.y[:FEW]
+    corrupted = {
+        f"{kind} {severity}": Data((corrupt(pixels, kind, severity) - mean) / std, labels)
+        for kind in KINDS
+        for severity in SEVERITIES
+    }
+    if source == "fashion-mnist":
+        outside = {"MNIST": images(data_folder(), "mnist", train=dev).x[:FEW]}
+    else:
+        gray = load_idx(data_folder() / "fashion-mnist", train=dev)[0][:FEW].float().view(-1, 1, 28, 28) / 255
+        colour = F.pad(gray, (2, 2, 2, 2)).expand(-1, 3, -1, -1)
+        noise = torch.rand(FEW, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+        outside = {"Fashion-MNIST": (colour - mean) / std, "noise": (noise - mean) / std}
+    return clean, corrupted, outside
+
+
+def plain_answer(net: nn.Module, temperature: float) -> Answer:
+    """Of a plain network."""
+
+    def answer(x: Tensor) -> dict[str, Tensor]:
+        log_probs = (logits(net, _fast(x)) / temperature).log_softmax(1)
+        entropy = -(log_probs.exp() * log_probs).sum(1)
+        return {"log_probs": log_probs, "max-probability": -log_probs.amax(1), "entropy": entropy}
+
+    return answer
+
+
+def noisy_answer(model: ibnn.IBNN) -> Answer:
+    """Of a calibrated network."""
+
+    def answer(x: Tensor) -> dict[str, Tensor]:
+        p = model.predict(_fast(x))
+        assert isinstance(p, ibnn.CategoricalPrediction)
+        found = {"log_probs": p.log_probs, "max-probability": -p.log_probs.amax(1), "entropy": p.total}
+        return found | {"epistemic": p.epistemic}
+
+    return answer
+
+
+def _fast(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def method_scores(
+    answer: Answer, clean: Data, corrupted: dict[str, Data], outside: dict[str, Tensor]
+) -> dict[str, Any]:
+    """Everything about a method."""
+    seen = answer(clean.x)
+    found: dict[str, Any] = scores(seen["log_probs"], clean.y)
+    found["corrupted nll"] = {k: metrics.nll(answer(d.x)["log_probs"], d.y) for k, d in corrupted.items()}
+    found["auroc"] = {}
+    for name, x in outside.items():
+        unseen = answer(x)
+        found["auroc"][name] = {k: metrics.auroc(seen[k], unseen[k]) for k in seen if k != "log_probs"}
+    return found
+
+
+def report_of(report: Calibration) -> dict[str, Any]:
+    """A calibration as JSON."""
+    return {
+        "curve": [list(point) for point in report.curve],
+        **{k: getattr(report, k) for k in ("scale", "temperature", "profile", "reason", "rows", "cross_nll")},
+        **{k: getattr(report, k) for k in ("before", "temperature_scaling", "after")},
+    }
+
+
+def cell(name: str, seed: int, *, dev: bool = False) -> dict[str, Any]:
+    """All methods on one network."""
+    net, facts = trained(name, seed)
+    valid = data(name, seed).valid
+    valid = Data(_fast(valid.x), valid.y)
+    sets = evaluation(name, seed, dev=dev)
+    temperature = fit_temperature(logits(net, valid.x), valid.y)
+    answers = {METHODS[0]: plain_answer(net, 1.0), METHODS[1]: plain_answer(net, temperature)}
+    reports = {}
+    for method, tempered in ((METHODS[2], False), (METHODS[3], True)):
+        if dev and not tempered:
+            continue
+        began = time.monotonic()
+        model = ibnn.convert(net, components=COMPONENTS, seed=seed)
+        reports[method] = calibrate(model, valid, temperature=tempered, profile=tempered, seed=seed)
+        seconds = time.monotonic() - began
+        answers[method] = noisy_answer(model)
+        print(name, seed, method, reports[method], sep="\n", flush=True)
+    return {
+        "net": name,
+        "seed": seed,
+        **facts,
+        "temperature": temperature,
+        "seconds of calibrate": round(seconds, 1),
+        "methods": {  # without a temperature: clean images alone
+            method: method_scores(answer, *(sets if method != METHODS[2] else (sets[0], {}, {})))
+            for method, answer in answers.items()
+        },
+        "reports": {method: report_of(report) for method, report in reports.items()},
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- showing
+
+
+def mean(cells: list[dict[str, Any]], get: Callable[[dict[str, Any]], float]) -> float:
+    """Over seeds."""
+    return sum(map(get, cells)) / len(cells)
+
+
+def corrupted_nll(scored: dict[str, Any], kind: str) -> float:
+    """Mean over the severities."""
+    return sum(scored["corrupted nll"][f"{kind} {severity}"] for severity in SEVERITIES) / len(SEVERITIES)
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    """Means over the seeds of one network, in Markdown."""
+    outside = list(cells[0]["methods"]["plain"]["auroc"])
+    head = ["error %", "NLL", "ECE", *(f"NLL {kind}" for kind in KINDS), *(f"AUROC {name}" for name in outside)]
+    lines = ["| | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
+    for method in METHODS:
+        scored = [cell["methods"][method] for cell in cells]
+        values = [f"{100 * mean(scored, lambda s: s['error']):.2f}"]
+        values += [f"{mean(scored, lambda s: s[k]):.4f}" for k in ("nll", "ece")]  # noqa: B023
+        for kind in KINDS:
+            known = all(s["corrupted nll"] for s in scored)
+            values.append(f"{mean(scored, lambda s: corrupted_nll(s, kind)):.3f}" if known else "")  # noqa: B023
+        for name in outside:
+            kinds = scored[0]["auroc"].get(name, {})
+            values.append(" / ".join(f"{mean(scored, lambda s: s['auroc'][name][k]):.3f}" for k in kinds))  # noqa: B023
+        lines.append(f"| {method} | " + " | ".join(values) + " |")
+    return "\n".join(lines)
+
+
+def by_net(cells: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Cells of each network."""
+    return {name: found for name in NETS if (found := [c for c in cells.values() if c["net"] == name])}
+
+
+def markdown(nets: dict[str, list[dict[str, Any]]]) -> str:
+    """What docs/calibration.md shows of the results."""
+    parts = ["## Measured", ""]
+    for name, cells in nets.items():
+        source, count, epochs = NETS[name][1:4]
+        seeds = ", ".join(str(c["seed"]) for c in cells)
+        error = f"{100 * mean(cells, lambda c: c['training error']):.2f} %"
+        parts += [
+            f"**{name}**, {epochs} epochs on {count:,} images of {source} (training error {error}), seeds {seeds}:",
+            "",
+            table(cells),
+            "",
+        ]
+    parts += [
+        f"Means over the seeds; {COMPONENTS} components, {COMPONENTS * 5} draws. NLL of corrupted images: mean over",
+        "severities 3, 4 and 5 of CIFAR-10-C's scales. AUROC of images from elsewhere against test images, by",
+        "max-probability / entropy / (with noise) epistemic uncertainty. Scores: the test set; the rule was settled",
+        "on training images in neither split. From `experiments/results/calibrate.json`, made by",
+        "`experiments/calibrate.py`.",
+        "",
+        "![curve](figures/calibrate-curve.png)",
+        "![NLL under corruption](figures/calibrate-corrupted.png)",
+    ]
+    return "\n".join(parts)
+
+
+def fill_in(text: str) -> None:
+    """Puts the results into the page."""
+    page = FIGURES.parent / "calibration.md"
+    begin, end = "<!-- calibrate:begin -->\n", "<!-- calibrate:end -->"
+    before, rest = page.read_text().split(begin)
+    page.write_text(before + begin + text + "\n" + end + rest.split(end)[1])
+
+
+def draw_figures(nets: dict[str, list[dict[str, Any]]]) -> None:
+    """The curve of seed 0, and NLL under corruption, of each network."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    for name in ("curve", "corrupted"):
+        figure = Figure(figsize=(5.2 * len(nets), 3.8), layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes, (net, cells) in zip(figure.subplots(1, len(nets), squeeze=False)[0], nets.items(), strict=True):
+            (draw_curve if name == "curve" else draw_corrupted)(axes, cells)
+            axes.set_title(f"{net}, {len(cells)} seed{'s' * (len(cells) > 1)}" if name == "corrupted" else net)
+            axes.legend(frameon=False, fontsize=8)
+        figure.savefig(FIGURES / f"calibrate-{name}.png", dpi=130)
+
+
+def draw_curve(axes: Any, cells: list[dict[str, Any]]) -> None:
+    """Held-out NLL over the scale."""
+    report = cells[0]["reports"]["calibrate"]
+    scales, plain, _, tempered = zip(*report["curve"], strict=True)
+    axes.plot(scales, plain, "o-", color=COLOURS["calibrate, no temperature"], ms=4, label="temperature 1")
+    axes.plot(scales, tempered, "o-", color=COLOURS["calibrate"], ms=4, label="best temperature of each scale")
+    line = report["temperature_scaling"]["nll"]
+    axes.axhline(line, color=COLOURS["temperature scaling"], ls="--", lw=1, label="temperature scaling")
+    chosen = dict(zip(scales, tempered, strict=True))[report["scale"]]
+    axes.plot([report["scale"]], [chosen], "*", color="#D55E00", ms=14, label="chosen")
+    axes.set(
+        xlabel="scale of the latents' noise", ylabel="held-out NLL (nats)", ylim=(0.93 * min(tempered), 1.5 * line)
+    )
+
+
+def draw_corrupted(axes: Any, cells: list[dict[str, Any]]) -> None:
+    """Bars: NLL by corruption and severity."""
+    names = [f"{kind} {severity}" for kind in KINDS for severity in SEVERITIES]
+    methods = (METHODS[0], METHODS[1], METHODS[3])
+    for number, method in enumerate(methods):
+        heights = [mean(cells, lambda c: c["methods"][method]["corrupted nll"][n]) for n in names]  # noqa: B023
+        places = [i + 0.27 * (number - 1) for i in range(len(names))]
+        axes.bar(places, heights, width=0.25, color=COLOURS[method], label=method)
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
+    axes.set(ylabel="NLL (nats)")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--dev", action="store_true")
+    parser.add_argument("--figures", action="store_true")
+    options = parser.parse_args()
+    results = Results(
+        "calibrate", "ibnn.calibrate on trained networks, 2,000 held-out labels; python experiments/calibrate.py"
+    )
+    for name in [] if options.figures else options.nets:
+        for seed in options.seeds:
+            if options.dev:
+                print(json.dumps(cell(name, seed, dev=True)["methods"], indent=1), flush=True)
+            else:
+                results.run(f"{name} {seed}", lambda: cell(name, seed))  # noqa: B023
+    for name, cells in ({} if options.dev else by_net(results.cells)).items():
+        print(f"\n{name}, mean of {len(cells)} seeds\n\n{table(cells)}")
+    if options.figures:
+        draw_figures(by_net(results.cells))
+        fill_in(markdown(by_net(results.cells)))

@@ -1,0 +1,138 @@
+"""STRENGTH: how strong the noise of training should be, told by held-out labels while training goes on.
+
+Training is looked at now and then. A network wants more noise if it is more confident on held-out data than it is right
+(the temperature that would mend its held-out NLL is above 1), or if it fits the training data, noise and all, much
+better than held-out data; otherwise it wants less. The prior's standard deviation s follows. The KL gets a fixed weight
+per node and datum (`GRIP`), so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for 1,000,000
+examples; `prior_std` as converted is where s starts.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ibnn.likelihood import Likelihood
+from ibnn.network import IBNN
+from ibnn.prediction import Prediction, predict
+
+FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and how many there are
+GAIN, RISE, FALL = 0.5, 0.25, 0.06  # log s moves by so much of what the network wants, and no further up or down
+FIT = 0.6  # a training NLL below this share of the held-out NLL is too good
+WEAKEST, STRONGEST = 0.02, 1.5  # bounds of s
+GRIP = 20.0  # weight of the KL, in nats per datum for a nat per node
+ROWS, DRAWS = 1000, 8  # a look takes so many held-out examples, and at least so many draws of each
+FEWEST, FEWEST_HELD_OUT = 500, 100  # training examples there must be to hold some out, and held-out ones to steer by
+
+
+def look_steps(total: int) -> frozenset[int]:
+    """The steps before which training is looked at.
+
+    >>> sorted(look_steps(1000))[:3]
+    [200, 229, 258]
+    """
+    return frozenset(int(total * (FIRST + (LAST - FIRST) * look / (LOOKS - 1))) for look in range(LOOKS))
+
+
+def grip(t: float, *, n_data: int, nodes: int) -> float:
+    """β when the share t of training is done: it has risen to `GRIP` per node and datum by the first look."""
+    return GRIP * n_data / nodes * min(1.0, t / FIRST)
+
+
+def wish(likelihood: Likelihood, *, temperature: float, training_nll: float, held_out_nll: float) -> float:
+    """How much more noise a network wants: the logarithm of a factor, negative for less.
+
+    Args:
+        likelihood: Says whether NLLs are compared by ratio (of probabilities) or by difference (of densities).
+        temperature: That mends the held-out NLL best, over the present one.
+        training_nll: Of single draws, as in the training loss.
+        held_out_nll: Of all draws together at that temperature.
+    """
+    if likelihood.discrete:
+        gap = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9))
+    else:
+        gap = held_out_nll - training_nll
+    return max(math.log(temperature), gap + math.log(FIT))
+
+
+def next_std(prior_std: float, wish: float) -> float:
+    """s after a look.
+
+    >>> round(next_std(0.3, 0.2), 3), round(next_std(0.3, -5.0), 3)
+    (0.332, 0.283)
+    """
+    change = max(-FALL, min(RISE, GAIN * wish))
+    return max(WEAKEST, min(STRONGEST, prior_std * math.exp(change)))
+
+
+def held_out_rows(rows: int) -> int:
+    """How many of so many training examples are held out: a tenth, but at least 100 and at most 5,000.
+
+    >>> held_out_rows(2_000), held_out_rows(60_000)
+    (200, 5000)
+    """
+    return min(max(rows // 10, FEWEST_HELD_OUT), 5000)
+
+
+@dataclass(frozen=True)
+class Draws(Prediction):
+    """Raw draws of the network's output, (K, S, B, …): a prediction that can be tempered afterwards."""
+
+    outputs: Tensor = field(metadata={"batch": 2})
+
+
+class _Raw:
+    """A model whose `predict` keeps the draws as they are; also the likelihood that `predict` asks to summarise."""
+
+    def __init__(self, model: IBNN) -> None:
+        self.components, self.model, self.likelihood = model.components, model, self
+        self.parameters, self.draw_logits, self.modules = model.parameters, model.draw_logits, model.modules
+
+    def summarise(self, draws: Tensor) -> Draws:
+        return Draws(draws)
+
+
+def draw(model: IBNN, batches: Iterable[Any], samples: int) -> Draws:
+    """The model's draws for an iterable of inputs; workers share them as in `predict`."""
+    drawn = predict(_Raw(model), batches, samples=samples, progress=False)
+    assert isinstance(drawn, Draws)
+    return drawn
+
+
+@torch.no_grad()
+def tempered_nll(likelihood: Likelihood, draws: Tensor, target: Tensor, temperature: float) -> float:
+    """NLL of draws (K, S, N, …) at a temperature."""
+    before = likelihood.temperature.clone()
+    try:
+        likelihood.temperature.fill_(temperature)
+        return likelihood.score(likelihood.summarise(draws), target)["nll"]
+    finally:
+        likelihood.temperature.copy_(before)
+
+
+def best_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor) -> float:
+    """T of the lowest NLL of draws (K, S, N, …), between 1/3 and 20."""
+    low, high = -math.log(3), math.log(20)
+    for _ in range(24):
+        left, right = low + (high - low) * 0.4, low + (high - low) * 0.6
+        nlls = [tempered_nll(likelihood, draws, target, math.exp(log_t)) for log_t in (left, right)]
+        low, high = (low, right) if nlls[0] <= nlls[1] else (left, high)
+    return math.exp((low + high) / 2)
+
+
+def settled_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor) -> float:
+    """The best temperature, if that of either half of the data lowers the NLL of the other half; else the present one.
+
+    A few hundred labels would otherwise move the temperature of a network that is calibrated already.
+    """
+    now = float(likelihood.temperature)
+    even, odd = (slice(start, None, 2) for start in (0, 1))
+    gain = 0.0
+    for mine, other in ((even, odd), (odd, even)):
+        temperature = best_temperature(likelihood, draws[:, :, mine], target[mine])
+        nlls = [tempered_nll(likelihood, draws[:, :, other], target[other], t) for t in (now, temperature)]
+        gain += nlls[0] - nlls[1]
+    return best_temperature(likelihood, draws, target) if gain > 0 else now
