@@ -35,12 +35,13 @@ def main() -> None:
     model = ibnn.convert(make_net(str(options.pop("net", "full"))), components=4, seed=0)
     delay = float(options.pop("delay", 0.0))  # type: ignore[arg-type]
     slow = [lambda row, model: time.sleep(delay)]
-    x, y = make_data()
+    x, y = make_data(int(options.pop("rows", 203)))  # type: ignore[call-overload]
     rank = int(os.environ.get("RANK", "0"))
     history = ibnn.fit(model, (x[:160], y[:160]), (x[160:], y[160:]), callbacks=slow, quiet=True, **options)  # type: ignore[arg-type]
     prediction = model.predict(batch for batch in x.split(30))
     if rank == 0:
         state = {"state": model.state_dict(), "rows": list(history.rows), "probs": prediction.probs}
+        state |= {"looks": list(history.looks), "prior_std": model.prior_std}
         torch.save(state, out.with_suffix(".tmp"))
         out.with_suffix(".tmp").rename(out)
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 FEWEST = 20  # labels
 NEGLIGIBLE = 0.001  # nats per datum that noise may cost: the least of it already tells known inputs from unknown ones
-DRAWS = 16  # of all components together, in the search
+DRAWS = 8  # of all components together, in the search
+NARROW, HARDLY = 8, 1e-3  # a z of so few nodes (an image's channels) multiplies all that follows: nothing averages out
 BLOCKS = 10  # parts of the data whose NLL is compared where single rows' cannot be
 STEPS, ROWS, COPIES, RATE = 80, 64, 8, 0.1  # of the profile's gradient search: Adam on rows × copies at a time
 _SEARCH = 101  # address space of the search's draws, apart from those of `ibnn.network`
@@ -146,7 +147,7 @@ def calibrate(
         model: What `ibnn.convert` made of the network.
         valid: Held-out data that the weights were not trained on, as `fit` takes it: a pair (x, y), a Dataset or a
             DataLoader. It is held in memory, and so are the network's outputs for it from all draws of one scale
-            (about 16, and `samples` times the components at last): for dense outputs pass few rows.
+            (about 8, and `samples` times the components at last): for dense outputs pass few rows.
         samples: Draws per component that answers will be made of: what is passed to `predict`, whose default this is.
             `model.eval_samples` is set to it.
         seed: Decides the draws; `model.eval_seed` is set to it.
@@ -198,12 +199,18 @@ class _Search:
         self.trained = int(model.examples) > 0
         self.sizes = torch.tensor([latent.nodes for latent in model.latents.values()], device=self.y.device)
         q = model.posterior()
-        self.mean, self.base = (q.mean.clone(), q.std.clone()) if self.trained else (torch.ones_like(q.mean),) * 2
+        self.mean, self.base = (q.mean.clone(), q.std.clone()) if self.trained else self._untrained(q.mean)
         self.came = float(self.likelihood.temperature)
         self.first = 0.25 if self.trained else 0.02  # the smallest scale that is tried
         self.few = max(1, min(samples, -(-DRAWS // model.components)))  # draws per component in the search
         self.by_row = True
         self.whole, self.half = slice(0, len(y)), len(y) // 2
+
+    def _untrained(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and relative deviations to begin with: 1, but hardly any noise on narrow layers if there are others."""
+        wide = self.sizes >= NARROW
+        relative = torch.where(wide | ~wide.any(), 1.0, HARDLY).to(mean)
+        return torch.ones_like(mean), relative.repeat_interleave(self.sizes).expand_as(mean)
 
     def run(self, *, profile: bool) -> Calibration:
         """Curve, choice, scores; then, at last, the model is set."""

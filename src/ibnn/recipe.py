@@ -76,6 +76,9 @@ class Recipe(_Frozen):
         beta_warmup: Share of training over which a fixed β rises linearly from 0.
         refit: With "auto": trains a second time from the start, on training and held-out data together, with the
             strengths found.
+        calibrate: Starts a network whose latents were never trained from what `ibnn.calibrate` finds on the held-out
+            data; for trained weights.
+        freeze_batchnorm: Keeps BatchNorm's running statistics, and normalises by them in training too.
         gamma: Weight of the posterior's entropy.
         kl: Which KL; default what the model was converted with.
         spread: Copies of an example go to different components.
@@ -117,6 +120,8 @@ class Recipe(_Frozen):
     beta: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     beta_warmup: float = Field(2 / 3, ge=0, le=1)
     refit: bool = False
+    calibrate: bool = False
+    freeze_batchnorm: bool = False
     gamma: float = Field(0.0, ge=0)
     kl: KLKind | None = None
     spread: bool = False
@@ -148,6 +153,8 @@ class Recipe(_Frozen):
             raise ValueError("give epochs or steps, not both")
         if (self.ema > 0) + (self.swa < 1) + (self.patience > 0) > 1:
             raise ValueError("give one of ema, swa and patience: each decides which weights remain")
+        if self.refit and self.beta != "auto":
+            raise ValueError('give refit with beta = "auto" alone: it trains again with the strengths found')
         return self
 
     def beta_at(self, t: float) -> float:

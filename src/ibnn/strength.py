@@ -34,7 +34,8 @@ def look_steps(total: int) -> frozenset[int]:
     >>> sorted(look_steps(1000))[:3]
     [200, 229, 258]
     """
-    return frozenset(int(total * (FIRST + (LAST - FIRST) * look / (LOOKS - 1))) for look in range(LOOKS))
+    steps = (int(total * (FIRST + (LAST - FIRST) * look / (LOOKS - 1))) for look in range(LOOKS))
+    return frozenset(steps) - {0}  # where nothing of training was seen yet
 
 
 def grip(t: float, *, n_data: int, nodes: int) -> float:

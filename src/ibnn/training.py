@@ -20,10 +20,13 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader
 
 from ibnn import checkpoint, strength
 from ibnn.averaging import Average, estimate_statistics, load
 from ibnn.batches import Share, Source, Worker, as_source
+from ibnn.calibration import calibrate
 from ibnn.diagnosis import diagnose
 from ibnn.divergence import DivergedError, first_not_finite
 from ibnn.errors import complaint
@@ -49,7 +52,7 @@ class _Progress:
     rows: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
     waited: int = 0  # evaluations since the best one
-    prior_std: float = 0.0  # s, where it is steered
+    prior_std: float = 0.0  # s, which may be steered
     temperature: float = 1.0  # that it was settled with
     looks: list[dict[str, float]] = field(default_factory=list)  # what it was steered by
     finished: str = ""
@@ -101,19 +104,19 @@ def fit(
         held_out = as_source(valid, batch_size=256, name="valid", workers=recipe.workers, shuffled=False)
     elif recipe.patience:
         raise ValueError(complaint("patience", "0 without validation data", recipe.patience, "Pass valid=(x, y)."))
-    whole, note = source, ""
+    whole, note, rows = source, "", source.rows
     if recipe.beta == "auto":
         given = held_out
         source, held_out, note = _hold_out(source, held_out, recipe.seed)
         recipe = recipe.but(beta=1.0, refit=False) if note else recipe
         whole = source.joined(given) if given is not None and recipe.refit else whole
     folder = Path(run_dir) if run_dir else None
-    n_data = n_data and max(round(n_data * source.rows / whole.rows), 1)
+    n_data = n_data and max(round(n_data * source.rows / rows), 1)
     start, prior_std = copy.deepcopy(model.state_dict()) if recipe.refit else {}, model.prior_std
     run = _Run(model, source, held_out, recipe, folder, n_data, quiet, note)
     history = run.run(resume, callbacks)
     if recipe.refit:
-        history = run.again(whole, start, prior_std).run(resume, callbacks)
+        history = run.again(whole, start, prior_std).run("auto" if resume == "must" else resume, callbacks)
     return history
 
 
@@ -146,11 +149,12 @@ class _Run:
     ) -> None:
         self.model, self.source, self.valid, self.recipe, self.folder = model, source, valid, recipe, folder
         self.note, self.replayed = note, replayed  # why the strength is not steered; the run whose strengths serve
-        self.n_data = n_data or _count_targets(model, source)
+        self.given_n_data, self.n_data = n_data, n_data or _count_targets(model, source)
         self.progress, self.signal = _Progress(), 0
         self.total = recipe.steps or (recipe.epochs or DEFAULT_EPOCHS) * source.steps
         self.steered = recipe.beta == "auto"
-        self.look_steps = strength.look_steps(self.total) if self.steered else frozenset()
+        looks = self.steered and (replayed is None or replayed.looks)  # patience may have come before the first
+        self.look_steps = strength.look_steps(self.total) if looks else frozenset()
         trackers = list(recipe.trackers)
         if trackers and folder is None:
             raise ValueError(complaint("run_dir", "a folder when there are trackers", None, "Pass run_dir=..."))
@@ -174,6 +178,7 @@ class _Run:
             model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
         self.optimisers = self._make_optimisers()
         self.loss, *self.prepared = self.accelerator.prepare(_Loss(model, recipe), *self.optimisers)
+        self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
         self.average = Average()  # of EMA or SWA
         self.best: dict[str, Tensor] = {}  # the state of the best evaluation, by name
         self.monitor = Monitor(self.total, 0, quiet=True)
@@ -194,7 +199,7 @@ class _Run:
         load(self.model, start)
         self.model.prior_std = prior_std
         folder, found = self.folder and self.folder / "refit", self.progress
-        n_data = round(self.n_data * source.rows / self.source.rows)
+        n_data = self.given_n_data and round(self.given_n_data * source.rows / self.source.rows)
         return _Run(self.model, source, None, self.recipe, folder, n_data, self.quiet, replayed=found)
 
     # ------------------------------------------------------------------------------------------------- Algorithm 1
@@ -203,6 +208,8 @@ class _Run:
         """For each minibatch: spread it over the components, draw, one step on weights and latents together."""
         progress, per_epoch = self.progress, self.source.steps
         self.monitor = Monitor(self.total, progress.step, quiet=self.quiet)
+        if self.recipe.calibrate and progress.step == 0 and int(self.model.examples) == 0 and self.replayed is None:
+            self._calibrate()
         if self.note:
             self.monitor.say(f'beta = 1 stands in for "auto": {self.note}.')
         while not progress.finished:
@@ -230,6 +237,8 @@ class _Run:
         recipe, rates = self.recipe, self._rates(self.progress.step)
         self._set_rates(rates)
         self.model.train()
+        for norm in self.frozen:
+            norm.eval()
         pieces = list(_pieces(share, recipe.accumulate))
         sums: list[Tensor] = []
         whole = self._whole_mass(share)
@@ -256,6 +265,16 @@ class _Run:
             self.average.update(self.model, recipe.ema)
         return torch.stack(sums).sum(0), rates
 
+    def _calibrate(self) -> None:
+        """Starts from the noise and the temperature that the weights bear as they are."""
+        if self.valid is None or isinstance(self.valid.data, DataLoader):
+            got = "none" if self.valid is None else "an iterable"
+            raise ValueError(complaint("valid", "held-out data to calibrate by", got, "Pass valid=(x, y)."))
+        found = calibrate(self.model, self.valid.data, seed=self.recipe.seed, progress=not self.quiet)
+        self.monitor.say(str(found))
+        self.model.prior_std = max(found.scale, strength.WEAKEST)
+        self.model.set_posterior(std=self.model.posterior().std.clamp_min(1e-3))  # σ = 0 could not be trained
+
     def _look(self) -> None:
         """Lets the held-out labels steer the strength of the noise."""
         progress, model = self.progress, self.model
@@ -264,7 +283,7 @@ class _Run:
         else:
             look = {"step": progress.step} | self._seen()
         model.set_posterior(std=model.posterior().std * (look["prior_std"] / model.prior_std))  # σ goes along at once
-        progress.prior_std = model.prior_std = look["prior_std"]
+        model.prior_std = look["prior_std"]
         progress.looks.append(look)
 
     def _seen(self) -> dict[str, float]:
@@ -380,6 +399,7 @@ class _Run:
             progress.finished = "patience"
         if progress.finished and self.best:
             load(self.model, self.best)
+            self.model.prior_std = (progress.best or {}).get("prior_std", self.model.prior_std)
         if progress.finished and self.steered:
             self._settle()
         self._maybe_stop_or_save(at_epoch=True)
@@ -481,6 +501,7 @@ class _Run:
             packed, data = checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
             tensors |= packed
             optimisers.append(data)
+        self.progress.prior_std = self.model.prior_std
         data = {"progress": asdict(self.progress), "recipe": self.recipe.to_toml(), "optimisers": optimisers}
         data |= {"averaged": self.average.count, "facts": self._facts()}
         checkpoint.save(self.folder / "checkpoints", self.progress.step, tensors, data, keep=self.recipe.keep)
@@ -494,6 +515,7 @@ class _Run:
             folder = self.folder / "checkpoints"
             if resume == "never" and self.accelerator.is_main_process:
                 checkpoint.clear(folder)
+                checkpoint.clear(self.folder / "refit" / "checkpoints")
             self.accelerator.wait_for_everyone()
             saved = checkpoint.latest(folder)
         if saved is None and resume == "must":
@@ -516,7 +538,7 @@ class _Run:
         for number, (optimiser, data) in enumerate(zip(self.optimisers, saved.data["optimisers"], strict=True)):
             checkpoint.unpack_optimiser(optimiser, f"optimiser{number}", saved.tensors, data)
         self.progress = _Progress(**saved.data["progress"])
-        if self.steered and self.progress.looks:
+        if self.steered:
             self.model.prior_std = self.progress.prior_std
         if not self.accelerator.is_main_process:
             self.progress.sums, self.progress.seen = [0.0] * 4, [0.0] * 2
@@ -531,7 +553,7 @@ class _Run:
     def _check_same_run(self, saved: checkpoint.Checkpoint) -> None:
         mine = self.recipe.model_dump() | self._facts()
         theirs = Recipe.from_toml(saved.data["recipe"]).model_dump() | saved.data["facts"]
-        changed = [name for name in mine if mine[name] != theirs[name]]
+        changed = [name for name in mine if name in theirs and mine[name] != theirs[name]]
         if changed:
             names = ", ".join(f"{name} = {theirs[name]}" for name in changed)
             remedy = 'Use another run_dir, or resume="never" to start anew.'
