@@ -183,14 +183,14 @@ def test_wish_has_the_right_sign() -> None:
 
     assert wish() == 0
     assert wish(temperature=2.0) == pytest.approx(math.log(2))
-    assert wish(temperature=0.5, training_nll=0.3) == pytest.approx(math.log(0.6 / 0.3))  # the fit alone complains
-    assert wish(temperature=0.5, training_nll=1.0) == pytest.approx(math.log(0.6))
-    assert wish(temperature=0.5, training_nll=4.0) == pytest.approx(math.log(0.5))
-    gaussian = wish(Gaussian(), temperature=0.1, training_nll=-3.0, held_out_nll=-1.0)  # densities: differences
-    assert gaussian == pytest.approx(2 + math.log(0.6))
+    assert wish(temperature=0.5) == pytest.approx(math.log(0.5))
+    assert wish(temperature=0.9, training_nll=0.4) == pytest.approx(math.log(0.9 * 0.6 / 0.4))  # it fits too well
+    assert wish(temperature=0.5, training_nll=1e-6) == pytest.approx(math.log(0.5) + 0.5)  # but no further than that
+    gaussian = wish(Gaussian(), temperature=0.9, training_nll=-1.8, held_out_nll=-1.0)  # densities: differences
+    assert gaussian == pytest.approx(math.log(0.9) + 0.8 + math.log(0.6))
     assert math.isfinite(wish(training_nll=0.0))
     assert math.isfinite(wish(held_out_nll=0.0))
-    for name, values in (("temperature", (1.0, 1.5, 2.0)), ("training_nll", (0.5, 0.2, 0.1))):
+    for name, values in (("temperature", (1.0, 1.5, 2.0)), ("training_nll", (0.55, 0.5, 0.45))):
         wishes = [wish(**{name: value}) for value in values]
         assert wishes == sorted(set(wishes)), name
 

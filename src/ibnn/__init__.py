@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ibnn import metrics
+from ibnn.calibration import Calibration, calibrate
 from ibnn.convert import Plan, convert, plan, revert
 from ibnn.diagnosis import Diagnosis, diagnose
 from ibnn.latent import Latent
@@ -69,6 +70,9 @@ __all__ = [
     "Recipe",
     "Schedule",
     "fit",
+    # calibration without training
+    "Calibration",
+    "calibrate",
     # checking
     "Diagnosis",
     "diagnose",

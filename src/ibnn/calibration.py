@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ibnn.batches import as_source
+from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, call_arguments, evaluating, slice_rows, tensors, tree_map
@@ -547,7 +547,8 @@ def _check_arguments(model: IBNN, samples: int, batch_size: int, seed: int) -> N
 
 def _held_out(valid: Any, batch_size: int, seed: int) -> tuple[Inputs, Tensor]:
     """All inputs and targets, in an order of their own."""
-    source = as_source(valid, batch_size=batch_size, name="valid", shuffled=False)
+    known = isinstance(valid, Source)
+    source = valid if known else as_source(valid, batch_size=batch_size, name="valid", shuffled=False)
     batches = [(share.x, share.y) for share in source.epoch(seed, 0)]
     rows = sum(len(y) for _, y in batches)
     if rows < FEWEST:

@@ -149,7 +149,7 @@ def convert(
     prior_std: float = 0.3,
     init_std: float = 0.1,
     likelihood: str | Likelihood = "categorical",
-    kl: KLKind = "mean",
+    kl: KLKind = "components",
     include: Pattern | Sequence[Pattern] | None = None,
     exclude: Pattern | Sequence[Pattern] | None = None,
     copy: bool = True,
@@ -165,7 +165,7 @@ def convert(
         init_std: σ0, how far the component means start from 1. Keep it near 0.1 for a pretrained network; from scratch
             up to 0.75. At 0 every component mean starts as exactly the given network.
         likelihood: "categorical", "gaussian", "bernoulli", or a `Likelihood` object.
-        kl: Which KL the training loss uses: "mean", "components", "pairwise" or "montecarlo".
+        kl: Which KL the training loss uses: "components", "mean" (the paper's), "pairwise" or "montecarlo".
         include: As in `plan`.
         exclude: As in `plan`.
         copy: False converts the given network itself, so that its weights keep their identity too.

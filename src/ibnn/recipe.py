@@ -155,6 +155,8 @@ class Recipe(_Frozen):
             raise ValueError("give one of ema, swa and patience: each decides which weights remain")
         if self.refit and self.beta != "auto":
             raise ValueError('give refit with beta = "auto" alone: it trains again with the strengths found')
+        if self.refit and self.calibrate:
+            raise ValueError("give one of refit and calibrate: what starts from trained weights is not trained anew")
         return self
 
     def beta_at(self, t: float) -> float:

@@ -1,8 +1,8 @@
 """STRENGTH: how strong the noise of training should be, told by held-out labels while training goes on.
 
 Training is looked at now and then. A network wants more noise if it is more confident on held-out data than it is right
-(the temperature that would mend its held-out NLL is above 1), or if it fits the training data, noise and all, much
-better than held-out data; otherwise it wants less. The prior's standard deviation s follows. The KL gets a fixed weight
+(the temperature T that would mend its held-out NLL is above 1), and less if T is below 1; it may be a little
+underconfident where it fits the training data, noise and all, much better than held-out data. The prior's standard deviation s follows. The KL gets a fixed weight
 per node and datum (`GRIP`), so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for 1,000,000
 examples; `prior_std` as converted is where s starts.
 """
@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ibnn.calibration import group_losses
 from ibnn.likelihood import Likelihood
 from ibnn.network import IBNN
 from ibnn.prediction import Prediction, predict
 
 FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and how many there are
 GAIN, RISE, FALL = 0.5, 0.25, 0.06  # log s moves by so much of what the network wants, and no further up or down
-FIT = 0.6  # a training NLL below this share of the held-out NLL is too good
+FIT, SHY = 0.6, 0.5  # a training NLL below this share of the held-out one is too good; how much log T may then be below 0
 WEAKEST, STRONGEST = 0.02, 1.5  # bounds of s
 GRIP = 20.0  # weight of the KL, in nats per datum for a nat per node
 ROWS, DRAWS = 1000, 8  # a look takes so many held-out examples, and at least so many draws of each
@@ -46,9 +47,12 @@ def grip(t: float, *, n_data: int, nodes: int) -> float:
 def wish(likelihood: Likelihood, *, temperature: float, training_nll: float, held_out_nll: float) -> float:
     """How much more noise a network wants: the logarithm of a factor, negative for less.
 
+    It is log T, and more if the training data are fitted too well: a network that overfits is steered to be
+    underconfident (down to T = e^-`SHY`), because noise lowers its error and a temperature mends its confidence.
+
     Args:
         likelihood: Says whether NLLs are compared by ratio (of probabilities) or by difference (of densities).
-        temperature: That mends the held-out NLL best, over the present one.
+        temperature: T that mends the held-out NLL best, over the present one.
         training_nll: Of single draws, as in the training loss.
         held_out_nll: Of all draws together at that temperature.
     """
@@ -56,7 +60,7 @@ def wish(likelihood: Likelihood, *, temperature: float, training_nll: float, hel
         gap = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9))
     else:
         gap = held_out_nll - training_nll
-    return max(math.log(temperature), gap + math.log(FIT))
+    return math.log(temperature) + max(0.0, min(SHY, gap + math.log(FIT)))
 
 
 def next_std(prior_std: float, wish: float) -> float:
@@ -109,13 +113,15 @@ def tempered_nll(likelihood: Likelihood, draws: Tensor, target: Tensor, temperat
     before = likelihood.temperature.clone()
     try:
         likelihood.temperature.fill_(temperature)
-        return likelihood.score(likelihood.summarise(draws), target)["nll"]
+        losses, counts = group_losses(likelihood, draws, target)
+        return float(losses.sum() / counts.sum())
     finally:
         likelihood.temperature.copy_(before)
 
 
 def best_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor) -> float:
     """T of the lowest NLL of draws (K, S, N, …), between 1/3 and 20."""
+    draws = draws.double()  # the NLL is flat at its minimum: rounding would choose
     low, high = -math.log(3), math.log(20)
     for _ in range(24):
         left, right = low + (high - low) * 0.4, low + (high - low) * 0.6

@@ -21,7 +21,6 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DataLoader
 
 from ibnn import checkpoint, strength
 from ibnn.averaging import Average, estimate_statistics, load
@@ -110,6 +109,8 @@ def fit(
         source, held_out, note = _hold_out(source, held_out, recipe.seed)
         recipe = recipe.but(beta=1.0, refit=False) if note else recipe
         whole = source.joined(given) if given is not None and recipe.refit else whole
+    if recipe.calibrate and held_out is None:
+        raise ValueError(complaint("valid", "held-out data to calibrate by", None, "Pass valid=(x, y)."))
     folder = Path(run_dir) if run_dir else None
     n_data = n_data and max(round(n_data * source.rows / rows), 1)
     start, prior_std = copy.deepcopy(model.state_dict()) if recipe.refit else {}, model.prior_std
@@ -173,6 +174,7 @@ class _Run:
         if source.rows < self.worker.world:
             raise ValueError(complaint("train", "at least a row for each worker", source.rows, "Use fewer workers."))
         self.model.kl_kind = recipe.kl or model.kl_kind
+        self.untrained = recipe.calibrate and int(model.examples) == 0
         model.reseed(recipe.seed)
         if recipe.sync_batchnorm and self.worker.world > 1:
             model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
@@ -208,7 +210,7 @@ class _Run:
         """For each minibatch: spread it over the components, draw, one step on weights and latents together."""
         progress, per_epoch = self.progress, self.source.steps
         self.monitor = Monitor(self.total, progress.step, quiet=self.quiet)
-        if self.recipe.calibrate and progress.step == 0 and int(self.model.examples) == 0 and self.replayed is None:
+        if self.untrained and progress.step == 0:
             self._calibrate()
         if self.note:
             self.monitor.say(f'beta = 1 stands in for "auto": {self.note}.')
@@ -267,10 +269,7 @@ class _Run:
 
     def _calibrate(self) -> None:
         """Starts from the noise and the temperature that the weights bear as they are."""
-        if self.valid is None or isinstance(self.valid.data, DataLoader):
-            got = "none" if self.valid is None else "an iterable"
-            raise ValueError(complaint("valid", "held-out data to calibrate by", got, "Pass valid=(x, y)."))
-        found = calibrate(self.model, self.valid.data, seed=self.recipe.seed, progress=not self.quiet)
+        found = calibrate(self.model, self.valid, seed=self.recipe.seed, progress=not self.quiet)
         self.monitor.say(str(found))
         self.model.prior_std = max(found.scale, strength.WEAKEST)
         self.model.set_posterior(std=self.model.posterior().std.clamp_min(1e-3))  # σ = 0 could not be trained
@@ -429,7 +428,7 @@ class _Run:
     def _use_average(self) -> None:
         """Puts the average in the model's place."""
         load(self.model, self.average.state)
-        if self.recipe.swa < 1:
+        if self.recipe.swa < 1 and not self.frozen:
             shares = self.source.epoch(self.recipe.seed, 0)
             device = self.accelerator.device
             estimate_statistics(self.model, (tree_map(lambda t: t.to(device), share.x) for share in shares))
@@ -538,7 +537,7 @@ class _Run:
         for number, (optimiser, data) in enumerate(zip(self.optimisers, saved.data["optimisers"], strict=True)):
             checkpoint.unpack_optimiser(optimiser, f"optimiser{number}", saved.tensors, data)
         self.progress = _Progress(**saved.data["progress"])
-        if self.steered:
+        if self.steered or self.recipe.calibrate:
             self.model.prior_std = self.progress.prior_std
         if not self.accelerator.is_main_process:
             self.progress.sums, self.progress.seen = [0.0] * 4, [0.0] * 2
@@ -547,7 +546,7 @@ class _Run:
         """What besides the recipe makes a run what it is."""
         model = self.model
         facts: dict[str, Any] = {"components": model.components, "nodes": model.nodes}
-        facts |= {} if self.steered else {"prior_std": model.prior_std}
+        facts |= {} if self.steered or self.recipe.calibrate else {"prior_std": model.prior_std}
         return facts | {"examples": self.source.rows, "n_data": self.n_data}
 
     def _check_same_run(self, saved: checkpoint.Checkpoint) -> None:
