@@ -3,8 +3,8 @@
     IBNN_DATA=FOLDER python experiments/components.py [--seeds 0 1] [--figures]
 
 LeNet of width 2 on 2,000 Fashion-MNIST images (200 of them held out), 100 epochs; every iBNN has its strength steered
-by the held-out labels (beta="auto"). Scored on 10,000 further *training* images: the answer decides a default, so the test
-set stays out of it. Writes results/components.json.
+by the held-out labels (beta="auto"). Scored on 10,000 further *training* images: the answer decides a default, so the
+test set stays out of it. Writes results/components.json.
 """
 
 import argparse

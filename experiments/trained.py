@@ -1,6 +1,6 @@
 """Trained plain networks for the experiments on trained networks: kept in a cache folder, made when they are missing.
 
-    IBNN_DATA=FOLDER python experiments/trained.py lenet4 resnet20 [--seeds 0 1 2]
+IBNN_DATA=FOLDER python experiments/trained.py lenet4 resnet20 [--seeds 0 1 2]
 """
 
 import argparse

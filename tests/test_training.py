@@ -283,7 +283,10 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert same(first, second)
     assert (tmp_path / "history.csv").read_text().count("\n") == 4
     assert Recipe.from_toml(tmp_path / "recipe.toml") == Recipe(
-        epochs=3, batch_size=32, samples=2, beta=1.0  # what "auto" stands for with so few examples
+        epochs=3,
+        batch_size=32,
+        samples=2,
+        beta=1.0,  # what "auto" stands for with so few examples
     )
 
 

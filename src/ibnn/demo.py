@@ -37,6 +37,7 @@ RECIPE: dict[str, Any] = {
     "lr": 2e-3,
     "components": 8,
     "samples": 5,
+    "evaluate_every": 10,
 }
 NAMES = ("plain", "plain + T", "calibrated", "iBNN")
 COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2")  # safe for the colour-blind
@@ -104,7 +105,7 @@ def train_ibnn(
 ) -> tuple[ibnn.IBNN, ibnn.History]:
     """The same network from the same weights, trained by `ibnn.fit`; the validation labels steer the noise."""
     model = ibnn.convert(make_net(seed), components=recipe["components"], seed=seed)
-    options = {name: recipe[name] for name in ("epochs", "batch_size", "lr")}
+    options = {name: recipe[name] for name in ("epochs", "batch_size", "lr", "evaluate_every")}
     ticks = [lambda row, model: tick()]
     return model, ibnn.fit(model, train, valid, seed=seed, callbacks=ticks, quiet=True, **options)
 
@@ -154,7 +155,7 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None) -> dict[
     recipe = RECIPE | (recipe or {})
     start = time.monotonic()
     train, valid, test, ood = load_splits(seed, recipe)
-    with _progress(2 * recipe["epochs"]) as tick:
+    with _progress(recipe["epochs"] + -(-recipe["epochs"] // recipe["evaluate_every"])) as tick:
         net = train_plain(train, seed, recipe, tick)
         model, history = train_ibnn(train, valid, seed, recipe, tick)
     calibrated = ibnn.convert(net, components=recipe["components"], seed=seed)
@@ -243,8 +244,8 @@ def explain(result: dict[str, Any]) -> str:
         f"*plain + T*: temperature scaling (T = {chosen['temperature']}). *calibrated*: the same weights after "
         f"`ibnn.calibrate`, no training (noise of standard deviation {scale['scale']}, T = {scale['temperature']}). "
         f"*iBNN*: the same network trained by `ibnn.fit` for as many epochs (noise steered from 0.3 to "
-        f"{strengths[-1]}, T = {own['temperature']}). The same {images['valid']} validation labels choose in all three; "
-        f"{result['recipe']['components']} components over {result['nodes']} nodes, beside {result['weights']:,} "
+        f"{strengths[-1]}, T = {own['temperature']}). The same {images['valid']} validation labels choose in all "
+        f"three. {result['recipe']['components']} components over {result['nodes']} nodes, {result['weights']:,} "
         f"weights. OOD AUROC: the digits 8 and 9, never seen in training, against the test images, by the entropy of "
         f"the prediction (by the iBNN's epistemic part alone: {result['ood_auroc_of_epistemic']:.3f})."
     )
@@ -346,7 +347,7 @@ def _draw_entropy(seen: CategoricalPrediction, unseen: CategoricalPrediction, fi
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """Yields what to call after each of so many epochs; draws a bar when stderr is a terminal."""
+    """Yields what to call after each of so many parts; draws a bar when stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda: None
         return

@@ -2,9 +2,9 @@
 
 Training is looked at now and then. A network wants more noise if it is more confident on held-out data than it is right
 (the temperature T that would mend its held-out NLL is above 1), and less if T is below 1; it may be a little
-underconfident where it fits the training data, noise and all, much better than held-out data. The prior's standard deviation s follows. The KL gets a fixed weight
-per node and datum (`GRIP`), so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for 1,000,000
-examples; `prior_std` as converted is where s starts.
+underconfident where it fits the training data, noise and all, much better than held-out data. The prior's standard
+deviation s follows. The KL gets a fixed weight per node and datum (`GRIP`), so that s means the same noise for 200 and
+for 20,000 nodes, for 1,000 and for 1,000,000 examples; `prior_std` as converted is where s starts.
 """
 
 import math
@@ -22,21 +22,37 @@ from ibnn.prediction import Prediction, predict
 
 FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and how many there are
 GAIN, RISE, FALL = 0.5, 0.25, 0.06  # log s moves by so much of what the network wants, and no further up or down
-FIT, SHY = 0.6, 0.5  # a training NLL below this share of the held-out one is too good; how much log T may then be below 0
+FIT, SHY = (
+    0.6,
+    0.5,
+)  # a training NLL below this share of the held-out one is too good; how much log T may then be below 0
 WEAKEST, STRONGEST = 0.02, 1.5  # bounds of s
+SHARE, FEWEST_LOOKS = 0.6, 6  # of the training's forward passes that looks may add, but so many looks there are
 GRIP = 20.0  # weight of the KL, in nats per datum for a nat per node
 ROWS, DRAWS = 1000, 8  # a look takes so many held-out examples, and at least so many draws of each
 FEWEST, FEWEST_HELD_OUT = 500, 100  # training examples there must be to hold some out, and held-out ones to steer by
 
 
-def look_steps(total: int) -> frozenset[int]:
+def look_steps(total: int, looks: int | None = None) -> frozenset[int]:
     """The steps before which training is looked at.
 
     >>> sorted(look_steps(1000))[:3]
     [200, 229, 258]
     """
-    steps = (int(total * (FIRST + (LAST - FIRST) * look / (LOOKS - 1))) for look in range(LOOKS))
-    return frozenset(steps) - {0}  # where nothing of training was seen yet
+    looks = looks or LOOKS
+    steps = (int(total * (FIRST + (LAST - FIRST) * look / max(looks - 1, 1))) for look in range(looks))
+    return frozenset(step for step in steps if step)  # something must have been seen
+
+
+def afford(training_rows: int, held_out: int) -> tuple[int, int]:
+    """How many looks, and how many held-out examples each: their forward passes are at most `SHARE` of the training's.
+
+    >>> afford(30_000, 2_000), afford(1_000_000, 2_000)
+    ((9, 250), (25, 1000))
+    """
+    budget = SHARE * training_rows / DRAWS  # held-out examples in all
+    looks = min(max(int(budget / min(held_out, ROWS // 4)), FEWEST_LOOKS), LOOKS)
+    return looks, min(max(int(budget / looks), ROWS // 4), ROWS)
 
 
 def grip(t: float, *, n_data: int, nodes: int) -> float:

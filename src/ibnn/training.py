@@ -155,7 +155,9 @@ class _Run:
         self.total = recipe.steps or (recipe.epochs or DEFAULT_EPOCHS) * source.steps
         self.steered = recipe.beta == "auto"
         looks = self.steered and (replayed is None or replayed.looks)  # patience may have come before the first
-        self.look_steps = strength.look_steps(self.total) if looks else frozenset()
+        number, self.look_rows = strength.afford(self.total * source.batch_size, valid.rows if valid else source.rows)
+        number = len(replayed.looks) if replayed else number
+        self.look_steps = strength.look_steps(self.total, number) if looks else frozenset()
         trackers = list(recipe.trackers)
         if trackers and folder is None:
             raise ValueError(complaint("run_dir", "a folder when there are trackers", None, "Pass run_dir=..."))
@@ -288,7 +290,7 @@ class _Run:
     def _seen(self) -> dict[str, float]:
         """What a look sees, and the strength that follows from it."""
         likelihood = self.model.likelihood
-        draws, targets = self._held_out_draws(-(-strength.DRAWS // self.model.components), strength.ROWS)
+        draws, targets = self._held_out_draws(-(-strength.DRAWS // self.model.components), self.look_rows)
         best = strength.best_temperature(likelihood, draws, targets)
         nll, mass = self._over_workers(self.progress.seen)
         self.progress.seen = [0.0] * 2
@@ -305,7 +307,7 @@ class _Run:
         if self.replayed is not None:
             likelihood.temperature.fill_(self.replayed.temperature)
         else:
-            draws, targets = self._held_out_draws(5, 5 * strength.ROWS)  # as many draws as `predict` takes
+            draws, targets = self._held_out_draws(-(-2 * strength.DRAWS // self.model.components), 2 * strength.ROWS)
             likelihood.temperature.fill_(strength.settled_temperature(likelihood, draws, targets))
         self.progress.temperature = float(likelihood.temperature)
 
