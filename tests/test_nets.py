@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import ibnn
-from ibnn.nets import VGG16, LeNet, WideResNet, mlp
+from ibnn.nets import VGG16, CifarResNet, LeNet, WideResNet, mlp
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,12 @@ def test_lenet_width_multiplies_hidden_layers() -> None:
 
 def test_mlp_layers() -> None:
     assert [layer.nodes for layer in ibnn.plan(mlp(3, 2, hidden=5, layers=2)).layers] == [3, 5, 5]
+
+
+def test_cifar_resnet_has_the_size_and_names_of_the_public_checkpoints() -> None:
+    net = CifarResNet(depth=20)
+    assert ibnn.plan(net).weights == 272_474
+    assert {"layer1.0.conv1.weight", "layer2.0.downsample.0.weight", "layer3.2.bn2.running_var", "fc.bias"} <= set(
+        net.state_dict()
+    )
+    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 10)

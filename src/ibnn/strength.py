@@ -22,10 +22,9 @@ from ibnn.prediction import Prediction, predict
 
 FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and how many there are
 GAIN, RISE, FALL = 0.5, 0.25, 0.06  # log s moves by so much of what the network wants, and no further up or down
-FIT, SHY = (
-    0.6,
-    0.5,
-)  # a training NLL below this share of the held-out one is too good; how much log T may then be below 0
+FIT = 0.6  # a training NLL below this share of the held-out one is too good
+SHY = 0.5  # then log T may be so far below 0
+WEAKER = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried at the end, in turn, where T is below 1
 WEAKEST, STRONGEST = 0.02, 1.5  # bounds of s
 SHARE, FEWEST_LOOKS = 0.6, 6  # of the training's forward passes that looks may add, but so many looks there are
 GRIP = 20.0  # weight of the KL, in nats per datum for a nat per node
@@ -144,6 +143,20 @@ def best_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor) -> f
         nlls = [tempered_nll(likelihood, draws, target, math.exp(log_t)) for log_t in (left, right)]
         low, high = (low, right) if nlls[0] <= nlls[1] else (left, high)
     return math.exp((low + high) / 2)
+
+
+def confidence(likelihood: Likelihood, draws: Tensor, target: Tensor) -> tuple[float, float]:
+    """The temperature, over the present one, that mends the answer of draws (K, S, N, …) best, and the NLL at it.
+
+    Of probabilities it is a temperature of their mean: a few draws that disagree want to be flattened one by one
+    although their mean may be shy already.
+    """
+    if not likelihood.discrete:
+        best = best_temperature(likelihood, draws, target)
+        return best / float(likelihood.temperature), tempered_nll(likelihood, draws, target, best)
+    mean = likelihood.combine(draws.flatten(0, 1))[None, None]
+    best = best_temperature(likelihood, mean, target)
+    return best, tempered_nll(likelihood, mean, target, best)
 
 
 def settled_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor) -> float:

@@ -53,6 +53,7 @@ class _Progress:
     waited: int = 0  # evaluations since the best one
     prior_std: float = 0.0  # s, which may be steered
     temperature: float = 1.0  # that it was settled with
+    weaker: float = 1.0  # what σ was multiplied by in the end
     looks: list[dict[str, float]] = field(default_factory=list)  # what it was steered by
     finished: str = ""
 
@@ -291,32 +292,44 @@ class _Run:
         """What a look sees, and the strength that follows from it."""
         likelihood = self.model.likelihood
         draws, targets = self._held_out_draws(-(-strength.DRAWS // self.model.components), self.look_rows)
-        best = strength.best_temperature(likelihood, draws, targets)
+        temperature, held_out_nll = strength.confidence(likelihood, draws, targets)
         nll, mass = self._over_workers(self.progress.seen)
         self.progress.seen = [0.0] * 2
-        seen = {
-            "temperature": best / float(likelihood.temperature),
-            "training_nll": nll / max(mass, 1e-12),
-            "held_out_nll": strength.tempered_nll(likelihood, draws, targets, best),
-        }
+        seen = {"temperature": temperature, "training_nll": nll / max(mass, 1e-12), "held_out_nll": held_out_nll}
         return seen | {"prior_std": strength.next_std(self.model.prior_std, strength.wish(likelihood, **seen))}
 
     def _settle(self) -> None:
-        """Sets the temperature that the held-out labels ask for at the end, if they do."""
-        likelihood = self.model.likelihood
+        """At the end: the temperature that held-out labels ask for, and less noise if the network is underconfident.
+
+        A temperature below 1 sharpens every draw but not their disagreement; weaker noise does.
+        """
+        model, likelihood = self.model, self.model.likelihood
         if self.replayed is not None:
+            model.set_posterior(std=model.posterior().std * self.replayed.weaker)
             likelihood.temperature.fill_(self.replayed.temperature)
         else:
-            draws, targets = self._held_out_draws(-(-2 * strength.DRAWS // self.model.components), 2 * strength.ROWS)
-            likelihood.temperature.fill_(strength.settled_temperature(likelihood, draws, targets))
-        self.progress.temperature = float(likelihood.temperature)
+            std = model.posterior().std.detach()
+            found: list[tuple[float, float, float]] = []  # NLL, factor on σ, temperature
+            for weaker in strength.WEAKER:
+                model.set_posterior(std=std * weaker)
+                draws, targets = self._held_out_draws(-(-2 * strength.DRAWS // model.components), 2 * self.look_rows)
+                best = strength.settled_temperature(likelihood, draws, targets)
+                found.append((strength.tempered_nll(likelihood, draws, targets, best), weaker, best))
+                if found[-1] > min(found) or strength.confidence(likelihood, draws, targets)[0] >= 1:
+                    break
+            _, self.progress.weaker, self.progress.temperature = min(found)
+            model.set_posterior(std=std * self.progress.weaker)
+            likelihood.temperature.fill_(self.progress.temperature)
 
     def _held_out_draws(self, samples: int, rows: int) -> tuple[Tensor, Tensor]:
-        """Draws (K, S, N, …) for the first held-out examples, and their targets."""
-        assert self.valid is not None, "held-out data steer"
-        inputs, targets = self._inputs(self.valid, rows)
-        draws = strength.draw(self.model, inputs, samples)
-        return draws.outputs, torch.cat(targets).cpu()
+        """Draws (K, S, N, …) for so many of the held-out examples, and their targets."""
+        source = self.valid
+        assert source is not None, "held-out data steer"
+        if source.divisible and source.rows > rows:
+            source = source.split(rows, self.recipe.seed)[1]  # any, not the first: they may be sorted
+        inputs, targets = self._inputs(source, rows)
+        draws, device = strength.draw(self.model, inputs, samples), self.accelerator.device
+        return draws.outputs.to(device), torch.cat(targets).to(device)
 
     # -------------------------------------------------------------------------------------------------- parts of it
 
