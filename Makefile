@@ -30,8 +30,9 @@ test: $(STAMP) ## all tests but the slow ones
 test-slow: $(STAMP) ## the slow tests
 	@$(RUN) -m pytest -q -m slow
 
-bench: $(STAMP) ## what fit adds to a step, and what a second worker brings
+bench: $(STAMP) ## what fit adds to a step, steering to a run, and what a second worker brings
 	@$(RUN) benchmarks/fit_overhead.py
+	@$(RUN) benchmarks/steering.py
 	@$(RUN) benchmarks/scaling.py
 
 lint: $(STAMP) ## ruff and mypy

@@ -92,5 +92,5 @@ def test_readme_shows_the_committed_result() -> None:
     results = json.loads((ROOT / "experiments" / "results" / "demo-seeds.json").read_text())
     figure = "![reliability](docs/figures/demo-reliability.png)\n"
     assert block[1] == f"{demo.markdown(result)}\n{demo.seeds_markdown(results)}\n{figure}"
-    assert [r["seed"] for r in (result, *results)] == [0, 100, 101, 102, 103, 104]
+    assert [r["seed"] for r in (result, *results)] == [0, 300, 301, 302, 303, 304]
     assert all(r["recipe"] == demo.RECIPE for r in (result, *results))
