@@ -24,7 +24,7 @@ def make_net() -> nn.Sequential:
 
 
 def make_model(components: int = 4, **options: Any) -> ibnn.IBNN:
-    return ibnn.convert(make_net(), components=components, seed=0, **options)
+    return ibnn.convert(make_net(), components=components, seed=0, **({"kl": "mean"} | options))
 
 
 def train(model: ibnn.IBNN, optimiser: Optimizer, steps: int = 6) -> None:
@@ -210,7 +210,7 @@ Provocation = Callable[[ibnn.IBNN, Optimizer], Optimisers]
 CASES: list[tuple[Provocation, str, str | None, list[str]]] = [
     (non_finite, "problem", "3", ["NaN", "'3'", "checkpoint"]),
     (non_finite_statistics, "problem", "1", ["infinite", "'1'", "clip"]),
-    (nothing_learnt, "warning", None, ["0.0022 nats a node", "Lower beta"]),
+    (nothing_learnt, "note", None, ["0.0022 nats a node", "Lower beta"]),
     (nothing_learnt_by_the_surrogate, "warning", None, ["0.0022 nats a node", "one component"]),
     (duplicates, "warning", None, ["4 components count as 2.8: 2 repeat", "gamma"]),
     (collapsed, "warning", None, ["4 components have collapsed: 0.53%", "gamma"]),
@@ -540,3 +540,13 @@ def test_it_says_what_it_takes() -> None:
     ibnn.revert(model)
     with pytest.raises(RuntimeError, match="Convert it again"):
         diagnose(model)
+
+
+def test_components_that_their_kl_takes_to_the_prior_are_no_warning() -> None:
+    """The default KL does so by design: nothing to warn about after every run."""
+    for kl, severity in (("components", "note"), ("mean", "warning")):
+        model = make_model(kl=kl)
+        model.set_posterior(mean=1.0, std=0.1)  # all alike, away from the prior
+        model.examples.fill_(100)
+        found = [f.severity for f in diagnose(model).findings if "repeat earlier ones" in f.what]
+        assert found == [severity]

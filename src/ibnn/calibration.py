@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FEWEST = 20  # labels
 NEGLIGIBLE = 0.001  # nats per datum that noise may cost: the least of it already tells known inputs from unknown ones
 DRAWS = 8  # of all components together, in the search
-NARROW, HARDLY = 8, 1e-3  # a z of so few nodes (an image's channels) multiplies all that follows: nothing averages out
+NARROW, HARDLY = 8, 1e-3  # z of fewer channels (an image's colours) multiply all that follows: nothing averages out
 BLOCKS = 10  # parts of the data whose NLL is compared where single rows' cannot be
 STEPS, ROWS, COPIES, RATE = 80, 64, 8, 0.1  # of the profile's gradient search: Adam on rows × copies at a time
 _SEARCH = 101  # address space of the search's draws, apart from those of `ibnn.network`
@@ -207,8 +207,8 @@ class _Search:
         self.whole, self.half = slice(0, len(y)), len(y) // 2
 
     def _untrained(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and relative deviations to begin with: 1, but hardly any noise on narrow layers if there are others."""
-        wide = self.sizes >= NARROW
+        """Means and relative deviations to begin with: 1, but hardly any noise on few channels if there are others."""
+        wide = torch.tensor([latent.axis == -1 or latent.nodes >= NARROW for latent in self.model.latents.values()])
         relative = torch.where(wide | ~wide.any(), 1.0, HARDLY).to(mean)
         return torch.ones_like(mean), relative.repeat_interleave(self.sizes).expand_as(mean)
 

@@ -103,7 +103,8 @@ def diagnose(model: IBNN, *, optimiser: Optimizer | Sequence[Optimizer] | None =
         optimiser: What trains it, one or several; shows weight decay on latents, forgotten latents and more.
 
     >>> from ibnn import convert
-    >>> print(diagnose(convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), components=4, seed=0)))
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> print(diagnose(convert(net, components=4, kl="mean", seed=0)))
     layer    nodes  KL share  mean σ  σ/prior  spread of μ  mean |μ−1|
     0            4     31.1%   0.055     0.18        0.098       0.088
     2            8     68.9%   0.045     0.15        0.100       0.078
@@ -185,8 +186,11 @@ class _Case:
 
     @property
     def blame(self) -> Severity:
-        """Of a posterior that tells little: after training it should tell more, set by hand it may be meant so."""
-        return "warning" if self.model.examples > 0 else "note"
+        """Of a posterior that tells little: after training it should tell more, set by hand it may be meant so.
+
+        The KL "components" takes all components to the prior, and what it leaves is the noise that was chosen.
+        """
+        return "warning" if self.model.examples > 0 and self.model.kl_kind != "components" else "note"
 
     @property
     def groups(self) -> list[tuple[Optimizer, dict[str, Any]]]:
