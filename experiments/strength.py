@@ -126,7 +126,7 @@ def plain_cell(cell: str, seed: int) -> dict[str, Any]:
         t = fit_temperature(valid, data.valid.y)
         return {"test": scores(test, data.test.y), "tempered": scores(test / t, data.test.y), "temperature": t}
     model = ibnn.convert(net, components=1, likelihood="gaussian", seed=seed)  # no noise: a plain network with a noise
-    model.set_posterior(mean=1.0, std=0.0)
+    model.set_posterior(mean=1.0, std=1e-6)
     recipe = {"epochs": epochs, "seed": seed, "latent_lr": 0.0, "beta": 0.0, "evaluate_every": epochs}
     ibnn.fit(model, data.train, quiet=True, **recipe)
     result: dict[str, Any] = {}
