@@ -4,11 +4,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibnn.inputs import call_arguments
-from ibnn.network import IBNN
 
 
 class Average:
@@ -18,7 +17,7 @@ class Average:
         self.state: dict[str, Tensor] = {}
         self.count = 0  # updates so far
 
-    def update(self, model: IBNN, decay: float | None = None) -> None:
+    def update(self, model: nn.Module, decay: float | None = None) -> None:
         """Moves the average towards the model: by 1 − decay (EMA), or so that it is the mean of all so far (SWA).
 
         The decay of an EMA starts small, so that short runs are not averages of their start.
@@ -30,7 +29,7 @@ class Average:
                 self.state.setdefault(name, value.clone()).lerp_(value, share)
 
 
-def load(model: IBNN, state: dict[str, Tensor]) -> None:
+def load(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Overwrites parameters and buffers by name, in place."""
     own = model.state_dict()
     with torch.no_grad():
@@ -38,7 +37,7 @@ def load(model: IBNN, state: dict[str, Tensor]) -> None:
             own[name].copy_(value)
 
 
-def estimate_statistics(model: IBNN, inputs: Iterable[Any]) -> None:
+def estimate_statistics(model: Any, inputs: Iterable[Any]) -> None:
     """Estimates BatchNorm's running statistics anew, as plain means over batches; an average of weights needs it."""
     norms = [m for m in model.net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:

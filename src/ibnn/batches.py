@@ -19,6 +19,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     Subset,
+    default_collate,
 )
 
 from ibnn.errors import complaint
@@ -132,6 +133,7 @@ class Source:
         else:
             options = dict(self.loading)
             skip = first if options.get("num_workers") else 0  # loading processes must go through what was skipped
+            options.setdefault("collate_fn", _collate)
             options["generator"] = torch.Generator().manual_seed(word)  # decides the loading processes' own seeds
             loader = DataLoader(self.data, batch_sampler=[p.tolist() for p in parts[first - skip :]], **options)
             pairs = (split_batch(batch) for number, batch in enumerate(loader) if number >= skip)
@@ -201,6 +203,11 @@ def _from_loader(loader: DataLoader[Any], name: str, shuffled: bool) -> Source:
         drop_last=loader.drop_last and rows >= loader.batch_size,
         loading=loading,
     )
+
+
+def _collate(rows: Any) -> Any:
+    """A batch of rows; a tuple is a batch that the dataset's `__getitems__` has put together itself."""
+    return rows if isinstance(rows, tuple) else default_collate(rows)
 
 
 def _cat(x: Inputs, more: Inputs) -> Inputs:

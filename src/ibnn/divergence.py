@@ -3,18 +3,17 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibnn.batches import Share
 from ibnn.inputs import call_arguments
-from ibnn.network import IBNN
 
 
 class DivergedError(RuntimeError):
     """Training produced a loss or a gradient that is not finite; the last good checkpoint is in place."""
 
 
-def first_not_finite(model: IBNN, piece: Share) -> str:
+def first_not_finite(model: Any, piece: Share) -> str:
     """Names the first layer whose output, or whose own parameters, are not finite."""
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
@@ -33,7 +32,8 @@ def first_not_finite(model: IBNN, piece: Share) -> str:
     try:
         with torch.no_grad():
             args, kwargs = call_arguments(piece.x)
-            model.net(*args, **kwargs)
+            run = model if isinstance(model.net, nn.ModuleList) else model.net  # an ensemble's members
+            run(*args, **kwargs)
     finally:
         for handle in handles:
             handle.remove()

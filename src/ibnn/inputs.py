@@ -84,6 +84,30 @@ def split_inputs(batch: Any) -> Inputs:
     return batch
 
 
+def repeat_rows(tensor: Tensor, rows: int, samples: int) -> Tensor:
+    """S copies of a tensor of the batch, copy-major; tensors without the batch's length stay as they are."""
+    if samples == 1 or tensor.dim() == 0 or len(tensor) != rows:
+        return tensor
+    return tensor.repeat(samples, *[1] * (tensor.dim() - 1))
+
+
+def logits_of(output: Any) -> Tensor:
+    """The tensor of class scores or means in what a network returns."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    raise TypeError(
+        complaint(
+            "net",
+            "a network that returns a tensor, or something with `logits`",
+            f"one that returns {type(output).__name__}",
+            "Wrap it in a module that returns the logits.",
+        )
+    )
+
+
 class Modular(Protocol):
     """Anything with modules."""
 

@@ -25,6 +25,7 @@ class History:
         summary: What the posterior doctor says (`ibnn.diagnose`), as text.
         looks: Where held-out labels steered the noise: step, temperature (above 1: overconfident), training_nll,
             held_out_nll (at that temperature), and prior_std from then on.
+        seconds: How long training took, over all sittings.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -32,6 +33,7 @@ class History:
     stopped: str
     summary: str = field(default="", repr=False)
     looks: tuple[dict[str, float], ...] = field(default=(), repr=False)
+    seconds: float = field(default=0.0, compare=False)
 
     def __getitem__(self, column: str) -> list[Any]:
         """A column, over the rows that have it."""

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from ibnn import mixture, objective
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating, tensors, tree_map
+from ibnn.inputs import (
+    Inputs,
+    batch_length,
+    call_arguments,
+    evaluating,
+    logits_of,
+    repeat_rows,
+    tensors,
+    tree_map,
+)
 from ibnn.latent import Latent, backward_pass, scale_gradient
 from ibnn.layers import fold
 from ibnn.likelihood import Likelihood
@@ -188,7 +197,7 @@ class IBNN(nn.Module):
     def _outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
         """The network's output tensor for each draw of z (J, nodes): (J, B, …)."""
         batch_length((args, kwargs))
-        return torch.stack([_logits(self._run(args, kwargs, draw)) for draw in z])
+        return torch.stack([logits_of(self._run(args, kwargs, draw)) for draw in z])
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Any:
         """One forward pass of the network with z (nodes,) for all rows, or (R, nodes), a row each."""
@@ -320,13 +329,13 @@ class IBNN(nn.Module):
             raise ValueError(
                 complaint("y", f"of {rows} rows like x", f"shape {tuple(y.shape)}", "Pass a target for every row.")
             )
-        args, kwargs = call_arguments(tree_map(lambda t: _repeat(t, rows, samples), x))
+        args, kwargs = call_arguments(tree_map(lambda t: repeat_rows(t, rows, samples), x))
         q = self.posterior()
         with self._unchanged_on_error():
             z = self._training_draws(q, rows, samples, spread=spread, part=part)
-            output = _logits(self._run(args, kwargs, z))
+            output = logits_of(self._run(args, kwargs, z))
             self.likelihood.check(output, y)
-            nll = self.likelihood.nll(output, _repeat(y, rows, samples))
+            nll = self.likelihood.nll(output, repeat_rows(y, rows, samples))
         kl = self._kl(q, self.kl_kind)
         entropy = mixture.entropy_bound(q) if gamma else torch.zeros_like(kl)
         if part is None:
@@ -476,27 +485,3 @@ def _no_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-def _repeat(tensor: Tensor, rows: int, samples: int) -> Tensor:
-    """S copies of a tensor of the batch, copy-major; tensors without the batch's length stay as they are."""
-    if samples == 1 or tensor.dim() == 0 or len(tensor) != rows:
-        return tensor
-    return tensor.repeat(samples, *[1] * (tensor.dim() - 1))
-
-
-def _logits(output: Any) -> Tensor:
-    """The tensor of class scores or means in what a network returns."""
-    if isinstance(output, Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    raise TypeError(
-        complaint(
-            "net",
-            "a network that returns a tensor, or something with `logits`",
-            f"one that returns {type(output).__name__}",
-            "Wrap it in a module that returns the logits.",
-        )
-    )

@@ -145,7 +145,7 @@ class Recipe(_Frozen):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise ValueError(_explain(error, type(self))) from None
+            raise ValueError(explain(error, type(self))) from None
 
     @model_validator(mode="after")
     def _length(self) -> Self:
@@ -201,12 +201,7 @@ class Recipe(_Frozen):
         >>> Recipe.from_toml(Recipe(epochs=5).to_toml()) == Recipe(epochs=5)
         True
         """
-        fields = {name: value for name, value in self.model_dump().items() if value is not None}
-        tables = {name: fields.pop(name) for name in ("schedule", "latent_schedule")}
-        lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
-        for table, entries in tables.items():
-            lines += ["", f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in entries.items())]
-        return "\n".join(lines) + "\n"
+        return to_toml(self.model_dump())
 
     @classmethod
     def named(cls, name: str) -> "Recipe":
@@ -228,7 +223,31 @@ class Recipe(_Frozen):
         return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def _explain(error: ValidationError, model: type[BaseModel]) -> str:
+def to_toml(fields: dict[str, Any]) -> str:
+    """Nested fields as TOML, without those that are None.
+
+    >>> print(to_toml({"a": 1, "b": {"c": "d"}, "e": None}), end="")
+    a = 1
+    <BLANKLINE>
+    [b]
+    c = "d"
+    """
+    lines, tables = _toml_lines(fields, "")
+    return "\n".join([*lines, *tables]).lstrip("\n") + "\n"
+
+
+def _toml_lines(fields: dict[str, Any], prefix: str) -> tuple[list[str], list[str]]:
+    lines, tables = [], []
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            own, inner = _toml_lines(value, f"{prefix}{name}.")
+            tables += ["", f"[{prefix}{name}]", *own, *inner]
+        elif value is not None:
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+    return lines, tables
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """Pydantic's complaint in our four parts; an unknown key gets the nearest known one."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"]]

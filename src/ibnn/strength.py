@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ibnn.calibration import group_losses
 from ibnn.likelihood import Likelihood
-from ibnn.network import IBNN
-from ibnn.prediction import Prediction, predict
+from ibnn.prediction import Method, Prediction, predict
 
 FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and how many there are
 GAIN, RISE, FALL = 0.5, 0.25, 0.06  # log s moves by so much of what the network wants, and no further up or down
@@ -107,7 +106,7 @@ class Draws(Prediction):
 class _Raw:
     """A model whose `predict` keeps the draws as they are; also the likelihood that `predict` asks to summarise."""
 
-    def __init__(self, model: IBNN) -> None:
+    def __init__(self, model: Method) -> None:
         self.components, self.model, self.likelihood = model.components, model, self
         self.parameters, self.draw_logits, self.modules = model.parameters, model.draw_logits, model.modules
 
@@ -115,7 +114,7 @@ class _Raw:
         return Draws(draws)
 
 
-def draw(model: IBNN, batches: Iterable[Any], samples: int) -> Draws:
+def draw(model: Method, batches: Iterable[Any], samples: int) -> Draws:
     """The model's draws for an iterable of inputs; workers share them as in `predict`."""
     drawn = predict(_Raw(model), batches, samples=samples, progress=False)
     assert isinstance(drawn, Draws)

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibnn import checkpoint, strength
 from ibnn.averaging import Average, estimate_statistics, load
+from ibnn.baselines import SWAG, Plain
 from ibnn.batches import Share, Source, Worker, as_source
 from ibnn.calibration import calibrate
 from ibnn.diagnosis import diagnose
@@ -37,7 +39,8 @@ from ibnn.objective import ELBO
 from ibnn.prediction import predict
 from ibnn.recipe import Recipe
 
-Callback = Callable[[dict[str, Any], IBNN], None]
+Trainable = IBNN | Plain
+Callback = Callable[[dict[str, Any], Trainable], None]
 DEFAULT_EPOCHS = 30
 
 
@@ -56,10 +59,11 @@ class _Progress:
     weaker: float = 1.0  # what σ was multiplied by in the end
     looks: list[dict[str, float]] = field(default_factory=list)  # what it was steered by
     finished: str = ""
+    seconds: float = 0.0  # of training, over all sittings
 
 
 def fit(
-    model: IBNN,
+    model: Trainable,
     train: Any,
     valid: Any = None,
     *,
@@ -71,13 +75,13 @@ def fit(
     quiet: bool = False,
     **changes: Any,
 ) -> History:
-    """Trains a converted network with Algorithm 1.
+    """Trains a converted network with Algorithm 1, or a baseline with its own objective.
 
     Held-out labels steer the strength of the noise unless the recipe has a fixed `beta`: those of `valid`, or of a
     tenth of the training data that is then not trained on. The test set has no business here.
 
     Args:
-        model: Made by `ibnn.convert`; trained in place.
+        model: Made by `ibnn.convert`, or a method of `ibnn.baselines`; trained in place.
         train: A Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays.
         valid: Held-out data, likewise; evaluated as training goes on.
         recipe: A `Recipe`, the name of one, or None for the defaults.
@@ -94,10 +98,13 @@ def fit(
         is left in eval mode, and with the recipe's `kl` if that names one.
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile: fit trains what it wraps
-    if not isinstance(model, IBNN):
-        raise TypeError(complaint("model", "made by ibnn.convert", type(model).__name__, "Convert the network first."))
+    if not isinstance(model, Trainable):
+        expected = "made by ibnn.convert, or one of ibnn.baselines"
+        raise TypeError(complaint("model", expected, type(model).__name__, "Convert the network first."))
     recipe = Recipe.named(recipe) if isinstance(recipe, str) else recipe or Recipe()
     recipe = recipe.but(**changes) if changes else recipe
+    if not isinstance(model, IBNN):
+        recipe = _without_latents(recipe)
     source = as_source(train, batch_size=recipe.batch_size, workers=recipe.workers)
     held_out = None
     if valid is not None:
@@ -122,6 +129,14 @@ def fit(
     return history
 
 
+def _without_latents(recipe: Recipe) -> Recipe:
+    """What a recipe says to a baseline: what it says of latents has no effect, and a KL has its full weight."""
+    if recipe.calibrate or recipe.refit:
+        got = "a recipe with calibrate or refit"
+        raise ValueError(complaint("recipe", "one for a network without latents", got, "Leave them out."))
+    return recipe.but(beta=1.0) if recipe.beta == "auto" else recipe
+
+
 def _hold_out(source: Source, held_out: Source | None, seed: int) -> tuple[Source, Source | None, str]:
     """Training data, the data that steer the strength, and why it is not steered, if it is not."""
     if held_out is not None:
@@ -139,7 +154,7 @@ class _Run:
 
     def __init__(
         self,
-        model: IBNN,
+        model: Trainable,
         source: Source,
         valid: Source | None,
         recipe: Recipe,
@@ -152,7 +167,7 @@ class _Run:
         self.model, self.source, self.valid, self.recipe, self.folder = model, source, valid, recipe, folder
         self.note, self.replayed = note, replayed  # why the strength is not steered; the run whose strengths serve
         self.given_n_data, self.n_data = n_data, n_data or _count_targets(model, source)
-        self.progress, self.signal = _Progress(), 0
+        self.progress, self.signal, self.since = _Progress(), 0, time.monotonic()
         self.total = recipe.steps or (recipe.epochs or DEFAULT_EPOCHS) * source.steps
         self.steered = recipe.beta == "auto"
         looks = self.steered and (replayed is None or replayed.looks)  # patience may have come before the first
@@ -176,7 +191,8 @@ class _Run:
         self.worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
         if source.rows < self.worker.world:
             raise ValueError(complaint("train", "at least a row for each worker", source.rows, "Use fewer workers."))
-        self.model.kl_kind = recipe.kl or model.kl_kind
+        if isinstance(model, IBNN):
+            model.kl_kind = recipe.kl or model.kl_kind
         self.untrained = recipe.calibrate and int(model.examples) == 0
         model.reseed(recipe.seed)
         if recipe.sync_batchnorm and self.worker.world > 1:
@@ -194,6 +210,7 @@ class _Run:
         with generators_restored(), self.catching_signals():
             try:
                 self.take_up(resume)
+                self.since = time.monotonic()
                 self.train(callbacks)
             finally:
                 self.close()
@@ -270,16 +287,22 @@ class _Run:
             self.average.update(self.model, recipe.ema)
         return torch.stack(sums).sum(0), rates
 
+    def _converted(self) -> IBNN:
+        """The model where only one with latents comes."""
+        assert isinstance(self.model, IBNN), "a baseline has no noise to steer"
+        return self.model
+
     def _calibrate(self) -> None:
         """Starts from the noise and the temperature that the weights bear as they are."""
-        found = calibrate(self.model, self.valid, seed=self.recipe.seed, progress=not self.quiet)
+        model = self._converted()
+        found = calibrate(model, self.valid, seed=self.recipe.seed, progress=not self.quiet)
         self.monitor.say(str(found))
-        self.model.prior_std = max(found.scale, strength.WEAKEST)
-        self.model.set_posterior(std=self.model.posterior().std.clamp_min(1e-3))  # σ = 0 could not be trained
+        model.prior_std = max(found.scale, strength.WEAKEST)
+        model.set_posterior(std=model.posterior().std.clamp_min(1e-3))  # σ = 0 could not be trained
 
     def _look(self) -> None:
         """Lets the held-out labels steer the strength of the noise."""
-        progress, model = self.progress, self.model
+        progress, model = self.progress, self._converted()
         if self.replayed is not None:
             look = self.replayed.looks[min(len(progress.looks), len(self.replayed.looks) - 1)] | {"step": progress.step}
         else:
@@ -303,7 +326,7 @@ class _Run:
 
         A temperature below 1 sharpens every draw but not their disagreement; weaker noise does.
         """
-        model, likelihood = self.model, self.model.likelihood
+        model, likelihood = self._converted(), self.model.likelihood
         if self.replayed is not None:
             model.set_posterior(std=model.posterior().std * self.replayed.weaker)
             likelihood.temperature.fill_(self.replayed.temperature)
@@ -334,12 +357,13 @@ class _Run:
     # -------------------------------------------------------------------------------------------------- parts of it
 
     def _make_optimisers(self) -> list[torch.optim.Optimizer]:
-        """One optimiser for the weights (and the likelihood's parameters), one for the latents."""
+        """One optimiser for the weights (and the likelihood's parameters), one for the latents if there are any."""
         recipe = self.recipe
         groups = self.model.parameter_groups(recipe.lr, recipe.latent_lr, recipe.weight_decay, undo_k=recipe.undo_k)
         latents = [group for group in groups if group["name"] == "latents"]
         others = [group for group in groups if group["name"] != "latents"]
-        return [self._optimiser(recipe.optimiser, others), self._optimiser(recipe.latent_optimiser, latents)]
+        kinds = ((recipe.optimiser, others), (recipe.latent_optimiser, latents))
+        return [self._optimiser(kind, part) for kind, part in kinds if part]
 
     def _optimiser(self, kind: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         if kind == "adam":
@@ -368,7 +392,7 @@ class _Run:
 
     def _clip(self) -> None:
         """Limits the gradient norms of weights and latents apart; refuses what is not finite."""
-        for optimiser, limit in zip(self.optimisers, (self.recipe.clip, self.recipe.latent_clip), strict=True):
+        for optimiser, limit in zip(self.optimisers, (self.recipe.clip, self.recipe.latent_clip), strict=False):
             parameters = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
             norm = self.accelerator.clip_grad_norm_(parameters, limit or float("inf"))
             if self.recipe.precision != "fp16" and not bool(torch.isfinite(torch.as_tensor(norm))):
@@ -402,8 +426,8 @@ class _Run:
         epoch = -(-progress.step // self.source.steps)
         last = progress.step >= self.total
         if recipe.swa < 1 and progress.step > recipe.swa * self.total:
-            self.average.update(self.model)
-        if last and self.average.state:
+            self.model.collect() if isinstance(self.model, SWAG) else self.average.update(self.model)
+        if last and (self.average.state or isinstance(self.model, SWAG)):
             self._use_average()
         if last or epoch % recipe.evaluate_every == 0:
             self._write_row(epoch, callbacks)
@@ -442,7 +466,7 @@ class _Run:
 
     def _use_average(self) -> None:
         """Puts the average in the model's place."""
-        load(self.model, self.average.state)
+        self.model.settle() if isinstance(self.model, SWAG) else load(self.model, self.average.state)
         if self.recipe.swa < 1 and not self.frozen:
             shares = self.source.epoch(self.recipe.seed, 0)
             device = self.accelerator.device
@@ -480,6 +504,8 @@ class _Run:
         every = self.recipe.checkpoint_every
         due = self.progress.step % every == 0 if every else at_epoch
         stop = self._agreed_signal(at_epoch)
+        now = time.monotonic()
+        self.progress.seconds, self.since = self.progress.seconds + now - self.since, now
         if self.folder and (due or stop or self.progress.finished):
             self._save()
         if stop and not self.progress.finished:
@@ -603,17 +629,21 @@ class _Run:
 
     def history(self) -> History:
         """What there is to say at the end."""
-        diagnosis = diagnose(self.model.eval(), optimiser=self.optimisers)
-        if not diagnosis.healthy:
-            self.monitor.say(str(diagnosis))
+        model, words = self.model.eval(), ""
+        if isinstance(model, IBNN):
+            diagnosis = diagnose(model, optimiser=self.optimisers)
+            words = str(diagnosis)
+            if not diagnosis.healthy:
+                self.monitor.say(words)
         rows, looks = tuple(self.progress.rows), tuple(self.progress.looks)
-        return History(rows, self.progress.best or rows[-1], self.progress.finished, str(diagnosis), looks)
+        progress = self.progress
+        return History(rows, progress.best or rows[-1], progress.finished, words, looks, progress.seconds)
 
 
 class _Loss(nn.Module):
     """The objective as a module, because DDP hooks onto a forward."""
 
-    def __init__(self, model: IBNN, recipe: Recipe) -> None:
+    def __init__(self, model: Trainable, recipe: Recipe) -> None:
         super().__init__()
         self.model, self.recipe = model, recipe
 
@@ -641,7 +671,7 @@ def _pieces(share: Share, count: int) -> Iterator[Share]:
         yield Share(x, share.y[start:stop], share.offset + start, share.total)
 
 
-def _count_targets(model: IBNN, source: Source) -> int:
+def _count_targets(model: Trainable, source: Source) -> int:
     """N: counted in tensors; in a Dataset, as many targets an example as the first batch has."""
     if isinstance(source.data, tuple):
         return model.likelihood.data(source.data[1])

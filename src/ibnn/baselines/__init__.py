@@ -1,0 +1,14 @@
+"""RIVALS: what iBNN is compared with, one file a method, through the same two sockets.
+
+Every method offers draws of its network's output to `ibnn.predict` and an objective with named terms to `ibnn.fit`.
+Temperature scaling goes on top of any of them; SWA is `fit` with `swa=0.75` on a `Plain`.
+"""
+
+from ibnn.baselines.dropout import MCDropout
+from ibnn.baselines.ensemble import Ensemble
+from ibnn.baselines.meanfield import MeanField
+from ibnn.baselines.plain import Plain
+from ibnn.baselines.swag import SWAG
+from ibnn.baselines.temperature import scale_temperature
+
+__all__ = ["Ensemble", "MCDropout", "MeanField", "Plain", "SWAG", "scale_temperature"]

@@ -1,0 +1,82 @@
+"""MC-DROPOUT (Gal & Ghahramani, 2016): dropout stays on in prediction; everything else is in eval mode."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ibnn.baselines.plain import Plain, copies, generator
+from ibnn.errors import complaint
+from ibnn.inputs import Inputs, logits_of
+from ibnn.layers import layer_type
+from ibnn.likelihood import Likelihood
+
+
+class _Mask(nn.Module):
+    """Dropout whose mask is, in a draw, the same for every row: a draw is one function of x."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.source: torch.Generator | None = None  # of the present draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.source is None:
+            return F.dropout(x, self.rate, self.training)
+        mask = torch.rand(x.shape[1:], generator=self.source, device=x.device) >= self.rate
+        return x * mask / (1 - self.rate)
+
+    def hook(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Drops entries of a layer's input."""
+        return (self(args[0]), *args[1:])
+
+
+class MCDropout(Plain):
+    """Dropout as approximate inference.
+
+    Args:
+        net: The network; trained in place, its weights keep their names.
+        likelihood: Default `Categorical`.
+        rate: Share of a layer's inputs that is dropped, before every linear and convolutional layer but the first.
+            None keeps to the dropout layers that the network has.
+    """
+
+    def __init__(self, net: nn.Module, likelihood: Likelihood | None = None, *, rate: float | None = None) -> None:
+        super().__init__(net, likelihood)
+        if rate is not None and not 0 < rate < 1:
+            raise ValueError(complaint("rate", "between 0 and 1", rate, "Pass 0.1, or None for the network's own."))
+        places = [(m, n, c) for m in net.modules() for n, c in m.named_children()]
+        own = [(module, name, child) for module, name, child in places if isinstance(child, nn.Dropout)]
+        if rate is None and not any(child.p > 0 for _, _, child in own):
+            raise ValueError(complaint("rate", "given", "a network without dropout", "Pass rate=0.1."))
+        for module, name, child in own:
+            setattr(module, name, _Mask(child.p if rate is None else 0.0))
+        layers = [m for m in net.modules() if layer_type(m)][1:] if rate is not None else []
+        for layer in layers:
+            layer.dropout = _Mask(rate or 0.0)
+            layer.register_forward_pre_hook(layer.dropout.hook)
+        self.train(self.training)
+
+    def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
+        return self._loss(*copies(x, y, samples))
+
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, seed: int) -> Tensor:
+        outputs = []
+        for index in range(samples):
+            with self._drawing(generator(seed, index, self.examples.device)):
+                outputs.append(logits_of(self.net(*args, **kwargs)))
+        return torch.stack(outputs)
+
+    @contextmanager
+    def _drawing(self, source: torch.Generator) -> Iterator[None]:
+        masks = [m for m in self.net.modules() if isinstance(m, _Mask)]
+        try:
+            for mask in masks:
+                mask.source = source
+            yield
+        finally:
+            for mask in masks:
+                mask.source = None

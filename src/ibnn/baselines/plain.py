@@ -1,0 +1,123 @@
+"""SGD/MAP: a network as it is. The frame that the other baselines fill in."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ibnn import objective
+from ibnn.errors import complaint
+from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating, logits_of, repeat_rows, tree_map
+from ibnn.likelihood import Categorical, Likelihood
+from ibnn.network import check_seed
+from ibnn.normal import address, words
+from ibnn.prediction import Prediction, predict
+
+
+class Plain(nn.Module):
+    """One network with one answer; with weight decay it is the MAP estimate.
+
+    Attributes:
+        net: The network; trained in place, its weights keep their names.
+        likelihood: What its output says about a target; default `Categorical`.
+        components: 1.
+        examples: How many training examples it has seen (a buffer).
+    """
+
+    components, nodes, prior_std = 1, 0, 0.0
+    examples: Tensor
+
+    def __init__(self, net: nn.Module, likelihood: Likelihood | None = None) -> None:
+        super().__init__()
+        if not isinstance(net, nn.Module):
+            raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))
+        self.net, self.likelihood = net, likelihood or Categorical()
+        device = next(net.parameters()).device
+        self.likelihood.to(device)
+        self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
+        self.training = net.training
+
+    def reseed(self, seed: int) -> None:
+        """Counts examples anew; the noise of training is drawn from torch's generator, which `fit` seeds."""
+        check_seed(seed)
+        self.examples.zero_()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Train mode: the network's output, with the method's noise. Eval mode: one output for a draw's worth."""
+        if self.training:
+            return self._noisy(args, kwargs)
+        return self.likelihood.combine(self._draws(args, kwargs, 1, 0))
+
+    def elbo(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        n_data: int,
+        samples: int = 1,
+        beta: float = 1.0,
+        gamma: float = 0.0,
+        spread: bool = False,
+        part: tuple[int, int] | None = None,
+    ) -> objective.ELBO:
+        """The loss on a batch, and its terms; arguments as of `IBNN.elbo`, those of latents without effect."""
+        objective.check_weights(n_data=n_data, data=self.likelihood.data(y), samples=samples, beta=beta, gamma=0.0)
+        nll, kl = self._nll(x, y, samples), self.kl()
+        if part is None:
+            self.examples.add_(batch_length(x))
+        return objective.elbo(nll, kl, torch.zeros_like(kl), n_data=n_data, beta=beta, gamma=0.0)
+
+    def kl(self) -> Tensor:
+        """KL of the posterior to the prior in nats; 0 where there is no posterior."""
+        return torch.zeros((), device=self.examples.device)
+
+    def parameter_groups(
+        self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
+    ) -> list[dict[str, Any]]:
+        """Groups for any torch optimiser, as of `IBNN.parameter_groups`."""
+        groups = [
+            {"name": "weights", "params": list(self.net.parameters()), "lr": lr, "weight_decay": weight_decay},
+            {"name": "likelihood", "params": list(self.likelihood.parameters()), "lr": lr, "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0) -> Tensor:
+        """Draws of the network's output, (J, B, …), in eval mode; draw j of a seed is one function of x."""
+        with evaluating(self):
+            return self._draws(*call_arguments(x), samples, seed)
+
+    def predict(
+        self, x: Inputs, *, samples: int = 5, seed: int = 0, batch_size: int = 256, progress: bool = True
+    ) -> Prediction:
+        """Answers with uncertainty; see `ibnn.predict`."""
+        return predict(self, x, samples=samples, seed=seed, batch_size=batch_size, progress=progress)
+
+    # ------------------------------------------------------------------------------ what another method does otherwise
+
+    def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One forward pass of training."""
+        return self.net(*args, **kwargs)
+
+    def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
+        """Mean loss over the rows, each once: without noise copies would tell nothing new."""
+        return self._loss(x, y)
+
+    def _loss(self, x: Inputs, y: Tensor) -> Tensor:
+        args, kwargs = call_arguments(x)
+        output = logits_of(self._noisy(args, kwargs))
+        self.likelihood.check(output, y)
+        return self.likelihood.nll(output, y)
+
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, seed: int) -> Tensor:
+        return logits_of(self.net(*args, **kwargs))[None]
+
+
+def copies(x: Inputs, y: Tensor, samples: int) -> tuple[Inputs, Tensor]:
+    """S copies of a batch, copy-major."""
+    rows = batch_length(x)
+    return tree_map(lambda t: repeat_rows(t, rows, samples), x), repeat_rows(y, rows, samples)
+
+
+def generator(seed: int, index: int, device: torch.device) -> torch.Generator:
+    """The source of randomness of one draw."""
+    return torch.Generator(device).manual_seed(int(words(address(seed, index))))

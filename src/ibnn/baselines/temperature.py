@@ -1,0 +1,31 @@
+"""TEMPERATURE SCALING (Guo et al., 2017), of any method: one number, chosen on held-out labels."""
+
+from typing import Any
+
+import torch
+
+from ibnn.baselines.plain import Plain
+from ibnn.batches import as_source
+from ibnn.network import IBNN
+from ibnn.strength import best_temperature, draw
+
+
+def scale_temperature(method: IBNN | Plain, valid: Any, *, samples: int = 5) -> float:
+    """Sets the temperature of a method's likelihood to that of the lowest held-out NLL, and returns it.
+
+    Args:
+        method: A trained baseline or iBNN; its draws are tempered, then averaged.
+        valid: Held-out data: a Dataset, a DataLoader or a pair (inputs, targets).
+        samples: Draws per component.
+    """
+    targets = []
+
+    def inputs() -> Any:
+        for share in as_source(valid, batch_size=256, name="valid", shuffled=False).epoch(0, 0):
+            targets.append(share.y)
+            yield (share.x,)
+
+    outputs = draw(method, inputs(), samples).outputs
+    temperature = best_temperature(method.likelihood, outputs, torch.cat(targets).to(outputs.device))
+    method.likelihood.temperature.fill_(temperature)
+    return temperature

@@ -1,0 +1,41 @@
+"""DATA: image sets as uint8 tensors, batches of them, their corruptions, and how to get them.
+
+`files` and `folder` read canonical formats, `sets` names them, `images` makes batches, `corruptions` damages them, and
+`download` fetches. Importing this needs only torch; what more a function needs is imported when it is called.
+"""
+
+from ibnn.data.corruptions import KINDS, corrupt, gaussian_mix, salt_and_pepper
+from ibnn.data.download import get
+from ibnn.data.files import Split, load_cifar10, load_cifar100, load_idx
+from ibnn.data.folder import Folder
+from ibnn.data.images import Images
+from ibnn.data.sets import DataSet, Status, hold_out, load, names, status, subset, toy_regression, two_moons
+
+__all__ = [
+    # sets by name
+    "DataSet",
+    "Status",
+    "get",
+    "load",
+    "names",
+    "status",
+    # embedded
+    "toy_regression",
+    "two_moons",
+    # files
+    "Folder",
+    "Split",
+    "load_cifar10",
+    "load_cifar100",
+    "load_idx",
+    # parts
+    "hold_out",
+    "subset",
+    # batches
+    "Images",
+    # damage
+    "KINDS",
+    "corrupt",
+    "gaussian_mix",
+    "salt_and_pepper",
+]

@@ -1,0 +1,130 @@
+"""DAMAGE: images made worse by degrees, to see whether a network notices.
+
+Pure functions. Randomness is addressed by (seed, kind, place of the image), `first` being the place of the first one,
+so an image is damaged in the same way whatever batch it comes in, and by the same noise at every degree.
+"""
+
+import math
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ibnn.errors import complaint
+from ibnn.normal import address, normals, words
+
+SEVERITIES = {  # 1 to 5; noise, blur and contrast are those of CIFAR-10-C
+    "noise": (0.04, 0.06, 0.08, 0.09, 0.1),  # standard deviation of the noise
+    "blur": (0.4, 0.6, 0.7, 0.8, 1.0),  # standard deviation of the Gaussian, in pixels
+    "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),  # factor on the distance from the channel's mean
+    "rotation": (5.0, 10.0, 15.0, 22.5, 30.0),  # degrees, to the left or to the right
+    "pixelate": (0.9, 0.75, 0.5, 0.4, 0.25),  # factor on height and width
+}
+KINDS = tuple(SEVERITIES)
+_NOISE, _ROTATION, _SALT, _MIX = range(4)  # parts of addresses
+
+
+def corrupt(pixels: Tensor, kind: str, severity: int, *, seed: int = 0, first: int = 0) -> Tensor:
+    """Damages images (B, C, H, W) in [0, 1], which stay there.
+
+    >>> pixels = torch.rand(4, 3, 32, 32)
+    >>> whole = corrupt(pixels, "noise", 3)
+    >>> torch.equal(whole[2:], corrupt(pixels[2:], "noise", 3, first=2))
+    True
+
+    Args:
+        pixels: Images before normalising.
+        kind: One of `KINDS`.
+        severity: From 1 to 5.
+        seed: Of noise, and of the directions of rotation.
+        first: Place of the first image in its set.
+    """
+    if kind not in SEVERITIES:
+        raise ValueError(complaint("kind", f"one of {', '.join(KINDS)}", repr(kind), 'Pass kind="noise".'))
+    if severity not in range(1, 6):
+        raise ValueError(complaint("severity", "an integer from 1 to 5", severity, "Pass severity=3."))
+    _check(pixels)
+    strength, index = SEVERITIES[kind][severity - 1], _places(pixels, first)
+    if kind == "noise":
+        return (pixels + strength * _normals(pixels, address(seed, _NOISE, index))).clamp(0, 1)
+    if kind == "blur":
+        return _blurred(pixels, strength)
+    if kind == "contrast":
+        mean = pixels.mean((2, 3), keepdim=True, dtype=torch.float64).to(pixels.dtype)
+        return mean + (pixels - mean) * strength
+    if kind == "rotation":
+        left = words(address(seed, _ROTATION, index)) & 1
+        return _rotated(pixels, strength * (2.0 * left - 1.0))
+    small = [max(1, int(side * strength)) for side in pixels.shape[2:]]
+    return F.interpolate(F.interpolate(pixels, small, mode="area"), pixels.shape[2:], mode="area")
+
+
+def salt_and_pepper(pixels: Tensor, p: float, *, seed: int = 0, first: int = 0) -> Tensor:
+    """Sets each value of images (B, C, H, W) in [0, 1] to 0 with probability p/2 and to 1 with probability p/2.
+
+    Each channel of a pixel has its own chance, as in scikit-image and in the impulse noise of CIFAR-10-C. What a small
+    p damages, a larger one damages alike.
+
+    >>> salt_and_pepper(torch.full((1, 1, 2, 4), 0.5), 1.0).unique().tolist()
+    [0.0, 1.0]
+    """
+    _check(pixels)
+    if not 0 <= p <= 1:
+        raise ValueError(complaint("p", "a probability", p, "Pass p=0.1."))
+    places = torch.arange(pixels[0].numel(), device=pixels.device)
+    word = words(address(seed, _SALT, _places(pixels, first)[:, None], places)).view(pixels.shape)
+    half = round(p / 2 * 2**32)
+    return pixels.masked_fill(word < half, 0.0).masked_fill(word >= 2**32 - half, 1.0)
+
+
+def gaussian_mix(x: Tensor, gamma: float, *, seed: int = 0, first: int = 0) -> Tensor:
+    """Inputs (B, …) of a network, already normalised, on their way to noise: (1 − γ) x + γ ε with ε ~ N(0, 1).
+
+    >>> x = torch.rand(2, 3)
+    >>> torch.equal(gaussian_mix(x, 0.0), x), bool((gaussian_mix(x, 1.0) == gaussian_mix(0 * x, 1.0)).all())
+    (True, True)
+    """
+    if not 0 <= gamma <= 1:
+        raise ValueError(complaint("gamma", "a number from 0 to 1", gamma, "Pass gamma=0.5."))
+    return (1 - gamma) * x + gamma * _normals(x, address(seed, _MIX, _places(x, first)))
+
+
+def _check(pixels: Tensor) -> None:
+    if pixels.dim() != 4 or not pixels.is_floating_point() or not len(pixels):
+        got = f"{tuple(pixels.shape)} {pixels.dtype}"
+        raise ValueError(complaint("pixels", "floats (B, C, H, W)", got, "Divide bytes by 255 first."))
+    if pixels.amin() < 0 or pixels.amax() > 1:
+        got = f"values from {pixels.amin():.3g} to {pixels.amax():.3g}"
+        raise ValueError(complaint("pixels", "in [0, 1]", got, "Pass images before they are normalised."))
+
+
+def _places(x: Tensor, first: int) -> Tensor:
+    return torch.arange(first, first + len(x), device=x.device)
+
+
+def _normals(x: Tensor, at: Tensor) -> Tensor:
+    noise: Tensor = normals(at, x[0].numel())
+    return noise.view(x.shape).to(x.dtype)
+
+
+def _blurred(pixels: Tensor, std: float) -> Tensor:
+    """Gaussian of 9 × 9 pixels, one axis at a time; sums of shifted images, which do not depend on the batch."""
+    bell = torch.exp(-0.5 * (torch.arange(-4, 5) / std) ** 2)
+    line = (bell / bell.sum()).tolist()
+    height, width = pixels.shape[2:]
+    padded = F.pad(pixels, (4, 4, 4, 4), mode="reflect")
+    rows: Tensor = reduce(torch.add, (weight * padded[:, :, i : i + height] for i, weight in enumerate(line)))
+    blurred: Tensor = reduce(torch.add, (weight * rows[..., i : i + width] for i, weight in enumerate(line)))
+    return blurred.clamp(0, 1)  # the weights sum to one but for rounding
+
+
+def _rotated(pixels: Tensor, degrees: Tensor) -> Tensor:
+    """Each image turned by its own angle about its centre, counterclockwise, bilinear; edges are mirrored."""
+    height, width = pixels.shape[2:]
+    angle = (degrees * (math.pi / 180)).to(pixels.dtype)
+    cos, sin, none = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    rows = [torch.stack([cos, -sin * height / width, none], 1), torch.stack([sin * width / height, cos, none], 1)]
+    grid = F.affine_grid(torch.stack(rows, 1), list(pixels.shape), align_corners=False)
+    turned: Tensor = F.grid_sample(pixels, grid, padding_mode="reflection", align_corners=False)
+    return turned.clamp(0, 1)

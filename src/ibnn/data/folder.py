@@ -1,0 +1,80 @@
+"""IMAGE FOLDERS: root/train/CLASS/*.png|jpg and root/val/CLASS/…, as ImageNet has them; decoded when asked for."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ibnn.data.files import Split
+from ibnn.errors import complaint
+
+_SUFFIXES = {".png", ".jpg", ".jpeg"}
+
+
+class Folder(Dataset[tuple[Tensor, Tensor]]):
+    """Images of a folder in uint8 (3, size, size): shorter side resized, then the centre cut out.
+
+    `Images` takes it in place of a `Split`: batches are decoded as they are needed (so give the loader some
+    `num_workers`). `split()` decodes everything once and holds it in memory.
+
+    >>> Folder("imagenet", train=False, size=224)[0][0].shape  # doctest: +SKIP
+    torch.Size([3, 224, 224])
+
+    Attributes:
+        classes: Names of the classes of train and val together, sorted; a label is a place in it.
+        paths: The files, sorted by class and name.
+        labels: Their classes, (N,) int64.
+    """
+
+    def __init__(self, root: str | Path, *, train: bool, size: int, resize: int | None = None) -> None:
+        """Lists the files; `resize` is the shorter side before the cut, 8/7 of `size` if not given (224 from 256)."""
+        self.size, self.resize = size, resize or size * 8 // 7
+        if not 1 <= size <= self.resize:
+            raise ValueError(complaint("size", f"between 1 and resize = {self.resize}", size, "Pass a larger resize."))
+        part = Path(root) / ("train" if train else "val")
+        both = (p for name in ("train", "val") if (Path(root) / name).is_dir() for p in (Path(root) / name).iterdir())
+        self.classes = tuple(sorted({path.name for path in both if path.is_dir()}))
+        found = [
+            (path, label)
+            for label, name in enumerate(self.classes)
+            if (part / name).is_dir()
+            for path in sorted((part / name).iterdir())
+            if path.suffix.lower() in _SUFFIXES
+        ]
+        if not found:
+            remedy = "Put one folder per class there."
+            raise FileNotFoundError(complaint("root", f"a folder with {part.name}/CLASS/*.png or *.jpg", root, remedy))
+        self.paths = [path for path, _ in found]
+        self.labels = torch.tensor([label for _, label in found])
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._decode(self.paths[index]), self.labels[index]
+
+    def rows(self, index: Tensor) -> Split:
+        """The given rows, decoded."""
+        return Split(torch.stack([self._decode(self.paths[i]) for i in index.tolist()]), self.labels[index])
+
+    def split(self) -> Split:
+        """All rows, decoded: 3·size² bytes each."""
+        return self.rows(torch.arange(len(self)))
+
+    def _decode(self, path: Path) -> Tensor:
+        from PIL import Image
+
+        try:
+            with Image.open(path) as file:
+                image = file.convert("RGB")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all that pillow raises
+            remedy = "Replace or delete the file."
+            raise ValueError(complaint(str(path), "a readable image", f"{type(error).__name__}", remedy)) from error
+        short = min(image.size)
+        width, height = (side * self.resize // short for side in image.size)
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+        left, top = (width - self.size) // 2, (height - self.size) // 2
+        image = image.crop((left, top, left + self.size, top + self.size))
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        return pixels.view(self.size, self.size, 3).permute(2, 0, 1).contiguous()

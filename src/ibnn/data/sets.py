@@ -1,0 +1,258 @@
+"""SETS: data by name, in a form that training, evaluation and corruption share, and fixed parts of them."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ibnn.data.files import Split, load_cifar10, load_cifar100, load_idx
+from ibnn.data.images import normalised
+from ibnn.errors import complaint
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """A set of images, and what a network needs to know about it.
+
+    >>> digits = load("digits")
+    >>> digits.train.images.shape, digits.test.images.shape
+    (torch.Size([1437, 1, 8, 8]), torch.Size([360, 1, 8, 8]))
+    >>> abs(digits.normalise(digits.train.images).mean().item()) < 1e-3
+    True
+
+    Attributes:
+        name: What `load` knows it by.
+        train: Training images, as they were published.
+        test: Test images, which nothing is to be chosen by.
+        mean: Of the training pixels in [0, 1], per channel.
+        std: Their standard deviation.
+        classes: Names of the classes.
+        flip: Whether a mirror image, left to right, is as good an image of its class.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...]
+    flip: bool
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Bytes (B, C, H, W) to floats of mean 0 and deviation 1 over the training set."""
+        return normalised(images, self.mean, self.std)
+
+
+class Status(NamedTuple):
+    """Whether a set is there."""
+
+    name: str
+    found: bool
+    bytes: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a set before it is read; `files` are in the folder `where`."""
+
+    where: str
+    files: tuple[str, ...]
+    read: Callable[..., Split]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...]
+    flip: bool
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.replace("_", " ").split(","))
+
+
+_DIGITS = tuple("0123456789")
+_IDX = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+_CIFAR10 = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+_FASHION_CLASSES = _words("T-shirt,trouser,pullover,dress,coat,sandal,shirt,sneaker,bag,ankle boot")
+_CIFAR10_CLASSES = _words("airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck")
+_CIFAR100_CLASSES = _words(
+    "apple,aquarium_fish,baby,bear,beaver,bed,bee,beetle,bicycle,bottle,bowl,boy,bridge,bus,butterfly,camel,can,castle,"
+    "caterpillar,cattle,chair,chimpanzee,clock,cloud,cockroach,couch,crab,crocodile,cup,dinosaur,dolphin,elephant,"
+    "flatfish,forest,fox,girl,hamster,house,kangaroo,keyboard,lamp,lawn_mower,leopard,lion,lizard,lobster,man,"
+    "maple_tree,motorcycle,mountain,mouse,mushroom,oak_tree,orange,orchid,otter,palm_tree,pear,pickup_truck,pine_tree,"
+    "plain,plate,poppy,porcupine,possum,rabbit,raccoon,ray,road,rocket,rose,sea,seal,shark,shrew,skunk,skyscraper,"
+    "snail,snake,spider,squirrel,streetcar,sunflower,sweet_pepper,table,tank,telephone,television,tiger,tractor,train,"
+    "trout,tulip,turtle,wardrobe,whale,willow_tree,wolf,woman,worm"
+)
+
+
+def _digits(_: Path, *, train: bool) -> Split:
+    """scikit-learn's 1,797 digits, of which 360 are for testing, once and for all."""
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"The digits come with {error.name}: pip install 'ibnn[demo]'") from error
+    found = load_digits()
+    images = torch.from_numpy(found.images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)
+    return hold_out(Split(images, torch.from_numpy(found.target).long()), 360, seed=0)[0 if train else 1]
+
+
+KNOWN = {
+    "mnist": Known("mnist", _IDX, load_idx, (0.1307,), (0.3081,), _DIGITS, False),
+    "fashion-mnist": Known("fashion-mnist", _IDX, load_idx, (0.2860,), (0.3530,), _FASHION_CLASSES, True),
+    "cifar-10": Known(
+        "cifar-10-batches-bin",
+        _CIFAR10,
+        load_cifar10,
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
+        _CIFAR10_CLASSES,
+        True,
+    ),
+    "cifar-100": Known(
+        "cifar-100-binary",
+        ("train.bin", "test.bin"),
+        load_cifar100,
+        (0.5071, 0.4865, 0.4409),
+        (0.2673, 0.2564, 0.2762),
+        _CIFAR100_CLASSES,
+        True,
+    ),
+    "digits": Known("scikit-learn", (), _digits, (0.3058,), (0.3759,), _DIGITS, False),
+}
+
+
+def names() -> tuple[str, ...]:
+    """The sets that `load` knows.
+
+    >>> names()
+    ('mnist', 'fashion-mnist', 'cifar-10', 'cifar-100', 'digits')
+    """
+    return tuple(KNOWN)
+
+
+def known(name: str) -> Known:
+    """The entry of a set."""
+    if name not in KNOWN:
+        remedy = f"Pass one of {', '.join(names())}."
+        raise ValueError(complaint("name", "the name of a set", repr(name), remedy))
+    return KNOWN[name]
+
+
+def data_folder(folder: str | Path | None = None) -> Path:
+    """Where sets are: the given folder, or the environment variable IBNN_DATA, or `data` in the working folder.
+
+    >>> data_folder("here").name
+    'here'
+    """
+    return Path(folder if folder is not None else os.environ.get("IBNN_DATA") or "data")
+
+
+def load(name: str, folder: str | Path | None = None) -> DataSet:
+    """Reads a set.
+
+    >>> load("digits").classes[:3]
+    ('0', '1', '2')
+
+    Args:
+        name: One of `names()`.
+        folder: Where sets are; see `data_folder`.
+    """
+    entry, root = known(name), data_folder(folder)
+    place = root / entry.where
+    missing = [file for file in entry.files if not (place / file).is_file()]
+    if missing:
+        remedy = f"Run: ibnn data get {name}"
+        raise FileNotFoundError(complaint("folder", f"one with {entry.where}/{missing[0]}", root, remedy))
+    train, test = (entry.read(place, train=part) for part in (True, False))
+    return DataSet(name, train, test, entry.mean, entry.std, entry.classes, entry.flip)
+
+
+def status(folder: str | Path | None = None) -> tuple[Status, ...]:
+    """Which sets are there, how large, and where.
+
+    >>> [(row.found, row.where) for row in status("nowhere") if row.name == "digits"]
+    [(True, 'scikit-learn')]
+    """
+    rows = []
+    for name, entry in KNOWN.items():
+        paths = [data_folder(folder) / entry.where / file for file in entry.files]
+        sizes = [path.stat().st_size for path in paths if path.is_file()]
+        found = len(sizes) == len(paths) if paths else find_spec("sklearn") is not None
+        rows.append(Status(name, found, sum(sizes), str(paths[0].parent) if paths else entry.where))
+    return tuple(rows)
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+def subset(split: Split, n: int, seed: int) -> Split:
+    """`n` rows at random, each class in its proportion to within one row, in the order of the whole.
+
+    >>> split = Split(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), torch.arange(100) % 4)
+    >>> subset(split, 10, seed=0).labels.bincount().tolist()
+    [3, 3, 2, 2]
+    """
+    return split.rows(_stratified(split.labels, n, seed, argument="n").nonzero()[:, 0])
+
+
+def hold_out(split: Split, rows: int, seed: int) -> tuple[Split, Split]:
+    """The split without so many rows, and those rows, chosen as by `subset`: to train on and to choose by.
+
+    >>> split = Split(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), torch.arange(100) % 4)
+    >>> train, valid = hold_out(split, 20, seed=0)
+    >>> train.labels.bincount().tolist(), valid.labels.bincount().tolist()
+    ([20, 20, 20, 20], [5, 5, 5, 5])
+    """
+    out = _stratified(split.labels, rows, seed, argument="rows")
+    return split.rows((~out).nonzero()[:, 0]), split.rows(out.nonzero()[:, 0])
+
+
+def _stratified(labels: Tensor, rows: int, seed: int, *, argument: str) -> Tensor:
+    """Marks rows, (N,) bool: of each class its share rounded down, and one more where most was lost by rounding."""
+    if not 1 <= rows < len(labels):
+        remedy = "Pass fewer rows than there are."
+        raise ValueError(complaint(argument, f"from 1 to {len(labels) - 1}", rows, remedy))
+    share = labels.bincount() * rows
+    take, lost = share // len(labels), share % len(labels)
+    take[lost.argsort(descending=True, stable=True)[: rows - int(take.sum())]] += 1
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for label, count in enumerate(take.tolist()):
+        chosen[order[labels[order] == label][:count]] = True
+    return chosen
+
+
+# ------------------------------------------------------------------------------------------------------------- embedded
+
+
+def two_moons(n: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Two half circles, each around an end of the other: points (n, 2) and classes (n,), in random order.
+
+    >>> x, y = two_moons(101, noise=0.1, seed=0)
+    >>> x.shape, y.bincount().tolist()
+    (torch.Size([101, 2]), [50, 51])
+    """
+    upper, lower = (torch.linspace(0, math.pi, count) for count in (n // 2, n - n // 2))
+    x = torch.cat([torch.stack([upper.cos(), upper.sin()], 1), torch.stack([1 - lower.cos(), 0.5 - lower.sin()], 1)])
+    y = torch.cat([torch.zeros(len(upper)), torch.ones(len(lower))]).long()
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(n, generator=generator)
+    return x[order] + noise * torch.randn(n, 2, generator=generator), y[order]
+
+
+def toy_regression(n: int = 30, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The paper's curve: x ~ U(−4, 4), y = x³ + 3ε with ε ~ N(0, 1); both (n, 1).
+
+    >>> x, y = toy_regression()
+    >>> x.shape, bool((y - x**3).std() < 6)
+    (torch.Size([30, 1]), True)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = 8 * torch.rand(n, 1, generator=generator) - 4
+    return x, x**3 + 3 * torch.randn(n, 1, generator=generator)

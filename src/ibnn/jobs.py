@@ -1,0 +1,311 @@
+"""JOBS: one training run as data: which network, data, method and recipe. Run it, and read its folder back.
+
+A run folder holds job.toml, what `fit` writes (recipe.toml, history.csv, checkpoints), model.safetensors, result.json
+(scores, costs, provenance) and answers.safetensors (what was answered on the test set). Nothing in it is pickled.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from ibnn import nets
+from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
+from ibnn.checkpoint import write_atomically
+from ibnn.convert import convert
+from ibnn.data import DataSet, Images, Split, hold_out, load, subset
+from ibnn.errors import complaint
+from ibnn.evaluation import evaluate
+from ibnn.generators import generators_restored, seed_generators
+from ibnn.monitor import History
+from ibnn.network import IBNN
+from ibnn.provenance import provenance
+from ibnn.recipe import Recipe, explain, to_toml
+from ibnn.training import Trainable, fit
+
+Make = Callable[[int], nn.Module]  # of a member's number
+
+METHODS: dict[str, Callable[..., Trainable]] = {
+    "sgd": lambda make: Plain(make(0)),
+    "swa": lambda make: Plain(make(0)),  # with `swa` in its recipe
+    "swag": lambda make, **options: SWAG(make(0), **options),
+    "dropout": lambda make, **options: MCDropout(make(0), **options),
+    "vi": lambda make, **options: MeanField(make(0), **options),
+    "ensemble": lambda make, members=4: Ensemble([make(member) for member in range(members)]),
+    "ibnn": lambda make, **options: convert(make(0), copy=False, **options),
+}
+
+
+class Job(BaseModel):
+    """What is trained, on what, and how; reads and writes TOML.
+
+    Attributes:
+        net: Name of a network of `ibnn.nets`.
+        net_options: Its options.
+        data: Name of a data set of `ibnn.data`.
+        examples: A stratified subset of so many training images, held-out ones included; None for all.
+        valid: Images held out of them, to steer and choose by.
+        augment: Random crops and flips.
+        method: "ibnn" or a baseline: "sgd", "swa", "swag", "dropout", "vi", "ensemble".
+        method_options: Its options, such as `components`.
+        first: Changes to `train` for a plain training that comes first; its weights are where the method starts.
+        weights: A safetensors file of trained weights to start from instead.
+        samples: Draws per component in the evaluation at the end.
+        seed: Decides initial weights, order and noise; subset and held-out images are the same for all seeds.
+        recipe: Name of a recipe of the library that `train` changes.
+        train: Fields of the `Recipe`.
+
+    >>> Job(net="lenet", data="mnist", train={"epochs": 2}).full_recipe().epochs
+    2
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    net: str
+    net_options: dict[str, Any] = {}
+    data: str
+    examples: int | None = Field(None, ge=1)
+    valid: int = Field(0, ge=0)
+    augment: bool = False
+    method: str = "ibnn"
+    method_options: dict[str, Any] = {}
+    first: dict[str, Any] | None = None
+    weights: str | None = None
+    samples: int = Field(5, ge=1)
+    seed: int = Field(0, ge=0)
+    recipe: str | None = None
+    train: dict[str, Any] = {}
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ValueError(explain(error, type(self))) from None
+        for field, known in (("net", nets.names()), ("method", list(METHODS))):
+            if getattr(self, field) not in known:
+                near = difflib.get_close_matches(getattr(self, field), known, n=1, cutoff=0.0)[0]
+                expected = f"one of {', '.join(known)}"
+                raise ValueError(complaint(field, expected, repr(getattr(self, field)), f"Did you mean {near!r}?"))
+        self.full_recipe()  # complains before anything is made
+
+    def full_recipe(self) -> Recipe:
+        """How `fit` trains it."""
+        base = Recipe.named(self.recipe) if self.recipe else Recipe()
+        return base.but(**({"seed": self.seed, **_tuples(self.train)}))
+
+    def but(self, **changes: Any) -> Self:
+        """A copy with some fields changed; tables are merged.
+
+        >>> Job(net="lenet", data="mnist", train={"epochs": 2}).but(train={"lr": 0.1}).train
+        {'epochs': 2, 'lr': 0.1}
+        """
+        return type(self)(**merged(self.model_dump(exclude_unset=True), changes))
+
+    def before(self) -> "Job | None":
+        """The plain training that comes first, if there is one."""
+        if self.first is None:
+            return None
+        fields = {"method": "sgd", "method_options": {}, "first": None, "recipe": None, "train": self.first}
+        return Job(**(self.model_dump(exclude_unset=True) | fields))
+
+    @property
+    def key(self) -> str:
+        """A short hash of all fields."""
+        return sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:12]
+
+    @classmethod
+    def from_toml(cls, source: str | Path) -> "Job":
+        """Reads a TOML file (a Path) or text."""
+        return cls(**tomllib.loads(source.read_text() if isinstance(source, Path) else source))
+
+    def to_toml(self) -> str:
+        """All fields that are set; `from_toml` gives back an equal job."""
+        return to_toml(self.model_dump(exclude_unset=True))
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A dict with changes; where both have a dict, that is merged too.
+
+    >>> merged({"a": 1, "b": {"c": 2}}, {"b": {"d": 3}})
+    {'a': 1, 'b': {'c': 2, 'd': 3}}
+    """
+    both = {k: merged(base[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(base.get(k), dict)}
+    return base | changes | both
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+# --------------------------------------------------------------------------------------------------------- its parts
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The data of a job: what is trained on, held-out labels to choose by, and the test set."""
+
+    whole: DataSet
+    train: Images
+    valid: Images | None
+    test: Split
+
+
+def make_data(job: Job, folder: str | Path | None = None) -> Splits:
+    """The splits of a job, the same for all seeds."""
+    whole = load(job.data, folder)
+    train = whole.train if job.examples is None else subset(whole.train, job.examples, seed=0)
+    valid = None
+    if job.valid:
+        train, held_out = hold_out(train, job.valid, seed=0)
+        valid = Images(held_out, mean=whole.mean, std=whole.std)
+    images = Images(train, mean=whole.mean, std=whole.std, augment=job.augment, flip=whole.flip)
+    return Splits(whole, images, valid, whole.test)
+
+
+def make_method(job: Job, classes: int, start: dict[str, Tensor] | None = None) -> Trainable:
+    """The untrained method of a job; `start` are weights of the plain network to begin with."""
+
+    def make(member: int) -> nn.Module:
+        with generators_restored():
+            seed_generators(job.seed, member)
+            net = nets.make(job.net, classes, **job.net_options)
+        if start is not None:
+            net.load_state_dict(start)
+        # Convolutions on the CPU are faster with the channels last, and no slower elsewhere.
+        return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    options = dict(job.method_options)
+    if job.method == "ibnn":
+        options.setdefault("seed", job.seed)
+    try:
+        return METHODS[job.method](make, **options)
+    except TypeError as error:
+        remedy = f"Leave out what {job.method!r} does not have."
+        raise ValueError(complaint("method_options", f"those of {job.method!r}", options, remedy)) from error
+
+
+# ------------------------------------------------------------------------------------------------------ running it
+
+
+def run(
+    job: Job, folder: Path, *, data_folder: str | Path | None = None, splits: Splits | None = None, quiet: bool = False
+) -> dict[str, Any]:
+    """Trains, evaluates once on the test set, and writes the run folder; goes on where it was stopped.
+
+    Args:
+        job: What to run.
+        folder: The run folder.
+        data_folder: Where the data sets are; default as `ibnn.data.load`.
+        splits: The data, if they are there already.
+        quiet: Shows nothing.
+
+    Returns:
+        The content of result.json; if it was there already, nothing is run.
+    """
+    done = folder / "result.json"
+    if done.exists():
+        saved = Job.from_toml(folder / "job.toml")
+        if saved != job:
+            got = f"one of another job ({saved.net}, {saved.data}, {saved.method})"
+            raise ValueError(complaint("folder", "a new one, or one of this job", got, "Choose another folder."))
+        result: dict[str, Any] = json.loads(done.read_text())
+        return result
+    splits = splits or make_data(job, data_folder)
+    start, seconds = _start(job, folder, splits, quiet)
+    model = make_method(job, len(splits.whole.classes), start)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "job.toml", job.to_toml().encode())
+    history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=folder, quiet=quiet)
+    safetensors.torch.save_file(_contiguous(model), folder / "model.part")
+    (folder / "model.part").rename(folder / "model.safetensors")
+    found = evaluate(model, splits.test, splits.valid, splits.whole, samples=job.samples)
+    safetensors.torch.save_file(found.answers, folder / "answers.part")
+    (folder / "answers.part").rename(folder / "answers.safetensors")
+    result = {"name": f"{job.method} {job.net} {job.data} seed {job.seed}", "job": job.model_dump(exclude_unset=True)}
+    result |= found.result | {
+        "costs": costs(job, model, splits, seconds + history.seconds),
+        "diagnosis": history.summary,
+    }
+    result |= {"training": _training(history), "classes": list(splits.whole.classes), "provenance": provenance()}
+    write_atomically(done, (json.dumps(result, indent=1) + "\n").encode())
+    for path in (folder / "checkpoints").glob("*"):  # nothing is left to go on with
+        path.unlink()
+    return result
+
+
+def _start(job: Job, folder: Path, splits: Splits, quiet: bool) -> tuple[dict[str, Tensor] | None, float]:
+    """Weights of the plain network to begin with, and the seconds they took."""
+    before = job.before()
+    if before is not None:
+        result = run(before, folder.parent / before.key, splits=splits, quiet=quiet)
+        state = safetensors.torch.load_file(folder.parent / before.key / "model.safetensors")
+        return _net_of(state), float(result["costs"]["train_seconds"])
+    if job.weights is not None:
+        return safetensors.torch.load_file(job.weights), 0.0
+    return None, 0.0
+
+
+def _net_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("net."): value for name, value in state.items() if name.startswith("net.")}
+
+
+def _contiguous(model: Trainable) -> dict[str, Tensor]:
+    return {name: value.contiguous() for name, value in model.state_dict().items()}
+
+
+def _training(history: History) -> dict[str, Any]:
+    """How training went: the ends of it, and the lowest held-out NLL on the way."""
+    last = {name: history.rows[-1][name] for name in ("epoch", "nll", "kl", "valid_nll") if name in history.rows[-1]}
+    valid = [row["valid_nll"] for row in history.rows if "valid_nll" in row]
+    strength = {"prior_std": history.looks[-1]["prior_std"]} if history.looks else {}
+    return last | ({"lowest_valid_nll": min(valid)} if valid else {}) | strength
+
+
+def costs(job: Job, model: Trainable, splits: Splits, seconds: float) -> dict[str, Any]:
+    """What it took: seconds of training, rows through a network in training, parameters, forward passes an answer."""
+    recipe = job.full_recipe()
+    rows = recipe.steps * recipe.batch_size if recipe.steps else (recipe.epochs or 30) * len(splits.train)
+    copies = {"sgd": 1, "swa": 1, "swag": 1, "ensemble": model.components}.get(job.method, recipe.samples)
+    latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
+    one = job.method in ("sgd", "swa", "ensemble")  # one answer a component
+    return {
+        "train_seconds": round(seconds, 1),
+        "rows": rows * copies,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "latents": latents,
+        "forwards": model.components * (1 if one else job.samples),
+    }
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, read back."""
+
+    job: Job
+    model: Trainable
+    result: dict[str, Any]
+
+
+def read_run(folder: str | Path) -> Run:
+    """The job, the trained method in eval mode, and the result of a run folder."""
+    folder = Path(folder)
+    for name in ("job.toml", "model.safetensors", "result.json"):
+        if not (folder / name).is_file():
+            remedy = "Pass a folder that `ibnn train` has finished."
+            raise FileNotFoundError(complaint("folder", f"one with {name}", folder, remedy))
+    job = Job.from_toml(folder / "job.toml")
+    result = json.loads((folder / "result.json").read_text())
+    model = make_method(job, len(result["classes"]))
+    model.load_state_dict(safetensors.torch.load_file(folder / "model.safetensors"))
+    if isinstance(model, IBNN) and "prior_std" in result["training"]:
+        model.prior_std = float(result["training"]["prior_std"])
+    return Run(job, model.eval(), result)

@@ -1,0 +1,39 @@
+"""AlexNet, in torchvision's layout."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class AlexNet(nn.Module):
+    """AlexNet for 224 × 224 images; torchvision's checkpoints load as they are.
+
+    >>> import torch
+    >>> with torch.device("meta"):
+    ...     net = AlexNet()
+    >>> sum(p.numel() for p in net.parameters())
+    61100840
+    """
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        # the places in the Sequential are the checkpoint's names
+        for channels, out, kernel, stride, padding, pooled in (
+            (3, 64, 11, 4, 2, True),
+            (64, 192, 5, 1, 2, True),
+            (192, 384, 3, 1, 1, False),
+            (384, 256, 3, 1, 1, False),
+            (256, 256, 3, 1, 1, True),
+        ):
+            layers += [nn.Conv2d(channels, out, kernel, stride, padding), nn.ReLU(inplace=True)]
+            layers += [nn.MaxPool2d(3, 2)] if pooled else []
+        self.features = nn.Sequential(*layers)
+        hidden = ((256 * 6 * 6, 4096), (4096, 4096))
+        head = [m for a, b in hidden for m in (nn.Dropout(), nn.Linear(a, b), nn.ReLU(inplace=True))]
+        self.classifier = nn.Sequential(*head, nn.Linear(4096, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, 224, 224), or any from 63 × 63, to class scores (B, C)."""
+        x = F.adaptive_avg_pool2d(self.features(x), 6)
+        scores: Tensor = self.classifier(x.flatten(1))
+        return scores

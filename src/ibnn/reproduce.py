@@ -1,0 +1,285 @@
+"""REPRODUCTION: the paper's experiments as data (experiments/*.toml) and the one runner of them all.
+
+An experiment is a grid of settings × methods × seeds; a cell of it is a `Job`. What a cell gave is written to one JSON
+file an experiment and preset, with the job, the costs and the provenance; a cell that is there is not run again.
+Several processes may work on the same grid: each takes cells that no other has taken.
+"""
+
+import difflib
+import fcntl
+import json
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ibnn.checkpoint import write_atomically
+from ibnn.errors import complaint
+from ibnn.jobs import Job, merged, run
+
+KEPT = (
+    "scores",
+    "temperature",
+    "tempered",
+    "reliability",
+    "corrupted",
+    "gaussian",
+    "salt",
+    "outsiders",
+    "costs",
+    "training",
+)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A grid, read from its TOML file.
+
+    Attributes:
+        name: Of the experiment.
+        preset: "cpu" or "paper".
+        title: What it shows, in a line.
+        paper: Where the paper shows it.
+        kind: "jobs", "regression" or "table1".
+        figure: Name of the function in `ibnn.figures` that draws it.
+        analysis: Name of the function in `ibnn.analysis` that looks into every trained model.
+        job: Fields that all cells share.
+        settings: What is varied besides the method, each with a name; "with" has fields for single methods, "skip" names
+            methods to leave out, "seeds" is fewer than those of the rest.
+        methods: What is compared, each with a name.
+        seeds: How many.
+    """
+
+    name: str
+    preset: str
+    title: str
+    paper: str
+    kind: str = "jobs"
+    figure: str = "benchmark"
+    analysis: str = ""
+    job: dict[str, Any] = field(default_factory=dict)
+    settings: tuple[dict[str, Any], ...] = ({"name": ""},)
+    methods: tuple[dict[str, Any], ...] = ()
+    seeds: int = 1
+
+    def cells(self) -> Iterator["Cell"]:
+        """All cells, seed by seed, so that a stopped run has every method."""
+        for seed in range(self.seeds):
+            for setting in self.settings:
+                for method in self.methods:
+                    if seed < setting.get("seeds", self.seeds) and method["name"] not in setting.get("skip", ()):
+                        yield Cell(self, setting, method, seed)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting, method and seed."""
+
+    experiment: Experiment
+    setting: dict[str, Any]
+    method: dict[str, Any]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What it is called in the result file."""
+        return " / ".join(filter(None, (self.setting["name"], self.method["name"], f"seed {self.seed}")))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of its job, later ones winning: the experiment's, the setting's, the method's, both together."""
+        own = {key: value for key, value in self.setting.items() if key not in ("name", "with", "seeds", "skip")}
+        method = {key: value for key, value in self.method.items() if key != "name"}
+        both = self.setting.get("with", {}).get(self.method["name"], {})
+        parts = (self.experiment.job, own, method, both, {"seed": self.seed})
+        fields: dict[str, Any] = {}
+        for part in parts:
+            fields = merged(fields, part)
+        return fields
+
+
+def names() -> list[str]:
+    """The experiments there are."""
+    folder = resources.files("ibnn") / "experiments"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read(name: str, preset: str = "cpu") -> Experiment:
+    """An experiment at one of its sizes."""
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)[0]
+        raise ValueError(complaint("name", f"one of {', '.join(names())}", repr(name), f"Did you mean {near!r}?"))
+    content = _content(name)
+    presets = content.pop("presets")
+    if preset not in presets:
+        raise ValueError(complaint("preset", f"one of {', '.join(presets)}", repr(preset), 'Pass preset="cpu".'))
+    chosen = presets[preset]
+    kept = chosen.pop("only", None)  # names of methods
+    methods = [m for m in chosen.pop("methods", []) if kept is None or m["name"] in kept]
+    settings = chosen.pop("settings", [{"name": ""}])
+    return Experiment(name, preset, **content, **chosen, settings=tuple(settings), methods=tuple(methods))
+
+
+def _content(name: str) -> dict[str, Any]:
+    """The TOML of an experiment on top of that of the one it is like."""
+    text = (resources.files("ibnn") / "experiments" / f"{name}.toml").read_text()
+    content = tomllib.loads(text)
+    like = content.pop("like", None)
+    return merged(_content(like), content) if like else content
+
+
+def about(name: str) -> str:
+    """An experiment in a line."""
+    content = _content(name)
+    return f"{content['title']} ({content['paper']})"
+
+
+class Results:
+    """A JSON file of cells by name, which several processes may add to."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self.path, self.content = path, about | {"cells": {}}
+        if path.exists():
+            self.content["cells"] = json.loads(path.read_text())["cells"]
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        """The cells there are."""
+        cells: dict[str, Any] = self.content["cells"]
+        return cells
+
+    def add(self, name: str, result: dict[str, Any]) -> None:
+        """Puts a cell in its place, next to what others have added."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.path.exists():
+                self.content["cells"] |= json.loads(self.path.read_text())["cells"]
+            self.cells[name] = result
+            self.content["cells"] = dict(sorted(self.cells.items()))
+            write_atomically(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
+
+
+def results(name: str, preset: str, out: Path) -> Results:
+    """What an experiment has given so far."""
+    experiment = read(name, preset)
+    path = out / f"{name}-{preset}.json"
+    return Results(path, {"experiment": name, "preset": preset, "title": experiment.title, "paper": experiment.paper})
+
+
+def reproduce(
+    name: str,
+    *,
+    preset: str = "cpu",
+    seeds: int | None = None,
+    methods: list[str] | None = None,
+    runs: Path = Path("runs"),
+    out: Path = Path("results"),
+    data: str | Path | None = None,
+    smoke: bool = False,
+    quiet: bool = False,
+) -> list[Path]:
+    """Runs what is missing of an experiment, and draws its figure.
+
+    Args:
+        name: One of `names`.
+        preset: "cpu" (two cores) or "paper" (the full recipe).
+        seeds: How many seeds; default the preset's.
+        methods: Names of the methods to run; default all.
+        runs: Folder of run folders, by the hash of their job; experiments share them.
+        out: Folder of result files and figures.
+        data: Folder of the data sets.
+        smoke: Tiny made data, two steps, small networks: does it run at all? Writes results that mean nothing.
+        quiet: Shows nothing.
+
+    Returns:
+        The files written: results and figures.
+    """
+    experiment = read(name, preset)
+    known = [method["name"] for method in experiment.methods]
+    if methods and (unknown := [m for m in methods if m not in known]):
+        raise ValueError(
+            complaint("methods", f"some of {', '.join(known)}", ", ".join(unknown), "Leave it out for all.")
+        )
+    cells = [c for c in experiment.cells() if methods is None or c.method["name"] in methods]
+    cells = [c for c in cells if seeds is None or c.seed < seeds]
+    found = results(name, preset, out)
+    work = _worker(experiment, runs, data, smoke, quiet)
+    bar = _bar(f"{name} ({preset})", len(cells), quiet)
+    with bar as advance:
+        left = cells
+        while left:
+            later = []
+            for cell in left:
+                done = _attempt(cell, found, work, runs)
+                advance() if done else later.append(cell)
+            if len(later) == len(left):
+                time.sleep(5)  # others are at them
+            left = later
+    from ibnn import figures
+
+    written = [found.path] if found.path.exists() else []
+    return written + figures.draw(experiment, found.cells, out)
+
+
+def _attempt(
+    cell: Cell, found: Results, work: "Callable[[Cell], tuple[str, Callable[[], dict[str, Any]]]]", runs: Path
+) -> bool:
+    """Runs a cell unless it is there; False if another process has taken it."""
+    key, compute = work(cell)
+    if found.cells.get(cell.name, {}).get("key") == key:
+        return True
+    runs.mkdir(parents=True, exist_ok=True)
+    with open(runs / f"{key}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        found.add(cell.name, {"key": key, **compute()})
+    return True
+
+
+def _worker(
+    experiment: Experiment, runs: Path, data: str | Path | None, smoke: bool, quiet: bool
+) -> Callable[[Cell], tuple[str, Callable[[], dict[str, Any]]]]:
+    """What a cell is known by, and what it takes to compute it."""
+    from ibnn import analysis
+
+    if experiment.kind == "regression":
+        return lambda cell: (analysis.key(cell.fields), lambda: analysis.regression(cell.fields, smoke=smoke))
+    if experiment.kind == "table1":
+        return lambda cell: (analysis.key(cell.fields), lambda: analysis.table1(cell.fields))
+
+    def job_of(cell: Cell) -> tuple[str, Callable[[], dict[str, Any]]]:
+        job = Job(**(analysis.smoked(cell.fields) if smoke else cell.fields))
+        key = f"{job.key}-{experiment.analysis}" if experiment.analysis else job.key
+
+        def compute() -> dict[str, Any]:
+            splits = analysis.made_data(job) if smoke else None
+            result = run(job, runs / job.key, data_folder=data, splits=splits, quiet=quiet)
+            kept = {name: result[name] for name in KEPT if name in result}
+            if experiment.analysis:
+                looked = getattr(analysis, experiment.analysis)(runs / job.key, data, splits)
+                kept = {"scores": result["scores"], "analysis": looked}
+            return kept | {"job": result["job"], "provenance": result["provenance"]}
+
+        return key, compute
+
+    return job_of
+
+
+@contextmanager
+def _bar(title: str, total: int, quiet: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar over cells, in a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,396 @@
+import gzip
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+
+from ibnn import data
+from ibnn.data import Folder, Images, Split, hold_out, load_cifar10, load_cifar100, load_idx, subset
+from ibnn.data.sets import KNOWN
+
+FOUR_PARTS = r"Expected `.*` to be .*, but got .*\. \w+"
+
+
+def idx(values: Tensor, *, magic: bytes | None = None) -> bytes:
+    header = magic or bytes([0, 0, 8, values.dim()])
+    return header + struct.pack(f">{values.dim()}I", *values.shape) + bytes(values.to(torch.uint8).flatten().tolist())
+
+
+def write_idx(folder: Path, prefix: str, images: Tensor, labels: Tensor) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+        (folder / f"{prefix}-{kind}-ubyte.gz").write_bytes(gzip.compress(idx(values)))
+
+
+def write_cifar(path: Path, labels: Tensor, images: Tensor) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(torch.cat([labels.to(torch.uint8), images.flatten(1)], 1).flatten().tolist()))
+
+
+def picture(rows: int, *shape: int) -> Tensor:
+    return torch.randint(256, (rows, *shape), dtype=torch.uint8)
+
+
+def made(rows: int = 50, classes: int = 5, shape: tuple[int, ...] = (1, 6, 6)) -> Split:
+    return Split(picture(rows, *shape), torch.randint(classes, (rows,)))
+
+
+# -------------------------------------------------------------------------------------------------------------- formats
+
+
+def test_import_needs_only_torch() -> None:
+    code = (
+        "import torch, sys; before = set(sys.modules); import ibnn.data;"
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert out == "['ibnn']"
+
+
+@pytest.mark.parametrize("name", data.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    assert getattr(data, name).__doc__
+
+
+def test_idx(tmp_path: Path) -> None:
+    images, labels = picture(3, 4, 5), torch.tensor([7, 0, 9])
+    write_idx(tmp_path, "train", images, labels)
+    split = load_idx(tmp_path, train=True)
+    assert torch.equal(split.images, images[:, None])
+    assert torch.equal(split.labels, labels)
+    assert (split.images.dtype, split.labels.dtype) == (torch.uint8, torch.int64)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        gzip.compress(idx(torch.zeros(3, 4, 4), magic=b"\0\0\x0d\3")),  # floats
+        gzip.compress(idx(torch.zeros(3, 16))),  # two dimensions
+        gzip.compress(idx(torch.zeros(3, 4, 4))[:-1]),  # a value missing
+        gzip.compress(idx(torch.zeros(3, 4, 4)) + b"\0"),  # one too many
+        gzip.compress(idx(torch.zeros(0, 4, 4))),  # none
+        gzip.compress(b"\0\0\x08\3\0"),  # half a header
+        gzip.compress(b""),
+        gzip.compress(idx(torch.zeros(3, 4, 4)))[:-9],  # truncated
+        gzip.compress(idx(torch.zeros(3, 4, 4)))[:12] + b"\xff" * 20,  # damaged
+        b"<html>",
+    ],
+)
+def test_broken_idx_is_named(tmp_path: Path, content: bytes) -> None:
+    write_idx(tmp_path, "t10k", picture(3, 4, 4), torch.arange(3))
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=FOUR_PARTS) as error:
+        load_idx(tmp_path, train=False)
+    assert "t10k-images-idx3-ubyte.gz" in str(error.value)
+
+
+def test_idx_counts_must_agree(tmp_path: Path) -> None:
+    write_idx(tmp_path, "train", picture(3, 4, 4), torch.arange(2))
+    with pytest.raises(ValueError, match="3 images and 2 labels"):
+        load_idx(tmp_path, train=True)
+
+
+def test_cifar10(tmp_path: Path) -> None:
+    images, labels = picture(10, 3, 32, 32), torch.arange(10)[:, None]
+    for i in range(5):
+        write_cifar(tmp_path / f"data_batch_{i + 1}.bin", labels[2 * i : 2 * i + 2], images[2 * i : 2 * i + 2])
+    write_cifar(tmp_path / "test_batch.bin", labels[:1], images[:1])
+    train, test = load_cifar10(tmp_path, train=True), load_cifar10(tmp_path, train=False)
+    assert torch.equal(train.images, images)
+    assert torch.equal(train.labels, labels[:, 0])
+    assert torch.equal(test.images, images[:1])
+
+
+def test_cifar100_uses_fine_labels(tmp_path: Path) -> None:
+    images, labels = picture(2, 3, 32, 32), torch.tensor([[19, 3], [0, 99]])
+    write_cifar(tmp_path / "test.bin", labels, images)
+    split = load_cifar100(tmp_path, train=False)
+    assert torch.equal(split.images, images)
+    assert split.labels.tolist() == [3, 99]
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 3074, b"\0" * 3073 * 2 + b"\0", b"\x0a" + b"\0" * 3072])
+def test_broken_cifar_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "test_batch.bin").write_bytes(content)
+    with pytest.raises(ValueError, match=FOUR_PARTS) as error:
+        load_cifar10(tmp_path, train=False)
+    assert "test_batch.bin" in str(error.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=FOUR_PARTS):
+        load_cifar100(tmp_path, train=True)
+
+
+# -------------------------------------------------------------------------------------------------------- image folders
+
+
+def write_pictures(root: Path) -> None:
+    from PIL import Image
+
+    for part, name, file, colour, size in (
+        ("train", "cat", "b.png", (250, 0, 0), (40, 20)),
+        ("train", "cat", "a.JPEG", (0, 250, 0), (20, 40)),
+        ("train", "ant", "x.jpg", (0, 0, 250), (16, 16)),
+        ("val", "cat", "z.png", (9, 9, 9), (30, 30)),
+    ):
+        (root / part / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, colour).save(root / part / name / file)
+    (root / "train" / "cat" / "notes.txt").write_text("not an image")
+
+
+def test_folder(tmp_path: Path) -> None:
+    write_pictures(tmp_path)
+    train, val = (Folder(tmp_path, train=part, size=14) for part in (True, False))
+    assert [path.name for path in train.paths] == ["x.jpg", "a.JPEG", "b.png"]
+    assert train.classes == val.classes == ("ant", "cat")  # the same labels though val has no ants
+    assert (train.labels.tolist(), val.labels.tolist()) == ([0, 1, 1], [1])
+    image, label = train[2]
+    assert torch.equal(image, torch.tensor([250, 0, 0], dtype=torch.uint8).view(3, 1, 1).expand(3, 14, 14))
+    assert (int(label), len(train)) == (1, 3)
+    split = train.split()
+    assert all(torch.equal(split.images[i], train[i][0]) for i in range(3))
+    lazy, held = (Images(d, mean=(0.5,) * 3, std=(0.25,) * 3) for d in (train, split))
+    assert torch.equal(lazy.__getitems__([2, 0])[0], held.__getitems__([2, 0])[0])
+
+
+def test_folder_cuts_the_centre(tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    ramp = torch.arange(40, dtype=torch.uint8).repeat(20, 1)  # 20 high, 40 wide, value = column
+    Image.frombytes("L", (40, 20), bytes(ramp.flatten().tolist())).save(tmp_path / "train" / "a" / "a.png")
+    image, _ = Folder(tmp_path, train=True, size=10, resize=20)[0]  # not resized
+    assert torch.equal(image, torch.arange(15, 25, dtype=torch.uint8).expand(3, 10, 10))
+
+
+def test_unreadable_image_is_named(tmp_path: Path) -> None:
+    write_pictures(tmp_path)
+    whole = (tmp_path / "train" / "cat" / "b.png").read_bytes()
+    for content in (b"not an image", whole[:50], b""):
+        (tmp_path / "train" / "cat" / "b.png").write_bytes(content)
+        with pytest.raises(ValueError, match=FOUR_PARTS) as error:
+            Folder(tmp_path, train=True, size=14)[2]
+        assert "b.png" in str(error.value)
+
+
+def test_folder_errors(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=FOUR_PARTS):
+        Folder(tmp_path, train=True, size=14)
+    with pytest.raises(ValueError, match=FOUR_PARTS):
+        Folder(tmp_path, train=True, size=14, resize=13)
+
+
+# ----------------------------------------------------------------------------------------------------------------- sets
+
+
+def test_digits_are_fixed_stratified_and_normalised() -> None:
+    from sklearn.datasets import load_digits
+
+    first, again = data.load("digits"), data.load("digits")
+    assert torch.equal(first.train.images, again.train.images)
+    whole = torch.cat([first.train.images, first.test.images]).flatten(1)
+    source = torch.from_numpy(load_digits().data)
+    ours, theirs = (sorted(map(tuple, rows.tolist())) for rows in (whole, (source * 255 / 16).round()))
+    assert ours == theirs
+    assert (
+        first.test.labels.bincount() - torch.from_numpy(load_digits().target).bincount() * 360 / 1797
+    ).abs().max() < 1
+    x = first.normalise(first.train.images)
+    assert abs(x.mean()) < 1e-3
+    assert abs(x.std() - 1) < 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in data.names() if name != "digits"])
+def test_load_by_name(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match=FOUR_PARTS) as error:
+        data.load(name, tmp_path)
+    assert str(error.value).endswith(f"Run: ibnn data get {name}")
+    assert not next(row for row in data.status(tmp_path) if row.name == name).found
+    folder = tmp_path / KNOWN[name].where
+    if "mnist" in name:
+        for prefix in ("train", "t10k"):
+            write_idx(folder, prefix, picture(4, 28, 28), torch.arange(4))
+    else:
+        for file in KNOWN[name].files:
+            write_cifar(folder / file, torch.zeros(4, 1 if name == "cifar-10" else 2), picture(4, 3, 32, 32))
+    monkeypatch.setenv("IBNN_DATA", str(tmp_path))
+    found, row = data.load(name), next(row for row in data.status() if row.name == name)
+    assert len(found.test.labels) == 4
+    assert len(found.mean) == len(found.std) == found.train.images.shape[1]
+    assert len(found.classes) == len(set(found.classes)) == (100 if name == "cifar-100" else 10)
+    assert (row.found, row.bytes) == (True, sum(path.stat().st_size for path in folder.iterdir()))
+
+
+def test_folder_argument_environment_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("IBNN_DATA", raising=False)
+    for folder, env, expected in ((None, "", "data"), (None, "there", "there"), ("here", "there", "here")):
+        monkeypatch.setenv("IBNN_DATA", env)
+        with pytest.raises(FileNotFoundError, match=f"but got {expected}\\."):
+            data.load("mnist", folder)
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(ValueError, match=FOUR_PARTS):
+        data.load("cifar")
+
+
+@pytest.mark.skipif("IBNN_DATA" not in os.environ, reason="needs the real files in IBNN_DATA")
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar-10", "cifar-100"])
+def test_real_sets(name: str) -> None:
+    if not next(row for row in data.status() if row.name == name).found:
+        pytest.skip(f"no {name}")
+    found = data.load(name)
+    assert (len(found.train.labels), len(found.test.labels)) == (50_000 + 10_000 * ("mnist" in name), 10_000)
+    for channel, (mean, std) in enumerate(zip(found.mean, found.std, strict=True)):
+        counts = found.train.images[:, channel].flatten().bincount(minlength=256).double()
+        values, total = torch.arange(256).double() / 255, counts.sum()
+        ours = (counts * values).sum() / total
+        assert abs(ours - mean) < 6e-5
+        assert abs(((counts * values**2).sum() / total - ours**2).sqrt() - std) < 6e-5
+    assert found.train.labels.bincount().float().std() < 400
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=60), st.data())
+def test_hold_out(labels: list[int], draw: st.DataObject) -> None:
+    rows, seed = draw.draw(st.integers(1, len(labels) - 1)), draw.draw(st.integers(0, 3))
+    split = Split(torch.arange(len(labels)).view(-1, 1, 1, 1).to(torch.uint8), torch.tensor(labels))
+    train, valid = hold_out(split, rows, seed)
+    a, b = train.images.flatten().tolist(), valid.images.flatten().tolist()
+    assert len(b) == rows
+    assert sorted(a + b) == list(range(len(labels)))  # disjoint, and nothing lost
+    for part, size in ((train, len(a)), (valid, rows)):
+        share = split.labels.bincount(minlength=7) * (size / len(labels))
+        assert (part.labels.bincount(minlength=7) - share).abs().max() < 1
+        assert torch.equal(part.labels, split.labels[part.images.flatten().long()])
+    assert torch.equal(hold_out(split, rows, seed)[1].images, valid.images)
+    assert torch.equal(subset(split, rows, seed).images, valid.images)
+
+
+def test_seeds_choose_otherwise() -> None:
+    split = made(200)
+    assert not torch.equal(subset(split, 50, 0).images, subset(split, 50, 1).images)
+    order = torch.stack(
+        [(subset(split, 100, seed).images[:, None] == split.images).all((2, 3, 4)).any(0) for seed in range(200)]
+    )
+    share = order.float().mean(0)  # each row is chosen as often as any other: within 4 standard errors
+    assert (share - 0.5).abs().max() < 4.5 * (0.25 / 200) ** 0.5
+
+
+@pytest.mark.parametrize("rows", [0, 50, -1])
+def test_parts_of_impossible_size(rows: int) -> None:
+    with pytest.raises(ValueError, match=FOUR_PARTS):
+        hold_out(made(50), rows, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- embedded
+
+
+def test_two_moons_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import make_moons
+
+    x, y = data.two_moons(51, noise=0.0, seed=3)
+    theirs, classes = make_moons(51, shuffle=False)
+    ours = sorted((label, *point) for point, label in zip(x.tolist(), y.tolist(), strict=True))
+    expected = sorted((label, *point) for point, label in zip(theirs.tolist(), classes.tolist(), strict=True))
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(expected), atol=1e-6, rtol=0)
+    noisy, again = data.two_moons(4000, 0.2, 3), data.two_moons(4000, 0.2, 3)
+    assert torch.equal(noisy[0], again[0])
+    spread = (noisy[0] - data.two_moons(4000, 0.0, 3)[0]).std()
+    assert abs(spread - 0.2) < 4 * 0.2 / (2 * 8000) ** 0.5
+
+
+def test_toy_regression() -> None:
+    x, y = data.toy_regression(10_000, seed=1)
+    assert x.shape == y.shape == (10_000, 1)
+    assert x.abs().max() <= 4
+    assert abs(x.std() - 8 / 12**0.5) < 0.05
+    assert abs((y - x**3).std() - 3) < 4 * 3 / 20_000**0.5
+    assert torch.equal(data.toy_regression()[1], data.toy_regression(30, 0)[1])
+
+
+# -------------------------------------------------------------------------------------------------------------- batches
+
+
+def test_images_are_normalised() -> None:
+    split = made(7, shape=(2, 5, 4))
+    images = Images(split, mean=(0.2, 0.4), std=(0.5, 0.25))
+    x, y = images.__getitems__([3, 0, 3])
+    expected = (split.images[[3, 0, 3]].double() / 255 - torch.tensor([0.2, 0.4])[:, None, None]) / torch.tensor(
+        [0.5, 0.25]
+    )[:, None, None]
+    torch.testing.assert_close(x.double(), expected, atol=1e-6, rtol=0)
+    assert (x.dtype, x.is_contiguous()) == (torch.float32, True)
+    assert torch.equal(y, split.labels[[3, 0, 3]])
+    one, label = images[3]
+    assert torch.equal(one, x[0])
+    assert label == y[0]
+    assert len(images) == 7
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("shape", [(1, 6, 6), (3, 8, 5)])
+def test_augmentation_against_one_image_at_a_time(flip: bool, shape: tuple[int, ...]) -> None:
+    split, rows = made(40, shape=shape), list(range(0, 40, 2))
+    images = Images(split, mean=(0.4,) * shape[0], std=(0.3,) * shape[0], augment=True, flip=flip)
+    torch.manual_seed(5)
+    x, _ = images.__getitems__(rows)
+    torch.manual_seed(5)
+    down, right = torch.randint(9, (2, len(rows), 1))
+    mirrored = torch.rand(len(rows)) < 0.5 if flip else torch.zeros(len(rows), dtype=torch.bool)
+    for n, row in enumerate(rows):
+        padded = torch.zeros(shape[0], shape[1] + 8, shape[2] + 8)  # black
+        padded[:, 4:-4, 4:-4] = split.images[row].float() / 255
+        i, j = int(down[n]), int(right[n])
+        image = padded[:, i : i + shape[1], j : j + shape[2]]
+        image = image.flip(2) if mirrored[n] else image
+        torch.testing.assert_close(x[n], (image - 0.4) / 0.3, atol=1e-5, rtol=0)
+
+
+def test_augmentation_moves_evenly() -> None:
+    images = torch.zeros(1, 1, 9, 9, dtype=torch.uint8)
+    images[0, 0, 4, 4] = 255  # a dot in the middle can get to all 9 × 9 places
+    dots = Images(Split(images, torch.zeros(1).long()), mean=(0.0,), std=(1.0,), augment=True)
+    share = dots.__getitems__([0] * 8_100)[0].mean((0, 1))
+    assert (share - 1 / 81).abs().max() < 4.5 * (1 / 81 / 8_100) ** 0.5
+
+
+def test_augmentation_is_fixed_by_the_seed_and_leaves_the_data_alone() -> None:
+    split = made(30, shape=(3, 8, 8))
+    before = split.images.clone()
+    images = Images(split, mean=(0.5,) * 3, std=(0.5,) * 3, augment=True)
+
+    def batch(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return images.__getitems__(range(30))[0]
+
+    assert torch.equal(batch(1), batch(1))
+    assert not torch.equal(batch(1), batch(2))
+    assert torch.equal(split.images, before)
+
+
+def test_images_in_loaders() -> None:
+    split = made(10)
+    images = Images(split, mean=(0.5,), std=(0.5,))
+    for source in (images, Subset(images, list(range(10)))):
+        batches = list(DataLoader(source, batch_size=4, collate_fn=tuple))
+        assert [len(y) for _, y in batches] == [4, 4, 2]
+        assert torch.equal(torch.cat([x for x, _ in batches]), images.__getitems__(range(10))[0])
+
+
+def test_one_mean_for_each_channel() -> None:
+    with pytest.raises(ValueError, match=re.escape("`mean and std` to be 1 numbers each, but got 3 and 3")):
+        Images(made(), mean=(0.5,) * 3, std=(0.5,) * 3)
