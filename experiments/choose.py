@@ -12,8 +12,8 @@ from ibnn.jobs import Job, make_data, make_method
 from ibnn.training import fit
 
 GRID = {
-    "dropout": [{"rate": rate} for rate in (0.1, 0.2, 0.3)],
-    "vi": [{"prior_std": prior} for prior in (0.05, 0.1, 0.2)],
+    "dropout": [{"rate": rate} for rate in (0.05, 0.1, 0.2, 0.3)],
+    "vi": [{"prior_std": prior} for prior in (0.05, 0.1, 0.2, 0.4)],
 }
 BASE = Job(
     net="lenet",

@@ -100,7 +100,9 @@ def test_one_step_moves_the_weights() -> None:
 
 
 def test_only_converted_networks_are_trained() -> None:
-    with pytest.raises(TypeError, match=r"`model` to be made by ibnn.convert, but got Sequential"):
+    with pytest.raises(
+        TypeError, match=r"`model` to be made by ibnn.convert, or one of ibnn.baselines, but got Sequential"
+    ):
         fit(make_net("linear"), (X, Y))  # type: ignore[arg-type]
 
 

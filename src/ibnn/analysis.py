@@ -14,7 +14,7 @@ from ibnn import metrics, nets, sizes
 from ibnn.baselines import MeanField
 from ibnn.convert import convert
 from ibnn.data import DataSet, Images, Split, toy_regression
-from ibnn.data.sets import known
+from ibnn.data.sets import KNOWN
 from ibnn.generators import generators_restored, seed_generators
 from ibnn.jobs import Job, Splits, make_data, merged, read_run
 from ibnn.likelihood import Gaussian
@@ -117,7 +117,8 @@ def pca(folder: Path, data: str | Path | None, splits: Splits | None, *, points:
     reach = places.abs().amax() * 1.3
     line = torch.linspace(-float(reach), float(reach), points)
     train = splits.train.__getitems__(list(range(min(rows, len(splits.train)))))
-    test = splits.whole.normalise(splits.test.images[:rows]), splits.test.labels[:rows]
+    part = splits.whole.test.rows(torch.arange(min(rows, len(splits.whole.test.labels))))
+    test = splits.whole.normalise(part.images), part.labels
     net = plain_of(model)
     loss, error = torch.zeros(points, points), torch.zeros(points, points)
     for i, b in enumerate(line):
@@ -168,6 +169,8 @@ def smoked(fields: dict[str, Any]) -> dict[str, Any]:
         n: {k: v for k, v in fields[n].items() if k != "epochs"} | quick for n in ("train", "first") if fields.get(n)
     }
     fields = merged(fields, {"samples": 1, "net_options": _SMALL.get(fields["net"], {})})
+    few = {name: min(n, 2) for name, n in fields.get("method_options", {}).items() if name in ("components", "members")}
+    fields = merged(fields, {"method_options": few})
     return fields | {"train": quick, "examples": None, "weights": None} | trains
 
 
@@ -175,7 +178,7 @@ def made_data(job: Job) -> Splits:
     """Random images of a job's shape and classes; of 224 × 224 pixels only 64."""
     channels, *size = nets.input_shape(job.net)
     size = [min(side, 64) for side in size]
-    classes = known(job.data).classes
+    classes = KNOWN[job.data].classes if job.data in KNOWN else tuple(map(str, range(1000)))
     generator = torch.Generator().manual_seed(0)
 
     def made(rows: int) -> Split:
@@ -184,6 +187,5 @@ def made_data(job: Job) -> Splits:
 
     mean, std = (0.5,) * channels, (0.25,) * channels
     whole = DataSet(job.data, made(32), made(4), mean, std, classes, True)
-    train, valid = whole.train, made(16) if job.valid else None
-    images = Images(train, mean=mean, std=std, augment=job.augment, flip=whole.flip)
-    return Splits(whole, images, Images(valid, mean=mean, std=std) if valid else None, whole.test)
+    valid = Images(made(24), mean=mean, std=std) if job.valid else None
+    return Splits(Images(whole.train, mean=mean, std=std, augment=job.augment), valid, whole)

@@ -4,7 +4,7 @@ On the test set, on corrupted and ever noisier versions of its first images, and
 as the method answers, and with the temperature that held-out labels ask for (temperature scaling).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ibnn import metrics
 from ibnn.baselines import scale_temperature
-from ibnn.data import KINDS, DataSet, Images, Split, corrupt, gaussian_mix, load, salt_and_pepper
-from ibnn.inputs import evaluating
+from ibnn.data import KINDS, DataSet, Folder, Images, Split, corrupt, gaussian_mix, load, salt_and_pepper
 from ibnn.prediction import CategoricalPrediction
 from ibnn.training import Trainable
 
@@ -24,6 +23,8 @@ GAMMAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the mix with Gaussian noise, in no
 SALTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # probabilities that a pixel turns black or white
 SHIFTED = 300  # test images that are corrupted
 BATCH = 250
+
+Damage = Callable[[Tensor, int], Tensor]  # of images and the place of the first
 
 
 @dataclass(frozen=True)
@@ -40,54 +41,51 @@ class Evaluation:
 
 
 def evaluate(
-    model: Trainable, test: Split, valid: Images | None, whole: DataSet, *, samples: int = 5, shifted: int = SHIFTED
+    model: Trainable, whole: DataSet, valid: Images | None, *, samples: int = 5, shifted: int = SHIFTED
 ) -> Evaluation:
-    """Measures a trained method on a test set.
+    """Measures a trained method on the test images of a set.
 
     Args:
         model: The method.
-        test: Images and labels that nothing was chosen by.
+        whole: The set, of whose test images nothing was chosen by.
         valid: Held-out images, for temperature scaling; None leaves it out.
-        whole: The set they are of, which knows how to normalise.
         samples: Draws per component.
         shifted: How many of the test images are corrupted.
     """
-    own, temperatures = float(model.likelihood.temperature), [float(model.likelihood.temperature)]
+    test, own = whole.test, float(model.likelihood.temperature)
+    temperatures = [own]
     if valid is not None:
         temperatures.append(scale_temperature(model, valid, samples=samples))
     measure = _Measure(model, whole, temperatures, samples)
     try:
-        clean = measure.answers(pixels(test.images))
-        part = Split(test.images[:shifted], test.labels[:shifted])
-        corrupted = {k: {s: measure.corrupted(part, k, s) for s in SEVERITIES} for k in KINDS}
+        clean = measure.answers(test)
+        part = test.part(torch.arange(min(shifted, len(test.labels))))
+        corrupted = {kind: [measure.corrupted(part, kind, severity) for severity in SEVERITIES] for kind in KINDS}
         noisy = {"gaussian": [measure.mixed(part, g) for g in GAMMAS], "salt": [measure.salted(part, p) for p in SALTS]}
         outsider = measure.outsider(shifted * 4)
+        shown = measure.shown(clean[0])
     finally:
         model.likelihood.temperature.fill_(own)
     results = []
-    for index in range(len(temperatures)):
-        reading = _Reading(test.labels, part.labels, clean[index])
-        result = {"temperature": temperatures[index], "scores": scores(clean[index], test.labels)}
-        result |= {"reliability": reliability(clean[index], test.labels)}
-        result |= {
-            "corrupted": reading.corrupted({k: {s: a[index] for s, a in v.items()} for k, v in corrupted.items()})
-        }
-        result |= {
-            n: reading.noisy([a[index] for a in answers], levels)
-            for (n, answers), levels in zip(noisy.items(), (GAMMAS, SALTS), strict=True)
-        }
-        strange = {
-            f"corrupted {SEVERITIES[-1]}": CategoricalPrediction.cat(
-                [v[SEVERITIES[-1]][index] for v in corrupted.values()]
-            )
-        }
+    for index, temperature in enumerate(temperatures):
+        reading = _Reading(part.labels, clean[index])
+        of_kind = {kind: [severity[index] for severity in severities] for kind, severities in corrupted.items()}
+        strange = {f"corrupted {SEVERITIES[-1]}": CategoricalPrediction.cat([a[-1] for a in of_kind.values()])}
         strange |= {name: answers[index] for name, answers in outsider.items()}
-        results.append(result | {"outsiders": {name: reading.outsiders(answer) for name, answer in strange.items()}})
-        if index == 0:
-            tensors = _tensors(clean[0], test.labels) | {
-                f"ood/{name}/{key}": value for name, answer in strange.items() for key, value in _fields(answer).items()
+        results.append(
+            {
+                "temperature": temperature,
+                "scores": scores(clean[index], test.labels),
+                "reliability": reliability(clean[index], test.labels),
+                "corrupted": reading.corrupted(of_kind),
+                "gaussian": reading.noisy([a[index] for a in noisy["gaussian"]], GAMMAS),
+                "salt": reading.noisy([a[index] for a in noisy["salt"]], SALTS),
+                "outsiders": {name: reading.outsiders(answer) for name, answer in strange.items()},
             }
-    tensors |= measure.shown(test, clean[0])
+        )
+        if index == 0:
+            ood = {f"ood/{name}/{key}": v for name, answer in strange.items() for key, v in _fields(answer).items()}
+    tensors = {"labels": test.labels.contiguous(), **_fields(clean[0]), **ood, **shown}
     return Evaluation(results[0] | ({"tempered": results[1]} if len(results) > 1 else {}), tensors)
 
 
@@ -97,34 +95,34 @@ class _Measure:
     def __init__(self, model: Trainable, whole: DataSet, temperatures: list[float], samples: int) -> None:
         self.model, self.whole, self.temperatures, self.samples = model, whole, temperatures, samples
         self.device = next(model.parameters()).device
+        self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (whole.mean, whole.std))
 
-    def answers(self, images: Tensor, *, normal: bool = False) -> list[CategoricalPrediction]:
-        """For images in [0, 1], or normalised ones."""
+    def answers(
+        self, images: Split | Folder, *, damage: Damage | None = None, noise: Damage | None = None
+    ) -> list[CategoricalPrediction]:
+        """For images, damaged as pixels in [0, 1] or noisy as what the network sees; a batch at a time."""
         parts: list[list[Any]] = [[] for _ in self.temperatures]
-        for x in images.split(BATCH):
-            draws = self._draws(x if normal else self._normalised(x)).unflatten(0, (self.model.components, -1))
+        for rows in torch.arange(len(images.labels)).split(BATCH):
+            x, first = images.rows(rows).images.float() / 255, int(rows[0])
+            x = ((damage(x, first) if damage else x) - self.mean) / self.std
+            draws = self._draws(noise(x, first) if noise else x).unflatten(0, (self.model.components, -1))
             for temperature, answers in zip(self.temperatures, parts, strict=True):
                 self.model.likelihood.temperature.fill_(temperature)
                 answers.append(self.model.likelihood.summarise(draws).to("cpu"))
         return [CategoricalPrediction.cat(answers) for answers in parts]
 
-    def _normalised(self, x: Tensor) -> Tensor:
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.whole.mean, self.whole.std))
-        return (x - mean) / std
-
     @torch.no_grad()
     def _draws(self, x: Tensor) -> Tensor:
-        with evaluating(self.model):
-            return self.model.draw_logits(x.to(self.device), self.samples, 0)
+        return self.model.draw_logits(x.to(self.device), self.samples, 0)
 
-    def corrupted(self, part: Split, kind: str, severity: int) -> list[CategoricalPrediction]:
-        return self.answers(corrupt(pixels(part.images), kind, severity))
+    def corrupted(self, part: Split | Folder, kind: str, severity: int) -> list[CategoricalPrediction]:
+        return self.answers(part, damage=lambda x, first: corrupt(x, kind, severity, first=first))
 
-    def mixed(self, part: Split, gamma: float) -> list[CategoricalPrediction]:
-        return self.answers(gaussian_mix(self._normalised(pixels(part.images)), gamma), normal=True)
+    def mixed(self, part: Split | Folder, gamma: float) -> list[CategoricalPrediction]:
+        return self.answers(part, noise=lambda x, first: gaussian_mix(x, gamma, first=first))
 
-    def salted(self, part: Split, p: float) -> list[CategoricalPrediction]:
-        return self.answers(salt_and_pepper(pixels(part.images), p))
+    def salted(self, part: Split | Folder, p: float) -> list[CategoricalPrediction]:
+        return self.answers(part, damage=lambda x, first: salt_and_pepper(x, p, first=first))
 
     def outsider(self, rows: int) -> dict[str, list[CategoricalPrediction]]:
         """Of another kind of images, if there is one and it is on disk."""
@@ -132,34 +130,31 @@ class _Measure:
         if name is None:
             return {}
         try:
-            strangers = load(name).test.images[:rows]
+            strangers = load(name).test
         except FileNotFoundError:
             return {}
-        return {name: self.answers(pixels(strangers))}
+        return {name: self.answers(strangers.part(torch.arange(min(rows, len(strangers.labels)))))}
 
-    def shown(self, test: Split, clean: CategoricalPrediction, each: int = 8) -> dict[str, Tensor]:
+    def shown(self, clean: CategoricalPrediction, each: int = 8) -> dict[str, Tensor]:
         """The least and the most certain images with all their draws."""
         order = clean.total.argsort(descending=True)
         rows = torch.cat([order[:each], order[-each:]])
-        draws = self._draws(self._normalised(pixels(test.images[rows]))) / self.temperatures[0]
-        return {
-            "shown/rows": rows,
-            "shown/images": test.images[rows].contiguous(),
-            "shown/draws": draws.softmax(2).movedim(0, 1).contiguous().cpu(),
-        }
+        images = self.whole.test.rows(rows).images.contiguous()
+        draws = self._draws((images.float() / 255 - self.mean) / self.std) / self.temperatures[0]
+        probs = draws.softmax(2).movedim(0, 1).contiguous().cpu()  # (images, draws, classes)
+        return {"shown/rows": rows, "shown/images": images, "shown/draws": probs}
 
 
 class _Reading:
     """Numbers from answers at one temperature."""
 
-    def __init__(self, labels: Tensor, shifted: Tensor, clean: CategoricalPrediction) -> None:
-        self.labels, self.shifted, self.clean = labels, shifted, clean
+    def __init__(self, shifted: Tensor, clean: CategoricalPrediction) -> None:
+        self.shifted, self.clean = shifted, clean
 
-    def corrupted(self, answers: dict[str, dict[int, CategoricalPrediction]]) -> dict[str, Any]:
+    def corrupted(self, answers: dict[str, list[CategoricalPrediction]]) -> dict[str, Any]:
         """Scores of every kind over all severities, and of all together."""
-        kinds = {kind: list(of_kind.values()) for kind, of_kind in answers.items()}
-        read = {kind: self._pooled(parts) for kind, parts in kinds.items()}
-        return read | {"all": self._pooled([part for parts in kinds.values() for part in parts])}
+        read = {kind: self._pooled(parts) for kind, parts in answers.items()}
+        return read | {"all": self._pooled([part for parts in answers.values() for part in parts])}
 
     def _pooled(self, parts: list[CategoricalPrediction]) -> dict[str, float]:
         return scores(CategoricalPrediction.cat(parts), self.shifted.repeat(len(parts)))
@@ -186,11 +181,6 @@ def _doubts(answer: CategoricalPrediction) -> Iterator[tuple[str, Tensor]]:
     yield "epistemic", answer.epistemic
 
 
-def pixels(images: Tensor) -> Tensor:
-    """Bytes as numbers in [0, 1]."""
-    return images.float() / 255
-
-
 def scores(answer: CategoricalPrediction, labels: Tensor) -> dict[str, float]:
     """Error, NLL, ECE, Brier score and the area under the risk-coverage curve."""
     confidence, predicted = answer.probs.max(1)
@@ -213,7 +203,3 @@ def reliability(answer: CategoricalPrediction, labels: Tensor) -> dict[str, list
 
 def _fields(answer: CategoricalPrediction) -> dict[str, Tensor]:
     return {name: getattr(answer, name).contiguous() for name in ("probs", "aleatoric", "between", "within")}
-
-
-def _tensors(answer: CategoricalPrediction, labels: Tensor) -> dict[str, Tensor]:
-    return {"labels": labels.contiguous(), **_fields(answer)}

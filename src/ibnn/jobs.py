@@ -22,7 +22,7 @@ from ibnn import nets
 from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
 from ibnn.checkpoint import write_atomically
 from ibnn.convert import convert
-from ibnn.data import DataSet, Images, Split, hold_out, load, subset
+from ibnn.data import DataSet, Images, hold_out, load, subset
 from ibnn.errors import complaint
 from ibnn.evaluation import evaluate
 from ibnn.generators import generators_restored, seed_generators
@@ -151,24 +151,23 @@ def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Splits:
-    """The data of a job: what is trained on, held-out labels to choose by, and the test set."""
+    """The data of a job: what is trained on, held-out labels to choose by, and the set with its test images."""
 
-    whole: DataSet
     train: Images
     valid: Images | None
-    test: Split
+    whole: DataSet
 
 
 def make_data(job: Job, folder: str | Path | None = None) -> Splits:
     """The splits of a job, the same for all seeds."""
-    whole = load(job.data, folder)
-    train = whole.train if job.examples is None else subset(whole.train, job.examples, seed=0)
-    valid = None
+    whole = load(job.data, folder, size=nets.input_shape(job.net)[-1])
+    train, held_out = whole.train, None
+    if job.examples is not None:
+        train = subset(train, job.examples, seed=0)
     if job.valid:
         train, held_out = hold_out(train, job.valid, seed=0)
-        valid = Images(held_out, mean=whole.mean, std=whole.std)
     images = Images(train, mean=whole.mean, std=whole.std, augment=job.augment, flip=whole.flip)
-    return Splits(whole, images, valid, whole.test)
+    return Splits(images, Images(held_out, mean=whole.mean, std=whole.std) if held_out else None, whole)
 
 
 def make_method(job: Job, classes: int, start: dict[str, Tensor] | None = None) -> Trainable:
@@ -227,7 +226,7 @@ def run(
     history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=folder, quiet=quiet)
     safetensors.torch.save_file(_contiguous(model), folder / "model.part")
     (folder / "model.part").rename(folder / "model.safetensors")
-    found = evaluate(model, splits.test, splits.valid, splits.whole, samples=job.samples)
+    found = evaluate(model, splits.whole, splits.valid, samples=job.samples)
     safetensors.torch.save_file(found.answers, folder / "answers.part")
     (folder / "answers.part").rename(folder / "answers.safetensors")
     result = {"name": f"{job.method} {job.net} {job.data} seed {job.seed}", "job": job.model_dump(exclude_unset=True)}

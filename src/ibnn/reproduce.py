@@ -48,8 +48,8 @@ class Experiment:
         figure: Name of the function in `ibnn.figures` that draws it.
         analysis: Name of the function in `ibnn.analysis` that looks into every trained model.
         job: Fields that all cells share.
-        settings: What is varied besides the method, each with a name; "with" has fields for single methods, "skip" names
-            methods to leave out, "seeds" is fewer than those of the rest.
+        settings: What is varied besides the method, each with a name; "with" has fields for single methods, "skip"
+            names methods to leave out, "seeds" is fewer than those of the rest.
         methods: What is compared, each with a name.
         seeds: How many.
     """
@@ -169,6 +169,13 @@ def results(name: str, preset: str, out: Path) -> Results:
     experiment = read(name, preset)
     path = out / f"{name}-{preset}.json"
     return Results(path, {"experiment": name, "preset": preset, "title": experiment.title, "paper": experiment.paper})
+
+
+def table(name: str, preset: str = "cpu", out: Path = Path("results")) -> list[list[str]]:
+    """What an experiment has given so far, as a header and rows."""
+    from ibnn import figures
+
+    return figures.table(read(name, preset), results(name, preset, out).cells)
 
 
 def reproduce(

@@ -31,6 +31,10 @@ class Split(NamedTuple):
         """The given rows, in the given order."""
         return Split(self.images.index_select(0, index), self.labels[index])
 
+    def part(self, index: Tensor) -> "Split":
+        """The same, as of a `Folder`, whose parts are not decoded yet."""
+        return self.rows(index)
+
 
 def load_idx(folder: str | Path, *, train: bool) -> Split:
     """MNIST or Fashion-MNIST from its idx .gz files.

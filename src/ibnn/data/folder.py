@@ -1,5 +1,6 @@
 """IMAGE FOLDERS: root/train/CLASS/*.png|jpg and root/val/CLASS/…, as ImageNet has them; decoded when asked for."""
 
+import copy
 from pathlib import Path
 
 import torch
@@ -57,6 +58,12 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
     def rows(self, index: Tensor) -> Split:
         """The given rows, decoded."""
         return Split(torch.stack([self._decode(self.paths[i]) for i in index.tolist()]), self.labels[index])
+
+    def part(self, index: Tensor) -> "Folder":
+        """The given rows, not yet decoded."""
+        found = copy.copy(self)
+        found.paths, found.labels = [self.paths[i] for i in index.tolist()], self.labels[index]
+        return found
 
     def split(self) -> Split:
         """All rows, decoded: 3·size² bytes each."""

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from ibnn.data.files import Split, load_cifar10, load_cifar100, load_idx
+from ibnn.data.folder import Folder
 from ibnn.data.images import normalised
 from ibnn.errors import complaint
+
+Rows = Split | Folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +40,8 @@ class DataSet:
     """
 
     name: str
-    train: Split
-    test: Split
+    train: Rows
+    test: Rows
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: tuple[str, ...]
@@ -64,7 +67,7 @@ class Known:
 
     where: str
     files: tuple[str, ...]
-    read: Callable[..., Split]
+    read: Callable[..., Rows]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: tuple[str, ...]
@@ -76,6 +79,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 _DIGITS = tuple("0123456789")
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and deviation, which serve for photographs at large
 _IDX = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 _CIFAR10 = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _FASHION_CLASSES = _words("T-shirt,trouser,pullover,dress,coat,sandal,shirt,sneaker,bag,ankle boot")
@@ -91,7 +95,7 @@ _CIFAR100_CLASSES = _words(
 )
 
 
-def _digits(_: Path, *, train: bool) -> Split:
+def _digits(_: Path, *, train: bool) -> Rows:
     """scikit-learn's 1,797 digits, of which 360 are for testing, once and for all."""
     try:
         from sklearn.datasets import load_digits
@@ -139,7 +143,7 @@ def names() -> tuple[str, ...]:
 def known(name: str) -> Known:
     """The entry of a set."""
     if name not in KNOWN:
-        remedy = f"Pass one of {', '.join(names())}."
+        remedy = f"Pass one of {', '.join(names())}, or a folder of the data folder with train/CLASS/*.png and val/."
         raise ValueError(complaint("name", "the name of a set", repr(name), remedy))
     return KNOWN[name]
 
@@ -153,24 +157,29 @@ def data_folder(folder: str | Path | None = None) -> Path:
     return Path(folder if folder is not None else os.environ.get("IBNN_DATA") or "data")
 
 
-def load(name: str, folder: str | Path | None = None) -> DataSet:
-    """Reads a set.
+def load(name: str, folder: str | Path | None = None, *, size: int = 224) -> DataSet:
+    """Reads a set; one of your own is a folder of images in the data folder, NAME/train/CLASS/… and NAME/val/CLASS/….
 
     >>> load("digits").classes[:3]
     ('0', '1', '2')
 
     Args:
-        name: One of `names()`.
+        name: One of `names()`, or that of a folder of images, such as "imagenet".
         folder: Where sets are; see `data_folder`.
+        size: Height and width that images of a folder are brought to.
     """
-    entry, root = known(name), data_folder(folder)
+    root = data_folder(folder)
+    if name not in KNOWN and (root / name / "train").is_dir():
+        train, test = (Folder(root / name, train=part, size=size) for part in (True, False))
+        return DataSet(name, train, test, *_IMAGENET, train.classes, True)
+    entry = known(name)
     place = root / entry.where
     missing = [file for file in entry.files if not (place / file).is_file()]
     if missing:
         remedy = f"Run: ibnn data get {name}"
         raise FileNotFoundError(complaint("folder", f"one with {entry.where}/{missing[0]}", root, remedy))
-    train, test = (entry.read(place, train=part) for part in (True, False))
-    return DataSet(name, train, test, entry.mean, entry.std, entry.classes, entry.flip)
+    found, tested = (entry.read(place, train=part) for part in (True, False))
+    return DataSet(name, found, tested, entry.mean, entry.std, entry.classes, entry.flip)
 
 
 def status(folder: str | Path | None = None) -> tuple[Status, ...]:
@@ -191,17 +200,17 @@ def status(folder: str | Path | None = None) -> tuple[Status, ...]:
 # ---------------------------------------------------------------------------------------------------------------- parts
 
 
-def subset(split: Split, n: int, seed: int) -> Split:
+def subset(split: Rows, n: int, seed: int) -> Rows:
     """`n` rows at random, each class in its proportion to within one row, in the order of the whole.
 
     >>> split = Split(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), torch.arange(100) % 4)
     >>> subset(split, 10, seed=0).labels.bincount().tolist()
     [3, 3, 2, 2]
     """
-    return split.rows(_stratified(split.labels, n, seed, argument="n").nonzero()[:, 0])
+    return split.part(_stratified(split.labels, n, seed, argument="n").nonzero()[:, 0])
 
 
-def hold_out(split: Split, rows: int, seed: int) -> tuple[Split, Split]:
+def hold_out(split: Rows, rows: int, seed: int) -> tuple[Rows, Rows]:
     """The split without so many rows, and those rows, chosen as by `subset`: to train on and to choose by.
 
     >>> split = Split(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), torch.arange(100) % 4)
@@ -210,7 +219,7 @@ def hold_out(split: Split, rows: int, seed: int) -> tuple[Split, Split]:
     ([20, 20, 20, 20], [5, 5, 5, 5])
     """
     out = _stratified(split.labels, rows, seed, argument="rows")
-    return split.rows((~out).nonzero()[:, 0]), split.rows(out.nonzero()[:, 0])
+    return split.part((~out).nonzero()[:, 0]), split.part(out.nonzero()[:, 0])
 
 
 def _stratified(labels: Tensor, rows: int, seed: int, *, argument: str) -> Tensor:
