@@ -1,6 +1,5 @@
 """What the experiments share: data, plain training, temperature scaling, scores, result files."""
 
-import fcntl
 import json
 import os
 import time
@@ -12,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ibnn import metrics
-from ibnn.checkpoint import write_atomically
+from ibnn import metrics, reproduce
 from ibnn.data import load_cifar10, load_idx
+from ibnn.likelihood import Categorical
 from ibnn.provenance import provenance
+from ibnn.strength import best_temperature
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
@@ -86,12 +86,7 @@ def logits(net: nn.Module, x: Tensor) -> Tensor:
 
 def fit_temperature(log_probs: Tensor, labels: Tensor) -> float:
     """T that minimises the NLL of softmax(log_probs / T)."""
-    low, high = -3.0, 3.0  # of log T; the NLL has one minimum in it
-    for _ in range(60):
-        a, b = low + (high - low) / 3, high - (high - low) / 3
-        nll_a, nll_b = (F.cross_entropy(log_probs / torch.tensor(t).exp(), labels).item() for t in (a, b))
-        low, high = (low, b) if nll_a < nll_b else (a, high)
-    return float(torch.tensor((low + high) / 2).exp())
+    return best_temperature(Categorical(), log_probs[None, None], labels)
 
 
 def scores(log_probs: Tensor, labels: Tensor) -> dict[str, float]:
@@ -105,36 +100,20 @@ def scores(log_probs: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-class Results:
+class Results(reproduce.Results):
     """A JSON file of result cells by name; written after every cell, so that a stopped experiment goes on."""
 
     def __init__(self, name: str, about: str) -> None:
-        self.path = RESULTS / f"{name}.json"
-        self.content: dict[str, Any] = {"about": about, "cells": {}}
-        if self.path.exists():
-            self.content = json.loads(self.path.read_text()) | {"about": about}
-
-    @property
-    def cells(self) -> dict[str, Any]:
-        """The cells there are."""
-        cells: dict[str, Any] = self.content["cells"]
-        return cells
+        super().__init__(RESULTS / f"{name}.json", {"about": about})
 
     def run(self, cell: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The cell's result: what is there already, or what `work` returns, with its time and provenance."""
         if cell not in self.cells:
             began = time.monotonic()
             result = work()
-            result |= {"seconds": round(time.monotonic() - began, 1), "provenance": provenance()}
-            with open(self.path.with_suffix(".lock"), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be adding cells
-                if self.path.exists():
-                    self.content["cells"] |= json.loads(self.path.read_text())["cells"]
-                self.cells[cell] = result
-                write_atomically(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
-            print(cell, json.dumps({k: v for k, v in result.items() if k != "provenance"})[:400], flush=True)
-        result = self.cells[cell]
-        return dict(result)
+            self.add(cell, result | {"seconds": round(time.monotonic() - began, 1), "provenance": provenance()})
+            print(cell, json.dumps(result)[:400], flush=True)
+        return dict(self.cells[cell])
 
 
 def data_folder() -> Path:

@@ -169,7 +169,7 @@ def test_a_recipe_for_latents_is_refused_for_baselines() -> None:
         fit(Plain(make_net()), make_data(), epochs=1, refit=True, quiet=True)
 
 
-# ---------------------------------------------------------------------------------------------------------- MAP, ensembles
+# ------------------------------------------------------------------------------------------------------- MAP, ensembles
 
 
 def test_plain_is_the_network_and_its_cross_entropy() -> None:
@@ -206,7 +206,7 @@ def test_an_ensemble_needs_separate_members(nets: list[nn.Module]) -> None:
         Ensemble(nets)
 
 
-# ------------------------------------------------------------------------------------------------------------ MC-dropout
+# ----------------------------------------------------------------------------------------------------------- MC-dropout
 
 
 def test_dropout_of_a_linear_network_has_the_moments_of_its_masks() -> None:
@@ -278,7 +278,7 @@ def test_means_do_not_decay_twice() -> None:
     assert decays == {75: 0.0, 16: 0.3, 2 * 75 - 75: 0.0}  # layers, BatchNorm, ρ
 
 
-# ----------------------------------------------------------------------------------------------------------- SWA and SWAG
+# --------------------------------------------------------------------------------------------------------- SWA and SWAG
 
 
 def collected(model: SWAG, count: int) -> Tensor:

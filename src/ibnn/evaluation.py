@@ -6,6 +6,7 @@ as the method answers, and with the temperature that held-out labels ask for (te
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +42,13 @@ class Evaluation:
 
 
 def evaluate(
-    model: Trainable, whole: DataSet, valid: Images | None, *, samples: int = 5, shifted: int = SHIFTED
+    model: Trainable,
+    whole: DataSet,
+    valid: Images | None,
+    *,
+    samples: int = 5,
+    shifted: int = SHIFTED,
+    data_folder: str | Path | None = None,
 ) -> Evaluation:
     """Measures a trained method on the test images of a set.
 
@@ -51,6 +58,7 @@ def evaluate(
         valid: Held-out images, for temperature scaling; None leaves it out.
         samples: Draws per component.
         shifted: How many of the test images are corrupted.
+        data_folder: Where the images of another kind are; default as `ibnn.data.load`.
     """
     test, own = whole.test, float(model.likelihood.temperature)
     temperatures = [own]
@@ -62,7 +70,7 @@ def evaluate(
         part = test.part(torch.arange(min(shifted, len(test.labels))))
         corrupted = {kind: [measure.corrupted(part, kind, severity) for severity in SEVERITIES] for kind in KINDS}
         noisy = {"gaussian": [measure.mixed(part, g) for g in GAMMAS], "salt": [measure.salted(part, p) for p in SALTS]}
-        outsider = measure.outsider(shifted * 4)
+        outsider = measure.outsider(shifted * 4, data_folder)
         shown = measure.shown(clean[0])
     finally:
         model.likelihood.temperature.fill_(own)
@@ -124,13 +132,13 @@ class _Measure:
     def salted(self, part: Split | Folder, p: float) -> list[CategoricalPrediction]:
         return self.answers(part, damage=lambda x, first: salt_and_pepper(x, p, first=first))
 
-    def outsider(self, rows: int) -> dict[str, list[CategoricalPrediction]]:
+    def outsider(self, rows: int, folder: str | Path | None) -> dict[str, list[CategoricalPrediction]]:
         """Of another kind of images, if there is one and it is on disk."""
         name = OUTSIDERS.get(self.whole.name)
         if name is None:
             return {}
         try:
-            strangers = load(name).test
+            strangers = load(name, folder).test
         except FileNotFoundError:
             return {}
         return {name: self.answers(strangers.part(torch.arange(min(rows, len(strangers.labels)))))}

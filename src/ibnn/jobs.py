@@ -160,7 +160,7 @@ class Splits:
 
 def make_data(job: Job, folder: str | Path | None = None) -> Splits:
     """The splits of a job, the same for all seeds."""
-    whole = load(job.data, folder, size=nets.input_shape(job.net)[-1])
+    whole = load(job.data, folder, size=nets.input_shape(job.net, **job.net_options)[-1])
     train, held_out = whole.train, None
     if job.examples is not None:
         train = subset(train, job.examples, seed=0)
@@ -226,7 +226,7 @@ def run(
     history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=folder, quiet=quiet)
     safetensors.torch.save_file(_contiguous(model), folder / "model.part")
     (folder / "model.part").rename(folder / "model.safetensors")
-    found = evaluate(model, splits.whole, splits.valid, samples=job.samples)
+    found = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
     safetensors.torch.save_file(found.answers, folder / "answers.part")
     (folder / "answers.part").rename(folder / "answers.safetensors")
     result = {"name": f"{job.method} {job.net} {job.data} seed {job.seed}", "job": job.model_dump(exclude_unset=True)}

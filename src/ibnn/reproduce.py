@@ -160,7 +160,6 @@ class Results:
             if self.path.exists():
                 self.content["cells"] |= json.loads(self.path.read_text())["cells"]
             self.cells[name] = result
-            self.content["cells"] = dict(sorted(self.cells.items()))
             write_atomically(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
 
 

@@ -397,8 +397,8 @@ class _Run:
             norm = self.accelerator.clip_grad_norm_(parameters, limit or float("inf"))
             if self.recipe.precision != "fp16" and not bool(torch.isfinite(torch.as_tensor(norm))):
                 names = {id(p): name for name, p in self.model.named_parameters()}
-                bad = next(names[id(p)] for p in parameters if not bool(p.grad.isfinite().all()))
-                self._diverged(f"the gradient of {bad!r} is not finite")
+                bad = [names[id(p)] for p in parameters if not bool(p.grad.isfinite().all())]
+                self._diverged(f"the gradient of {bad[0]!r} is not finite" if bad else "the gradient's norm overflows")
 
     def _check_finite(self, loss: Tensor, piece: Share) -> None:
         if not bool(loss.detach().isfinite()):

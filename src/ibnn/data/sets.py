@@ -79,7 +79,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 _DIGITS = tuple("0123456789")
-_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and deviation, which serve for photographs at large
+PHOTOGRAPHS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and deviation, which serve for photographs at large
 _IDX = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 _CIFAR10 = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _FASHION_CLASSES = _words("T-shirt,trouser,pullover,dress,coat,sandal,shirt,sneaker,bag,ankle boot")
@@ -171,7 +171,7 @@ def load(name: str, folder: str | Path | None = None, *, size: int = 224) -> Dat
     root = data_folder(folder)
     if name not in KNOWN and (root / name / "train").is_dir():
         train, test = (Folder(root / name, train=part, size=size) for part in (True, False))
-        return DataSet(name, train, test, *_IMAGENET, train.classes, True)
+        return DataSet(name, train, test, *PHOTOGRAPHS, train.classes, True)
     entry = known(name)
     place = root / entry.where
     missing = [file for file in entry.files if not (place / file).is_file()]

@@ -1,0 +1,151 @@
+"""INPUTS: image files, folders, .npy and .csv as images in [0, 1] of one form, one example after another."""
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from ibnn.errors import complaint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
+KINDS = f"{', '.join(sorted(IMAGES))}, .npy, .csv or a folder of images"
+_LIST = "Clean the file."
+
+
+class Form(NamedTuple):
+    """What a network takes."""
+
+    channels: int
+    height: int
+    width: int
+
+
+class Example(NamedTuple):
+    """An image (C, H, W) in [0, 1] and where it came from; `row` is None for a file of its own."""
+
+    file: str
+    row: int | None
+    pixels: "Tensor"
+
+
+def listed(paths: list[Path]) -> list[Path]:
+    """The files to read, those of folders sorted; everything is there and of a kind that can be read."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
+            if not inside:
+                raise FileNotFoundError(complaint("INPUT", "a folder with images", path, f"Known: {KINDS}."))
+            found += inside
+        elif not path.exists():
+            raise FileNotFoundError(complaint("INPUT", "a file or folder", f"no such {path}", "Check it."))
+        elif path.suffix.lower() not in IMAGES | {".npy", ".csv"}:
+            raise ValueError(complaint("INPUT", KINDS, path, "Convert the file."))
+        else:
+            found.append(path)
+    return found
+
+
+def examples(files: list[Path], form: Form, note: Callable[[str], None]) -> Iterator[Example]:
+    """All examples in order; images are brought to the form, which is said once a size."""
+    noted: set[tuple[int, int]] = set()
+    for path in files:
+        if path.suffix.lower() in IMAGES:
+            yield Example(str(path), None, _image(path, form, noted, note))
+            continue
+        array = _csv(path, form, note) if path.suffix.lower() == ".csv" else _npy(path, form)
+        yield from (Example(str(path), row, pixels) for row, pixels in enumerate(array))
+
+
+def _image(path: Path, form: Form, noted: set[tuple[int, int]], note: Callable[[str], None]) -> "Tensor":
+    import torch
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as file:
+            if file.mode.startswith(("I", "F")):
+                raise ValueError(f"{file.mode}, more than 8 bits a pixel")
+            image = ImageOps.exif_transpose(file).convert("L" if form.channels == 1 else "RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all that pillow raises
+        reason = str(error).replace(repr(str(path)), "it")
+        remedy = "Replace or leave out the file."
+        raise ValueError(
+            complaint(str(path), "a readable image", f"{type(error).__name__}: {reason}", remedy)
+        ) from error
+    if image.size != (form.width, form.height):
+        if image.size not in noted:
+            size = f"{image.width}×{image.height} to {form.width}×{form.height}"
+            note(f"{path} and others of its size: resized from {size}, what is too long cut off evenly.")
+            noted.add(image.size)
+        image = ImageOps.fit(image, (form.width, form.height), Image.Resampling.BILINEAR)
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return pixels.view(form.height, form.width, form.channels).permute(2, 0, 1).float() / 255
+
+
+def _npy(path: Path, form: Form) -> "Tensor":
+    import numpy as np
+    import torch
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(complaint(str(path), "an .npy file of numbers", error, "Save it by numpy.save.")) from error
+    if (
+        not isinstance(array, np.ndarray)
+        or array.dtype.kind not in "uf"
+        or (array.dtype.kind == "u" and array.itemsize > 1)
+    ):
+        got = getattr(array, "dtype", type(array).__name__)
+        raise ValueError(complaint(str(path), "uint8, or floats in [0, 1]", got, "Convert the array."))
+    pixels = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+    return _formed(pixels / 255 if array.dtype == np.uint8 else pixels, path, form)
+
+
+def _csv(path: Path, form: Form, note: Callable[[str], None]) -> "Tensor":
+    """A row an example; a first row of words is a header. Values above 1 mean that all are bytes."""
+    import torch
+
+    rows: list[list[float]] = []
+    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
+        for number, cells in enumerate(_lines(file, path), 1):
+            try:
+                values = [float(cell) for cell in cells]
+            except ValueError as error:
+                if number == 1:
+                    continue
+                raise ValueError(complaint(str(path), "numbers", f"{error} in line {number}", _LIST)) from None
+            if rows and len(values) != len(rows[0]):
+                got = f"{len(values)} in line {number}"
+                raise ValueError(complaint(str(path), f"{len(rows[0])} values a line", got, _LIST))
+            rows += [values] if values else []
+    if not rows:
+        raise ValueError(complaint(str(path), "a row an example", "no row of numbers", _LIST))
+    pixels = torch.tensor(rows)
+    if pixels.amax() > 1:
+        note(f"{path}: read as bytes from 0 to 255, for there are values above 1.")
+        pixels = pixels / 255
+    return _formed(pixels, path, form)
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(file)
+    except csv.Error as error:
+        raise ValueError(complaint(str(path), "a CSV file", f"one with an error: {error}", _LIST)) from None
+
+
+def _formed(pixels: "Tensor", path: Path, form: Form) -> "Tensor":
+    """(N, C, H, W) out of that, (N, H, W) or (N, C·H·W), all in [0, 1]."""
+    shape, size = tuple(pixels.shape), form.channels * form.height * form.width
+    fits: tuple[Any, ...] = (tuple(form), tuple(form)[1:] if form.channels == 1 else None, (size,))
+    if len(shape) < 2 or shape[1:] not in fits:
+        expected = f"of shape (N, {', '.join(map(str, form))}) or (N, {size})"
+        raise ValueError(complaint(str(path), expected, shape, "Reshape it to what the network was trained on."))
+    if not bool(((pixels >= 0) & (pixels <= 1)).all()):
+        low, high = pixels.amin().item(), pixels.amax().item()
+        remedy = "Pass pixels before any normalising."
+        raise ValueError(complaint(str(path), "in [0, 1], or bytes", f"values from {low:.3g} to {high:.3g}", remedy))
+    return pixels.reshape(-1, *form)

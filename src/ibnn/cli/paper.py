@@ -1,0 +1,81 @@
+"""`reproduce` and `report`: the paper's experiments, and pages about runs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ibnn.cli.screen import Json, Screen, misuse
+from ibnn.cli.train import Data
+from ibnn.errors import complaint
+
+
+def _names() -> list[str]:
+    from ibnn import reproduce
+
+    return ["list", "all", *reproduce.names()]
+
+
+def reproduce(
+    screen: Screen,
+    name: Annotated[str, typer.Argument(metavar="NAME|all|list", autocompletion=_names)] = "list",
+    preset: Annotated[str, typer.Option(help="cpu (two cores) or paper (the full recipe).")] = "cpu",
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many; default the preset's.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Names with commas between; default all.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of results and figures.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="Folder of run folders.")] = Path("runs"),
+    data: Data = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Tiny made data: does it run? The numbers mean nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Runs the paper's experiments; what is done already is not run again."""
+    from ibnn import reproduce as paper
+
+    known = paper.names()
+    if name == "list":
+        if json:
+            screen.json({each: paper.about(each) for each in known})
+        else:
+            screen.table([["name", "what it shows"], *([each, paper.about(each)] for each in known)])
+        return
+    with misuse():
+        chosen = known if name == "all" else [name]
+        for each in chosen:
+            paper.read(each, preset)
+    found = {}
+    for each in chosen:
+        options: dict[str, Any] = {"preset": preset, "seeds": seeds, "smoke": smoke}
+        options["methods"] = [method.strip() for method in methods.split(",")] if methods else None
+        files = paper.reproduce(each, **options, runs=runs, out=out, data=data, quiet=screen.quiet)
+        table = paper.table(each, preset, out)
+        found[each] = {"files": list(map(str, files)), "table": table}
+        if not json:
+            screen.table(table, title=paper.about(each))
+            screen.note("\n".join(f"wrote {file}" for file in files))
+    if json:
+        screen.json(found)
+
+
+def report(
+    screen: Screen,
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUNS…")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page's file.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="The page's heading.")] = "Calibration report",
+    json: Json = False,
+) -> None:
+    """Writes one HTML page about one or several runs."""
+    from ibnn.report import write_report
+
+    with misuse():
+        for run in runs:
+            if not run.is_dir():
+                raise FileNotFoundError(
+                    complaint("RUNS", "run folders", f"no folder {run}", "Train first: ibnn train.")
+                )
+    write_report(runs, out, title=title)
+    if json:
+        screen.json({"report": str(out)})
+    else:
+        print(out)

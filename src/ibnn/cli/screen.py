@@ -1,0 +1,141 @@
+"""SCREEN: results go to stdout and everything else to stderr; errors become one message and an exit code."""
+
+import functools
+import inspect
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results and errors only.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Shows where an error came from.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else there.")]
+
+
+class MisuseError(Exception):
+    """Something is wrong with the command itself, not with its work."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with what to do next."""
+
+
+@contextmanager
+def misuse() -> Iterator[None]:
+    """What goes wrong inside was asked wrongly."""
+    try:
+        yield
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        raise MisuseError(str(error)) from error
+
+
+class Screen:
+    """Where a command prints.
+
+    Attributes:
+        quiet: Notes and progress are left out.
+    """
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+
+    def note(self, text: str) -> None:
+        """A line that is not a result, on stderr."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def json(self, value: Any) -> None:
+        """A result on stdout; numbers that JSON does not have become null."""
+        print(json.dumps(finite(value), indent=1, ensure_ascii=False))
+
+    def table(self, rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+        """A header and rows on stdout; names to the left, numbers to the right."""
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        shown = Table(title=title, title_justify="left")
+        for number, name in enumerate(rows[0]):
+            numeric = number > 0 and all(row[number][:1] in "0123456789−-+–" for row in rows[1:])
+            shown.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        for row in rows[1:]:
+            shown.add_row(*map(Text, row))
+        # a pipe has no width: nothing is folded or cut there
+        Console(width=None if sys.stdout.isatty() else 500, highlight=False).print(shown)
+
+
+def finite(value: Any) -> Any:
+    """The same plain data with None for numbers that are not finite.
+
+    >>> finite({"a": [1.5, float("nan")]})
+    {'a': [1.5, None]}
+    """
+    if isinstance(value, dict):
+        return {str(key): finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def register(app: typer.Typer, function: Callable[..., None], *, name: str | None = None, panel: str = "") -> None:
+    """Makes a command of a function whose first parameter is the screen; adds --quiet and --debug, and words errors."""
+    _, *own = inspect.signature(function).parameters.values()
+    flags = {"ctx": typer.Context, "quiet": Quiet, "debug": Debug}
+    more = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=kind) for key, kind in flags.items()]
+    more = [parameter.replace(default=False) if parameter.name != "ctx" else parameter for parameter in more]
+
+    @functools.wraps(function)
+    def command(*, ctx: typer.Context, quiet: bool, debug: bool, **options: Any) -> None:
+        before = ctx.find_root().params  # ibnn --quiet COMMAND
+        with told(debug or before.get("debug", False)):
+            function(Screen(quiet or before.get("quiet", False)), **options)
+            sys.stdout.flush()
+
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    command.__signature__ = inspect.Signature([*keywords, *more])  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*keywords, *more)}
+    app.command(name, rich_help_panel=panel or None)(command)
+
+
+@contextmanager
+def told(debug: bool) -> Iterator[None]:
+    """Turns errors into a message on stderr and an exit code."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except BrokenPipeError:  # the reader has seen enough; nothing more is flushed to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit(1) from None
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        message, code = _worded(error)
+        print(message, file=sys.stderr, flush=True)
+        raise typer.Exit(code) from None
+
+
+def _worded(error: BaseException) -> tuple[str, int]:
+    """What is said of an error, and its exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return f"Interrupted. {error}".rstrip(), 130
+    if isinstance(error, MisuseError):
+        return f"Error: {error}", 2
+    if isinstance(error, ModuleNotFoundError):
+        known = "pip install" in str(error)
+        return f"Error: {error}" + (
+            "" if known else f". Install what is missing: pip install 'ibnn[{_extra(error)}]'"
+        ), 1
+    if isinstance(error, ValueError | TypeError | OSError) or type(error).__module__.startswith("ibnn."):
+        return f"Error: {error}", 1
+    return f"Error: unexpected {type(error).__name__}: {error}. Run again with --debug to see where.", 1
+
+
+def _extra(error: ModuleNotFoundError) -> str:
+    return "demo" if (error.name or "").split(".")[0] in ("matplotlib", "sklearn") else "cli"

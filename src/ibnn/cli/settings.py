@@ -1,0 +1,124 @@
+"""SETTINGS: `--set key=value` as changes to a job, and recipes of jobs by name or file."""
+
+import difflib
+import inspect
+import tomllib
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ibnn.errors import complaint
+
+if TYPE_CHECKING:
+    from ibnn.jobs import Job
+
+
+def parsed(settings: list[str], flag: str) -> dict[str, Any]:
+    """Settings as nested tables; a value is TOML if it can be, else a string.
+
+    >>> parsed(["train.lr=0.01", "train.steps=5", "net=lenet", "augment=true"], "--set")
+    {'train': {'lr': 0.01, 'steps': 5}, 'net': 'lenet', 'augment': True}
+    """
+    found: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        *path, last = key.strip().split(".")
+        if not equals or not all((*path, last)):
+            raise ValueError(complaint(flag, "key=value", repr(setting), f"Pass e.g. {flag} seed=3."))
+        table = found
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ValueError(complaint(flag, "one value a key", f"{key!r} below a value", "Leave one of them out."))
+        table[last] = _value(text.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return found["value"] if len(found) == 1 else text
+
+
+def names() -> list[str]:
+    """Recipes of jobs that come with the library.
+
+    >>> names()
+    ['cifar10-vgg16', 'digits-mlp', 'fashion-mnist-lenet']
+    """
+    folder = resources.files("ibnn") / "job_recipes"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_job(recipe: str, settings: list[str], data: Path | None = None) -> "Job":
+    """The job of a file or of a recipe's name, with changes, checked as far as can be without data."""
+    from ibnn.jobs import Job, merged
+
+    changes = parsed(settings, "--set")
+    try:
+        fields = merged(tomllib.loads(_text(recipe)), changes)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(complaint("RECIPE", "a TOML file", f"{recipe} ({error})", "Mend the file.")) from None
+    given = changes.get("train")
+    for one, other in (("epochs", "steps"), ("steps", "epochs")):  # the one that was set rules
+        if isinstance(given, dict) and one in given and other not in given:
+            fields["train"].pop(other, None)
+    job = Job(**fields)
+    job.before()
+    check_set(job.data, data)
+    _check_options(job)
+    return job
+
+
+def _text(recipe: str) -> str:
+    if recipe in names():
+        return (resources.files("ibnn") / "job_recipes" / f"{recipe}.toml").read_text()
+    if Path(recipe).is_file():
+        return Path(recipe).read_text()
+    near = difflib.get_close_matches(Path(recipe).stem, names(), n=1, cutoff=0.0)[0]
+    expected = f"a TOML file, or one of {', '.join(names())}"
+    raise FileNotFoundError(complaint("RECIPE", expected, repr(recipe), f"Did you mean {near!r}?"))
+
+
+def check_set(name: str, folder: Path | None) -> None:
+    """Complains of a data set that is neither known nor a folder of images."""
+    from ibnn.data.sets import data_folder, known
+
+    if not (data_folder(folder) / name / "train").is_dir():
+        known(name)
+
+
+def check_net(net: str, options: dict[str, Any]) -> None:
+    """Complains of a network that is not known, or does not know its options."""
+    from ibnn import nets
+
+    nets.input_shape(net)
+    nets.input_shape(net, **dict.fromkeys(options, 1))
+    for name, value in options.items():
+        if not isinstance(value, int | float):
+            raise ValueError(complaint(name, "a number, true or false", repr(value), f"Pass e.g. {name}=1."))
+
+
+def _check_options(job: "Job") -> None:
+    """Options that a method does not have are found before anything is loaded."""
+    from ibnn import baselines
+    from ibnn.convert import convert
+
+    check_net(job.net, job.net_options)
+    makers: dict[str, Callable[..., Any]] = {
+        "ibnn": convert,
+        "swag": baselines.SWAG,
+        "dropout": baselines.MCDropout,
+        "vi": baselines.MeanField,
+    }
+    options = ["members"] if job.method == "ensemble" else []
+    if job.method in makers:
+        options = list(inspect.signature(makers[job.method]).parameters)[1:]  # the first is the network
+    for name in job.method_options:
+        if name not in options:
+            near = difflib.get_close_matches(name, options, n=1, cutoff=0.0)
+            remedy = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+            raise ValueError(complaint("method_options", f"options of {job.method!r}", repr(name), remedy))

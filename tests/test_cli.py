@@ -1,0 +1,540 @@
+import csv
+import io
+import json
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import ibnn
+from ibnn import data, jobs, nets
+from ibnn.cli.abstain import LEVELS, threshold, upper_bound
+from ibnn.cli.app import app
+from ibnn.cli.settings import names as recipe_names
+from ibnn.cli.settings import parsed, read_job
+
+COMMANDS = ["demo", "plan", "data", "data list", "data get", "train", "predict", "evaluate", "report", "reproduce"]
+TINY = ["--set", "train.steps=12", "--set", "method_options.components=2", "--set", "net_options.hidden=32"]
+FIELDS = ["file", "row", "label", "probability", "total", "aleatoric", "epistemic", "abstain"]
+
+
+def call(*words: object, code: int = 0) -> Any:
+    result = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "200"}).invoke(app, list(map(str, words)), prog_name="ibnn")
+    assert result.exit_code == code, (result.exit_code, result.stdout, result.stderr, result.exception)
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    result = call("train", "digits-mlp", *TINY, "--out", folder)
+    assert "test, as answered" in result.stdout
+    assert "corrupted, with temperature" in result.stdout
+    assert "AUROC" in result.stdout
+    assert f"ibnn report {folder}" in result.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray[Any, Any]:
+    test = data.load("digits").test
+    assert isinstance(test, data.Split)
+    images: np.ndarray[Any, Any] = test.images[:5, 0].numpy()
+    return images
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# ------------------------------------------------------------------------------------------------------- help and plan
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    assert "Usage: ibnn" in call(*command.split(), "--help").stdout
+
+
+def test_help_teaches() -> None:
+    text = call("--help").stdout
+    for words in ("Start here", "ibnn demo", "ibnn train digits-mlp", "130 interrupted", "--install-completion"):
+        assert words in text
+    assert "\x1b" not in text  # NO_COLOR
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from ibnn.cli.app import app; app(['--help'], standalone_mode=False);"
+        "print([m for m in ('accelerate', 'matplotlib', 'sklearn', 'pydantic', 'PIL', 'numpy.ma') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+def test_version_and_usage() -> None:
+    assert call("--version").stdout == f"ibnn {ibnn.__version__}\n"
+    assert "frobnicate" in call("frobnicate", code=2).stderr
+    assert "--frob" in call("plan", "--frob", code=2).stderr
+    assert "RUN" in call("predict", code=2).stderr
+
+
+@pytest.mark.parametrize("net", nets.names())
+def test_plan_of_every_net(net: str) -> None:
+    found = json.loads(call("plan", "--net", net, "--json").stdout)
+    assert found["nodes"] == sum(layer["nodes"] for layer in found["layers"])
+    assert found["ratio"] == pytest.approx(found["weights"] / found["nodes"])
+    assert f"{found['nodes']:,} nodes, {found['weights']:,} weights" in call("plan", "--net", net).stdout
+
+
+def test_plan_lists_all_nets() -> None:
+    rows = {row["net"]: row for row in json.loads(call("plan", "--json").stdout)}
+    assert list(rows) == list(nets.names())
+    assert (rows["resnet50"]["weights"], rows["resnet50"]["nodes"]) == (25_557_032, 24_579)  # Table 1
+    assert "25,557,032" in call("plan").stdout
+
+
+def test_plan_options() -> None:
+    narrow = json.loads(call("plan", "--net", "wideresnet", "--option", "width=1", "--classes", "3", "--json").stdout)
+    assert narrow["classes"] == 3
+    assert narrow["weights"] < 1_000_000
+    assert "skipped  excluded" in call("plan", "--net", "lenet", "--exclude", "fc*").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--net", "resnet5"], "Did you mean 'resnet50'?"),
+        (["--net", "lenet", "--option", "widht=2"], "Did you mean 'width'?"),
+        (["--net", "lenet", "--option", "width=wide"], "a number"),
+        (["--net", "lenet", "--option", "width"], "key=value"),
+        (["--net", "lenet", "--include", "layer9"], "Nearest names"),
+    ],
+)
+def test_wrong_plans(words: list[str], message: str) -> None:
+    result = call("plan", *words, code=2)
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- data
+
+
+def test_data_list(tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in json.loads(call("data", "list", "--folder", tmp_path, "--json").stdout)}
+    assert list(rows) == list(data.names())
+    assert rows["digits"]["found"]
+    assert not rows["mnist"]["found"]
+    result = call("data", "list", "--folder", tmp_path)
+    assert str(tmp_path) in result.stdout
+    assert "ibnn data get mnist" in result.stderr
+
+
+def test_data_get(tmp_path: Path) -> None:
+    assert "scikit-learn" in call("data", "get", "digits", "--folder", tmp_path).stdout
+    assert "name of a set" in call("data", "get", "mnst", code=2).stderr
+    assert "http" in call("data", "get", "mnist", "--folder", tmp_path, "--mirror", "ftp://x", code=1).stderr
+
+
+# --------------------------------------------------------------------------------------------------------------- train
+
+
+def test_settings() -> None:
+    found = parsed(["train.lr=0.01", "net=lenet", 'data="a b"', "augment=true", "train.steps = 3", "x=a=b"], "--set")
+    assert found == {"train": {"lr": 0.01, "steps": 3}, "net": "lenet", "data": "a b", "augment": True, "x": "a=b"}
+    for wrong in (["seed"], ["=3"], ["a..b=1"], ["a=1", "a.b=2"]):
+        with pytest.raises(ValueError, match="Expected `--set`"):
+            parsed(wrong, "--set")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_shipped_recipes_are_jobs(name: str) -> None:
+    job = read_job(name, ["seed=3", "train.steps=2"])
+    assert job.seed == 3
+    assert job.full_recipe().steps == 2  # in place of the recipe's epochs
+    assert job.full_recipe().epochs is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["digits-mpl"], "Did you mean 'digits-mlp'?"),
+        (["digits-mlp", "--set", "trian.lr=1"], "Did you mean 'train'?"),
+        (["digits-mlp", "--set", "train.lrr=1"], "Did you mean 'lr'?"),
+        (["digits-mlp", "--set", "first.lrr=1"], "Did you mean 'lr'?"),
+        (["digits-mlp", "--set", "train.lr=fast"], "Expected `lr`"),
+        (["digits-mlp", "--set", "method_options.component=4"], "Did you mean 'components'?"),
+        (["digits-mlp", "--set", "net_options.hiden=4"], "Did you mean 'hidden'?"),
+        (["digits-mlp", "--set", "method=ibn"], "Did you mean 'ibnn'?"),
+        (["digits-mlp", "--set", "data=digit"], "name of a set"),
+        (["digits-mlp", "--set", "seed"], "key=value"),
+        (["digits-mlp", "--resume"], "Expected `--resume`"),
+    ],
+)
+def test_wrong_trainings(words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("train", *words, code=2)
+    assert message in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_broken_recipe_and_missing_data(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text("net = ")
+    assert "my.toml" in call("train", tmp_path / "my.toml", code=2).stderr
+    result = call("train", "fashion-mnist-lenet", "--data", tmp_path, "--out", tmp_path / "run", code=1)
+    assert "ibnn data get fashion-mnist" in result.stderr
+
+
+def test_a_finished_run_is_read_and_another_job_refused(run: Path) -> None:
+    before = (run / "result.json").stat().st_mtime_ns
+    result = json.loads(call("train", "digits-mlp", *TINY, "--out", run, "--json").stdout)
+    assert result == json.loads((run / "result.json").read_text())
+    assert "--fresh" in call("train", "digits-mlp", *TINY, "--set", "seed=1", "--out", run, code=2).stderr
+    assert (run / "result.json").stat().st_mtime_ns == before
+
+
+def test_fresh_starts_anew_and_own_files_work(tmp_path: Path, run: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text((run / "job.toml").read_text())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    first = json.loads(call("train", file, "--out", tmp_path / "out", "--json", "--quiet").stdout)
+    old = json.loads((run / "result.json").read_text())
+    assert first["scores"] == old["scores"]  # the same job, the same bits
+    words = ["--out", tmp_path / "out", "--fresh", "--set", "seed=5", "--json"]
+    result = call("--quiet", "train", file, *words)
+    assert json.loads(result.stdout)["job"]["seed"] == 5
+    assert result.stderr == ""
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_interrupted_training_goes_on(tmp_path: Path) -> None:
+    words = ["train", "digits-mlp", *TINY, "--set", "train.steps=40000", "--set", "train.checkpoint_every=5"]
+    words += ["--out", str(tmp_path / "run"), "--fresh"]
+    command = [sys.executable, "-m", "ibnn", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "epoch" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    hint = next(line for line in err.splitlines() if line.startswith("To go on: ibnn train digits-mlp"))
+    assert "--fresh" not in hint
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, "Interrupted. To go on: ibnn train digits-mlp"),
+        (ValueError("too bad"), 1, "Error: too bad"),
+        (MemoryError("all"), 1, "unexpected MemoryError: all"),
+        (ModuleNotFoundError("No module named 'sklearn'", name="sklearn"), 1, "pip install 'ibnn[demo]'"),
+    ],
+)
+def test_errors_while_working(
+    error: BaseException, code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(jobs, "run", fail)
+    result = call("train", "digits-mlp", "--out", tmp_path / "run", code=code)
+    assert words in result.stderr
+    runner = CliRunner().invoke(app, ["train", "digits-mlp", "--out", str(tmp_path / "run"), "--debug"])
+    assert runner.exit_code == code
+    assert "Traceback" in runner.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------ evaluate
+
+
+def test_evaluate_agrees_with_the_run(run: Path) -> None:
+    stored = json.loads((run / "result.json").read_text())
+    found = json.loads(call("evaluate", run, "--json").stdout)
+    assert found["scores"] == pytest.approx(stored["scores"])
+    assert found["tempered"]["scores"] == pytest.approx(stored["tempered"]["scores"])
+    assert f"{100 * stored['scores']['error']:.2f}" in call("evaluate", run, "--data-set", "digits").stdout
+
+
+def test_wrong_evaluations(run: Path, tmp_path: Path) -> None:
+    assert "job.toml" in call("evaluate", tmp_path, code=2).stderr
+    assert "name of a set" in call("evaluate", run, "--data-set", "digit", code=2).stderr
+    assert "data get mnist" in call("evaluate", run, "--data-set", "mnist", "--data", tmp_path, code=1).stderr
+
+
+# ------------------------------------------------------------------------------------------------------------- predict
+
+
+def _png(folder: Path, pixels: np.ndarray[Any, Any]) -> list[Path]:
+    paths = [folder / f"{number}.png" for number in range(len(pixels))]
+    for path, image in zip(paths, pixels, strict=True):
+        Image.fromarray(image).save(path)
+    return paths
+
+
+def _folder(folder: Path, pixels: np.ndarray[Any, Any]) -> list[Path]:
+    _png(folder, pixels)
+    (folder / "readme.txt").write_text("not an image")
+    return [folder]
+
+
+def _npy(change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Callable[..., list[Path]]:
+    def write(folder: Path, pixels: np.ndarray[Any, Any]) -> list[Path]:
+        np.save(folder / "a.npy", change(pixels))
+        return [folder / "a.npy"]
+
+    return write
+
+
+def _csv(scale: float, header: str = "") -> Callable[..., list[Path]]:
+    def write(folder: Path, pixels: np.ndarray[Any, Any]) -> list[Path]:
+        lines = [",".join(repr(float(v) / scale) for v in image.flatten()) for image in pixels]
+        (folder / "a.csv").write_text("\n".join([*([header] if header else []), *lines]) + "\n")
+        return [folder / "a.csv"]
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(_png, id="png"),
+        pytest.param(_folder, id="folder"),
+        pytest.param(_npy(lambda x: x), id="npy NHW"),
+        pytest.param(_npy(lambda x: x[:, None]), id="npy NCHW"),
+        pytest.param(_npy(lambda x: x[:, None].astype(np.float64) / 255), id="npy floats"),
+        pytest.param(_npy(lambda x: x.reshape(len(x), -1)), id="npy flat"),
+        pytest.param(_csv(1), id="csv bytes"),
+        pytest.param(_csv(255, ",".join(f"pixel{i}" for i in range(64))), id="csv header"),
+    ],
+)
+def test_predict_reads_all_kinds_alike(
+    write: Callable[..., list[Path]], run: Path, pixels: np.ndarray[Any, Any], tmp_path: Path
+) -> None:
+    result = call("predict", run, *write(tmp_path, pixels), "--risk", 1)
+    rows = rows_of(result.stdout)
+    model = jobs.read_run(run).model
+    expected = model.predict(data.load("digits").normalise(torch.from_numpy(pixels)[:, None]), samples=5, seed=0)
+    assert list(rows[0]) == FIELDS
+    assert [row["label"] for row in rows] == [str(int(label)) for label in expected.labels]
+    for name, values in (("probability", expected.probs.amax(1)), ("total", expected.total)):
+        assert [float(row[name]) for row in rows] == pytest.approx(values.tolist(), rel=1e-4)
+    for row in rows:
+        assert float(row["total"]) == pytest.approx(float(row["aleatoric"]) + float(row["epistemic"]), rel=1e-4)
+        assert row["abstain"] == "no"
+
+
+def test_other_sizes_and_colours_are_noted(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    Image.fromarray(pixels[0]).resize((40, 60)).convert("RGBA").save(tmp_path / "big.png")
+    result = call("predict", run, tmp_path / "big.png")
+    assert "resized from 40×60 to 8×8" in result.stderr
+    assert len(rows_of(result.stdout)) == 1
+
+
+def test_predictions_do_not_depend_on_company(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    paths = _png(tmp_path, pixels)
+    together = rows_of(call("predict", run, *paths, "--risk", 1).stdout)
+    alone = rows_of(call("predict", run, paths[3], "--risk", 1).stdout)
+    assert float(together[3]["total"]) == pytest.approx(float(alone[0]["total"]), rel=1e-4)
+
+
+def test_predict_json_and_files(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    paths = _png(tmp_path, pixels)
+    found = json.loads(call("predict", run, *paths, "--json", "--samples", 2, "--seed", 3).stdout)
+    assert (found["samples"], found["seed"], found["risk"]["by"]) == (2, 3, "validation images")
+    assert [list(row) for row in found["rows"]] == [FIELDS] * 5
+    result = call("predict", run, *paths, "-o", tmp_path / "out.json", "--samples", 2, "--seed", 3)
+    assert result.stdout == ""
+    assert json.loads((tmp_path / "out.json").read_text()) == found
+    told = json.loads(call("predict", run, *paths, "-o", tmp_path / "out.csv", "--json").stdout)
+    assert told["rows"] == len(rows_of((tmp_path / "out.csv").read_text())) == 5
+
+
+def _bad(folder: Path, name: str, content: bytes) -> Path:
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "message"),
+    [
+        (lambda folder: folder / "none.png", 2, "none.png"),
+        (lambda folder: folder, 2, "a folder with images"),
+        (lambda folder: _bad(folder, "a.txt", b"x"), 2, ".npy, .csv"),
+        (lambda folder: _bad(folder, "a.png", b"no image"), 1, "a readable image"),
+        (lambda folder: _bad(folder, "a.npy", b"no array"), 1, "an .npy file"),
+        (lambda folder: _npy(lambda x: x[:, :7])(folder, np.zeros((2, 8, 8), np.uint8))[0], 1, "(N, 1, 8, 8)"),
+        (lambda folder: _npy(lambda x: x - 1.0)(folder, np.zeros((2, 8, 8)))[0], 1, "in [0, 1]"),
+        (lambda folder: _npy(lambda x: x * np.nan)(folder, np.zeros((2, 8, 8)))[0], 1, "in [0, 1]"),
+        (lambda folder: _npy(lambda x: x)(folder, np.zeros((2, 8, 8), np.int64))[0], 1, "uint8"),
+        (lambda folder: _npy(lambda x: x)(folder, np.array([{}]))[0], 1, "an .npy file"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n"), 1, "(N, 64)"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,2\n"), 1, "3 values a line"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,x,3\n"), 1, "in line 2"),
+        (lambda folder: _bad(folder, "a.csv", b"\xff\xfe\x00"), 1, "no row of numbers"),
+        (lambda folder: _bad(folder, "a.csv", b""), 1, "no row of numbers"),
+    ],
+)
+def test_wrong_inputs(make: Callable[[Path], Path], code: int, message: str, run: Path, tmp_path: Path) -> None:
+    result = call("predict", run, make(tmp_path), code=code)
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(["--risk", "0"], "--risk"), (["--risk", "1.5"], "--risk"), (["-o", "a.txt"], "a .csv or")]
+)
+def test_wrong_predict_options(words: list[str], message: str, run: Path, tmp_path: Path) -> None:
+    path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
+    assert message in call("predict", run, path, *words, code=2).stderr
+
+
+# ---------------------------------------------------------------------------------------------------------- abstaining
+
+
+def slow_bound(errors: int, count: int, miss: float) -> float:
+    """The smallest rate on a fine grid at which so few errors are no more probable than `miss`."""
+    for step in range(1, 10_000):
+        p = step / 10_000
+        if (
+            p * count >= errors
+            and sum(math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(errors + 1)) <= miss
+        ):
+            return p
+    return 1.0
+
+
+@pytest.mark.parametrize(("errors", "count"), [(0, 1), (0, 59), (1, 20), (7, 50), (49, 50), (50, 50)])
+@pytest.mark.parametrize("miss", [0.05, 0.0025])
+def test_upper_bound_against_a_slow_reference(errors: int, count: int, miss: float) -> None:
+    assert upper_bound(errors, count, miss) == pytest.approx(slow_bound(errors, count, miss), abs=1.01e-4)
+    if errors == 0:
+        assert upper_bound(0, count, miss) == pytest.approx(1 - miss ** (1 / count))  # closed form
+
+
+@pytest.mark.parametrize("risk", [0.02, 0.05, 0.1, 0.3])
+@pytest.mark.parametrize("ties", [False, True])
+def test_threshold_against_a_slow_reference(risk: float, ties: bool) -> None:
+    doubt = torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wrong = torch.rand(300, generator=torch.Generator().manual_seed(2)) < doubt**3 * 0.6
+    doubt = (doubt * 8).round() if ties else doubt
+    found = threshold(doubt, wrong, risk)
+    ordered = sorted(zip(doubt.tolist(), wrong.tolist(), strict=True))
+    best = (-math.inf, 0.0)
+    for level in range(1, LEVELS + 1):
+        limit = ordered[300 * level // LEVELS - 1][0]
+        given = [bad for value, bad in ordered if value <= limit]
+        if slow_bound(sum(given), len(given), 0.05 / LEVELS) <= risk:
+            best = (limit, len(given) / 300)
+    assert (found.limit, found.coverage) == best
+    assert found.bound <= risk or not found.coverage
+
+
+def test_the_promise_is_kept() -> None:
+    """Of 400 thresholds at most 5 % (+ 4 standard errors) have a true risk above what was allowed."""
+    generator, broken = torch.Generator().manual_seed(0), 0
+    for _ in range(400):
+        doubt = torch.rand(200, generator=generator, dtype=torch.float64)
+        wrong = torch.rand(200, generator=generator) < doubt * 0.4
+        limit = threshold(doubt, wrong, 0.1).limit
+        broken += limit > 0 and 0.2 * min(limit, 1.0) > 0.1  # the mean of 0.4 u over u < limit
+    assert broken <= 400 * 0.05 + 4 * math.sqrt(400 * 0.05 * 0.95)
+
+
+def test_smaller_risk_abstains_more_and_none_abstains_all(run: Path, tmp_path: Path) -> None:
+    test = data.load("digits").test
+    assert isinstance(test, data.Split)
+    np.save(tmp_path / "a.npy", test.images.numpy())
+    given = []
+    for risk in (0.0001, 0.1, 0.3, 0.9):
+        result = call("predict", run, tmp_path / "a.npy", "--risk", risk, "--json")
+        rows, facts = json.loads(result.stdout)["rows"], json.loads(result.stdout)["risk"]
+        given.append([row["file"] for row in rows if not row["abstain"]])
+        assert all(row["abstain"] == (facts["limit"] is None or row["total"] > facts["limit"]) for row in rows)
+        assert ("All abstain" in result.stderr) == (not given[-1])
+        assert facts["bound"] <= risk or not facts["coverage"]
+    assert given[0] == []
+    assert all(len(a) <= len(b) for a, b in pairwise(given))
+    assert len(given[-1]) > 300
+
+
+def test_without_validation_data_the_stored_test_answers_serve(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise FileNotFoundError
+
+    path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
+    monkeypatch.setattr(jobs, "make_data", gone)
+    found = json.loads(call("predict", run, path, "--json").stdout)["risk"]
+    assert (found["by"], found["examples"]) == ("test answers of the run folder", 360)
+
+
+# ----------------------------------------------------------------------------------------------- report, paper, demo
+
+
+def test_report(run: Path, tmp_path: Path) -> None:
+    result = call("report", run, "-o", tmp_path / "report.html", "--title", "My page")
+    assert result.stdout.strip() == str(tmp_path / "report.html")
+    assert "My page" in (tmp_path / "report.html").read_text()
+    assert "no folder" in call("report", tmp_path / "none", code=2).stderr
+
+
+def test_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ibnn import reproduce
+
+    asked = []
+
+    def stub(name: str, **options: Any) -> list[Path]:
+        asked.append((name, options))
+        return [options["out"] / f"{name}.json"]
+
+    monkeypatch.setattr(reproduce, "reproduce", stub)
+    monkeypatch.setattr(reproduce, "table", lambda *_: [["method", "error"], ["ibnn", "1.0"]])
+    assert all(name in call("reproduce", "list").stdout for name in reproduce.names())
+    first = reproduce.names()[0]
+    result = call("reproduce", first, "--methods", "a,b", "--seeds", 2, "--smoke", "--out", tmp_path, "--json")
+    assert json.loads(result.stdout)[first]["table"][1] == ["ibnn", "1.0"]
+    name, options = asked.pop()
+    assert (name, options["methods"], options["seeds"], options["smoke"]) == (first, ["a", "b"], 2, True)
+    assert "ibnn" in call("reproduce", "all", "--out", tmp_path).stdout
+    assert [name for name, _ in asked] == reproduce.names()
+    assert "Did you mean" in call("reproduce", first + "x", code=2).stderr
+    assert "preset" in call("reproduce", first, "--preset", "gpu", code=2).stderr
+
+
+def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr("ibnn.demo.main", lambda words: asked.append(words) or 0)
+    call("demo", "--out", "there", "--seed", 3, "--json")
+    assert asked == [["--out", "there", "--seed", "3", "--json"]]
+    call("demo", "--seed", -1, code=2)
+
+
+# ---------------------------------------------------------------------------------------------------------- processes
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = [sys.executable, "-m", "ibnn", "data", "list", "--quiet"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait() == 1
+    assert process.stderr.read() == ""
+    process.stderr.close()
