@@ -38,3 +38,24 @@ def test_the_calibration_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert report.after["nll"] < report.before["nll"] - 0.1
     assert report.scale > 0
     assert (tmp_path / "curve.png").exists()
+
+
+def test_the_comparing_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "comparing.md").read_text()
+    names: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)), names)
+    scores = names["scores"]
+    assert len(scores) == 12
+    assert all(score["nll"] < 0.6 for name, score in scores.items() if name != "BNN-VI")  # chance: 0.69
+    assert names["result"]["costs"]["forwards"] == 5
+
+
+def test_tables_of_results_are_those_of_the_result_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    import tables
+
+    assert tables.main(check=True) == 0
+    blocks = tables.blocks()
+    page = (ROOT / "experiments" / "README.md").read_text()
+    assert all(f"<!-- {name}:begin -->" in page for name in blocks if name != "results")
