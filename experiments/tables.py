@@ -14,7 +14,7 @@ from ibnn.reproduce import names, read, results
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 PAGES = (ROOT / "README.md", ROOT / "experiments" / "README.md")
-SHORT = ("setting", "method", "error %", "NLL", "ECE", "NLL + T", "corrupted NLL", "corrupted ECE", "training s")
+SHORT = ("setting", "method", "error %", "NLL", "ECE", "NLL + T", "corrupted ECE", "corrupted ECE + T", "rows ×", "forwards")
 
 
 def blocks() -> dict[str, str]:

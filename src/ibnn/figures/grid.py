@@ -18,12 +18,12 @@ class Grid:
     Attributes:
         settings: Setting → method → cells, in the experiment's order; no group is empty.
         methods: All methods of the experiment, so that colours do not depend on what is there.
-        seeds: How many there will be.
+        seeds: How many there will be in each setting.
     """
 
     settings: dict[str, dict[str, Cells]]
     methods: list[str]
-    seeds: int
+    seeds: dict[str, int]
 
     def having(self, *path: str) -> "Grid":
         """The part whose cells have something there."""
@@ -54,7 +54,8 @@ def grid_of(experiment: "Experiment", cells: dict[str, Any]) -> Grid:
         if cell.name in cells:
             found[cell.setting["name"], cell.method["name"]].append(cells[cell.name])
     methods = [method["name"] for method in experiment.methods]
-    return Grid(_nested((*key, group) for key, group in found.items()), methods, experiment.seeds)
+    seeds = {s["name"]: s.get("seeds", experiment.seeds) for s in experiment.settings}
+    return Grid(_nested((*key, group) for key, group in found.items()), methods, seeds)
 
 
 def at(cell: Any, *path: str) -> Any:

@@ -31,7 +31,7 @@ def table(experiment: "Experiment", cells: dict[str, Any]) -> list[list[str]]:
     columns = _columns(grid)
     wanted = WANTED.get(experiment.figure, list(columns))
     kept = {header: text for header, text in columns.items() if any(header.startswith(w) for w in wanted)}
-    rows = [[s, _named(m, group, grid), *(text(group) for text in kept.values())] for s, m, group in grid.groups()]
+    rows = [[s, _named(m, group, grid.seeds[s]), *(text(group) for text in kept.values())] for s, m, group in grid.groups()]
     rows = [["setting", "method", *kept], *rows]
     return rows if any(setting["name"] for setting in experiment.settings) else [row[1:] for row in rows]
 
@@ -46,8 +46,8 @@ def markdown(rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _named(method: str, cells: Cells, grid: Grid) -> str:
-    return method if len(cells) == grid.seeds else f"{method} ({len(cells)} of {grid.seeds} seeds)"
+def _named(method: str, cells: Cells, seeds: int) -> str:
+    return method if len(cells) == seeds else f"{method} ({len(cells)} of {seeds} seeds)"
 
 
 def _said(values: list[float], digits: int = 3) -> str:
@@ -90,6 +90,8 @@ def _columns(grid: Grid) -> dict[str, Text]:
         "ECE + T": _mean("tempered", "scores", "ece"),
         "corrupted NLL": _mean("corrupted", "all", "nll"),
         "corrupted ECE": _mean("corrupted", "all", "ece"),
+        "corrupted NLL + T": _mean("tempered", "corrupted", "all", "nll"),
+        "corrupted ECE + T": _mean("tempered", "corrupted", "all", "ece"),
         outside: lambda cells: _auroc(cells, "max_prob"),
         f"{outside} by epistemic": lambda cells: NOTHING if _alone(cells) else _auroc(cells, "epistemic"),
         "training seconds": _mean("costs", "train_seconds", digits=0),
@@ -132,7 +134,7 @@ def _regression(grid: Grid) -> list[list[str]]:
             groups.setdefault((method, cell["layers"]), []).append(cell)
     rows = [
         [
-            _named(method, cells, grid),
+            _named(method, cells, max(grid.seeds.values())),
             f"{layers}",
             *(_mean("scores", name)(cells) for name in ("nll", "rmse", "coverage")),
         ]
