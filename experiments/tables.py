@@ -14,7 +14,18 @@ from ibnn.reproduce import names, read, results
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 PAGES = (ROOT / "README.md", ROOT / "experiments" / "README.md")
-SHORT = ("setting", "method", "error %", "NLL", "ECE", "NLL + T", "corrupted ECE", "corrupted ECE + T", "rows ×", "forwards")
+SHORT = (
+    "setting",
+    "method",
+    "error %",
+    "NLL",
+    "ECE",
+    "NLL + T",
+    "corrupted ECE",
+    "corrupted ECE + T",
+    "rows ×",
+    "forwards",
+)
 
 
 def blocks() -> dict[str, str]:
@@ -35,7 +46,9 @@ def blocks() -> dict[str, str]:
 
 def _choices(cells: dict[str, Any]) -> str:
     rows = [["setting", "held-out NLL", "error %"]]
-    rows += [[name, f"{c['valid_nll']:.3f}", f"{100 * c['valid_error']:.1f}"] for name, c in sorted(cells.items())]
+    for name, cell in sorted(cells.items()):
+        error = f"{100 * cell['valid_error']:.1f}" if "valid_error" in cell else "–"
+        rows.append([name, f"{cell['valid_nll']:.3f}", error])
     return figures.markdown(rows).rstrip() + "\n"
 
 
