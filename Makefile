@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow bench lint format clean
+.PHONY: help setup demo test test-slow bench lint docs format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,9 +41,14 @@ lint: $(STAMP) ## ruff and mypy
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
 
+docs: $(STAMP) ## the pages as HTML, in docs/_build
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@$(RUN) -m sphinx -q -W --keep-going docs docs/_build
+	@echo "docs/_build/index.html"
+
 format: $(STAMP) ## let ruff format the code
 	@$(RUN) -m ruff check --fix .
 	@$(RUN) -m ruff format .
 
 clean: ## remove what was set up or made
-	rm -rf $(VENV) demo build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""REPRODUCTION: the paper's experiments as data (experiments/*.toml) and the one runner of them all.
+"""REPRODUCTION: the paper's experiments as data (`experiments/*.toml`) and the one runner of them all.
 
 An experiment is a grid of settings × methods × seeds; a cell of it is a `Job`. What a cell gave is written to one JSON
 file an experiment and preset, with the job, the costs and the provenance; a cell that is there is not run again.

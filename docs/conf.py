@@ -1,0 +1,14 @@
+"""How `make docs` builds the pages of this folder."""
+
+import ibnn
+
+project, author, copyright = "ibnn", "The ibnn authors", "The ibnn authors"
+release = version = ibnn.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+html_theme = "furo"
+html_title = f"ibnn {release}"
+exclude_patterns = ["_build"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.xref_missing", "image.not_readable"]  # links to files of the repository
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
