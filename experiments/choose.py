@@ -17,6 +17,7 @@ GRID = {
     "dropout": [{"rate": rate} for rate in (0.05, 0.1, 0.2, 0.3)],
     "vi": [{"prior_std": prior} for prior in (0.05, 0.1, 0.2, 0.4)],
 }
+BETAS = (0.1, 0.01, 0.001)  # weights of the KL of BNN-VI below 1, with the prior that is best at 1
 PRIORS = (0.2, 0.4, 0.8)
 BASE = Job(
     net="lenet",
@@ -40,17 +41,18 @@ def main(methods: list[str]) -> None:
         results.run(
             f"regression vi {{'prior_std': {prior}}}", lambda f=fields: {"valid_nll": regression(f)["scores"]["nll"]}
         )
-    for method in methods or GRID:
-        if method == "regression":
-            continue
-        for options in GRID[method]:
-            job = BASE.but(method=method, method_options=options)
+    jobs = [BASE.but(method=method, method_options=options) for method, grid in GRID.items() for options in grid]
+    names = [f"{job.method} {job.method_options}" for job in jobs]
+    jobs += [BASE.but(method="vi", method_options={"prior_std": 0.2}, train={"beta": beta}) for beta in BETAS]
+    names += [f"vi {{'prior_std': 0.2}}, beta {beta}" for beta in BETAS]
+    for name, job in zip(names, jobs, strict=True):
 
-            def work(job: Job = job) -> dict[str, float]:
-                history = fit(make_method(job, 10), splits.train, splits.valid, recipe=job.full_recipe(), quiet=True)
-                return {name: value for name, value in history.rows[-1].items() if name.startswith("valid_")}
+        def work(job: Job = job) -> dict[str, float]:
+            history = fit(make_method(job, 10), splits.train, splits.valid, recipe=job.full_recipe(), quiet=True)
+            return {name: value for name, value in history.rows[-1].items() if name.startswith("valid_")}
 
-            results.run(f"{method} {options}", work)
+        if not methods or job.method in methods:
+            results.run(name, work)
 
 
 if __name__ == "__main__":

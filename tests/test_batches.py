@@ -14,6 +14,7 @@ from torch.utils.data import (
 )
 
 from ibnn.batches import Source, Worker, as_source
+from ibnn.data import Images, Split
 
 X, Y = torch.arange(23.0)[:, None], torch.arange(23)
 
@@ -120,3 +121,19 @@ def test_bad_data(data: object, error: type[Exception], match: str) -> None:
 def test_bad_batches_are_named() -> None:
     with pytest.raises(TypeError, match="a pair"):
         rows(as_source(DataLoader(np.zeros((4, 2), dtype=np.float32), batch_size=2), batch_size=2))  # type: ignore[arg-type]
+
+
+def test_a_dataset_that_makes_whole_batches_is_not_collated() -> None:
+    """`Images` does; augmentation follows the seed of the step, so the number of a batch decides it."""
+    generator = torch.Generator().manual_seed(0)
+    split = Split(torch.randint(256, (10, 1, 6, 6), generator=generator, dtype=torch.uint8), torch.arange(10))
+    images = Images(split, mean=(0.5,), std=(0.25,))
+    source = as_source(images, batch_size=4)
+    shares = list(source.epoch(0, 0))
+    assert [len(share.y) for share in shares] == [4, 4, 2]
+    for share in shares:
+        torch.testing.assert_close(share.x, images.__getitems__(share.y.tolist())[0])
+    part, rest = source.split(3, seed=0)
+    assert sorted(y for s in (part, rest) for share in s.epoch(0, 0) for y in share.y.tolist()) == list(range(10))
+    both = part.joined(rest)
+    assert sorted(y for share in both.epoch(0, 0) for y in share.y.tolist()) == list(range(10))

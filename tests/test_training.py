@@ -441,3 +441,11 @@ def test_two_workers_train_what_one_trains(tmp_path: Path, launcher: str) -> Non
 def test_trackers_write_to_the_run_folder(tmp_path: Path) -> None:
     fit(make_model(), (X, Y), run_dir=tmp_path, trackers=("tensorboard",), **OPTIONS)
     assert list(tmp_path.rglob("events.out.tfevents*"))
+
+
+def test_a_gradient_whose_norm_overflows_is_named() -> None:
+    """Every gradient may be finite where the norm of all is not."""
+    model = make_model("linear")
+    x = torch.full((203, X.shape[1]), 1e20)
+    with pytest.raises(ibnn.DivergedError, match="the gradient's norm overflows"):
+        fit(model, (x, Y), steps=2, batch_size=203, quiet=True, beta=0.0, clip=0.0)

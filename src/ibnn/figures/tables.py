@@ -31,7 +31,9 @@ def table(experiment: "Experiment", cells: dict[str, Any]) -> list[list[str]]:
     columns = _columns(grid)
     wanted = WANTED.get(experiment.figure, list(columns))
     kept = {header: text for header, text in columns.items() if any(header.startswith(w) for w in wanted)}
-    rows = [[s, _named(m, group, grid.seeds[s]), *(text(group) for text in kept.values())] for s, m, group in grid.groups()]
+    rows = [
+        [s, _named(m, group, grid.seeds[s]), *(text(group) for text in kept.values())] for s, m, group in grid.groups()
+    ]
     rows = [["setting", "method", *kept], *rows]
     return rows if any(setting["name"] for setting in experiment.settings) else [row[1:] for row in rows]
 
