@@ -50,7 +50,7 @@ class Experiment:
         job: Fields that all cells share.
         settings: What is varied besides the method, each with a name; "with" has fields for single methods, "skip"
             names methods to leave out, "seeds" is fewer than those of the rest.
-        methods: What is compared, each with a name.
+        methods: What is compared, each with a name, and possibly with fewer "seeds".
         seeds: How many.
     """
 
@@ -71,7 +71,8 @@ class Experiment:
         for seed in range(self.seeds):
             for setting in self.settings:
                 for method in self.methods:
-                    if seed < setting.get("seeds", self.seeds) and method["name"] not in setting.get("skip", ()):
+                    seeds = min(setting.get("seeds", self.seeds), method.get("seeds", self.seeds))
+                    if seed < seeds and method["name"] not in setting.get("skip", ()):
                         yield Cell(self, setting, method, seed)
 
 
@@ -93,7 +94,7 @@ class Cell:
     def fields(self) -> dict[str, Any]:
         """The fields of its job, later ones winning: the experiment's, the setting's, the method's, both together."""
         own = {key: value for key, value in self.setting.items() if key not in ("name", "with", "seeds", "skip")}
-        method = {key: value for key, value in self.method.items() if key != "name"}
+        method = {key: value for key, value in self.method.items() if key not in ("name", "seeds")}
         both = self.setting.get("with", {}).get(self.method["name"], {})
         parts = (self.experiment.job, own, method, both, {"seed": self.seed})
         fields: dict[str, Any] = {}

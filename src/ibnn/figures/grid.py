@@ -1,6 +1,7 @@
 """GRID: the cells there are, by setting and method, and numbers out of them."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,12 +19,12 @@ class Grid:
     Attributes:
         settings: Setting → method → cells, in the experiment's order; no group is empty.
         methods: All methods of the experiment, so that colours do not depend on what is there.
-        seeds: How many there will be in each setting.
+        seeds: How many there will be of each setting and method.
     """
 
     settings: dict[str, dict[str, Cells]]
     methods: list[str]
-    seeds: dict[str, int]
+    seeds: Counter[tuple[str, str]]
 
     def having(self, *path: str) -> "Grid":
         """The part whose cells have something there."""
@@ -54,7 +55,7 @@ def grid_of(experiment: "Experiment", cells: dict[str, Any]) -> Grid:
         if cell.name in cells:
             found[cell.setting["name"], cell.method["name"]].append(cells[cell.name])
     methods = [method["name"] for method in experiment.methods]
-    seeds = {s["name"]: s.get("seeds", experiment.seeds) for s in experiment.settings}
+    seeds = Counter((cell.setting["name"], cell.method["name"]) for cell in experiment.cells())
     return Grid(_nested((*key, group) for key, group in found.items()), methods, seeds)
 
 

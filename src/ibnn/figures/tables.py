@@ -32,7 +32,8 @@ def table(experiment: "Experiment", cells: dict[str, Any]) -> list[list[str]]:
     wanted = WANTED.get(experiment.figure, list(columns))
     kept = {header: text for header, text in columns.items() if any(header.startswith(w) for w in wanted)}
     rows = [
-        [s, _named(m, group, grid.seeds[s]), *(text(group) for text in kept.values())] for s, m, group in grid.groups()
+        [s, _named(m, group, grid.seeds[s, m]), *(text(group) for text in kept.values())]
+        for s, m, group in grid.groups()
     ]
     rows = [["setting", "method", *kept], *rows]
     return rows if any(setting["name"] for setting in experiment.settings) else [row[1:] for row in rows]
@@ -131,12 +132,14 @@ def _times(grid: Grid) -> Text:
 def _regression(grid: Grid) -> list[list[str]]:
     """By method, then by hidden layers."""
     groups: dict[tuple[str, int], Cells] = {}
-    for _, method, cells in grid.having("layers").groups():
+    seeds = dict[str, int]()
+    for setting, method, cells in grid.having("layers").groups():
+        seeds[method] = grid.seeds[setting, method]
         for cell in cells:
             groups.setdefault((method, cell["layers"]), []).append(cell)
     rows = [
         [
-            _named(method, cells, max(grid.seeds.values())),
+            _named(method, cells, seeds[method]),
             f"{layers}",
             *(_mean("scores", name)(cells) for name in ("nll", "rmse", "coverage")),
         ]
