@@ -29,7 +29,8 @@ def test_every_recipe_describes_valid_jobs(name: str, preset: str) -> None:
 def test_every_recipe_runs(name: str, preset: str, tmp_path: Path) -> None:
     options = {"preset": preset, "seeds": 1, "runs": tmp_path / "runs", "out": tmp_path, "quiet": True}
     written = reproduce.reproduce(name, smoke=True, **options)  # type: ignore[arg-type]
-    assert written[0] == tmp_path / f"{name}-{preset}.json"
+    source = "benchmark" if name in ("calibration", "ood") else name
+    assert written[0] == tmp_path / f"{source}-{preset}.json"
     assert all(path.stat().st_size > 100 for path in written)
     assert len(written) == (1 if name == "table1" else 2)
     cells = json.loads(written[0].read_text())["cells"]

@@ -52,6 +52,7 @@ class Experiment:
             names methods to leave out, "seeds" is fewer than those of the rest.
         methods: What is compared, each with a name, and possibly with fewer "seeds".
         seeds: How many.
+        source: The experiment whose result file it shares: itself, or the one that it is like.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Experiment:
     settings: tuple[dict[str, Any], ...] = ({"name": ""},)
     methods: tuple[dict[str, Any], ...] = ()
     seeds: int = 1
+    source: str = ""
 
     def cells(self) -> Iterator["Cell"]:
         """All cells, seed by seed, so that a stopped run has every method."""
@@ -130,7 +132,7 @@ def _content(name: str) -> dict[str, Any]:
     text = (resources.files("ibnn") / "experiments" / f"{name}.toml").read_text()
     content = tomllib.loads(text)
     like = content.pop("like", None)
-    return merged(_content(like), content) if like else content
+    return merged(_content(like), content) if like else content | {"source": name}
 
 
 def about(name: str) -> str:
@@ -167,8 +169,9 @@ class Results:
 def results(name: str, preset: str, out: Path) -> Results:
     """What an experiment has given so far."""
     experiment = read(name, preset)
-    path = out / f"{name}-{preset}.json"
-    return Results(path, {"experiment": name, "preset": preset, "title": experiment.title, "paper": experiment.paper})
+    base = read(experiment.source, preset)
+    about = {"experiment": base.name, "preset": preset, "title": base.title, "paper": base.paper}
+    return Results(out / f"{base.name}-{preset}.json", about)
 
 
 def table(name: str, preset: str = "cpu", out: Path = Path("results")) -> list[list[str]]:
