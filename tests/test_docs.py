@@ -59,3 +59,22 @@ def test_tables_of_results_are_those_of_the_result_files(monkeypatch: pytest.Mon
     blocks = tables.blocks()
     page = (ROOT / "experiments" / "README.md").read_text()
     assert all(f"<!-- {name}:begin -->" in page for name in blocks if name != "results")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "experiments" / "results").glob("*-cpu.json")), ids=lambda path: path.stem
+)
+def test_committed_results_are_those_of_the_recipes(path: Path) -> None:
+    """A cell of a recipe that has changed since would be a number nobody can reproduce."""
+    from ibnn import analysis
+    from ibnn.jobs import Job
+    from ibnn.reproduce import read
+
+    experiment = read(path.stem.removesuffix("-cpu"))
+    cells = json.loads(path.read_text())["cells"]
+    known = {cell.name: cell for cell in experiment.cells()}
+    assert set(cells) <= set(known)
+    for name, cell in cells.items():
+        fields = known[name].fields
+        key = Job(**fields).key if experiment.kind == "jobs" else analysis.key(fields)
+        assert cell["key"] == key + (f"-{experiment.analysis}" if experiment.analysis else ""), name
