@@ -212,7 +212,7 @@ def test_an_ensemble_needs_separate_members(nets: list[nn.Module]) -> None:
 def test_dropout_of_a_linear_network_has_the_moments_of_its_masks() -> None:
     """y = Σ wᵢ xᵢ mᵢ/(1 − r): mean w·x, variance r/(1 − r) Σ wᵢ² xᵢ²."""
     torch.manual_seed(0)
-    net, rate, draws = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 1, bias=False)), 0.25, 20_000
+    net, rate, draws = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 1, bias=False)), 0.25, 4_000
     x = torch.randn(1, 4)
     outputs = MCDropout(net, ibnn.Gaussian(), rate=rate).draw_logits(x, draws, 0).flatten().detach().double()
     hidden, weight = net[0](x).flatten().double(), net[1].weight.flatten().double()
@@ -252,7 +252,7 @@ def test_small_noise_leaves_a_trained_network_as_it_is() -> None:
 
 
 def test_draws_of_a_linear_layer_have_closed_moments() -> None:
-    net, draws = nn.Linear(3, 1), 20_000
+    net, draws = nn.Linear(3, 1), 4_000
     model = MeanField(net, ibnn.Gaussian(), init_std=0.3)
     x = torch.tensor([[1.0, -2.0, 0.5]])
     outputs = model.draw_logits(x, draws, 3).flatten().detach()
@@ -307,7 +307,7 @@ def test_moments_of_the_path() -> None:
 def test_draws_have_swag_s_covariance() -> None:
     model = SWAG(nn.Linear(2, 1, bias=False), ibnn.Gaussian(), rank=4)
     path = collected(model, 4)
-    draws = 20_000
+    draws = 4_000
     weights = model.draw_logits(torch.eye(2), draws, 0).squeeze(-1).detach()  # (J, 2): the weights themselves
     deviations = torch.stack([path[i] - path[: i + 1].mean(0) for i in range(4)])
     covariance = 0.5 * torch.diag(path.var(0, correction=0)) + deviations.T @ deviations / (2 * 3)
