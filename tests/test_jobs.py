@@ -88,6 +88,7 @@ def test_trained_weights_come_first(tmp_path: Path) -> None:
     plain = read_run(tmp_path / before.key)
     assert plain.job.method == "sgd"
     torch.testing.assert_close(read_run(tmp_path / "run").model.net[1][0].weight, plain.model.net[1][0].weight)
+    assert result["costs"]["rows"] == (3 + 1) * 200
     assert result["costs"]["train_seconds"] > plain.result["costs"]["train_seconds"]
     weights = tmp_path / "weights.safetensors"
     safetensors.torch.save_file(plain.model.net.state_dict(), weights)

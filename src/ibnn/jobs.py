@@ -30,7 +30,7 @@ from ibnn.monitor import History
 from ibnn.network import IBNN
 from ibnn.provenance import provenance
 from ibnn.recipe import Recipe, explain, to_toml
-from ibnn.training import Trainable, fit
+from ibnn.training import DEFAULT_EPOCHS, Trainable, fit
 
 Make = Callable[[int], nn.Module]  # of a member's number
 
@@ -271,18 +271,23 @@ def _training(history: History) -> dict[str, Any]:
 
 def costs(job: Job, model: Trainable, splits: Splits, seconds: float) -> dict[str, Any]:
     """What it took: seconds of training, rows through a network in training, parameters, forward passes an answer."""
-    recipe = job.full_recipe()
-    rows = recipe.steps * recipe.batch_size if recipe.steps else (recipe.epochs or 30) * len(splits.train)
-    copies = {"sgd": 1, "swa": 1, "swag": 1, "ensemble": model.components}.get(job.method, recipe.samples)
+    copies = {"sgd": 1, "swa": 1, "swag": 1, "ensemble": model.components}.get(job.method, job.full_recipe().samples)
+    before = job.before()
+    rows = _rows(job, splits) * copies + (_rows(before, splits) if before else 0)
     latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
     one = job.method in ("sgd", "swa", "ensemble")  # one answer a component
     return {
-        "train_seconds": round(seconds, 1),
-        "rows": rows * copies,
+        "train_seconds": round(seconds, 3),
+        "rows": rows,
         "parameters": sum(p.numel() for p in model.parameters()),
         "latents": latents,
         "forwards": model.components * (1 if one else job.samples),
     }
+
+
+def _rows(job: Job, splits: Splits) -> int:
+    recipe = job.full_recipe()
+    return recipe.steps * recipe.batch_size if recipe.steps else (recipe.epochs or DEFAULT_EPOCHS) * len(splits.train)
 
 
 @dataclass(frozen=True)
