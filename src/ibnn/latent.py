@@ -1,7 +1,8 @@
 """STATE: one layer's variational parameters, and how its latent z meets the layer's input x.
 
 A `Latent` is a child of the layer it serves. Its `hook` runs before the layer's own forward and multiplies the input by
-z, so layers keep their class, their parameters' names and their own hooks. While z is None the hook does nothing.
+z, so layers keep their class, their parameters' names and their own hooks. While z is None the hook does nothing. Its
+`release` runs after the layer and ends what `hook` began: see `recompute`.
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
+from ibnn.recompute import Recomputation
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
@@ -62,6 +64,7 @@ class Latent(nn.Module):
             Set by the network for the length of one forward pass.
         recall: The backward pass in progress and the z of its forward pass, for a layer that is run again in it
             (gradient checkpointing).
+        calls: The layer's calls in progress whose product x ∘ z is to be recomputed in the backward pass.
 
     >>> latent = Latent(components=2, nodes=3, axis=-1)
     >>> latent.mean.shape, latent.std.shape
@@ -70,6 +73,7 @@ class Latent(nn.Module):
 
     z: Tensor | None
     recall: tuple[int, Tensor] | None
+    calls: list[Recomputation]
 
     def __init__(
         self,
@@ -98,6 +102,7 @@ class Latent(nn.Module):
         self.set(std=torch.tensor(0.05))
         self.z = None
         self.recall = None
+        self.calls = []
         self.without_graph = False  # whether the layer last met a z that it could not send a gradient to
 
     @property
@@ -126,12 +131,25 @@ class Latent(nn.Module):
         if z is None:
             return None
         if args:
-            return (self.scale(args[0], z), *args[1:]), kwargs
+            return (self._multiply(args[0], z), *args[1:]), kwargs
         name = "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
-        return args, {**kwargs, name: self.scale(kwargs[name], z)}
+        return args, {**kwargs, name: self._multiply(kwargs[name], z)}
 
-    def scale(self, x: Tensor, z: Tensor) -> Tensor:
-        """Multiplies x by z along the node axis; rows of x that fold several windows or tokens share their row's z."""
+    def release(self, layer: nn.Module, args: Any, output: Any) -> None:
+        """Forward hook of the layer, called even after an error."""
+        if self.calls:
+            self.calls.pop().close()
+
+    def _multiply(self, x: Tensor, z: Tensor) -> Tensor:
+        """x ∘ z, which the layer's backward pass will not keep but compute again."""
+        z = self.broadcast(z, x)
+        product = x * z
+        if not torch.compiler.is_compiling() and Recomputation.possible(product):
+            self.calls.append(Recomputation(x, z, product).open())
+        return product
+
+    def broadcast(self, z: Tensor, x: Tensor) -> Tensor:
+        """z along the node axis of x; rows of x that fold several windows or tokens share their row's z."""
         shape = [1] * x.dim()
         shape[self.axis] = self.nodes
         if z.dim() == 2:
@@ -148,11 +166,11 @@ class Latent(nn.Module):
             if batch != rows:
                 z = z.repeat_interleave(batch // rows, dim=0)
             shape[0] = batch
-        return x * z.to(dtype=x.dtype, device=x.device).reshape(shape)
+        return z.to(dtype=x.dtype, device=x.device).reshape(shape)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave out what belongs to one forward pass."""
-        return {**self.__dict__, "z": None, "recall": None}
+        return {**self.__dict__, "z": None, "recall": None, "calls": []}
 
     def extra_repr(self) -> str:
         """What `print` shows of the latent."""

@@ -241,6 +241,8 @@ class IBNN(nn.Module):
         finally:
             for latent in latents:
                 latent.z = None
+                while latent.calls:  # only after an interrupt
+                    latent.calls.pop().close()
 
     def _remembered(self, output: Any, z: Tensor) -> Any:
         """Lets layers that a backward pass runs again (gradient checkpointing) find the z of this forward pass."""
@@ -465,13 +467,17 @@ def duplicate(net: nn.Module) -> nn.Module:
 
 
 def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Removes every latent and its hook from a network, in place; returns the layers that had one."""
+    """Removes every latent and its hooks from a network, in place; returns the layers that had one."""
     layers = [(name, m) for name, m in net.named_modules() if isinstance(getattr(m, "latent", None), Latent)]
     for _, layer in layers:
-        for number, hook in list(layer._forward_pre_hooks.items()):
-            if getattr(hook, "__self__", None) is layer.latent:
-                del layer._forward_pre_hooks[number]
-                layer._forward_pre_hooks_with_kwargs.pop(number, None)
+        for hooks, options in (
+            (layer._forward_pre_hooks, layer._forward_pre_hooks_with_kwargs),
+            (layer._forward_hooks, layer._forward_hooks_always_called),
+        ):
+            for number, hook in list(hooks.items()):
+                if getattr(hook, "__self__", None) is layer.latent:
+                    del hooks[number]
+                    options.pop(number, None)
         del layer.latent
     return layers
 
