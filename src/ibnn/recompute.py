@@ -15,7 +15,7 @@ from ibnn.errors import complaint
 
 
 class _Kept(NamedTuple):
-    """What is kept of a tensor that shares the product's memory: x and z as packed, the product's form, the tensor's."""
+    """What is kept of a tensor that shares the product's memory: x and z as packed, the product's form and its own."""
 
     x: Any
     z: Any
@@ -32,8 +32,7 @@ class Recomputation:
 
     def __init__(self, x: Tensor, z: Tensor, product: Tensor) -> None:
         """Takes a fresh product x ∘ z, z broadcast."""
-        self._x, self._z = x.detach(), z.detach()
-        self._product: Tensor | None = product
+        self._parts: tuple[Tensor, Tensor, Tensor] | None = (x.detach(), z.detach(), product)
         before = torch._C._autograd._top_saved_tensors_default_hooks(False)
         self._keep: Callable[[Tensor], Any]
         self._fetch: Callable[[Any], Tensor]
@@ -47,7 +46,7 @@ class Recomputation:
             and product.is_floating_point()
             and product.layout == torch.strided
             and torch._C._functorch.peek_interpreter_stack() is None
-            and torch._C._autograd._saved_tensors_hooks_is_enabled()
+            and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
         )
 
     def open(self) -> Self:
@@ -56,16 +55,16 @@ class Recomputation:
         return self
 
     def close(self) -> None:
-        """Takes the hooks away and lets the product go."""
+        """Takes the hooks away and lets go what they have not been asked to keep."""
         torch._C._autograd._pop_saved_tensors_default_hooks()
-        self._product = None
+        self._parts = None
 
     def _pack(self, tensor: Tensor) -> Any:
-        product = self._product
-        if product is None or not _shares_memory(tensor, product) or tensor._version != 0:  # 0: as it was made
+        if self._parts is None or not _shares_memory(tensor, self._parts[2]) or tensor._version != 0:  # 0: as made
             return self._keep(tensor)
-        whole, part = (product.shape, product.stride()), (tensor.shape, tensor.stride(), tensor.storage_offset())
-        return _Kept(self._keep(self._x), self._keep(self._z), whole, part, (product.dtype, product.device))
+        x, z, product = self._parts
+        whole, part = (product.shape, product.stride()), (tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        return _Kept(self._keep(x), self._keep(z), whole, part, (product.dtype, product.device))
 
     def _unpack(self, packed: Any) -> Tensor:
         if not isinstance(packed, _Kept):
