@@ -114,7 +114,7 @@ def outcome(model: ibnn.IBNN, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     output = model(x)
     output.square().sum().backward()
     assert clean()
-    assert not any(latent.calls for latent in model.latents.values())
+    assert not any(latent.after for latent in model.latents.values())
     return output.detach(), [p.grad for p in (*model.net.parameters(), x)]
 
 
@@ -251,7 +251,7 @@ def test_an_interrupted_or_failing_pass_leaves_no_hooks_behind() -> None:
             model(torch.randn(B, 5))
         handle.remove()
         assert clean()
-        assert not any(latent.calls for latent in model.latents.values())
+        assert not any(latent.after for latent in model.latents.values())
 
 
 def test_without_gradients_there_are_no_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
