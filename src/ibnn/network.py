@@ -32,7 +32,7 @@ from ibnn.normal import address, normals, words
 from ibnn.observe import bypassed, check_batch_first, input_shapes
 from ibnn.prediction import Prediction, predict
 
-_FEW = 16  # rows of a batch that is worth repeating for several draws at once
+FEW = 16  # rows of a batch that is worth repeating for several draws at once
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
 # Address spaces of the draws: the first part of an address after the seed.
 _INIT_MEAN, _INIT_STD, _TRAIN, _ASSIGN, _PREDICT, _KL = range(6)
@@ -205,7 +205,7 @@ class IBNN(nn.Module):
         """
         rows = batch_length((args, kwargs))
         at_once = (batch_size or 0) // rows
-        if rows <= _FEW and min(at_once, len(z)) > 1 and self._may_be_rows(args, kwargs, z[0]):
+        if rows <= FEW and min(at_once, len(z)) > 1 and self._may_be_rows(args, kwargs, z[0]):
             return torch.cat([self._rows_of_draws(args, kwargs, part) for part in z.split(at_once)])
         outputs = [logits_of(self._run(args, kwargs, z[0]))]
         with self._folding_where_cheaper():
