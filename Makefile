@@ -30,10 +30,11 @@ test: $(STAMP) ## all tests but the slow ones
 test-slow: $(STAMP) ## the slow tests
 	@$(RUN) -m pytest -q -m slow
 
-bench: $(STAMP) ## what fit adds to a step, steering to a run, and what a second worker brings
+bench: $(STAMP) ## what fit adds to a step, steering to a run, what a second worker brings, ratios to the plain network
 	@$(RUN) benchmarks/fit_overhead.py
 	@$(RUN) benchmarks/steering.py
 	@$(RUN) benchmarks/scaling.py
+	@$(RUN) benchmarks/speed.py
 
 lint: $(STAMP) ## ruff and mypy
 	@$(RUN) -m ruff check .
