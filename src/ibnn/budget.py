@@ -14,7 +14,7 @@ from ibnn.memory import saved_bytes
 from ibnn.network import FEW, duplicate
 from ibnn.observe import input_shapes
 
-_KL_COPIES = 4  # tensors of the posterior's size that posterior and KL keep for their backward pass
+_KL_COPIES = 2  # tensors of the posterior's size that the KL "components" keeps for its backward pass
 
 
 class Cost(NamedTuple):

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn import mixture, objective
@@ -109,8 +108,8 @@ class IBNN(nn.Module):
         if not latents:
             raise RuntimeError(complaint("model", "a converted network", "a reverted one", "Convert it again."))
         mean = scale_gradient(torch.cat([latent.mean for latent in latents], 1), self.gradient_scale)
-        rho = scale_gradient(torch.cat([latent.rho for latent in latents], 1), self.gradient_scale)
-        return Mixture(mean, F.softplus(rho))
+        std = scale_gradient(torch.cat([latent.std for latent in latents], 1), self.gradient_scale)
+        return Mixture(mean, std)
 
     def set_posterior(self, *, mean: Tensor | float | None = None, std: Tensor | float | None = None) -> None:
         """Overwrites μ and/or σ of all latents with a number, or with a tensor that broadcasts to (K, nodes).
