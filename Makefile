@@ -30,11 +30,12 @@ test: $(STAMP) ## all tests but the slow ones
 test-slow: $(STAMP) ## the slow tests
 	@$(RUN) -m pytest -q -m slow
 
-bench: $(STAMP) ## what fit adds to a step, steering to a run, a second worker brings, loading takes
+bench: $(STAMP) ## what fit adds to a step, steering to a run, a second worker brings, loading takes; ratios to the plain network
 	@$(RUN) benchmarks/fit_overhead.py
 	@$(RUN) benchmarks/steering.py
 	@$(RUN) benchmarks/scaling.py
 	@$(RUN) benchmarks/loading.py
+	@$(RUN) benchmarks/speed.py
 
 lint: $(STAMP) ## ruff and mypy
 	@$(RUN) -m ruff check .

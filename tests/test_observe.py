@@ -126,7 +126,7 @@ def test_the_first_forward_refuses_and_changes_nothing(how: str, wrap: Callable,
             model.predict(x)
     assert equal(model.state_dict(), before)
     assert int(model.examples) == 0
-    assert hooks(model.net) == 2  # the two latents'
+    assert hooks(model.net) == 4  # two of each latent
     assert torch.equal(model.net.eval()(x), net.eval()(x))
     excluded = converted(net, exclude=["fc"]).train(training)
     assert excluded(x).shape == (B, 2)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ibnn
+from ibnn.memory import Peak
 from ibnn.prediction import evaluating
 
 FIELDS = ("probs", "log_probs", "total", "aleatoric", "between", "within", "standard_error")
@@ -145,3 +146,237 @@ def test_bad_inputs(inputs: object, match: str) -> None:
 def test_bad_sizes(argument: str) -> None:
     with pytest.raises(ValueError, match=f"`{argument}` to be an integer of at least 1, but got 0"):
         make_model().predict(torch.randn(2, 5), **{argument: 0})
+
+
+# --------------------------------------------------------------------------------------------- the same answers faster
+
+
+class Tokens(nn.Module):
+    """Linear layers on (B, T, D), with a second input that has no batch axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        return self.head((self.inner(x).relu() + shift).mean(1))
+
+
+class Mixing(nn.Module):
+    """Rows that see each other: statistics of the batch, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(5, 6), nn.BatchNorm1d(6, track_running_stats=False)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.inner(x)))
+
+
+class SequenceFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x.transpose(0, 1)).tanh().transpose(0, 1).mean(1))
+
+
+def convolutional() -> nn.Module:
+    layers = [nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3, groups=2)]
+    return nn.Sequential(*layers, nn.ConvTranspose2d(4, 2, 2), nn.Flatten(), nn.Linear(2 * 7 * 7, 3))
+
+
+def by_hand(model: ibnn.IBNN, inputs: tuple[Tensor, ...], samples: int) -> Tensor:
+    """The reference: plain networks with z in their weights, one after the other."""
+    nets = [model.draw(component=k, index=s) for k in range(model.components) for s in range(samples)]
+    return torch.stack([net(*inputs) for net in nets])
+
+
+def rows_seen(model: ibnn.IBNN) -> list[int]:
+    """Notes the batch lengths that the head of a net meets from now on."""
+    seen: list[int] = []
+    list(model.net.children())[-1].register_forward_pre_hook(lambda layer, args: seen.append(len(args[0])))
+    return seen
+
+
+NETS = {
+    "convolutions": (convolutional, lambda rows: (torch.randn(rows, 2, 8, 8),), True),
+    "tokens": (Tokens, lambda rows: (torch.randn(rows, 7, 5), torch.randn(7, 6)), True),
+    "mixed rows": (Mixing, lambda rows: (torch.randn(rows, 5),), False),
+    "sequence first": (SequenceFirst, lambda rows: (torch.randn(rows, 6, 5),), False),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 40])
+@pytest.mark.parametrize("name", NETS)
+@torch.no_grad()
+def test_draws_as_rows_and_in_weights_are_the_draws(name: str, rows: int) -> None:
+    make, inputs, independent = NETS[name]
+    torch.manual_seed(rows)
+    model, x = ibnn.convert(make().double(), components=3, init_std=0.5, seed=0), inputs(rows)
+    x = tuple(t.double() for t in x)
+    if name == "mixed rows" and rows == 1:
+        return  # no statistics of one value
+    expected = by_hand(model, x, 5)
+    options = {"rtol": 1e-9, "atol": 1e-11}
+    torch.testing.assert_close(model.draw_logits(x), expected, **options)
+    torch.testing.assert_close(model.draw_logits(x, batch_size=32), expected, **options)
+    seen = rows_seen(model)
+    torch.testing.assert_close(model.draw_logits(x, batch_size=32), expected, **options)
+    at_once = 32 // rows
+    fast = independent and rows <= 16 and (name, rows) != ("tokens", 7)  # where `shift` looks like a batch
+    assert seen == ([rows * min(at_once, 15 - i) for i in range(0, 15, at_once)] if fast else [rows] * 15)
+    torch.testing.assert_close(
+        model.draw_logits(x, 2, first=3), expected.view(3, 5, *expected.shape[1:])[:, 3:].flatten(0, 1)
+    )
+
+
+def test_weights_are_multiplied_where_that_is_cheaper_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))  # 42 and 24 weights, biases included
+    model = ibnn.convert(net, components=3, seed=0).eval()
+    own, linear = list(model.net.parameters()), torch.nn.functional.linear
+    folded: list[bool] = []
+
+    def noting(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        folded.append(not isinstance(weight, nn.Parameter))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", noting)
+    with torch.no_grad():
+        model.draw_logits(torch.randn(4, 5), samples=1)  # 20 and 28 inputs
+        assert folded == [False, False] + 2 * [False, True]
+        folded.clear()
+        model.draw_logits(torch.randn(9, 5), samples=1)
+        assert folded == [False, False] + 2 * [True, True]
+    folded.clear()
+    model.draw_logits(torch.randn(9, 5), samples=1).sum().backward()  # weights have gradients to get
+    assert not any(folded)
+
+    def failing(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if not isinstance(weight, nn.Parameter):
+            raise KeyboardInterrupt
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", failing)
+    with pytest.raises(KeyboardInterrupt), torch.no_grad():
+        model.draw_logits(torch.randn(9, 5), samples=1)
+    assert all(a is b for a, b in zip(own, model.net.parameters(), strict=True))
+    assert not any(latent.folding or latent.after for latent in model.latents.values())
+
+
+# ------------------------------------------------------------------------------------------------------ bounded memory
+
+
+class Dense(nn.Module):
+    """Scores for every pixel, with wide layers in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(2, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 4, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+@pytest.mark.parametrize("budget", [1e6, 3e6, 1e9])
+def test_memory_stays_within_a_budget_and_answers_do_not_change(budget: float) -> None:
+    model, x = ibnn.convert(Dense(), components=2, seed=0), torch.randn(40, 2, 16, 16)
+    whole = model.predict(x, samples=3)
+    seen: list[int] = []
+    model.net.register_forward_pre_hook(lambda net, args: seen.append(len(args[0])))
+    with Peak([*model.parameters(), x]) as peak:
+        found = model.predict(x, samples=3, max_memory=int(budget))
+    kept = sum(value.nbytes for value in (getattr(found, f) for f in FIELDS[:2] + FIELDS[3:]))
+    assert peak.bytes <= budget + 2 * kept  # the answers themselves, and the moment when they are joined
+    assert max(seen) == 40 if budget == 1e9 else 1 < max(seen) < 40
+    assert_same(found, whole)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: not enough memory"), MemoryError()])
+def test_where_memory_runs_out_rows_are_halved(error: Exception) -> None:
+    model, x = make_model(), torch.randn(23, 5)
+    whole = model.predict(x)
+    seen = []
+
+    def full(net: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen.append(len(args[0]))
+        if len(args[0]) > 5:
+            raise error
+
+    handle = model.net.register_forward_pre_hook(full)
+    assert_same(model.predict(x, batch_size=20), whole)
+    assert [n for n in seen if n > 5] == [20, 10]
+    handle.remove()
+    handle = model.net.register_forward_pre_hook(lambda net, args: full(net, (args[0].repeat(9, 1),)))
+    with pytest.raises(type(error)):  # not even one row fits
+        model.predict(x)
+    handle.remove()
+    model.net.register_forward_pre_hook(lambda net, args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # other errors are not for us
+        model.predict(x)
+
+
+# ---------------------------------------------------------------------------------------------- answers that settle
+
+
+def test_settled_answers_are_those_of_as_many_draws() -> None:
+    model, x = make_model(), torch.randn(60, 5) * torch.linspace(0.01, 6, 60)[:, None]
+    model.set_posterior(std=0.4)
+    p = model.predict(x, samples=9, tolerance=0.02, batch_size=25)
+    used = p.draws // 3
+    assert set(used.tolist()) >= {2, 9}
+    assert (used >= 2).all()
+    assert (used <= 9).all()
+    assert (p.answer_error[used < 9] < 0.02).all()
+    for samples in range(2, 10):
+        fixed = model.predict(x, samples=samples)
+        here = used == samples
+        for name in FIELDS:
+            torch.testing.assert_close(getattr(p, name)[here], getattr(fixed, name)[here], rtol=1e-4, atol=1e-6)
+        if samples < 9:  # nobody left late
+            assert (fixed.answer_error[used > samples] > 0.02 * 0.999).all()
+        assert fixed.draws is None
+
+
+def test_settled_answers_at_the_ends() -> None:
+    model, x = make_model(), torch.randn(7, 5)
+    assert (model.predict(x, tolerance=1.0).draws == 6).all()
+    assert (model.predict(x, tolerance=1e-12, samples=4).draws == 12).all()
+    assert_same(model.predict(x, tolerance=1e-12), model.predict(x))
+    auto = model.predict(x, samples="auto")
+    assert_same(auto, model.predict(x, samples=5, tolerance=0.01))
+    joined = type(auto).cat([auto, auto]).to("cpu")
+    assert torch.equal(joined.draws[7:], auto.draws)
+    loader = DataLoader(TensorDataset(x, torch.zeros(7)), batch_size=3)
+    assert torch.equal(model.predict(loader, samples="auto").draws, auto.draws)
+
+
+def test_yes_no_answers_settle_when_all_their_labels_have() -> None:
+    model, x = make_model(likelihood="bernoulli"), torch.randn(30, 5)
+    model.set_posterior(std=0.4)
+    p = model.predict(x, samples=6, tolerance=0.04)
+    early = p.draws < 18
+    assert early.any()
+    assert (p.standard_error[early] < 0.04).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"tolerance": 0.0}, "`tolerance` to be positive"),
+        ({"tolerance": 0.1, "samples": 1}, "two samples or more, but got 0.1 with samples=1"),
+        ({"max_memory": 0}, "`max_memory` to be an integer of at least 1"),
+        ({"samples": "many"}, "`samples` to be an integer"),
+    ],
+)
+def test_bad_tolerances(options: dict[str, object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make_model().predict(torch.randn(2, 5), **options)
+
+
+def test_a_tolerance_is_for_classifiers() -> None:
+    model = ibnn.convert(nn.Linear(2, 1), likelihood="gaussian", seed=0)
+    with pytest.raises(TypeError, match="`tolerance` to be given for a classifier only, but got GaussianPrediction"):
+        model.predict(torch.randn(3, 2), tolerance=0.1)

@@ -22,6 +22,7 @@ from ibnn.prediction import (
 )
 
 if TYPE_CHECKING:
+    from ibnn.budget import Cost, cost
     from ibnn.divergence import DivergedError
     from ibnn.monitor import History
     from ibnn.recipe import Recipe, Schedule
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What needs more than torch is imported when it is first used.
+# What needs more than torch, or parts of torch that take time to import, is imported when it is first used.
 _LAZY = {
     "Adapters": "saving",
+    "Cost": "budget",
     "DivergedError": "divergence",
     "History": "monitor",
     "Recipe": "recipe",
     "Schedule": "recipe",
+    "cost": "budget",
     "fit": "training",
     "load": "saving",
 }
@@ -54,8 +57,10 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     # surgery
+    "Cost",
     "Plan",
     "convert",
+    "cost",
     "plan",
     "register_layer",
     "revert",

@@ -221,7 +221,6 @@ class _Search:
         if plain.isnan().any() or plain.isposinf().any():  # −∞ masks a class
             got = "NaN or infinity in the network's outputs"
             raise ValueError(complaint("valid", "data that the network can answer", got, "Check the inputs' scale."))
-        self.model._watched_modes.discard(False)  # look again whether every layer sees the batch first
         try:
             self._outputs(flat, self.first, slice(0, min(2, self.batch_size)))
         except ValueError:
@@ -564,7 +563,7 @@ def _held_out(valid: Any, batch_size: int, seed: int) -> tuple[Inputs, Tensor]:
             at = int(tensor.isnan().reshape(len(tensor), -1).any(1).nonzero()[0]) if tensor.dim() else 0
             raise ValueError(complaint("valid", "free of NaN", f"NaN in row {at}", "Clean or drop that row."))
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    return slice_rows(x, order, rows), y[order]  # type: ignore[arg-type]
+    return slice_rows(x, order, rows), y[order]
 
 
 def _joined(parts: list[Any]) -> Any:

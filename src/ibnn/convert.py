@@ -233,13 +233,14 @@ def revert(model: IBNN) -> nn.Module:
 
 
 def _attach(layer: nn.Module, entry: PlannedLayer, components: int) -> None:
-    """Gives a layer its latent and the hook that multiplies its input."""
+    """Gives a layer its latent and the hooks that multiply its input."""
     kind = layer_type(layer)
     assert kind is not None, "only planned layers are converted"
     like = layer_parameter(layer)
     latent = Latent(components, entry.nodes, kind.axis, name=entry.name, dtype=like.dtype, device=like.device)
     layer.add_module("latent", latent.train(layer.training))
     layer.register_forward_pre_hook(latent.hook, with_kwargs=True)
+    layer.register_forward_hook(latent.release, always_call=True)
 
 
 def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:

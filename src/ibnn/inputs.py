@@ -54,8 +54,8 @@ def as_tensors(tree: Any) -> Any:
     return tree
 
 
-def slice_rows(tree: Any, part: slice, rows: int) -> Any:
-    """The same part of every tensor of the batch's length; others stay as they are."""
+def slice_rows(tree: Any, part: slice | Tensor, rows: int) -> Any:
+    """The same part (a slice, or numbers of rows) of every tensor of the batch's length; others stay as they are."""
     return tree_map(lambda t: t[part] if t.dim() and len(t) == rows else t, tree)
 
 

@@ -1,9 +1,12 @@
 """STATE: one layer's variational parameters, and how its latent z meets the layer's input x.
 
 A `Latent` is a child of the layer it serves. Its `hook` runs before the layer's own forward and multiplies the input by
-z, so layers keep their class, their parameters' names and their own hooks. While z is None the hook does nothing.
+z, so layers keep their class, their parameters' names and their own hooks. While z is None the hook does nothing. Its
+`release` runs after the layer and ends what `hook` began: see `recompute`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
+from ibnn.layers import folded_weight
+from ibnn.recompute import Recomputation
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
@@ -62,6 +67,9 @@ class Latent(nn.Module):
             Set by the network for the length of one forward pass.
         recall: The backward pass in progress and the z of its forward pass, for a layer that is run again in it
             (gradient checkpointing).
+        folding: Whether the layer computes with W = U diag(z) and an unchanged input, and not with x ∘ z.
+        met: Entries of the inputs that z met in the last forward pass.
+        after: What is to be done when the calls of the layer that are in progress end, the last to begin first.
 
     >>> latent = Latent(components=2, nodes=3, axis=-1)
     >>> latent.mean.shape, latent.std.shape
@@ -70,6 +78,7 @@ class Latent(nn.Module):
 
     z: Tensor | None
     recall: tuple[int, Tensor] | None
+    after: list[Callable[[], None]]
 
     def __init__(
         self,
@@ -98,6 +107,8 @@ class Latent(nn.Module):
         self.set(std=torch.tensor(0.05))
         self.z = None
         self.recall = None
+        self.folding, self.met = False, 0
+        self.after = []
         self.without_graph = False  # whether the layer last met a z that it could not send a gradient to
 
     @property
@@ -125,13 +136,33 @@ class Latent(nn.Module):
                 raise RuntimeError(complaint("use_reentrant", "False in gradient checkpointing", True, remedy))
         if z is None:
             return None
+        if self.folding:
+            name, weight = folded_weight(layer, z)
+            self.after.append(partial(layer._parameters.__setitem__, name, layer._parameters[name]))
+            layer._parameters[name] = weight  # type: ignore[assignment]
+            return None
         if args:
-            return (self.scale(args[0], z), *args[1:]), kwargs
+            return (self._multiply(args[0], z), *args[1:]), kwargs
         name = "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
-        return args, {**kwargs, name: self.scale(kwargs[name], z)}
+        return args, {**kwargs, name: self._multiply(kwargs[name], z)}
 
-    def scale(self, x: Tensor, z: Tensor) -> Tensor:
-        """Multiplies x by z along the node axis; rows of x that fold several windows or tokens share their row's z."""
+    def release(self, layer: nn.Module, args: Any, output: Any) -> None:
+        """Forward hook of the layer, called even after an error."""
+        if self.after:
+            self.after.pop()()
+
+    def _multiply(self, x: Tensor, z: Tensor) -> Tensor:
+        """x ∘ z, which the layer's backward pass will not keep but compute again."""
+        z = self.broadcast(z, x)
+        product = x * z
+        if not torch.compiler.is_compiling():
+            self.met += x.numel()
+            if Recomputation.possible(product):
+                self.after.append(Recomputation(x, z, product).open().close)
+        return product
+
+    def broadcast(self, z: Tensor, x: Tensor) -> Tensor:
+        """z along the node axis of x; rows of x that fold several windows or tokens share their row's z."""
         shape = [1] * x.dim()
         shape[self.axis] = self.nodes
         if z.dim() == 2:
@@ -148,11 +179,11 @@ class Latent(nn.Module):
             if batch != rows:
                 z = z.repeat_interleave(batch // rows, dim=0)
             shape[0] = batch
-        return x * z.to(dtype=x.dtype, device=x.device).reshape(shape)
+        return z.to(dtype=x.dtype, device=x.device).reshape(shape)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave out what belongs to one forward pass."""
-        return {**self.__dict__, "z": None, "recall": None}
+        return {**self.__dict__, "z": None, "recall": None, "after": []}
 
     def extra_repr(self) -> str:
         """What `print` shows of the latent."""

@@ -86,6 +86,25 @@ def layer_parameter(layer: nn.Module) -> nn.Parameter:
     return next(layer.parameters())
 
 
+def foldable(layer: nn.Module) -> bool:
+    """Whether a call of the layer may do with W = U diag(z), its input as it is, and nobody but its latent sees it."""
+    kind = layer_type(layer)
+    return (
+        kind is not None
+        and layer._parameters.get(kind.weight) is not None
+        and _has_forward_of_its_type(layer)
+        and len(layer._forward_pre_hooks) == 1
+    )
+
+
+def folded_weight(layer: nn.Module, z: Tensor) -> tuple[str, Tensor]:
+    """Name and value of the weight U diag(z) of a layer."""
+    kind = layer_type(layer)
+    assert kind is not None, "only converted layers are folded"
+    weight = getattr(layer, kind.weight)
+    return kind.weight, kind.fold(layer, z.to(dtype=weight.dtype, device=weight.device))
+
+
 def fold(layer: nn.Module, z: Tensor, name: str) -> None:
     """Replaces the layer's weight U by U diag(z), in place; ties and parametrisations of that weight end."""
     kind = layer_type(layer)
@@ -124,8 +143,7 @@ def _materialise(layer: nn.Module, weight: str) -> None:
 
 def _probe(layer: nn.Module, kind: LayerType, z: Tensor) -> tuple[Tensor, Tensor] | None:
     """For a class with a forward of its own: inputs x, and what the layer makes of x ∘ z, to hold the folded one to."""
-    registered = next(cls for cls in type(layer).__mro__ if _lookup(cls) is not None)
-    if type(layer).forward is vars(registered).get("forward", type(layer).forward):
+    if _has_forward_of_its_type(layer):
         return None
     shape = [1] * -kind.axis
     shape[0] = -1
@@ -133,6 +151,12 @@ def _probe(layer: nn.Module, kind: LayerType, z: Tensor) -> tuple[Tensor, Tensor
     x = torch.randn(2, len(z), *[33] * (-kind.axis - 1), generator=generator).to(z)
     with torch.no_grad():
         return x, layer(x * z.view(shape))
+
+
+def _has_forward_of_its_type(layer: nn.Module) -> bool:
+    """Whether a layer computes as its registered type does, not with a forward of its own."""
+    registered = next(cls for cls in type(layer).__mro__ if _lookup(cls) is not None)
+    return type(layer).forward is vars(registered).get("forward", type(layer).forward)
 
 
 def _agrees(layer: nn.Module, x: Tensor, expected: Tensor) -> bool:

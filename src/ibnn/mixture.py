@@ -33,10 +33,10 @@ class Mixture(NamedTuple):
         return log_normal.sum(-1).logsumexp(-1) - math.log(len(self.mean))
 
 
-def _kl_gaussian(mean: Tensor, variance: Tensor, prior_std: float) -> Tensor:
-    """KL(N(mean, variance) ‖ N(1, s²)) per node."""
-    ratio = variance / prior_std**2
-    return 0.5 * (ratio + ((mean - 1) / prior_std).square() - 1 - ratio.log())
+def _kl_gaussian(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
+    """KL(N(mean, std²) ‖ N(1, s²)) per node."""
+    ratio = std / prior_std  # square and logarithm keep this one tensor for the backward pass
+    return 0.5 * (ratio.square() + ((mean - 1) / prior_std).square() - 1) - ratio.log()
 
 
 def kl_mean(q: Mixture, prior_std: float) -> Tensor:
@@ -50,7 +50,7 @@ def kl_mean(q: Mixture, prior_std: float) -> Tensor:
     """
     components = len(q.mean)
     variance = q.std.square().sum(0) / components**2
-    return _kl_gaussian(q.mean.mean(0), variance, prior_std).sum()
+    return _kl_gaussian(q.mean.mean(0), variance.sqrt(), prior_std).sum()
 
 
 def kl_components(q: Mixture, prior_std: float) -> Tensor:
@@ -59,7 +59,7 @@ def kl_components(q: Mixture, prior_std: float) -> Tensor:
     >>> kl_components(Mixture(torch.ones(2, 3), torch.ones(2, 3)), prior_std=1.0).item()
     0.0
     """
-    return _kl_gaussian(q.mean, q.std.square(), prior_std).sum(-1).mean()
+    return _kl_gaussian(q.mean, q.std, prior_std).sum(-1).mean()
 
 
 def _log_overlap(q: Mixture) -> Tensor:

@@ -6,10 +6,9 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn import mixture, objective
@@ -25,13 +24,14 @@ from ibnn.inputs import (
     tree_map,
 )
 from ibnn.latent import Latent, backward_pass, scale_gradient
-from ibnn.layers import fold
+from ibnn.layers import fold, foldable
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import address, normals, words
 from ibnn.observe import bypassed, check_batch_first, input_shapes
 from ibnn.prediction import Prediction, predict
 
+FEW = 16  # rows of a batch that is worth repeating for several draws at once
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
 # Address spaces of the draws: the first part of an address after the seed.
 _INIT_MEAN, _INIT_STD, _TRAIN, _ASSIGN, _PREDICT, _KL = range(6)
@@ -83,7 +83,8 @@ class IBNN(nn.Module):
         self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
         self.init_seed = seed  # decided the latents' start
         self._lock = threading.RLock()  # latents hold the z of one forward pass at a time
-        self._watched_modes: set[bool] = set()  # modes in which bypassed layers were looked for
+        self._watched: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which layers were looked at
+        self._in_rows: dict[int, bool] = {}  # by batch length: may draws pass as rows of one batch?
         self.reseed(seed)
         self._initialise(init_std)
         self.training = net.training  # of the modules in it, each keeps its own mode
@@ -107,8 +108,8 @@ class IBNN(nn.Module):
         if not latents:
             raise RuntimeError(complaint("model", "a converted network", "a reverted one", "Convert it again."))
         mean = scale_gradient(torch.cat([latent.mean for latent in latents], 1), self.gradient_scale)
-        rho = scale_gradient(torch.cat([latent.rho for latent in latents], 1), self.gradient_scale)
-        return Mixture(mean, F.softplus(rho))
+        std = scale_gradient(torch.cat([latent.std for latent in latents], 1), self.gradient_scale)
+        return Mixture(mean, std)
 
     def set_posterior(self, *, mean: Tensor | float | None = None, std: Tensor | float | None = None) -> None:
         """Overwrites μ and/or σ of all latents with a number, or with a tensor that broadcasts to (K, nodes).
@@ -194,17 +195,66 @@ class IBNN(nn.Module):
         """z of the K component means, (K, nodes)."""
         return self.posterior().mean
 
-    def _outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
-        """The network's output tensor for each draw of z (J, nodes): (J, B, …)."""
-        batch_length((args, kwargs))
-        return torch.stack([logits_of(self._run(args, kwargs, draw)) for draw in z])
+    def _outputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor, batch_size: int | None = None
+    ) -> Tensor:
+        """The network's output tensor for each draw of z (J, nodes): (J, B, …).
+
+        With `batch_size`, draws for a few inputs pass as rows of batches of at most so many: weights are read once.
+        """
+        rows = batch_length((args, kwargs))
+        at_once = (batch_size or 0) // rows
+        if rows <= FEW and min(at_once, len(z)) > 1 and self._may_be_rows(args, kwargs, z[0]):
+            return torch.cat([self._rows_of_draws(args, kwargs, part) for part in z.split(at_once)])
+        outputs = [logits_of(self._run(args, kwargs, z[0]))]
+        with self._folding_where_cheaper():
+            outputs += [logits_of(self._run(args, kwargs, draw)) for draw in z[1:]]
+        return torch.stack(outputs)
+
+    def _rows_of_draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
+        """As `_outputs`, from one forward pass on J copies of the batch."""
+        rows = batch_length((args, kwargs))
+        args, kwargs = tree_map(lambda t: repeat_rows(t, rows, len(z)), (args, kwargs))
+        output = logits_of(self._run(args, kwargs, z.repeat_interleave(rows, 0)))
+        return output.reshape(len(z), rows, *output.shape[1:])
+
+    def _may_be_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> bool:
+        """Whether rows leave each other alone: for each new batch length, two draws are tried both ways."""
+        rows = batch_length((args, kwargs))
+        if rows not in self._in_rows:
+            pair = torch.stack([z, 1.5 * z])
+            expected = self._outputs(args, kwargs, pair)
+            try:
+                found = self._rows_of_draws(args, kwargs, pair)
+                gap = (found - expected).abs().max()
+                self._in_rows[rows] = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max())
+            except Exception:  # a layer that does not see the batch first, a network of one batch length …
+                self._in_rows[rows] = False
+        return self._in_rows[rows]
+
+    @contextmanager
+    def _folding_where_cheaper(self) -> Iterator[None]:
+        """A block in which layers that met more inputs than they have weights multiply weights; not for gradients."""
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+            yield
+            return
+        layers = self._layers()
+        folding = [m for name, m in self.latents.items() if m.met > _weights(layers[name]) and foldable(layers[name])]
+        try:
+            for latent in folding:
+                latent.folding = True
+            yield
+        finally:
+            for latent in folding:
+                latent.folding = False
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Any:
         """One forward pass of the network with z (nodes,) for all rows, or (R, nodes), a row each."""
         if torch.compiler.is_compiling():
             with self._multiplied_by(z):
                 return self.net(*args, **kwargs)
-        if self.training in self._watched_modes:
+        kind = (self.training, z.dim() == 2)
+        if kind in self._watched:
             with self._lock, self._multiplied_by(z), _no_fast_path():
                 return self._remembered(self.net(*args, **kwargs), z)
         layers = self._layers()
@@ -222,7 +272,7 @@ class IBNN(nn.Module):
                     f"Leave them out: convert(..., exclude={sorted(names)}).",
                 )
             )
-        self._watched_modes.add(self.training)
+        self._watched.add(kind)
         return self._remembered(output, z)
 
     def _layers(self) -> dict[str, nn.Module]:
@@ -236,11 +286,13 @@ class IBNN(nn.Module):
         parts = z.split([latent.nodes for latent in latents], dim=-1)
         try:
             for latent, part in zip(latents, parts, strict=True):
-                latent.z = part
+                latent.z, latent.met = part, 0
             yield
         finally:
             for latent in latents:
                 latent.z = None
+                while latent.after:  # only after an interrupt
+                    latent.after.pop()()
 
     def _remembered(self, output: Any, z: Tensor) -> Any:
         """Lets layers that a backward pass runs again (gradient checkpointing) find the z of this forward pass."""
@@ -374,19 +426,46 @@ class IBNN(nn.Module):
     # -------------------------------------------------------------------------------------------------- prediction
 
     def predict(
-        self, x: Inputs, *, samples: int = 5, seed: int = 0, batch_size: int = 256, progress: bool = True
+        self,
+        x: Inputs,
+        *,
+        samples: int | Literal["auto"] = 5,
+        tolerance: float | None = None,
+        seed: int = 0,
+        batch_size: int = 256,
+        max_memory: int | None = None,
+        progress: bool = True,
     ) -> Prediction:
         """Answers with uncertainty from `samples` draws of every component; see `ibnn.predict`."""
         with self._lock:
-            return predict(self, x, samples=samples, seed=seed, batch_size=batch_size, progress=progress)
+            return predict(
+                self,
+                x,
+                samples=samples,
+                tolerance=tolerance,
+                seed=seed,
+                batch_size=batch_size,
+                max_memory=max_memory,
+                progress=progress,
+            )
 
-    def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0) -> Tensor:
+    def draw_logits(
+        self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
+    ) -> Tensor:
         """Outputs of `samples` networks per component, (K·S, B, …), component-major, in eval mode.
 
-        Row k·S + s is the network `draw(component=k, index=s, seed=seed)`, whatever the batch or `samples`.
+        Row k·S + s is the network `draw(component=k, index=first + s, seed=seed)`, whatever the batch or `samples`.
+
+        Args:
+            x: What one call of the network takes.
+            samples: S.
+            seed: Decides the draws.
+            first: Index of the first draw of every component.
+            batch_size: Lets several draws for a few inputs pass as one batch of at most so many rows; faster, and equal
+                up to rounding. None passes draw by draw.
         """
         with self._lock, evaluating(self):
-            return self._outputs(*call_arguments(x), self._draws(samples, seed))
+            return self._outputs(*call_arguments(x), self._draws(samples, seed, first=first), batch_size)
 
     def component(self, k: int) -> nn.Module:
         """The plain network at the mean of component k, W = U diag(μₖ), in eval mode: no trace of ibnn is left."""
@@ -465,15 +544,24 @@ def duplicate(net: nn.Module) -> nn.Module:
 
 
 def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Removes every latent and its hook from a network, in place; returns the layers that had one."""
+    """Removes every latent and its hooks from a network, in place; returns the layers that had one."""
     layers = [(name, m) for name, m in net.named_modules() if isinstance(getattr(m, "latent", None), Latent)]
     for _, layer in layers:
-        for number, hook in list(layer._forward_pre_hooks.items()):
-            if getattr(hook, "__self__", None) is layer.latent:
-                del layer._forward_pre_hooks[number]
-                layer._forward_pre_hooks_with_kwargs.pop(number, None)
+        for hooks, options in (
+            (layer._forward_pre_hooks, layer._forward_pre_hooks_with_kwargs),
+            (layer._forward_hooks, layer._forward_hooks_always_called),
+        ):
+            for number, hook in list(hooks.items()):
+                if getattr(hook, "__self__", None) is layer.latent:
+                    del hooks[number]
+                    options.pop(number, None)
         del layer.latent
     return layers
+
+
+def _weights(layer: nn.Module) -> int:
+    """Number of a layer's own weights."""
+    return sum(parameter.numel() for parameter in layer.parameters(recurse=False))
 
 
 @contextmanager

@@ -6,9 +6,9 @@ splits exactly: total = aleatoric + epistemic, epistemic = between components + 
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from ibnn.inputs import (
     tensors,
     tree_map,
 )
+from ibnn.memory import Peak, out_of_memory
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,24 @@ class Prediction:
 
     def to(self, device: torch.device | str) -> Self:
         """The same answers on another device."""
-        return type(self)(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        return self._map(lambda value, axis: value.to(device))
+
+    def rows(self, numbers: Tensor) -> Self:
+        """The answers for some of the inputs, in the order of their numbers."""
+        return self._map(lambda value, axis: value.index_select(axis, numbers.to(value.device)))
+
+    def _map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
+        """Applies a function of value and batch axis to every field that is there."""
+        values = {f.name: (getattr(self, f.name), f.metadata.get("batch", 0)) for f in fields(self)}
+        return type(self)(**{name: None if v is None else function(v, axis) for name, (v, axis) in values.items()})
 
     @classmethod
     def cat(cls, parts: list[Self]) -> Self:
         """Joins the answers for consecutive batches."""
         if len(parts) == 1:
             return parts[0]
-        return cls(
-            **{
-                f.name: torch.cat([getattr(part, f.name) for part in parts], dim=f.metadata.get("batch", 0))
-                for f in fields(cls)
-            }
-        )
+        columns = {f.name: ([getattr(part, f.name) for part in parts], f.metadata.get("batch", 0)) for f in fields(cls)}
+        return cls(**{name: None if v[0] is None else torch.cat(v, axis) for name, (v, axis) in columns.items()})
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class CategoricalPrediction(Prediction):
         between: Mutual information of label and component: how much the components disagree.
         within: Mutual information of label and draw, given the component.
         standard_error: Monte Carlo standard error of `probs`; nan with a single draw per component.
+        draws: How many draws each answer is made of, (B,), where `predict` was given a tolerance; else None.
     """
 
     probs: Tensor
@@ -73,6 +80,7 @@ class CategoricalPrediction(Prediction):
     between: Tensor
     within: Tensor
     standard_error: Tensor
+    draws: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def epistemic(self) -> Tensor:
@@ -89,6 +97,11 @@ class CategoricalPrediction(Prediction):
         """The most probable class, (B, …)."""
         return self.probs.argmax(1)
 
+    @property
+    def answer_error(self) -> Tensor:
+        """Standard error of the predicted class's probability, (B,); the largest of an input's if it has several."""
+        return self.standard_error.gather(1, self.labels.unsqueeze(1)).flatten(1).amax(1)
+
 
 @dataclass(frozen=True)
 class BernoulliPrediction(CategoricalPrediction):
@@ -104,6 +117,11 @@ class BernoulliPrediction(CategoricalPrediction):
     def labels(self) -> Tensor:
         """Whether each label is more probable than not, (B, …)."""
         return self.probs > 0.5
+
+    @property
+    def answer_error(self) -> Tensor:
+        """The largest standard error among an input's labels, (B,)."""
+        return self.standard_error.reshape(len(self), -1).amax(1)
 
 
 @dataclass(frozen=True)
@@ -193,8 +211,10 @@ class Method(Modular, Protocol):
     def likelihood(self) -> Summary:
         """Turns the draws into a prediction."""
 
-    def draw_logits(self, inputs: Inputs, samples: int, seed: int) -> Tensor:
-        """Draws of the network's output, (K·S, B, …), component-major."""
+    def draw_logits(
+        self, inputs: Inputs, samples: int, seed: int, /, *, first: int = 0, batch_size: int | None = None
+    ) -> Tensor:
+        """Draws first … first + S − 1 of the network's output, (K·S, B, …), component-major; as `IBNN.draw_logits`."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """As `nn.Module.parameters`."""
@@ -204,9 +224,11 @@ def predict(
     method: Method,
     inputs: Inputs,
     *,
-    samples: int = 5,
+    samples: int | Literal["auto"] = 5,
+    tolerance: float | None = None,
     seed: int = 0,
     batch_size: int = 256,
+    max_memory: int | None = None,
     progress: bool = True,
 ) -> Prediction:
     """Answers for a tensor, a tuple or mapping of inputs, or a loader of batches, in bounded memory.
@@ -215,10 +237,16 @@ def predict(
         method: A converted network or a baseline. It is evaluated in eval mode and left in the mode it was in.
         inputs: What one call of the network takes, or an iterable of such batches. Of a batch that is a tuple the last
             entry is the target, unless it is the only one; of a mapping all entries but "labels" are inputs.
-        samples: Draws per component, S.
+        samples: Draws per component, S; with a tolerance the most there may be. "auto" is 5 with a tolerance of 0.01.
+        tolerance: An input of a classifier is done as soon as the standard error of its answer, the probability of the
+            predicted class, is below this; all have two draws per component. The prediction's `draws` tells how many
+            it took. Stopping there favours draws that happen to agree: see docs/method.md.
         seed: Decides the draws.
-        batch_size: Rows that go through the network at once; changes nothing else. The outputs of all draws for these
-            rows are held in memory: lower it for dense outputs (segmentation).
+        batch_size: Most rows that go through the network at once; changes nothing else. Draws for a few inputs go
+            through together. The outputs of all draws for these rows are held in memory. Where they do not fit, the
+            rows are halved until they do.
+        max_memory: Bytes that activations and draws may take, beside weights and inputs; rows at once are chosen by
+            what one and two rows take. None leaves it at `batch_size`.
         progress: Shows a bar while it goes through a loader in a terminal.
 
     Where several workers run (torch.distributed), all must pass the same loader: they share its batches, and each gets
@@ -227,10 +255,15 @@ def predict(
     Returns:
         The prediction, on the inputs' device; on the CPU for a loader.
     """
-    for name, value in (("samples", samples), ("batch_size", batch_size)):
+    if samples == "auto":
+        samples, tolerance = 5, 0.01 if tolerance is None else tolerance
+    sizes = (("samples", samples), ("batch_size", batch_size), ("max_memory", 1 if max_memory is None else max_memory))
+    for name, value in sizes:
         if not isinstance(value, int) or value < 1:
             raise ValueError(complaint(name, "an integer of at least 1", value, f"Pass {name}=5 or leave it out."))
-    device = next(method.parameters()).device
+    if tolerance is not None and not (tolerance > 0 and samples > 1):
+        got = f"{tolerance} with samples={samples}"
+        raise ValueError(complaint("tolerance", "positive, with two samples or more", got, "Pass tolerance=0.01."))
     inputs = as_tensors(inputs)
     from_loader = not isinstance(inputs, Tensor | tuple | list | dict) and isinstance(inputs, Iterable)
     batches: Iterable[Inputs] = (
@@ -240,20 +273,97 @@ def predict(
         batch_length(inputs)
     home = torch.device("cpu") if from_loader else next(tensors(inputs)).device
     rank, world = _worker() if from_loader else (0, 1)
+    answers = _Answers(method, samples, seed, tolerance, batch_size, max_memory)
     parts: list[tuple[int, Prediction]] = []  # with the number of their batch
     rows = 0
     with evaluating(method), torch.no_grad():
         for number, batch in enumerate(batches):
-            for chunk in _chunks(batch, batch_size, first=rows) if number % world == rank else ():
-                draws = method.draw_logits(tree_map(lambda t: t.to(device), chunk), samples, seed)
-                draws = draws.unflatten(0, (method.components, -1))  # (K, S, b, …)
-                parts.append((number, method.likelihood.summarise(draws).to(home)))
+            if number % world == rank:
+                _refuse_nan(batch, first=rows)
+                parts += [(number, part.to(home)) for part in answers(batch)]
             rows += batch_length(batch)
     if world > 1:
         parts = _gathered(parts, world)
     if not parts:
         raise ValueError(complaint("inputs", "at least one batch", "an empty loader", "Pass a loader with data."))
     return type(parts[0][1]).cat([part for _, part in parts])
+
+
+@dataclass
+class _Answers:
+    """Answers batches piece by piece; a piece that did not fit into memory is halved, and so are those to come."""
+
+    method: Method
+    samples: int
+    seed: int
+    tolerance: float | None
+    size: int  # rows of a piece
+    max_memory: int | None
+
+    def __call__(self, batch: Inputs) -> Iterator[Prediction]:
+        rows, start = batch_length(batch), 0
+        device = next(self.method.parameters()).device
+        while start < rows:
+            part = slice(start, start + self.size)
+            piece = batch if self.size >= rows else slice_rows(batch, part, rows)
+            piece = tree_map(lambda t: t.to(device), piece)
+            try:
+                if self.max_memory is not None:
+                    self._fit(piece)
+                    continue
+                answer = self._answer(piece)
+            except (MemoryError, RuntimeError) as error:
+                if self.size == 1 or not out_of_memory(error):
+                    raise
+                self.size = -(-min(self.size, rows) // 2)
+                continue
+            yield answer
+            start = part.stop
+
+    def _fit(self, piece: Inputs) -> None:
+        """Chooses the rows at once by the most memory that one and two rows take."""
+        assert self.max_memory is not None
+        rows, peaks = batch_length(piece), []
+        for size in range(1, min(rows, 2) + 1):
+            with Peak([*self.method.parameters(), *tensors(piece)]) as peak:
+                replace(self, size=size)._answer(slice_rows(piece, slice(0, size), rows))
+            peaks.append(peak.bytes)
+        each = max(1, peaks[-1] - peaks[0] if len(peaks) == 2 else peaks[0])
+        self.size = max(1, min(self.size, 1 + (self.max_memory - peaks[0]) // each))
+        self.max_memory = None  # spent
+
+    def _answer(self, piece: Inputs) -> Prediction:
+        if self.tolerance is not None:
+            return self._settled(piece, self.tolerance)
+        draws = self.method.draw_logits(piece, self.samples, self.seed, batch_size=self.size)
+        return self.method.likelihood.summarise(draws.unflatten(0, (self.method.components, -1)))  # (K, S, b, …)
+
+    def _settled(self, piece: Inputs, tolerance: float) -> Prediction:
+        """One draw of every component after the other; inputs leave when their answers have settled."""
+        rows = batch_length(piece)
+        left = torch.arange(rows, device=next(tensors(piece)).device)
+        rounds: list[Tensor] = []  # (K, 1, rows left, …) each
+        found: list[tuple[Tensor, CategoricalPrediction]] = []
+        for number in range(self.samples):
+            some = piece if len(left) == rows else slice_rows(piece, left, rows)
+            draws = self.method.draw_logits(some, 1, self.seed, first=number, batch_size=self.size)
+            rounds.append(draws.unflatten(0, (self.method.components, -1)))
+            if number == 0:  # of one draw nobody knows the error
+                continue
+            answer = self.method.likelihood.summarise(torch.cat(rounds, 1))
+            if not isinstance(answer, CategoricalPrediction):
+                got, remedy = type(answer).__name__, "Leave tolerance out: its answers are mixtures of all draws."
+                raise TypeError(complaint("tolerance", "given for a classifier only", got, remedy))
+            last = number == self.samples - 1
+            done = (answer.answer_error < tolerance) | last
+            used = torch.full_like(left, self.method.components * len(rounds))
+            found.append((left[done], replace(answer, draws=used).rows(done.nonzero()[:, 0])))
+            left, rounds = left[~done], [part[:, :, ~done] for part in rounds]
+            if len(left) == 0:
+                break
+        order = torch.cat([numbers for numbers, _ in found]).argsort()
+        answers = [answer for _, answer in found]
+        return type(answers[0]).cat(answers).rows(order)
 
 
 def _worker() -> tuple[int, int]:
@@ -270,8 +380,8 @@ def _gathered(parts: list[tuple[int, Prediction]], world: int) -> list[tuple[int
     return sorted((part for theirs in everyone for part in theirs), key=lambda part: part[0])
 
 
-def _chunks(inputs: Inputs, size: int, first: int) -> Iterator[Inputs]:
-    """Slices a batch into pieces of at most `size` rows and refuses NaN; `first` is the number of the first row."""
+def _refuse_nan(inputs: Inputs, first: int) -> None:
+    """Raises for a batch with NaN; `first` is the number of its first row."""
     rows = batch_length(inputs)
     named = (
         inputs if isinstance(inputs, Mapping) else {f"input {i}": t for i, t in enumerate(call_arguments(inputs)[0])}
@@ -281,11 +391,6 @@ def _chunks(inputs: Inputs, size: int, first: int) -> Iterator[Inputs]:
             if tensor.is_floating_point() and tensor.dim() and len(tensor) == rows and tensor.isnan().any():
                 row = first + int(tensor.isnan().reshape(rows, -1).any(1).nonzero()[0])
                 raise ValueError(complaint(name, "free of NaN", f"NaN in row {row}", "Clean or drop that row."))
-    if rows <= size:
-        yield inputs
-        return
-    for start in range(0, rows, size):
-        yield slice_rows(inputs, slice(start, start + size), rows)
 
 
 def _progress(loader: Iterable[Any]) -> Iterable[Any]:

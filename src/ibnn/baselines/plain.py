@@ -81,16 +81,21 @@ class Plain(nn.Module):
         ]
         return [group for group in groups if group["params"]]
 
-    def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0) -> Tensor:
-        """Draws of the network's output, (J, B, …), in eval mode; draw j of a seed is one function of x."""
-        with evaluating(self):
-            return self._draws(*call_arguments(x), samples, seed)
+    def draw_logits(
+        self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
+    ) -> Tensor:
+        """Draws of the network's output, (J, B, …), in eval mode; draw j of a seed is one function of x.
 
-    def predict(
-        self, x: Inputs, *, samples: int = 5, seed: int = 0, batch_size: int = 256, progress: bool = True
-    ) -> Prediction:
+        Arguments as of `IBNN.draw_logits`; a baseline passes draw by draw, whatever the `batch_size`.
+        """
+        with evaluating(self):
+            draws = self._draws(*call_arguments(x), first + samples, seed)
+        each = len(draws) // self.components  # 1 where there is nothing to draw
+        return draws if each <= samples else torch.cat([of_one[-samples:] for of_one in draws.split(each)])
+
+    def predict(self, x: Inputs, **options: Any) -> Prediction:
         """Answers with uncertainty; see `ibnn.predict`."""
-        return predict(self, x, samples=samples, seed=seed, batch_size=batch_size, progress=progress)
+        return predict(self, x, **options)
 
     # ------------------------------------------------------------------------------ what another method does otherwise
 

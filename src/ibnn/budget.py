@@ -1,0 +1,91 @@
+"""BUDGET: what a converted network will cost in memory and arithmetic, before it is made."""
+
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ibnn.convert import plan
+from ibnn.errors import complaint
+from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, logits_of
+from ibnn.memory import saved_bytes
+from ibnn.network import FEW, duplicate
+from ibnn.observe import input_shapes
+
+_KL_COPIES = 2  # tensors of the posterior's size that the KL "components" keeps for its backward pass
+
+
+class Cost(NamedTuple):
+    """What the network costs on one batch.
+
+    Products are the multiply–adds of matrix products and convolutions, scalings the multiplications by z.
+
+    Attributes:
+        weights: Parameters of the network.
+        latents: Parameters that conversion adds: mean and standard deviation of every node and component.
+        plain_bytes: What a training step of the plain network keeps for its backward pass, beside the weights.
+        step_bytes: The same of the converted network.
+        step_products: Of a training step, forward and backward.
+        step_scalings: The same: x ∘ z, again in the backward pass, and the two gradients.
+        predict_bytes: The outputs of all draws, which `predict` holds.
+        predict_products: Of `predict`.
+        predict_scalings: The same, of inputs or of weights, whichever are fewer.
+    """
+
+    weights: int
+    latents: int
+    plain_bytes: int
+    step_bytes: int
+    step_products: int
+    step_scalings: int
+    predict_bytes: int
+    predict_products: int
+    predict_scalings: int
+
+
+def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Cost:
+    """What `convert(net, components=components)` will cost on a batch: one training step, and one `predict`.
+
+    Runs one forward pass of a copy of the plain network; the rest is arithmetic.
+
+    Args:
+        net: The plain network.
+        x: A batch of inputs, as long as the batches to come.
+        components: K.
+        samples: Draws per component of `predict`; the training step has one copy of every example.
+
+    >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    >>> found = cost(net, torch.zeros(32, 8), components=4)
+    >>> found.weights, found.latents, found.step_products == 3 * 32 * (8 * 16 + 16 * 2)
+    (178, 192, True)
+    """
+    for name, value in (("components", components), ("samples", samples)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(complaint(name, "an integer of at least 1", value, f"Pass {name}=5 or leave it out."))
+    planned = plan(net)
+    net, x = duplicate(net).train(), as_tensors(x)
+    args, kwargs = call_arguments(x)
+    layers = {entry.name: net.get_submodule(entry.name) for entry in planned.layers}
+    own = [*net.parameters(), *net.buffers()]
+    flops = FlopCounterMode(display=False)
+    with torch.enable_grad(), torch.random.fork_rng(), input_shapes(layers) as shapes, saved_bytes(own) as saved, flops:
+        output = logits_of(net(*args, **kwargs))
+    rows, draws, size = batch_length(x), components * samples, next(net.parameters()).element_size()
+    products = flops.get_total_flops() // 2  # a multiply–add is two operations
+    inputs = {name: sum(map(prod, shapes[name])) for name in layers}
+    fewer = {name: min(inputs[name], sum(p.numel() for p in layers[name].parameters(recurse=False))) for name in layers}
+    again = inputs if rows <= FEW else fewer  # few rows carry a z each
+    drawn = rows * (2 * planned.nodes * size + 8)  # z, the noise behind it, and whose it is
+    return Cost(
+        weights=planned.weights,
+        latents=2 * components * planned.nodes,
+        plain_bytes=saved.bytes,
+        step_bytes=saved.bytes + drawn + _KL_COPIES * components * planned.nodes * size,
+        step_products=3 * products,
+        step_scalings=4 * sum(inputs.values()),
+        predict_bytes=draws * output.nbytes,
+        predict_products=draws * products,
+        predict_scalings=sum(inputs.values()) + (draws - 1) * sum(again.values()),
+    )

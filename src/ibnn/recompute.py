@@ -1,0 +1,98 @@
+"""MEMORY: a layer that keeps x ∘ z for its backward pass keeps x and z instead, and multiplies them again there.
+
+x is kept by whatever made it (an activation's output is what its own backward needs), so a converted network keeps
+hardly more than the plain one. The trick is in autograd's saved-tensor hooks around one call of one layer: it needs
+to know nothing of the layer, and whatever the layer makes of the product (a padded copy) is kept as ever.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from ibnn.errors import complaint
+
+
+class _Kept(NamedTuple):
+    """What is kept of a tensor that shares the product's memory: x and z as packed, the product's form and its own."""
+
+    x: Any
+    z: Any
+    whole: tuple[torch.Size, tuple[int, ...]]
+    part: tuple[torch.Size, tuple[int, ...], int]
+    like: tuple[torch.dtype, torch.device]
+
+
+class Recomputation:
+    """Hooks for the length of a layer's call, between `open` and `close`.
+
+    Hooks that were there before (gradient checkpointing, offloading) are asked to keep x, z and all other tensors.
+    """
+
+    def __init__(self, x: Tensor, z: Tensor, product: Tensor) -> None:
+        """Takes a fresh product x ∘ z, z broadcast."""
+        self._parts: tuple[Tensor, Tensor, Tensor] | None = (x.detach(), z.detach(), product)
+        before = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        self._keep: Callable[[Tensor], Any]
+        self._fetch: Callable[[Any], Tensor]
+        self._keep, self._fetch = before or (_keep, _fetch)
+
+    @staticmethod
+    def possible(product: Tensor) -> bool:
+        """Whether a backward pass may ask for the product, outside of `torch.func` transforms."""
+        return (
+            torch.is_grad_enabled()
+            and product.is_floating_point()
+            and product.layout == torch.strided
+            and torch._C._functorch.peek_interpreter_stack() is None
+            and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+        )
+
+    def open(self) -> Self:
+        """Puts the hooks in place."""
+        torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
+        return self
+
+    def close(self) -> None:
+        """Takes the hooks away and lets go what they have not been asked to keep."""
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        self._parts = None
+
+    def _pack(self, tensor: Tensor) -> Any:
+        if self._parts is None or not _shares_memory(tensor, self._parts[2]) or tensor._version != 0:  # 0: as made
+            return self._keep(tensor)
+        x, z, product = self._parts
+        whole, part = (product.shape, product.stride()), (tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        return _Kept(self._keep(x), self._keep(z), whole, part, (product.dtype, product.device))
+
+    def _unpack(self, packed: Any) -> Tensor:
+        if not isinstance(packed, _Kept):
+            return self._fetch(packed)
+        dtype, device = packed.like
+        product = torch.empty_strided(*packed.whole, dtype=dtype, device=device)
+        with torch.no_grad():
+            torch.mul(self._fetch(packed.x), self._fetch(packed.z), out=product)
+        return product.as_strided(*packed.part)
+
+
+def _shares_memory(tensor: Tensor, product: Tensor) -> bool:
+    return (
+        tensor.layout == torch.strided
+        and tensor.dtype == product.dtype
+        and tensor.untyped_storage()._cdata == product.untyped_storage()._cdata
+    )
+
+
+def _keep(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor, tensor._version
+
+
+def _fetch(packed: tuple[Tensor, int]) -> Tensor:
+    """A tensor as it was kept; autograd leaves it to hooks to notice changes in place."""
+    tensor, version = packed
+    if tensor._version != version:
+        what = f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} modified by an inplace operation after it"
+        remedy = "Replace the inplace operation, or move it before the forward pass or behind the backward pass."
+        raise RuntimeError(complaint("forward pass", "followed by its backward pass unchanged", what, remedy))
+    return tensor

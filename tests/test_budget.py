@@ -1,0 +1,95 @@
+"""Planned costs against what the converted networks are measured to cost."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import ibnn
+from ibnn.memory import saved_bytes
+from ibnn.nets import VGG16, LeNet, WideResNet, mlp
+
+
+class Encoder(nn.Module):
+    """Transformer layers out of linear ones."""
+
+    def __init__(self, width: int = 32, heads: int = 4, depth: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm1": nn.LayerNorm(width),
+                    "qkv": nn.Linear(width, 3 * width),
+                    "out": nn.Linear(width, width),
+                    "norm2": nn.LayerNorm(width),
+                    "up": nn.Linear(width, 4 * width),
+                    "down": nn.Linear(4 * width, width),
+                }
+            )
+            for _ in range(depth)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            q, k, v = layer["qkv"](layer["norm1"](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            attention = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
+            x = x + layer["out"]((attention @ v).transpose(1, 2).flatten(2))
+            x = x + layer["down"](layer["up"](layer["norm2"](x)).relu())
+        return self.head(x.mean(1))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "LeNet": (LeNet, (1, 28, 28)),
+    "small VGG": (lambda: VGG16(width=0.125), (3, 32, 32)),
+    "WideResNet-10-1": (lambda: WideResNet(depth=10, width=1), (3, 32, 32)),
+    "mlp": (lambda: mlp(20, 10, hidden=64), (20,)),
+    "Transformer": (Encoder, (12, 32)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_costs_are_as_measured(name: str) -> None:
+    make, shape = CASES[name]
+    net, rows, components = make(), 24, 3
+    x, y = torch.randn(rows, *shape), torch.randint(10, (rows,))
+    state = torch.get_rng_state()
+    buffers = [buffer.clone() for buffer in net.buffers()]
+    found = ibnn.cost(net, x, components=components, samples=2)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(buffers, net.buffers(), strict=True))
+
+    model = ibnn.convert(net, components=components, seed=0).train()
+    model(x)  # the first pass is watched
+    with FlopCounterMode(display=False) as flops:
+        with saved_bytes([*model.parameters(), *model.buffers()]) as saved:
+            loss = model.elbo(x, y, n_data=100).loss
+        loss.backward()
+    assert found.step_bytes == pytest.approx(saved.bytes, rel=0.05)
+    assert found.step_products == pytest.approx(flops.get_total_flops() / 2, rel=0.05)
+    with FlopCounterMode(display=False) as flops, torch.no_grad():
+        draws = model.draw_logits(x, samples=2)
+    assert found.predict_products == pytest.approx(flops.get_total_flops() / 2, rel=0.05)
+    assert found.predict_bytes == draws.nbytes
+    latents = sum(p.numel() for latent in model.latents.values() for p in latent.parameters())
+    assert (found.weights, found.latents) == (sum(p.numel() for p in net.parameters()), latents)
+    with saved_bytes([*net.parameters(), *net.buffers()]) as saved:
+        net.train()(x)
+    assert found.plain_bytes == saved.bytes
+
+
+def test_scalings_are_of_inputs_or_of_weights() -> None:
+    net = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))  # 42 and 24 weights
+    found = ibnn.cost(net, torch.zeros(20, 5), components=3, samples=2)  # 100 and 140 inputs
+    assert found.step_scalings == 4 * 240
+    assert found.predict_scalings == 240 + 5 * (42 + 24)
+    assert ibnn.cost(net, torch.zeros(4, 5), components=3, samples=2).predict_scalings == 6 * (20 + 28)
+
+
+@pytest.mark.parametrize("argument", ["components", "samples"])
+def test_bad_sizes(argument: str) -> None:
+    with pytest.raises(ValueError, match=f"`{argument}` to be an integer of at least 1, but got 0"):
+        ibnn.cost(nn.Linear(2, 2), torch.zeros(1, 2), **{argument: 0})
