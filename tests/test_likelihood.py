@@ -98,7 +98,7 @@ def test_weights_are_repetitions_in_the_loss(kind: type[ibnn.Likelihood]) -> Non
     score = weighted.score(weighted.summarise(draws), joined)["nll"]
     assert score == pytest.approx(plain.score(plain.summarise(draws[:, :, rows]), target[rows])["nll"])
     losses, counts = group_losses(weighted, draws, joined)
-    assert float(losses.sum() / counts.sum()) == pytest.approx(score)
+    assert (losses.sum() / counts.sum()).item() == pytest.approx(score)
 
 
 def test_weighted_shares_the_temperature_and_refuses_negative_weights() -> None:

@@ -31,7 +31,7 @@ from ibnn.training import fit
 Array = np.ndarray[Any, Any]
 Builder = Callable[[int, int], nn.Module]
 
-STEPS, FEWEST_EPOCHS = 600, 30  # a run has so many steps, and no fewer passes over the table
+STEPS, FEWEST_EPOCHS = 400, 20  # a run has so many steps, and no fewer passes over the table
 WARMUP = 0.2  # share of a run over which a fixed KL's weight rises
 
 
@@ -56,7 +56,7 @@ class _Table(BaseEstimator):  # type: ignore[misc]
         epochs: int | None = None,
         batch_size: int = 64,
         lr: float = 3e-3,
-        weight_decay: float = 0.0,
+        weight_decay: float = 0.3,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 10,
@@ -230,7 +230,7 @@ class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
         epochs: int | None = None,
         batch_size: int = 64,
         lr: float = 3e-3,
-        weight_decay: float = 0.0,
+        weight_decay: float = 0.3,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 10,
@@ -312,8 +312,8 @@ class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """The most probable label of every row."""
-        labels: Array = self.classes_[self.predict_distribution(X).labels.numpy()]
-        return labels
+        labels = self.predict_distribution(X).labels.numpy()
+        return np.asarray(self.classes_[labels])
 
     def abstain(self, X: Any, risk: float = 0.1) -> Array:  # noqa: N803
         """Which rows to leave to someone else (True): where the likeliest label is wrong with probability above `risk`.
