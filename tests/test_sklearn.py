@@ -202,7 +202,10 @@ def tanh_net(inputs: int, outputs: int) -> nn.Module:
 
 def test_a_network_of_one_s_own() -> None:
     model = IBNNClassifier(net=tanh_net, epochs=1, **QUICK).fit(X, NAMES)
-    assert list(model.model_.latents) == ["1", "3", "5"]
+    assert list(model.model_.latents) == ["3", "5"]  # two columns are too few for noise of their own
+    assert list(IBNNClassifier(**QUICK | {"hidden": (), "epochs": 1}).fit(X, NAMES).model_.latents) == ["0"]
+    wide = IBNNClassifier(**QUICK | {"epochs": 1}).fit(np.repeat(X, 4, axis=1), NAMES)
+    assert list(wide.model_.latents) == ["0", "2"]
 
 
 # ----------------------------------------------------------------------------------------------------------- company

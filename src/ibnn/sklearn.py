@@ -20,7 +20,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from ibnn import strength
-from ibnn.convert import convert
+from ibnn.convert import convert, plan
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.likelihood import Categorical, Gaussian, Likelihood, Weighted
@@ -32,6 +32,7 @@ Array = np.ndarray[Any, Any]
 Builder = Callable[[int, int], nn.Module]
 
 STEPS, FEWEST_EPOCHS = 400, 20  # a run has so many steps, and no fewer passes over the table
+FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer is then spared
 WARMUP = 0.2  # share of a run over which a fixed KL's weight rises
 
 
@@ -95,11 +96,14 @@ class _Table(BaseEstimator):  # type: ignore[misc]
         with generators_restored():
             torch.manual_seed(self._seed)
             net = (self.net or self._mlp)(x.shape[1], outputs).double()
+        first, *others = (layer.name for layer in plan(net).layers)
+        spared = first if others and x.shape[1] < FEW_COLUMNS else None
         self.model_ = convert(
             net,
             components=int(self.components),
             prior_std=float(self.prior_std),
             likelihood=likelihood,
+            exclude=spared,
             copy=False,
             seed=self._seed,
         )
@@ -146,10 +150,12 @@ class _Table(BaseEstimator):  # type: ignore[misc]
             seed=self._seed + self._calls,
             **fields,
         )
-        self.history_ = fit(self.model_, train, valid, recipe=recipe, quiet=True)
+        try:
+            self.history_ = fit(self.model_, train, valid, recipe=recipe, quiet=True)
+        finally:
+            if isinstance(self.model_.likelihood, Weighted):
+                self.model_.likelihood = self.model_.likelihood.inner
         self._calls += 1
-        if isinstance(self.model_.likelihood, Weighted):
-            self.model_.likelihood = self.model_.likelihood.inner
 
     def _weighed(self, x: Array, target: Tensor, weight: Array) -> tuple[Tensor, Tensor]:
         """Standardised inputs, and targets; with their weights unless these are all 1."""
