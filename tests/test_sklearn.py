@@ -170,12 +170,12 @@ def test_early_stopping_goes_back_to_the_best() -> None:
 
 
 def test_enough_rows_steer_the_strength_and_all_are_trained_on() -> None:
-    x, y = make_blobs(500, centers=2, cluster_std=6.0, random_state=0)
+    x, y = make_blobs(250, centers=2, cluster_std=6.0, random_state=0)
     model = IBNNClassifier(epochs=4, **QUICK).fit(x, y, sample_weight=np.where(y, 1.0, 2.0))
     assert model.history_.looks
-    assert model.history_.rows[-1]["step"] == 4 * -(-500 // 64)
+    assert model.history_.rows[-1]["step"] == 4 * -(-250 // 64)
     assert model.model_.prior_std != 0.5
-    few = IBNNClassifier(epochs=1, **QUICK).fit(x[:499], y[:499])
+    few = IBNNClassifier(epochs=1, **QUICK).fit(x[:249], y[:249])
     assert not few.history_.looks
 
 

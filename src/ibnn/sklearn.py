@@ -31,6 +31,7 @@ from ibnn.training import fit
 Array = np.ndarray[Any, Any]
 Builder = Callable[[int, int], nn.Module]
 
+FEWEST = 250  # rows there must be for 100 of them to be held out of a first run
 STEPS, FEWEST_EPOCHS = 400, 20  # a run has so many steps, and no fewer passes over the table
 FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer is then spared
 WARMUP = 0.2  # share of a run over which a fixed KL's weight rises
@@ -117,23 +118,22 @@ class _Table(BaseEstimator):  # type: ignore[misc]
     def _train(self, x: Array, target: Tensor, weight: Array, *, labels: Array | None = None) -> None:
         """A whole run; `labels` are what the rows held out for early stopping are stratified by."""
         inputs, target = self._weighed(x, target, weight)
-        valid, rows = None, np.arange(len(x))
-        if self.early_stopping:
-            rows, out = train_test_split(
-                rows, test_size=self.validation_fraction, stratify=labels, random_state=self._seed
-            )
+        valid, rows, out = None, np.arange(len(x)), np.arange(0)
+        if self.early_stopping or len(x) >= FEWEST:
+            size = self.validation_fraction if self.early_stopping else strength.held_out_rows(len(x))
+            strata = labels if self.early_stopping else None
+            rows, out = train_test_split(rows, test_size=size, stratify=strata, random_state=self._seed)
             valid = inputs[out], target[out]
-        held_out = len(x) - len(rows)
-        enough = held_out >= strength.FEWEST_HELD_OUT if held_out else len(x) >= strength.FEWEST
-        epochs = int(self.epochs or max(-(-STEPS * self.batch_size // len(rows)), FEWEST_EPOCHS))
+        steered = len(out) >= strength.FEWEST_HELD_OUT
+        epochs = int(self.epochs or max(-(-STEPS * self.batch_size // len(x)), FEWEST_EPOCHS))
         self._fit(
             (inputs[rows], target[rows]),
             valid,
             epochs=epochs,
-            beta="auto" if enough else self._grip(target[rows]),
-            refit=enough and not held_out,
-            patience=int(self.patience) if held_out else 0,
-            evaluate_every=1 if held_out else epochs,
+            beta="auto" if steered else self._grip(target[rows]),
+            refit=steered and not self.early_stopping,
+            patience=int(self.patience) if self.early_stopping else 0,
+            evaluate_every=1 if self.early_stopping else epochs,
         )
 
     def _go_on(self, x: Array, target: Tensor, weight: Array) -> None:
@@ -191,8 +191,8 @@ class _Table(BaseEstimator):  # type: ignore[misc]
 class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
     """An implicit Bayesian network that classifies the rows of a table.
 
-    From 500 rows on, a tenth of them steers the strength of the noise in a first run, and a second one trains on all
-    with what was found; with fewer, the strength is `prior_std`.
+    From 250 rows on, a tenth of them (at least 100) steers the strength of the noise in a first run, and a second one
+    trains on all with what was found; with fewer, the strength is `prior_std`.
 
     Args:
         hidden: Widths of the hidden layers (ReLU).
