@@ -136,7 +136,7 @@ def table(cells: dict[str, Any]) -> str:
     rows = [["table", "folds", *methods, f"{OURS} error or RMSE", "MLP"]]
     for name in CLASSES | REALS:
         own = {("logistic / linear" if m in ("logistic", "linear") else m): m for m in _methods(cells, name)}
-        folds = [f for f in range(FOLDS) if own and all(f"{name}/{m}/{f}" in cells for m in own.values())]
+        folds = [f for f in range(FOLDS) if OURS in own and all(f"{name}/{m}/{f}" in cells for m in own.values())]
         if not folds:
             continue
         mean = {m: np.mean([cells[f"{name}/{own[m]}/{f}"]["nll"] for f in folds]) for m in own}
