@@ -453,8 +453,8 @@ def group_losses(likelihood: Likelihood, draws: Tensor, y: Tensor) -> tuple[Tens
     """
     if isinstance(likelihood, Weighted):
         weight, target = likelihood.part(y)
-        losses, counts = group_losses(likelihood.inner, draws, target)
-        return losses * weight, counts * weight
+        own = group_losses(likelihood.inner, draws, target)
+        return own[0] * weight, own[1] * weight
     kind = type(likelihood)
     if kind is Categorical and isinstance(likelihood, Categorical):
         logits = likelihood._tempered(draws.flatten(0, 1))  # (J, N, C, …)

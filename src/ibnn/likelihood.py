@@ -323,7 +323,7 @@ class Weighted(Likelihood):
         self.temperature = inner.temperature
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.inner.temperature = self.temperature  # a move to another device has made two of it
         return self
 

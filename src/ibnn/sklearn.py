@@ -328,7 +328,7 @@ class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
         """
         if not 0 <= risk <= 1:
             raise ValueError(complaint("risk", "a probability", risk, "Pass 0.1 for one error in ten."))
-        return 1 - self.predict_proba(X).max(1) > risk
+        return np.asarray(1 - self.predict_proba(X).max(1) > risk)
 
 
 class IBNNRegressor(RegressorMixin, _Table):  # type: ignore[misc]
