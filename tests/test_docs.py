@@ -47,6 +47,7 @@ def test_the_calibration_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "curve.png").exists()
 
 
+@pytest.mark.slow
 def test_the_tabular_page_runs_and_quotes_its_result_file() -> None:
     names = run_page("tabular.md")
     assert names["error"] <= 0.02
