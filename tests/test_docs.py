@@ -1,11 +1,21 @@
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+
+def run_page(name: str) -> dict[str, Any]:
+    """What is there after the page's code has run."""
+    page = (ROOT / "docs" / name).read_text()
+    names: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)), names)
+    return names
 
 
 def test_scaling_page_quotes_its_result_files() -> None:
@@ -31,10 +41,7 @@ def test_no_cell_of_the_robustness_sweep_diverged() -> None:
 
 def test_the_calibration_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "calibration.md").read_text()
-    names: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)), names)
-    report = names["report"]
+    report = run_page("calibration.md")["report"]
     assert report.after["nll"] < report.before["nll"] - 0.1
     assert report.scale > 0
     assert (tmp_path / "curve.png").exists()
@@ -78,3 +85,13 @@ def test_committed_results_are_those_of_the_recipes(path: Path) -> None:
         fields = known[name].fields
         key = Job(**fields).key if experiment.kind == "jobs" else analysis.key(fields)
         assert cell["key"] == key + (f"-{experiment.analysis}" if experiment.analysis else ""), name
+
+
+@pytest.mark.slow
+def test_the_tabular_page_runs_and_quotes_its_result_file() -> None:
+    names = run_page("tabular.md")
+    assert names["error"] <= 0.02
+    assert names["leave"].mean() < 0.5
+    assert 0.7 < names["coverage"] <= 1
+    command = [sys.executable, str(ROOT / "experiments" / "tabular.py"), "--page", "--check"]
+    subprocess.run(command, check=True)

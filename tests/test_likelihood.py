@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn import Bernoulli, Categorical, Gaussian
+from ibnn.calibration import group_losses
+from ibnn.likelihood import Weighted
 
 SPLIT = ("aleatoric", "between", "within")
 
@@ -71,6 +73,42 @@ def test_learnt_noise_finds_the_noise() -> None:
         optimiser.step()
     residual = (y - model.net(x)).std(correction=0).item()
     assert model.likelihood.log_std.exp().item() == pytest.approx(residual, rel=0.03)
+
+
+@pytest.mark.parametrize("kind", [Categorical, Gaussian, Bernoulli])
+def test_weights_are_repetitions_in_the_loss(kind: type[ibnn.Likelihood]) -> None:
+    """Loss, mass, data, gradient, score and held-out losses are those of rows that come as often as they weigh."""
+    times = torch.tensor([0, 1, 3, 2, 1, 5])
+    rows = torch.arange(6).repeat_interleave(times)
+    output = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    target = {"Categorical": torch.randint(4, (6,)), "Bernoulli": torch.randint(2, (6, 4)).double()}.get(
+        kind.__name__, torch.randn(6, 4, dtype=torch.float64)
+    )
+    plain = kind()
+    weighted = Weighted(plain)
+    joined = Weighted.join(times.double(), target)
+    weighted.check(output, joined)
+    loss, slow = weighted.nll(output, joined), plain.nll(output[rows], target[rows])
+    torch.testing.assert_close(loss, slow)
+    gradients = (torch.autograd.grad(value, output)[0] for value in (loss, slow))
+    torch.testing.assert_close(*gradients)
+    assert float(weighted.mass(joined)) == float(plain.mass(target[rows]))
+    assert weighted.data(joined) == plain.data(target[rows])
+    draws = torch.randn(2, 3, 6, 4, dtype=torch.float64)
+    score = weighted.score(weighted.summarise(draws), joined)["nll"]
+    assert score == pytest.approx(plain.score(plain.summarise(draws[:, :, rows]), target[rows])["nll"])
+    losses, counts = group_losses(weighted, draws, joined)
+    assert (losses.sum() / counts.sum()).item() == pytest.approx(score)
+
+
+def test_weighted_shares_the_temperature_and_refuses_negative_weights() -> None:
+    inner = Gaussian()
+    weighted = Weighted(inner).to(torch.float64)
+    weighted.temperature.fill_(2.0)
+    assert float(inner.temperature) == 2.0
+    joined = Weighted.join(torch.tensor([1.0, -1.0]), torch.zeros(2, 1))
+    with pytest.raises(ValueError, match="negative"):
+        weighted.check(torch.zeros(2, 1), joined)
 
 
 # ------------------------------------------------------------------------------------------------------ predictions

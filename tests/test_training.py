@@ -168,6 +168,20 @@ def test_regression_and_numpy() -> None:
     assert history["valid_rmse"][-1] < 0.5 * history["valid_rmse"][0]
 
 
+def test_learnt_noise_is_found_in_a_small_table_s_few_steps() -> None:
+    """At the weights' rate of 1e-3 log σ would have moved by at most 0.25 from 0; it should be at log 0.1 = −2.3."""
+    model = ibnn.convert(nn.Linear(6, 1), components=2, likelihood="gaussian", prior_std=0.01, init_std=0.0, seed=0)
+    model.set_posterior(std=0.01)
+    with torch.no_grad():
+        model.net.weight.copy_(torch.eye(6)[:1])
+        model.net.bias.zero_()
+    y = X[:, :1] + 0.1 * torch.randn(203, 1)
+    fit(model, (X, y), steps=250, beta=1.0, quiet=True)
+    with torch.no_grad():
+        residual = (y - model.net(X)).square().mean().sqrt().item()
+    assert model.likelihood.log_std.exp().item() == pytest.approx(residual, rel=0.1)
+
+
 def test_mixed_precision_keeps_float32_parameters() -> None:
     model = make_model("linear")
     history = fit(model, (X[:160], Y[:160]), (X[160:], Y[160:]), precision="bf16", **OPTIONS)

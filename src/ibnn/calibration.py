@@ -21,7 +21,7 @@ from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, call_arguments, evaluating, slice_rows, tensors, tree_map
-from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
+from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Weighted
 from ibnn.network import IBNN, check_seed
 from ibnn.normal import address, normals
 
@@ -450,6 +450,10 @@ def group_losses(likelihood: Likelihood, draws: Tensor, y: Tensor) -> tuple[Tens
     >>> group_losses(Categorical(), torch.zeros(1, 1, 2, 4), torch.tensor([0, 3]))[0]  # log 4
     tensor([1.3863, 1.3863], dtype=torch.float64)
     """
+    if isinstance(likelihood, Weighted):
+        weight, target = likelihood.part(y)
+        own = group_losses(likelihood.inner, draws, target)
+        return own[0] * weight, own[1] * weight
     kind = type(likelihood)
     if kind is Categorical and isinstance(likelihood, Categorical):
         logits = likelihood._tempered(draws.flatten(0, 1))  # (J, N, C, …)

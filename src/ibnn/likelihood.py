@@ -6,7 +6,7 @@ over data, and the training-set size N that divides the KL counts data in the sa
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -301,6 +301,86 @@ class Gaussian(Likelihood):
         """NLL of the mixture, and root mean squared error."""
         nll = -prediction.log_prob(target).mean()  # refuses a target of another shape
         return {"nll": nll.item(), "rmse": (prediction.mean - target).square().mean().sqrt().item()}
+
+
+class Weighted(Likelihood):
+    """Another likelihood with a weight for every row: one of weight 2 counts as two rows, in loss, KL and scores.
+
+    Weights come in front of the targets, as a column of one float tensor (B, 1 + targets); see `join`. So they go
+    wherever targets go: batches, workers, held-out rows. (Drawing rows as often as they weigh is not the same: it has
+    the right loss on average only, and none of a row that is never drawn.)
+
+    >>> likelihood, logits = Weighted(Categorical()), torch.tensor([[0.0, 0.0], [1.0, 3.0]])
+    >>> weighted = likelihood.nll(logits, likelihood.join(torch.tensor([1.0, 2.0]), torch.tensor([0, 1])))
+    >>> torch.allclose(weighted, Categorical().nll(logits[[0, 1, 1]], torch.tensor([0, 1, 1])))
+    True
+    """
+
+    def __init__(self, inner: Likelihood) -> None:
+        """Takes the likelihood of a single row; its temperature is shared."""
+        super().__init__()
+        self.inner, self.discrete = inner, inner.discrete
+        self.temperature = inner.temperature
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.inner.temperature = self.temperature  # a move to another device has made two of it
+        return self
+
+    @staticmethod
+    def join(weight: Tensor, target: Tensor) -> Tensor:
+        """Weights (B,) and targets, (B,) or (B, …), as one tensor."""
+        return torch.cat([weight[:, None], target.reshape(len(target), -1).to(weight.dtype)], 1)
+
+    def part(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights and targets of a joined tensor."""
+        rest = target[:, 1:]
+        return target[:, 0], rest[:, 0].long() if isinstance(self.inner, Categorical) else rest
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raises if a weight is negative, or as the likelihood inside does."""
+        weight, rest = self.part(target)
+        if not bool((weight >= 0).all()):
+            raise ValueError(complaint("weight", "not negative", f"{weight.min():g}", "Pass 0 to leave a row out."))
+        self.inner.check(output, rest)
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean over the data of the batch, weighted."""
+        _, rest = self.part(target)
+        losses: Tensor = torch.vmap(self.inner.nll)(output[:, None], rest[:, None])  # a row at a time
+        mass = self._masses(target).to(losses)
+        return (mass * losses).sum() / mass.sum().clamp_min(torch.finfo(losses.dtype).tiny)
+
+    def _masses(self, target: Tensor) -> Tensor:
+        """Weight times number of data, (B,)."""
+        weight, rest = self.part(target)
+        return weight * torch.vmap(self.inner.mass)(rest[:, None]).to(weight)
+
+    def mass(self, target: Tensor) -> Tensor:
+        """The sum of the weights of the data."""
+        return self._masses(target).sum()
+
+    def data(self, target: Tensor) -> int:
+        """How many data the weights stand for, at least 1."""
+        return max(round(float(self.mass(target))), 1)
+
+    def combine(self, draws: Tensor) -> Tensor:
+        """As the likelihood inside."""
+        return self.inner.combine(draws)
+
+    def summarise(self, draws: Tensor) -> Prediction:
+        """As the likelihood inside."""
+        return self.inner.summarise(draws)
+
+    def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
+        """The weighted NLL."""
+        weight, rest = self.part(target)
+        total = 0.0
+        for value in weight.unique():
+            rows = (weight == value).nonzero()[:, 0]
+            mass = float(value) * self.inner.data(rest[rows])
+            total += mass * self.inner.score(prediction.rows(rows), rest[rows])["nll"]
+        return {"nll": total / float(self.mass(target))}
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {

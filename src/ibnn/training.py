@@ -42,6 +42,7 @@ from ibnn.recipe import Recipe
 Trainable = IBNN | Plain
 Callback = Callable[[dict[str, Any], Trainable], None]
 DEFAULT_EPOCHS = 30
+NOISE_LR = 0.02  # Adam's least rate for the likelihood's own parameters: log σ would crawl at a rate made for weights
 
 
 @dataclass
@@ -386,9 +387,12 @@ class _Run:
         return max(float(self.accelerator.reduce(mass) if self.worker.world > 1 else mass), 1e-12)
 
     def _set_rates(self, rates: dict[str, float]) -> None:
+        recipe = self.recipe
+        faster = max(1.0, NOISE_LR / recipe.lr) if recipe.optimiser == "adam" else 1.0
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = rates["latent_lr" if group["name"] == "latents" else "lr"]
+                rate = rates["latent_lr" if group["name"] == "latents" else "lr"]
+                group["lr"] = rate * faster if group["name"] == "likelihood" else rate
 
     def _clip(self) -> None:
         """Limits the gradient norms of weights and latents apart; refuses what is not finite."""

@@ -1,0 +1,239 @@
+import pickle
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_array
+from sklearn.base import clone
+from sklearn.datasets import make_blobs, make_moons
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+from ibnn.sklearn import IBNNClassifier, IBNNRegressor, Uncertainty
+
+QUICK: dict[str, Any] = {"hidden": (16,), "components": 2, "samples": 2, "lr": 0.03, "random_state": 0}
+X, LABELS = make_moons(120, noise=0.2, random_state=0)
+NAMES = np.array(["no", "yes"])[LABELS]
+Y = np.stack([3 * X[:, 0] + 50, 1000 * X[:, 1]], 1)  # targets of quite different size
+
+EXPECTED = {
+    "check_sample_weight_equivalence_on_dense_data": "every row of a step has a draw of the noise of its own, so a row"
+    " twice is not, bit for bit, a row of weight 2; scikit-learn expects the same of its own SGD and MLP estimators."
+    " The loss is the same: test_weights_are_repetitions_in_the_loss, and weight 0 is exact: below."
+}
+
+
+@parametrize_with_checks(
+    [IBNNClassifier(epochs=20, **QUICK), IBNNRegressor(epochs=20, **QUICK)], expected_failed_checks=lambda _: EXPECTED
+)
+def test_scikit_learn_s_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def classifier() -> IBNNClassifier:
+    return IBNNClassifier(epochs=20, **QUICK).fit(X, NAMES)
+
+
+@pytest.fixture(scope="module")
+def regressor() -> IBNNRegressor:
+    return IBNNRegressor(epochs=40, **QUICK).fit(X, Y)
+
+
+# -------------------------------------------------------------------------------------------------- what is reproduced
+
+
+def test_the_same_random_state_gives_the_same_bits(classifier: IBNNClassifier) -> None:
+    before = torch.get_rng_state()
+    again = clone(classifier).fit(X, NAMES)
+    assert np.array_equal(again.predict_proba(X), classifier.predict_proba(X))
+    assert torch.equal(before, torch.get_rng_state())
+    other = clone(classifier).set_params(random_state=1).fit(X, NAMES)
+    assert not np.allclose(other.predict_proba(X), classifier.predict_proba(X))
+
+
+def test_pickles_answer_with_the_same_bits(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:
+    for model in (classifier, regressor):
+        again = pickle.loads(pickle.dumps(model))
+        assert np.array_equal(again.predict(X), model.predict(X))
+
+
+def test_weight_zero_is_absence_and_weight_one_is_no_weight(classifier: IBNNClassifier) -> None:
+    ones = clone(classifier).fit(X, NAMES, sample_weight=np.ones(len(X)))
+    assert np.array_equal(ones.predict_proba(X), classifier.predict_proba(X))
+    extra = np.full((5, 2), 100.0)  # would spoil even the standardisation
+    padded, weight = np.concatenate([X, extra]), np.repeat([1.0, 0.0], [len(X), 5])
+    absent = clone(classifier).fit(padded, np.concatenate([NAMES, NAMES[:5]]), sample_weight=weight)
+    assert np.array_equal(absent.predict_proba(X), classifier.predict_proba(X))
+
+
+def test_weights_move_the_answer_as_repetitions_do() -> None:
+    """One input, three answers yes and one no: weight 3 on the no makes it even, as three of it would."""
+    x, y, weight = np.zeros((40, 1)), np.arange(40) % 4 > 0, np.where(np.arange(40) % 4 > 0, 1.0, 3.0)
+    model = IBNNClassifier(epochs=60, **QUICK)
+    for options, odds in (({}, 0.75), ({"sample_weight": weight}, 0.5)):
+        assert model.fit(x, y, **options).predict_proba(x[:1])[0, 1] == pytest.approx(odds, abs=0.02)
+    balanced = model.set_params(class_weight="balanced").fit(x, y)
+    assert balanced.predict_proba(x[:1])[0, 1] == pytest.approx(0.5, abs=0.02)
+
+
+def test_weighted_regression_finds_the_weighted_mean() -> None:
+    x, y = np.zeros((40, 1)), np.arange(40) % 4 / 4
+    model = IBNNRegressor(epochs=100, **QUICK).fit(x, y, sample_weight=1 + 4 * y)
+    mean, std = model.predict(x[:1], return_std=True)
+    expected = np.average(y, weights=1 + 4 * y)
+    assert mean[0] == pytest.approx(expected, abs=0.02)
+    assert std[0] == pytest.approx(np.sqrt(np.average((y - expected) ** 2, weights=1 + 4 * y)), rel=0.05)
+
+
+# ----------------------------------------------------------------------------------------------------------- answers
+
+
+def test_labels_of_any_kind_and_probabilities(classifier: IBNNClassifier) -> None:
+    probs = classifier.predict_proba(X)
+    assert classifier.classes_.tolist() == ["no", "yes"]
+    assert np.array_equal(classifier.predict(X), classifier.classes_[probs.argmax(1)])
+    assert np.allclose(np.exp(classifier.predict_log_proba(X)), probs)
+    assert classifier.score(X, NAMES) > 0.85
+
+
+def test_uncertainty_adds_up(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:
+    for model in (classifier, regressor):
+        total, aleatoric, epistemic = model.predict_uncertainty(X)
+        assert isinstance(model.predict_uncertainty(X[:1]), Uncertainty)
+        assert np.allclose(total, aleatoric + epistemic)
+        assert (aleatoric > 0).all()
+        assert (epistemic >= 0).all()
+    probs = classifier.predict_proba(X)
+    assert np.allclose(classifier.predict_uncertainty(X).total, -(probs * np.log(probs)).sum(1))
+    assert np.allclose(regressor.predict_uncertainty(X).total, regressor.predict(X, return_std=True)[1] ** 2)
+
+
+def test_abstention_bounds_the_expected_risk(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:
+    wrong = 1 - classifier.predict_proba(X).max(1)
+    for risk in (0.02, 0.1, 0.3):
+        answered = ~classifier.abstain(X, risk=risk)
+        assert np.array_equal(answered, wrong <= risk)
+    std = regressor.predict(X, return_std=True)[1]
+    risk = float(np.median(std[:, 1]))
+    assert np.array_equal(regressor.abstain(X, risk=risk), (std > risk).any(1))
+    with pytest.raises(ValueError, match="probability"):
+        classifier.abstain(X, risk=2.0)
+    with pytest.raises(ValueError, match="positive"):
+        regressor.abstain(X, risk=0.0)
+
+
+def test_targets_are_in_their_own_units(regressor: IBNNRegressor) -> None:
+    """An affine change of the targets changes the answers likewise."""
+    scale, offset = np.array([0.01, 7.0]), np.array([-3.0, 1e3])
+    other = clone(regressor).fit(X, Y * scale + offset)
+    mean, std = regressor.predict(X, return_std=True)
+    other_mean, other_std = other.predict(X, return_std=True)
+    assert np.allclose(other_mean, mean * scale + offset, rtol=1e-5)
+    assert np.allclose(other_std, std * scale, rtol=1e-5)
+    answer, other_answer = regressor.predict_distribution(X), other.predict_distribution(X)
+    density = other_answer.log_prob(torch.tensor(Y * scale + offset)) + torch.tensor(np.log(scale))
+    assert torch.allclose(answer.log_prob(torch.tensor(Y)), density, atol=1e-4)
+    assert regressor.score(X, Y) > 0.9
+
+
+def test_intervals_hold_their_share_of_the_mixture(regressor: IBNNRegressor) -> None:
+    low, high = regressor.predict_interval(X, level=0.8)
+    answer = regressor.predict_distribution(X)
+    normal = torch.distributions.Normal(answer.draw_means, answer.draw_stds)
+    share = (normal.cdf(torch.tensor(high)) - normal.cdf(torch.tensor(low))).mean(0)
+    assert torch.allclose(share, torch.full_like(share, 0.8), atol=1e-6)
+
+
+def test_one_target_has_one_axis() -> None:
+    model = IBNNRegressor(epochs=2, **QUICK).fit(X, Y[:, 0])
+    answers = [model.predict(X), *model.predict(X, return_std=True), *model.predict_interval(X)]
+    assert {answer.shape for answer in [*answers, *model.predict_uncertainty(X)]} == {(len(X),)}
+    assert IBNNRegressor(epochs=2, **QUICK).fit(X, Y[:, :1]).predict(X).shape == (len(X), 1)
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+def test_early_stopping_goes_back_to_the_best() -> None:
+    noise = np.random.default_rng(0).integers(2, size=len(X))  # nothing to learn
+    model = IBNNClassifier(epochs=200, early_stopping=True, validation_fraction=0.3, patience=2, **QUICK).fit(X, noise)
+    assert model.history_.stopped == "patience"
+    assert len(model.history_.rows) < 200
+    assert model.history_.best["valid_nll"] == min(model.history_["valid_nll"])
+
+
+def test_enough_rows_steer_the_strength_and_all_are_trained_on() -> None:
+    x, y = make_blobs(250, centers=2, cluster_std=6.0, random_state=0)
+    model = IBNNClassifier(epochs=4, **QUICK).fit(x, y, sample_weight=np.where(y, 1.0, 2.0))
+    assert model.history_.looks
+    assert model.history_.rows[-1]["step"] == 4 * -(-250 // 64)
+    assert model.model_.prior_std != 0.5
+    few = IBNNClassifier(epochs=1, **QUICK).fit(x[:249], y[:249])
+    assert not few.history_.looks
+
+
+def test_partial_fit_goes_on() -> None:
+    model = IBNNClassifier(**QUICK).partial_fit(X[:60], NAMES[:60], classes=["no", "yes"])
+    first = log_loss(NAMES, model.predict_proba(X))
+    for _ in range(30):
+        model.partial_fit(X[60:], NAMES[60:])
+    assert log_loss(NAMES, model.predict_proba(X)) < min(first, 0.45)
+    line = IBNNRegressor(**QUICK)
+    for _ in range(60):
+        line.partial_fit(X, Y[:, 0])
+    assert line.score(X, Y[:, 0]) > 0.9
+    with pytest.raises(ValueError, match="classes"):
+        IBNNClassifier().partial_fit(X, NAMES)
+    with pytest.raises(ValueError, match="class_weight"):
+        IBNNClassifier(class_weight="balanced").partial_fit(X, NAMES, classes=["no", "yes"])
+
+
+def tanh_net(inputs: int, outputs: int) -> nn.Module:
+    sizes = (inputs, 8, 8, outputs)
+    return nn.Sequential(*(m for a, b in pairwise(sizes) for m in (nn.Tanh(), nn.Linear(a, b))))
+
+
+def test_a_network_of_one_s_own() -> None:
+    model = IBNNClassifier(net=tanh_net, epochs=1, **QUICK).fit(X, NAMES)
+    assert list(model.model_.latents) == ["3", "5"]  # two columns are too few for noise of their own
+    assert list(IBNNClassifier(**QUICK | {"hidden": (), "epochs": 1}).fit(X, NAMES).model_.latents) == ["0"]
+    wide = IBNNClassifier(**QUICK | {"epochs": 1}).fit(np.repeat(X, 4, axis=1), NAMES)
+    assert list(wide.model_.latents) == ["0", "2"]
+
+
+# ----------------------------------------------------------------------------------------------------------- company
+
+
+def test_data_frames_keep_their_names() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=["east", "north"])
+    model = IBNNClassifier(epochs=1, **QUICK).fit(frame, pandas.Series(NAMES))
+    assert model.feature_names_in_.tolist() == ["east", "north"]
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[["north", "east"]])
+
+
+def test_searches_and_pipelines() -> None:
+    pipeline = make_pipeline(PolynomialFeatures(2), IBNNClassifier(**QUICK))  # its first column is constant
+    grid = {"ibnnclassifier__epochs": np.array([1, 10])}
+    search = GridSearchCV(pipeline, grid, cv=2, scoring="neg_log_loss").fit(X, NAMES)
+    assert search.best_params_ == {"ibnnclassifier__epochs": 10}
+    assert np.isfinite(search.predict_proba(X)).all()
+
+
+def test_what_cannot_be_used_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"[Ss]parse"):
+        IBNNClassifier().fit(csr_array(X), NAMES)
+    with pytest.raises(ValueError, match="weight"):
+        IBNNRegressor().fit(X, Y, sample_weight=np.zeros(len(X)))
+    with pytest.raises(ValueError, match="some row"):
+        IBNNClassifier(class_weight={"no": 0, "yes": 0}).fit(X, NAMES)
+    with pytest.raises(ValueError, match=r"[Nn]egative"):
+        IBNNRegressor().fit(X, Y, sample_weight=-np.ones(len(X)))
