@@ -23,7 +23,19 @@ from ibnn.cli.app import app
 from ibnn.cli.settings import names as recipe_names
 from ibnn.cli.settings import parsed, read_job
 
-COMMANDS = ["demo", "plan", "data", "data list", "data get", "train", "predict", "evaluate", "report", "reproduce"]
+COMMANDS = [
+    "demo",
+    "plan",
+    "data",
+    "data list",
+    "data get",
+    "train",
+    "predict",
+    "evaluate",
+    "report",
+    "export",
+    "reproduce",
+]
 TINY = ["--set", "train.steps=12", "--set", "method_options.components=2", "--set", "net_options.hidden=32"]
 FIELDS = ["file", "row", "label", "probability", "total", "aleatoric", "epistemic", "abstain"]
 

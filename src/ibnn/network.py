@@ -205,11 +205,11 @@ class IBNN(nn.Module):
             with self._multiplied_by(z):
                 return self.net(*args, **kwargs)
         if self.training in self._watched_modes:
-            with self._lock, self._multiplied_by(z), _no_fast_path():
+            with self._lock, self._multiplied_by(z), no_fast_path():
                 return self._remembered(self.net(*args, **kwargs), z)
         layers = self._layers()
         watch = bypassed(self.net, layers)
-        with self._lock, self._multiplied_by(z), _no_fast_path(), input_shapes(layers) as shapes, watch as names:
+        with self._lock, self._multiplied_by(z), no_fast_path(), input_shapes(layers) as shapes, watch as names:
             output = self.net(*args, **kwargs)
         if z.dim() == 2:  # a z for each row
             check_batch_first(self.net, layers, shapes, args, kwargs)
@@ -477,7 +477,7 @@ def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 @contextmanager
-def _no_fast_path() -> Iterator[None]:
+def no_fast_path() -> Iterator[None]:
     """Keeps torch's fused attention, which reads weights past their layers, switched off for a block."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
