@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +40,20 @@ def test_the_calibration_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert report.after["nll"] < report.before["nll"] - 0.1
     assert report.scale > 0
     assert (tmp_path / "curve.png").exists()
+
+
+def test_the_deploying_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    exporting, serving, other = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(exporting, names)
+    assert names["written"].difference < 1e-5
+    blocked = "import sys\nsys.modules['ibnn'] = sys.modules['torch'] = None\n"
+    done = subprocess.run([sys.executable, "-c", blocked + serving], capture_output=True, text=True, check=True)
+    zeros = names["model"].predict(names["torch"].zeros(1, 1, 8, 8))
+    label, *numbers = done.stdout.split()
+    assert int(label) == int(zeros.labels)
+    expected = [float(value) for value in (zeros.probs.amax(), zeros.total, zeros.epistemic)]
+    assert list(map(float, numbers)) == pytest.approx(expected, abs=1e-5)
+    exec(other, names)
