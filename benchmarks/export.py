@@ -3,7 +3,7 @@
     python benchmarks/export.py [--repeats 30] [--nets lenet wideresnet] [--json FILE]
 
 The exported iBNN (8 components, 5 draws of each: 40 rows for every input) against the exported plain network, on one
-core, in CPU time, for batches of 1 and 64. The two alternate; medians are compared. A ratio of 40 is what 40 calls cost.
+core, in CPU time, for batches of 1 and 64. The two alternate; medians are compared. 40 separate calls have ratio 40.
 """
 
 import statistics

@@ -163,10 +163,22 @@ def test_size_against_the_plain_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["lenet", "transformer"])
 def test_torch_answers_as_predict(name: str, written: Callable[..., ibnn.Exported]) -> None:
     model, x = make(name)
-    answers = torch.export.load(written(name, "torch").path).module()(x)
-    expected = model.predict(x, samples=SAMPLES, seed=SEED)
-    for output, field in NAMES.items():
-        torch.testing.assert_close(answers[output], getattr(expected, field), rtol=1e-5, atol=1e-5)
+    loaded = torch.export.load(written(name, "torch").path).module()
+    for rows in (slice(0, 5), slice(2, 3)):
+        part = rows_of(x, rows)
+        answers, expected = loaded(part), model.predict(part, samples=SAMPLES, seed=SEED)
+        for output, field in NAMES.items():
+            torch.testing.assert_close(answers[output], getattr(expected, field), rtol=1e-5, atol=1e-5)
+
+
+def test_a_single_draw(tmp_path: Path) -> None:
+    model = ibnn.convert(mlp(4, 2, hidden=4), components=1, seed=0)
+    ibnn.export(model, torch.randn(1, 4), tmp_path / "a.pt2", samples=1, format="torch")
+    loaded = torch.export.load(tmp_path / "a.pt2").module()
+    for rows in (1, 3):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(loaded(x)["probabilities"], model.predict(x, samples=1).probs)
+        assert loaded(x)["epistemic"].abs().max() < 1e-6
 
 
 def test_no_ibnn_is_needed(written: Callable[..., ibnn.Exported], tmp_path: Path) -> None:
@@ -294,6 +306,12 @@ def small() -> ibnn.IBNN:
         (
             lambda: ibnn.convert(TimeFirst(), components=2),
             torch.randn(2, 6, 4),
+            {},
+            "a leading dimension that is the batch",
+        ),
+        (
+            lambda: ibnn.convert(TimeFirst(), components=2),
+            torch.randn(2, 10, 4),  # as long as there are draws
             {},
             "for its draws as rows of one batch",
         ),
