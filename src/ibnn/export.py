@@ -109,7 +109,7 @@ def export(
             found = _READERS[format](content, shown)
     except Exception as error:  # whatever torch, onnxscript or onnxruntime cannot follow
         reason = f"one where it stops: {type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"
-        remedy = "See the cause above; wrap what cannot be traced, or depends on the batch size, in plain tensor code."
+        remedy = "Put what cannot be traced, or depends on values or on the batch size, into plain tensor code."
         wanted = f"a network that torch can export to {format} for any batch size"
         raise ValueError(complaint("model", wanted, reason, remedy)) from error
     difference = max(_difference(found[name], expected[name]) for name in expected)
@@ -134,7 +134,9 @@ class _Answering(nn.Module):
         self.name, self.components, self.pixels = type(model).__name__, model.components, pixels
         self.likelihood: Likelihood = copy.deepcopy(model.likelihood)
         nets = model.net if isinstance(model.net, nn.ModuleList) else [model.net]  # a list: the members of an ensemble
-        self.nets = nn.ModuleList(duplicate(net) for net in nets).to(memory_format=torch.contiguous_format)
+        self.nets = nn.ModuleList(duplicate(net) for net in nets)
+        for parameter in self.nets.parameters():
+            parameter.data = parameter.data.contiguous()  # runs keep channels last
         self.copies = self._hold(model._draws(samples, seed).detach()) if isinstance(model, IBNN) else 1
         for name, values in zip(("centre", "spread"), pixels or (), strict=False):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1))
@@ -225,17 +227,26 @@ def _traced(answering: _Answering, shown: Inputs) -> torch.export.ExportedProgra
 
 
 def _to_onnx(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str], facts: str) -> bytes:
-    made = torch.onnx.export(program, dynamo=True, verbose=False, input_names=inputs, output_names=outputs)
+    told, kept = [f"in.{name}" for name in inputs], [f"out.{name}" for name in outputs]
+    made = torch.onnx.export(program, dynamo=True, verbose=False, input_names=told, output_names=kept)
     assert made is not None
     proto = made.model_proto
-    proto.graph.ClearField("value_info")  # shapes on the way, which runtimes find by themselves
-    for node in proto.graph.node:
+    graph = proto.graph
+    names = dict(zip([*told, *kept], [*inputs, *outputs], strict=True))
+    names |= {name: f"inner.{name}" for name in names.values()}  # torch calls values on the way "mean", too
+    for node in graph.node:
         node.ClearField("metadata_props")  # where in the source it came from: together more than a small network
-    for value in (*proto.graph.input, *proto.graph.output):
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for value in (*graph.input, *graph.output, *graph.initializer):
         value.ClearField("metadata_props")
+        value.name = names.get(value.name, value.name)
+    for value in (*graph.input, *graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    graph.ClearField("value_info")  # shapes on the way, which runtimes find by themselves
     proto.metadata_props.add(key=FACTS, value=facts)
-    return proto.SerializeToString()
+    content: bytes = proto.SerializeToString()
+    return content
 
 
 def _to_torch(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str], facts: str) -> bytes:
