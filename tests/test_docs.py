@@ -57,3 +57,11 @@ def test_the_deploying_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     expected = [float(value) for value in (zeros.probs.amax(), zeros.total, zeros.epistemic)]
     assert list(map(float, numbers)) == pytest.approx(expected, abs=1e-5)
     exec(other, names)
+
+
+def test_the_deploying_page_quotes_its_result_file() -> None:
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    found = json.loads((ROOT / "experiments" / "results" / "int8.json").read_text())
+    for name in ("float32", "dynamic", "static"):
+        row = found[name]
+        assert f"| {name} | {row['nll']} | {row['ece']} | {row['error']} | {row['bytes']:,} |" in page
