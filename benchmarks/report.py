@@ -15,8 +15,8 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def tell(result: dict[str, Any], path: Path | None) -> None:
-    text = json.dumps(result | {"versions": provenance("accelerate")}, indent=1)
+def tell(result: dict[str, Any], path: Path | None, *packages: str) -> None:
+    text = json.dumps(result | {"versions": provenance(*(packages or ("accelerate",)))}, indent=1)
     print(text)
     if path:
         write_atomically(path, text.encode() + b"\n")

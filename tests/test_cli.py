@@ -23,7 +23,19 @@ from ibnn.cli.app import app
 from ibnn.cli.settings import names as recipe_names
 from ibnn.cli.settings import parsed, read_job
 
-COMMANDS = ["demo", "plan", "data", "data list", "data get", "train", "predict", "evaluate", "report", "reproduce"]
+COMMANDS = [
+    "demo",
+    "plan",
+    "data",
+    "data list",
+    "data get",
+    "train",
+    "predict",
+    "evaluate",
+    "report",
+    "export",
+    "reproduce",
+]
 TINY = ["--set", "train.steps=12", "--set", "method_options.components=2", "--set", "net_options.hidden=32"]
 FIELDS = ["file", "row", "label", "probability", "total", "aleatoric", "epistemic", "abstain"]
 
@@ -538,3 +550,29 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert process.wait() == 1
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- export
+
+
+def test_export_answers_as_predict(run: Path, pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    result = call("export", run, "-o", tmp_path / "m.onnx", "--pixels", "--samples", 2, "--seed", 3, "--json")
+    assert json.loads(result.stdout)["bytes"] == (tmp_path / "m.onnx").stat().st_size
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    probabilities, total, *_ = session.run(None, {"x": pixels[:, None].astype(np.float32) / 255})
+    np.save(tmp_path / "a.npy", pixels)
+    rows = rows_of(call("predict", run, tmp_path / "a.npy", "--samples", 2, "--seed", 3, "--risk", 1).stdout)
+    facts = json.loads(session.get_modelmeta().custom_metadata_map["ibnn"])
+    assert [facts["classes"][i] for i in probabilities.argmax(1)] == [row["label"] for row in rows]
+    assert total == pytest.approx([float(row["total"]) for row in rows], abs=1e-4)
+    assert facts["pixels"] == facts["normalisation"]
+
+
+def test_export_of_normalised_images_and_wrong_exports(run: Path, tmp_path: Path) -> None:
+    result = call("export", run, "-o", tmp_path / "m.pt2", "--format", "torch", "--samples", 1)
+    assert result.stdout == f"{tmp_path / 'm.pt2'}\n"
+    assert "are draws" in result.stderr
+    assert "job.toml" in call("export", tmp_path, code=2).stderr
+    assert "the folder" in call("export", run, "-o", tmp_path, "--format", "torch", code=2).stderr
+    assert "tflite" in call("export", run, "--format", "tflite", code=2).stderr

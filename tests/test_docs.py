@@ -95,3 +95,28 @@ def test_the_tabular_page_runs_and_quotes_its_result_file() -> None:
     assert 0.7 < names["coverage"] <= 1
     command = [sys.executable, str(ROOT / "experiments" / "tabular.py"), "--page", "--check"]
     subprocess.run(command, check=True)
+
+
+def test_the_deploying_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    exporting, serving, other = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(exporting, names)
+    assert names["written"].difference < 1e-5
+    blocked = "import sys\nsys.modules['ibnn'] = sys.modules['torch'] = None\n"
+    done = subprocess.run([sys.executable, "-c", blocked + serving], capture_output=True, text=True, check=True)
+    zeros = names["model"].predict(names["torch"].zeros(1, 1, 8, 8))
+    label, *numbers = done.stdout.split()
+    assert int(label) == int(zeros.labels)
+    expected = [float(value) for value in (zeros.probs.amax(), zeros.total, zeros.epistemic)]
+    assert list(map(float, numbers)) == pytest.approx(expected, abs=1e-5)
+    exec(other, names)
+
+
+def test_the_deploying_page_quotes_its_result_file() -> None:
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    found = json.loads((ROOT / "experiments" / "results" / "int8.json").read_text())
+    for name in ("float32", "dynamic", "static"):
+        row = found[name]
+        assert f"| {name} | {row['nll']} | {row['ece']} | {row['error']} | {row['bytes']:,} |" in page

@@ -7,6 +7,7 @@ from ibnn import metrics
 from ibnn.calibration import Calibration, calibrate
 from ibnn.convert import Plan, convert, plan, revert
 from ibnn.diagnosis import Diagnosis, diagnose
+from ibnn.export import Exported, export
 from ibnn.latent import Latent
 from ibnn.layers import register_layer
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
@@ -83,6 +84,8 @@ __all__ = [
     "diagnose",
     # files
     "Adapters",
+    "Exported",
+    "export",
     "load",
     # tasks
     "Bernoulli",

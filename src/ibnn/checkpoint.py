@@ -7,7 +7,6 @@ by its name alone. Nothing is unpickled.
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ibnn.atomic import write_atomically as write_atomically
+
 log = logging.getLogger("ibnn")
 
 
@@ -25,25 +26,6 @@ class Checkpoint(NamedTuple):
 
     tensors: dict[str, Tensor]
     data: dict[str, Any]
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that at any moment there is the old one or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name, too, survives a power cut
-    finally:
-        os.close(folder)
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], data: Mapping[str, Any], *, keep: int) -> Path:

@@ -166,7 +166,7 @@ class Latent(nn.Module):
         shape = [1] * x.dim()
         shape[self.axis] = self.nodes
         if z.dim() == 2:
-            rows, batch = len(z), len(x)
+            rows, batch = z.shape[0], x.shape[0]  # not len: torch.export would fix it
             if x.dim() + self.axis < 1 or batch % rows:
                 raise ValueError(
                     complaint(
@@ -177,7 +177,7 @@ class Latent(nn.Module):
                     )
                 )
             if batch != rows:
-                z = z.repeat_interleave(batch // rows, dim=0)
+                z = z[:, None].expand(-1, batch // rows, -1).flatten(0, 1)  # repeat_interleave, which ONNX has not
             shape[0] = batch
         return z.to(dtype=x.dtype, device=x.device).reshape(shape)
 

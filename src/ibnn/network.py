@@ -255,11 +255,11 @@ class IBNN(nn.Module):
                 return self.net(*args, **kwargs)
         kind = (self.training, z.dim() == 2)
         if kind in self._watched:
-            with self._lock, self._multiplied_by(z), _no_fast_path():
+            with self._lock, self._multiplied_by(z), no_fast_path():
                 return self._remembered(self.net(*args, **kwargs), z)
         layers = self._layers()
         watch = bypassed(self.net, layers)
-        with self._lock, self._multiplied_by(z), _no_fast_path(), input_shapes(layers) as shapes, watch as names:
+        with self._lock, self._multiplied_by(z), no_fast_path(), input_shapes(layers) as shapes, watch as names:
             output = self.net(*args, **kwargs)
         if z.dim() == 2:  # a z for each row
             check_batch_first(self.net, layers, shapes, args, kwargs)
@@ -565,7 +565,7 @@ def _weights(layer: nn.Module) -> int:
 
 
 @contextmanager
-def _no_fast_path() -> Iterator[None]:
+def no_fast_path() -> Iterator[None]:
     """Keeps torch's fused attention, which reads weights past their layers, switched off for a block."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

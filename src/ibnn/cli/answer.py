@@ -45,7 +45,7 @@ def evaluate(
     from ibnn.evaluation import evaluate as measure
     from ibnn.jobs import make_data
 
-    run = _read(folder)
+    run = read(folder)
     if data_set is not None:
         with misuse():
             check_set(data_set, data)
@@ -98,7 +98,7 @@ def predict(
         if out is not None and out.suffix not in (".csv", ".json"):
             raise ValueError(complaint("--out", "a .csv or .json file", out, "Pass -o out.csv."))
         files = listed(inputs)
-    run = _read(folder)
+    run = read(folder)
     ask = _Asked(run, samples, seed)
     stream = examples(files, _form(folder), screen.note)
     rows: list[dict[str, Any]] = []
@@ -138,7 +138,7 @@ class _Asked(NamedTuple):
         """What is written of a batch."""
         import torch
 
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in _scale(self.run.job.data))
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in scale(self.run.job.data))
         found = self.answer((torch.stack([example.pixels for example in batch]) - mean) / std)
         numbers = {"probability": found.probs.amax(1)}
         numbers |= {name: getattr(found, name) for name in ("total", "aleatoric", "epistemic")}
@@ -149,21 +149,23 @@ class _Asked(NamedTuple):
         ]
 
 
-def _scale(data: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def scale(data: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation that a set is normalised by, whether it is here or not."""
     from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 
     return (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS
 
 
-def _read(folder: Path) -> "Run":
+def read(folder: Path) -> "Run":
+    """A finished run; a folder without one is misuse."""
     from ibnn.jobs import read_run
 
     with misuse():
         return read_run(folder)
 
 
-def _stored(folder: Path) -> dict[str, "Tensor"]:
+def stored_in(folder: Path) -> dict[str, "Tensor"]:
+    """What a run answered on its test set."""
     import safetensors.torch
 
     path = folder / "answers.safetensors"
@@ -174,7 +176,7 @@ def _stored(folder: Path) -> dict[str, "Tensor"]:
 
 def _form(folder: Path) -> Form:
     """Of the images that the run was trained on."""
-    return Form(*_stored(folder)["shown/images"].shape[1:])
+    return Form(*stored_in(folder)["shown/images"].shape[1:])
 
 
 def _limit(
@@ -210,7 +212,7 @@ def _labelled(folder: Path, ask: _Asked, data: Path | None) -> tuple["Tensor", "
     except (FileNotFoundError, ModuleNotFoundError):  # the data are not here
         valid = None
     if valid is None:
-        stored = _stored(folder)
+        stored = stored_in(folder)
         doubt = stored["aleatoric"] + stored["between"] + stored["within"]
         return doubt, stored["probs"].argmax(1) != stored["labels"], "test answers of the run folder"
     index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:HELD_OUT]

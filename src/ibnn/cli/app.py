@@ -6,6 +6,7 @@ import typer
 
 import ibnn
 from ibnn.cli.answer import evaluate, predict
+from ibnn.cli.export import export
 from ibnn.cli.look import data_get, data_list, demo, plan
 from ibnn.cli.paper import report, reproduce
 from ibnn.cli.screen import Debug, Quiet, register
@@ -26,6 +27,7 @@ EXAMPLES = """[bold]Start here[/bold]
   ibnn data get fashion-mnist             larger data
   ibnn train fashion-mnist-lenet --set seed=1
   ibnn train my.toml --set train.lr=0.01  a job of your own
+  ibnn export runs/digits-mlp --pixels    one file for onnxruntime
 
 [bold]Exit codes[/bold]
   0 done, 1 failed while working, 2 wrong usage, 130 interrupted
@@ -66,4 +68,5 @@ register(app, train, panel="Train and ask")
 register(app, predict, panel="Train and ask")
 register(app, evaluate, panel="Train and ask")
 register(app, report, panel="Train and ask")
+register(app, export, panel="Train and ask")
 register(app, reproduce, panel="The paper")

@@ -1,0 +1,60 @@
+"""`export`: a finished run as one file that runs without ibnn."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ibnn.cli.answer import RunFolder, read, scale, stored_in
+from ibnn.cli.screen import Json, Screen, misuse
+
+
+def export(
+    screen: Screen,
+    folder: RunFolder,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; default model.onnx or model.pt2.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Draws per component.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Decides the draws.")] = 0,
+    format: Annotated[Literal["onnx", "torch"], typer.Option(help="For onnxruntime or torch.export.load.")] = "onnx",
+    pixels: Annotated[
+        bool, typer.Option("--pixels", help="The file takes images in [0, 1] and normalises them.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Writes a run as one ONNX or torch file that answers as `ibnn predict` does, without ibnn.
+
+    Without --pixels it takes images normalised as in training; the numbers are in its metadata.
+    """
+    import torch
+
+    from ibnn.baselines import Plain
+    from ibnn.export import export as write
+    from ibnn.network import IBNN
+
+    run = read(folder)
+    images = stored_in(folder)["shown/images"].float() / 255
+    mean, std = scale(run.job.data)
+    facts = {"run": run.result["name"], "classes": run.result["classes"]}
+    facts |= {"normalisation": {"mean": mean, "std": std}}
+    if not pixels:
+        images = (images - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+    assert isinstance(run.model, IBNN | Plain), "as all methods of jobs"
+    with misuse():
+        written = write(
+            run.model,
+            images,
+            out or Path("model.onnx" if format == "onnx" else "model.pt2"),
+            samples=samples,
+            seed=seed,
+            format=format,
+            pixels=(mean, std) if pixels else None,
+            metadata=facts,
+        )
+    if json:
+        screen.json(written._asdict() | {"path": str(written.path), "format": format, "samples": samples, "seed": seed})
+        return
+    print(written.path)
+    screen.note(
+        f"{written.bytes:,} bytes, of which {written.draw_bytes:,} are draws; its answers differ from those of "
+        f"`ibnn predict` by at most {written.difference:.1g}."
+    )
