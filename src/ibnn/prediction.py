@@ -51,11 +51,6 @@ class Prediction:
         values = {f.name: (getattr(self, f.name), f.metadata.get("batch", 0)) for f in fields(self)}
         return type(self)(**{name: None if v is None else function(v, axis) for name, (v, axis) in values.items()})
 
-    def rows(self, index: Tensor) -> Self:
-        """The answers for some of the inputs, by their numbers (R,)."""
-        axes = {f.name: f.metadata.get("batch", 0) for f in fields(self)}
-        return type(self)(**{name: getattr(self, name).index_select(axis, index) for name, axis in axes.items()})
-
     @classmethod
     def cat(cls, parts: list[Self]) -> Self:
         """Joins the answers for consecutive batches."""
