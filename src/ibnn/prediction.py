@@ -138,7 +138,7 @@ class BernoulliPrediction(CategoricalPrediction):
         return self.standard_error.reshape(len(self), -1).amax(1)
 
     def settled(self, tolerance: float) -> Tensor:
-        """As for classes: all errors are below the tolerance, and each label is farther than its error from undecided."""
+        """As for classes: all errors are below the tolerance, and no label is within its error of undecided."""
         clear = (self.probs - 0.5).abs() > self.standard_error
         return (self.answer_error < tolerance) & clear.reshape(len(self), -1).all(1)
 
