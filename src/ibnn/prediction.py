@@ -28,7 +28,6 @@ from ibnn.inputs import (
 )
 from ibnn.memory import Peak, out_of_memory
 
-
 TOLERANCE = 0.06  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
 
 
