@@ -26,6 +26,7 @@ from ibnn.cli.settings import parsed, read_job
 COMMANDS = [
     "demo",
     "plan",
+    "bench",
     "data",
     "data list",
     "data get",

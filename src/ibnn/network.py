@@ -434,6 +434,7 @@ class IBNN(nn.Module):
         seed: int = 0,
         batch_size: int = 256,
         max_memory: int | None = None,
+        correct_bias: bool = False,
         progress: bool = True,
     ) -> Prediction:
         """Answers with uncertainty from `samples` draws of every component; see `ibnn.predict`."""
@@ -446,6 +447,7 @@ class IBNN(nn.Module):
                 seed=seed,
                 batch_size=batch_size,
                 max_memory=max_memory,
+                correct_bias=correct_bias,
                 progress=progress,
             )
 
