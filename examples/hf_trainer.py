@@ -30,7 +30,7 @@ class ELBOTrainer(Trainer):
         return (loss, {"logits": log_probs}) if return_outputs else loss
 
 
-def main(epochs: int = 40) -> dict[str, float]:
+def main(epochs: int = 20) -> dict[str, float]:
     torch.manual_seed(0)
     digits = load_digits()
     x, y = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1, torch.tensor(digits.target)
@@ -45,11 +45,11 @@ def main(epochs: int = 40) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, num_train_epochs=epochs, per_device_train_batch_size=64, per_device_eval_batch_size=256,
+            folder, num_train_epochs=epochs, per_device_train_batch_size=32, per_device_eval_batch_size=256,
             label_names=["labels"], save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
             remove_unused_columns=False, logging_strategy="no",
         )  # fmt: skip
-        optimiser = torch.optim.AdamW(model.parameter_groups(lr=3e-3, latent_lr=1e-2))
+        optimiser = torch.optim.AdamW(model.parameter_groups(lr=5e-3, latent_lr=1e-2))
         trainer = ELBOTrainer(model, arguments, train_dataset=train, eval_dataset=test, optimizers=(optimiser, None))
         trainer.train()
         result = trainer.evaluate()
