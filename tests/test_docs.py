@@ -97,6 +97,25 @@ def test_the_tabular_page_runs_and_quotes_its_result_file() -> None:
     subprocess.run(command, check=True)
 
 
+def test_the_page_on_sequences_and_transformers_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft")
+    names = run_page("transformers.md")
+    assert names["answers"].probs.shape == (8, 4)
+    assert list(names["asked"].latents) == ["words", "rnn", "head"]
+    assert sum(names["ports"].values()) == names["model"].latents["rnn"].nodes
+    lora, bert = names["lora"], names["bert"]
+    assert all(latent.mean.grad is not None for latent in (*bert.latents.values(), *lora.latents.values()))
+    assert "looks rows up" in capsys.readouterr().out
+
+
+def test_the_table_of_sequences_is_that_of_its_result_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    import sequences
+
+    assert sequences.page(check=True) == 0
+    assert (ROOT / "docs" / "figures" / "sequences.png").exists()
+
+
 def test_the_deploying_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "deploying.md").read_text()

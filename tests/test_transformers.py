@@ -188,3 +188,68 @@ def test_prediction_and_files(case: Any, tmp_path: Path) -> None:
         again = ibnn.load(tmp_path / str(latents_only), net)
         assert torch.equal(again.predict(inputs, samples=2).probs, answers.probs)
     assert ibnn.revert(model).state_dict().keys() == net.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama", "T5", "ViT", "Whisper"])
+def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
+    net, inputs = _made(name)
+    gradients = []
+    for checkpointed in (False, True):
+        model = converted(net).train()
+        if checkpointed:
+            model.net.gradient_checkpointing_enable()
+            assert model.net.is_gradient_checkpointing
+        model.elbo(inputs, torch.arange(B) % C, n_data=9).loss.backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for key, gradient in gradients[0].items():
+        assert torch.allclose(gradients[1][key], gradient, rtol=1e-4, atol=1e-6), key
+
+
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama"])
+def test_models_with_lora_convert_too(name: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    net, inputs = _made(name)
+    targets = {"BERT": ["query", "value"], "GPT-2": ["c_attn"], "Llama": ["q_proj", "v_proj"]}[name]
+    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, fan_in_fan_out=name == "GPT-2")
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(copy.deepcopy(net), config).eval()
+    model = converted(adapted)
+    assert sum("lora_A" in layer for layer in model.latents) == len(targets) * 2
+    assert [n for n in model.net.state_dict() if ".latent." not in n] == list(adapted.state_dict())
+    with torch.no_grad():
+        rows = model.draw_logits(inputs, samples=1, batch_size=99)
+        for k, row in enumerate(rows):
+            assert torch.allclose(model.draw(k)(**inputs).logits, row, atol=2e-5)
+    model.save_pretrained(tmp_path, latents_only=True)
+    assert torch.equal(ibnn.load(tmp_path, adapted).eval()(**inputs), model.eval()(**inputs))
+    model.train().elbo(inputs, torch.arange(B) % C, n_data=9, beta=0.0).loss.backward()
+    assert all(latent.mean.grad.ne(0).any() for latent in model.latents.values())
+    trained = [n for n, p in model.net.named_parameters() if p.grad is not None and ".latent." not in n]
+    assert trained
+    assert all("lora" in parameter for parameter in trained)  # the model's own weights stay frozen
+    model.set_posterior(mean=1.0, std=0.0)
+    with torch.no_grad():
+        assert torch.allclose(model.draw_logits(inputs, samples=1)[0], adapted(**inputs).logits, atol=1e-5)
+
+
+def test_a_layer_that_also_reads_something_without_a_batch_is_named() -> None:
+    """DeBERTa's relative attention sends the same embeddings of distances through its projections for all rows."""
+    options = WIDE | TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "share_att_key": True}
+    config = hf.DebertaV2Config(**options, max_relative_positions=8, position_buckets=4)
+    net, inputs = hf.DebertaV2ForSequenceClassification(config).eval(), _words()
+    with pytest.raises(ValueError, match=r"input of layer 'deberta.*(query|key)_proj'.*exclude="):
+        converted(net).train().elbo(inputs, torch.arange(B), n_data=9)
+    model = converted(net, exclude=["*.query_proj", "*.key_proj"])
+    model.train().elbo(inputs, torch.arange(B), n_data=9).loss.backward()
+    assert all(latent.mean.grad is not None for latent in model.latents.values())
+    assert converted(net).predict(inputs, samples=1).probs.shape == (B, C)  # one z for all rows fits any layer
+
+
+def test_embeddings_of_words_get_a_latent_when_asked_for() -> None:
+    net, inputs = _made("Llama")
+    model = converted(net, include=[nn.Module, "model.embed_tokens"])
+    assert "model.embed_tokens" in model.latents
+    with torch.no_grad():
+        rows = model.draw_logits(inputs, samples=1, batch_size=99)
+        assert torch.allclose(model.draw(1)(**inputs).logits, rows[1], atol=2e-5)
