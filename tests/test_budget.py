@@ -12,7 +12,6 @@ from ibnn.bench import Encoder
 from ibnn.memory import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet, mlp
 
-
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "LeNet": (LeNet, (1, 28, 28)),
     "VGG16-small": (VGG16, (3, 32, 32)),

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ibnn.budget import cost
 from ibnn.checkpoint import write_atomically
 from ibnn.convert import convert
 from ibnn.memory import saved_bytes
@@ -221,14 +222,15 @@ def _kept(module: nn.Module, loss: Callable[[], Tensor]) -> int:
 
 
 def memory(name: str, size: Size) -> dict[str, Any]:
-    """Bytes that a training step keeps for its backward pass, weights aside."""
+    """Bytes that a training step keeps for its backward pass, weights aside; and those that `ibnn.cost` plans, to it."""
     net, x, y = _made(name, size.batch)
     model = convert(net.train(), components=COMPONENTS, seed=0)
     kept = {
         "ibnn": _kept(model, lambda: model.elbo(x, y, n_data=N_DATA).loss),
         "plain": _kept(net, lambda: F.cross_entropy(net(x), y)),
     }
-    return {"ratio": round(kept["ibnn"] / kept["plain"], 4), **kept}
+    planned = cost(net, x, components=COMPONENTS).step_bytes / kept["ibnn"]
+    return {"ratio": round(kept["ibnn"] / kept["plain"], 4), "planned": round(planned, 4), **kept}
 
 
 def training(name: str, size: Size) -> dict[str, Any]:
