@@ -1,3 +1,4 @@
+import copy
 import math
 from collections import UserDict
 
@@ -231,6 +232,29 @@ def test_draws_as_rows_and_in_weights_are_the_draws(name: str, rows: int) -> Non
     torch.testing.assert_close(
         model.draw_logits(x, 2, first=3), expected.view(3, 5, *expected.shape[1:])[:, 3:].flatten(0, 1)
     )
+
+
+def test_noise_is_kept_for_the_next_input_and_never_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make_model(), torch.randn(1, 5)
+    asked: list[object] = []
+    normals = ibnn.network.normals
+    monkeypatch.setattr(ibnn.network, "normals", lambda *at: asked.append(at) or normals(*at))
+    with torch.inference_mode():
+        first = model.draw_logits(x, 2)
+    model.draw_logits(x, 2).sum().backward()  # not an inference tensor
+    assert torch.equal(model.draw_logits(x, 2), first)
+    assert len(asked) == 1
+    for change in ({"seed": 1}, {"first": 1}, {"samples": 3}):
+        options = {"samples": 2, **change}
+        assert torch.equal(model.draw_logits(x, **options), make_model().draw_logits(x, **options))
+    model.set_posterior(std=0.3)  # moves the draws, not their noise
+    torch.testing.assert_close(model.draw_logits(x, 3)[2], model.draw(component=0, index=2)(x))
+    assert copy.deepcopy(model)._last_noise is None
+    monkeypatch.setattr(ibnn.network, "_KEPT", 10)
+    model.draw_logits(x, 4)
+    asked.clear()
+    model.draw_logits(x, 4)
+    assert len(asked) == 1
 
 
 def test_weights_are_multiplied_where_that_is_cheaper_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

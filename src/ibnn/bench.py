@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ibnn.budget import cost
 from ibnn.checkpoint import write_atomically
 from ibnn.convert import convert
 from ibnn.memory import saved_bytes
@@ -35,9 +36,9 @@ BARS = {"memory": 1.03, "step": 1.10, "components": 1.03, "predict": 1.03, "pred
 
 
 class Encoder(nn.Module):
-    """A pre-norm Transformer encoder of linear layers on tokens (B, T, width)."""
+    """A pre-norm Transformer encoder of linear layers on tokens (B, T, width); as large as BERT-mini's."""
 
-    def __init__(self, width: int = 128, heads: int = 4, depth: int = 4) -> None:
+    def __init__(self, width: int = 256, heads: int = 4, depth: int = 4) -> None:
         super().__init__()
         self.heads = heads
         sizes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
@@ -62,7 +63,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "vgg16-small": (VGG16, (3, 32, 32)),
     "wideresnet-16-4": (lambda: WideResNet(depth=16, width=4), (3, 32, 32)),
     "lenet": (LeNet, (1, 28, 28)),
-    "transformer-4": (Encoder, (64, 128)),
+    "transformer-4": (Encoder, (64, 256)),
 }
 
 
@@ -86,8 +87,8 @@ class Size:
     formats: tuple[str, ...] = ("vgg16-small", "lenet")
     batch: int = 128
     inputs: int = 64
-    few: int = 16
-    seconds: float = 12.0
+    few: int = 8
+    seconds: float = 8.0
     turns: int = 5
 
 
@@ -164,9 +165,8 @@ def rival_rows(cell: dict[str, Any]) -> list[list[str]]:
 
 
 def turns(calls: Mapping[str, Callable[[], object]], size: Size) -> dict[str, list[float]]:
-    """Seconds of every call, in turns, after two calls of each that do not count; each turn begins with another one."""
+    """Seconds of every call, in turns, after a call of each that does not count; each turn begins with another one."""
     for call in calls.values():
-        call()
         call()
     names, times = list(calls), {name: list[float]() for name in calls}
     began, turn = time.perf_counter(), 0
@@ -222,14 +222,15 @@ def _kept(module: nn.Module, loss: Callable[[], Tensor]) -> int:
 
 
 def memory(name: str, size: Size) -> dict[str, Any]:
-    """Bytes that a training step keeps for its backward pass, weights aside."""
+    """Bytes that a training step keeps for its backward pass, weights aside; and those that `ibnn.cost` plans, to it."""
     net, x, y = _made(name, size.batch)
     model = convert(net.train(), components=COMPONENTS, seed=0)
     kept = {
         "ibnn": _kept(model, lambda: model.elbo(x, y, n_data=N_DATA).loss),
         "plain": _kept(net, lambda: F.cross_entropy(net(x), y)),
     }
-    return {"ratio": round(kept["ibnn"] / kept["plain"], 4), **kept}
+    planned = cost(net, x, components=COMPONENTS).step_bytes / kept["ibnn"]
+    return {"ratio": round(kept["ibnn"] / kept["plain"], 4), "planned": round(planned, 4), **kept}
 
 
 def training(name: str, size: Size) -> dict[str, Any]:
@@ -251,10 +252,10 @@ def training(name: str, size: Size) -> dict[str, Any]:
 
 
 def prediction(name: str, size: Size) -> dict[str, Any]:
-    """Seconds of 10 draws (2 components) for a batch of inputs, to as many forward passes of the plain network."""
+    """Seconds of 20 draws (4 components) for a batch of inputs, to as many forward passes of the plain network."""
     net, x, _ = _made(name, size.inputs)
-    model = convert(net.eval(), components=2, seed=0)
-    many = plain(net, 10).predict
+    model = convert(net.eval(), components=4, seed=0)
+    many = plain(net, 20).predict
     with torch.no_grad():
         return _against_plain({"plain": partial(many, x), "ibnn": partial(model.predict, x)}, size)
 
@@ -312,6 +313,7 @@ def compiled(name: str, size: Size) -> dict[str, Any]:
 
 def rivals(size: Size) -> dict[str, Any]:
     """Parameters, and seconds of a step and of a prediction of 80 draws, of every method to the plain network's."""
+    size = replace(size, batch=size.batch // 2, seconds=0.0, turns=min(3, size.turns))
     net, x, y = _made(size.rivals, size.batch)
     net.train()
     draws = ONE[0] * ONE[1]
@@ -336,7 +338,7 @@ def rivals(size: Size) -> dict[str, Any]:
         }
         for name, rival in made.items()
     }
-    return {"net": size.rivals, "inputs": size.few, "methods": methods | missing}
+    return {"net": size.rivals, "batch": size.batch, "inputs": size.few, "methods": methods | missing}
 
 
 def _ours(model: IBNN, draws: int) -> Rival:
