@@ -37,6 +37,7 @@ STRENGTHS = (0.25, 0.7)  # what is tried for `prior_std`; their mean, weighted b
 HELD_OUT, FEWEST = 0.25, 100  # share of the rows that the strengths are compared by, and rows there must be for it
 STEPS, FEWEST_EPOCHS = 400, 20  # a run has so many steps, and no fewer passes over the table
 FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer is then spared
+NOISE_LR = 0.02  # of learnt noise: log σ would crawl at a rate made for weights
 WARMUP = 0.2  # share of a run over which a fixed KL's weight rises
 
 
@@ -142,15 +143,15 @@ class _Table(BaseEstimator):  # type: ignore[misc]
         self._calls += 1
         if noise is not None:
             with torch.no_grad():
-                self.model_.likelihood.log_std.copy_(noise)
+                self.model_.likelihood.log_std.lerp_(noise, 0.5)  # one has seen its rows, the other had fewer of them
 
     def _choose(
         self, inputs: Tensor, target: Tensor, labels: Array | None, start: dict[str, Tensor]
     ) -> tuple[float, Tensor | None]:
         """The strength that rows held out make likely, and the noise of the target (its log) that goes with it.
 
-        Trained noise is too small by what the network has learnt of it by heart. Probabilities get no temperature
-        likewise: one told by some ten errors is worse than none.
+        Trained noise is too small by what the network has learnt of it by heart. Probabilities get no temperature in
+        the same way: one told by some ten errors is worse than none.
         """
         rows, out = self._split(len(inputs), HELD_OUT, labels)
         likelihood, nlls, noises = self.model_.likelihood, [], []
@@ -191,6 +192,7 @@ class _Table(BaseEstimator):  # type: ignore[misc]
         recipe = Recipe(
             batch_size=int(self.batch_size),  # numpy's numbers come from searches
             lr=float(self.lr),
+            noise_lr=max(NOISE_LR, float(self.lr)),
             weight_decay=float(self.weight_decay),
             beta=grip,
             beta_warmup=0.0 if self._calls else WARMUP,

@@ -42,7 +42,6 @@ from ibnn.recipe import Recipe
 Trainable = IBNN | Plain
 Callback = Callable[[dict[str, Any], Trainable], None]
 DEFAULT_EPOCHS = 30
-NOISE_LR = 0.02  # Adam's least rate for the likelihood's own parameters: log σ would crawl at a rate made for weights
 
 
 @dataclass
@@ -390,7 +389,7 @@ class _Run:
 
     def _set_rates(self, rates: dict[str, float]) -> None:
         recipe = self.recipe
-        faster = max(1.0, NOISE_LR / recipe.lr) if recipe.optimiser == "adam" else 1.0
+        faster = (recipe.noise_lr or recipe.lr) / recipe.lr
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 rate = rates["latent_lr" if group["name"] == "latents" else "lr"]
