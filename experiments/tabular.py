@@ -40,12 +40,15 @@ from sklearn.preprocessing import StandardScaler
 from tables import filled
 
 from ibnn import figures
+from ibnn.figures import look
 from ibnn.reproduce import Results as Cells
 from ibnn.sklearn import IBNNClassifier, IBNNRegressor
 
 PAGE = Path(__file__).parent.parent / "docs" / "tabular.md"
 FIGURE = PAGE.parent / "figures" / "tabular.png"
 FOLDS, OURS, SPLIT = 10, "ibnn", 2026
+LINEAR = "logistic / linear"
+METHODS = (OURS, "MLP", LINEAR, "forest", "GP")
 FLOOR = 1e-6  # rivals that give a class no probability at all are not charged an infinite NLL
 
 
@@ -154,37 +157,81 @@ def run(only: str = "") -> None:
                 results.run(cell, lambda e=estimator, a=(x, y, train, test), w=work: w(e, *a))  # type: ignore[misc]
 
 
+def scores(cells: dict[str, Any], name: str, score: str) -> dict[str, Any]:
+    """Each method's score on the folds of a table that all its methods have; empty if there is none."""
+    own = list(dict.fromkeys(cell.split("/")[1] for cell in cells if cell.startswith(f"{name}/")))
+    folds = [f for f in range(FOLDS) if OURS in own and all(f"{name}/{m}/{f}" in cells for m in own)]
+    linear = ("logistic", "linear")
+    shown = {(LINEAR if m in linear else m): [cells[f"{name}/{m}/{f}"][score] for f in folds] for m in own if folds}
+    return {method: np.array(values) for method, values in shown.items()}
+
+
 def table(cells: dict[str, Any]) -> str:
-    """Mean NLL over the folds that all methods of a table have."""
-    methods = [OURS, "MLP", "logistic / linear", "forest", "GP"]
-    rows = [["table", "folds", *methods, f"{OURS} error or RMSE", "MLP"]]
+    """Mean NLL over the folds; in bold the lowest and what is within a standard error of the difference to it."""
+    rows = [["table", "folds", *METHODS, f"{OURS} error or RMSE", "MLP's", f"{OURS} seconds", "MLP's"]]
     for name in CLASSES | REALS:
-        own = {("logistic / linear" if m in ("logistic", "linear") else m): m for m in _methods(cells, name)}
-        folds = [f for f in range(FOLDS) if OURS in own and all(f"{name}/{m}/{f}" in cells for m in own.values())]
-        if not folds:
+        nll = scores(cells, name, "nll")
+        if not nll:
             continue
-        mean = {m: np.mean([cells[f"{name}/{own[m]}/{f}"]["nll"] for f in folds]) for m in own}
-        best = min(mean.values())
-        shown = [(f"**{mean[m]:.3f}**" if mean[m] == best else f"{mean[m]:.3f}") if m in mean else "–" for m in methods]
-        score = "error" if name in CLASSES else "rmse"
-        scores = [f"{np.mean([cells[f'{name}/{m}/{f}'][score] for f in folds]):.3f}" for m in (OURS, "MLP")]
-        rows.append([name, str(len(folds)), *shown, *scores])
+        best = min(nll.values(), key=np.mean)
+        shown = []
+        for method in METHODS:
+            far = method not in nll or (nll[method] - best).mean() > _error(nll[method] - best)
+            value = f"{nll[method].mean():.3f}" if method in nll else "–"
+            shown.append(value if far else f"**{value}**")
+        wrong = scores(cells, name, "error" if name in CLASSES else "rmse")
+        seconds = scores(cells, name, "fit_seconds")
+        last = [f"{wrong[m].mean():.3f}" for m in (OURS, "MLP")] + [f"{seconds[m].mean():.1f}" for m in (OURS, "MLP")]
+        rows.append([name, str(len(best)), *shown, *last])
     return figures.markdown(rows).rstrip() + "\n"
 
 
-def _methods(cells: dict[str, Any], name: str) -> list[str]:
-    return list(dict.fromkeys(cell.split("/")[1] for cell in cells if cell.startswith(f"{name}/")))
+def _error(values: Any) -> float:
+    """Standard error of the mean."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def figure(cells: dict[str, Any]) -> bytes:
+    """How much more NLL every rival has than ibnn, with standard errors of the difference over folds."""
+    with look.house_look():
+        drawn = look.canvas(3.2)
+        kinds = [[n for n in kind if scores(cells, n, "nll")] for kind in (CLASSES, REALS)]
+        every = drawn.subplots(2, 1, height_ratios=[len(names) for names in kinds])
+        for axes, names, title in zip(every, kinds, ("classes", "regression"), strict=True):
+            for number, rival in enumerate(METHODS[1:]):
+                for row, name in enumerate(names):
+                    nll = scores(cells, name, "nll")
+                    if rival not in nll:
+                        continue
+                    more, place = nll[rival] - nll[OURS], row + 0.17 * (number - 1.5)
+                    style = {"color": look.CYCLE[number + 1], "marker": look.MARKERS[number], "ms": 4}
+                    axes.errorbar(more.mean(), place, xerr=_error(more), lw=1, **style)
+            axes.axvline(0, color=look.BLUE, lw=1.2)
+            axes.set_yticks(range(len(names)), names)
+            axes.set_ylim(len(names) - 0.5, -0.5)
+            axes.set_xscale("symlog", linthresh=0.1, linscale=1.5)
+            axes.set_xticks(
+                [-0.2, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.4], ["−.2", "−.1", "−.05", "0", ".05", ".1", ".2", ".4"]
+            )
+            axes.minorticks_off()
+            axes.grid(axis="x")
+            axes.set_title(title)
+        every[-1].set_xlabel("NLL of the rival minus NLL of ibnn (right of the line ibnn is better)")
+        styles = [{"color": look.CYCLE[i + 1], "marker": look.MARKERS[i]} for i in range(len(METHODS) - 1)]
+        look.legend(drawn, [look.mark(name, **style) for name, style in zip(METHODS[1:], styles, strict=True)])
+        return look.png(drawn)
 
 
 def page(check: bool) -> int:
-    """Fills the table in, or says that it is out of date."""
-    old = PAGE.read_text()
-    new = filled(old, {"tabular": table(Cells(RESULTS / "tabular.json", {}).cells)})
+    """Fills the table in and draws the figure, or says that the table is out of date."""
+    cells, old = Cells(RESULTS / "tabular.json", {}).cells, PAGE.read_text()
+    new = filled(old, {"tabular": table(cells)})
     if check and new != old:
         print("Out of date: docs/tabular.md. Run: python experiments/tabular.py --page", file=sys.stderr)
         return 1
     if not check:
         PAGE.write_text(new)
+        FIGURE.write_bytes(figure(cells))
     return 0
 
 
