@@ -66,6 +66,25 @@ def test_tables_of_results_are_those_of_the_result_files(monkeypatch: pytest.Mon
     blocks = tables.blocks()
     page = (ROOT / "experiments" / "README.md").read_text()
     assert all(f"<!-- {name}:begin -->" in page for name in blocks if name != "results")
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert all(f"<!-- {name}:begin -->" in page for name in tables.performance())
+
+
+def test_the_performance_page_quotes_its_result_files() -> None:
+    from ibnn import prediction
+
+    results = ROOT / "experiments" / "results"
+    page = (ROOT / "docs" / "performance.md").read_text()
+    cells = json.loads((results / "draws.json").read_text())["cells"]
+    test = [cell[str(prediction.TOLERANCE)] for name, cell in cells.items() if name.startswith("test")]  # the default
+    for key, words in (
+        ("draws", "{:.3f} of the draws"),
+        ("nll", "an NLL {:.4f} times"),
+        ("equal_labels", "{:.4f} of the labels"),
+    ):
+        assert words.format(sum(cell[key] for cell in test) / len(test)) in page
+    overhead = json.loads((results / "fit-overhead.json").read_text())["ratio"]
+    assert f"{1 / overhead:.1%} of its time".replace("%", " %") in page
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def _kept(module: nn.Module, loss: Callable[[], Tensor]) -> int:
 
 
 def memory(name: str, size: Size) -> dict[str, Any]:
-    """Bytes that a training step keeps for its backward pass, weights aside; and those that `ibnn.cost` plans, to it."""
+    """Bytes that a training step keeps for its backward pass, weights aside; what `ibnn.cost` plans is to ours."""
     net, x, y = _made(name, size.batch)
     model = convert(net.train(), components=COMPONENTS, seed=0)
     kept = {
