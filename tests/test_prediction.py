@@ -205,7 +205,7 @@ NETS = {
     "convolutions": (convolutional, lambda rows: (torch.randn(rows, 2, 8, 8),), True),
     "tokens": (Tokens, lambda rows: (torch.randn(rows, 7, 5), torch.randn(7, 6)), True),
     "mixed rows": (Mixing, lambda rows: (torch.randn(rows, 5),), False),
-    "sequence first": (SequenceFirst, lambda rows: (torch.randn(rows, 6, 5),), False),
+    "sequence first": (SequenceFirst, lambda rows: (torch.randn(rows, 6, 5),), True),
 }
 
 
