@@ -64,3 +64,42 @@ def test_scalings_are_of_inputs_or_of_weights() -> None:
 def test_bad_sizes(argument: str) -> None:
     with pytest.raises(ValueError, match=f"`{argument}` to be an integer of at least 1, but got 0"):
         ibnn.cost(nn.Linear(2, 2), torch.zeros(1, 2), **{argument: 0})
+
+
+class Last(nn.Module):
+    """The last output of a recurrent layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0][:, -1]
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
+def test_costs_of_recurrent_layers(kind: type[nn.RNNBase], gates: int) -> None:
+    rows, steps, wide, units = 20, 6, 8, 16
+    found = ibnn.cost(
+        Last(kind(wide, units, batch_first=True)), torch.zeros(rows, steps, wide), components=4, samples=5
+    )
+    products = rows * steps * gates * units * (wide + units)
+    assert found.latents == 2 * 4 * (wide + units)
+    assert (found.step_products, found.predict_products) == (3 * products, 20 * products)
+    assert found.step_scalings == 4 * rows * steps * (wide + units)
+
+
+def test_costs_of_attention() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x)[0][:, 0]
+
+    rows, steps = 20, 6
+    found = ibnn.cost(Attends(), torch.zeros(rows, steps, 8), components=4)
+    assert found.latents == 2 * 4 * 4 * 8
+    assert found.step_scalings == 4 * rows * steps * 4 * 8
+    assert found.step_products == 3 * (rows * steps * 4 * 8 * 8 + 2 * rows * steps * steps * 8)
