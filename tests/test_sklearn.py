@@ -280,6 +280,9 @@ def test_a_network_of_one_s_own() -> None:
     model = IBNNClassifier(net=tanh_net, epochs=1, **QUICK).fit(X, NAMES)
     assert list(model.model_.latents) == ["3", "5"]  # two columns are too few for noise of their own
     assert list(IBNNClassifier(**QUICK | {"hidden": (), "epochs": 1}).fit(X, NAMES).model_.latents) == ["0"]
+    for rows, width in ((999, 64), (1000, 128)):
+        built = IBNNClassifier(**QUICK | {"hidden": None, "epochs": 1}).fit(np.zeros((rows, 1)), np.arange(rows) % 2)
+        assert [layer.out_features for layer in built.model_.net if isinstance(layer, nn.Linear)] == [width, width, 2]
     wide = IBNNClassifier(**QUICK | {"epochs": 1}).fit(np.repeat(X, 4, axis=1), NAMES)
     assert list(wide.model_.latents) == ["0", "2"]
 

@@ -36,6 +36,7 @@ Builder = Callable[[int, int], nn.Module]
 STRENGTHS = (0.25, 0.7)  # what is tried for `prior_std`; their mean, weighted by held-out likelihood, is taken
 HELD_OUT, FEWEST = 0.25, 100  # share of the rows that the strengths are compared by, and rows there must be for it
 STEPS, FEWEST_EPOCHS = 400, 20  # a run has so many steps, and no fewer passes over the table
+WIDTH, MANY, WIDER = 64, 1000, 128  # of two hidden layers, and of those for so many rows
 FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer is then spared
 NOISE_LR = 0.02  # of learnt noise: log σ would crawl at a rate made for weights
 WARMUP = 0.2  # share of a run over which a fixed KL's weight rises
@@ -56,7 +57,7 @@ class _Table(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden: Sequence[int] = (64, 64),
+        hidden: Sequence[int] | None = None,
         *,
         net: Builder | None = None,
         components: int = 8,
@@ -102,7 +103,7 @@ class _Table(BaseEstimator):  # type: ignore[misc]
         self.scaler_ = StandardScaler().fit(x, sample_weight=weight if _differ(weight) else None)
         with generators_restored():
             torch.manual_seed(self._seed)
-            net = (self.net or self._mlp)(x.shape[1], outputs).double()
+            net = (self.net or self._mlp(len(x)))(x.shape[1], outputs).double()
         first, *others = (layer.name for layer in plan(net).layers)
         spared = first if others and x.shape[1] < FEW_COLUMNS else None
         std = self._usual if self.prior_std == "auto" else float(self.prior_std)
@@ -121,10 +122,15 @@ class _Table(BaseEstimator):  # type: ignore[misc]
         self.model_.prior_std = std
         self.model_.set_posterior(std=std)
 
-    def _mlp(self, inputs: int, outputs: int) -> nn.Module:
-        sizes = [inputs, *self.hidden]
-        body = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
-        return nn.Sequential(*body, nn.Linear(sizes[-1], outputs))
+    def _mlp(self, rows: int) -> Builder:
+        hidden = (WIDER if rows >= MANY else WIDTH,) * 2 if self.hidden is None else self.hidden
+
+        def build(inputs: int, outputs: int) -> nn.Module:
+            sizes = [inputs, *hidden]
+            body = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
+            return nn.Sequential(*body, nn.Linear(sizes[-1], outputs))
+
+        return build
 
     def _train(self, x: Array, target: Tensor, weight: Array, *, labels: Array | None = None) -> None:
         """A whole run; `labels` are what rows held out are stratified by."""
@@ -241,7 +247,7 @@ class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
     rows, and a third run trains on all rows with what was found.
 
     Args:
-        hidden: Widths of the hidden layers (ReLU).
+        hidden: Widths of the hidden layers (ReLU); default two of 64, or of 128 for 1,000 rows and more.
         net: Makes another network: called with the numbers of inputs and outputs.
         components: K, Gaussians in the posterior's mixture.
         prior_std: Standard deviation of the noise on every node's input; "auto" chooses it. A number takes one run and
@@ -277,7 +283,7 @@ class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden: Sequence[int] = (64, 64),
+        hidden: Sequence[int] | None = None,
         *,
         net: Builder | None = None,
         components: int = 8,
