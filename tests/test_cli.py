@@ -37,6 +37,7 @@ COMMANDS = [
     "evaluate",
     "report",
     "export",
+    "serve",
     "reproduce",
 ]
 TINY = ["--set", "train.steps=12", "--set", "method_options.components=2", "--set", "net_options.hidden=32"]
