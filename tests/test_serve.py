@@ -413,9 +413,11 @@ def test_wrong_commands(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fuzzed_requests_are_answered_as_the_schema_says(running: Running) -> None:
-    command = ["schemathesis", "run", f"{running.url}/openapi.json", "--max-examples", "60", "--seed", "1"]
-    done = subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], capture_output=True, text=True)
+def test_fuzzed_requests_are_answered_as_the_schema_says(running: Running, tmp_path: Path) -> None:
+    """Every check but one: to OpenAPI any bytes are a file, and most are no image."""
+    command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{running.url}/openapi.json"]
+    command += ["--max-examples", "60", "--seed", "1", "--exclude-checks", "positive_data_acceptance"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
     assert not re.search(r'status="5\d\d"', running.get("/metrics").text)
 

@@ -1,13 +1,13 @@
 """THE WEB side of the service: routes, what they accept, and what is said of what they do not."""
 
 import asyncio
+import contextlib
 import io
 import json
 import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import python_multipart  # noqa: F401  starlette reads uploads by it, and says so only when there is one
@@ -93,7 +93,7 @@ def make_app(service: Service, *, megabytes: float = MEGABYTES) -> FastAPI:
     """
     readers = ThreadPoolExecutor(READERS, "ibnn-reader")
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         readers.shutdown()
@@ -325,12 +325,14 @@ class Gate:
             message = await receive()
             read += len(message.get("body", b""))
             if read > self.most:
-                raise HTTPException(413, self._too_large(f"more than {read:,}"))
+                await self._discard(receive)
+                raise HTTPException(413, self._too_large(f"more than {self.most:,}"))
             return message
 
         try:
             told = dict(scope["headers"]).get(b"content-length", b"0")
             if told.isdigit() and int(told) > self.most:
+                await self._discard(receive)
                 refusal = JSONResponse({"detail": self._too_large(f"{int(told):,}")}, 413, {"Connection": "close"})
                 await refusal(scope, receive, sending)
             else:
@@ -338,6 +340,15 @@ class Gate:
         finally:
             self.counts.requests.labels(path, status).inc()
             self.counts.seconds.labels(path).observe(time.perf_counter() - start)
+
+    async def _discard(self, receive: Receive) -> None:
+        """Lets a client finish that is not far above the limit; many hear an answer only then."""
+        read, more = 0, True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                while more and read < 10 * self.most:
+                    message = await receive()
+                    read, more = read + len(message.get("body", b"")), message.get("more_body", False)
 
     def _too_large(self, got: str) -> str:
         return complaint("body", f"at most {self.most:,} bytes", got, "Send fewer inputs, or a smaller image.")
