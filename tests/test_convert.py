@@ -159,13 +159,13 @@ def test_plan_counts_the_papers_nets() -> None:
 
 
 def test_plan_says_what_is_skipped_and_why() -> None:
-    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.RMSNorm(4), nn.LSTM(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.RMSNorm(4), nn.PReLU(4), nn.ReLU(), nn.Linear(4, 2))
     plan = ibnn.plan(net, exclude=["5", "2"])
     assert [(e.name, e.type, e.nodes, e.weights) for e in plan.layers] == [("1", "Linear", 4, 20)]
     assert [(e.name, e.reason.split(":")[0]) for e in plan.skipped] == [
         ("0", "looks rows up"),
         ("2", "normalisation"),
-        ("3", "no latent for LSTM"),
+        ("3", "no latent for PReLU"),
         ("5", "excluded"),
     ]
     lines = str(plan).splitlines()

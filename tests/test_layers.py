@@ -238,21 +238,23 @@ class TimeFirst(nn.Module):
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 4), (2, 3, 4)])
-def test_a_leading_dimension_that_is_not_the_batch_is_refused_by_name(shape: tuple[int, ...]) -> None:
-    net, x = TimeFirst(), torch.randn(shape)
+def test_a_layer_that_sees_time_first_multiplies_its_batch_dimension(shape: tuple[int, ...]) -> None:
+    net, x = TimeFirst().double().eval(), torch.randn(shape, dtype=torch.float64)
     model = converted(net).train()
-    before = copy.deepcopy(model.state_dict())
-    message = (
-        rf"Expected `input of layer 'mix'` to be .*\({shape[0]} rows\).*"
-        rf", but got shape \(3, {shape[0]}, 4\)\. .*exclude=\['mix'\]"
-    )
-    for _ in range(2):  # the second time no longer watched, were the first a success
-        with pytest.raises(ValueError, match=message):
-            model(x)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(latent.z is None for latent in model.latents.values())
-    assert model.eval()(x).shape == (shape[0], 2)  # one z for all rows fits any layout
-    assert converted(net, exclude=["mix"]).train()(x).shape == (shape[0], 2)
+    model.net.norm.eval()
+    model(x)  # looks where the batch is
+    with captured(model) as met:
+        output = model(x)
+    assert close(output, row_by_row(net, {name: z[0] for name, z in met.items()}, x))
+
+
+def test_a_layer_that_sees_time_first_changes_statistics_once() -> None:
+    net, x = TimeFirst().double(), torch.randn(4, 3, 4, dtype=torch.float64)
+    model = converted(net).train()
+    model(x)
+    net(x)
+    assert torch.equal(model.net.norm.running_mean, net.norm.running_mean)
+    assert model.net.norm.num_batches_tracked == 1
 
 
 def test_a_row_without_a_batch_dimension_is_refused() -> None:

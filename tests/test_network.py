@@ -409,15 +409,47 @@ class SequenceFirst(nn.Module):
         return self.head(self.inner(x.transpose(0, 1)).transpose(0, 1).mean(1))
 
 
+@pytest.mark.parametrize("length", [4, 8, 3], ids=["as long as the batch", "a multiple", "another"])
+@pytest.mark.parametrize("together", [True, False], ids=["rows", "a row at a time"])
+def test_a_batch_that_is_not_first_is_found(length: int, together: bool) -> None:
+    net, x = SequenceFirst().double(), torch.randn(4, length, 5, dtype=torch.float64)
+    model = ibnn.convert(net, components=2, seed=0).train()
+    z = model._training_draws(model.posterior(), 4, 1, spread=False)
+    output, (inner, head) = model(x), z.split(5, 1)
+    if together:
+        expected = net.head((net.inner(x * inner[:, None])).mean(1) * head)
+    else:
+        expected = torch.stack([net.head(net.inner(x[i] * inner[i]).mean(0) * head[i]) for i in range(4)])
+    assert torch.allclose(output, expected, rtol=1e-12)
+    assert model.latents["inner"].batch_axis == 1
+
+
+class TwoLayouts(SequenceFirst):
+    """Calls a layer once with the batch first and once with the sequence first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(self.inner(x).transpose(0, 1)).mean(0))
+
+
+class NoBatch(SequenceFirst):
+    """Calls a layer with something that is the same for all rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((x + self.inner(torch.ones(8, 5))[0]).mean(1))
+
+
+@pytest.mark.parametrize("make", [TwoLayouts, NoBatch])
 @pytest.mark.parametrize("length", [4, 8], ids=["as long as the batch", "a multiple"])
-def test_a_batch_that_is_first_only_by_chance_is_refused(length: int) -> None:
-    model = ibnn.convert(SequenceFirst(), components=2, seed=0).train()
+def test_a_layer_without_a_batch_axis_is_refused(make: type[nn.Module], length: int) -> None:
+    model = ibnn.convert(make(), components=2, seed=0).train()
     x = torch.randn(4, length, 5)
-    with pytest.raises(ValueError, match=r"input of layer 'inner'.*exclude=\['inner'\]"):
-        model(x)
+    for _ in range(2):  # the second time no longer watched, were the first a success
+        with pytest.raises(ValueError, match=r"input of layer 'inner'.*4 rows and .*exclude=\['inner'\]"):
+            model(x)
     assert model.examples == 0
+    assert all(latent.z is None for latent in model.latents.values())
     assert model.eval()(x).shape == (4, 3)  # one z for all rows needs no batch axis
-    ibnn.convert(SequenceFirst(), components=2, exclude="inner").train()(x)
+    ibnn.convert(make(), components=2, exclude="inner").train()(x)
 
 
 def test_reentrant_checkpointing_is_refused_and_not_silently_wrong() -> None:

@@ -3,18 +3,22 @@
 import copy as copying
 import difflib
 import fnmatch
+import glob
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+import ibnn.attention
+import ibnn.recurrent  # noqa: F401  # both register their layer types
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, call_arguments, evaluating
 from ibnn.latent import Latent
-from ibnn.layers import layer_parameter, layer_type
+from ibnn.layers import has_forward_of_its_type, layer_parameter, layer_type
 from ibnn.likelihood import LIKELIHOODS, Likelihood
 from ibnn.mixture import CLOSED_FORMS, KLKind
 from ibnn.network import IBNN, check_seed, duplicate, strip
@@ -89,7 +93,8 @@ def plan(
     Args:
         net: Any network.
         include: Layers to convert, by name ("conv1"), by the name of a module above them ("layer4"), by glob
-            ("*.attention.*") or by class (nn.Conv2d); default all that can be.
+            ("*.attention.*") or by class (nn.Conv2d); default all that can be, but embeddings, which must be asked for
+            by their own name or class and get a latent on their output.
         exclude: Layers to leave out, likewise.
         example: Inputs for one forward pass, which finds layers whose weight the network reads outside their call.
 
@@ -117,8 +122,11 @@ def plan(
     modules = {name: m for name, m in net.named_modules() if "parametrizations" not in name.split(".")}
     reasons = {name: _why_not(net, name, module) for name, module in modules.items()}
     convertible = [name for name, reason in reasons.items() if reason is None]
-    if include is not None:
-        chosen = _matches(modules, convertible, include, "include")
+    optional = {name: kind.optional for name in convertible if (kind := layer_type(modules[name])) and kind.optional}
+    if include is None:
+        reasons |= optional
+    else:
+        chosen = _matches(modules, convertible, include, "include", by_itself=optional)
         reasons |= {name: "not in include" for name in convertible if name not in chosen}
     if exclude is not None:
         left_out = _matches(modules, list(modules), exclude, "exclude")
@@ -239,33 +247,44 @@ def _attach(layer: nn.Module, entry: PlannedLayer, components: int) -> None:
     like = layer_parameter(layer)
     latent = Latent(components, entry.nodes, kind.axis, name=entry.name, dtype=like.dtype, device=like.device)
     layer.add_module("latent", latent.train(layer.training))
-    layer.register_forward_pre_hook(latent.hook, with_kwargs=True)
-    layer.register_forward_hook(latent.release, always_call=True)
+    if kind.run is None:
+        layer.register_forward_pre_hook(latent.hook, with_kwargs=True)
+    else:
+        layer.forward = partial(latent.call, layer)
+    layer.register_forward_hook(latent.release, always_call=True)  # its being there keeps torch's fast path away, too
 
 
 def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:
     """Why a module cannot carry a latent, or None."""
     parent = net.get_submodule(name.rpartition(".")[0])
     if isinstance(parent, nn.MultiheadAttention) and parent is not module:
-        return "its weight is read by nn.MultiheadAttention without calling it"
+        return "read by nn.MultiheadAttention without a call: its nodes are in the latent there"
     kind = layer_type(module)
     if kind is None:
         if isinstance(module, _NORMALISATIONS):
             return "normalisation: scales and shifts, no input weights"
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        if isinstance(module, nn.EmbeddingBag):
             return "looks rows up: has no inputs to multiply"
         return f"no latent for {_type_name(module)}: see ibnn.register_layer"
     if not layer_parameter(module).is_floating_point():
         return f"its weight is of dtype {layer_parameter(module).dtype}"
     if hasattr(module, "latent"):
         return "has an attribute `latent` of its own"
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return "rescales its weight at every call (max_norm)"
+    if kind.run is not None and not ("forward" not in vars(module) and has_forward_of_its_type(module)):
+        return "its class has a forward of its own"
     return None
 
 
 def _matches(
-    modules: dict[str, nn.Module], candidates: list[str], patterns: Pattern | Sequence[Pattern], argument: str
+    modules: dict[str, nn.Module],
+    candidates: list[str],
+    patterns: Pattern | Sequence[Pattern],
+    argument: str,
+    by_itself: Container[str] = (),
 ) -> set[str]:
-    """The candidates that match a pattern; each pattern must match at least one."""
+    """The candidates that match a pattern, some only by their whole name or class; each pattern must match one."""
     matched: set[str] = set()
     listed = [patterns] if isinstance(patterns, str | type) else list(patterns)
     if not listed or not all(isinstance(pattern, str | type) for pattern in listed):
@@ -275,6 +294,8 @@ def _matches(
             hits = {n for n in candidates if fnmatch.fnmatchcase(n, pattern) or n.startswith(pattern + ".")}
         else:
             hits = {n for n in candidates if isinstance(modules[n], pattern)}
+        wide = pattern is nn.Module or isinstance(pattern, str)
+        hits -= {n for n in hits if n in by_itself and wide and pattern not in (n, glob.escape(n))}
         if not hits:
             near = difflib.get_close_matches(str(pattern), candidates, n=3, cutoff=0.0)
             raise ValueError(

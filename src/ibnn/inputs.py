@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from ibnn.errors import complaint
 
@@ -61,11 +62,21 @@ def slice_rows(tree: Any, part: slice | Tensor, rows: int) -> Any:
 
 def batch_length(inputs: Any) -> int:
     """The batch size: the leading dimension of the first tensor; at least 1, or an error."""
+    if any(isinstance(part, PackedSequence) for part in _parts(inputs)):
+        remedy = "Pass the padded tensor and the lengths, and pack them inside of the network."
+        raise TypeError(complaint("x", "tensors with the batch first", "a PackedSequence", remedy))
     first = next(tensors(inputs), None)
     if first is None or first.dim() == 0 or len(first) == 0:
         got = "no tensor" if first is None else f"shape {tuple(first.shape)}"
         raise ValueError(complaint("x", "a batch of at least one row", got, "Put the batch in the first dimension."))
     return len(first)
+
+
+def _parts(tree: Any) -> Iterator[Any]:
+    """All containers and values in nested tuples, lists and mappings."""
+    yield tree
+    for part in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, tuple | list) else ():
+        yield from _parts(part)
 
 
 def call_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

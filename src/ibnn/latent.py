@@ -2,11 +2,11 @@
 
 A `Latent` is a child of the layer it serves. Its `hook` runs before the layer's own forward and multiplies the input by
 z, so layers keep their class, their parameters' names and their own hooks. While z is None the hook does nothing. Its
-`release` runs after the layer and ends what `hook` began: see `recompute`.
+`release` runs after the layer and ends what `hook` began: see `recompute`. Where nodes meet weights inside of a layer
+(`layers`: several ports), its `call` takes the place of the layer's forward.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.layers import folded_weight
+from ibnn.layers import folded_weights, layer_type, replace_weights, replaced, weights_are_parameters
 from ibnn.recompute import Recomputation
 
 
@@ -68,6 +68,7 @@ class Latent(nn.Module):
         recall: The backward pass in progress and the z of its forward pass, for a layer that is run again in it
             (gradient checkpointing).
         folding: Whether the layer computes with W = U diag(z) and an unchanged input, and not with x ∘ z.
+        batch_axis: Which axis of the input is the batch, where a layer of one port has a z for each row.
         met: Entries of the inputs that z met in the last forward pass.
         after: What is to be done when the calls of the layer that are in progress end, the last to begin first.
 
@@ -107,7 +108,7 @@ class Latent(nn.Module):
         self.set(std=torch.tensor(0.05))
         self.z = None
         self.recall = None
-        self.folding, self.met = False, 0
+        self.folding, self.met, self.batch_axis = False, 0, 0
         self.after = []
         self.without_graph = False  # whether the layer last met a z that it could not send a gradient to
 
@@ -126,34 +127,54 @@ class Latent(nn.Module):
 
     def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the layer: its first argument x becomes x ∘ z."""
-        z = self.z
-        if z is not None:
-            self.without_graph = z.requires_grad and not torch.is_grad_enabled()
-        elif self.recall is not None and self.recall[0] == backward_pass():
-            z = self.recall[1]
-            if self.without_graph:
-                remedy = "Pass use_reentrant=False to checkpoint: the other kind loses the latents' gradient."
-                raise RuntimeError(complaint("use_reentrant", "False in gradient checkpointing", True, remedy))
+        z = self._current()
         if z is None:
             return None
         if self.folding:
-            name, weight = folded_weight(layer, z)
-            self.after.append(partial(layer._parameters.__setitem__, name, layer._parameters[name]))
-            layer._parameters[name] = weight  # type: ignore[assignment]
+            self.after.append(replace_weights(layer, folded_weights(layer, z)))
             return None
         if args:
-            return (self._multiply(args[0], z), *args[1:]), kwargs
+            return (self.multiply(args[0], z, self.batch_axis), *args[1:]), kwargs
         name = "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
-        return args, {**kwargs, name: self._multiply(kwargs[name], z)}
+        return args, {**kwargs, name: self.multiply(kwargs[name], z, self.batch_axis)}
 
     def release(self, layer: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the layer, called even after an error."""
         if self.after:
             self.after.pop()()
 
-    def _multiply(self, x: Tensor, z: Tensor) -> Tensor:
+    def call(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The forward of a layer of several ports: its own, with z in its weights, or what its type `run`s."""
+        z, kind = self._current(), layer_type(layer)
+        assert kind is not None
+        assert kind.run is not None
+        if z is None:
+            return type(layer).forward(layer, *args, **kwargs)
+        if z.dim() == 1 and kind.fused and weights_are_parameters(layer, kind):
+            with replaced(layer, folded_weights(layer, z)):
+                return type(layer).forward(layer, *args, **kwargs)
+        begun = len(self.after)
+        try:
+            return kind.run(layer, self, kind.split(layer, z.reshape(-1, self.nodes)), *args, **kwargs)
+        finally:
+            while len(self.after) > begun:
+                self.after.pop()()
+
+    def _current(self) -> Tensor | None:
+        """The z to multiply by: that of the forward pass, or of the one that a backward pass runs again."""
+        if self.z is not None:
+            self.without_graph = self.z.requires_grad and not torch.is_grad_enabled()
+            return self.z
+        if self.recall is None or self.recall[0] != backward_pass():
+            return None
+        if self.without_graph:
+            remedy = "Pass use_reentrant=False to checkpoint: the other kind loses the latents' gradient."
+            raise RuntimeError(complaint("use_reentrant", "False in gradient checkpointing", True, remedy))
+        return self.recall[1]
+
+    def multiply(self, x: Tensor, z: Tensor, batch_axis: int = 0) -> Tensor:
         """x ∘ z, which the layer's backward pass will not keep but compute again."""
-        z = self.broadcast(z, x)
+        z = self.broadcast(z, x, batch_axis)
         product = x * z
         if not torch.compiler.is_compiling():
             self.met += x.numel()
@@ -161,25 +182,32 @@ class Latent(nn.Module):
                 self.after.append(Recomputation(x, z, product).open().close)
         return product
 
-    def broadcast(self, z: Tensor, x: Tensor) -> Tensor:
-        """z along the node axis of x; rows of x that fold several windows or tokens share their row's z."""
+    def broadcast(self, z: Tensor, x: Tensor, batch_axis: int = 0) -> Tensor:
+        """z along the node axis of x."""
         shape = [1] * x.dim()
-        shape[self.axis] = self.nodes
+        shape[self.axis] = z.shape[-1]
         if z.dim() == 2:
-            rows, batch = z.shape[0], x.shape[0]  # not len: torch.export would fix it
-            if x.dim() + self.axis < 1 or batch % rows:
-                raise ValueError(
-                    complaint(
-                        f"input of layer {self.name!r}",
-                        f"of a leading dimension that is the batch ({rows} rows) or a multiple of it",
-                        f"shape {tuple(x.shape)}",
-                        f"If this layer does not see the batch first, leave it out: exclude=[{self.name!r}].",
-                    )
-                )
-            if batch != rows:
-                z = z[:, None].expand(-1, batch // rows, -1).flatten(0, 1)  # repeat_interleave, which ONNX has not
-            shape[0] = batch
+            z = self.rows(z, x.shape, batch_axis)
+            shape[batch_axis] = x.shape[batch_axis]
         return z.to(dtype=x.dtype, device=x.device).reshape(shape)
+
+    def rows(self, z: Tensor, shape: Sequence[int], batch_axis: int) -> Tensor:
+        """z for every row of an input of a shape; rows that fold several windows or tokens share their row's z."""
+        rows = z.shape[0]  # not len: torch.export would fix it
+        if len(shape) + self.axis <= batch_axis or shape[batch_axis] % rows:
+            place = f"a dimension {batch_axis}" if batch_axis else "a leading dimension"
+            raise ValueError(
+                complaint(
+                    f"input of layer {self.name!r}",
+                    f"of {place} that is the batch ({rows} rows) or a multiple of it",
+                    f"shape {tuple(shape)}",
+                    f"If this layer does not see the batch there, leave it out: exclude=[{self.name!r}].",
+                )
+            )
+        if shape[batch_axis] == rows:
+            return z
+        # repeat_interleave, which ONNX has not
+        return z[:, None].expand(-1, shape[batch_axis] // rows, -1).flatten(0, 1)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave out what belongs to one forward pass."""

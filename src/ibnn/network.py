@@ -5,7 +5,7 @@ import functools
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -28,7 +28,7 @@ from ibnn.layers import fold, foldable
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import address, normals, words
-from ibnn.observe import bypassed, check_batch_first, input_shapes
+from ibnn.observe import batch_axes, bypassed
 from ibnn.prediction import Prediction, predict
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
@@ -257,12 +257,10 @@ class IBNN(nn.Module):
         if kind in self._watched:
             with self._lock, self._multiplied_by(z), no_fast_path():
                 return self._remembered(self.net(*args, **kwargs), z)
-        layers = self._layers()
-        watch = bypassed(self.net, layers)
-        with self._lock, self._multiplied_by(z), no_fast_path(), input_shapes(layers) as shapes, watch as names:
+        rows = batch_axes(self.net, self.latents, args, kwargs) if z.dim() == 2 else nullcontext()
+        watch = bypassed(self.net, self._layers())
+        with self._lock, self._multiplied_by(z), no_fast_path(), rows, watch as names:
             output = self.net(*args, **kwargs)
-        if z.dim() == 2:  # a z for each row
-            check_batch_first(self.net, layers, shapes, args, kwargs)
         if names:
             raise RuntimeError(
                 complaint(
@@ -555,6 +553,8 @@ def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:
                 if getattr(hook, "__self__", None) is layer.latent:
                     del hooks[number]
                     options.pop(number, None)
+        if getattr(getattr(vars(layer).get("forward"), "func", None), "__self__", None) is layer.latent:
+            del layer.forward
         del layer.latent
     return layers
 

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from ibnn.errors import complaint
 from ibnn.inputs import batch_length, evaluating, tensors, tree_map
+from ibnn.latent import Latent
+from ibnn.layers import layer_type
 
 
 class _Reads(TorchFunctionMode):
@@ -76,33 +79,72 @@ def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
 def input_shapes(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[torch.Size]]]:
     """Collects the shapes of the inputs that layers are called with."""
     shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
+    with _before_calls(layers, lambda name, shape: shapes[name].append(shape)):
+        yield shapes
+
+
+@contextmanager
+def _before_calls(layers: Mapping[str, nn.Module], look: Callable[[str, torch.Size], None]) -> Iterator[None]:
+    """Shows names of layers and shapes of their inputs as they are called."""
 
     def note(name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
-        shapes[name] += [tensor.shape for tensor in tensors((args, kwargs))][:1]
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, PackedSequence):  # as it was before it was packed
+                batch, steps = int(x.batch_sizes[0]), len(x.batch_sizes)
+                first = (batch, steps) if getattr(layer, "batch_first", True) else (steps, batch)
+                return look(name, torch.Size((*first, x.data.shape[-1])))
+            for tensor in tensors(x):
+                return look(name, tensor.shape)
 
     handles = [
         layer.register_forward_pre_hook(partial(note, name), with_kwargs=True, prepend=True)
         for name, layer in layers.items()
     ]
     try:
-        yield shapes
+        yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def check_batch_first(
-    net: nn.Module, layers: Mapping[str, nn.Module], seen: Mapping[str, list[torch.Size]], args: Any, kwargs: Any
-) -> None:
-    """Raises if the leading dimension of a layer's input does not grow with the batch.
+@contextmanager
+def batch_axes(net: nn.Module, latents: Mapping[str, Latent], args: Any, kwargs: Any) -> Iterator[None]:
+    """Watches a forward pass with a z for each row and tells each latent which axis of its layer's input is the batch.
 
-    Where the two agree only by chance (a sequence as long as the batch, put first), rows would get each other's z. If
-    the shapes `seen` leave that open, runs the network twice without gradients, in eval mode and without latents, on
-    batches of two lengths.
+    The batch is expected first, or where a layer says it is. At the first input whose shape leaves that open (steps
+    before the batch, or as many as the batch has rows; windows folded into the batch), the network is run twice without
+    gradients, in eval mode and without latents, on batches of two lengths: what grows with them is the batch.
+
+    Raises:
+        ValueError: If a layer sees no batch, or not always in the same place.
     """
+    rows, layers = batch_length((args, kwargs)), {name: net.get_submodule(name) for name in latents}
+    kinds = {name: layer_type(layer) for name, layer in layers.items()}
+    own = {name: kind.batch_axis(layers[name]) for name, kind in kinds.items() if kind and kind.batch_axis}
+    axes = dict.fromkeys(layers, 0) | own
+    clear = False  # whether the network has been run for it
+
+    def look(name: str, shape: torch.Size) -> None:
+        nonlocal clear
+        if not clear and [axis for axis, n in enumerate(shape[: max(1, len(shape) - 1)]) if n == rows] != [axes[name]]:
+            clear = True
+            held = [latent.z for latent in latents.values()]
+            for latent in latents.values():
+                latent.z = None
+            axes.update(_grown(net, layers, own, args, kwargs))
+            for latent, z, axis in zip(latents.values(), held, axes.values(), strict=True):
+                latent.z, latent.batch_axis = z, axis
+        latents[name].batch_axis = axes[name]
+
+    with _before_calls(layers, look):
+        yield
+
+
+def _grown(
+    net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str, int], args: Any, kwargs: Any
+) -> dict[str, int]:
+    """The axis of each layer's input that grows with the batch; nothing if the network takes no other batch length."""
     rows = batch_length((args, kwargs))
-    if all(shape[0] == rows and rows not in shape[1:-1] for shapes in seen.values() for shape in shapes):
-        return
     longer = tree_map(lambda t: torch.cat([t, t[:1]]) if t.dim() and len(t) == rows else t, (args, kwargs))
     met: list[dict[str, list[torch.Size]]] = []
     for positional, named in ((args, kwargs), longer):
@@ -110,16 +152,25 @@ def check_batch_first(
             with input_shapes(layers) as shapes, evaluating(net), torch.no_grad():
                 net(*positional, **named)
         except Exception:
-            return  # a network of one batch size only: nothing to compare
+            return {}
         met.append(shapes)
+    axes: dict[str, int] = {}
     for name in layers:
-        for short, long in zip(met[0][name], met[1][name], strict=False):
-            if short[0] * (rows + 1) != long[0] * rows:
-                raise ValueError(
-                    complaint(
-                        f"input of layer {name!r}",
-                        "of a leading dimension that is the batch or a multiple of it",
-                        f"shape {tuple(short)} for {rows} rows and {tuple(long)} for {rows + 1}",
-                        f"If this layer does not see the batch first, leave it out: exclude=[{name!r}].",
-                    )
+        calls = list(zip(met[0][name], met[1][name], strict=False))
+        grown = [
+            {axis for axis, (n, m) in enumerate(zip(*c, strict=False)) if n * (rows + 1) == m * rows} for c in calls
+        ]
+        allowed = {own[name]} if name in own else set().union(*grown)
+        if calls and not allowed.intersection(*grown):
+            place = f"a dimension {own[name]}" if name in own else "a dimension"
+            short, long = min(zip(grown, calls, strict=True), key=lambda pair: len(pair[0]))[1]
+            raise ValueError(
+                complaint(
+                    f"input of layer {name!r}",
+                    f"of {place} that is the batch ({rows} rows) or a multiple of it, the same in all its calls",
+                    f"shape {tuple(short)} for {rows} rows and {tuple(long)} for {rows + 1}",
+                    f"If this layer does not see the batch there, leave it out: exclude=[{name!r}].",
                 )
+            )
+        axes[name] = min(allowed.intersection(*grown), default=own.get(name, 0))
+    return axes

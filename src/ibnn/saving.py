@@ -20,6 +20,7 @@ import ibnn
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
 from ibnn.latent import Latent
+from ibnn.layers import layer_type
 from ibnn.likelihood import LIKELIHOODS, Bernoulli, Categorical, Gaussian, Likelihood
 from ibnn.network import IBNN
 
@@ -190,7 +191,8 @@ def _convert(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) -> 
 
 def _check_layers(net: nn.Module, saved: dict[str, int]) -> None:
     """Raises unless the network has the saved layers, and values to its tensors."""
-    found = {layer.name: layer.nodes for layer in plan(net).layers}
+    found = {name: kind.nodes(module) for name, module in net.named_modules() if (kind := layer_type(module))}
+    plan(net, include=[glob.escape(name) for name in saved if name in found] or None)  # is it a plain network?
     remedy = "Build it as it was when the model was saved (and register its own layer types: ibnn.register_layer)."
     for name, nodes in saved.items():
         if found.get(name) != nodes:
