@@ -11,6 +11,7 @@ from ibnn.cli.export import export
 from ibnn.cli.look import data_get, data_list, demo, plan
 from ibnn.cli.paper import report, reproduce
 from ibnn.cli.screen import Debug, Quiet, register
+from ibnn.cli.serve import serve
 from ibnn.cli.train import train
 
 STORY = """Networks that know what they do not know.
@@ -29,6 +30,7 @@ EXAMPLES = """[bold]Start here[/bold]
   ibnn train fashion-mnist-lenet --set seed=1
   ibnn train my.toml --set train.lr=0.01  a job of your own
   ibnn export runs/digits-mlp --pixels    one file for onnxruntime
+  ibnn serve runs/digits-mlp              over HTTP, with a page to try it
 
 [bold]Exit codes[/bold]
   0 done, 1 failed while working, 2 wrong usage, 130 interrupted
@@ -71,4 +73,5 @@ register(app, predict, panel="Train and ask")
 register(app, evaluate, panel="Train and ask")
 register(app, report, panel="Train and ask")
 register(app, export, panel="Train and ask")
+register(app, serve, panel="Train and ask")
 register(app, reproduce, panel="The paper")
