@@ -241,6 +241,14 @@ def test_the_strength_is_chosen_by_held_out_likelihood(weight: Any) -> None:
     assert line.history_.rows[-1]["step"] == 20 * 2  # all rows are trained on in the end
 
 
+def test_noise_of_the_target_is_half_way_to_what_held_out_rows_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    learnt = IBNNRegressor(epochs=2, **QUICK).fit(X, Y).model_.likelihood.log_std
+    asked = torch.tensor([0.5, 1.0])
+    monkeypatch.setattr(IBNNRegressor, "_choose", lambda *_: (QUICK["prior_std"], asked))
+    found = IBNNRegressor(epochs=2, **CHOSEN).fit(X, Y).model_.likelihood.log_std
+    torch.testing.assert_close(found, (learnt + asked) / 2)
+
+
 def test_too_few_rows_choose_nothing() -> None:
     assert IBNNClassifier(epochs=1, **CHOSEN).fit(X[:99], NAMES[:99]).model_.prior_std == 0.5
     assert IBNNRegressor(epochs=1, **CHOSEN).fit(X[:99], Y[:99]).model_.prior_std == 0.3

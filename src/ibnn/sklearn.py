@@ -148,8 +148,8 @@ class _Table(BaseEstimator):  # type: ignore[misc]
             self._fit(train, valid, epochs=self._epochs(len(train[0])))
         self._calls += 1
         if noise is not None:
-            with torch.no_grad():
-                self.model_.likelihood.log_std.lerp_(noise, 0.5)  # one has seen its rows, the other had fewer of them
+            (log_std,) = self.model_.likelihood.parameters()
+            log_std.data.lerp_(noise, 0.5)  # one has seen its rows, the other had fewer of them
 
     def _choose(
         self, inputs: Tensor, target: Tensor, labels: Array | None, start: dict[str, Tensor]
