@@ -167,9 +167,7 @@ def test_the_deploying_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_deploying_page_quotes_its_result_files() -> None:
     page = (ROOT / "docs" / "deploying.md").read_text()
     told = json.loads((ROOT / "experiments" / "results" / "export.json").read_text())
-    rows = [
-        line for line in page.partition("<!-- export:begin -->")[2].partition("<!-- export:end -->")[0].splitlines()
-    ]
+    rows = list(page.partition("<!-- export:begin -->")[2].partition("<!-- export:end -->")[0].splitlines())
     assert rows[3:] == [
         f"| {name} | {row['plain_bytes']:,} | {row['draw_bytes']:,} | {row['bytes']:,} | "
         f"{row['batch 1']['plain_ms']} | {row['batch 1']['ms']} | {row['batch 1']['ratio']} | "
