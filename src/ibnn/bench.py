@@ -149,6 +149,21 @@ def rows(cells: dict[str, Any]) -> list[list[str]]:
     return found
 
 
+def misses(cells: dict[str, Any]) -> list[str]:
+    """What is above its bar, in words.
+
+    >>> misses({"lenet / step": {"ratio": 1.2, "components": 1.0}})
+    ['lenet, step 1.200 (1.10)']
+    """
+    (_, *kinds), (_, *bars), *found = rows(cells)
+    return [
+        f"{net}, {kind} {value} ({bar})"
+        for net, *values in found
+        for kind, value, bar in zip(kinds, values, bars, strict=True)
+        if value != "–" and float(value) > float(bar)
+    ]
+
+
 def rival_rows(cell: dict[str, Any]) -> list[list[str]]:
     """The rivals, as a header and rows."""
     found = [["method", "parameters", "step", "draws", "prediction"]]
