@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 import ibnn
 from ibnn import data, jobs, nets
-from ibnn.cli.abstain import LEVELS, threshold, upper_bound
+from ibnn.asking.abstain import LEVELS, threshold, upper_bound
+from ibnn.asking.run import CACHE
 from ibnn.cli.app import app
 from ibnn.cli.settings import names as recipe_names
 from ibnn.cli.settings import parsed, read_job
@@ -26,6 +29,7 @@ from ibnn.cli.settings import parsed, read_job
 COMMANDS = [
     "demo",
     "plan",
+    "bench",
     "data",
     "data list",
     "data get",
@@ -34,6 +38,7 @@ COMMANDS = [
     "evaluate",
     "report",
     "export",
+    "serve",
     "reproduce",
 ]
 TINY = ["--set", "train.steps=12", "--set", "method_options.components=2", "--set", "net_options.hidden=32"]
@@ -493,8 +498,38 @@ def test_without_validation_data_the_stored_test_answers_serve(
 
     path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
     monkeypatch.setattr(jobs, "make_data", gone)
-    found = json.loads(call("predict", run, path, "--json").stdout)["risk"]
+    found = json.loads(call("predict", run, path, "--json", "--samples", 1).stdout)["risk"]
     assert (found["by"], found["examples"]) == ("test answers of the run folder", 360)
+
+
+def test_validation_answers_are_kept_in_the_run_folder(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    real = jobs.make_data
+    monkeypatch.setattr(jobs, "make_data", lambda *a: made.append(a) or real(*a))
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / CACHE).unlink(missing_ok=True)
+    path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
+
+    def ask(*words: object) -> Any:
+        return json.loads(call("predict", copy, path, "--json", "--risk", 0.9, *words).stdout)["risk"]
+
+    first = ask()
+    assert first["by"] == "validation images"
+    assert (ask(), ask("--risk", 0.2)["examples"], len(made)) == (first, 300, 1)
+    ask("--seed", 7)  # other draws
+    ask("--seed", 7)
+    assert len(made) == 2
+    (copy / CACHE).write_bytes(b"broken")
+    assert ask() == first
+    assert len(made) == 3
+    state = safetensors.torch.load_file(copy / "model.safetensors")
+    name = next(name for name in state if name.endswith("weight"))
+    state[name] = state[name].flip(0).contiguous()  # another model
+    safetensors.torch.save_file(state, copy / "model.safetensors")
+    assert ask() != first
+    assert len(made) == 4
 
 
 # ----------------------------------------------------------------------------------------------- report, paper, demo
@@ -576,3 +611,18 @@ def test_export_of_normalised_images_and_wrong_exports(run: Path, tmp_path: Path
     assert "job.toml" in call("export", tmp_path, code=2).stderr
     assert "the folder" in call("export", run, "-o", tmp_path, "--format", "torch", code=2).stderr
     assert "tflite" in call("export", run, "--format", "tflite", code=2).stderr
+
+
+def test_bench_prints_ratios(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from ibnn import bench
+
+    tiny = replace(bench.QUICK, nets=("lenet",), batch=4, inputs=3, few=2, seconds=0.0, turns=1)
+    monkeypatch.setattr(bench, "QUICK", tiny)
+    monkeypatch.setattr(bench, "ONE", (2, 2))
+    result = call("bench", "--quick", "-o", tmp_path / "speed.json")
+    assert "lenet / step" in result.stderr
+    assert "deep ensemble of 4" in result.stdout
+    content = json.loads(call("bench", "--quick", "--json", "-o", tmp_path / "speed.json").stdout)
+    assert content == json.loads((tmp_path / "speed.json").read_text())

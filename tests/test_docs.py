@@ -66,6 +66,25 @@ def test_tables_of_results_are_those_of_the_result_files(monkeypatch: pytest.Mon
     blocks = tables.blocks()
     page = (ROOT / "experiments" / "README.md").read_text()
     assert all(f"<!-- {name}:begin -->" in page for name in blocks if name != "results")
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert all(f"<!-- {name}:begin -->" in page for name in tables.performance())
+
+
+def test_the_performance_page_quotes_its_result_files() -> None:
+    from ibnn import prediction
+
+    results = ROOT / "experiments" / "results"
+    page = (ROOT / "docs" / "performance.md").read_text()
+    cells = json.loads((results / "draws.json").read_text())["cells"]
+    test = [cell[str(prediction.TOLERANCE)] for name, cell in cells.items() if name.startswith("test")]  # the default
+    for key, words in (
+        ("draws", "{:.3f} of the draws"),
+        ("nll", "an NLL {:.4f} times"),
+        ("equal_labels", "{:.4f} of the labels"),
+    ):
+        assert words.format(sum(cell[key] for cell in test) / len(test)) in page
+    overhead = json.loads((results / "fit-overhead.json").read_text())["ratio"]
+    assert f"{1 / overhead:.1%} of its time".replace("%", " %") in page
 
 
 @pytest.mark.parametrize(
@@ -88,13 +107,18 @@ def test_committed_results_are_those_of_the_recipes(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_tabular_page_runs_and_quotes_its_result_file() -> None:
+def test_the_tabular_page_runs() -> None:
     names = run_page("tabular.md")
     assert names["error"] <= 0.02
     assert names["leave"].mean() < 0.5
     assert 0.7 < names["coverage"] <= 1
-    command = [sys.executable, str(ROOT / "experiments" / "tabular.py"), "--page", "--check"]
-    subprocess.run(command, check=True)
+
+
+def test_the_tabular_page_quotes_its_result_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    import tabular
+
+    assert tabular.page(check=True) == 0
 
 
 def test_the_page_on_sequences_and_transformers_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,22 +143,38 @@ def test_the_table_of_sequences_is_that_of_its_result_file(monkeypatch: pytest.M
 def test_the_deploying_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "deploying.md").read_text()
-    exporting, serving, other = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exporting, elsewhere, other, serving, watching = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     names: dict[str, Any] = {}
     exec(exporting, names)
     assert names["written"].difference < 1e-5
     blocked = "import sys\nsys.modules['ibnn'] = sys.modules['torch'] = None\n"
-    done = subprocess.run([sys.executable, "-c", blocked + serving], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", blocked + elsewhere], capture_output=True, text=True, check=True)
     zeros = names["model"].predict(names["torch"].zeros(1, 1, 8, 8))
     label, *numbers = done.stdout.split()
     assert int(label) == int(zeros.labels)
     expected = [float(value) for value in (zeros.probs.amax(), zeros.total, zeros.epistemic)]
     assert list(map(float, numbers)) == pytest.approx(expected, abs=1e-5)
     exec(other, names)
+    exec(watching, names)
+    assert 300 < names["monitor"].alarm < 330
+    exec(serving, names)
+    assert names["reply"].status_code == 200
+    assert set(names["answer"]) >= {"label", "probability", "total", "aleatoric", "epistemic", "abstain"}
+    assert "in [0, 1], but got values from 2 to 2" in names["refused"].json()["detail"]
+    assert names["health"]["shift"]["seen"] == 1
 
 
-def test_the_deploying_page_quotes_its_result_file() -> None:
+def test_the_deploying_page_quotes_its_result_files() -> None:
     page = (ROOT / "docs" / "deploying.md").read_text()
+    told = json.loads((ROOT / "experiments" / "results" / "export.json").read_text())
+    rows = list(page.partition("<!-- export:begin -->")[2].partition("<!-- export:end -->")[0].splitlines())
+    assert rows[3:] == [
+        f"| {name} | {row['plain_bytes']:,} | {row['draw_bytes']:,} | {row['bytes']:,} | "
+        f"{row['batch 1']['plain_ms']} | {row['batch 1']['ms']} | {row['batch 1']['ratio']} | "
+        f"{row['batch 64']['plain_ms']} | {row['batch 64']['ms']} | {row['batch 64']['ratio']} |"
+        for name, row in told.items()
+        if name not in ("recipe", "versions")
+    ]
     found = json.loads((ROOT / "experiments" / "results" / "int8.json").read_text())
     for name in ("float32", "dynamic", "static"):
         row = found[name]

@@ -60,6 +60,64 @@ class Encoder(nn.Module):
         return {"logits": self.head((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))}
 
 
+class Recurrent(nn.Module):
+    """A GRU on a batch of sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.head = nn.GRU(5, 16, batch_first=True), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.steps(x)[0].mean(1))
+        return scores
+
+
+class TorchEncoder(nn.Module):
+    """torch's own Transformer encoder, time first."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, norm_first=True)
+        self.embed, self.head = nn.Linear(5, width), nn.Linear(width, 4)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.body(self.embed(x).transpose(0, 1)).mean(0))
+        return scores
+
+
+class Block(nn.Module):
+    """Attention and an MLP of Linear layers."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norms = heads, nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(query, key, value)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.inner(self.norms[1](x))
+
+
+class ViT(nn.Module):
+    """A vision Transformer, of the width of ViT-tiny."""
+
+    def __init__(self, width: int = 192, depth: int = 4) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, width, 4, stride=4), nn.LayerNorm(width)
+        self.first, self.place = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.randn(1, 65, width) / 50)
+        self.blocks, self.head = nn.Sequential(*(Block(width, 3) for _ in range(depth))), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1) + self.place
+        scores: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
+        return scores
+
+
 def tokens(rows: int) -> dict[str, Tensor]:
     lengths = torch.arange(rows) % 5 + 2
     return {"tokens": torch.randint(11, (rows, 6)), "mask": torch.arange(6) < lengths[:, None]}
@@ -76,9 +134,15 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "wideresnet": (lambda: WideResNet(depth=10, width=2), images(3, 32, 32)),
     "conv1d": (Signal, images(2, 20)),
     "transformer": (Encoder, tokens),
+    "gru": (Recurrent, images(6, 5)),
+    "torch encoder": (TorchEncoder, images(6, 5)),
+    "vit": (ViT, images(3, 32, 32)),
+    "wideresnet-16-4": (lambda: WideResNet(depth=16, width=4), images(3, 32, 32)),
 }
+SLOW = ("vgg", "torch encoder", "vit", "wideresnet-16-4")
+MORE = {"transformer": 2, "vit": 8, "gru": 6}  # multiplications beside the latents' own
 
-ALL = [pytest.param(name, marks=pytest.mark.slow) if name == "vgg" else name for name in NETS]
+ALL = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NETS]
 
 
 def make(name: str, **options: Any) -> tuple[ibnn.IBNN, Any]:
@@ -146,7 +210,10 @@ def test_the_network_is_there_once(name: str, written: Callable[..., ibnn.Export
     assert found.draw_bytes == draws
     assert found.bytes == found.path.stat().st_size < once + 1.1 * draws + 20_000  # of operators
     layers = [op for op in operators(found.path) if op.startswith(("Conv", "Gemm", "MatMul"))]
-    assert len(layers) == len(model.latents) + 2 * (name == "transformer")  # attention multiplies twice
+    if name == "torch encoder":  # four projections and two products for each of its two latents on attention
+        assert len(layers) == len(model.latents) + 2 * 5
+    else:  # attention multiplies twice; the weights of a GRU's state at each of six steps
+        assert len(layers) == len(model.latents) + MORE.get(name, 0)
 
 
 def make_plain(name: str) -> nn.Module:
@@ -154,10 +221,13 @@ def make_plain(name: str) -> nn.Module:
     return NETS[name][0]().eval()
 
 
-def test_size_against_the_plain_network(written: Callable[..., ibnn.Exported], tmp_path: Path) -> None:
-    whole = written("mlp")
-    plain = ibnn.export(Plain(make_plain("mlp")), torch.randn(2, 64), tmp_path / "plain.onnx")
+@pytest.mark.parametrize("name", ["mlp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lenet", *SLOW))])
+def test_size_against_the_plain_network(name: str, tmp_path: Path) -> None:
+    model, x = make(name)
+    whole = ibnn.export(model, x, tmp_path / "whole.onnx", samples=10)
+    plain = ibnn.export(Plain(make_plain(name)), x, tmp_path / "plain.onnx")
     assert plain.draw_bytes == 0
+    assert whole.draw_bytes == 4 * 40 * model.nodes
     assert whole.bytes <= plain.bytes + 1.1 * whole.draw_bytes
 
 
@@ -258,6 +328,24 @@ def test_pixels_are_normalised_in_the_file(tmp_path: Path) -> None:
     torch.testing.assert_close(answers["probabilities"], expected, rtol=0, atol=1e-5)
 
 
+class TimeFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.step(x.transpose(0, 1)).mean(0))
+        return scores
+
+
+@pytest.mark.parametrize("steps", [6, 10])  # 10: as many as draws
+def test_layers_that_see_time_first(steps: int, tmp_path: Path) -> None:
+    model, x = ibnn.convert(TimeFirst(), components=2, seed=0), torch.randn(4, steps, 4)
+    ibnn.export(model, x, tmp_path / "a.pt2", format="torch")
+    answers = torch.export.load(tmp_path / "a.pt2").module()(x)
+    torch.testing.assert_close(answers["probabilities"], model.predict(x).probs)
+
+
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     model = ibnn.convert(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), components=2, seed=0)
     model.train()
@@ -273,19 +361,31 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-class TimeFirst(nn.Module):
+class Unbatched(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.step, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.table, self.make = nn.Parameter(torch.randn(3, 4)), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.step(x.transpose(0, 1)).mean(0))
+        scores: Tensor = x @ self.make(self.table)
         return scores
+
+
+class Centred(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        scores = super().forward(x)
+        return scores - scores.mean(0)
 
 
 class Branching(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x if x.sum() > 0 else -x)
+
+
+def centred() -> ibnn.IBNN:
+    model = ibnn.convert(Centred(4, 2), components=2, seed=0)
+    model.set_posterior(std=0.5)
+    return model
 
 
 def small() -> ibnn.IBNN:
@@ -307,14 +407,14 @@ def small() -> ibnn.IBNN:
         (small, torch.ones(2, 4), {"metadata": {"a": object()}}, "`metadata`"),
         (small, torch.ones(2, 4), {"path": "."}, "a file, but got the folder"),
         (
-            lambda: ibnn.convert(TimeFirst(), components=2),
-            torch.randn(2, 6, 4),
+            lambda: ibnn.convert(Unbatched(), components=2),
+            torch.randn(2, 3),
             {},
-            "a leading dimension that is the batch",
+            "of a dimension that is the batch",
         ),
         (
-            lambda: ibnn.convert(TimeFirst(), components=2),
-            torch.randn(2, 10, 4),  # as long as there are draws
+            centred,
+            torch.randn(2, 4),
             {},
             "for its draws as rows of one batch",
         ),

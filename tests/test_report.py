@@ -2,11 +2,7 @@ import base64
 import itertools
 import json
 import re
-import shutil
-import subprocess
 import time
-import urllib.request
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ import matplotlib
 import pytest
 import safetensors.torch
 import torch
+from chromium import Browser
 from torch import Tensor
 
 from ibnn import metrics
@@ -397,67 +394,6 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- in a browser
 
 
-class Browser:
-    """Headless Chromium through chromedriver's own HTTP interface; needs no package."""
-
-    def __init__(self, port: int) -> None:
-        self.base = f"http://127.0.0.1:{port}"
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        options = {"goog:chromeOptions": {"args": flags}, "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
-        session = self.call("/session", {"capabilities": {"alwaysMatch": options}})
-        self.base += f"/session/{session['sessionId']}"
-
-    def call(self, path: str, body: Any = None, method: str = "POST") -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.base + path, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)["value"]
-
-    def devtools(self, command: str, **parameters: Any) -> Any:
-        return self.call("/goog/cdp/execute", {"cmd": command, "params": parameters})
-
-    def resize(self, width: int, height: int) -> None:
-        self.devtools(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
-
-    def open(self, path: Path) -> None:
-        self.call("/url", {"url": path.as_uri()})
-
-    def run(self, script: str) -> Any:
-        return self.call("/execute/sync", {"script": script, "args": []})
-
-    def log(self, kind: str) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = self.call("/se/log", {"type": kind})
-        return entries
-
-    def tab(self) -> Any:
-        keys = [{"type": "keyDown", "value": "\ue004"}, {"type": "keyUp", "value": "\ue004"}]
-        self.call("/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": keys}]})
-        return self.run("const e = document.activeElement; return e.getAttribute('href') || e.className || e.tagName")
-
-
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    driver = shutil.which("chromedriver")
-    if driver is None or not (shutil.which("chromium") or shutil.which("google-chrome")):
-        pytest.skip("no chromium with its chromedriver here")
-    process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        port = next(
-            int(m[1]) for line in process.stdout if (m := re.search(r"started successfully on port (\d+)", line))
-        )
-        chromium = Browser(port)
-        yield chromium
-        chromium.call("", method="DELETE")
-    finally:
-        process.terminate()
-        process.wait(10)
-        if process.stdout is not None:
-            process.stdout.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(320, 640), (360, 740), (1280, 900)])
 def test_in_a_browser(browser: Browser, size: tuple[int, int], tmp_path: Path) -> None:
@@ -468,7 +404,7 @@ def test_in_a_browser(browser: Browser, size: tuple[int, int], tmp_path: Path) -
     ]
     write_report(runs, tmp_path / "report.html")
     browser.resize(*size)
-    browser.open(tmp_path / "report.html")
+    browser.open((tmp_path / "report.html").as_uri())
     time.sleep(0.3)
     assert browser.run("return innerWidth") == size[0]
     assert browser.run("return document.documentElement.scrollWidth") <= size[0]

@@ -21,6 +21,7 @@ from ibnn.prediction import (
     Prediction,
     predict,
 )
+from ibnn.shift import ShiftMonitor
 
 if TYPE_CHECKING:
     from ibnn.budget import Cost, cost
@@ -99,4 +100,6 @@ __all__ = [
     "Prediction",
     "metrics",
     "predict",
+    # watching
+    "ShiftMonitor",
 ]

@@ -28,6 +28,7 @@ from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, logits
 from ibnn.latent import Latent
 from ibnn.likelihood import Likelihood
 from ibnn.network import IBNN, check_seed, duplicate, no_fast_path
+from ibnn.observe import batch_axes
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, Prediction, predict
 
 Format = Literal["onnx", "torch"]
@@ -100,6 +101,7 @@ def export(
     answering = _Answering(model, samples, seed, pixels).eval().cpu().requires_grad_(False)
     rows = batch_length(example)
     shown = tree_map(lambda t: t.detach().cpu()[torch.arange(3) % rows], example)
+    answering.look(shown)
     expected = _named(_asked(model, answering.normalised(shown), samples, seed))
     facts |= answering.facts() | {"samples": samples, "seed": seed, "format": format, "outputs": list(expected)}
     try:
@@ -150,6 +152,15 @@ class _Answering(nn.Module):
             latent.register_buffer("z", part.to(dtype).contiguous())
         return len(z)
 
+    @torch.no_grad()
+    def look(self, x: Inputs) -> None:
+        """Finds the batch in the layers' inputs; raises where there is none, as when rows are answered together."""
+        args, kwargs = call_arguments(tree_map(self._repeated, self.normalised(x)))
+        for net in self.nets:
+            latents = {name.rpartition(".")[0]: m for name, m in net.named_modules() if isinstance(m, Latent)}
+            with no_fast_path(), batch_axes(net, latents, args, kwargs):
+                net(*args, **kwargs)
+
     def forward(self, x: Inputs) -> dict[str, Tensor]:
         args, kwargs = call_arguments(tree_map(self._repeated, self.normalised(x)))
         draws = torch.cat([logits_of(net(*args, **kwargs)) for net in self.nets])  # (J·B, …), draw by draw
@@ -183,16 +194,18 @@ class _Answering(nn.Module):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps to itself what torch's exporters say about themselves: deprecations, and packages they would know."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keeps to itself what torch's exporters say about themselves: deprecations, packages they would know, steps."""
+    talkative = ("torch.onnx._internal.exporter._registration", "onnxscript.optimizer._constant_folding")
+    levels = {logger: logger.level for logger in map(logging.getLogger, talkative)}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _named(answers: Prediction) -> dict[str, Tensor]:
@@ -218,9 +231,21 @@ def _traced(answering: _Answering, shown: Inputs) -> torch.export.ExportedProgra
     with no_fast_path(), torch.no_grad():
         shapes = (tree_map(lambda t: {0: batch}, blank),)  # type: ignore[arg-type, return-value]
         program = torch.export.export(answering, (blank,), dynamic_shapes=shapes, strict=False)
+    _drop_identities(program)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     return program
+
+
+def _drop_identities(program: torch.export.ExportedProgram) -> None:
+    """Takes out multiplications by an identity matrix (see `attention`), which would be as large as a weight."""
+    aten = torch.ops.aten
+    for node in list(program.graph.nodes):
+        if node.target is aten.linear.default and len(node.args) == 2 and node.args[1].target is aten.eye.default:
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
 
 
 # -------------------------------------------------------------------------------------------------------- the formats
@@ -234,8 +259,13 @@ def _to_onnx(program: torch.export.ExportedProgram, inputs: list[str], outputs: 
     graph = proto.graph
     names = dict(zip([*told, *kept], [*inputs, *outputs], strict=True))
     names |= {name: f"inner.{name}" for name in names.values()}  # torch calls values on the way "mean", too
-    for node in graph.node:
+    weights = {value.name for value in graph.initializer}
+    for number, node in enumerate(graph.node):
         node.ClearField("metadata_props")  # where in the source it came from: together more than a small network
+        node.name = f"n{number}"
+        for value in node.output:
+            if value not in names and value not in weights:
+                names[value] = f"v{len(names)}"  # torch's names are as long as the operators
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
     for value in (*graph.input, *graph.output, *graph.initializer):

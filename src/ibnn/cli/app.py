@@ -6,10 +6,12 @@ import typer
 
 import ibnn
 from ibnn.cli.answer import evaluate, predict
+from ibnn.cli.bench import bench
 from ibnn.cli.export import export
 from ibnn.cli.look import data_get, data_list, demo, plan
 from ibnn.cli.paper import report, reproduce
 from ibnn.cli.screen import Debug, Quiet, register
+from ibnn.cli.serve import serve
 from ibnn.cli.train import train
 
 STORY = """Networks that know what they do not know.
@@ -28,6 +30,7 @@ EXAMPLES = """[bold]Start here[/bold]
   ibnn train fashion-mnist-lenet --set seed=1
   ibnn train my.toml --set train.lr=0.01  a job of your own
   ibnn export runs/digits-mlp --pixels    one file for onnxruntime
+  ibnn serve runs/digits-mlp              over HTTP, with a page to try it
 
 [bold]Exit codes[/bold]
   0 done, 1 failed while working, 2 wrong usage, 130 interrupted
@@ -61,6 +64,7 @@ def _everywhere(
 
 register(app, demo, panel="Look first")
 register(app, plan, panel="Look first")
+register(app, bench, panel="Look first")
 app.add_typer(sets, name="data", rich_help_panel="Look first")
 register(sets, data_list, name="list")
 register(sets, data_get, name="get")
@@ -69,4 +73,5 @@ register(app, predict, panel="Train and ask")
 register(app, evaluate, panel="Train and ask")
 register(app, report, panel="Train and ask")
 register(app, export, panel="Train and ask")
+register(app, serve, panel="Train and ask")
 register(app, reproduce, panel="The paper")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ibnn.cli.answer import RunFolder, read, scale, stored_in
+from ibnn.cli.answer import RunFolder, Samples, Seed, read
 from ibnn.cli.screen import Json, Screen, misuse
 
 
@@ -13,8 +13,8 @@ def export(
     screen: Screen,
     folder: RunFolder,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; default model.onnx or model.pt2.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Draws per component.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Decides the draws.")] = 0,
+    samples: Samples = 5,
+    seed: Seed = 0,
     format: Annotated[Literal["onnx", "torch"], typer.Option(help="For onnxruntime or torch.export.load.")] = "onnx",
     pixels: Annotated[
         bool, typer.Option("--pixels", help="The file takes images in [0, 1] and normalises them.")
@@ -25,19 +25,19 @@ def export(
 
     Without --pixels it takes images normalised as in training; the numbers are in its metadata.
     """
-    import torch
-
+    from ibnn.asking.run import scale, stored_in
     from ibnn.baselines import Plain
     from ibnn.export import export as write
     from ibnn.network import IBNN
 
-    run = read(folder)
+    asked = read(folder)
+    run = asked.run
     images = stored_in(folder)["shown/images"].float() / 255
     mean, std = scale(run.job.data)
     facts = {"run": run.result["name"], "classes": run.result["classes"]}
     facts |= {"normalisation": {"mean": mean, "std": std}}
     if not pixels:
-        images = (images - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+        images = asked.normalised(images)
     assert isinstance(run.model, IBNN | Plain), "as all methods of jobs"
     with misuse():
         written = write(

@@ -138,4 +138,7 @@ def _worded(error: BaseException) -> tuple[str, int]:
 
 
 def _extra(error: ModuleNotFoundError) -> str:
-    return "demo" if (error.name or "").split(".")[0] in ("matplotlib", "sklearn") else "cli"
+    package = (error.name or "").split(".")[0]
+    if package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
+        return "serve"
+    return "demo" if package in ("matplotlib", "sklearn") else "cli"

@@ -10,7 +10,15 @@ from ibnn.cli import settings
 from ibnn.cli.screen import Interrupted, Json, MisuseError, Screen, misuse
 from ibnn.errors import complaint
 
-WRITTEN = ("result.json", "job.toml", "model.safetensors", "answers.safetensors", "recipe.toml", "history.csv")
+WRITTEN = (
+    "result.json",
+    "job.toml",
+    "model.safetensors",
+    "answers.safetensors",
+    "held_out.safetensors",
+    "recipe.toml",
+    "history.csv",
+)
 
 Data = Annotated[Path | None, typer.Option("--data", help="Where data sets are; default $IBNN_DATA or ./data.")]
 

@@ -1,9 +1,10 @@
-"""INPUTS: image files, folders, .npy and .csv as images in [0, 1] of one form, one example after another."""
+"""INPUTS: images and numbers as pixels in [0, 1] of one form; files of them one example after another."""
 
 import csv
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TextIO
 
 from ibnn.errors import complaint
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of pillow: what these files are, and nothing else
 KINDS = f"{', '.join(sorted(IMAGES))}, .npy, .csv or a folder of images"
 _LIST = "Clean the file."
 
@@ -61,28 +63,51 @@ def examples(files: list[Path], form: Form, note: Callable[[str], None]) -> Iter
 
 
 def _image(path: Path, form: Form, noted: set[tuple[int, int]], note: Callable[[str], None]) -> "Tensor":
+    pixels, size = decoded(path, form, name=str(path))
+    if size != (form.width, form.height) and size not in noted:
+        note(f"{path} and others of its size: {resized(size, form)}")
+        noted.add(size)
+    return pixels
+
+
+def resized(size: tuple[int, int], form: Form) -> str:
+    """What was done to an image of another size."""
+    cut = "" if size[0] * form.height == size[1] * form.width else ", what is too long cut off evenly"
+    return f"resized from {size[0]}×{size[1]} to {form.width}×{form.height}{cut}."
+
+
+def decoded(
+    file: Path | BinaryIO, form: Form, *, name: str, most: int | None = None
+) -> tuple["Tensor", tuple[int, int]]:
+    """An image brought to the form, and the width and height it had.
+
+    Args:
+        file: Where the bytes of the image are.
+        form: What the network takes.
+        name: Of the image, for messages.
+        most: Pixels of the largest image that is decoded; None leaves it at pillow's own limit.
+    """
     import torch
     from PIL import Image, ImageOps
 
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
-        with Image.open(path) as file:
-            if file.mode.startswith(("I", "F")):
-                raise ValueError(f"{file.mode}, more than 8 bits a pixel")
-            image = ImageOps.exif_transpose(file).convert("L" if form.channels == 1 else "RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all that pillow raises
-        reason = str(error).replace(repr(str(path)), "it")
+        with Image.open(file, formats=FORMATS) as image:  # only its head is read so far
+            size = image.size
+            if most is not None and size[0] * size[1] > most:
+                raise ValueError(f"{size[0]}×{size[1]} pixels, more than {most:,}")
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"{image.mode}, more than 8 bits a pixel")
+            upright = ImageOps.exif_transpose(image).convert("L" if form.channels == 1 else "RGB")
+    except (OSError, SyntaxError, ValueError, *bombs) as error:  # all that pillow raises
+        reason = re.sub(r"<_io\.BytesIO object at \w+>", "it", str(error).replace(repr(str(file)), "it"))
         remedy = "Replace or leave out the file."
-        raise ValueError(
-            complaint(str(path), "a readable image", f"{type(error).__name__}: {reason}", remedy)
-        ) from error
-    if image.size != (form.width, form.height):
-        if image.size not in noted:
-            size = f"{image.width}×{image.height} to {form.width}×{form.height}"
-            note(f"{path} and others of its size: resized from {size}, what is too long cut off evenly.")
-            noted.add(image.size)
-        image = ImageOps.fit(image, (form.width, form.height), Image.Resampling.BILINEAR)
-    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    return pixels.view(form.height, form.width, form.channels).permute(2, 0, 1).float() / 255
+        raise ValueError(complaint(name, "a readable image", f"{type(error).__name__}: {reason}", remedy)) from error
+    size = upright.size
+    if size != (form.width, form.height):
+        upright = ImageOps.fit(upright, (form.width, form.height), Image.Resampling.BILINEAR)
+    pixels = torch.frombuffer(bytearray(upright.tobytes()), dtype=torch.uint8)
+    return pixels.view(form.height, form.width, form.channels).permute(2, 0, 1).float() / 255, size
 
 
 def _npy(path: Path, form: Form) -> "Tensor":
@@ -101,7 +126,7 @@ def _npy(path: Path, form: Form) -> "Tensor":
         got = getattr(array, "dtype", type(array).__name__)
         raise ValueError(complaint(str(path), "uint8, or floats in [0, 1]", got, "Convert the array."))
     pixels = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-    return _formed(pixels / 255 if array.dtype == np.uint8 else pixels, path, form)
+    return formed(pixels / 255 if array.dtype == np.uint8 else pixels, path, form)
 
 
 def _csv(path: Path, form: Form, note: Callable[[str], None]) -> "Tensor":
@@ -127,7 +152,7 @@ def _csv(path: Path, form: Form, note: Callable[[str], None]) -> "Tensor":
     if pixels.amax() > 1:
         note(f"{path}: read as bytes from 0 to 255, for there are values above 1.")
         pixels = pixels / 255
-    return _formed(pixels, path, form)
+    return formed(pixels, path, form)
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[list[str]]:
@@ -137,15 +162,15 @@ def _lines(file: TextIO, path: Path) -> Iterator[list[str]]:
         raise ValueError(complaint(str(path), "a CSV file", f"one with an error: {error}", _LIST)) from None
 
 
-def _formed(pixels: "Tensor", path: Path, form: Form) -> "Tensor":
+def formed(pixels: "Tensor", name: object, form: Form) -> "Tensor":
     """(N, C, H, W) out of that, (N, H, W) or (N, C·H·W), all in [0, 1]."""
     shape, size = tuple(pixels.shape), form.channels * form.height * form.width
     fits: tuple[Any, ...] = (tuple(form), tuple(form)[1:] if form.channels == 1 else None, (size,))
     if len(shape) < 2 or shape[1:] not in fits:
         expected = f"of shape (N, {', '.join(map(str, form))}) or (N, {size})"
-        raise ValueError(complaint(str(path), expected, shape, "Reshape it to what the network was trained on."))
+        raise ValueError(complaint(str(name), expected, shape, "Reshape it to what the network was trained on."))
     if not bool(((pixels >= 0) & (pixels <= 1)).all()):
         low, high = pixels.amin().item(), pixels.amax().item()
-        remedy = "Pass pixels before any normalising."
-        raise ValueError(complaint(str(path), "in [0, 1], or bytes", f"values from {low:.3g} to {high:.3g}", remedy))
+        remedy = "Pass pixels before any normalising; of bytes, those divided by 255."
+        raise ValueError(complaint(str(name), "in [0, 1]", f"values from {low:.3g} to {high:.3g}", remedy))
     return pixels.reshape(-1, *form)

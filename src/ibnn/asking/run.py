@@ -1,0 +1,176 @@
+"""A RUN that is asked: pixels in, answers out, and the doubt of held-out images that answers are measured by."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ibnn import jobs
+from ibnn.asking.abstain import threshold
+from ibnn.asking.inputs import Form
+from ibnn.atomic import write_atomically
+from ibnn.data.sets import KNOWN, PHOTOGRAPHS
+from ibnn.errors import complaint
+from ibnn.prediction import CategoricalPrediction, predict
+
+BATCH = 250
+HELD_OUT = 2000  # most validation images that decide where to abstain
+CONFIDENCE = 0.95
+CACHE = "held_out.safetensors"  # in the run folder
+
+
+class HeldOut(NamedTuple):
+    """Answers for images whose labels are known and that were not trained on, (N,) each.
+
+    Attributes:
+        total: Entropy.
+        epistemic: The part of it that the draws disagree about.
+        wrong: Whether the label was.
+        source: Of what they are.
+    """
+
+    total: Tensor
+    epistemic: Tensor
+    wrong: Tensor
+    source: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A finished run and how it is asked.
+
+    Attributes:
+        folder: The run folder.
+        run: What is in it.
+        samples: Draws per component.
+        seed: Decides the draws.
+    """
+
+    folder: Path
+    run: jobs.Run
+    samples: int = 5
+    seed: int = 0
+
+    @classmethod
+    def read(cls, folder: Path, samples: int = 5, seed: int = 0) -> Self:
+        """Of a folder that `ibnn train` has finished."""
+        return cls(folder, jobs.read_run(folder), samples, seed)
+
+    @property
+    def classes(self) -> list[str]:
+        """Their names."""
+        return [str(name) for name in self.run.result["classes"]]
+
+    @cached_property
+    def form(self) -> Form:
+        """Of the images that the run was trained on."""
+        return Form(*stored_in(self.folder)["shown/images"].shape[1:])
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """What the network takes, of images in [0, 1]."""
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in scale(self.run.job.data))
+        return (pixels - mean) / std
+
+    def answer(self, pixels: Tensor) -> CategoricalPrediction:
+        """For images (N, C, H, W) in [0, 1]."""
+        return self._answer(self.normalised(pixels))
+
+    def _answer(self, x: Tensor) -> CategoricalPrediction:
+        found = predict(self.run.model, x, samples=self.samples, seed=self.seed, batch_size=BATCH)
+        assert isinstance(found, CategoricalPrediction), "jobs are of classes"
+        return found
+
+    @torch.no_grad()
+    def draws(self, pixels: Tensor) -> Tensor:
+        """What every draw says, (N, K·S, classes); their mean is the answer's probabilities."""
+        model = self.run.model
+        logits = model.draw_logits(self.normalised(pixels), self.samples, self.seed, batch_size=BATCH)
+        return (logits / model.likelihood.temperature).softmax(2).movedim(0, 1)
+
+    def described(self, found: CategoricalPrediction) -> list[dict[str, Any]]:
+        """What is told of every answer: label, its probability, and the entropies in nats."""
+        numbers = {"probability": found.probs.amax(1)}
+        numbers |= {name: getattr(found, name) for name in ("total", "aleatoric", "epistemic")}
+        labels = [{"label": self.classes[number]} for number in found.labels.tolist()]
+        return [row | {n: float(v[i]) for n, v in numbers.items()} for i, row in enumerate(labels)]
+
+    def limit(self, risk: float, held_out: HeldOut) -> tuple[float, dict[str, Any]]:
+        """The entropy above which nothing is answered, so that at most so many answers are wrong; and the evidence."""
+        found = threshold(held_out.total, held_out.wrong, risk, confidence=CONFIDENCE)
+        facts = {"risk": risk, "confidence": CONFIDENCE, "by": held_out.source, "examples": len(held_out.total)}
+        return found.limit, facts | found._asdict()
+
+    def held_out(self, data: Path | None = None) -> HeldOut:
+        """Answers for the run's validation images, or those stored for its test images where the others are not there.
+
+        Those for validation images are kept in the run folder, and hold as long as the model, the samples and the seed
+        are the same.
+
+        Args:
+            data: Where data sets are.
+        """
+        kept = self._kept()
+        if kept is not None:
+            return kept
+        try:
+            valid = jobs.make_data(self.run.job, data).valid if self.run.job.valid else None
+        except (FileNotFoundError, ModuleNotFoundError):  # the data are not here
+            valid = None
+        if valid is None:
+            stored = stored_in(self.folder)
+            epistemic, wrong = stored["between"] + stored["within"], stored["probs"].argmax(1) != stored["labels"]
+            return HeldOut(stored["aleatoric"] + epistemic, epistemic, wrong, "test answers of the run folder")
+        index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:HELD_OUT]
+        parts = [valid.__getitems__(part) for part in index.sort().values.split(BATCH)]
+        answers = [self._answer(x) for x, _ in parts]
+        found = CategoricalPrediction.cat(answers)
+        wrong = found.labels != torch.cat([y for _, y in parts])
+        answered = HeldOut(found.total, found.epistemic, wrong, "validation images")
+        self._keep(answered)
+        return answered
+
+    @cached_property
+    def _key(self) -> str:
+        """Of all that the kept answers depend on."""
+        with open(self.folder / "model.safetensors", "rb") as file:
+            model = hashlib.file_digest(file, "sha256").hexdigest()
+        return json.dumps([model, self.run.job.key, self.samples, self.seed, HELD_OUT])
+
+    def _kept(self) -> HeldOut | None:
+        try:
+            with safetensors.safe_open(self.folder / CACHE, "pt") as file:
+                facts = file.metadata() or {}
+                if facts.get("key") != self._key:
+                    return None
+                total, epistemic, wrong = (file.get_tensor(name) for name in HeldOut._fields[:3])
+                return HeldOut(total, epistemic, wrong, facts["source"])
+        except (OSError, safetensors.SafetensorError):
+            return None
+
+    def _keep(self, found: HeldOut) -> None:
+        tensors = {name: value.contiguous() for name, value in found._asdict().items() if isinstance(value, Tensor)}
+        content = safetensors.torch.save(tensors, metadata={"key": self._key, "source": found.source})
+        try:
+            write_atomically(self.folder / CACHE, content)
+        except OSError:  # a folder that may only be read
+            return
+
+
+def stored_in(folder: Path) -> dict[str, Tensor]:
+    """What a run answered on its test set."""
+    path = folder / "answers.safetensors"
+    if not path.is_file():
+        raise FileNotFoundError(complaint("RUN", f"one with {path.name}", folder, "Train it again: --fresh."))
+    return safetensors.torch.load_file(path)
+
+
+def scale(data: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation that a set is normalised by, whether it is here or not."""
+    return (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS

@@ -1,0 +1,182 @@
+"""SHIFT: do the inputs still look like those the model was checked on? A test that may run for ever.
+
+Every input has a score, such as its epistemic uncertainty. Its conformal p-value says how high the score ranks among
+all scores so far, those of a calibration set first. A *test martingale* bets on these p-values being uneven: while the
+inputs are exchangeable with the calibration set no strategy can be expected to win, so wealth of 1/α is evidence of a
+shift, and the probability that it is ever reached by chance is at most α (Ville's inequality).
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from ibnn.errors import complaint
+from ibnn.normal import address, words
+
+POWERS = (0.1, 0.3, 0.5, 0.7, 0.9)  # ε of the bets ε p^(ε−1): strong shifts first
+_BITS = 8  # of a score that count: equal ones are stored once, so the bag stays small however long the stream
+_TIES = 6  # address space of the draws that break ties; the network's end at 5
+
+
+class ShiftMonitor:
+    """Watches a stream of scores against calibration scores; rings at most with probability `false_alarm`, ever.
+
+    The n-th score has the p-value
+
+        p = (#{scores before it that are higher} + u · (1 + #{equal ones})) / (1 + #{scores before it}),
+
+    the calibration scores being before all others and u uniform. If calibration scores and stream are exchangeable
+    (independent and alike, for one), these are *exactly* uniform and independent, whatever the size of the set. (Ranked
+    among the calibration scores alone they would all share its accidents, and ring more often than is stated.) Scores
+    are rounded to 8 binary digits before they are ranked, which changes nothing in this.
+
+    Wealth begins at 1. At step k the part 1 / (k (k+1)) is staked on "the stream has shifted from here on", evenly on
+    the bets ε p^(ε−1) (scores have risen) and ε (1−p)^(ε−1) (they have fallen), and stays in the game from then on:
+
+        wealth = 1 / (n+1) + Σ_k 1 / (k (k+1)) · mean over the bets of Π_{i=k…n} bet(p_i).
+
+    So a shift that comes late is found as surely as an early one, after some 2 log k nats more of evidence.
+
+    Attributes:
+        false_alarm: α. The alarm rings when wealth reaches 1/α.
+        seed: Decides the draws that break ties.
+        seen: How many scores have come after calibration, n.
+        alarm: The number of the score at which it first rang, counted from 1; None while it has not.
+        log_wealth: Of now.
+        log_peak: Of the highest wealth so far.
+
+    >>> calm = torch.rand(500, generator=torch.Generator().manual_seed(0))
+    >>> monitor = ShiftMonitor(calm[:300], false_alarm=0.01)
+    >>> monitor.update(calm[300:]).shape, monitor.alarm
+    (torch.Size([200]), None)
+    >>> p = monitor.update(torch.full((20,), 0.99))
+    >>> monitor.alarm, monitor.direction
+    (209, 'higher')
+    """
+
+    def __init__(self, calibration: Tensor | Sequence[float], *, false_alarm: float = 0.01, seed: int = 0) -> None:
+        """Takes the scores that the stream is compared with.
+
+        Args:
+            calibration: Scores of inputs the model was not trained on, (N,). Some hundreds show shifts soon.
+            false_alarm: α, the probability that it ever rings although nothing has shifted.
+            seed: Decides the draws that break ties.
+        """
+        if not 0 < false_alarm < 1:
+            raise ValueError(complaint("false_alarm", "between 0 and 1", false_alarm, "Pass 0.01."))
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise ValueError(complaint("seed", "an integer in 0 … 2⁶³ − 1", seed, "Pass seed=0."))
+        scores = _checked(calibration, "calibration")
+        if not scores:
+            remedy = "Pass scores of held-out inputs."
+            raise ValueError(complaint("calibration", "at least one score", "none", remedy))
+        self.false_alarm, self.seed = false_alarm, seed
+        self.seen, self.alarm = 0, None
+        self.log_wealth = self.log_peak = 0.0
+        self._values: list[float] = []  # distinct scores, ascending
+        self._counts: list[int] = []
+        self._size = 0  # scores in the bag
+        self._stakes = [-math.inf] * (2 * len(POWERS))  # log of what each bet has become: those on a rise first
+        for score in scores:
+            self._place(score)
+
+    alarm: int | None
+
+    @property
+    def direction(self) -> Literal["higher", "lower"]:
+        """Where the scores have gone, as far as the bets tell."""
+        half = len(POWERS)
+        return "higher" if _log_sum(self._stakes[:half]) >= _log_sum(self._stakes[half:]) else "lower"
+
+    @property
+    def p_value(self) -> float:
+        """Of the whole stream, valid whenever it is looked at: 1 / the highest wealth so far."""
+        return math.exp(-self.log_peak)
+
+    def update(self, scores: Tensor | Sequence[float]) -> Tensor:
+        """Takes the next scores of the stream; returns their p-values, (N,) float64: small for a high score."""
+        stream = _checked(scores, "scores")
+        index = torch.arange(self.seen, self.seen + len(stream))
+        ties = (words(address(self.seed, _TIES, index)).double() + 0.5) / 2**32
+        return torch.tensor([self._next(*each) for each in zip(stream, ties.tolist(), strict=True)], dtype=torch.double)
+
+    def _next(self, score: float, u: float) -> float:
+        above, equal = self._place(score)
+        p = (above + u * (equal + 1)) / self._size
+        self.seen += 1
+        self._bet(p)
+        self.log_peak = max(self.log_peak, self.log_wealth)
+        if self.alarm is None and self.log_wealth >= -math.log(self.false_alarm):
+            self.alarm = self.seen
+        return p
+
+    def _place(self, score: float) -> tuple[int, int]:
+        """Puts a score into the bag; how many in it were higher, and how many equal."""
+        place = bisect_left(self._values, score)
+        if place == len(self._values) or self._values[place] != score:
+            self._values.insert(place, score)
+            self._counts.insert(place, 0)
+        equal = self._counts[place]
+        self._counts[place] += 1
+        self._size += 1
+        return sum(self._counts[place + 1 :]), equal
+
+    def _bet(self, p: float) -> None:
+        k = self.seen
+        new = -math.log(k) - math.log(k + 1) - math.log(len(self._stakes))
+        logs = [math.log(p)] * len(POWERS) + [math.log1p(-p)] * len(POWERS)
+        for number, (log_p, power) in enumerate(zip(logs, POWERS * 2, strict=True)):
+            staked = _log_sum([self._stakes[number], new])
+            self._stakes[number] = staked + math.log(power) + (power - 1) * log_p
+        self.log_wealth = _log_sum([-math.log(k + 1), *self._stakes])
+
+    def state(self) -> dict[str, Any]:
+        """All of it as plain data, for JSON; `restored` goes on from there to the very same numbers."""
+        own = {name: getattr(self, name) for name in ("false_alarm", "seed", "seen", "alarm", "log_peak")}
+        return own | {"stakes": self._stakes if self.seen else None, "values": self._values, "counts": self._counts}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Self:
+        """The monitor whose `state` this is."""
+        try:
+            monitor = cls(state["values"], false_alarm=state["false_alarm"], seed=state["seed"])
+            monitor._counts, monitor._size = list(state["counts"]), sum(state["counts"])
+            monitor.seen, monitor.alarm, monitor.log_peak = state["seen"], state["alarm"], state["log_peak"]
+            if monitor.seen:
+                monitor._stakes = list(state["stakes"])
+                monitor.log_wealth = _log_sum([-math.log(monitor.seen + 1), *monitor._stakes])
+            if not len(monitor._values) == len(monitor._counts) == len(state["values"]):
+                raise ValueError("counts that do not fit the values")
+        except (KeyError, TypeError, ValueError) as error:
+            got = f"{type(error).__name__}: {error}"
+            remedy = "Make a new monitor from calibration scores."
+            raise ValueError(complaint("state", "what `state()` returned", got, remedy)) from error
+        return monitor
+
+
+def _checked(scores: Tensor | Sequence[float], name: str) -> list[float]:
+    """Rounded scores; raises if they are not a row of finite numbers."""
+    found = torch.as_tensor(scores, dtype=torch.double)
+    if found.dim() != 1:
+        got, remedy = f"shape {tuple(found.shape)}", "Pass one score for each input."
+        raise ValueError(complaint(name, "of shape (N,)", got, remedy))
+    if not found.isfinite().all():
+        remedy = "Leave out inputs that have no score."
+        raise ValueError(complaint(name, "finite", f"{found[~found.isfinite()][0].item()}", remedy))
+    fraction, exponent = torch.frexp(found)
+    rounded: list[float] = torch.ldexp((fraction * 2**_BITS).round(), exponent - _BITS).tolist()
+    return rounded
+
+
+def _log_sum(logs: Sequence[float]) -> float:
+    """Log of the sum of what has these logs.
+
+    >>> round(_log_sum([math.log(2.0), -math.inf, math.log(3.0)]), 9) == round(math.log(5.0), 9)
+    True
+    """
+    top = max(logs)
+    return top if top == -math.inf else top + math.log(math.fsum(math.exp(value - top) for value in logs))
