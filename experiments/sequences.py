@@ -1,6 +1,7 @@
 """Calibration of recurrent networks and a Transformer that read the digits of scikit-learn row by row.
 
     python experiments/sequences.py                # goes on where it stopped, then draws the figure
+    python experiments/sequences.py --figure       # draws what there is
     python experiments/sequences.py --page         # writes the table into docs/transformers.md
     python experiments/sequences.py --page --check # fails if the page is out of date
 
@@ -113,14 +114,19 @@ def grid(results: Results) -> dict[tuple[str, str], list[dict[str, Any]]]:
 
 def table(results: Results) -> str:
     """Means over seeds ± their standard deviation."""
-    rows = [["network", "method", *METRICS.values()]]
+    rows = [["network", "method", "seeds", *METRICS.values()]]
     for (net, method), cells in grid(results).items():
-        if len(cells) < 2:
-            continue
-        columns = [([cell[name] for cell in cells], *((100, 2) if name == "error" else (1, 3))) for name in METRICS]
-        texts = [f"{factor * mean(v):.{digits}f} ± {factor * stdev(v):.{digits}f}" for v, factor, digits in columns]
-        rows.append([net, method, *texts])
-    return markdown(rows)
+        if cells:
+            rows.append(
+                [net, method, str(len(cells)), *(_text(name, [cell[name] for cell in cells]) for name in METRICS)]
+            )
+    return markdown(rows).rstrip() + "\n"
+
+
+def _text(name: str, values: list[float]) -> str:
+    factor, digits = (100, 2) if name == "error" else (1, 3)
+    spread = f" ± {factor * stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{factor * mean(values):.{digits}f}{spread}"
 
 
 def draw(results: Results) -> None:
@@ -134,7 +140,14 @@ def draw(results: Results) -> None:
                 for place, net in enumerate(NETS):
                     values = [cell[key] for cell in grid(results)[net, method]]
                     at = place + 0.22 * (number - 1)
-                    axes.bar(at, mean(values), 0.2, color=f"C{number}", alpha=0.5, label=method if not place else None)
+                    axes.bar(
+                        at,
+                        mean(values) if values else 0,
+                        0.2,
+                        color=f"C{number}",
+                        alpha=0.5,
+                        label=method if not place else None,
+                    )
                     axes.plot([at] * len(values), values, ".", color=f"C{number}")
             axes.set(ylabel=label, xticks=range(len(NETS)), xticklabels=list(NETS))
         axes.legend(frameon=False)
@@ -155,13 +168,14 @@ def page(check: bool) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--figure", action="store_true")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     if options.page:
         sys.exit(page(options.check))
     torch.set_num_threads(1)
     results = Results("sequences", (__doc__ or "").split("\n\n")[-1].replace("\n", " ").strip())
-    for seed in SEEDS:
+    for seed in () if options.figure else SEEDS:
         for net in NETS:
             for method in METHODS:
                 results.run(f"{net}, {method}, seed {seed}", lambda n=net, m=method, s=seed: run(n, m, s))
