@@ -326,6 +326,8 @@ def test_what_cannot_be_used_is_refused() -> None:
     for model, y in ((IBNNClassifier(), NAMES), (IBNNRegressor(), Y)):
         with pytest.raises(TypeError, match=r"[Ss]parse"):
             model.fit(csr_array(X), y)
+    with pytest.raises(ValueError, match=r'`prior_std` to be a number or "auto", but got \'strong\''):
+        IBNNClassifier(prior_std="strong").fit(X, NAMES)
     with pytest.raises(ValueError, match="1d array"):
         IBNNClassifier().fit(X, np.stack([LABELS, 1 - LABELS], 1))  # several labels a row
     with pytest.raises(ValueError, match="weight"):

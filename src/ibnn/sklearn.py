@@ -98,6 +98,8 @@ class _Table(BaseEstimator):  # type: ignore[misc]
 
     def _start(self, x: Array, weight: Array, outputs: int, likelihood: Likelihood) -> None:
         """A network that has seen nothing, and how inputs are standardised."""
+        if isinstance(self.prior_std, str) and self.prior_std != "auto":
+            raise ValueError(complaint("prior_std", 'a number or "auto"', repr(self.prior_std), 'Pass "auto".'))
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._calls = 0
         self.scaler_ = StandardScaler().fit(x, sample_weight=weight if _differ(weight) else None)
