@@ -35,7 +35,7 @@ bench: $(STAMP) ## what fit adds to a step, steering to a run, a second worker b
 	@$(RUN) benchmarks/steering.py
 	@$(RUN) benchmarks/scaling.py
 	@$(RUN) benchmarks/loading.py
-	@$(RUN) benchmarks/speed.py
+	@$(RUN) -m ibnn bench
 
 lint: $(STAMP) ## ruff and mypy
 	@$(RUN) -m ruff check .

@@ -1,4 +1,4 @@
-"""Puts the tables of results into README.md and experiments/README.md, from the result files: python tables.py
+"""Puts the tables of results into README.md, experiments/README.md and docs/performance.md: python tables.py
 
 With --check it changes nothing and fails if a page is out of date.
 """
@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ibnn import figures
+from ibnn import bench, figures
 from ibnn.reproduce import names, read, results
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
-PAGES = (ROOT / "README.md", ROOT / "experiments" / "README.md")
+PAGES = (ROOT / "README.md", ROOT / "experiments" / "README.md", ROOT / "docs" / "performance.md")
 SHORT = (
     "setting",
     "method",
@@ -52,6 +52,62 @@ def _choices(cells: dict[str, Any]) -> str:
     return figures.markdown(rows).rstrip() + "\n"
 
 
+def performance() -> dict[str, str]:
+    """The blocks of docs/performance.md."""
+    speed = json.loads((RESULTS / "speed.json").read_text())["cells"]
+    draws = json.loads((RESULTS / "draws.json").read_text())["cells"]
+    found = {"bars": bench.rows(speed), "draws": _settled(draws), "without": _without_draws(draws)}
+    if "rivals" in speed:
+        found["rivals"] = bench.rival_rows(speed["rivals"])
+    forms = [[net, *_form(speed, net)] for net in bench.NETS if f"{net} / channels last" in speed]
+    if forms:
+        found["formats"] = [["network", *FORMS], *forms]
+    return {name: figures.markdown(rows).rstrip() + "\n" for name, rows in found.items()}
+
+
+FORMS = (
+    "channels_last: plain step", "channels_last: our step", "channels_last: our prediction",
+    "compile: our step", "seconds to compile",
+)  # fmt: skip
+
+
+def _form(cells: dict[str, Any], net: str) -> list[str]:
+    last, fast = cells[f"{net} / channels last"], cells.get(f"{net} / compile", {})
+    values = [last["plain_step"], last["step"], last["predict"], fast.get("step"), fast.get("compile_seconds")]
+    return ["–" if value is None else f"{value:.2f}" for value in values]
+
+
+def _settled(cells: dict[str, Any]) -> list[list[str]]:
+    """Means over the seeds' held-out images, and the test images seed by seed."""
+    rows = [["images", "tolerance", "draws", "NLL", "equal labels %"]]
+    held_out = [cell for name, cell in cells.items() if name.startswith("held out")]
+    for tolerance in (key for key, value in held_out[0].items() if isinstance(value, dict) and "draws" in value):
+        means = [sum(cell[tolerance][key] for cell in held_out) / len(held_out) for key in SETTLED]
+        rows.append(["held out, mean of 3 seeds", tolerance, *_settled_cells(means)])
+    for name, cell in sorted(cells.items()):
+        if name.startswith("test"):
+            ((tolerance, found),) = ((key, v) for key, v in cell.items() if isinstance(v, dict) and "draws" in v)
+            rows.append([name.replace(" / ", ", "), tolerance, *_settled_cells([found[key] for key in SETTLED])])
+    return rows
+
+
+SETTLED = ("draws", "nll", "equal_labels")
+
+
+def _settled_cells(values: list[float]) -> list[str]:
+    draws, nll, labels = values
+    return [f"{draws:.3f}", f"{nll:.4f}", f"{100 * labels:.2f}"]
+
+
+def _without_draws(cells: dict[str, Any]) -> list[list[str]]:
+    forwards = {"moments": "2K", "moments, channels whole": "2K", "samples=2": "2K"}
+    found = [cell for name, cell in sorted(cells.items()) if name.startswith("without draws")]
+    rows = [["answer", "plain forwards", *(f"NLL, seed {seed}" for seed in range(len(found)))]]
+    for name in (key for key, value in found[0].items() if isinstance(value, float) and key != "seconds"):
+        rows.append([name, forwards.get(name, "K"), *(f"{cell[name]:.3f}" for cell in found)])
+    return rows
+
+
 def filled(text: str, found: dict[str, str]) -> str:
     """A page with every block that there is a table for."""
     for name, table in found.items():
@@ -64,7 +120,7 @@ def filled(text: str, found: dict[str, str]) -> str:
 
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
-    found, stale = blocks(), []
+    found, stale = blocks() | performance(), []
     for page in PAGES:
         old = page.read_text()
         new = filled(old, found)

@@ -8,53 +8,24 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import ibnn
+from ibnn.bench import Encoder
 from ibnn.memory import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet, mlp
 
-
-class Encoder(nn.Module):
-    """Transformer layers out of linear ones."""
-
-    def __init__(self, width: int = 32, heads: int = 4, depth: int = 2) -> None:
-        super().__init__()
-        self.heads = heads
-        self.layers = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "norm1": nn.LayerNorm(width),
-                    "qkv": nn.Linear(width, 3 * width),
-                    "out": nn.Linear(width, width),
-                    "norm2": nn.LayerNorm(width),
-                    "up": nn.Linear(width, 4 * width),
-                    "down": nn.Linear(4 * width, width),
-                }
-            )
-            for _ in range(depth)
-        )
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            q, k, v = layer["qkv"](layer["norm1"](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-            attention = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
-            x = x + layer["out"]((attention @ v).transpose(1, 2).flatten(2))
-            x = x + layer["down"](layer["up"](layer["norm2"](x)).relu())
-        return self.head(x.mean(1))
-
-
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "LeNet": (LeNet, (1, 28, 28)),
+    "VGG16-small": (VGG16, (3, 32, 32)),
     "small VGG": (lambda: VGG16(width=0.125), (3, 32, 32)),
-    "WideResNet-10-1": (lambda: WideResNet(depth=10, width=1), (3, 32, 32)),
+    "WideResNet-16-4": (lambda: WideResNet(depth=16, width=4), (3, 32, 32)),
     "mlp": (lambda: mlp(20, 10, hidden=64), (20,)),
-    "Transformer": (Encoder, (12, 32)),
+    "Transformer": (Encoder, (12, 256)),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_costs_are_as_measured(name: str) -> None:
     make, shape = CASES[name]
-    net, rows, components = make(), 24, 3
+    net, rows, components = make(), 8, 3
     x, y = torch.randn(rows, *shape), torch.randint(10, (rows,))
     state = torch.get_rng_state()
     buffers = [buffer.clone() for buffer in net.buffers()]
@@ -93,3 +64,42 @@ def test_scalings_are_of_inputs_or_of_weights() -> None:
 def test_bad_sizes(argument: str) -> None:
     with pytest.raises(ValueError, match=f"`{argument}` to be an integer of at least 1, but got 0"):
         ibnn.cost(nn.Linear(2, 2), torch.zeros(1, 2), **{argument: 0})
+
+
+class Last(nn.Module):
+    """The last output of a recurrent layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0][:, -1]
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
+def test_costs_of_recurrent_layers(kind: type[nn.RNNBase], gates: int) -> None:
+    rows, steps, wide, units = 20, 6, 8, 16
+    found = ibnn.cost(
+        Last(kind(wide, units, batch_first=True)), torch.zeros(rows, steps, wide), components=4, samples=5
+    )
+    products = rows * steps * gates * units * (wide + units)
+    assert found.latents == 2 * 4 * (wide + units)
+    assert (found.step_products, found.predict_products) == (3 * products, 20 * products)
+    assert found.step_scalings == 4 * rows * steps * (wide + units)
+
+
+def test_costs_of_attention() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x)[0][:, 0]
+
+    rows, steps = 20, 6
+    found = ibnn.cost(Attends(), torch.zeros(rows, steps, 8), components=4)
+    assert found.latents == 2 * 4 * 4 * 8
+    assert found.step_scalings == 4 * rows * steps * 4 * 8
+    assert found.step_products == 3 * (rows * steps * 4 * 8 * 8 + 2 * rows * steps * steps * 8)

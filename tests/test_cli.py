@@ -29,6 +29,7 @@ from ibnn.cli.settings import parsed, read_job
 COMMANDS = [
     "demo",
     "plan",
+    "bench",
     "data",
     "data list",
     "data get",
@@ -610,3 +611,18 @@ def test_export_of_normalised_images_and_wrong_exports(run: Path, tmp_path: Path
     assert "job.toml" in call("export", tmp_path, code=2).stderr
     assert "the folder" in call("export", run, "-o", tmp_path, "--format", "torch", code=2).stderr
     assert "tflite" in call("export", run, "--format", "tflite", code=2).stderr
+
+
+def test_bench_prints_ratios(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from ibnn import bench
+
+    tiny = replace(bench.QUICK, nets=("lenet",), batch=4, inputs=3, few=2, seconds=0.0, turns=1)
+    monkeypatch.setattr(bench, "QUICK", tiny)
+    monkeypatch.setattr(bench, "ONE", (2, 2))
+    result = call("bench", "--quick", "-o", tmp_path / "speed.json")
+    assert "lenet / step" in result.stderr
+    assert "deep ensemble of 4" in result.stdout
+    content = json.loads(call("bench", "--quick", "--json", "-o", tmp_path / "speed.json").stdout)
+    assert content == json.loads((tmp_path / "speed.json").read_text())

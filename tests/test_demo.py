@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ibnn import demo
 
@@ -55,14 +54,6 @@ def test_choices_never_look_at_test_labels(
     other = demo.run(tmp_path, seed=0, recipe=SMALL)
     assert other["chosen"] == ran[1]["chosen"]
     assert other["metrics"] != ran[1]["metrics"]
-
-
-def test_temperature_is_the_best_one() -> None:
-    torch.manual_seed(0)
-    labels = torch.randint(4, (4000,))
-    logits = torch.randn(4000, 4)
-    logits[torch.arange(4000), labels] += 1.0  # for these Gaussians the log odds are the logits: temperature 1
-    assert demo.best_temperature(3 * logits, labels) == pytest.approx(3.0, rel=0.1)
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,25 @@ def test_tables_of_results_are_those_of_the_result_files(monkeypatch: pytest.Mon
     blocks = tables.blocks()
     page = (ROOT / "experiments" / "README.md").read_text()
     assert all(f"<!-- {name}:begin -->" in page for name in blocks if name != "results")
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert all(f"<!-- {name}:begin -->" in page for name in tables.performance())
+
+
+def test_the_performance_page_quotes_its_result_files() -> None:
+    from ibnn import prediction
+
+    results = ROOT / "experiments" / "results"
+    page = (ROOT / "docs" / "performance.md").read_text()
+    cells = json.loads((results / "draws.json").read_text())["cells"]
+    test = [cell[str(prediction.TOLERANCE)] for name, cell in cells.items() if name.startswith("test")]  # the default
+    for key, words in (
+        ("draws", "{:.3f} of the draws"),
+        ("nll", "an NLL {:.4f} times"),
+        ("equal_labels", "{:.4f} of the labels"),
+    ):
+        assert words.format(sum(cell[key] for cell in test) / len(test)) in page
+    overhead = json.loads((results / "fit-overhead.json").read_text())["ratio"]
+    assert f"{1 / overhead:.1%} of its time".replace("%", " %") in page
 
 
 @pytest.mark.parametrize(
@@ -88,13 +107,37 @@ def test_committed_results_are_those_of_the_recipes(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_tabular_page_runs_and_quotes_its_result_file() -> None:
+def test_the_tabular_page_runs() -> None:
     names = run_page("tabular.md")
     assert names["error"] <= 0.02
     assert names["leave"].mean() < 0.5
     assert 0.7 < names["coverage"] <= 1
-    command = [sys.executable, str(ROOT / "experiments" / "tabular.py"), "--page", "--check"]
-    subprocess.run(command, check=True)
+
+
+def test_the_tabular_page_quotes_its_result_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    import tabular
+
+    assert tabular.page(check=True) == 0
+
+
+def test_the_page_on_sequences_and_transformers_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft")
+    names = run_page("transformers.md")
+    assert names["answers"].probs.shape == (8, 4)
+    assert list(names["asked"].latents) == ["words", "rnn", "head"]
+    assert sum(names["ports"].values()) == names["model"].latents["rnn"].nodes
+    lora, bert = names["lora"], names["bert"]
+    assert all(latent.mean.grad is not None for latent in (*bert.latents.values(), *lora.latents.values()))
+    assert "looks rows up" in capsys.readouterr().out
+
+
+def test_the_table_of_sequences_is_that_of_its_result_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    import sequences
+
+    assert sequences.page(check=True) == 0
+    assert (ROOT / "docs" / "figures" / "sequences.png").exists()
 
 
 def test_the_deploying_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

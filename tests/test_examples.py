@@ -38,3 +38,11 @@ def test_lightning_module_learns() -> None:
     pytest.importorskip("lightning")
     result = load("lightning_module").main(epochs=5)
     assert result["valid_nll"] < 0.7
+
+
+def test_the_trainer_of_transformers_learns() -> None:
+    pytest.importorskip("transformers")
+    result = load("hf_trainer").main(epochs=6)
+    assert result["nll"] < 1.3  # chance: 2.3
+    assert result["eval_loss"] == pytest.approx(result["nll"], abs=0.1)  # from one draw a component, not five
+    assert result["epistemic"] > 0

@@ -173,9 +173,22 @@ def test_masked_classes_are_no_nan() -> None:
     assert p.total.isfinite().all()
 
 
-def test_one_draw_per_component_leaves_the_standard_error_unknown() -> None:
+def test_one_draw_per_component_counts_the_spread_of_components_as_error() -> None:
+    draws = torch.randn(4, 1, 3, 2)
+    found = Categorical().summarise(draws).standard_error
+    torch.testing.assert_close(found, draws[:, 0].softmax(-1).std(0) / 2)
+    torch.testing.assert_close(Gaussian().summarise(draws).standard_error, draws[:, 0].std(0) / 2)
     for likelihood in (Categorical(), Gaussian()):
-        assert likelihood.summarise(torch.randn(4, 1, 3, 2)).standard_error.isnan().all()
+        assert likelihood.summarise(draws[:1]).standard_error.isnan().all()
+
+
+def test_the_error_of_one_draw_per_component_is_no_less_than_the_spread_of_repeats() -> None:
+    model = ibnn.convert(nn.Linear(4, 3), components=6, init_std=0.5, seed=0)
+    model.set_posterior(std=0.3)
+    repeats = [model.predict(torch.ones(1, 4), samples=1, seed=seed) for seed in range(400)]
+    claimed = torch.stack([p.standard_error for p in repeats]).square().mean(0).sqrt()
+    spread = torch.stack([p.probs for p in repeats]).std(0)
+    assert (claimed > spread).all()  # by what lies between the components
 
 
 def test_standard_error_is_the_spread_of_repeated_predictions() -> None:

@@ -4,8 +4,12 @@ import contextlib
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import ddp_job
 import pytest
 import torch
 from test_layers import Calls, LowRank, Post, Same, Standardised, Windows
@@ -277,6 +281,36 @@ def test_transforms_of_torch_func_keep_the_product() -> None:
             torch.testing.assert_close(found[name], parameter.grad)
     rows = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x[:, None])
     torch.testing.assert_close(rows["net.0.weight"].sum(0), found["net.0.weight"])
+
+
+def test_compiled_networks_leave_it_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recomputation, "open", lambda self: pytest.fail("hooks in a compiled network"))
+    model, x = converted(mlp().double()).train(), torch.randn(B, 5, dtype=torch.float64)
+    twin = copy.deepcopy(model)
+    torch.compile(twin, fullgraph=True, backend="aot_eager")(x).square().sum().backward()
+    with keeping(monkeypatch):
+        model(x).square().sum().backward()
+    for found, expected in zip(twin.net.parameters(), model.net.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad)
+
+
+@pytest.mark.slow
+def test_two_workers_of_ddp_get_the_gradients_of_keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, ddp_job.__file__]
+    workers = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "meeting"), str(tmp_path / "out.pt")]) for rank in (0, 1)
+    ]
+    assert [worker.wait(120) for worker in workers] == [0, 0]
+    parts = []
+    for rank in (0, 1):
+        model, x = ddp_job.make()
+        with keeping(monkeypatch):
+            for _ in range(2):
+                model.zero_grad()
+                model(x.chunk(2)[rank]).square().sum().backward()
+        parts.append([p.grad for p in model.net.parameters()])
+    for found, *references in zip(torch.load(tmp_path / "out.pt", weights_only=True), *parts, strict=True):
+        torch.testing.assert_close(found, sum(references) / 2, rtol=1e-12, atol=1e-12)
 
 
 def test_copies_and_reverted_networks_have_hooks_of_their_own_or_none() -> None:

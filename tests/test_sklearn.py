@@ -1,7 +1,9 @@
 import pickle
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -15,9 +17,18 @@ from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from ibnn.sklearn import IBNNClassifier, IBNNRegressor, Uncertainty
+from ibnn.sklearn import STRENGTHS, IBNNClassifier, IBNNRegressor, Uncertainty
 
-QUICK: dict[str, Any] = {"hidden": (16,), "components": 2, "samples": 2, "lr": 0.03, "random_state": 0}
+QUICK: dict[str, Any] = {
+    "hidden": (16,),
+    "components": 2,
+    "prior_std": 0.3,
+    "samples": 2,
+    "lr": 0.03,
+    "weight_decay": 0.1,
+    "random_state": 0,
+}
+CHOSEN = QUICK | {"prior_std": "auto"}
 X, LABELS = make_moons(120, noise=0.2, random_state=0)
 NAMES = np.array(["no", "yes"])[LABELS]
 Y = np.stack([3 * X[:, 0] + 50, 1000 * X[:, 1]], 1)  # targets of quite different size
@@ -30,9 +41,22 @@ EXPECTED = {
 
 
 @parametrize_with_checks(
-    [IBNNClassifier(epochs=20, **QUICK), IBNNRegressor(epochs=20, **QUICK)], expected_failed_checks=lambda _: EXPECTED
+    [IBNNClassifier(epochs=15, **QUICK), IBNNRegressor(epochs=15, **QUICK)], expected_failed_checks=lambda _: EXPECTED
 )
 def test_scikit_learn_s_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [
+        IBNNClassifier(epochs=20, class_weight="balanced", **CHOSEN),
+        IBNNClassifier(epochs=40, early_stopping=True, **QUICK),
+        IBNNRegressor(epochs=40, early_stopping=True, **CHOSEN),
+    ],
+    expected_failed_checks=lambda _: EXPECTED,
+)
+def test_scikit_learn_s_own_checks_of_other_settings(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
@@ -54,14 +78,20 @@ def test_the_same_random_state_gives_the_same_bits(classifier: IBNNClassifier) -
     again = clone(classifier).fit(X, NAMES)
     assert np.array_equal(again.predict_proba(X), classifier.predict_proba(X))
     assert torch.equal(before, torch.get_rng_state())
-    other = clone(classifier).set_params(random_state=1).fit(X, NAMES)
+    drawn = [clone(classifier).set_params(random_state=np.random.RandomState(3)).fit(X, NAMES) for _ in range(2)]
+    assert np.array_equal(*(model.predict_proba(X) for model in drawn))
+    other = clone(classifier).set_params(random_state=None).fit(X, NAMES)
     assert not np.allclose(other.predict_proba(X), classifier.predict_proba(X))
 
 
-def test_pickles_answer_with_the_same_bits(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:
+def test_pickles_answer_with_the_same_bits(
+    classifier: IBNNClassifier, regressor: IBNNRegressor, tmp_path: Path
+) -> None:
     for model in (classifier, regressor):
-        again = pickle.loads(pickle.dumps(model))
-        assert np.array_equal(again.predict(X), model.predict(X))
+        joblib.dump(model, tmp_path / "model")
+        for again in (pickle.loads(pickle.dumps(model)), joblib.load(tmp_path / "model")):
+            assert np.array_equal(again.predict_uncertainty(X).total, model.predict_uncertainty(X).total)
+            assert np.array_equal(again.predict(X), model.predict(X))
 
 
 def test_weight_zero_is_absence_and_weight_one_is_no_weight(classifier: IBNNClassifier) -> None:
@@ -101,6 +131,23 @@ def test_labels_of_any_kind_and_probabilities(classifier: IBNNClassifier) -> Non
     assert np.array_equal(classifier.predict(X), classifier.classes_[probs.argmax(1)])
     assert np.allclose(np.exp(classifier.predict_log_proba(X)), probs)
     assert classifier.score(X, NAMES) > 0.85
+
+
+def test_columns_of_probabilities_are_in_the_order_of_the_sorted_labels() -> None:
+    x, y = make_blobs(60, centers=[[0, 0], [9, 0], [0, 9]], random_state=0)
+    names = np.array(["tram", "bus", "foot"])[y]
+    model = IBNNClassifier(epochs=20, **QUICK).fit(x, names)
+    probs = model.predict_proba([[0, 0], [9, 0], [0, 9]])
+    assert model.classes_.tolist() == ["bus", "foot", "tram"]
+    assert probs.argmax(1).tolist() == [2, 0, 1]
+    assert np.allclose(probs.sum(1), 1)
+
+
+def test_a_single_class_is_certain() -> None:
+    model = IBNNClassifier(epochs=1, **QUICK).fit(X, ["yes"] * len(X))
+    assert np.array_equal(model.predict_proba(X[:3]), np.ones((3, 1)))
+    assert model.predict(X[:3]).tolist() == ["yes"] * 3
+    assert not model.predict_uncertainty(X[:3]).total.any()
 
 
 def test_uncertainty_adds_up(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:
@@ -151,6 +198,18 @@ def test_intervals_hold_their_share_of_the_mixture(regressor: IBNNRegressor) -> 
     assert torch.allclose(share, torch.full_like(share, 0.8), atol=1e-6)
 
 
+def test_intervals_cover_fresh_rows() -> None:
+    """90 % of 400 fresh rows within four standard errors, less what the fit takes from the noise it sees (2 %)."""
+    random = np.random.default_rng(0)
+    x = random.uniform(-1, 1, (800, 2))
+    y = x @ [3.0, -1.0] + 0.5 * random.normal(size=800)
+    model = IBNNRegressor(**QUICK | {"epochs": 30, "prior_std": 0.1}).fit(x[:400], y[:400])
+    low, high = model.predict_interval(x[400:], level=0.9)
+    covered = ((low < y[400:]) & (y[400:] < high)).mean()
+    assert 0.88 - 4 * np.sqrt(0.09 / 400) < covered < 0.9 + 4 * np.sqrt(0.09 / 400)
+    assert model.predict(x[400:], return_std=True)[1].mean() == pytest.approx(0.5, rel=0.2)
+
+
 def test_one_target_has_one_axis() -> None:
     model = IBNNRegressor(epochs=2, **QUICK).fit(X, Y[:, 0])
     answers = [model.predict(X), *model.predict(X, return_std=True), *model.predict_interval(X)]
@@ -169,14 +228,37 @@ def test_early_stopping_goes_back_to_the_best() -> None:
     assert model.history_.best["valid_nll"] == min(model.history_["valid_nll"])
 
 
-def test_enough_rows_steer_the_strength_and_all_are_trained_on() -> None:
-    x, y = make_blobs(250, centers=2, cluster_std=6.0, random_state=0)
-    model = IBNNClassifier(epochs=4, **QUICK).fit(x, y, sample_weight=np.where(y, 1.0, 2.0))
-    assert model.history_.looks
-    assert model.history_.rows[-1]["step"] == 4 * -(-250 // 64)
-    assert model.model_.prior_std != 0.5
-    few = IBNNClassifier(epochs=1, **QUICK).fit(x[:249], y[:249])
-    assert not few.history_.looks
+@pytest.mark.parametrize("weight", [None, np.where(LABELS, 1.0, 2.0)], ids=["", "weighted"])
+def test_the_strength_is_chosen_by_held_out_likelihood(weight: Any) -> None:
+    """A network that learns labels of no meaning by heart wants the strong noise, a line without noise the weak one."""
+    random = np.random.default_rng(0)
+    x, noise = random.normal(size=(len(X), 10)), random.integers(2, size=len(X))
+    model = IBNNClassifier(epochs=40, **CHOSEN).fit(x, noise, sample_weight=weight)
+    assert model.model_.prior_std == pytest.approx(STRENGTHS[1], rel=0.1)
+    assert type(model.model_.likelihood).__name__ == "Categorical"
+    line = IBNNRegressor(epochs=20, **CHOSEN).fit(X, X @ [1.0, 2.0], sample_weight=weight)
+    assert line.model_.prior_std == pytest.approx(STRENGTHS[0], rel=0.01)
+    assert line.history_.rows[-1]["step"] == 20 * 2  # all rows are trained on in the end
+
+
+def test_noise_of_the_target_is_half_way_to_what_held_out_rows_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    learnt = IBNNRegressor(epochs=2, **QUICK).fit(X, Y).model_.likelihood.log_std
+    asked = torch.tensor([0.5, 1.0])
+    monkeypatch.setattr(IBNNRegressor, "_choose", lambda *_: (QUICK["prior_std"], asked))
+    found = IBNNRegressor(epochs=2, **CHOSEN).fit(X, Y).model_.likelihood.log_std
+    torch.testing.assert_close(found, (learnt + asked) / 2)
+
+
+def test_too_few_rows_choose_nothing() -> None:
+    assert IBNNClassifier(epochs=1, **CHOSEN).fit(X[:99], NAMES[:99]).model_.prior_std == 0.5
+    assert IBNNRegressor(epochs=1, **CHOSEN).fit(X[:99], Y[:99]).model_.prior_std == 0.3
+
+
+def test_a_class_of_one_row_can_be_held_out() -> None:
+    names = np.where(np.arange(len(X)) == 7, "maybe", NAMES)
+    for options in ({}, {"early_stopping": True}):
+        model = IBNNClassifier(epochs=1, **CHOSEN, **options).fit(X, names)
+        assert model.predict_proba(X).shape == (len(X), 3)
 
 
 def test_partial_fit_goes_on() -> None:
@@ -189,6 +271,8 @@ def test_partial_fit_goes_on() -> None:
     for _ in range(60):
         line.partial_fit(X, Y[:, 0])
     assert line.score(X, Y[:, 0]) > 0.9
+    with pytest.raises(ValueError, match="unseen"):
+        model.partial_fit(X, np.where(LABELS, "maybe", "no"))
     with pytest.raises(ValueError, match="classes"):
         IBNNClassifier().partial_fit(X, NAMES)
     with pytest.raises(ValueError, match="class_weight"):
@@ -204,6 +288,9 @@ def test_a_network_of_one_s_own() -> None:
     model = IBNNClassifier(net=tanh_net, epochs=1, **QUICK).fit(X, NAMES)
     assert list(model.model_.latents) == ["3", "5"]  # two columns are too few for noise of their own
     assert list(IBNNClassifier(**QUICK | {"hidden": (), "epochs": 1}).fit(X, NAMES).model_.latents) == ["0"]
+    for rows, width in ((999, 64), (1000, 128)):
+        built = IBNNClassifier(**QUICK | {"hidden": None, "epochs": 1}).fit(np.zeros((rows, 1)), np.arange(rows) % 2)
+        assert [layer.out_features for layer in built.model_.net if isinstance(layer, nn.Linear)] == [width, width, 2]
     wide = IBNNClassifier(**QUICK | {"epochs": 1}).fit(np.repeat(X, 4, axis=1), NAMES)
     assert list(wide.model_.latents) == ["0", "2"]
 
@@ -216,8 +303,13 @@ def test_data_frames_keep_their_names() -> None:
     frame = pandas.DataFrame(X, columns=["east", "north"])
     model = IBNNClassifier(epochs=1, **QUICK).fit(frame, pandas.Series(NAMES))
     assert model.feature_names_in_.tolist() == ["east", "north"]
+    bare = IBNNClassifier(epochs=1, **QUICK).fit(X, NAMES)
+    assert np.array_equal(model.predict_proba(frame), bare.predict_proba(X))
     with pytest.raises(ValueError, match="feature names"):
         model.predict(frame[["north", "east"]])
+    targets = pandas.DataFrame(Y, columns=["a", "b"])
+    assert IBNNRegressor(epochs=1, **QUICK).fit(frame, targets).predict(frame).shape == Y.shape
+    assert IBNNRegressor(epochs=1, **QUICK).fit(frame, targets["a"]).predict(frame).shape == (len(X),)
 
 
 def test_searches_and_pipelines() -> None:
@@ -226,11 +318,16 @@ def test_searches_and_pipelines() -> None:
     search = GridSearchCV(pipeline, grid, cv=2, scoring="neg_log_loss").fit(X, NAMES)
     assert search.best_params_ == {"ibnnclassifier__epochs": 10}
     assert np.isfinite(search.predict_proba(X)).all()
+    strengths = GridSearchCV(IBNNRegressor(epochs=10, **QUICK), {"prior_std": [0.1, 1.5]}, cv=2).fit(X, Y[:, 0])
+    assert strengths.best_params_ == {"prior_std": 0.1}
 
 
 def test_what_cannot_be_used_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"[Ss]parse"):
-        IBNNClassifier().fit(csr_array(X), NAMES)
+    for model, y in ((IBNNClassifier(), NAMES), (IBNNRegressor(), Y)):
+        with pytest.raises(TypeError, match=r"[Ss]parse"):
+            model.fit(csr_array(X), y)
+    with pytest.raises(ValueError, match="1d array"):
+        IBNNClassifier().fit(X, np.stack([LABELS, 1 - LABELS], 1))  # several labels a row
     with pytest.raises(ValueError, match="weight"):
         IBNNRegressor().fit(X, Y, sample_weight=np.zeros(len(X)))
     with pytest.raises(ValueError, match="some row"):

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 
 import ibnn
 from ibnn import Recipe, fit
+from ibnn.recipe import Schedule
 
 JOB = str(Path(__file__).with_name("fit_job.py"))
 X, Y = make_data()
@@ -99,6 +100,21 @@ def test_one_step_moves_the_weights() -> None:
     assert not torch.equal(model.net[0].weight, before)
 
 
+@pytest.mark.parametrize(("given", "rate"), [(None, 1e-3), (0.02, 0.02)])
+def test_learnt_noise_has_a_rate_of_its_own_where_one_is_given(given: float | None, rate: float) -> None:
+    model = ibnn.convert(nn.Linear(3, 1), likelihood=ibnn.Gaussian(), components=1)
+    fit(
+        model,
+        (torch.randn(50, 3), torch.randn(50, 1)),
+        steps=1,
+        lr=1e-3,
+        noise_lr=given,
+        schedule=Schedule(),
+        quiet=True,
+    )
+    assert abs(model.likelihood.log_std.item()) == pytest.approx(rate, rel=1e-3)  # Adam's first step is its rate
+
+
 def test_only_converted_networks_are_trained() -> None:
     with pytest.raises(
         TypeError, match=r"`model` to be made by ibnn.convert, or one of ibnn.baselines, but got Sequential"
@@ -176,7 +192,7 @@ def test_learnt_noise_is_found_in_a_small_table_s_few_steps() -> None:
         model.net.weight.copy_(torch.eye(6)[:1])
         model.net.bias.zero_()
     y = X[:, :1] + 0.1 * torch.randn(203, 1)
-    fit(model, (X, y), steps=250, beta=1.0, quiet=True)
+    fit(model, (X, y), steps=250, beta=1.0, noise_lr=0.02, quiet=True)
     with torch.no_grad():
         residual = (y - model.net(X)).square().mean().sqrt().item()
     assert model.likelihood.log_std.exp().item() == pytest.approx(residual, rel=0.1)

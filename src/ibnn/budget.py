@@ -1,7 +1,7 @@
 """BUDGET: what a converted network will cost in memory and arithmetic, before it is made."""
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ibnn.convert import plan
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, logits_of
+from ibnn.layers import layer_type
 from ibnn.memory import saved_bytes
 from ibnn.network import FEW, duplicate
 from ibnn.observe import input_shapes
@@ -69,13 +70,13 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
     args, kwargs = call_arguments(x)
     layers = {entry.name: net.get_submodule(entry.name) for entry in planned.layers}
     own = [*net.parameters(), *net.buffers()]
-    flops = FlopCounterMode(display=False)
+    flops = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mkldnn_rnn_layer: _lstm_operations})
     with torch.enable_grad(), torch.random.fork_rng(), input_shapes(layers) as shapes, saved_bytes(own) as saved, flops:
         output = logits_of(net(*args, **kwargs))
     rows, draws, size = batch_length(x), components * samples, next(net.parameters()).element_size()
     products = flops.get_total_flops() // 2  # a multiply–add is two operations
-    inputs = {name: sum(map(prod, shapes[name])) for name in layers}
-    fewer = {name: min(inputs[name], sum(p.numel() for p in layers[name].parameters(recurse=False))) for name in layers}
+    inputs = {name: sum(prod(shape[:-1]) * _met(layers[name], shape) for shape in shapes[name]) for name in layers}
+    fewer = {name: min(inputs[name], sum(p.numel() for p in layers[name].parameters())) for name in layers}
     again = inputs if rows <= FEW else fewer  # few rows carry a z each
     drawn = rows * (2 * planned.nodes * size + 8)  # z, the noise behind it, and whose it is
     return Cost(
@@ -89,3 +90,14 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
         predict_products=draws * products,
         predict_scalings=sum(inputs.values()) + (draws - 1) * sum(again.values()),
     )
+
+
+def _met(layer: nn.Module, shape: torch.Size) -> int:
+    """Factors z that a layer's last dimension meets: as many as it is long; with several ports, all its nodes."""
+    kind = layer_type(layer)
+    return kind.nodes(layer) if kind is not None and kind.run is not None else shape[-1]
+
+
+def _lstm_operations(x: torch.Size, weight_ih: torch.Size, weight_hh: torch.Size, *args: Any, **kwargs: Any) -> int:
+    """Of the LSTM's kernel for CPUs, which torch does not count: one layer, from the shapes of its arguments."""
+    return 2 * prod(x[:-1]) * (prod(weight_ih) + prod(weight_hh))

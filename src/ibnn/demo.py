@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn import metrics
+from ibnn.likelihood import Categorical
 from ibnn.prediction import CategoricalPrediction
 
 if TYPE_CHECKING:
@@ -110,13 +111,6 @@ def train_ibnn(
     return model, ibnn.fit(model, train, valid, seed=seed, callbacks=ticks, quiet=True, **options)
 
 
-def best_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature of the lowest NLL, on a fine grid."""
-    grid = torch.logspace(-1, 1.5, 500)
-    losses = torch.stack([F.cross_entropy(logits / t, labels) for t in grid])
-    return grid[losses.argmin()].item()
-
-
 def answer(logits: list[Tensor], temperature: float = 1.0) -> Answer:
     """From logits (or log-probabilities) of test and OOD images; the uncertainty is the entropy."""
     logs = [(tensor / temperature).log_softmax(1) for tensor in logits]
@@ -151,6 +145,7 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None) -> dict[
     """Trains, chooses on validation data, evaluates on test data once, writes figures and results.json."""
     from ibnn.checkpoint import write_atomically
     from ibnn.provenance import provenance
+    from ibnn.strength import best_temperature
 
     recipe = RECIPE | (recipe or {})
     start = time.monotonic()
@@ -161,7 +156,7 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None) -> dict[
     calibrated = ibnn.convert(net, components=recipe["components"], seed=seed)
     report = ibnn.calibrate(calibrated, valid, samples=recipe["samples"])
     with torch.no_grad():
-        temperature = best_temperature(net(valid.x), valid.y)
+        temperature = best_temperature(Categorical(), net(valid.x)[None, None], valid.y)
         logits = [net(x) for x in (test.x, ood)]
     draws = {
         m: [_categorical(m.predict(x, samples=recipe["samples"])) for x in (test.x, ood)] for m in (calibrated, model)

@@ -129,11 +129,11 @@ class Modular(Protocol):
 @contextmanager
 def evaluating(method: Modular) -> Iterator[None]:
     """Eval mode for the length of a block; afterwards every module is in the mode it was in."""
-    modes = [(module, module.training) for module in method.modules()]
+    training = [module for module in method.modules() if module.training]
     try:
-        for module, _ in modes:
+        for module in training:
             module.training = False
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in training:
+            module.training = True

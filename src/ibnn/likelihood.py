@@ -409,10 +409,15 @@ def _log_mean(log_probs: Tensor, axes: int) -> Tensor:
 
 
 def _standard_error(values: Tensor) -> Tensor:
-    """Of the mean over draws (K, S, B, …) stratified by component; nan where S = 1 leaves it unknown."""
+    """Of the mean over draws (K, S, B, …) stratified by component.
+
+    S = 1 does not show how much of the spread is between components, where it does no harm: all of it counts.
+    """
     components, samples = values.shape[:2]
-    if samples == 1:
+    if components == samples == 1:
         return torch.full_like(values[0, 0], math.nan)
+    if samples == 1:
+        return values[:, 0].std(0) / math.sqrt(components)
     return (values.var(1).sum(0) / samples).sqrt() / components
 
 

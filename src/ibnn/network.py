@@ -32,6 +32,7 @@ from ibnn.observe import batch_axes, bypassed
 from ibnn.prediction import Prediction, predict
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
+_KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
 # Address spaces of the draws: the first part of an address after the seed.
 _INIT_MEAN, _INIT_STD, _TRAIN, _ASSIGN, _PREDICT, _KL = range(6)
@@ -85,6 +86,7 @@ class IBNN(nn.Module):
         self._lock = threading.RLock()  # latents hold the z of one forward pass at a time
         self._watched: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which layers were looked at
         self._in_rows: dict[int, bool] = {}  # by batch length: may draws pass as rows of one batch?
+        self._last_noise: tuple[Any, Tensor] | None = None
         self.reseed(seed)
         self._initialise(init_std)
         self.training = net.training  # of the modules in it, each keeps its own mode
@@ -181,15 +183,24 @@ class IBNN(nn.Module):
 
     def _draws(self, samples: int, seed: int, components: Sequence[int] | None = None, first: int = 0) -> Tensor:
         """z of addressed draws, (K·S, nodes), component-major; z of (seed, k, s) depends on nothing else."""
-        device = self.examples.device
-        k = (
-            torch.arange(self.components, device=device)
-            if components is None
-            else torch.tensor(components, device=device)
-        )
-        s = torch.arange(first, first + samples, device=device)
-        noise = normals(address(seed, _PREDICT, k[:, None], s), self.nodes)
+        chosen = tuple(range(self.components) if components is None else components)
+        k = torch.tensor(chosen, device=self.examples.device)
+        noise = self._noise(seed, chosen, first, samples, self.examples.device, self.nodes)
         return self.posterior().draw(k.repeat_interleave(samples), noise)
+
+    def _noise(
+        self, seed: int, components: tuple[int, ...], first: int, samples: int, device: torch.device, nodes: int
+    ) -> Tensor:
+        """The normals of addressed draws, (K·S, nodes); the last are kept: input after input asks for the same."""
+        at = (seed, components, first, samples, device, nodes)
+        if self._last_noise is not None and self._last_noise[0] == at and not torch.compiler.is_compiling():
+            return self._last_noise[1]
+        with torch.inference_mode(False):  # others may need gradients
+            k, s = torch.tensor(components, device=device), torch.arange(first, first + samples, device=device)
+            noise: Tensor = normals(address(seed, _PREDICT, k[:, None], s), nodes)
+        if noise.numel() <= _KEPT and not torch.compiler.is_compiling():
+            self._last_noise = at, noise
+        return noise
 
     def _means(self) -> Tensor:
         """z of the K component means, (K, nodes)."""
@@ -432,6 +443,7 @@ class IBNN(nn.Module):
         seed: int = 0,
         batch_size: int = 256,
         max_memory: int | None = None,
+        correct_bias: bool = False,
         progress: bool = True,
     ) -> Prediction:
         """Answers with uncertainty from `samples` draws of every component; see `ibnn.predict`."""
@@ -444,6 +456,7 @@ class IBNN(nn.Module):
                 seed=seed,
                 batch_size=batch_size,
                 max_memory=max_memory,
+                correct_bias=correct_bias,
                 progress=progress,
             )
 
@@ -511,8 +524,8 @@ class IBNN(nn.Module):
         return from_pretrained(source, net, **options)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles get a lock of their own."""
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        """Copies and pickles get a lock of their own, and no noise."""
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"} | {"_last_noise": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

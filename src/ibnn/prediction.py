@@ -28,6 +28,8 @@ from ibnn.inputs import (
 )
 from ibnn.memory import Peak, out_of_memory
 
+TOLERANCE = 0.06  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -70,7 +72,8 @@ class CategoricalPrediction(Prediction):
         aleatoric: Mean entropy of the draws, (B, …): what no more training data would take away.
         between: Mutual information of label and component: how much the components disagree.
         within: Mutual information of label and draw, given the component.
-        standard_error: Monte Carlo standard error of `probs`; nan with a single draw per component.
+        standard_error: Monte Carlo standard error of `probs`; too large with a single draw per component, whose spread
+            is then taken for that of the components; nan with a single draw.
         draws: How many draws each answer is made of, (B,), where `predict` was given a tolerance; else None.
     """
 
@@ -102,6 +105,16 @@ class CategoricalPrediction(Prediction):
         """Standard error of the predicted class's probability, (B,); the largest of an input's if it has several."""
         return self.standard_error.gather(1, self.labels.unsqueeze(1)).flatten(1).amax(1)
 
+    def settled(self, tolerance: float) -> Tensor:
+        """Whether more draws would hardly change an answer, (B,).
+
+        Its error is below the tolerance, and the predicted class is ahead of the next by more than a standard error.
+        """
+        first = self.probs.topk(min(2, self.probs.shape[1]), 1)
+        lead = first.values[:, :1] - first.values[:, 1:].sum(1, keepdim=True)
+        error = self.standard_error.gather(1, first.indices).sum(1, keepdim=True)  # no less than that of the lead
+        return (self.answer_error < tolerance) & (lead > error).flatten(1).all(1)
+
 
 @dataclass(frozen=True)
 class BernoulliPrediction(CategoricalPrediction):
@@ -123,6 +136,11 @@ class BernoulliPrediction(CategoricalPrediction):
         """The largest standard error among an input's labels, (B,)."""
         return self.standard_error.reshape(len(self), -1).amax(1)
 
+    def settled(self, tolerance: float) -> Tensor:
+        """As for classes: all errors are below the tolerance, and no label is within its error of undecided."""
+        clear = (self.probs - 0.5).abs() > self.standard_error
+        return (self.answer_error < tolerance) & clear.reshape(len(self), -1).all(1)
+
 
 @dataclass(frozen=True)
 class GaussianPrediction(Prediction):
@@ -133,7 +151,7 @@ class GaussianPrediction(Prediction):
         aleatoric: Mean of the draws' noise variances.
         between: Variance of the components' means.
         within: Mean variance of a component's draws.
-        standard_error: Monte Carlo standard error of `mean`; nan with a single draw per component.
+        standard_error: Monte Carlo standard error of `mean`; see `CategoricalPrediction`.
         draw_means: Mean of each draw, (K·S, B, …).
         draw_stds: Noise of each draw, (K·S, B, …).
     """
@@ -229,6 +247,7 @@ def predict(
     seed: int = 0,
     batch_size: int = 256,
     max_memory: int | None = None,
+    correct_bias: bool = False,
     progress: bool = True,
 ) -> Prediction:
     """Answers for a tensor, a tuple or mapping of inputs, or a loader of batches, in bounded memory.
@@ -237,16 +256,20 @@ def predict(
         method: A converted network or a baseline. It is evaluated in eval mode and left in the mode it was in.
         inputs: What one call of the network takes, or an iterable of such batches. Of a batch that is a tuple the last
             entry is the target, unless it is the only one; of a mapping all entries but "labels" are inputs.
-        samples: Draws per component, S; with a tolerance the most there may be. "auto" is 5 with a tolerance of 0.01.
+        samples: Draws per component, S; with a tolerance the most there may be. "auto" is 5 with a tolerance of 0.06.
         tolerance: An input of a classifier is done as soon as the standard error of its answer, the probability of the
-            predicted class, is below this; all have two draws per component. The prediction's `draws` tells how many
-            it took. Stopping there favours draws that happen to agree: see docs/method.md.
+            predicted class, is below this and that class is ahead by more than a standard error; all have one draw per
+            component. The prediction's `draws` tells how many it took. Stopping there favours draws that happen to
+            agree: see docs/method.md.
         seed: Decides the draws.
         batch_size: Most rows that go through the network at once; changes nothing else. Draws for a few inputs go
             through together. The outputs of all draws for these rows are held in memory. Where they do not fit, the
             rows are halved until they do.
         max_memory: Bytes that activations and draws may take, beside weights and inputs; rows at once are chosen by
             what one and two rows take. None leaves it at `batch_size`.
+        correct_bias: Takes out of aleatoric, between and within what is due to the number of draws alone (of the order
+            1/S, by the jackknife over the S draws of all components): few draws show too little disagreement within
+            components, and too much between them. Parts that are near 0 may then come out below it.
         progress: Shows a bar while it goes through a loader in a terminal.
 
     Where several workers run (torch.distributed), all must pass the same loader: they share its batches, and each gets
@@ -256,14 +279,18 @@ def predict(
         The prediction, on the inputs' device; on the CPU for a loader.
     """
     if samples == "auto":
-        samples, tolerance = 5, 0.01 if tolerance is None else tolerance
+        samples, tolerance = 5, TOLERANCE if tolerance is None else tolerance
     sizes = (("samples", samples), ("batch_size", batch_size), ("max_memory", 1 if max_memory is None else max_memory))
     for name, value in sizes:
         if not isinstance(value, int) or value < 1:
             raise ValueError(complaint(name, "an integer of at least 1", value, f"Pass {name}=5 or leave it out."))
     if tolerance is not None and not (tolerance > 0 and samples > 1):
         got = f"{tolerance} with samples={samples}"
-        raise ValueError(complaint("tolerance", "positive, with two samples or more", got, "Pass tolerance=0.01."))
+        raise ValueError(complaint("tolerance", "positive, with two samples or more", got, "Pass tolerance=0.05."))
+    if correct_bias and (samples == 1 or tolerance is not None):
+        got = f"True with samples={samples} and tolerance={tolerance}"
+        remedy = "Pass samples=5 and no tolerance."
+        raise ValueError(complaint("correct_bias", "False, or with two samples or more for all inputs", got, remedy))
     inputs = as_tensors(inputs)
     from_loader = not isinstance(inputs, Tensor | tuple | list | dict) and isinstance(inputs, Iterable)
     batches: Iterable[Inputs] = (
@@ -273,7 +300,7 @@ def predict(
         batch_length(inputs)
     home = torch.device("cpu") if from_loader else next(tensors(inputs)).device
     rank, world = _worker() if from_loader else (0, 1)
-    answers = _Answers(method, samples, seed, tolerance, batch_size, max_memory)
+    answers = _Answers(method, samples, seed, tolerance, batch_size, max_memory, correct_bias)
     parts: list[tuple[int, Prediction]] = []  # with the number of their batch
     rows = 0
     with evaluating(method), torch.no_grad():
@@ -299,6 +326,7 @@ class _Answers:
     tolerance: float | None
     size: int  # rows of a piece
     max_memory: int | None
+    correct_bias: bool
 
     def __call__(self, batch: Inputs) -> Iterator[Prediction]:
         rows, start = batch_length(batch), 0
@@ -336,7 +364,21 @@ class _Answers:
         if self.tolerance is not None:
             return self._settled(piece, self.tolerance)
         draws = self.method.draw_logits(piece, self.samples, self.seed, batch_size=self.size)
-        return self.method.likelihood.summarise(draws.unflatten(0, (self.method.components, -1)))  # (K, S, b, …)
+        draws = draws.unflatten(0, (self.method.components, -1))  # (K, S, b, …)
+        answer = self.method.likelihood.summarise(draws)
+        return self._jackknifed(answer, draws) if self.correct_bias else answer
+
+    def _jackknifed(self, answer: Prediction, draws: Tensor) -> Prediction:
+        """The answer with uncertainties S·θ − (S − 1)·mean of θ without one draw of every component."""
+        rest = self.samples - 1
+        less = dict.fromkeys(("aleatoric", "between", "within"), torch.zeros(()))
+        for left_out in range(self.samples):
+            kept = [number for number in range(self.samples) if number != left_out]
+            without = self.method.likelihood.summarise(draws[:, kept])
+            less = {name: mean + getattr(without, name) / self.samples for name, mean in less.items()}
+        return replace(
+            answer, **{name: self.samples * getattr(answer, name) - rest * mean for name, mean in less.items()}
+        )
 
     def _settled(self, piece: Inputs, tolerance: float) -> Prediction:
         """One draw of every component after the other; inputs leave when their answers have settled."""
@@ -348,14 +390,12 @@ class _Answers:
             some = piece if len(left) == rows else slice_rows(piece, left, rows)
             draws = self.method.draw_logits(some, 1, self.seed, first=number, batch_size=self.size)
             rounds.append(draws.unflatten(0, (self.method.components, -1)))
-            if number == 0:  # of one draw nobody knows the error
-                continue
             answer = self.method.likelihood.summarise(torch.cat(rounds, 1))
             if not isinstance(answer, CategoricalPrediction):
                 got, remedy = type(answer).__name__, "Leave tolerance out: its answers are mixtures of all draws."
                 raise TypeError(complaint("tolerance", "given for a classifier only", got, remedy))
             last = number == self.samples - 1
-            done = (answer.answer_error < tolerance) | last
+            done = answer.settled(tolerance) | last
             used = torch.full_like(left, self.method.components * len(rounds))
             found.append((left[done], replace(answer, draws=used).rows(done.nonzero()[:, 0])))
             left, rounds = left[~done], [part[:, :, ~done] for part in rounds]

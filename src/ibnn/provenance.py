@@ -21,7 +21,7 @@ def provenance(*packages: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "ibnn": ibnn.__version__}
     facts |= {package: importlib.metadata.version(package) for package in packages}
     return facts | {
-        "commit": _commit(),
+        "commit": COMMIT,
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -40,3 +40,6 @@ def _git(*words: str) -> str:
     here = Path(__file__).parent
     done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
+
+
+COMMIT = _commit()  # read with the code: a long run may see later commits

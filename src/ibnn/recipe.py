@@ -60,6 +60,8 @@ class Recipe(_Frozen):
         samples: S, copies of every example, each with its own draw.
         optimiser: Of the weights: "adam" (AdamW) or "sgd" (Nesterov momentum).
         lr: Learning rate of the weights, λ0.
+        noise_lr: Learning rate of the likelihood's own parameters (log σ of learnt Gaussian noise) on the schedule of
+            `lr`; default `lr`, at which it crawls in short runs: pass 0.02 there.
         latent_optimiser: Of the latents.
         latent_lr: Learning rate of the latents, λ1. One value serves any number of components (see `undo_k`).
         undo_k: Multiplies the latents' gradient by K, which the mean over the batch divides by. The paper does not, and
@@ -107,6 +109,7 @@ class Recipe(_Frozen):
 
     optimiser: Literal["adam", "sgd"] = "adam"
     lr: float = Field(1e-3, gt=0)
+    noise_lr: float | None = Field(None, gt=0)
     latent_optimiser: Literal["adam", "sgd"] = "adam"
     latent_lr: float = Field(1e-2, ge=0)
     undo_k: bool = True

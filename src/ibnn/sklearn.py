@@ -4,7 +4,9 @@ Inputs (and a regression's targets) are standardised inside; the network and its
 a row's answer does not depend on the rows beside it. Everything is decided by `random_state`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
@@ -31,9 +33,12 @@ from ibnn.training import fit
 Array = np.ndarray[Any, Any]
 Builder = Callable[[int, int], nn.Module]
 
-FEWEST = 250  # rows there must be for 100 of them to be held out of a first run
+STRENGTHS = (0.25, 0.7)  # what is tried for `prior_std`; their mean, weighted by held-out likelihood, is taken
+HELD_OUT, FEWEST = 0.25, 100  # share of the rows that the strengths are compared by, and rows there must be for it
 STEPS, FEWEST_EPOCHS = 400, 20  # a run has so many steps, and no fewer passes over the table
+WIDTH, MANY, WIDER = 64, 1000, 128  # of two hidden layers, and of those for so many rows
 FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer is then spared
+NOISE_LR = 0.02  # of learnt noise: log σ would crawl at a rate made for weights
 WARMUP = 0.2  # share of a run over which a fixed KL's weight rises
 
 
@@ -48,17 +53,19 @@ class Uncertainty(NamedTuple):
 class _Table(BaseEstimator):  # type: ignore[misc]
     """What classification and regression share."""
 
+    _usual: float  # the strength where it cannot be chosen
+
     def __init__(
         self,
-        hidden: Sequence[int] = (64, 64),
+        hidden: Sequence[int] | None = None,
         *,
         net: Builder | None = None,
         components: int = 8,
-        prior_std: float = 0.1,
+        prior_std: float | Literal["auto"] = "auto",
         epochs: int | None = None,
         batch_size: int = 64,
         lr: float = 3e-3,
-        weight_decay: float = 0.3,
+        weight_decay: float = 1.0,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 10,
@@ -96,77 +103,122 @@ class _Table(BaseEstimator):  # type: ignore[misc]
         self.scaler_ = StandardScaler().fit(x, sample_weight=weight if _differ(weight) else None)
         with generators_restored():
             torch.manual_seed(self._seed)
-            net = (self.net or self._mlp)(x.shape[1], outputs).double()
+            net = (self.net or self._mlp(len(x)))(x.shape[1], outputs).double()
         first, *others = (layer.name for layer in plan(net).layers)
         spared = first if others and x.shape[1] < FEW_COLUMNS else None
+        std = self._usual if self.prior_std == "auto" else float(self.prior_std)
         self.model_ = convert(
             net,
             components=int(self.components),
-            prior_std=float(self.prior_std),
+            prior_std=std,
             likelihood=likelihood,
             exclude=spared,
             copy=False,
             seed=self._seed,
         )
-        self.model_.set_posterior(std=self.prior_std)
+        self._set_strength(std)
 
-    def _mlp(self, inputs: int, outputs: int) -> nn.Module:
-        sizes = [inputs, *self.hidden]
-        body = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
-        return nn.Sequential(*body, nn.Linear(sizes[-1], outputs))
+    def _set_strength(self, std: float) -> None:
+        self.model_.prior_std = std
+        self.model_.set_posterior(std=std)
+
+    def _mlp(self, rows: int) -> Builder:
+        hidden = (WIDER if rows >= MANY else WIDTH,) * 2 if self.hidden is None else self.hidden
+
+        def build(inputs: int, outputs: int) -> nn.Module:
+            sizes = [inputs, *hidden]
+            body = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
+            return nn.Sequential(*body, nn.Linear(sizes[-1], outputs))
+
+        return build
 
     def _train(self, x: Array, target: Tensor, weight: Array, *, labels: Array | None = None) -> None:
-        """A whole run; `labels` are what the rows held out for early stopping are stratified by."""
-        inputs, target = self._weighed(x, target, weight)
-        valid, rows, out = None, np.arange(len(x)), np.arange(0)
-        if self.early_stopping or len(x) >= FEWEST:
-            size = self.validation_fraction if self.early_stopping else strength.held_out_rows(len(x))
-            strata = labels if self.early_stopping else None
-            rows, out = train_test_split(rows, test_size=size, stratify=strata, random_state=self._seed)
-            valid = inputs[out], target[out]
-        steered = len(out) >= strength.FEWEST_HELD_OUT
-        epochs = int(self.epochs or max(-(-STEPS * self.batch_size // len(x)), FEWEST_EPOCHS))
-        self._fit(
-            (inputs[rows], target[rows]),
-            valid,
-            epochs=epochs,
-            beta="auto" if steered else self._grip(target[rows]),
-            refit=steered and not self.early_stopping,
-            patience=int(self.patience) if self.early_stopping else 0,
-            evaluate_every=1 if self.early_stopping else epochs,
+        """A whole run; `labels` are what rows held out are stratified by."""
+        with self._weighed(x, target, weight) as (inputs, target):
+            noise = None
+            if self.prior_std == "auto" and len(x) >= FEWEST:
+                start = copy.deepcopy(self.model_.state_dict())
+                std, noise = self._choose(inputs, target, labels, start)
+                self.model_.load_state_dict(start)
+                self._set_strength(std)
+            train, valid = (inputs, target), None
+            if self.early_stopping:
+                rows, out = self._split(len(x), self.validation_fraction, labels)
+                train, valid = (inputs[rows], target[rows]), (inputs[out], target[out])
+            self._fit(train, valid, epochs=self._epochs(len(train[0])))
+        self._calls += 1
+        if noise is not None:
+            (log_std,) = self.model_.likelihood.parameters()
+            log_std.data.lerp_(noise, 0.5)  # one has seen its rows, the other had fewer of them
+
+    def _choose(
+        self, inputs: Tensor, target: Tensor, labels: Array | None, start: dict[str, Tensor]
+    ) -> tuple[float, Tensor | None]:
+        """The strength that rows held out make likely, and the noise of the target (its log) that goes with it.
+
+        Trained noise is too small by what the network has learnt of it by heart. Probabilities get no temperature in
+        the same way: one told by some ten errors is worse than none.
+        """
+        rows, out = self._split(len(inputs), HELD_OUT, labels)
+        likelihood, nlls, noises = self.model_.likelihood, [], []
+        for std in STRENGTHS:
+            self.model_.load_state_dict(start)
+            self._set_strength(std)
+            self._fit((inputs[rows], target[rows]), None, epochs=self._epochs(len(rows)))
+            draws = strength.draw(self.model_, iter([(inputs[out],)]), int(self.samples)).outputs
+            best = 1.0 if likelihood.discrete else strength.best_temperature(likelihood, draws, target[out])
+            nlls.append(strength.tempered_nll(likelihood, draws, target[out], best))
+            noises += [p.detach().clone() + np.log(best) for p in likelihood.parameters()]
+        shares = _plausibility(nlls, likelihood.data(target[out]))
+        noise = torch.tensor(shares, dtype=torch.float32) @ torch.stack(noises) if noises else None
+        return float(np.exp(np.log(STRENGTHS) @ shares)), noise
+
+    def _split(self, rows: int, share: float, labels: Array | None) -> tuple[Array, Array]:
+        """Rows to train on and rows held out; of every class, unless one is too rare."""
+        out = int(np.ceil(share * rows))
+        counts = np.bincount(labels)[np.unique(labels)] if labels is not None else np.zeros(1)
+        strata = labels if counts.min() > 1 and out >= len(counts) else None
+        held: tuple[Array, Array] = train_test_split(
+            np.arange(rows), test_size=out, stratify=strata, random_state=self._seed
         )
+        return held
+
+    def _epochs(self, rows: int) -> int:
+        return int(self.epochs or max(-(-STEPS * self.batch_size // rows), FEWEST_EPOCHS))
 
     def _go_on(self, x: Array, target: Tensor, weight: Array) -> None:
         """One pass over some more rows."""
-        inputs, target = self._weighed(x, target, weight)
-        self._fit((inputs, target), None, epochs=1, beta=self._grip(target), schedule=Schedule())
+        with self._weighed(x, target, weight) as train:
+            self._fit(train, None, epochs=1, schedule=Schedule())
+        self._calls += 1
 
     def _fit(self, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor] | None, **fields: Any) -> None:
+        """One call of `ibnn.fit`, with the fixed β that holds the noise near its prior."""
+        grip = strength.grip(1.0, n_data=self.model_.likelihood.data(train[1]), nodes=self.model_.nodes)
         recipe = Recipe(
             batch_size=int(self.batch_size),  # numpy's numbers come from searches
             lr=float(self.lr),
+            noise_lr=max(NOISE_LR, float(self.lr)),
             weight_decay=float(self.weight_decay),
+            beta=grip,
             beta_warmup=0.0 if self._calls else WARMUP,
+            patience=int(self.patience) if valid else 0,
+            evaluate_every=1 if valid else fields["epochs"],
             seed=self._seed + self._calls,
             **fields,
         )
-        try:
-            self.history_ = fit(self.model_, train, valid, recipe=recipe, quiet=True)
-        finally:
-            if isinstance(self.model_.likelihood, Weighted):
-                self.model_.likelihood = self.model_.likelihood.inner
-        self._calls += 1
+        self.history_ = fit(self.model_, train, valid, recipe=recipe, quiet=True)
 
-    def _weighed(self, x: Array, target: Tensor, weight: Array) -> tuple[Tensor, Tensor]:
-        """Standardised inputs, and targets; with their weights unless these are all 1."""
+    @contextmanager
+    def _weighed(self, x: Array, target: Tensor, weight: Array) -> Iterator[tuple[Tensor, Tensor]]:
+        """Standardised inputs, and targets; with their weights, unless these are all 1, and a likelihood for them."""
+        plain = self.model_.likelihood
         if _differ(weight):
-            self.model_.likelihood = Weighted(self.model_.likelihood)
-            target = Weighted.join(torch.tensor(weight), target)
-        return torch.tensor(self.scaler_.transform(x)), target
-
-    def _grip(self, target: Tensor) -> float:
-        """The fixed β that holds the noise near its prior: that of `ibnn.strength`, where too few rows could steer."""
-        return strength.grip(1.0, n_data=self.model_.likelihood.data(target), nodes=self.model_.nodes)
+            self.model_.likelihood, target = Weighted(plain), Weighted.join(torch.tensor(weight), target)
+        try:
+            yield torch.tensor(self.scaler_.transform(x)), target
+        finally:
+            self.model_.likelihood = plain
 
     # -------------------------------------------------------------------------------------------------- prediction
 
@@ -191,14 +243,15 @@ class _Table(BaseEstimator):  # type: ignore[misc]
 class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
     """An implicit Bayesian network that classifies the rows of a table.
 
-    From 250 rows on, a tenth of them (at least 100) steers the strength of the noise in a first run, and a second one
-    trains on all with what was found; with fewer, the strength is `prior_std`.
+    With 100 rows and more the strength of the noise is chosen: a weak and a strong one are compared on a quarter of the
+    rows, and a third run trains on all rows with what was found.
 
     Args:
-        hidden: Widths of the hidden layers (ReLU).
+        hidden: Widths of the hidden layers (ReLU); default two of 64, or of 128 for 1,000 rows and more.
         net: Makes another network: called with the numbers of inputs and outputs.
         components: K, Gaussians in the posterior's mixture.
-        prior_std: Standard deviation of the noise on every node's input, or where it starts.
+        prior_std: Standard deviation of the noise on every node's input; "auto" chooses it. A number takes one run and
+            not three.
         epochs: Passes over the table; default by its size.
         batch_size: Rows a step.
         lr: Learning rate of the weights.
@@ -226,17 +279,19 @@ class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
     ((2, 3), True)
     """
 
+    _usual = 0.5
+
     def __init__(
         self,
-        hidden: Sequence[int] = (64, 64),
+        hidden: Sequence[int] | None = None,
         *,
         net: Builder | None = None,
         components: int = 8,
-        prior_std: float = 0.5,
+        prior_std: float | Literal["auto"] = "auto",
         epochs: int | None = None,
         batch_size: int = 64,
         lr: float = 3e-3,
-        weight_decay: float = 0.3,
+        weight_decay: float = 1.0,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 10,
@@ -273,7 +328,7 @@ class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803
         """One more pass over these rows; the first call needs all `classes`, and standardises by its own rows.
 
-        The strength of the noise stays `prior_std`, or what an earlier `fit` has found.
+        The strength of the noise stays `prior_std` ("auto": 0.5), or what an earlier `fit` has found.
         """
         if self.class_weight == "balanced":
             remedy = "Pass the weights of the classes, or sample_weight."
@@ -345,6 +400,8 @@ class IBNNRegressor(RegressorMixin, _Table):  # type: ignore[misc]
     True
     """
 
+    _usual = 0.3  # the learnt noise of the target has to cover what the draws do to it: it bears less
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Trains anew on rows (n, inputs) and targets, (n,) or (n, targets); a row of weight 2 counts as two."""
         x, y, weight = self._rows(X, y, sample_weight, reset=True)
@@ -355,7 +412,7 @@ class IBNNRegressor(RegressorMixin, _Table):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """One more pass over these rows; the first call standardises by its own rows.
 
-        The strength of the noise stays `prior_std`, or what an earlier `fit` has found.
+        The strength of the noise stays `prior_std` ("auto": 0.3), or what an earlier `fit` has found.
         """
         first = not hasattr(self, "model_")
         x, y, weight = self._rows(X, y, sample_weight, reset=first)
@@ -422,3 +479,13 @@ class IBNNRegressor(RegressorMixin, _Table):  # type: ignore[misc]
 def _differ(weight: Array) -> bool:
     """Whether weights are any but 1."""
     return bool((weight != 1).any())
+
+
+def _plausibility(nlls: Sequence[float], data: int) -> Array:
+    """Posterior weights of models, alike before so many data, by the mean NLL that they give them.
+
+    >>> _plausibility([0.5, 0.5 + np.log(3) / 100], 100).round(2).tolist()
+    [0.75, 0.25]
+    """
+    weights = np.exp(-data * (np.array(nlls) - min(nlls)))
+    return np.asarray(weights / weights.sum())

@@ -42,7 +42,6 @@ from ibnn.recipe import Recipe
 Trainable = IBNN | Plain
 Callback = Callable[[dict[str, Any], Trainable], None]
 DEFAULT_EPOCHS = 30
-NOISE_LR = 0.02  # Adam's least rate for the likelihood's own parameters: log σ would crawl at a rate made for weights
 
 
 @dataclass
@@ -200,6 +199,8 @@ class _Run:
             model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
         self.optimisers = self._make_optimisers()
         self.loss, *self.prepared = self.accelerator.prepare(_Loss(model, recipe), *self.optimisers)
+        if self.accelerator.device.type == "cpu" and recipe.precision == "no":
+            self.prepared = self.optimisers  # the same steps without what accelerate looks up at each: a tenth of them
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
         self.average = Average()  # of EMA or SWA
         self.best: dict[str, Tensor] = {}  # the state of the best evaluation, by name
@@ -388,7 +389,7 @@ class _Run:
 
     def _set_rates(self, rates: dict[str, float]) -> None:
         recipe = self.recipe
-        faster = max(1.0, NOISE_LR / recipe.lr) if recipe.optimiser == "adam" else 1.0
+        faster = (recipe.noise_lr or recipe.lr) / recipe.lr
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 rate = rates["latent_lr" if group["name"] == "latents" else "lr"]

@@ -6,6 +6,7 @@ import typer
 
 import ibnn
 from ibnn.cli.answer import evaluate, predict
+from ibnn.cli.bench import bench
 from ibnn.cli.export import export
 from ibnn.cli.look import data_get, data_list, demo, plan
 from ibnn.cli.paper import report, reproduce
@@ -63,6 +64,7 @@ def _everywhere(
 
 register(app, demo, panel="Look first")
 register(app, plan, panel="Look first")
+register(app, bench, panel="Look first")
 app.add_typer(sets, name="data", rich_help_panel="Look first")
 register(sets, data_list, name="list")
 register(sets, data_get, name="get")

@@ -1,5 +1,6 @@
 """PLANE: training loss and test error over the plane of weights that the components span."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from ibnn.figures.grid import Grid
@@ -39,7 +40,8 @@ def _contours(part: Any, axes: Any, found: dict[str, Any], heights: list[list[fl
     plane = (found["plane_x"], found["plane_y"], heights)
     filled = axes.contourf(*plane, levels=levels, cmap="cividis", extend="max")
     axes.contour(*plane, levels=levels[1::2], colors="white", linewidths=0.4, alpha=0.7)
-    part.colorbar(filled, ax=axes, ticks=levels[::3], format="%.2f" if high < 5 else "%.1f", pad=0.02)
+    digits = max(0, 1 - math.floor(math.log10(levels[3] - levels[0])))  # neighbouring ticks differ
+    part.colorbar(filled, ax=axes, ticks=levels[::3], format=f"%.{digits}f", pad=0.02)
     edged = {"edgecolors": "white", "linewidths": 0.8, "zorder": 3}
     axes.scatter(*zip(*found["components"], strict=True), s=42, color=ORANGE, **edged)
     axes.scatter(*found["centre"], s=150, marker="*", color="#CC0000", **edged)

@@ -1,0 +1,30 @@
+"""`bench`: what an iBNN costs beside its plain network, on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ibnn.cli.screen import Json, Screen
+
+
+def bench(
+    screen: Screen,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A JSON file; goes on with what it lacks.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small networks and batches, half a minute.")] = False,
+    json: Json = False,
+) -> None:
+    """Measures time and memory of iBNNs, and of rivals that are installed, to those of plain networks.
+
+    A quarter of an hour on two cores. Ratios: 1 is as fast and as light as the plain network.
+    """
+    from ibnn.bench import QUICK, rival_rows, rows
+    from ibnn.bench import bench as measure
+
+    content = measure(out, size=QUICK if quick else None, note=screen.note)
+    if json:
+        screen.json(content)
+        return
+    screen.table(rows(content["cells"]), title="iBNN to plain network: bytes kept for backward, seconds of the rest")
+    cell = content["cells"]["rivals"]
+    screen.table(rival_rows(cell), title=f"{cell['net']}: methods to the plain network")

@@ -1,0 +1,106 @@
+"""RIVALS: the same network as other libraries make it Bayesian, for `bench`; they are no dependencies of this one."""
+
+import copy
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ibnn.baselines import MCDropout
+
+
+class Rival(NamedTuple):
+    """What is timed of a method.
+
+    Attributes:
+        parameters: All that are trained.
+        loss: Of a batch, to be differentiated.
+        predict: Answers for a batch from many draws.
+        draws: How many.
+    """
+
+    parameters: list[nn.Parameter]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    predict: Callable[[Tensor], Tensor]
+    draws: int
+
+
+def _looped(module: nn.Module, draws: int) -> Callable[[Tensor], Tensor]:
+    """Mean softmax of so many forward passes, one after the other."""
+    return lambda x: torch.stack([module(x).softmax(-1) for _ in range(draws)]).mean(0)
+
+
+def plain(net: nn.Module, draws: int) -> Rival:
+    """The measure: the network itself, and as many forward passes of it."""
+    return Rival(list(net.parameters()), lambda x, y: F.cross_entropy(net(x), y), _looped(net, draws), draws)
+
+
+def dropout(net: nn.Module, draws: int) -> Rival:
+    """MC-dropout before every layer but the first."""
+    made = MCDropout(copy.deepcopy(net), rate=0.1)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return made.train().elbo(x, y, n_data=50_000).loss
+
+    def predict(x: Tensor) -> Tensor:
+        return made.eval().draw_logits(x, draws).softmax(-1).mean(0)
+
+    return Rival(list(made.parameters()), loss, predict, draws)
+
+
+def ensemble(net: nn.Module, draws: int, members: int = 4) -> Rival:
+    """A deep ensemble: one answer a member, whatever the number of draws; a step trains all."""
+    nets = nn.ModuleList(copy.deepcopy(net) for _ in range(members))
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([F.cross_entropy(member(x), y) for member in nets]).sum()
+
+    def predict(x: Tensor) -> Tensor:
+        return torch.stack([member(x).softmax(-1) for member in nets]).mean(0)
+
+    return Rival(list(nets.parameters()), loss, predict, members)
+
+
+def bayesian_torch(net: nn.Module, draws: int) -> Rival:
+    """bayesian-torch's `dnn_to_bnn`: a Gaussian over every weight, drawn once a pass."""
+    library: Any = importlib.import_module("bayesian_torch.models.dnn_to_bnn")
+    made = copy.deepcopy(net)
+    prior = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
+    library.dnn_to_bnn(made, prior | {"type": "Reparameterization", "moped_enable": False})
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        total: Tensor = F.cross_entropy(made(x), y) + library.get_kl_loss(made) / 50_000
+        return total
+
+    return Rival(list(made.parameters()), loss, _looped(made, draws), draws)
+
+
+def torchbnn(net: nn.Module, draws: int) -> Rival:
+    """torchbnn's layers in the place of the network's."""
+    library: Any = importlib.import_module("torchbnn")
+    made = copy.deepcopy(net)
+    for module in list(made.modules()):
+        for name, layer in module.named_children():
+            if isinstance(layer, nn.Conv2d):
+                form = layer.kernel_size, layer.stride, layer.padding
+                setattr(module, name, library.BayesConv2d(0.0, 0.1, layer.in_channels, layer.out_channels, *form))
+            elif isinstance(layer, nn.Linear):
+                setattr(module, name, library.BayesLinear(0.0, 0.1, layer.in_features, layer.out_features))
+    divergence = library.BKLLoss(reduction="sum")
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        total: Tensor = F.cross_entropy(made(x), y) + divergence(made) / 50_000
+        return total
+
+    return Rival(list(made.parameters()), loss, _looped(made, draws), draws)
+
+
+RIVALS: dict[str, Callable[[nn.Module, int], Rival]] = {
+    "MC-dropout": dropout,
+    "deep ensemble of 4": ensemble,
+    "bayesian-torch": bayesian_torch,
+    "torchbnn": torchbnn,
+}

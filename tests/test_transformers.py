@@ -1,0 +1,255 @@
+"""Hugging Face models as they are, tiny and at random: what holds for any network holds for each of them."""
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import ibnn
+from ibnn.inputs import logits_of
+from ibnn.latent import Latent
+
+hf = pytest.importorskip("transformers")
+
+B, C = 3, 4
+Batch = dict[str, Tensor]
+
+
+def _words(length: int = 6) -> Batch:
+    mask = torch.arange(length).expand(B, length) < torch.tensor([[length], [length - 2], [length - 1]])
+    ids = torch.randint(5, 30, (B, length), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids * mask + 2 * ~mask, "attention_mask": mask.long()}
+
+
+def _pixels(size: int = 16) -> Batch:
+    return {"pixel_values": torch.randn(B, 3, size, size, generator=torch.Generator().manual_seed(0))}
+
+
+TEXT = {"vocab_size": 30, "num_labels": C, "pad_token_id": 2}
+WIDE = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+LLAMA = WIDE | TEXT | {"num_key_value_heads": 1, "max_position_embeddings": 16, "use_cache": False}
+IMAGE = WIDE | {"image_size": 16, "patch_size": 8, "num_labels": C}
+SOUND = {"feat_extract_norm": "layer", "conv_dim": (6, 6), "conv_stride": (4, 2), "conv_kernel": (5, 3)}
+
+MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Batch]]] = {
+    "BERT": ("BertForSequenceClassification", "BertConfig", WIDE | TEXT, _words),
+    "DistilBERT": (
+        "DistilBertForSequenceClassification",
+        "DistilBertConfig",
+        TEXT | {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12},
+        _words,
+    ),
+    "RoBERTa": ("RobertaForSequenceClassification", "RobertaConfig", WIDE | TEXT, _words),
+    "DeBERTa-v2": ("DebertaV2ForSequenceClassification", "DebertaV2Config", WIDE | TEXT, _words),
+    "GPT-2": (
+        "GPT2ForSequenceClassification",
+        "GPT2Config",
+        TEXT | {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 1},
+        _words,
+    ),
+    "Llama": ("LlamaForSequenceClassification", "LlamaConfig", LLAMA, _words),
+    "Qwen2": ("Qwen2ForSequenceClassification", "Qwen2Config", LLAMA, _words),
+    "T5": (
+        "T5ForSequenceClassification",
+        "T5Config",
+        TEXT | {"d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 2, "eos_token_id": 1}
+        | {"decoder_start_token_id": 0},
+        lambda: (words := _words()) | {"input_ids": torch.cat([words["input_ids"][:, 1:], torch.ones(B, 1).long()], 1)},
+    ),
+    "ViT": ("ViTForImageClassification", "ViTConfig", IMAGE, _pixels),
+    "Swin": (
+        "SwinForImageClassification",
+        "SwinConfig",
+        {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 2), "window_size": 2}
+        | {"num_labels": C},
+        _pixels,
+    ),
+    "ConvNeXt": (
+        "ConvNextForImageClassification",
+        "ConvNextConfig",
+        {"hidden_sizes": (8, 12), "depths": (1, 1), "num_stages": 2, "num_labels": C},
+        _pixels,
+    ),
+    "ResNet": (
+        "ResNetForImageClassification",
+        "ResNetConfig",
+        {"embedding_size": 8, "hidden_sizes": (8, 16), "depths": (1, 1), "num_labels": C},
+        _pixels,
+    ),
+    "Wav2Vec2": (
+        "Wav2Vec2ForSequenceClassification",
+        "Wav2Vec2Config",
+        WIDE | SOUND | {"num_labels": C, "num_feat_extract_layers": 2, "classifier_proj_size": 6}
+        | {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0},
+        lambda: {"input_values": torch.randn(B, 90, generator=torch.Generator().manual_seed(0))},
+    ),
+    "Whisper": (
+        "WhisperForAudioClassification",
+        "WhisperConfig",
+        {"d_model": 8, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 12, "num_labels": C}
+        | {"num_mel_bins": 4, "max_source_positions": 10, "classifier_proj_size": 6},
+        lambda: {"input_features": torch.randn(B, 4, 20, generator=torch.Generator().manual_seed(0))},
+    ),
+}  # fmt: skip
+
+
+@cache
+def _made(name: str) -> tuple[nn.Module, Batch]:
+    model, config, options, inputs = MODELS[name]
+    dropouts = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout", "resid_pdrop")
+    dropouts += ("embd_pdrop", "attn_pdrop", "dropout_rate", "drop_path_rate", "hidden_dropout", "activation_dropout")
+    dropouts += ("seq_classif_dropout", "layerdrop", "encoder_layerdrop", "feat_proj_dropout", "final_dropout")
+    dropouts += ("classifier_dropout",)
+    config = getattr(hf, config)(**options)
+    for dropout in dropouts:
+        if getattr(config, dropout, None):
+            setattr(config, dropout, 0.0)
+    torch.manual_seed(0)
+    net = getattr(hf, model)(config).eval()
+    for parameter in net.parameters():  # their own start is so small that nothing matters
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.5 / parameter[0].numel() ** 0.5)
+    return net, inputs()
+
+
+@pytest.fixture(params=MODELS)
+def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Batch]:
+    net, inputs = _made(request.param)
+    return copy.deepcopy(net), inputs
+
+
+def converted(net: nn.Module, **options: Any) -> ibnn.IBNN:
+    return ibnn.convert(net, **{"components": 2, "init_std": 0.3, "seed": 0, **options})
+
+
+def test_z_of_one_is_the_model_and_keys_are_kept(case: Any) -> None:
+    net, inputs = case
+    model = converted(net, init_std=0.0)
+    kept = [name for name in model.net.state_dict() if ".latent." not in name]
+    assert kept == list(net.state_dict())
+    linear = [n for n, m in net.named_modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d)]
+    assert set(linear) <= set(model.latents)
+    model.set_posterior(std=0.0)
+    with torch.no_grad():
+        expected = net(**inputs).logits
+        assert expected.shape == (B, C)
+        assert torch.equal(model.draw_logits(inputs, samples=1)[0], expected)
+        model.train()
+        for module in model.net.modules():  # BatchNorm goes by the batch in train mode
+            module.training = module.training and not isinstance(module, nn.BatchNorm2d)
+        assert torch.allclose(logits_of(model(**inputs)), expected, atol=1e-5)
+
+
+def test_every_latent_and_weight_gets_a_gradient(case: Any) -> None:
+    net, inputs = case
+    model = converted(net).train()
+    model.elbo(inputs, torch.arange(B) % C, n_data=9, beta=0.0).loss.backward()
+    for name, latent in model.latents.items():
+        assert latent.mean.grad is not None, name
+        assert latent.mean.grad.ne(0).any(), name
+        assert latent.rho.grad.ne(0).any(), name
+
+
+def test_rows_are_computed_with_their_own_z(case: Any) -> None:
+    """Draws as rows of one batch are the plain networks of these draws, which the library does not run."""
+    net, inputs = case
+    model = converted(net)
+    with torch.no_grad():
+        rows = model.draw_logits(inputs, samples=2, batch_size=99)
+        assert model._in_rows == {B: True}
+        assert torch.allclose(model.draw_logits(inputs, samples=2), rows, atol=2e-5)
+        for j, row in enumerate(rows):
+            drawn = model.draw(component=j // 2, index=j % 2)
+            assert type(drawn) is type(net)
+            assert not any(isinstance(module, Latent) for module in drawn.modules())
+            assert torch.allclose(drawn(**inputs).logits, row, atol=2e-5)
+        assert (rows[0] - rows[1]).abs().max() > 1e-3
+
+
+def test_prediction_and_files(case: Any, tmp_path: Path) -> None:
+    net, inputs = case
+    model = converted(net)
+    answers = model.predict(inputs, samples=2)
+    assert answers.probs.shape == (B, C)
+    assert torch.allclose(answers.total, answers.aleatoric + answers.between + answers.within)
+    pieces = model.predict(inputs, samples=2, batch_size=1)
+    assert torch.allclose(pieces.probs, answers.probs, atol=1e-5)
+    rows = [{name: x[i] for name, x in inputs.items()} | {"labels": torch.tensor(0)} for i in range(B)]
+    loader = DataLoader(rows, batch_size=2)
+    assert torch.allclose(model.predict(loader, samples=2).probs, answers.probs, atol=1e-5)
+    for latents_only in (False, True):
+        model.save_pretrained(tmp_path / str(latents_only), latents_only=latents_only)
+        again = ibnn.load(tmp_path / str(latents_only), net)
+        assert torch.equal(again.predict(inputs, samples=2).probs, answers.probs)
+    assert ibnn.revert(model).state_dict().keys() == net.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama", "T5", "ViT", "Whisper"])
+def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
+    net, inputs = _made(name)
+    gradients = []
+    for checkpointed in (False, True):
+        model = converted(net).train()
+        if checkpointed:
+            model.net.gradient_checkpointing_enable()
+            assert model.net.is_gradient_checkpointing
+        model.elbo(inputs, torch.arange(B) % C, n_data=9).loss.backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for key, gradient in gradients[0].items():
+        assert torch.allclose(gradients[1][key], gradient, rtol=1e-4, atol=1e-6), key
+
+
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama"])
+def test_models_with_lora_convert_too(name: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    net, inputs = _made(name)
+    targets = {"BERT": ["query", "value"], "GPT-2": ["c_attn"], "Llama": ["q_proj", "v_proj"]}[name]
+    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, fan_in_fan_out=name == "GPT-2")
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(copy.deepcopy(net), config).eval()
+    model = converted(adapted)
+    assert sum("lora_A" in layer for layer in model.latents) == len(targets) * 2
+    assert [n for n in model.net.state_dict() if ".latent." not in n] == list(adapted.state_dict())
+    with torch.no_grad():
+        rows = model.draw_logits(inputs, samples=1, batch_size=99)
+        for k, row in enumerate(rows):
+            assert torch.allclose(model.draw(k)(**inputs).logits, row, atol=2e-5)
+    model.save_pretrained(tmp_path, latents_only=True)
+    assert torch.equal(ibnn.load(tmp_path, adapted).eval()(**inputs), model.eval()(**inputs))
+    model.train().elbo(inputs, torch.arange(B) % C, n_data=9, beta=0.0).loss.backward()
+    assert all(latent.mean.grad.ne(0).any() for latent in model.latents.values())
+    trained = [n for n, p in model.net.named_parameters() if p.grad is not None and ".latent." not in n]
+    assert trained
+    assert all("lora" in parameter for parameter in trained)  # the model's own weights stay frozen
+    model.set_posterior(mean=1.0, std=0.0)
+    with torch.no_grad():
+        assert torch.allclose(model.draw_logits(inputs, samples=1)[0], adapted(**inputs).logits, atol=1e-5)
+
+
+def test_a_layer_that_also_reads_something_without_a_batch_is_named() -> None:
+    """DeBERTa's relative attention sends the same embeddings of distances through its projections for all rows."""
+    options = WIDE | TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "share_att_key": True}
+    config = hf.DebertaV2Config(**options, max_relative_positions=8, position_buckets=4)
+    net, inputs = hf.DebertaV2ForSequenceClassification(config).eval(), _words()
+    with pytest.raises(ValueError, match=r"input of layer 'deberta.*(query|key)_proj'.*exclude="):
+        converted(net).train().elbo(inputs, torch.arange(B), n_data=9)
+    model = converted(net, exclude=["*.query_proj", "*.key_proj"])
+    model.train().elbo(inputs, torch.arange(B), n_data=9).loss.backward()
+    assert all(latent.mean.grad is not None for latent in model.latents.values())
+    assert converted(net).predict(inputs, samples=1).probs.shape == (B, C)  # one z for all rows fits any layer
+
+
+def test_embeddings_of_words_get_a_latent_when_asked_for() -> None:
+    net, inputs = _made("Llama")
+    model = converted(net, include=[nn.Module, "model.embed_tokens"])
+    assert "model.embed_tokens" in model.latents
+    with torch.no_grad():
+        rows = model.draw_logits(inputs, samples=1, batch_size=99)
+        assert torch.allclose(model.draw(1)(**inputs).logits, rows[1], atol=2e-5)
