@@ -64,6 +64,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "wideresnet-16-4": (lambda: WideResNet(depth=16, width=4), (3, 32, 32)),
     "lenet": (LeNet, (1, 28, 28)),
     "transformer-4": (Encoder, (64, 256)),
+    "transformer-4, width 128": (lambda: Encoder(width=128), (64, 128)),
 }
 
 
