@@ -62,7 +62,10 @@ def performance() -> dict[str, str]:
     forms = [[net, *_form(speed, net)] for net in bench.NETS if f"{net} / channels last" in speed]
     if forms:
         found["formats"] = [["network", *FORMS], *forms]
-    return {name: figures.markdown(rows).rstrip() + "\n" for name, rows in found.items()}
+    above = "; ".join(bench.misses(speed)) or "nothing"
+    return {name: figures.markdown(rows).rstrip() + "\n" for name, rows in found.items()} | {
+        "misses": f"Above its bar (in brackets): {above}.\n"
+    }
 
 
 FORMS = (

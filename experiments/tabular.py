@@ -196,7 +196,7 @@ def figure(cells: dict[str, Any]) -> bytes:
     with look.house_look():
         drawn = look.canvas(3.2)
         kinds = [[n for n in kind if scores(cells, n, "nll")] for kind in (CLASSES, REALS)]
-        every = drawn.subplots(2, 1, height_ratios=[len(names) for names in kinds])
+        every = drawn.subplots(2, 1, sharex=True, height_ratios=[len(names) for names in kinds])
         for axes, names, title in zip(every, kinds, ("classes", "regression"), strict=True):
             for number, rival in enumerate(METHODS[1:]):
                 for row, name in enumerate(names):
@@ -214,6 +214,7 @@ def figure(cells: dict[str, Any]) -> bytes:
                 [-0.2, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.4], ["−.2", "−.1", "−.05", "0", ".05", ".1", ".2", ".4"]
             )
             axes.minorticks_off()
+            axes.set_xlim(-0.2, 0.5)
             axes.grid(axis="x")
             axes.set_title(title)
         every[-1].set_xlabel("NLL of the rival minus NLL of ibnn (right of the line ibnn is better)")

@@ -166,9 +166,20 @@ def test_the_deploying_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_deploying_page_quotes_its_result_files() -> None:
     page = (ROOT / "docs" / "deploying.md").read_text()
+
+    def lines(name: str) -> list[str]:
+        return page.partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0].splitlines()[3:]
+
+    shift = json.loads((ROOT / "experiments" / "results" / "shift.json").read_text())
+    assert f"rang in {100 * shift['false_alarms']['found']:g} % of {shift['false_alarms']['streams']} streams" in page
+    cells = {
+        s: [d[calm][name] for calm in ("0", "1000") for name in ("median", "most")] for s, d in shift["delays"].items()
+    }
+    assert lines("shift") == [
+        f"| {s} | {' | '.join('–' if c is None else str(c) for c in row)} |" for s, row in cells.items()
+    ]
     told = json.loads((ROOT / "experiments" / "results" / "export.json").read_text())
-    rows = list(page.partition("<!-- export:begin -->")[2].partition("<!-- export:end -->")[0].splitlines())
-    assert rows[3:] == [
+    assert lines("export") == [
         f"| {name} | {row['plain_bytes']:,} | {row['draw_bytes']:,} | {row['bytes']:,} | "
         f"{row['batch 1']['plain_ms']} | {row['batch 1']['ms']} | {row['batch 1']['ratio']} | "
         f"{row['batch 64']['plain_ms']} | {row['batch 64']['ms']} | {row['batch 64']['ratio']} |"

@@ -234,6 +234,21 @@ def test_draws_as_rows_and_in_weights_are_the_draws(name: str, rows: int) -> Non
     )
 
 
+@torch.no_grad()
+def test_rows_of_draws_are_as_many_as_caches_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = (
+        ibnn.convert(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)), components=4, seed=0),
+        torch.randn(2, 5),
+    )
+    whole = model.draw_logits(x, 2)
+    for entries, expected in ((2**24, [16]), (24 * 3, [6, 6, 4]), (24, [2] * 8), (10, [2] * 8)):  # 24 = 2 · (5 + 7)
+        monkeypatch.setattr(ibnn.network, "_CACHED", entries)
+        model.draw_logits(x, 2, batch_size=100)
+        seen = rows_seen(model)
+        torch.testing.assert_close(model.draw_logits(x, 2, batch_size=100), whole)
+        assert seen == expected
+
+
 def test_noise_is_kept_for_the_next_input_and_never_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = make_model(), torch.randn(1, 5)
     asked: list[object] = []

@@ -64,6 +64,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "wideresnet-16-4": (lambda: WideResNet(depth=16, width=4), (3, 32, 32)),
     "lenet": (LeNet, (1, 28, 28)),
     "transformer-4": (Encoder, (64, 256)),
+    "transformer-4, width 128": (lambda: Encoder(width=128), (64, 128)),
 }
 
 
@@ -147,6 +148,21 @@ def rows(cells: dict[str, Any]) -> list[list[str]]:
         if any(parts.values()):
             found.append([net, *("–" if parts[kind] is None else f"{parts[kind]:.3f}" for kind in BARS)])
     return found
+
+
+def misses(cells: dict[str, Any]) -> list[str]:
+    """What is above its bar, in words.
+
+    >>> misses({"lenet / step": {"ratio": 1.2, "components": 1.0}})
+    ['lenet, step 1.200 (1.10)']
+    """
+    (_, *kinds), (_, *bars), *found = rows(cells)
+    return [
+        f"{net}, {kind} {value} ({bar})"
+        for net, *values in found
+        for kind, value, bar in zip(kinds, values, bars, strict=True)
+        if value != "–" and float(value) > float(bar)
+    ]
 
 
 def rival_rows(cell: dict[str, Any]) -> list[list[str]]:

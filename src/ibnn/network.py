@@ -32,6 +32,7 @@ from ibnn.observe import batch_axes, bypassed
 from ibnn.prediction import Prediction, predict
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
+_CACHED = 2**24  # entries that rows of draws may meet in a pass: more of them go through memory and not through caches
 _KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
 # Address spaces of the draws: the first part of an address after the seed.
@@ -85,7 +86,9 @@ class IBNN(nn.Module):
         self.init_seed = seed  # decided the latents' start
         self._lock = threading.RLock()  # latents hold the z of one forward pass at a time
         self._watched: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which layers were looked at
-        self._in_rows: dict[int, bool] = {}  # by batch length: may draws pass as rows of one batch?
+        self._in_rows: dict[
+            int, int
+        ] = {}  # by batch length: entries met by a draw that passes as rows, 0 if it may not
         self._last_noise: tuple[Any, Tensor] | None = None
         self.reseed(seed)
         self._initialise(init_std)
@@ -215,7 +218,11 @@ class IBNN(nn.Module):
         """
         rows = batch_length((args, kwargs))
         at_once = (batch_size or 0) // rows
-        if rows <= FEW and min(at_once, len(z)) > 1 and self._may_be_rows(args, kwargs, z[0]):
+        if rows <= FEW and min(at_once, len(z)) > 1 and (entries := self._met_by_rows(args, kwargs, z[0])):
+            at_once = min(at_once, max(1, _CACHED // entries))
+        else:
+            at_once = 1
+        if at_once > 1:
             return torch.cat([self._rows_of_draws(args, kwargs, part) for part in z.split(at_once)])
         outputs = [logits_of(self._run(args, kwargs, z[0]))]
         with self._folding_where_cheaper():
@@ -229,8 +236,11 @@ class IBNN(nn.Module):
         output = logits_of(self._run(args, kwargs, z.repeat_interleave(rows, 0)))
         return output.reshape(len(z), rows, *output.shape[1:])
 
-    def _may_be_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> bool:
-        """Whether rows leave each other alone: for each new batch length, two draws are tried both ways."""
+    def _met_by_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> int:
+        """Entries that meet a z when a draw passes as rows of a batch; 0 if rows do not leave each other alone.
+
+        For each new batch length, two draws are tried both ways.
+        """
         rows = batch_length((args, kwargs))
         if rows not in self._in_rows:
             pair = torch.stack([z, 1.5 * z])
@@ -238,9 +248,10 @@ class IBNN(nn.Module):
             try:
                 found = self._rows_of_draws(args, kwargs, pair)
                 gap = (found - expected).abs().max()
-                self._in_rows[rows] = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max())
+                close = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max())
+                self._in_rows[rows] = sum(latent.met for latent in self.latents.values()) // 2 if close else 0
             except Exception:  # a layer that does not see the batch first, a network of one batch length …
-                self._in_rows[rows] = False
+                self._in_rows[rows] = 0
         return self._in_rows[rows]
 
     @contextmanager

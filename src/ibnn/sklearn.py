@@ -98,6 +98,8 @@ class _Table(BaseEstimator):  # type: ignore[misc]
 
     def _start(self, x: Array, weight: Array, outputs: int, likelihood: Likelihood) -> None:
         """A network that has seen nothing, and how inputs are standardised."""
+        if isinstance(self.prior_std, str) and self.prior_std != "auto":
+            raise ValueError(complaint("prior_std", 'a number or "auto"', repr(self.prior_std), 'Pass "auto".'))
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._calls = 0
         self.scaler_ = StandardScaler().fit(x, sample_weight=weight if _differ(weight) else None)
@@ -176,6 +178,9 @@ class _Table(BaseEstimator):  # type: ignore[misc]
     def _split(self, rows: int, share: float, labels: Array | None) -> tuple[Array, Array]:
         """Rows to train on and rows held out; of every class, unless one is too rare."""
         out = int(np.ceil(share * rows))
+        if out >= rows:
+            got, remedy = f"{rows} sample(s), {out} of them held out", "Pass more rows, or early_stopping=False."
+            raise ValueError(complaint("X", "rows to train on besides those held out", got, remedy))
         counts = np.bincount(labels)[np.unique(labels)] if labels is not None else np.zeros(1)
         strata = labels if counts.min() > 1 and out >= len(counts) else None
         held: tuple[Array, Array] = train_test_split(

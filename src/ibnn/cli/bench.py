@@ -18,7 +18,7 @@ def bench(
 
     A quarter of an hour on two cores. Ratios: 1 is as fast and as light as the plain network.
     """
-    from ibnn.bench import QUICK, rival_rows, rows
+    from ibnn.bench import QUICK, misses, rival_rows, rows
     from ibnn.bench import bench as measure
 
     content = measure(out, size=QUICK if quick else None, note=screen.note)
@@ -26,5 +26,7 @@ def bench(
         screen.json(content)
         return
     screen.table(rows(content["cells"]), title="iBNN to plain network: bytes kept for backward, seconds of the rest")
+    for line in misses(content["cells"]):
+        screen.note(f"above its bar: {line}")
     cell = content["cells"]["rivals"]
     screen.table(rival_rows(cell), title=f"{cell['net']}: methods to the plain network")

@@ -1,0 +1,53 @@
+"""How often does the shift monitor ring without a shift, and how soon with one? Prints (and with --json writes) both.
+
+    python benchmarks/shift.py [--json FILE]
+
+Standard normal scores against 300 calibration scores, false_alarm=0.05 for the first question (1,000 scores each) and
+0.01 for the second: scores that rise by some standard deviations, at once or after 1,000 calm ones. Half of the alarms
+come within `median` scores of the shift, nine in ten within `most`.
+"""
+
+import report
+import torch
+
+import ibnn
+
+CALIBRATION, STREAMS, LENGTH, REPEATS, SHIFTS, CALM = 300, 400, 1000, 40, (0.5, 1.0, 2.0), (0, 1000)
+
+
+def delays(shift: float, calm: int, generator: torch.Generator) -> dict[str, int | None]:
+    found = []
+    for seed in range(REPEATS):
+        scores = torch.randn(CALIBRATION + calm + LENGTH, generator=generator)
+        monitor = ibnn.ShiftMonitor(scores[:CALIBRATION], false_alarm=0.01, seed=seed)
+        monitor.update(scores[CALIBRATION : CALIBRATION + calm])
+        if monitor.alarm is not None:
+            continue  # a false one
+        for score in scores[CALIBRATION + calm :] + shift:
+            monitor.update(score[None])
+            if monitor.alarm is not None:
+                break
+        found.append(monitor.alarm - calm if monitor.alarm is not None else LENGTH + 1)
+    found.sort()
+    values = {"median": found[len(found) // 2], "most": found[9 * len(found) // 10]}
+    return {name: value if value <= LENGTH else None for name, value in values.items()}
+
+
+def main() -> None:
+    """Simulates and prints."""
+    options = report.parser(__doc__).parse_args()
+    generator = torch.Generator().manual_seed(0)
+    rang = 0
+    for seed in range(STREAMS):
+        scores = torch.randn(CALIBRATION + LENGTH, generator=generator)
+        monitor = ibnn.ShiftMonitor(scores[:CALIBRATION], false_alarm=0.05, seed=seed)
+        monitor.update(scores[CALIBRATION:])
+        rang += monitor.alarm is not None
+    result: dict[str, object] = {"false_alarms": {"stated": 0.05, "found": rang / STREAMS, "streams": STREAMS}}
+    result["delays"] = {str(s): {str(calm): delays(s, calm, generator) for calm in CALM} for s in SHIFTS}
+    recipe = {"calibration": CALIBRATION, "length": LENGTH, "repeats": REPEATS, "seed": 0}
+    report.tell(result | {"recipe": recipe}, options.json)
+
+
+if __name__ == "__main__":
+    main()
