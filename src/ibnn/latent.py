@@ -17,6 +17,8 @@ from ibnn.errors import complaint
 from ibnn.layers import folded_weights, layer_type, replace_weights, replaced, weights_are_parameters
 from ibnn.recompute import Recomputation
 
+_AT_ONCE = 2**18  # entries of a product that stays in the cache
+
 
 def inverse_softplus(y: Tensor) -> Tensor:
     """Returns ρ with softplus(ρ) = y ≥ 0.
@@ -55,6 +57,37 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
     """
     scaled: Tensor = x if scale == 1.0 else _ScaleGradient.apply(x, scale)  # type: ignore[no-untyped-call]
     return scaled
+
+
+class _Product(torch.autograd.Function):
+    """x ∘ z with z broadcast, whose backward pass makes one tensor of x's size, not two."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, z: Tensor) -> Tensor:
+        return x * z
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (x, z), (gradient,) = ctx.saved_tensors, gradients
+        to_x = gradient * z if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return to_x, None
+        return to_x, _summed_product(gradient, x, z.shape)
+
+
+def _summed_product(a: Tensor, b: Tensor, shape: torch.Size) -> Tensor:
+    """a ∘ b summed to a shape, some rows at a time: a product of the whole would be a large tensor more."""
+    at_once = max(1, _AT_ONCE * a.shape[0] // max(1, a.numel()))
+    if shape[0] != a.shape[0] or at_once >= a.shape[0]:
+        return (a * b).sum_to_size(shape)
+    parts = zip(a.split(at_once), b.split(at_once), strict=True)
+    return torch.cat([(x * y).sum_to_size(len(x), *shape[1:]) for x, y in parts])
 
 
 class Latent(nn.Module):
@@ -175,11 +208,12 @@ class Latent(nn.Module):
     def multiply(self, x: Tensor, z: Tensor, batch_axis: int = 0) -> Tensor:
         """x ∘ z, which the layer's backward pass will not keep but compute again."""
         z = self.broadcast(z, x, batch_axis)
-        product = x * z
-        if not torch.compiler.is_compiling():
-            self.met += x.numel()
-            if Recomputation.possible(product):
-                self.after.append(Recomputation(x, z, product).open().close)
+        if torch.compiler.is_compiling():
+            return x * z
+        product: Tensor = _Product.apply(x, z) if torch.is_grad_enabled() else x * z  # type: ignore[no-untyped-call]
+        self.met += x.numel()
+        if Recomputation.possible(product):
+            self.after.append(Recomputation(x, z, product).open().close)
         return product
 
     def broadcast(self, z: Tensor, x: Tensor, batch_axis: int = 0) -> Tensor:
