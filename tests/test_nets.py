@@ -287,6 +287,10 @@ def test_options_reach_the_net() -> None:
     assert ibnn.plan(on_meta(lambda: make("wideresnet", depth=10, width=2))).weights == sum(
         p.numel() for p in WideResNet(depth=10, width=2).parameters()
     )
+    for name in ("alexnet", "vgg16-small", "vgg16-large"):
+        for options, expected in (({}, 0.5), ({"dropout": 0.1}, 0.1)):
+            net = on_meta(lambda name=name, options=options: make(name, **options))
+            assert [m.p for m in net.modules() if isinstance(m, nn.Dropout)] == [expected] * 2
     assert input_shape("mlp") == (784,)
     assert input_shape("lenet", width=3) == (1, 28, 28)
 

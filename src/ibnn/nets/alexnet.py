@@ -14,7 +14,7 @@ class AlexNet(nn.Module):
     61100840
     """
 
-    def __init__(self, classes: int = 1000) -> None:
+    def __init__(self, classes: int = 1000, *, dropout: float = 0.5) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         # the places in the Sequential are the checkpoint's names
@@ -29,7 +29,7 @@ class AlexNet(nn.Module):
             layers += [nn.MaxPool2d(3, 2)] if pooled else []
         self.features = nn.Sequential(*layers)
         hidden = ((256 * 6 * 6, 4096), (4096, 4096))
-        head = [m for a, b in hidden for m in (nn.Dropout(), nn.Linear(a, b), nn.ReLU(inplace=True))]
+        head = [m for a, b in hidden for m in (nn.Dropout(dropout), nn.Linear(a, b), nn.ReLU(inplace=True))]
         self.classifier = nn.Sequential(*head, nn.Linear(4096, classes))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -33,9 +33,9 @@ def _mlp(classes: int, *, inputs: int = _PIXELS, hidden: int = 256, layers: int 
 _NETS = {
     "mlp": _Entry(_mlp, (_PIXELS,), ("inputs", "hidden", "layers")),
     "lenet": _Entry(LeNet, (1, 28, 28), ("width",)),
-    "alexnet": _Entry(AlexNet, (3, 224, 224)),
-    "vgg16-small": _Entry(VGG16, (3, 32, 32), ("width", "batchnorm")),
-    "vgg16-large": _Entry(VGG16Large, (3, 224, 224), ("batchnorm",)),
+    "alexnet": _Entry(AlexNet, (3, 224, 224), ("dropout",)),
+    "vgg16-small": _Entry(VGG16, (3, 32, 32), ("width", "batchnorm", "dropout")),
+    "vgg16-large": _Entry(VGG16Large, (3, 224, 224), ("batchnorm", "dropout")),
     "resnet18": _Entry(partial(ResNet, depth=18), (3, 224, 224)),
     "resnet34": _Entry(partial(ResNet, depth=34), (3, 224, 224)),
     "resnet50": _Entry(partial(ResNet, depth=50), (3, 224, 224)),
@@ -59,8 +59,9 @@ def make(name: str, classes: int = 10, **options: float) -> nn.Module:
     Args:
         name: One of `names()`.
         classes: Number of outputs.
-        **options: "mlp": inputs (784), hidden (256), layers (2); "lenet" and "vgg16-small": width (1); "vgg16-large":
-            batchnorm (False); "wideresnet": depth (28), width (10); the others have none.
+        **options: "mlp": inputs (784), hidden (256), layers (2); "lenet" and "vgg16-small": width (1); "vgg16-small"
+            and "vgg16-large": batchnorm (False); these and "alexnet": dropout (0.5); "wideresnet": depth (28), width
+            (10); the others have none.
 
     >>> make("lenet", classes=3, width=2).fc2
     Linear(in_features=128, out_features=3, bias=True)

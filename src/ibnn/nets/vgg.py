@@ -24,16 +24,17 @@ class VGG16(nn.Module):
     """VGG-16 for 32 × 32 images, 512-512-C head; torchvision's names for the features.
 
     `width` scales the channels: 1 is the paper's network, 0.25 a quarter of its width. The paper's has no BatchNorm.
+    `dropout` is the rate before the hidden layers of the head.
 
     >>> sum(p.numel() for p in VGG16(width=0.125).parameters())
     239538
     """
 
-    def __init__(self, classes: int = 10, *, width: float = 1.0, batchnorm: bool = False) -> None:
+    def __init__(self, classes: int = 10, *, width: float = 1.0, batchnorm: bool = False, dropout: float = 0.5) -> None:
         super().__init__()
         self.features = _features(width=width, batchnorm=batchnorm)
         last = int(512 * width)
-        head = [m for _ in range(2) for m in (nn.Dropout(), nn.Linear(last, last), nn.ReLU(inplace=True))]
+        head = [m for _ in range(2) for m in (nn.Dropout(dropout), nn.Linear(last, last), nn.ReLU(inplace=True))]
         self.classifier = nn.Sequential(*head, nn.Linear(last, classes))
         he_convolutions(self)
 
@@ -53,11 +54,11 @@ class VGG16Large(nn.Module):
     138357544
     """
 
-    def __init__(self, classes: int = 1000, *, batchnorm: bool = False) -> None:
+    def __init__(self, classes: int = 1000, *, batchnorm: bool = False, dropout: float = 0.5) -> None:
         super().__init__()
         self.features = _features(batchnorm=batchnorm)
         hidden = ((512 * 7 * 7, 4096), (4096, 4096))
-        head = [m for a, b in hidden for m in (nn.Linear(a, b), nn.ReLU(inplace=True), nn.Dropout())]
+        head = [m for a, b in hidden for m in (nn.Linear(a, b), nn.ReLU(inplace=True), nn.Dropout(dropout))]
         self.classifier = nn.Sequential(*head, nn.Linear(4096, classes))
         he_convolutions(self)
         for module in self.classifier:
