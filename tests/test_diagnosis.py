@@ -196,6 +196,11 @@ def batchnorm_average(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     return optimiser
 
 
+def dropout(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
+    model.net[2] = nn.Sequential(nn.ReLU(), nn.Dropout(0.25), nn.Dropout2d(0.4))  # type: ignore[operator]
+    return optimiser
+
+
 def inverted(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     model.latents["3"].mean.data[3, :7] = -0.5  # 7 of 14 nodes; 0.2 + 1/√14 = 0.47
     return optimiser
@@ -234,6 +239,7 @@ CASES: list[tuple[Provocation, str, str | None, list[str]]] = [
     (batchnorm_frozen, "note", "1", ["fixed statistics", "on purpose"]),
     (batchnorm_of_batch, "note", "1", ["no running statistics", "track_running_stats"]),
     (batchnorm_average, "note", "1", ["momentum=None", "reset"]),
+    (dropout, "note", "2.2", ["up to 0.4", "'2.2'", "set its p to 0"]),
     (inverted, "note", None, ["50% of the means of component 3", "init_std"]),
     (means_only, "note", None, ["eval_samples is 0", "eval_samples to 1"]),
 ]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import LBFGS, SGD, Optimizer
 
 from ibnn.errors import complaint
@@ -30,6 +31,7 @@ _DEAD = 0.01  # σ/s: each node pays 4.1 nats; with s = 0.3 the noise is below t
 _MOST, _FEW = 0.9, 0.5  # a layer holds most of the KL but few of the nodes
 _INVERTED = 0.2  # share of a component's means below 0: twice that of the paper's widest start, N(1, 0.75²), …
 _CHANCE = 1.0  # … and this over √nodes more: 3.5 standard errors of that start, for small networks
+_DROPOUT = 0.3  # rate of the network's own dropout from which it is noise beside the latents', not a touch of it
 _ROUNDING = 4.0  # units in the last place within which a latent is where it started
 _TINY = torch.finfo(torch.float32).tiny  # stands in for σ = 0, whose KL is infinite and has no shares
 
@@ -391,6 +393,13 @@ def _batchnorm_average(case: _Case) -> Finding | None:
     return _about(names, "note", what, "Build it with momentum=0.1, or reset its statistics and run some batches.")
 
 
+def _dropout(case: _Case) -> Finding | None:
+    own = {name: m for name, m in case.model.net.named_modules() if isinstance(m, _DropoutNd) and m.p >= _DROPOUT}
+    what = f"The network's own dropout (up to {max((m.p for m in own.values()), default=0.0):g}) adds to the noise: @."
+    remedy = "If training is slow or the answers are shy, train without: set its p to 0. The latents do its work."
+    return _about(list(own), "note", what, remedy)
+
+
 def _inverted(case: _Case) -> Finding | None:
     share, k = case.q.mean.lt(0).double().mean(1).max(0)
     limit = _INVERTED + _CHANCE / math.sqrt(case.model.nodes)
@@ -408,5 +417,6 @@ def _means_only(case: _Case) -> Finding | None:
 _CHECKS: tuple[Callable[[_Case], Finding | None], ...] = (
     _non_finite, _nothing_learnt, _duplicates, _collapsed, _wide, _dead, _dominated,
     _never_moved, _frozen, _no_gradient, _weight_decay, _forgotten, _twice, _unscaled,
-    _batchnorm_training, _batchnorm_frozen, _batchnorm_of_batch, _batchnorm_average, _inverted, _means_only,
+    _batchnorm_training, _batchnorm_frozen, _batchnorm_of_batch, _batchnorm_average, _dropout,
+    _inverted, _means_only,
 )  # fmt: skip
