@@ -547,20 +547,24 @@ def test_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked = []
 
-    def stub(name: str, **options: Any) -> list[Path]:
+    def stub(name: str, **options: Any) -> reproduce.Reproduced:
         asked.append((name, options))
-        return [options["out"] / f"{name}.json"]
+        return reproduce.Reproduced([options["out"] / f"{name}.json"], [["method", "error"], ["ibnn", "1.0"]])
 
     monkeypatch.setattr(reproduce, "reproduce", stub)
-    monkeypatch.setattr(reproduce, "table", lambda *_: [["method", "error"], ["ibnn", "1.0"]])
     assert all(name in call("reproduce", "list").stdout for name in reproduce.names())
     first = reproduce.names()[0]
-    result = call("reproduce", first, "--methods", "a,b", "--seeds", 2, "--smoke", "--out", tmp_path, "--json")
+    words = ("--methods", "iBNN-4, SGD", "--methods", "BNN-VI, β = 1")
+    result = call("reproduce", first, *words, "--seeds", 2, "--smoke", "--out", tmp_path, "--json")
     assert json.loads(result.stdout)[first]["table"][1] == ["ibnn", "1.0"]
     name, options = asked.pop()
-    assert (name, options["methods"], options["seeds"], options["smoke"]) == (first, ["a", "b"], 2, True)
+    assert (name, options["seeds"], options["smoke"]) == (first, 2, True)
+    assert options["methods"] == ["iBNN-4", "SGD", "BNN-VI, β = 1"]
     assert "ibnn" in call("reproduce", "all", "--out", tmp_path).stdout
     assert [name for name, _ in asked] == reproduce.names()
+    asked.clear()
+    assert "'SGDD'" in call("reproduce", "all", "--methods", "SGDD", code=2).stderr
+    assert asked == []
     assert "Did you mean" in call("reproduce", first + "x", code=2).stderr
     assert "preset" in call("reproduce", first, "--preset", "gpu", code=2).stderr
 
