@@ -38,7 +38,6 @@ VGG = Job(
     train={"epochs": 20, "evaluate_every": 20, "eval_samples": 20},
 )
 VGG_RATES = (0.05, 0.1, 0.2)
-OWN = {"net_options": VGG.net_options | {"dropout": 0.5}}  # dropout between the Linear layers, as the network comes
 VGG_BETAS = (0.1, 0.01, 0.001)
 
 
@@ -58,10 +57,6 @@ def main(methods: list[str]) -> None:
         grid |= {f"{method} {options}": BASE.but(method=method, method_options=options) for options in choices}
     for beta in BETAS:
         grid[f"vi {{'prior_std': 0.2}}, beta {beta}"] = _variational(BASE, beta)
-    for name, fields in (("sgd", {"method": "sgd"}), ("ibnn-8", {"method": "ibnn"})):
-        grid[f"VGG-16/4 {name}"] = VGG.but(**fields)
-        grid[f"VGG-16/4 {name}, the network's own dropout"] = VGG.but(**fields, **OWN)
-    grid["VGG-16/4 dropout, the network's own"] = VGG.but(method="dropout", **OWN)
     for rate in VGG_RATES:
         grid[f"VGG-16/4 dropout {rate}"] = VGG.but(method="dropout", method_options={"rate": rate})
     for beta in VGG_BETAS:
