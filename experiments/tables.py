@@ -20,6 +20,7 @@ SHORT = (
     "error %",
     "NLL",
     "ECE",
+    "own T",
     "NLL + T",
     "corrupted ECE",
     "corrupted ECE + T",
