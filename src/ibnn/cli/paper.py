@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibnn.cli.screen import Json, Screen, misuse
+from ibnn.cli.screen import Json, MisuseError, Screen, misuse
 from ibnn.cli.train import Data
 from ibnn.errors import complaint
 
@@ -71,21 +71,28 @@ def _wanted(methods: list[str] | None, experiment: "Experiment") -> list[str] | 
 
 def report(
     screen: Screen,
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUNS…")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders; what is no finished run is left out.", metavar="RUNS…")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page's file.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="The page's heading.")] = "Calibration report",
     json: Json = False,
 ) -> None:
     """Writes one HTML page about one or several runs."""
     from ibnn.report import write_report
+    from ibnn.report.runs import finished
 
-    with misuse():
-        for run in runs:
-            if not run.is_dir():
-                raise FileNotFoundError(
-                    complaint("RUNS", "run folders", f"no folder {run}", "Train first: ibnn train.")
-                )
-    write_report(runs, out, title=title)
+    for run in runs:
+        if not run.exists():
+            raise MisuseError(complaint("RUNS", "run folders", f"no folder {run}", "Train first: ibnn train."))
+    done = [run for run in runs if finished(run)]
+    if not done:
+        got = f"none in {', '.join(map(str, runs))}"
+        raise MisuseError(complaint("RUNS", "folders of finished runs", got, "Let a run finish: ibnn train."))
+    for run in runs:
+        if run.is_dir() and run not in done:
+            screen.note(f"Left out: {run}, which has not finished.")
+    write_report(done, out, title=title)
     if json:
         screen.json({"report": str(out)})
     else:
