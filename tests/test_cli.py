@@ -432,6 +432,14 @@ def test_greys_of_16_bits_are_scaled(tmp_path: Path) -> None:
         decoded(tmp_path / "a.tif", Form(1, 1, 1), name="a.tif")
 
 
+def test_images_are_turned_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side: to be turned to the right
+    Image.fromarray(np.array([[1000, 2000]], np.uint16)).save(tmp_path / "a.png", exif=exif)
+    found, size = decoded(tmp_path / "a.png", Form(1, 2, 1), name="a.png")
+    assert (size, (found * 255).round().tolist()) == ((1, 2), [[[4.0], [8.0]]])
+
+
 def test_unreadable_files_are_left_out_and_named(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
     good = [str(path) for path in _png(tmp_path, pixels)]
     for name in ("2.png", "4.png"):
