@@ -56,7 +56,9 @@ def call(*words: object, code: int = 0) -> Any:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits"
     result = call("train", "digits-mlp", *TINY, "--out", folder)
-    assert "test, as answered" in result.stdout
+    assert "test, as answered (T = " in result.stdout
+    assert "rows to steer by" in result.stdout
+    assert "numbers stored" in result.stdout
     assert "corrupted, with temperature" in result.stdout
     assert "AUROC" in result.stdout
     assert f"ibnn report {folder}" in result.stderr
@@ -135,6 +137,8 @@ def test_plan_options() -> None:
         (["--net", "lenet", "--option", "widht=2"], "Did you mean 'width'?"),
         (["--net", "lenet", "--option", "width=wide"], "a number"),
         (["--net", "lenet", "--option", "width"], "key=value"),
+        (["--net", "lenet", "--option", "width=-1"], "`width` to be positive"),
+        (["--net", "alexnet", "--option", "dropout=-1"], "`dropout` to be at least 0"),
         (["--net", "lenet", "--include", "layer9"], "Nearest names"),
     ],
 )
@@ -189,7 +193,7 @@ def test_shipped_recipes_are_jobs(name: str) -> None:
         (["digits-mlp", "--set", "trian.lr=1"], "Did you mean 'train'?"),
         (["digits-mlp", "--set", "train.lrr=1"], "Did you mean 'lr'?"),
         (["digits-mlp", "--set", "first.lrr=1"], "Did you mean 'lr'?"),
-        (["digits-mlp", "--set", "train.lr=fast"], "Expected `lr`"),
+        (["digits-mlp", "--set", "train.lr=fast"], "Expected `train.lr`"),
         (["digits-mlp", "--set", "method_options.component=4"], "Did you mean 'components'?"),
         (["digits-mlp", "--set", "net_options.hiden=4"], "Did you mean 'hidden'?"),
         (["digits-mlp", "--set", "method=ibn"], "Did you mean 'ibnn'?"),
@@ -235,6 +239,16 @@ def test_fresh_starts_anew_and_own_files_work(tmp_path: Path, run: Path) -> None
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
+def test_the_first_training_stays_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "digits-mlp", *TINY, "--set", "first.epochs=1", "--out", "solo"]
+    call(*words)
+    assert [path.name for path in tmp_path.iterdir()] == ["solo"]
+    assert jobs.read_run("solo/first").job.method == "sgd"
+    call(*words, "--set", "first.lr=0.5", "--fresh")
+    assert jobs.read_run("solo/first").job.train == {"epochs": 1, "lr": 0.5}
+
+
 def test_interrupted_training_goes_on(tmp_path: Path) -> None:
     words = ["train", "digits-mlp", *TINY, "--set", "train.steps=40000", "--set", "train.checkpoint_every=5"]
     words += ["--out", str(tmp_path / "run"), "--fresh"]
@@ -251,6 +265,7 @@ def test_interrupted_training_goes_on(tmp_path: Path) -> None:
     assert "Traceback" not in err
     hint = next(line for line in err.splitlines() if line.startswith("To go on: ibnn train digits-mlp"))
     assert "--fresh" not in hint
+    assert err.count("o go on") == 1
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 

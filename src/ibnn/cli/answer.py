@@ -55,7 +55,7 @@ def evaluate(
             screen.note(f"The classes of {data_set} have other names than those of {run.job.data}.")
         whole = replace(whole, test=other.test)  # normalised as in training
     found = measure(run.model, whole, splits.valid, samples=samples or run.job.samples, data_folder=data).result
-    result = {"name": run.result["name"], "data": data_set or run.job.data, **found}
+    result = {"name": run.result["name"], "data": data_set or run.job.data, **found, "costs": run.result["costs"]}
     screen.json(result) if json else show(screen, result)
 
 
