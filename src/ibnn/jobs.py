@@ -24,12 +24,14 @@ from ibnn import nets
 from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
 from ibnn.checkpoint import write_atomically
 from ibnn.convert import convert
-from ibnn.data import DataSet, Images, hold_out, load, names, subset
+from ibnn.data import TABLES, DataSet, Images, Points, Table, hold_out, load, names, subset
 from ibnn.data.sets import data_folder as place_of_data
 from ibnn.errors import complaint
 from ibnn.evaluation import evaluate
 from ibnn.generators import generators_restored, seed_generators
+from ibnn.likelihood import Gaussian, Likelihood
 from ibnn.monitor import History
+from ibnn.nets.dense import Affine
 from ibnn.network import IBNN
 from ibnn.provenance import provenance
 from ibnn.recipe import Recipe, explain, to_toml
@@ -38,12 +40,12 @@ from ibnn.training import Trainable, fit
 Make = Callable[[int], nn.Module]  # of a member's number
 
 METHODS: dict[str, Callable[..., Trainable]] = {
-    "sgd": lambda make: Plain(make(0)),
-    "swa": lambda make: Plain(make(0)),  # with `swa` in its recipe
+    "sgd": lambda make, **options: Plain(make(0), **options),
+    "swa": lambda make, **options: Plain(make(0), **options),  # with `swa` in its recipe
     "swag": lambda make, **options: SWAG(make(0), **options),
     "dropout": lambda make, **options: MCDropout(make(0), **options),
     "vi": lambda make, **options: MeanField(make(0), **options),
-    "ensemble": lambda make, members=4: Ensemble([make(member) for member in range(members)]),
+    "ensemble": lambda make, members=4, **options: Ensemble([make(m) for m in range(members)], **options),
     "ibnn": lambda make, **options: convert(make(0), copy=False, **options),
 }
 
@@ -53,10 +55,12 @@ class Job(BaseModel):
 
     Attributes:
         net: Name of a network of `ibnn.nets`.
-        net_options: Its options.
-        data: Name of a data set of `ibnn.data`.
-        examples: A stratified subset of so many training images, held-out ones included; None for all.
-        valid: Images held out of them, to steer and choose by.
+        net_options: Its options; the inputs of an "mlp" are those of a table of points.
+        data: Name of a data set of `ibnn.data`, of a folder of images, or of a table of points: "toy-regression",
+            "two-moons".
+        examples: A stratified subset of so many training images, held-out ones included; None for all. Of points,
+            how many.
+        valid: Images or points held out of them, to steer and choose by.
         augment: Random crops and flips.
         method: "ibnn" or a baseline: "sgd", "swa", "swag", "dropout", "vi", "ensemble".
         method_options: Its options, such as `components`.
@@ -170,15 +174,17 @@ def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Splits:
-    """The data of a job: what is trained on, held-out labels to choose by, and the set with its test images."""
+    """The data of a job: what is trained on, held-out labels to choose by, and the set with its test part."""
 
-    train: Images
-    valid: Images | None
-    whole: DataSet
+    train: Images | Points
+    valid: Images | Points | None
+    whole: DataSet | Table
 
 
 def make_data(job: Job, folder: str | Path | None = None) -> Splits:
     """The splits of a job, the same for all seeds."""
+    if job.data in TABLES:
+        return _points(job, TABLES[job.data])
     check_data(job.data, folder)
     whole = load(job.data, folder, size=_side(job))
     train, held_out = whole.train, None
@@ -190,15 +196,28 @@ def make_data(job: Job, folder: str | Path | None = None) -> Splits:
     return Splits(images, Images(held_out, mean=whole.mean, std=whole.std) if held_out else None, whole)
 
 
+def _points(job: Job, table: Table) -> Splits:
+    """Points are in random order: the last ones are held out."""
+    drawn = table.draw(job.examples)
+    if job.augment:
+        raise ValueError(complaint("augment", "false for points", "true", "Leave it out."))
+    if job.valid >= len(drawn):
+        raise ValueError(complaint("valid", f"below the {len(drawn)} points", job.valid, "Pass a larger examples."))
+    cut = len(drawn) - job.valid
+    return Splits(
+        Points(drawn.x[:cut], drawn.y[:cut]), Points(drawn.x[cut:], drawn.y[cut:]) if job.valid else None, table
+    )
+
+
 def check_data(name: str, folder: str | Path | None = None) -> None:
     """Complains of a data set that is neither known nor a folder of images, and says where such a folder goes."""
     place = place_of_data(folder) / name
-    if name not in names() and not (place / "train").is_dir():
+    if name not in (*names(), *TABLES) and not (place / "train").is_dir():
         remedy = (
             f"Put images of your own into {place}/train/CLASS/*.jpg and {place}/val/CLASS/*.jpg (or .png), or name "
         )
         remedy += "the folder above by --data or IBNN_DATA."
-        expected = f"the name of a set, {', '.join(names())}, or of a folder of images"
+        expected = f"the name of a set, {', '.join((*names(), *TABLES))}, or of a folder of images"
         raise FileNotFoundError(complaint("data", expected, repr(name), remedy))
 
 
@@ -215,23 +234,34 @@ def _side(job: Job) -> int:
 
 
 def _make_net(job: Job, classes: int, start: dict[str, Tensor] | None, member: int = 0) -> nn.Module:
-    """The plain network of a job."""
+    """The plain network of a job; one for points takes and gives their own units."""
+    table = TABLES.get(job.data)
     with generators_restored():
         seed_generators(job.seed, member)
-        net = nets.make(job.net, classes, **job.net_options)
+        net = nets.make(job.net, classes or 1, **_net_options(job))
+    if table is not None:
+        scale, target = torch.tensor(table.scale), table.target
+        back = [Affine(target.scale, target.centre)] if target else []
+        net = nn.Sequential(Affine(1 / scale, -torch.tensor(table.centre) / scale), net, *back)
     if start is not None:
         net.load_state_dict(start)
     # Convolutions on the CPU are faster with the channels last, and no slower elsewhere.
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
+def _net_options(job: Job) -> dict[str, Any]:
+    """With the inputs of a table, where it says nothing of them."""
+    of_table = job.net == "mlp" and job.data in TABLES
+    return ({"inputs": len(TABLES[job.data].centre)} if of_table else {}) | job.net_options
+
+
 def make_method(job: Job, classes: int, start: dict[str, Tensor] | None = None) -> Trainable:
-    """The untrained method of a job; `start` are weights of the plain network to begin with."""
+    """The untrained method of a job; `classes` are 0 for a number to predict, `start` weights of the plain network."""
 
     def make(member: int) -> nn.Module:
         return _make_net(job, classes, start, member)
 
-    options = dict(job.method_options)
+    options = _likelihood(job) | job.method_options
     if job.method == "ibnn":
         options.setdefault("seed", job.seed)
     try:
@@ -239,6 +269,12 @@ def make_method(job: Job, classes: int, start: dict[str, Tensor] | None = None) 
     except TypeError as error:
         remedy = f"Leave out what {job.method!r} does not have."
         raise ValueError(complaint("method_options", f"those of {job.method!r}", options, remedy)) from error
+
+
+def _likelihood(job: Job) -> dict[str, Likelihood]:
+    """The option of a method that says so, where the targets are no classes."""
+    target = TABLES[job.data].target if job.data in TABLES else None
+    return {"likelihood": Gaussian(init_std=target.noise)} if target else {}
 
 
 # ------------------------------------------------------------------------------------------------------ running it
@@ -327,7 +363,7 @@ def _check_net(job: Job, splits: Splits, start: dict[str, Tensor] | None) -> Non
         try:
             net(x)
         except RuntimeError as error:
-            shape, takes = tuple(x.shape[1:]), nets.input_shape(job.net, **job.net_options)
+            shape, takes = tuple(x.shape[1:]), nets.input_shape(job.net, **_net_options(job))
             expected = f"a network for examples of shape {shape}, which {job.data} has"
             remedy = f'Choose another; net = "mlp" with net_options.inputs = {x.numel()} takes them.'
             raise ValueError(complaint("net", expected, f"{job.net!r} for {takes}", remedy)) from error
@@ -393,7 +429,8 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
 def _rows(job: Job, history: History) -> int:
     """Examples that were trained on, each as often as it was."""
     recipe, last = job.full_recipe(), history.rows[-1]
-    return int(last["step"] * recipe.batch_size if recipe.steps else last["epoch"] * history.examples)
+    batch = min(recipe.batch_size, history.examples)
+    return int(last["step"] * batch if recipe.steps else last["epoch"] * history.examples)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibnn.asking.inputs import Example, examples, listed
+from ibnn.asking.inputs import Example, examples, listed, points
 from ibnn.cli.screen import Json, Screen, finite, misuse
 from ibnn.cli.settings import check_set
 from ibnn.cli.train import Data, show
@@ -36,19 +36,24 @@ def evaluate(
     samples: Annotated[int | None, typer.Option(min=1, help="Draws per component; default the job's.")] = None,
     json: Json = False,
 ) -> None:
-    """Evaluates a run again: error, NLL, ECE, Brier; corrupted images; images of another kind."""
-    from ibnn.data import load
+    """Evaluates a run again: error, NLL, ECE, Brier; corrupted images; images of another kind.
+
+    Of points, the test points alone; of a number to predict NLL, RMSE and the share inside 90 % intervals.
+    """
+    from ibnn.data import DataSet, load
     from ibnn.evaluation import evaluate as measure
     from ibnn.jobs import make_data
 
     run = read(folder).run
     if data_set is not None:
         with misuse():
+            read(folder).check_images()
             check_set(data_set, data)
     splits = make_data(run.job, data)
     whole = splits.whole
     if data_set is not None:
         other = load(data_set, data)
+        assert isinstance(whole, DataSet), "a run of images"
         with misuse():
             _same(_shape(other), _shape(whole), len(other.classes), len(whole.classes))
         if other.classes != whole.classes:
@@ -74,7 +79,10 @@ def _same(shape: tuple[int, ...], wanted: tuple[int, ...], classes: int, wanted_
 def predict(
     screen: Screen,
     folder: RunFolder,
-    inputs: Annotated[list[Path], typer.Argument(help="Images, folders of them, .npy or .csv.", metavar="INPUT…")],
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(help="Images, folders of them, .npy or .csv; points as .npy or .csv.", metavar="INPUT…"),
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file; default stdout.")] = None,
     samples: Samples = 5,
     seed: Seed = 0,
@@ -87,6 +95,9 @@ def predict(
     """Labels images, says how uncertain each label is, and abstains where it would be wrong too often.
 
     The promise of --risk holds with 95 % confidence for images like the run's held-out ones, not for others.
+
+    Where a run predicts a number, it says mean, std, the 90 % interval (low, high) and the aleatoric and epistemic
+    variance, and never abstains.
     """
     with misuse():
         check_risk(risk)
@@ -94,14 +105,16 @@ def predict(
             raise ValueError(complaint("--out", "a .csv or .json file", out, "Pass -o out.csv."))
         files = listed(inputs)
     asked = read(folder, samples, seed)
-    stream = examples(files, asked.form, screen.note)
+    stream = points(files, len(asked.table.centre)) if asked.table else examples(files, asked.form, screen.note)
     rows: list[dict[str, Any]] = []
     while batch := list(islice(stream, BATCH)):
         rows += _rows(asked, batch)
-    limit, facts = (math.inf, None) if risk == 1 else asked.limit(risk, asked.held_out(data))
+    never = risk == 1 or not asked.classes
+    limit, facts = (math.inf, None) if never else asked.limit(risk, asked.held_out(data))
     if facts is not None:
         screen.note(worded(facts))
-    rows = [row | {"abstain": row["total"] > limit} for row in rows]
+    if asked.classes:
+        rows = [row | {"abstain": row["total"] > limit} for row in rows]
     result = {"run": asked.run.result["name"], "samples": samples, "seed": seed, "risk": facts, "rows": rows}
     as_json = json if out is None else out.suffix == ".json"
     text = jsons.dumps(finite(result), indent=1, ensure_ascii=False) + "\n" if as_json else _csv(rows)
@@ -117,7 +130,7 @@ def predict(
 def _rows(asked: "Asked", batch: list[Example]) -> list[dict[str, Any]]:
     import torch
 
-    found = asked.described(asked.answer(torch.stack([example.pixels for example in batch])))
+    found = asked.told(torch.stack([example.pixels for example in batch]))
     return [{"file": of.file, "row": of.row} | row for of, row in zip(batch, found, strict=True)]
 
 

@@ -47,7 +47,7 @@ def names() -> list[str]:
     """Recipes of jobs that come with the library.
 
     >>> names()
-    ['cifar10-vgg16', 'digits-mlp', 'fashion-mnist-lenet']
+    ['cifar10-vgg16', 'digits-mlp', 'fashion-mnist-lenet', 'toy-regression', 'two-moons']
     """
     folder = resources.files("ibnn") / "job_recipes"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))

@@ -80,7 +80,8 @@ def train(
         return
     show(screen, result)
     place = shlex.quote(str(folder))
-    screen.note(f"Next: ibnn report {place} -o report.html · ibnn predict {place} image.png")
+    inputs = "image.png" if "corrupted" in result else "points.csv"
+    screen.note(f"Next: ibnn report {place} -o report.html · ibnn predict {place} {inputs}")
 
 
 def _prepare(folder: Path, job: Any, resume: bool | None) -> None:
@@ -107,12 +108,14 @@ def _prepare(folder: Path, job: Any, resume: bool | None) -> None:
 def show(screen: Screen, result: dict[str, Any]) -> None:
     """The scores of a run as tables."""
     names = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "aurc": "AURC"}
+    names |= {"rmse": "RMSE", "coverage": "in 90 % interval"}
+    names = {name: words for name, words in names.items() if name in result["scores"]}
     own = result["temperature"]
     readings = {"as answered" + (f" (T = {own:.3g})" if own != 1 else ""): result}
     if "tempered" in result:
         readings |= {f"with temperature {result['tempered']['temperature']:.3g}": result["tempered"]}
     rows = []
-    for what in ("test", "corrupted"):
+    for what in ("test", "corrupted") if "corrupted" in result else ("test",):
         for how, reading in readings.items():
             scores = reading["scores"] if what == "test" else reading["corrupted"]["all"]
             cells = [f"{100 * scores[n]:.2f}" if n == "error" else f"{scores[n]:.4f}" for n in names]
@@ -124,7 +127,8 @@ def show(screen: Screen, result: dict[str, Any]) -> None:
         for how, reading in readings.items()
         for name, found in reading["outsiders"].items()
     ]
-    screen.table([["AUROC of outsiders by", *doubts.values()], *rows])
+    if rows:
+        screen.table([["AUROC of outsiders by", *doubts.values()], *rows])
     if "costs" in result:
         known = {words: f"{result['costs'][name]:,}" for name, words in COSTS.items() if name in result["costs"]}
         screen.table([list(known), list(known.values())])
