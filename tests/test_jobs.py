@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 
 from ibnn import jobs, metrics, strength
+from ibnn.data import toy_regression, two_moons
 from ibnn.evaluation import Evaluation
 from ibnn.jobs import METHODS, Job, make_data, make_method, merged, read_run, run
-from ibnn.prediction import Method
+from ibnn.prediction import GaussianPrediction, Method
 from ibnn.training import Trainable
 
 DIGITS = Job(
@@ -184,6 +185,7 @@ def test_wrong_options_of_a_method_are_named() -> None:
         ),
         ({"net_options": {"inputs": 63}}, r"'mlp' for \(63,\).* net_options.inputs = 64"),
         ({"net_options": {"hidden": -1}}, "`hidden` to be positive"),
+        ({"net": "lenet", "net_options": {}, "data": "two-moons"}, r"\(2,\), which two-moons has"),
         ({"data": "photos"}, r"photos/train/CLASS/\*\.jpg .* IBNN_DATA"),
         ({"method": "sgd", "weights": "none.safetensors"}, r"`weights`.* no file none\.safetensors.*save_file"),
         ({"method": "swag", "method_options": {"rank": 1}}, "`rank`"),
@@ -233,6 +235,69 @@ def test_the_first_training_is_locked_and_has_the_data_folder(tmp_path: Path, mo
     run(job, tmp_path / "run", data_folder=tmp_path / "data", first_folder=tmp_path / "first", quiet=True)
     assert asked == [("Plain", tmp_path / "data", False), ("IBNN", tmp_path / "data", True)]
     assert read_run(tmp_path / "first").job == job.before()
+
+
+# --------------------------------------------------------------------------------------------------------------- points
+
+CURVE = Job(net="mlp", net_options={"hidden": 8, "layers": 1}, data="toy-regression", samples=3, train={"steps": 5})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_regresses_and_is_read_back(method: str, tmp_path: Path) -> None:
+    swa = {"swa": 0.4} if method.startswith("swa") else {}
+    result = run(CURVE.but(method=method, method_options=OPTIONS.get(method, {}), train=swa), tmp_path, quiet=True)
+    x, y = toy_regression(1000, seed=1000)
+    answers = safetensors.torch.load_file(tmp_path / "answers.safetensors")
+    found = read_run(tmp_path).model.predict(x, samples=3)
+    assert isinstance(found, GaussianPrediction)
+    torch.testing.assert_close(found.mean, answers["mean"])
+    assert result["classes"] == []
+    assert result["scores"]["rmse"] == pytest.approx(float((answers["mean"] - y).square().mean().sqrt()), rel=1e-5)
+    draws = torch.distributions.Normal(found.draw_means.double(), found.draw_stds.double())
+    assert result["scores"]["nll"] == pytest.approx(-float(draws.log_prob(y).exp().mean(0).log().mean()), rel=1e-3)
+    inside = draws.cdf(y).mean(0)  # of the mixture
+    assert result["scores"]["coverage"] == pytest.approx(float(((inside > 0.05) & (inside < 0.95)).float().mean()))
+    assert result["costs"]["rows"] == 5 * 30 * (2 if method == "ensemble" else 1)
+    assert result["costs"]["steering_rows"] == 0
+
+
+def test_a_network_of_points_takes_and_gives_their_units() -> None:
+    model = make_method(CURVE.but(method="sgd"), 0)
+    x, _ = toy_regression(5, seed=3)
+    assert torch.equal(model.net(x), model.net[1](x / 4) * 24)
+    assert model.likelihood.log_std.exp().item() == pytest.approx(3)  # type: ignore[operator, union-attr]
+    moons = make_method(Job(net="mlp", data="two-moons", method="sgd"), 2)
+    assert moons.net[1][1][0].in_features == 2
+    assert torch.equal(moons.net(torch.tensor([[1.5, 0.75]])), moons.net[1](torch.ones(1, 2)))
+
+
+def test_points_are_split_for_all_seeds_alike() -> None:
+    job = Job(net="mlp", data="two-moons", examples=100, valid=30)
+    first, second = make_data(job), make_data(job.but(seed=4))
+    assert first.valid is not None
+    x, y = two_moons(100, noise=0.2, seed=0)
+    assert torch.equal(first.train.__getitems__(list(range(70)))[0], x[:70])
+    assert torch.equal(second.valid.__getitems__(list(range(30)))[1], y[70:])  # type: ignore[union-attr]
+    tested = first.whole.test.x.tolist()  # type: ignore[union-attr]
+    assert not set(map(tuple, tested)) & set(map(tuple, x.tolist()))
+    for wrong, words in (({"valid": 100}, "`valid`"), ({"augment": True}, "`augment`")):
+        with pytest.raises(ValueError, match=words):
+            make_data(job.but(**wrong))
+
+
+def test_moons_are_told_apart_and_tempered(tmp_path: Path) -> None:
+    train = {"epochs": 30, "batch_size": 32, "lr": 0.01}
+    job = Job(net="mlp", net_options={"hidden": 16}, data="two-moons", valid=200, method="sgd", train=train)
+    result = run(job, tmp_path, quiet=True)
+    assert result["scores"]["error"] < 0.06
+    x, y = two_moons(1000, noise=0.2, seed=1000)
+    model = read_run(tmp_path).model
+    logits = model.net(x).detach()
+    assert result["scores"]["nll"] == pytest.approx(metrics.nll(logits.log_softmax(1), y), rel=1e-5)
+    tempered = logits / result["tempered"]["temperature"]
+    assert result["tempered"]["scores"]["nll"] == pytest.approx(metrics.nll(tempered.log_softmax(1), y), rel=1e-5)
+    assert model.likelihood.temperature == 1.0
+    assert "corrupted" not in result
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:

@@ -204,19 +204,16 @@ def _points(job: Job, table: Table) -> Splits:
     if job.valid >= len(drawn):
         raise ValueError(complaint("valid", f"below the {len(drawn)} points", job.valid, "Pass a larger examples."))
     cut = len(drawn) - job.valid
-    return Splits(
-        Points(drawn.x[:cut], drawn.y[:cut]), Points(drawn.x[cut:], drawn.y[cut:]) if job.valid else None, table
-    )
+    train, held_out = (Points(drawn.x[part], drawn.y[part]) for part in (slice(cut), slice(cut, None)))
+    return Splits(train, held_out if job.valid else None, table)
 
 
 def check_data(name: str, folder: str | Path | None = None) -> None:
     """Complains of a data set that is neither known nor a folder of images, and says where such a folder goes."""
     place = place_of_data(folder) / name
     if name not in (*names(), *TABLES) and not (place / "train").is_dir():
-        remedy = (
-            f"Put images of your own into {place}/train/CLASS/*.jpg and {place}/val/CLASS/*.jpg (or .png), or name "
-        )
-        remedy += "the folder above by --data or IBNN_DATA."
+        where = f"{place}/train/CLASS/*.jpg and {place}/val/CLASS/*.jpg (or .png)"
+        remedy = f"Put images of your own into {where}, or name the folder above by --data or IBNN_DATA."
         expected = f"the name of a set, {', '.join((*names(), *TABLES))}, or of a folder of images"
         raise FileNotFoundError(complaint("data", expected, repr(name), remedy))
 

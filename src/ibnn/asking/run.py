@@ -1,4 +1,4 @@
-"""A RUN that is asked: pixels or points in, answers out, and the doubt of held-out ones that answers are measured by."""
+"""A RUN that is asked: pixels or points in, answers out, and the doubt of held-out ones that they are measured by."""
 
 import hashlib
 import json
