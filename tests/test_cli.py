@@ -60,7 +60,9 @@ def call(*words: object, code: int = 0) -> Any:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits"
     result = call("train", "digits-mlp", *TINY, "--out", folder)
-    assert "test, as answered" in result.stdout
+    assert "test, as answered (T = " in result.stdout
+    assert "rows to steer by" in result.stdout
+    assert "numbers stored" in result.stdout
     assert "corrupted, with temperature" in result.stdout
     assert "AUROC" in result.stdout
     assert f"ibnn report {folder}" in result.stderr
@@ -146,6 +148,8 @@ def test_plan_options() -> None:
         (["--net", "lenet", "--option", "widht=2"], "Did you mean 'width'?"),
         (["--net", "lenet", "--option", "width=wide"], "a number"),
         (["--net", "lenet", "--option", "width"], "key=value"),
+        (["--net", "lenet", "--option", "width=-1"], "`width` to be positive"),
+        (["--net", "alexnet", "--option", "dropout=-1"], "`dropout` to be at least 0"),
         (["--net", "lenet", "--include", "layer9"], "Nearest names"),
     ],
 )
@@ -201,7 +205,7 @@ def test_shipped_recipes_are_jobs(name: str) -> None:
         (["digits-mlp", "--set", "trian.lr=1"], "Did you mean 'train'?"),
         (["digits-mlp", "--set", "train.lrr=1"], "Did you mean 'lr'?"),
         (["digits-mlp", "--set", "first.lrr=1"], "Did you mean 'lr'?"),
-        (["digits-mlp", "--set", "train.lr=fast"], "Expected `lr`"),
+        (["digits-mlp", "--set", "train.lr=fast"], "Expected `train.lr`"),
         (["digits-mlp", "--set", "method_options.component=4"], "Did you mean 'components'?"),
         (["digits-mlp", "--set", "net_options.hiden=4"], "Did you mean 'hidden'?"),
         (["digits-mlp", "--set", "method=ibn"], "Did you mean 'ibnn'?"),
@@ -247,6 +251,16 @@ def test_fresh_starts_anew_and_own_files_work(tmp_path: Path, run: Path) -> None
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
+def test_the_first_training_stays_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "digits-mlp", *TINY, "--set", "first.epochs=1", "--out", "solo"]
+    call(*words)
+    assert [path.name for path in tmp_path.iterdir()] == ["solo"]
+    assert jobs.read_run("solo/first").job.method == "sgd"
+    call(*words, "--set", "first.lr=0.5", "--fresh")
+    assert jobs.read_run("solo/first").job.train == {"epochs": 1, "lr": 0.5}
+
+
 def test_interrupted_training_goes_on(tmp_path: Path) -> None:
     words = ["train", "digits-mlp", *TINY, "--set", "train.steps=40000", "--set", "train.checkpoint_every=5"]
     words += ["--out", str(tmp_path / "run"), "--fresh"]
@@ -263,6 +277,7 @@ def test_interrupted_training_goes_on(tmp_path: Path) -> None:
     assert "Traceback" not in err
     hint = next(line for line in err.splitlines() if line.startswith("To go on: ibnn train digits-mlp"))
     assert "--fresh" not in hint
+    assert err.count("o go on") == 1
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
@@ -514,6 +529,70 @@ def test_wrong_inputs(make: Callable[[Path], Path], code: int, message: str, run
 def test_wrong_predict_options(words: list[str], message: str, run: Path, tmp_path: Path) -> None:
     path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
     assert message in call("predict", run, path, *words, code=2).stderr
+
+
+# -------------------------------------------------------------------------------------------------------------- points
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "curve"
+    result = call("train", "toy-regression", *TINY, "--out", folder)
+    assert "RMSE" in result.stdout
+    assert "in 90 % interval" in result.stdout
+    assert "corrupted" not in result.stdout
+    assert f"ibnn predict {folder} points.csv" in result.stderr
+    return folder
+
+
+def test_numbers_are_predicted_with_intervals(curve: Path, tmp_path: Path) -> None:
+    x = np.array([[-3.0], [0.5], [40.0]])
+    np.save(tmp_path / "a.npy", x)
+    (tmp_path / "a.csv").write_text("x\n-3\n0.5\n40\n")
+    expected = jobs.read_run(curve).model.predict(torch.from_numpy(x).float(), samples=5, seed=0)
+    low, high = expected.interval(0.9)
+    named = {"mean": expected.mean, "std": expected.std, "low": low, "high": high}
+    named |= {"aleatoric": expected.aleatoric, "epistemic": expected.epistemic}
+    for file in ("a.csv", "a.npy"):
+        rows = rows_of(call("predict", curve, tmp_path / file, "--samples", 5).stdout)
+        assert list(rows[0]) == ["file", "row", *named]
+        for name, values in named.items():
+            assert [float(row[name]) for row in rows] == pytest.approx(values[:, 0].tolist(), rel=1e-4)
+    found = json.loads(call("predict", curve, tmp_path / "a.csv", "--json").stdout)
+    assert found["risk"] is None
+
+
+def test_runs_of_points_are_evaluated_and_reported(curve: Path, tmp_path: Path) -> None:
+    stored = json.loads((curve / "result.json").read_text())
+    assert json.loads(call("evaluate", curve, "--json").stdout)["scores"] == pytest.approx(stored["scores"])
+    call("report", curve, "-o", tmp_path / "report.html")
+    assert "Scores of regression" in (tmp_path / "report.html").read_text()
+    for words in (("evaluate", curve, "--data-set", "digits"), ("export", curve), ("serve", curve)):
+        assert "one of the points toy-regression" in call(*words, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: _png(folder, np.zeros((1, 8, 8), np.uint8))[0], "a .csv or .npy file of points"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2\n"), "(N, 1)"),
+        (lambda folder: _bad(folder, "a.csv", b"nan\n"), "finite"),
+        (lambda folder: _npy(lambda x: x.astype(complex))(folder, np.zeros((2, 1)))[0], "an array of numbers"),
+    ],
+)
+def test_wrong_points(make: Callable[[Path], Path], message: str, curve: Path, tmp_path: Path) -> None:
+    assert message in call("predict", curve, make(tmp_path), code=1).stderr
+
+
+def test_points_of_classes_are_labelled_and_abstained_from(tmp_path: Path) -> None:
+    call("train", "two-moons", *TINY, "--out", tmp_path / "run", "--quiet")
+    (tmp_path / "a.csv").write_text("0,1\n1,-0.5\n")
+    found = json.loads(call("predict", tmp_path / "run", tmp_path / "a.csv", "--json").stdout)
+    assert [list(row) for row in found["rows"]] == [FIELDS] * 2
+    assert (found["risk"]["by"], found["risk"]["examples"]) == ("validation points", 200)
+    expected = jobs.read_run(tmp_path / "run").model.predict(torch.tensor([[0.0, 1.0], [1.0, -0.5]]), samples=5, seed=0)
+    assert [row["total"] for row in found["rows"]] == pytest.approx(expected.total.tolist(), rel=1e-4)
+    call("report", tmp_path / "run", "-o", tmp_path / "report.html")
 
 
 # ---------------------------------------------------------------------------------------------------------- abstaining

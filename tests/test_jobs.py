@@ -1,14 +1,22 @@
 """Jobs: data in, run folder out, and back."""
 
+import fcntl
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
-from ibnn import metrics
+from ibnn import jobs, metrics, strength
+from ibnn.data import toy_regression, two_moons
+from ibnn.evaluation import Evaluation
 from ibnn.jobs import METHODS, Job, make_data, make_method, merged, read_run, run
+from ibnn.prediction import GaussianPrediction, Method
+from ibnn.training import Trainable
 
 DIGITS = Job(
     net="mlp",
@@ -40,6 +48,11 @@ def test_every_method_runs_and_is_read_back(method: str, tmp_path: Path) -> None
     assert result["costs"]["forwards"] == forwards
     assert result["costs"]["parameters"] == sum(p.numel() for p in again.model.parameters())
     assert result["costs"]["train_seconds"] > 0
+    weights = 64 * 16 + 16 + 16 * 10 + 10
+    stored = {"ensemble": 2, "swag": 2 + 2, "vi": 2, "ibnn": 1}.get(method, 1) * weights  # of swag: two and the rank
+    stored += result["costs"]["latents"] if method == "ibnn" else 0
+    assert result["costs"]["stored"] == stored + 1  # the temperature
+    assert (result["costs"]["steering_rows"] > 0) == (method == "ibnn")
     assert not list((tmp_path / "checkpoints").glob("*"))
 
 
@@ -97,6 +110,35 @@ def test_trained_weights_come_first(tmp_path: Path) -> None:
     torch.testing.assert_close(read_run(tmp_path / "given").model.net[1][0].weight, plain.model.net[1][0].weight)
 
 
+def test_costs_count_what_was_done(tmp_path: Path) -> None:
+    job = DIGITS.but(method="sgd", train={"epochs": 30, "patience": 1, "lr": 0.3})
+    run(job, tmp_path / "patience", quiet=True)
+    epochs = len((tmp_path / "patience" / "history.csv").read_text().splitlines()) - 1
+    assert epochs < 30
+    assert read_run(tmp_path / "patience").result["costs"]["rows"] == epochs * 200
+    job = DIGITS.but(method_options={"components": 2}, train={"refit": True, "samples": 2})
+    costs = run(job, tmp_path / "refit", quiet=True)["costs"]
+    assert costs["rows"] == 2 * (2 * 200 + 2 * 400)  # samples, epochs; then with the held-out ones
+    assert not list((tmp_path / "refit").glob("**/checkpoints/*"))
+    costs = run(job.but(valid=0, train={"refit": False}), tmp_path / "split", quiet=True)["costs"]
+    assert costs["rows"] == 2 * 2 * 400  # fewer than 500: none are held out
+    assert costs["steering_rows"] == 0
+
+
+def test_rows_of_looks_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def count(model: Method, batches: Iterable[Any], samples: int) -> strength.Draws:
+        drawn = real(model, batches, samples)
+        seen.append(model.components * samples * drawn.outputs.shape[2])
+        return drawn
+
+    real = strength.draw
+    monkeypatch.setattr(strength, "draw", count)
+    job = DIGITS.but(method_options={"components": 3}, train={"refit": True})
+    assert run(job, tmp_path, quiet=True)["costs"]["steering_rows"] == sum(seen) >= 6 * 9 * 200
+
+
 def test_toml_and_back() -> None:
     job = DIGITS.but(first={"epochs": 2, "schedule": {"kind": "cosine"}})
     assert Job.from_toml(job.to_toml()) == job
@@ -114,7 +156,11 @@ def test_merging_changes_neither() -> None:
     [
         ({"net": "lenett"}, "Did you mean 'lenet'"),
         ({"method": "ibn"}, "Did you mean 'ibnn'"),
-        ({"train": {"lr": -1.0}}, "`lr`"),
+        ({"train": {"lr": -1.0}}, "`train.lr` .* Change train.lr"),
+        ({"first": {"lr": -1.0}}, "`first.lr`"),
+        ({"train": {"steps": 1}}, "`train` to be consistent"),
+        ({"method": "ensemble", "first": {"epochs": 1}}, "`first` to be absent"),
+        ({"method": "ensemble", "weights": "a.safetensors"}, "`weights` to be absent"),
         ({"train": {"epocs": 1}}, "Did you mean 'epochs'"),
         ({"vald": 3}, "Did you mean 'valid'"),
         ({"samples": 0}, "`samples`"),
@@ -128,6 +174,130 @@ def test_wrong_fields_are_named(changes: dict[str, object], words: str) -> None:
 def test_wrong_options_of_a_method_are_named() -> None:
     with pytest.raises(ValueError, match="method_options"):
         make_method(DIGITS.but(method="sgd", method_options={"rate": 1}), 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"net": "lenet", "net_options": {}},
+            r"`net` .* \(1, 8, 8\), which digits has, but got 'lenet' for \(1, 28, 28\)",
+        ),
+        ({"net_options": {"inputs": 63}}, r"'mlp' for \(63,\).* net_options.inputs = 64"),
+        ({"net_options": {"hidden": -1}}, "`hidden` to be positive"),
+        ({"net": "lenet", "net_options": {}, "data": "two-moons"}, r"\(2,\), which two-moons has"),
+        ({"data": "photos"}, r"photos/train/CLASS/\*\.jpg .* IBNN_DATA"),
+        ({"method": "sgd", "weights": "none.safetensors"}, r"`weights`.* no file none\.safetensors.*save_file"),
+        ({"method": "swag", "method_options": {"rank": 1}}, "`rank`"),
+    ],
+)
+def test_what_cannot_run_leaves_no_folder(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    fields = DIGITS.model_dump(exclude_unset=True) | changes
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        run(Job(**fields), tmp_path / "run", data_folder=tmp_path, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_of_another_network_are_named(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"fc.weight": torch.zeros(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="`weights` to be those of 'mlp'"):
+        run(DIGITS.but(weights=str(tmp_path / "other.safetensors")), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_mlp_takes_images_of_a_folder(tmp_path: Path) -> None:
+    for place in ("train/a", "train/b", "val/a"):
+        (tmp_path / "photos" / place).mkdir(parents=True)
+        Image.new("RGB", (9, 12)).save(tmp_path / "photos" / place / "0.png")
+    job = Job(net="mlp", net_options={"inputs": 48}, data="photos")
+    assert make_data(job, tmp_path).train[0][0].shape == (3, 4, 4)
+    with pytest.raises(ValueError, match="3 · side²"):
+        make_data(job.but(net_options={"inputs": 784}), tmp_path)
+
+
+def test_the_first_training_is_locked_and_has_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = DIGITS.but(first={"epochs": 1}, train={"epochs": 1})
+    asked = []
+
+    def look(model: Trainable, *_: Any, data_folder: Path, **__: Any) -> Evaluation:
+        with open(tmp_path / "first.lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                free = True
+            except OSError:
+                free = False
+        asked.append((type(model).__name__, data_folder, free))
+        return real(model, *_, data_folder=data_folder, **__)
+
+    real = jobs.evaluate
+    monkeypatch.setattr(jobs, "evaluate", look)
+    (tmp_path / "data").mkdir()
+    run(job, tmp_path / "run", data_folder=tmp_path / "data", first_folder=tmp_path / "first", quiet=True)
+    assert asked == [("Plain", tmp_path / "data", False), ("IBNN", tmp_path / "data", True)]
+    assert read_run(tmp_path / "first").job == job.before()
+
+
+# --------------------------------------------------------------------------------------------------------------- points
+
+CURVE = Job(net="mlp", net_options={"hidden": 8, "layers": 1}, data="toy-regression", samples=3, train={"steps": 5})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_regresses_and_is_read_back(method: str, tmp_path: Path) -> None:
+    swa = {"swa": 0.4} if method.startswith("swa") else {}
+    result = run(CURVE.but(method=method, method_options=OPTIONS.get(method, {}), train=swa), tmp_path, quiet=True)
+    x, y = toy_regression(1000, seed=1000)
+    answers = safetensors.torch.load_file(tmp_path / "answers.safetensors")
+    found = read_run(tmp_path).model.predict(x, samples=3)
+    assert isinstance(found, GaussianPrediction)
+    torch.testing.assert_close(found.mean, answers["mean"])
+    assert result["classes"] == []
+    assert result["scores"]["rmse"] == pytest.approx(float((answers["mean"] - y).square().mean().sqrt()), rel=1e-5)
+    draws = torch.distributions.Normal(found.draw_means.double(), found.draw_stds.double())
+    assert result["scores"]["nll"] == pytest.approx(-float(draws.log_prob(y).exp().mean(0).log().mean()), rel=1e-3)
+    inside = draws.cdf(y).mean(0)  # of the mixture
+    assert result["scores"]["coverage"] == pytest.approx(float(((inside > 0.05) & (inside < 0.95)).float().mean()))
+    assert result["costs"]["rows"] == 5 * 30 * (2 if method == "ensemble" else 1)
+    assert result["costs"]["steering_rows"] == 0
+
+
+def test_a_network_of_points_takes_and_gives_their_units() -> None:
+    model = make_method(CURVE.but(method="sgd"), 0)
+    x, _ = toy_regression(5, seed=3)
+    assert torch.equal(model.net(x), model.net[1](x / 4) * 24)
+    assert model.likelihood.log_std.exp().item() == pytest.approx(3)  # type: ignore[operator, union-attr]
+    moons = make_method(Job(net="mlp", data="two-moons", method="sgd"), 2)
+    assert moons.net[1][1][0].in_features == 2
+    assert torch.equal(moons.net(torch.tensor([[1.5, 0.75]])), moons.net[1](torch.ones(1, 2)))
+
+
+def test_points_are_split_for_all_seeds_alike() -> None:
+    job = Job(net="mlp", data="two-moons", examples=100, valid=30)
+    first, second = make_data(job), make_data(job.but(seed=4))
+    assert first.valid is not None
+    x, y = two_moons(100, noise=0.2, seed=0)
+    assert torch.equal(first.train.__getitems__(list(range(70)))[0], x[:70])
+    assert torch.equal(second.valid.__getitems__(list(range(30)))[1], y[70:])  # type: ignore[union-attr]
+    tested = first.whole.test.x.tolist()  # type: ignore[union-attr]
+    assert not set(map(tuple, tested)) & set(map(tuple, x.tolist()))
+    for wrong, words in (({"valid": 100}, "`valid`"), ({"augment": True}, "`augment`")):
+        with pytest.raises(ValueError, match=words):
+            make_data(job.but(**wrong))
+
+
+def test_moons_are_told_apart_and_tempered(tmp_path: Path) -> None:
+    train = {"epochs": 30, "batch_size": 32, "lr": 0.01}
+    job = Job(net="mlp", net_options={"hidden": 16}, data="two-moons", valid=200, method="sgd", train=train)
+    result = run(job, tmp_path, quiet=True)
+    assert result["scores"]["error"] < 0.06
+    x, y = two_moons(1000, noise=0.2, seed=1000)
+    model = read_run(tmp_path).model
+    logits = model.net(x).detach()
+    assert result["scores"]["nll"] == pytest.approx(metrics.nll(logits.log_softmax(1), y), rel=1e-5)
+    tempered = logits / result["tempered"]["temperature"]
+    assert result["tempered"]["scores"]["nll"] == pytest.approx(metrics.nll(tempered.log_softmax(1), y), rel=1e-5)
+    assert model.likelihood.temperature == 1.0
+    assert "corrupted" not in result
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:

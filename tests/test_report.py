@@ -69,7 +69,15 @@ def make_run(
         "name": name,
         "job": {"net": "mlp", "data": "made", "method": name, "seed": seed},
         "scores": scores,
-        "costs": {"train_seconds": 12.5, "rows": 7000, "parameters": 38152, "latents": 9488, "forwards": k * s},
+        "costs": {
+            "train_seconds": 12.5,
+            "rows": 7000,
+            "steering_rows": 900,
+            "parameters": 38152,
+            "stored": 38153,
+            "latents": 9488,
+            "forwards": k * s,
+        },
         "classes": CLASSES,
         "diagnosis": "All 4 components are apart.\nThe noise is alive: std 0.31 (prior 0.30)." if k > 1 else "",
         "temperature": 1.0,
@@ -383,7 +391,7 @@ def test_regression_runs_have_scores_and_curves(tmp_path: Path) -> None:
     write_report(runs, tmp_path / "two.html")
     both = Page((tmp_path / "two.html").read_text())
     assert [table[0][1] for table in both.tables] == ["error %", "NLL", "seconds of training", "AURC"]
-    assert both.tables[2][1][1:] == ["12.5", "7,000", "38,152", "9,488", "20", "1"]
+    assert both.tables[2][1][1:] == ["12.5", "7,000", "900", "38,152", "9,488", "38,153", "20", "1"]
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

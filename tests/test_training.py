@@ -429,7 +429,7 @@ def test_signals_finish_the_step_save_and_say_how_to_go_on(tmp_path: Path, numbe
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert "Stopped at step" in errors
-    assert "fit_job.py" in errors
+    assert "the same call goes on" in errors
     assert "Traceback" not in errors
     assert ibnn.checkpoint.latest(tmp_path / "run" / "checkpoints") is not None
 

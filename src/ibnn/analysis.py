@@ -118,6 +118,7 @@ def pca(folder: Path, data: str | Path | None, splits: Splits | None, *, points:
     found = read_run(folder)
     model, splits = found.model, splits or make_data(found.job, data)
     assert isinstance(model, IBNN), "only components span a plane"
+    assert isinstance(splits.whole, DataSet), "of images"
     base, members = _flat(plain_of(model)), [_flat(model.component(k)) for k in range(model.components)]
     away = torch.stack(members) - base
     _, values, axes = torch.linalg.svd(away, full_matrices=False)

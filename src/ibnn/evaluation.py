@@ -1,7 +1,8 @@
-"""EVALUATION: everything that is measured of a trained classifier of images, the same for every method.
+"""EVALUATION: everything that is measured of a trained method, the same for each.
 
 On the test set, on corrupted and ever noisier versions of its first images, and on images of another kind; each time
-as the method answers, and with the temperature that held-out labels ask for (temperature scaling).
+as the method answers, and with the temperature that held-out labels ask for (temperature scaling). Of points, on the
+test points alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,8 +15,20 @@ from torch import Tensor
 
 from ibnn import metrics
 from ibnn.baselines import scale_temperature
-from ibnn.data import KINDS, DataSet, Folder, Images, Split, corrupt, gaussian_mix, load, salt_and_pepper
-from ibnn.prediction import CategoricalPrediction
+from ibnn.data import (
+    KINDS,
+    DataSet,
+    Folder,
+    Images,
+    Points,
+    Split,
+    Table,
+    corrupt,
+    gaussian_mix,
+    load,
+    salt_and_pepper,
+)
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
 from ibnn.training import Trainable
 
 OUTSIDERS = {"fashion-mnist": "mnist", "mnist": "fashion-mnist"}  # images of another kind, of the same shape
@@ -43,27 +56,30 @@ class Evaluation:
 
 def evaluate(
     model: Trainable,
-    whole: DataSet,
-    valid: Images | None,
+    whole: DataSet | Table,
+    valid: Images | Points | None,
     *,
     samples: int = 5,
     shifted: int = SHIFTED,
     data_folder: str | Path | None = None,
 ) -> Evaluation:
-    """Measures a trained method on the test images of a set.
+    """Measures a trained method on the test images or points of a set.
 
     Args:
         model: The method.
-        whole: The set, of whose test images nothing was chosen by.
-        valid: Held-out images, for temperature scaling; None leaves it out.
+        whole: The set, of whose test part nothing was chosen by.
+        valid: Held-out images or points, for temperature scaling; None leaves it out.
         samples: Draws per component.
         shifted: How many of the test images are corrupted.
         data_folder: Where the images of another kind are; default as `ibnn.data.load`.
     """
-    test, own = whole.test, float(model.likelihood.temperature)
+    own = float(model.likelihood.temperature)
     temperatures = [own]
     if valid is not None:
         temperatures.append(scale_temperature(model, valid, samples=samples))
+    if isinstance(whole, Table):
+        return _of_points(model, whole.test, temperatures, samples)
+    test = whole.test
     measure = _Measure(model, whole, temperatures, samples)
     try:
         clean = measure.answers(test)
@@ -94,6 +110,26 @@ def evaluate(
         if index == 0:
             ood = {f"ood/{name}/{key}": v for name, answer in strange.items() for key, v in _fields(answer).items()}
     tensors = {"labels": test.labels.contiguous(), **_fields(clean[0]), **ood, **shown}
+    return Evaluation(results[0] | ({"tempered": results[1]} if len(results) > 1 else {}), tensors)
+
+
+def _of_points(model: Trainable, test: Points, temperatures: list[float], samples: int) -> Evaluation:
+    """What is measured of test points; the method's own temperature is the first."""
+    results: list[dict[str, Any]] = []
+    tensors: dict[str, Tensor] = {}
+    for temperature in reversed(temperatures):
+        model.likelihood.temperature.fill_(temperature)
+        answer = predict(model, test.x, samples=samples, seed=0, batch_size=BATCH).to("cpu")
+        found: dict[str, Any] = {"temperature": temperature, "outsiders": {}}
+        if isinstance(answer, GaussianPrediction):
+            found |= {"scores": regression_scores(answer, test.y)}
+            named = ("mean", "aleatoric", "between", "within")
+            tensors = {"targets": test.y} | {name: getattr(answer, name).contiguous() for name in named}
+        else:
+            assert isinstance(answer, CategoricalPrediction)
+            found |= {"scores": scores(answer, test.y), "reliability": reliability(answer, test.y)}
+            tensors = {"labels": test.y, **_fields(answer)}
+        results.insert(0, found)
     return Evaluation(results[0] | ({"tempered": results[1]} if len(results) > 1 else {}), tensors)
 
 
@@ -198,6 +234,16 @@ def scores(answer: CategoricalPrediction, labels: Tensor) -> dict[str, float]:
         "ece": metrics.ece(answer.probs, labels),
         "brier": metrics.brier(answer.probs, labels),
         "aurc": metrics.risk_coverage(1 - confidence, predicted == labels).area,
+    }
+
+
+def regression_scores(answer: GaussianPrediction, targets: Tensor) -> dict[str, float]:
+    """NLL, root mean squared error, and the share of targets inside the 90 % interval."""
+    low, high = answer.interval(0.9)
+    return {
+        "nll": float(-answer.log_prob(targets).mean()),
+        "rmse": float((answer.mean - targets).square().mean().sqrt()),
+        "coverage": float(((low <= targets) & (targets <= high)).float().mean()),
     }
 
 

@@ -6,8 +6,10 @@ A run folder holds job.toml, what `fit` writes (recipe.toml, history.csv, checkp
 
 import difflib
 import json
+import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,25 +24,28 @@ from ibnn import nets
 from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
 from ibnn.checkpoint import write_atomically
 from ibnn.convert import convert
-from ibnn.data import DataSet, Images, hold_out, load, subset
+from ibnn.data import TABLES, DataSet, Images, Points, Table, hold_out, load, names, subset
+from ibnn.data.sets import data_folder as place_of_data
 from ibnn.errors import complaint
 from ibnn.evaluation import evaluate
 from ibnn.generators import generators_restored, seed_generators
+from ibnn.likelihood import Gaussian, Likelihood
 from ibnn.monitor import History
+from ibnn.nets.dense import Affine
 from ibnn.network import IBNN
 from ibnn.provenance import provenance
 from ibnn.recipe import Recipe, explain, to_toml
-from ibnn.training import DEFAULT_EPOCHS, Trainable, fit
+from ibnn.training import Trainable, fit
 
 Make = Callable[[int], nn.Module]  # of a member's number
 
 METHODS: dict[str, Callable[..., Trainable]] = {
-    "sgd": lambda make: Plain(make(0)),
-    "swa": lambda make: Plain(make(0)),  # with `swa` in its recipe
+    "sgd": lambda make, **options: Plain(make(0), **options),
+    "swa": lambda make, **options: Plain(make(0), **options),  # with `swa` in its recipe
     "swag": lambda make, **options: SWAG(make(0), **options),
     "dropout": lambda make, **options: MCDropout(make(0), **options),
     "vi": lambda make, **options: MeanField(make(0), **options),
-    "ensemble": lambda make, members=4: Ensemble([make(member) for member in range(members)]),
+    "ensemble": lambda make, members=4, **options: Ensemble([make(m) for m in range(members)], **options),
     "ibnn": lambda make, **options: convert(make(0), copy=False, **options),
 }
 
@@ -50,10 +55,12 @@ class Job(BaseModel):
 
     Attributes:
         net: Name of a network of `ibnn.nets`.
-        net_options: Its options.
-        data: Name of a data set of `ibnn.data`.
-        examples: A stratified subset of so many training images, held-out ones included; None for all.
-        valid: Images held out of them, to steer and choose by.
+        net_options: Its options; the inputs of an "mlp" are those of a table of points.
+        data: Name of a data set of `ibnn.data`, of a folder of images, or of a table of points: "toy-regression",
+            "two-moons".
+        examples: A stratified subset of so many training images, held-out ones included; None for all. Of points,
+            how many.
+        valid: Images or points held out of them, to steer and choose by.
         augment: Random crops and flips.
         method: "ibnn" or a baseline: "sgd", "swa", "swag", "dropout", "vi", "ensemble".
         method_options: Its options, such as `components`.
@@ -95,12 +102,27 @@ class Job(BaseModel):
                 near = difflib.get_close_matches(getattr(self, field), known, n=1, cutoff=0.0)[0]
                 expected = f"one of {', '.join(known)}"
                 raise ValueError(complaint(field, expected, repr(getattr(self, field)), f"Did you mean {near!r}?"))
+        for field in ("first", "weights"):
+            if self.method == "ensemble" and getattr(self, field) is not None:
+                got = "a start that all members would share, so that they stay alike"
+                remedy = "Leave it out: members start apart."
+                raise ValueError(complaint(field, 'absent where method = "ensemble"', got, remedy))
         self.full_recipe()  # complains before anything is made
+        self.before()
 
     def full_recipe(self) -> Recipe:
         """How `fit` trains it."""
-        base = Recipe.named(self.recipe) if self.recipe else Recipe()
-        return base.but(**({"seed": self.seed, **_tuples(self.train)}))
+        return self._recipe(self.recipe, "train")
+
+    def _recipe(self, base: str | None, table: str) -> Recipe:
+        """That of the fields in a table, on top of a recipe of the library."""
+        fields = {"seed": self.seed, **_tuples(getattr(self, table))}
+        try:
+            return (Recipe.named(base) if base else Recipe()).but(**fields)
+        except ValueError as error:
+            if isinstance(error.__context__, ValidationError):  # worded for a recipe that stands alone
+                raise ValueError(explain(error.__context__, Recipe, table)) from None
+            raise
 
     def but(self, **changes: Any) -> Self:
         """A copy with some fields changed; tables are merged.
@@ -114,6 +136,7 @@ class Job(BaseModel):
         """The plain training that comes first, if there is one."""
         if self.first is None:
             return None
+        self._recipe(None, "first")  # complains of what is called so
         fields = {"method": "sgd", "method_options": {}, "first": None, "recipe": None, "train": self.first}
         return Job(**(self.model_dump(exclude_unset=True) | fields))
 
@@ -151,16 +174,19 @@ def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Splits:
-    """The data of a job: what is trained on, held-out labels to choose by, and the set with its test images."""
+    """The data of a job: what is trained on, held-out labels to choose by, and the set with its test part."""
 
-    train: Images
-    valid: Images | None
-    whole: DataSet
+    train: Images | Points
+    valid: Images | Points | None
+    whole: DataSet | Table
 
 
 def make_data(job: Job, folder: str | Path | None = None) -> Splits:
     """The splits of a job, the same for all seeds."""
-    whole = load(job.data, folder, size=nets.input_shape(job.net, **job.net_options)[-1])
+    if job.data in TABLES:
+        return _points(job, TABLES[job.data])
+    check_data(job.data, folder)
+    whole = load(job.data, folder, size=_side(job))
     train, held_out = whole.train, None
     if job.examples is not None:
         train = subset(train, job.examples, seed=0)
@@ -170,19 +196,69 @@ def make_data(job: Job, folder: str | Path | None = None) -> Splits:
     return Splits(images, Images(held_out, mean=whole.mean, std=whole.std) if held_out else None, whole)
 
 
+def _points(job: Job, table: Table) -> Splits:
+    """Points are in random order: the last ones are held out."""
+    drawn = table.draw(job.examples)
+    if job.augment:
+        raise ValueError(complaint("augment", "false for points", "true", "Leave it out."))
+    if job.valid >= len(drawn):
+        raise ValueError(complaint("valid", f"below the {len(drawn)} points", job.valid, "Pass a larger examples."))
+    cut = len(drawn) - job.valid
+    train, held_out = (Points(drawn.x[part], drawn.y[part]) for part in (slice(cut), slice(cut, None)))
+    return Splits(train, held_out if job.valid else None, table)
+
+
+def check_data(name: str, folder: str | Path | None = None) -> None:
+    """Complains of a data set that is neither known nor a folder of images, and says where such a folder goes."""
+    place = place_of_data(folder) / name
+    if name not in (*names(), *TABLES) and not (place / "train").is_dir():
+        where = f"{place}/train/CLASS/*.jpg and {place}/val/CLASS/*.jpg (or .png)"
+        remedy = f"Put images of your own into {where}, or name the folder above by --data or IBNN_DATA."
+        expected = f"the name of a set, {', '.join((*names(), *TABLES))}, or of a folder of images"
+        raise FileNotFoundError(complaint("data", expected, repr(name), remedy))
+
+
+def _side(job: Job) -> int:
+    """Height and width that the images of a folder, which have 3 channels, are brought to."""
+    shape = nets.input_shape(job.net, **job.net_options)
+    if len(shape) > 1 or job.data in names():
+        return shape[-1]
+    side = math.isqrt(shape[0] // 3)
+    if 3 * side**2 != shape[0]:
+        remedy = "Pass 3072 for images of 32 × 32."
+        raise ValueError(complaint("net_options.inputs", "3 · side² for a folder of images", shape[0], remedy))
+    return side
+
+
+def _make_net(job: Job, classes: int, start: dict[str, Tensor] | None, member: int = 0) -> nn.Module:
+    """The plain network of a job; one for points takes and gives their own units."""
+    table = TABLES.get(job.data)
+    with generators_restored():
+        seed_generators(job.seed, member)
+        net = nets.make(job.net, classes or 1, **_net_options(job))
+    if table is not None:
+        scale, target = torch.tensor(table.scale), table.target
+        back = [Affine(target.scale, target.centre)] if target else []
+        net = nn.Sequential(Affine(1 / scale, -torch.tensor(table.centre) / scale), net, *back)
+    if start is not None:
+        net.load_state_dict(start)
+    # Convolutions on the CPU are faster with the channels last, and no slower elsewhere.
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _net_options(job: Job) -> dict[str, Any]:
+    """With the inputs of a table, where it says nothing of them."""
+    of_table = job.net == "mlp" and job.data in TABLES
+    return ({"inputs": len(TABLES[job.data].centre)} if of_table else {}) | job.net_options
+
+
 def make_method(job: Job, classes: int, start: dict[str, Tensor] | None = None) -> Trainable:
-    """The untrained method of a job; `start` are weights of the plain network to begin with."""
+    """The untrained method of a job; `classes` are 0 for a number to predict, `start` weights of the plain network."""
 
     def make(member: int) -> nn.Module:
-        with generators_restored():
-            seed_generators(job.seed, member)
-            net = nets.make(job.net, classes, **job.net_options)
-        if start is not None:
-            net.load_state_dict(start)
-        # Convolutions on the CPU are faster with the channels last, and no slower elsewhere.
-        return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return _make_net(job, classes, start, member)
 
-    options = dict(job.method_options)
+    options = _likelihood(job) | job.method_options
     if job.method == "ibnn":
         options.setdefault("seed", job.seed)
     try:
@@ -192,11 +268,23 @@ def make_method(job: Job, classes: int, start: dict[str, Tensor] | None = None) 
         raise ValueError(complaint("method_options", f"those of {job.method!r}", options, remedy)) from error
 
 
+def _likelihood(job: Job) -> dict[str, Likelihood]:
+    """The option of a method that says so, where the targets are no classes."""
+    target = TABLES[job.data].target if job.data in TABLES else None
+    return {"likelihood": Gaussian(init_std=target.noise)} if target else {}
+
+
 # ------------------------------------------------------------------------------------------------------ running it
 
 
 def run(
-    job: Job, folder: Path, *, data_folder: str | Path | None = None, splits: Splits | None = None, quiet: bool = False
+    job: Job,
+    folder: Path,
+    *,
+    data_folder: str | Path | None = None,
+    splits: Splits | None = None,
+    first_folder: Path | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Trains, evaluates once on the test set, and writes the run folder; goes on where it was stopped.
 
@@ -205,6 +293,8 @@ def run(
         folder: The run folder.
         data_folder: Where the data sets are; default as `ibnn.data.load`.
         splits: The data, if they are there already.
+        first_folder: The run folder of the plain training that comes first; default one next to `folder`, named by the
+            key of that job, so that runs share it.
         quiet: Shows nothing.
 
     Returns:
@@ -219,10 +309,17 @@ def run(
         result: dict[str, Any] = json.loads(done.read_text())
         return result
     splits = splits or make_data(job, data_folder)
-    start, seconds = _start(job, folder, splits, quiet)
-    model = make_method(job, len(splits.whole.classes), start)
+    start, classes, spent = _weights(job), len(splits.whole.classes), {}
+    _check_net(job, splits, start)
+    model = make_method(job, classes, start)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "job.toml", job.to_toml().encode())
+    before = job.before()
+    if before is not None:
+        place = first_folder or folder.parent / before.key
+        with _locked(place):
+            spent = run(before, place, data_folder=data_folder, splits=splits, quiet=quiet)["costs"]
+        model = make_method(job, classes, _net_of(safetensors.torch.load_file(place / "model.safetensors")))
     history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=folder, quiet=quiet)
     safetensors.torch.save_file(_contiguous(model), folder / "model.part")
     (folder / "model.part").rename(folder / "model.safetensors")
@@ -230,27 +327,54 @@ def run(
     safetensors.torch.save_file(found.answers, folder / "answers.part")
     (folder / "answers.part").rename(folder / "answers.safetensors")
     result = {"name": f"{job.method} {job.net} {job.data} seed {job.seed}", "job": job.model_dump(exclude_unset=True)}
-    result |= found.result | {
-        "costs": costs(job, model, splits, seconds + history.seconds),
-        "diagnosis": history.summary,
-    }
+    result |= found.result | {"costs": costs(job, model, history, spent), "diagnosis": history.summary}
     result |= {"training": _training(history), "classes": list(splits.whole.classes), "provenance": provenance()}
     write_atomically(done, (json.dumps(result, indent=1) + "\n").encode())
-    for path in (folder / "checkpoints").glob("*"):  # nothing is left to go on with
+    for path in (*folder.glob("checkpoints/*"), *folder.glob("refit/checkpoints/*")):  # nothing is left to go on with
         path.unlink()
     return result
 
 
-def _start(job: Job, folder: Path, splits: Splits, quiet: bool) -> tuple[dict[str, Tensor] | None, float]:
-    """Weights of the plain network to begin with, and the seconds they took."""
-    before = job.before()
-    if before is not None:
-        result = run(before, folder.parent / before.key, splits=splits, quiet=quiet)
-        state = safetensors.torch.load_file(folder.parent / before.key / "model.safetensors")
-        return _net_of(state), float(result["costs"]["train_seconds"])
-    if job.weights is not None:
-        return safetensors.torch.load_file(job.weights), 0.0
-    return None, 0.0
+def _weights(job: Job) -> dict[str, Tensor] | None:
+    """Those of a file to begin with."""
+    if job.weights is None:
+        return None
+    if not Path(job.weights).is_file():
+        made = f'safetensors.torch.save_file(torch.load("CHECKPOINT.pth", weights_only=True), "{job.weights}")'
+        remedy = f"Make it, for example of a checkpoint of torchvision's: {made}"
+        raise FileNotFoundError(complaint("weights", "a safetensors file", f"no file {job.weights}", remedy))
+    return safetensors.torch.load_file(job.weights)
+
+
+def _check_net(job: Job, splits: Splits, start: dict[str, Tensor] | None) -> None:
+    """Passes one example through the network."""
+    net = _make_net(job, len(splits.whole.classes), None).eval()
+    try:
+        net.load_state_dict(start or net.state_dict())
+    except RuntimeError as error:
+        got = f"{job.weights} ({str(error).splitlines()[-1].strip()})"
+        remedy = "Pass a file of the plain network's state_dict, or choose the network it is of."
+        raise ValueError(complaint("weights", f"those of {job.net!r}", got, remedy)) from error
+    with generators_restored(), torch.no_grad():
+        x, _ = splits.train.__getitems__([0])
+        try:
+            net(x)
+        except RuntimeError as error:
+            shape, takes = tuple(x.shape[1:]), nets.input_shape(job.net, **_net_options(job))
+            expected = f"a network for examples of shape {shape}, which {job.data} has"
+            remedy = f'Choose another; net = "mlp" with net_options.inputs = {x.numel()} takes them.'
+            raise ValueError(complaint("net", expected, f"{job.net!r} for {takes}", remedy)) from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Waits until no other process is at a folder."""
+    import fcntl
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _net_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -269,25 +393,41 @@ def _training(history: History) -> dict[str, Any]:
     return last | ({"lowest_valid_nll": min(valid)} if valid else {}) | strength
 
 
-def costs(job: Job, model: Trainable, splits: Splits, seconds: float) -> dict[str, Any]:
-    """What it took: seconds of training, rows through a network in training, parameters, forward passes an answer."""
+def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What it took, and what an answer takes.
+
+    Args:
+        job: What was run.
+        model: What came of it.
+        history: Of its training.
+        first: Costs of the plain training that came first.
+
+    Returns:
+        Seconds of training; rows that went through a network in training, and to steer it by held-out labels;
+        parameters, and how many of them are latents; numbers that are stored for predictions; forward passes an answer.
+    """
+    first = first or {"train_seconds": 0.0, "rows": 0}
+    trainings = [history.first, history] if history.first else [history]
     copies = {"sgd": 1, "swa": 1, "swag": 1, "ensemble": model.components}.get(job.method, job.full_recipe().samples)
-    before = job.before()
-    rows = _rows(job, splits) * copies + (_rows(before, splits) if before else 0)
     latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
+    repeated = model.mean.numel() if isinstance(model, SWAG) else 0  # which the network has, too
     one = job.method in ("sgd", "swa", "ensemble")  # one answer a component
     return {
-        "train_seconds": round(seconds, 3),
-        "rows": rows,
+        "train_seconds": round(first["train_seconds"] + sum(training.seconds for training in trainings), 3),
+        "rows": first["rows"] + copies * sum(_rows(job, training) for training in trainings),
+        "steering_rows": sum(training.looked for training in trainings),
         "parameters": sum(p.numel() for p in model.parameters()),
         "latents": latents,
+        "stored": sum(v.numel() for v in model.state_dict().values() if v.is_floating_point()) - repeated,
         "forwards": model.components * (1 if one else job.samples),
     }
 
 
-def _rows(job: Job, splits: Splits) -> int:
-    recipe = job.full_recipe()
-    return recipe.steps * recipe.batch_size if recipe.steps else (recipe.epochs or DEFAULT_EPOCHS) * len(splits.train)
+def _rows(job: Job, history: History) -> int:
+    """Examples that were trained on, each as often as it was."""
+    recipe, last = job.full_recipe(), history.rows[-1]
+    batch = min(recipe.batch_size, history.examples)
+    return int(last["step"] * batch if recipe.steps else last["epoch"] * history.examples)
 
 
 @dataclass(frozen=True)

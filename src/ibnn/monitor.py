@@ -26,6 +26,9 @@ class History:
         looks: Where held-out labels steered the noise: step, temperature (above 1: overconfident), training_nll,
             held_out_nll (at that temperature), and prior_std from then on.
         seconds: How long training took, over all sittings.
+        examples: How many an epoch has.
+        looked: Rows that went through the network for the looks and for what they settle at the end.
+        first: With `refit`, the history of the training that found the strengths.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -34,6 +37,9 @@ class History:
     summary: str = field(default="", repr=False)
     looks: tuple[dict[str, float], ...] = field(default=(), repr=False)
     seconds: float = field(default=0.0, compare=False)
+    examples: int = field(default=0, repr=False)
+    looked: int = field(default=0, repr=False)
+    first: "History | None" = field(default=None, repr=False)
 
     def __getitem__(self, column: str) -> list[Any]:
         """A column, over the rows that have it."""

@@ -250,8 +250,8 @@ def _toml_lines(fields: dict[str, Any], prefix: str) -> tuple[list[str], list[st
     return lines, tables
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Pydantic's complaint in our four parts; an unknown key gets the nearest known one."""
+def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> str:
+    """Pydantic's complaint in our four parts; an unknown key gets the nearest known one. `table` is where it stands."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"]]
     for depth, part in enumerate(place[:-1], 1):
@@ -260,12 +260,12 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
             place = place[:depth]
             break
         model = nested
-    name = ".".join(place) or "recipe"
+    name = ".".join(filter(None, (table, *place))) or "recipe"
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(place[-1], model.model_fields, n=1, cutoff=0.0)[0]
         return complaint(name, "a key of the recipe", repr(first["input"]), f"Did you mean {near!r}?")
     wishes = (e["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for e in error.errors())
     wish = " or ".join(wishes) if len(place) < len(first["loc"]) else next(wishes)  # one of several types
     if not place:
-        return complaint("recipe", "consistent", "fields that exclude each other", f"{wish[0].upper()}{wish[1:]}.")
+        return complaint(name, "consistent", "fields that exclude each other", f"{wish[0].upper()}{wish[1:]}.")
     return complaint(name, wish, f"{first['input']!r} ({type(first['input']).__name__})", f"Change {name}.")

@@ -5,14 +5,14 @@ moment and taken up from a checkpoint ends with the very bits of one that was no
 """
 
 import copy
-import shlex
+import math
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +58,7 @@ class _Progress:
     temperature: float = 1.0  # that it was settled with
     weaker: float = 1.0  # what σ was multiplied by in the end
     looks: list[dict[str, float]] = field(default_factory=list)  # what it was steered by
+    looked: int = 0  # rows that went through the network for it
     finished: str = ""
     seconds: float = 0.0  # of training, over all sittings
 
@@ -125,7 +126,8 @@ def fit(
     run = _Run(model, source, held_out, recipe, folder, n_data, quiet, note)
     history = run.run(resume, callbacks)
     if recipe.refit:
-        history = run.again(whole, start, prior_std).run("auto" if resume == "must" else resume, callbacks)
+        second = run.again(whole, start, prior_std).run("auto" if resume == "must" else resume, callbacks)
+        history = replace(second, first=history)
     return history
 
 
@@ -354,6 +356,7 @@ class _Run:
             source = source.split(rows, self.recipe.seed)[1]  # any, not the first: they may be sorted
         inputs, targets = self._inputs(source, rows)
         draws, device = strength.draw(self.model, inputs, samples), self.accelerator.device
+        self.progress.looked += math.prod(draws.outputs.shape[:3])
         return draws.outputs.to(device), torch.cat(targets).to(device)
 
     # -------------------------------------------------------------------------------------------------- parts of it
@@ -515,12 +518,8 @@ class _Run:
             self._save()
         if stop and not self.progress.finished:
             self.monitor.close()
-            command = shlex.join(["python", *sys.argv])
-            print(
-                f"Stopped at step {self.progress.step} of {self.total}; saved in {self.folder}. "
-                f"To go on, run the same command again: {command}",
-                file=sys.stderr,
-            )
+            at = f"step {self.progress.step} of {self.total}; saved in {self.folder}"
+            print(f"Stopped at {at}: the same call goes on from there.", file=sys.stderr)
             raise SystemExit(128 + stop)
 
     def _agreed_signal(self, at_epoch: bool) -> int:
@@ -640,9 +639,9 @@ class _Run:
             words = str(diagnosis)
             if not diagnosis.healthy:
                 self.monitor.say(words)
-        rows, looks = tuple(self.progress.rows), tuple(self.progress.looks)
-        progress = self.progress
-        return History(rows, progress.best or rows[-1], progress.finished, words, looks, progress.seconds)
+        progress, rows, looks = self.progress, tuple(self.progress.rows), tuple(self.progress.looks)
+        ending = progress.best or rows[-1], progress.finished, words
+        return History(rows, *ending, looks, progress.seconds, self.source.rows, progress.looked)
 
 
 class _Loss(nn.Module):

@@ -26,7 +26,7 @@ class Form(NamedTuple):
 
 
 class Example(NamedTuple):
-    """An image (C, H, W) in [0, 1] and where it came from; `row` is None for a file of its own."""
+    """An image (C, H, W) in [0, 1], or a point (D,), and where it came from; `row` is None for a file of its own."""
 
     file: str
     row: int | None
@@ -63,13 +63,33 @@ def examples(
         failed: Told of every file that cannot be read; the others are.
     """
     noted: set[tuple[int, int]] = set()
+
+    def read(path: Path) -> list[Example]:
+        if path.suffix.lower() in IMAGES:
+            return [Example(str(path), None, _image(path, form, noted, note))]
+        array = _csv(path, form, note) if path.suffix.lower() == ".csv" else _npy(path, form)
+        return [Example(str(path), row, pixels) for row, pixels in enumerate(array)]
+
+    return _readable(files, read, failed)
+
+
+def points(files: list[Path], columns: int, failed: Callable[[Exception], None]) -> Iterator[Example]:
+    """All rows of numbers in order, as they are.
+
+    Args:
+        files: What `listed` found.
+        columns: Inputs of the network.
+        failed: Told of every file that cannot be read; the others are.
+    """
+    return _readable(files, lambda path: _points(path, columns), failed)
+
+
+def _readable(
+    files: list[Path], read: Callable[[Path], list[Example]], failed: Callable[[Exception], None]
+) -> Iterator[Example]:
     for path in files:
         try:
-            if path.suffix.lower() in IMAGES:
-                found = [Example(str(path), None, _image(path, form, noted, note))]
-            else:
-                array = _csv(path, form, note) if path.suffix.lower() == ".csv" else _npy(path, form)
-                found = [Example(str(path), row, pixels) for row, pixels in enumerate(array)]
+            found = read(path)
         except (ValueError, OSError) as error:
             failed(error)
         else:
@@ -125,14 +145,31 @@ def decoded(
     return pixels.view(form.height, form.width, form.channels).permute(2, 0, 1).float() / 255, size
 
 
+def _array(path: Path) -> Any:
+    import numpy as np
+
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(complaint(str(path), "an .npy file of numbers", error, "Save it by numpy.save.")) from error
+
+
+def _numbers(path: Path) -> "Tensor":
+    import numpy as np
+    import torch
+
+    array = _array(path)
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf":
+        got = getattr(array, "dtype", type(array).__name__)
+        raise ValueError(complaint(str(path), "an array of numbers", got, "Convert the array."))
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
 def _npy(path: Path, form: Form) -> "Tensor":
     import numpy as np
     import torch
 
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(complaint(str(path), "an .npy file of numbers", error, "Save it by numpy.save.")) from error
+    array = _array(path)
     if (
         not isinstance(array, np.ndarray)
         or array.dtype.kind not in "uf"
@@ -144,8 +181,29 @@ def _npy(path: Path, form: Form) -> "Tensor":
     return formed(pixels / 255 if array.dtype == np.uint8 else pixels, path, form)
 
 
+def _points(path: Path, columns: int) -> list[Example]:
+    if path.suffix.lower() not in (".csv", ".npy"):
+        raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, "Convert the file."))
+    found = _values(path) if path.suffix.lower() == ".csv" else _numbers(path)
+    if found.ndim != 2 or found.shape[1] != columns or not len(found):
+        remedy = "Give a row an example, a column for each of the network's inputs."
+        raise ValueError(complaint(str(path), f"of shape (N, {columns})", tuple(found.shape), remedy))
+    if not bool(found.isfinite().all()):
+        raise ValueError(complaint(str(path), "finite", "NaN or infinity", "Leave such rows out."))
+    return [Example(str(path), row, x) for row, x in enumerate(found)]
+
+
 def _csv(path: Path, form: Form, note: Callable[[str], None]) -> "Tensor":
-    """A row an example; a first row of words is a header. Values above 1 mean that all are bytes."""
+    """Rows of pixels; values above 1 mean that all are bytes."""
+    pixels = _values(path)
+    if pixels.amax() > 1:
+        note(f"{path}: read as bytes from 0 to 255, for there are values above 1.")
+        pixels = pixels / 255
+    return formed(pixels, path, form)
+
+
+def _values(path: Path) -> "Tensor":
+    """A row an example; a first row of words is a header."""
     import torch
 
     rows: list[list[float]] = []
@@ -163,11 +221,7 @@ def _csv(path: Path, form: Form, note: Callable[[str], None]) -> "Tensor":
             rows += [values] if values else []
     if not rows:
         raise ValueError(complaint(str(path), "a row an example", "no row of numbers", _LIST))
-    pixels = torch.tensor(rows)
-    if pixels.amax() > 1:
-        note(f"{path}: read as bytes from 0 to 255, for there are values above 1.")
-        pixels = pixels / 255
-    return formed(pixels, path, form)
+    return torch.tensor(rows)
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[list[str]]:

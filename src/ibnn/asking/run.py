@@ -1,4 +1,4 @@
-"""A RUN that is asked: pixels in, answers out, and the doubt of held-out images that answers are measured by."""
+"""A RUN that is asked: pixels or points in, answers out, and the doubt of held-out ones that they are measured by."""
 
 import hashlib
 import json
@@ -16,9 +16,10 @@ from ibnn import jobs
 from ibnn.asking.abstain import threshold
 from ibnn.asking.inputs import Form
 from ibnn.atomic import write_atomically
+from ibnn.data import TABLES, Table
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import complaint
-from ibnn.prediction import CategoricalPrediction, predict
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
 
 BATCH = 250
 HELD_OUT = 2000  # most validation images that decide where to abstain
@@ -27,7 +28,7 @@ CACHE = "held_out.safetensors"  # in the run folder
 
 
 class HeldOut(NamedTuple):
-    """Answers for images whose labels are known and that were not trained on, (N,) each.
+    """Answers for images or points whose labels are known and that were not trained on, (N,) each.
 
     Attributes:
         total: Entropy.
@@ -66,8 +67,19 @@ class Asked:
 
     @property
     def classes(self) -> list[str]:
-        """Their names."""
+        """Their names; none where a number is predicted."""
         return [str(name) for name in self.run.result["classes"]]
+
+    @property
+    def table(self) -> Table | None:
+        """The set of points that the run was trained on, unless it was images."""
+        return TABLES.get(self.run.job.data)
+
+    def check_images(self) -> None:
+        """Complains of a run of points."""
+        if self.table is not None:
+            remedy = "Ask it by `ibnn predict`, or in Python: ibnn.jobs.read_run."
+            raise ValueError(complaint("RUN", "one of images", f"one of the points {self.table.name}", remedy))
 
     @cached_property
     def form(self) -> Form:
@@ -79,14 +91,24 @@ class Asked:
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in scale(self.run.job.data))
         return (pixels - mean) / std
 
-    def answer(self, pixels: Tensor) -> CategoricalPrediction:
-        """For images (N, C, H, W) in [0, 1]."""
-        return self._answer(self.normalised(pixels))
+    def answer(self, inputs: Tensor) -> CategoricalPrediction:
+        """For images (N, C, H, W) in [0, 1], or points (N, D)."""
+        return self._answer(self.normalised(inputs) if self.table is None else inputs)
 
     def _answer(self, x: Tensor) -> CategoricalPrediction:
         found = predict(self.run.model, x, samples=self.samples, seed=self.seed, batch_size=BATCH)
-        assert isinstance(found, CategoricalPrediction), "jobs are of classes"
+        assert isinstance(found, CategoricalPrediction), "of a run with classes"
         return found
+
+    def told(self, inputs: Tensor) -> list[dict[str, Any]]:
+        """What is told of every input: as `described`; of a number its mean, deviation, 90 % interval and variances."""
+        if self.classes:
+            return self.described(self.answer(inputs))
+        found = predict(self.run.model, inputs, samples=self.samples, seed=self.seed, batch_size=BATCH)
+        assert isinstance(found, GaussianPrediction), "of a run without classes"
+        numbers = {"mean": found.mean, "std": found.std} | dict(zip(("low", "high"), found.interval(0.9), strict=True))
+        numbers |= {"aleatoric": found.aleatoric, "epistemic": found.epistemic}
+        return [{name: float(values[i]) for name, values in numbers.items()} for i in range(len(inputs))]
 
     @torch.no_grad()
     def draws(self, pixels: Tensor) -> Tensor:
@@ -133,7 +155,8 @@ class Asked:
         answers = [self._answer(x) for x, _ in parts]
         found = CategoricalPrediction.cat(answers)
         wrong = found.labels != torch.cat([y for _, y in parts])
-        answered = HeldOut(found.total, found.epistemic, wrong, "validation images")
+        source = "validation images" if self.table is None else "validation points"
+        answered = HeldOut(found.total, found.epistemic, wrong, source)
         self._keep(answered)
         return answered
 

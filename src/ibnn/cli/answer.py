@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibnn.asking.inputs import Example, examples, listed
+from ibnn.asking.inputs import Example, examples, listed, points
 from ibnn.cli.screen import Json, Screen, finite, misuse
 from ibnn.cli.settings import check_set
 from ibnn.cli.train import Data, show
@@ -36,8 +36,11 @@ def evaluate(
     samples: Samples = None,
     json: Json = False,
 ) -> None:
-    """Evaluates a run again: error, NLL, ECE, Brier; corrupted images; images of another kind."""
-    from ibnn.data import load
+    """Evaluates a run again: error, NLL, ECE, Brier; corrupted images; images of another kind.
+
+    Of points, the test points alone; of a number to predict NLL, RMSE and the share inside 90 % intervals.
+    """
+    from ibnn.data import DataSet, load
     from ibnn.evaluation import evaluate as measure
     from ibnn.jobs import make_data
 
@@ -45,11 +48,13 @@ def evaluate(
     run = asked.run
     if data_set is not None:
         with misuse():
+            asked.check_images()
             check_set(data_set, data)
     splits = make_data(run.job, data)
     whole = splits.whole
     if data_set is not None:
         other = load(data_set, data)
+        assert isinstance(whole, DataSet), "a run of images"
         with misuse():
             _same(_shape(other), _shape(whole), len(other.classes), len(whole.classes))
         if other.classes != whole.classes:
@@ -57,9 +62,9 @@ def evaluate(
         whole = replace(whole, name=data_set, test=other.test)  # normalised as in training
     found = measure(run.model, whole, splits.valid, samples=asked.samples, data_folder=data).result
     for reading in (found, found.get("tempered", found)):
-        reading["outsiders"].pop(run.job.data, None)  # what was trained on is no outsider
+        reading.get("outsiders", {}).pop(run.job.data, None)  # what was trained on is no outsider
     name = run.result["name"] + (f" on {data_set}" if data_set else "")
-    result = {"name": name, "data": whole.name, **found}
+    result = {"name": name, "data": whole.name, **found, "costs": run.result["costs"]}
     screen.json(result) if json else show(screen, result)
 
 
@@ -78,7 +83,10 @@ def _same(shape: tuple[int, ...], wanted: tuple[int, ...], classes: int, wanted_
 def predict(
     screen: Screen,
     folder: RunFolder,
-    inputs: Annotated[list[Path], typer.Argument(help="Images, folders of them, .npy or .csv.", metavar="INPUT…")],
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(help="Images, folders of them, .npy or .csv; points as .npy or .csv.", metavar="INPUT…"),
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file; default stdout.")] = None,
     samples: Samples = None,
     seed: Seed = 0,
@@ -95,6 +103,9 @@ def predict(
 
     Images are brought to the network's size and channels, what is transparent on white, greys of 16 bits scaled to 8. A
     file that cannot be read has no row: it is named on stderr, the others are answered, and the exit code is 1.
+
+    Where a run predicts a number, it says mean, std, the 90 % interval (low, high) and the aleatoric and epistemic
+    variance, and never abstains.
     """
     with misuse():
         check_risk(risk)
@@ -103,7 +114,11 @@ def predict(
         files = listed(inputs)
     asked = read(folder, samples, seed)
     unread: list[Exception] = []
-    stream = examples(files, asked.form, screen.note, unread.append)
+    stream = (
+        points(files, len(asked.table.centre), unread.append)
+        if asked.table
+        else examples(files, asked.form, screen.note, unread.append)
+    )
     rows: list[dict[str, Any]] = []
     while batch := list(islice(stream, BATCH)):
         rows += _rows(asked, batch)
@@ -111,10 +126,12 @@ def predict(
         screen.error(str(error))
     if not rows:
         raise typer.Exit(1)
-    limit, facts = (math.inf, None) if risk == 1 else asked.limit(risk, asked.held_out(data))
+    never = risk == 1 or not asked.classes
+    limit, facts = (math.inf, None) if never else asked.limit(risk, asked.held_out(data))
     if facts is not None:
         screen.note(worded(facts))
-    rows = [row | {"abstain": row["total"] > limit} for row in rows]
+    if asked.classes:
+        rows = [row | {"abstain": row["total"] > limit} for row in rows]
     result = {"run": asked.run.result["name"], "samples": asked.samples, "seed": seed, "risk": facts, "rows": rows}
     as_json = json if out is None else out.suffix == ".json"
     text = jsons.dumps(finite(result), indent=1, ensure_ascii=False) + "\n" if as_json else _csv(rows)
@@ -132,7 +149,7 @@ def predict(
 def _rows(asked: "Asked", batch: list[Example]) -> list[dict[str, Any]]:
     import torch
 
-    found = asked.described(asked.answer(torch.stack([example.pixels for example in batch])))
+    found = asked.told(torch.stack([example.pixels for example in batch]))
     return [{"file": of.file, "row": of.row} | row for of, row in zip(batch, found, strict=True)]
 
 

@@ -32,6 +32,8 @@ def export(
 
     asked = read(folder, samples, seed)
     run = asked.run
+    with misuse():
+        asked.check_images()
     images = stored_in(folder)["shown/images"].float() / 255
     mean, std = scale(run.job.data)
     facts = {"run": run.result["name"], "classes": run.result["classes"]}

@@ -47,6 +47,8 @@ def serve(
     from ibnn.serve.service import Service
 
     asked = read(folder, samples, seed)
+    with misuse():
+        asked.check_images()
     at = listen(host, port)
     with misuse():
         service = Service(asked, risk=risk, false_alarm=false_alarm, data=data, state=state)

@@ -47,7 +47,7 @@ def names() -> list[str]:
     """Recipes of jobs that come with the library.
 
     >>> names()
-    ['cifar10-vgg16', 'digits-mlp', 'fashion-mnist-lenet']
+    ['cifar10-vgg16', 'digits-mlp', 'fashion-mnist-lenet', 'toy-regression', 'two-moons']
     """
     folder = resources.files("ibnn") / "job_recipes"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
@@ -67,7 +67,6 @@ def read_job(recipe: str, settings: list[str], data: Path | None = None) -> "Job
         if isinstance(given, dict) and one in given and other not in given:
             fields["train"].pop(other, None)
     job = Job(**fields)
-    job.before()
     check_set(job.data, data)
     _check_options(job)
     return job
@@ -85,10 +84,9 @@ def _text(recipe: str) -> str:
 
 def check_set(name: str, folder: Path | None) -> None:
     """Complains of a data set that is neither known nor a folder of images."""
-    from ibnn.data.sets import data_folder, known
+    from ibnn.jobs import check_data
 
-    if not (data_folder(folder) / name / "train").is_dir():
-        known(name)
+    check_data(name, folder)
 
 
 def check_net(net: str, options: dict[str, Any]) -> None:
@@ -100,6 +98,7 @@ def check_net(net: str, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if not isinstance(value, int | float):
             raise ValueError(complaint(name, "a number, true or false", repr(value), f"Pass e.g. {name}=1."))
+    nets.input_shape(net, **options)
 
 
 def _check_options(job: "Job") -> None:

@@ -20,6 +20,15 @@ WRITTEN = (
     "history.csv",
 )
 
+COSTS = {
+    "train_seconds": "seconds of training",
+    "rows": "rows trained on",
+    "steering_rows": "rows to steer by",
+    "parameters": "parameters",
+    "stored": "numbers stored",
+    "forwards": "forwards an answer",
+}
+
 Data = Annotated[Path | None, typer.Option("--data", help="Where data sets are; default $IBNN_DATA or ./data.")]
 
 
@@ -60,7 +69,7 @@ def train(
     words = ["ibnn", "train", recipe, *(w for s in set or [] for w in ("--set", s)), "--out", str(folder)]
     again = f"To go on: {shlex.join([*words, *(['--data', str(data)] if data else [])])}"
     try:
-        result = run(job, folder, data_folder=data, quiet=screen.quiet)
+        result = run(job, folder, data_folder=data, first_folder=folder / "first", quiet=screen.quiet)
     except KeyboardInterrupt:
         raise Interrupted(again) from None
     except SystemExit as stop:  # the engine has saved
@@ -71,7 +80,8 @@ def train(
         return
     show(screen, result)
     place = shlex.quote(str(folder))
-    screen.note(f"Next: ibnn report {place} -o report.html · ibnn predict {place} image.png")
+    inputs = "image.png" if "corrupted" in result else "points.csv"
+    screen.note(f"Next: ibnn report {place} -o report.html · ibnn predict {place} {inputs}")
 
 
 def _prepare(folder: Path, job: Any, resume: bool | None) -> None:
@@ -82,10 +92,11 @@ def _prepare(folder: Path, job: Any, resume: bool | None) -> None:
     if folder.exists() and not folder.is_dir():
         raise MisuseError(complaint("--out", "a folder", f"the file {folder}", "Pass another one."))
     if resume is False and there:
-        for name in WRITTEN:
-            (folder / name).unlink(missing_ok=True)
-        for path in (*folder.glob("checkpoints/*"), *folder.glob("refit/checkpoints/*")):
-            path.unlink()
+        for place in (folder, folder / "first"):
+            for name in WRITTEN:
+                (place / name).unlink(missing_ok=True)
+            for path in (*place.glob("checkpoints/*"), *place.glob("refit/checkpoints/*")):
+                path.unlink()
     elif resume and not there:
         raise MisuseError(complaint("--resume", "of a run that was begun", folder, "Leave it out to begin."))
     elif there and Job.from_toml(folder / "job.toml") != job:
@@ -97,11 +108,14 @@ def _prepare(folder: Path, job: Any, resume: bool | None) -> None:
 def show(screen: Screen, result: dict[str, Any]) -> None:
     """The scores of a run as tables."""
     names = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "aurc": "AURC"}
-    readings = {"as answered": result}
+    names |= {"rmse": "RMSE", "coverage": "in 90 % interval"}
+    names = {name: words for name, words in names.items() if name in result["scores"]}
+    own = result["temperature"]
+    readings = {"as answered" + (f" (T = {own:.3g})" if own != 1 else ""): result}
     if "tempered" in result:
         readings |= {f"with temperature {result['tempered']['temperature']:.3g}": result["tempered"]}
     rows = []
-    for what in ("test", "corrupted"):
+    for what in ("test", "corrupted") if "corrupted" in result else ("test",):
         for how, reading in readings.items():
             scores = reading["scores"] if what == "test" else reading["corrupted"]["all"]
             cells = [f"{100 * scores[n]:.2f}" if n == "error" else f"{scores[n]:.4f}" for n in names]
@@ -113,4 +127,8 @@ def show(screen: Screen, result: dict[str, Any]) -> None:
         for how, reading in readings.items()
         for name, found in reading["outsiders"].items()
     ]
-    screen.table([["AUROC of outsiders by", *doubts.values()], *rows])
+    if rows:
+        screen.table([["AUROC of outsiders by", *doubts.values()], *rows])
+    if "costs" in result:
+        known = {words: f"{result['costs'][name]:,}" for name, words in COSTS.items() if name in result["costs"]}
+        screen.table([list(known), list(known.values())])

@@ -10,6 +10,7 @@ from ibnn.data.files import Split, load_cifar10, load_cifar100, load_idx
 from ibnn.data.folder import Folder
 from ibnn.data.images import Images
 from ibnn.data.sets import DataSet, Status, hold_out, load, names, status, subset, toy_regression, two_moons
+from ibnn.data.tables import TABLES, Points, Table
 
 __all__ = [
     # sets by name
@@ -20,6 +21,9 @@ __all__ = [
     "names",
     "status",
     # embedded
+    "Points",
+    "TABLES",
+    "Table",
     "toy_regression",
     "two_moons",
     # files

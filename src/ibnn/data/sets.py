@@ -131,9 +131,6 @@ KNOWN = {
 }
 
 
-EMBEDDED = ("toy-regression", "two-moons")  # made by `toy_regression` and `two_moons`; no images
-
-
 def names() -> tuple[str, ...]:
     """The sets that `load` knows.
 
@@ -191,13 +188,15 @@ def status(folder: str | Path | None = None) -> tuple[Status, ...]:
     >>> [(row.name, row.where) for row in status("nowhere") if row.found]
     [('digits', 'scikit-learn'), ('toy-regression', 'ibnn'), ('two-moons', 'ibnn')]
     """
+    from ibnn.data.tables import TABLES  # which are made by functions below
+
     rows = []
     for name, entry in KNOWN.items():
         paths = [data_folder(folder) / entry.where / file for file in entry.files]
         sizes = [path.stat().st_size for path in paths if path.is_file()]
         found = len(sizes) == len(paths) if paths else find_spec("sklearn") is not None
         rows.append(Status(name, found, sum(sizes), str(paths[0].parent) if paths else entry.where))
-    return (*rows, *(Status(name, True, 0, "ibnn") for name in EMBEDDED))
+    return (*rows, *(Status(name, True, 0, "ibnn") for name in TABLES))
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts

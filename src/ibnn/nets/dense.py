@@ -2,7 +2,8 @@
 
 from itertools import pairwise
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 def mlp(inputs: int, outputs: int, *, hidden: int = 256, layers: int = 2) -> nn.Sequential:
@@ -14,3 +15,23 @@ def mlp(inputs: int, outputs: int, *, hidden: int = 256, layers: int = 2) -> nn.
     sizes = [inputs, *[hidden] * layers]
     body = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*body, nn.Linear(sizes[-1], outputs))
+
+
+class Affine(nn.Module):
+    """x · scale + shift, fixed: changes units.
+
+    >>> Affine(2.0, 1.0)(torch.tensor([3.0]))
+    tensor([7.])
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, scale: float | Tensor, shift: float | Tensor) -> None:
+        super().__init__()
+        for name, value in (("scale", scale), ("shift", shift)):
+            self.register_buffer(name, torch.as_tensor(value), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of any shape whose last axis is that of the numbers."""
+        return x * self.scale + self.shift

@@ -1,7 +1,7 @@
 """Every net by its name, for recipes, plans and smoke tests."""
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from ibnn.nets.vgg import VGG16, VGG16Large
 from ibnn.nets.wideresnet import WideResNet
 
 _PIXELS = 28 * 28
+_SIZES = ("inputs", "hidden", "width", "depth")  # there is no network without
 
 
 class _Entry(NamedTuple):
@@ -83,17 +84,20 @@ def input_shape(name: str, **options: float) -> tuple[int, ...]:
     return (int(options["inputs"]),) if "inputs" in options else entry.shape
 
 
-def _entry(name: str, options: Iterable[str]) -> _Entry:
+def _entry(name: str, options: Mapping[str, float]) -> _Entry:
     """The net of that name, which knows all these options."""
     if name not in _NETS:
         remedy = f"Did you mean {_nearest(name, _NETS)!r}?"
         raise ValueError(complaint("name", f"one of {', '.join(_NETS)}", repr(name), remedy))
     entry = _NETS[name]
-    for option in options:
+    for option, value in options.items():
         if option not in entry.options:
             expected = f"among {', '.join(entry.options)} for {name!r}" if entry.options else f"none for {name!r}"
             remedy = f"Did you mean {_nearest(option, entry.options)!r}?" if entry.options else "Leave it out."
             raise ValueError(complaint("options", expected, repr(option), remedy))
+        if value < 0 or (value == 0 and option in _SIZES):
+            least = "positive" if option in _SIZES else "at least 0"
+            raise ValueError(complaint(option, least, value, "Leave it out for the default."))
     return entry
 
 

@@ -29,8 +29,10 @@ from ibnn.report.style import CSS
 _COSTS = {
     "train_seconds": "seconds of training",
     "rows": "rows trained on",
+    "steering_rows": "rows to steer by",
     "parameters": "parameters",
     "latents": "of them latents",
+    "stored": "numbers stored",
     "forwards": "forward passes an answer",
 }
 
