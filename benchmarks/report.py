@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ibnn.checkpoint import write_atomically
+from ibnn.atomic import write_atomically
 from ibnn.provenance import provenance
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.checkpoint import write_atomically
+from ibnn.atomic import write_atomically
 from ibnn.data import load_cifar10, load_idx
 from ibnn.nets import VGG16, LeNet, WideResNet, mlp
 from ibnn.provenance import provenance

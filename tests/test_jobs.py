@@ -1,6 +1,5 @@
 """Jobs: data in, run folder out, and back."""
 
-import fcntl
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from PIL import Image
 
 from ibnn import jobs, metrics, strength
+from ibnn.atomic import locked
 from ibnn.data import toy_regression, two_moons
 from ibnn.evaluation import Evaluation
 from ibnn.jobs import METHODS, Job, make_data, make_method, merged, read_run, run
@@ -220,12 +220,8 @@ def test_the_first_training_is_locked_and_has_the_data_folder(tmp_path: Path, mo
     asked = []
 
     def look(model: Trainable, *_: Any, data_folder: Path, **__: Any) -> Evaluation:
-        with open(tmp_path / "first.lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                free = True
-            except OSError:
-                free = False
+        with locked(jobs.lock_of(tmp_path / "first"), wait=False) as free:
+            pass
         asked.append((type(model).__name__, data_folder, free))
         return real(model, *_, data_folder=data_folder, **__)
 

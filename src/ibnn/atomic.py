@@ -1,7 +1,24 @@
-"""WRITING: a file is there whole or not at all."""
+"""WRITING: a file is there whole or not at all, and processes wait for each other."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Holds the lock of a file, which stays empty; without waiting, False if another process has it."""
+    import fcntl  # not on Windows
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def write_atomically(path: Path, content: bytes) -> None:

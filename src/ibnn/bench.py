@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ibnn.atomic import write_atomically
 from ibnn.budget import cost
-from ibnn.checkpoint import write_atomically
 from ibnn.convert import convert
 from ibnn.memory import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet

@@ -143,7 +143,7 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet: bool = False) -> dict[str, Any]:
     """Trains, chooses on validation data, evaluates on test data once, writes figures and results.json."""
-    from ibnn.checkpoint import write_atomically
+    from ibnn.atomic import write_atomically
     from ibnn.provenance import provenance
     from ibnn.strength import best_temperature
 

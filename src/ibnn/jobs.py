@@ -8,8 +8,7 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -21,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from ibnn import nets
+from ibnn.atomic import locked, write_atomically
 from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
-from ibnn.checkpoint import write_atomically
 from ibnn.convert import convert
 from ibnn.data import TABLES, DataSet, Images, Points, Table, hold_out, load, names, subset
 from ibnn.data.sets import data_folder as place_of_data
@@ -317,7 +316,7 @@ def run(
     before = job.before()
     if before is not None:
         place = first_folder or folder.parent / before.key
-        with _locked(place):
+        with locked(lock_of(place)):
             spent = run(before, place, data_folder=data_folder, splits=splits, quiet=quiet)["costs"]
         model = make_method(job, classes, _net_of(safetensors.torch.load_file(place / "model.safetensors")))
     history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=folder, quiet=quiet)
@@ -366,15 +365,9 @@ def _check_net(job: Job, splits: Splits, start: dict[str, Tensor] | None) -> Non
             raise ValueError(complaint("net", expected, f"{job.net!r} for {takes}", remedy)) from error
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Waits until no other process is at a folder."""
-    import fcntl
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def lock_of(folder: Path) -> Path:
+    """The file that who is at a run folder has locked."""
+    return folder.parent / ".locks" / folder.name
 
 
 def _net_of(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ibnn.checkpoint import write_atomically
+from ibnn.atomic import write_atomically
 
 _LIVE = ("loss", "nll", "kl", "beta", "lr")
 

@@ -6,7 +6,6 @@ Several processes may work on the same grid: each takes cells that no other has 
 """
 
 import difflib
-import fcntl
 import json
 import time
 import tomllib
@@ -17,9 +16,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ibnn.checkpoint import write_atomically
+from ibnn.atomic import locked, write_atomically
 from ibnn.errors import complaint
-from ibnn.jobs import Job, merged, run
+from ibnn.jobs import Job, lock_of, merged, run
 
 KEPT = (
     "scores",
@@ -193,9 +192,7 @@ class Results:
 
     def add(self, name: str, result: dict[str, Any]) -> None:
         """Puts a cell in its place, next to what others have added."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.path.with_suffix(".lock")):
             if self.path.exists():
                 self.content["cells"] |= json.loads(self.path.read_text())["cells"]
             self.cells[name] = result
@@ -268,18 +265,14 @@ def _attempt(cell: Cell, found: Results, runs: Path, data: str | Path | None, qu
     key = cell.key
     if found.cells.get(cell.name, {}).get("key") == key:
         return True
-    locks = runs / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with open(locks / key, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        found.add(cell.name, {"key": key, **_result(cell, runs, data, quiet)})
-    return True
+    folder = runs / key.partition("-")[0]  # other experiments' cells may share it
+    with locked(lock_of(folder), wait=False) as mine:
+        if mine:
+            found.add(cell.name, {"key": key, **_result(cell, folder, data, quiet)})
+        return mine
 
 
-def _result(cell: Cell, runs: Path, data: str | Path | None, quiet: bool) -> dict[str, Any]:
+def _result(cell: Cell, folder: Path, data: str | Path | None, quiet: bool) -> dict[str, Any]:
     """What a cell gives."""
     from ibnn import analysis
 
@@ -289,10 +282,10 @@ def _result(cell: Cell, runs: Path, data: str | Path | None, quiet: bool) -> dic
         return computed
     job = Job(**cell.fields)
     splits = analysis.made_data(job) if experiment.smoke else None
-    result = run(job, runs / job.key, data_folder=data, splits=splits, quiet=quiet)
+    result = run(job, folder, data_folder=data, splits=splits, quiet=quiet)
     kept = {name: result[name] for name in KEPT if name in result}
     if experiment.analysis:
-        looked = getattr(analysis, experiment.analysis)(runs / job.key, data, splits)
+        looked = getattr(analysis, experiment.analysis)(folder, data, splits)
         kept = {"scores": result["scores"], "costs": result["costs"], "analysis": looked}
     return kept | {"job": result["job"], "provenance": result["provenance"]}
 

@@ -138,7 +138,7 @@ def predict(
     if out is None:
         print(text, end="")
     else:
-        from ibnn.checkpoint import write_atomically
+        from ibnn.atomic import write_atomically
 
         write_atomically(out, text.encode())
         screen.json({"out": str(out), "rows": len(rows), "risk": facts}) if json else screen.note(f"wrote {out}")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ibnn.checkpoint import write_atomically
+from ibnn.atomic import write_atomically
 from ibnn.errors import complaint
 from ibnn.figures.cubic import regression
 from ibnn.figures.entropy import ood

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ibnn.checkpoint import write_atomically
+from ibnn.atomic import write_atomically
 from ibnn.errors import complaint
 from ibnn.report.page import page
 from ibnn.report.runs import read_runs
