@@ -74,7 +74,7 @@ def test_smoke_runs_keep_to_themselves(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("ibnn.figures.draw", lambda *_: [])
     for smoke in (True, False, True, False):
         reproduce.reproduce("regression", smoke=smoke, seeds=1, runs=tmp_path, out=tmp_path, quiet=True)
-    assert asked == [2] * 10 + [2000] * 10
+    assert asked == [2] * 15 + [2000] * 15
     assert {path.name for path in tmp_path.glob("*.json")} == {"regression-cpu.json", "regression-cpu-smoke.json"}
     assert read("size").only(None, 1) != read("size", smoke=True).only(None, 1)
 
