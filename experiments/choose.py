@@ -10,7 +10,7 @@ import sys
 import torch
 from common import Results
 
-from ibnn.analysis import regression
+from ibnn.analysis import key, regression
 from ibnn.jobs import Job, make_data, make_method
 from ibnn.training import fit
 
@@ -19,7 +19,7 @@ GRID = {
     "vi": [{"prior_std": prior} for prior in (0.05, 0.1, 0.2, 0.4)],
 }
 BETAS = (0.1, 0.01, 0.001)  # weights of the KL of BNN-VI below 1, with the prior that is best at 1
-PRIORS = (0.2, 0.4, 0.8)
+REGRESSION = [(prior, 1.0) for prior in (0.05, 0.1, 0.2, 0.4, 0.8)] + [(0.2, beta) for beta in (*BETAS, 0.0001)]
 BASE = Job(
     net="lenet",
     data="fashion-mnist",
@@ -38,7 +38,6 @@ VGG = Job(
     train={"epochs": 20, "evaluate_every": 20, "eval_samples": 20},
 )
 VGG_RATES = (0.05, 0.1, 0.2)
-OWN = {"net_options": VGG.net_options | {"dropout": 0.5}}  # dropout between the Linear layers, as the network comes
 VGG_BETAS = (0.1, 0.01, 0.001)
 
 
@@ -48,21 +47,16 @@ def main(methods: list[str]) -> None:
         "choose", "held-out NLL of the baselines' own settings; LeNet, 5,000 Fashion-MNIST images, seed 100"
     )
     splits = functools.cache(lambda net: make_data(BASE if net == BASE.net else VGG))
-    for prior in PRIORS if not methods or "regression" in methods else ():
+    for prior, beta in REGRESSION if not methods or "regression" in methods else ():
         fields = {"method": "vi", "method_options": {"prior_std": prior}, "layers": 3, "seed": 100}
-        fields |= {"train": {"steps": 2000}}
-        results.run(
-            f"regression vi {{'prior_std': {prior}}}", lambda f=fields: {"valid_nll": regression(f)["scores"]["nll"]}
-        )
+        fields |= {"train": {"steps": 2000} | ({} if beta == 1 else {"beta": beta})}
+        name = f"regression vi {{'prior_std': {prior}}}" + ("" if beta == 1 else f", beta {beta}")
+        results.run(name, lambda f=fields: {"valid_nll": regression(f)["scores"]["nll"]}, key(fields))
     grid = {}
     for method, choices in GRID.items():
         grid |= {f"{method} {options}": BASE.but(method=method, method_options=options) for options in choices}
     for beta in BETAS:
         grid[f"vi {{'prior_std': 0.2}}, beta {beta}"] = _variational(BASE, beta)
-    for name, fields in (("sgd", {"method": "sgd"}), ("ibnn-8", {"method": "ibnn"})):
-        grid[f"VGG-16/4 {name}"] = VGG.but(**fields)
-        grid[f"VGG-16/4 {name}, the network's own dropout"] = VGG.but(**fields, **OWN)
-    grid["VGG-16/4 dropout, the network's own"] = VGG.but(method="dropout", **OWN)
     for rate in VGG_RATES:
         grid[f"VGG-16/4 dropout {rate}"] = VGG.but(method="dropout", method_options={"rate": rate})
     for beta in VGG_BETAS:
@@ -75,7 +69,7 @@ def main(methods: list[str]) -> None:
             return {name: value for name, value in history.rows[-1].items() if name.startswith("valid_")}
 
         if not methods or any(word in name for word in methods):
-            results.run(name, work)
+            results.run(name, work, job.key)
 
 
 def _variational(base: Job, beta: float) -> Job:

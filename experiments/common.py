@@ -106,11 +106,14 @@ class Results(reproduce.Results):
     def __init__(self, name: str, about: str) -> None:
         super().__init__(RESULTS / f"{name}.json", {"about": about})
 
-    def run(self, cell: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The cell's result: what is there already, or what `work` returns, with its time and provenance."""
-        if cell not in self.cells:
+    def run(self, cell: str, work: Callable[[], dict[str, Any]], key: str | None = None) -> dict[str, Any]:
+        """The cell's result: what is there already, or what `work` returns, with its time and provenance.
+
+        With a key what is there counts only if it was made under the same one.
+        """
+        if cell not in self.cells or self.cells[cell].get("key") != key:
             began = time.monotonic()
-            result = work()
+            result = work() | ({"key": key} if key else {})
             self.add(cell, result | {"seconds": round(time.monotonic() - began, 1), "provenance": provenance()})
             print(cell, json.dumps(result)[:400], flush=True)
         return dict(self.cells[cell])

@@ -20,6 +20,7 @@ SHORT = (
     "error %",
     "NLL",
     "ECE",
+    "own T",
     "NLL + T",
     "corrupted ECE",
     "corrupted ECE + T",
@@ -32,11 +33,10 @@ def blocks() -> dict[str, str]:
     """The text between `<!-- NAME:begin -->` and `<!-- NAME:end -->`, by name."""
     found = {}
     for name in names():
-        experiment, cells = read(name, "cpu"), results(name, "cpu", RESULTS).cells
-        if cells:
-            found[name] = figures.markdown(figures.table(experiment, cells)).rstrip() + "\n"
+        if cells := results(read(name), RESULTS).of(read(name)):
+            found[name] = figures.markdown(figures.table(read(name), cells)).rstrip() + "\n"
     if "benchmark" in found:
-        rows = figures.table(read("benchmark", "cpu"), results("benchmark", "cpu", RESULTS).cells)
+        rows = figures.table(read("benchmark"), results(read("benchmark"), RESULTS).of(read("benchmark")))
         kept = [i for i, column in enumerate(rows[0]) if column in SHORT]
         found["results"] = figures.markdown([[row[i] for i in kept] for row in rows]).rstrip() + "\n"
     chosen = json.loads((RESULTS / "choose.json").read_text())["cells"]

@@ -1,9 +1,11 @@
 import csv
+import gzip
 import io
 import json
 import math
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from typer.testing import CliRunner
 import ibnn
 from ibnn import data, jobs, nets
 from ibnn.asking.abstain import LEVELS, threshold, upper_bound
+from ibnn.asking.inputs import Form, decoded
 from ibnn.asking.run import CACHE
 from ibnn.cli.app import app
 from ibnn.cli.settings import names as recipe_names
@@ -42,6 +45,7 @@ COMMANDS = [
     "reproduce",
 ]
 TINY = ["--set", "train.steps=12", "--set", "method_options.components=2", "--set", "net_options.hidden=32"]
+TINY += ["--set", "samples=3"]
 FIELDS = ["file", "row", "label", "probability", "total", "aleatoric", "epistemic", "abstain"]
 
 
@@ -101,6 +105,13 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
+def test_help_of_predict_says_what_is_not_promised() -> None:
+    words = " ".join(call("predict", "--help").stdout.split())
+    assert "a little optimistic where those images also steered the training" in words
+    assert "what is transparent on white" in words
+    assert "A file that cannot be read has no row" in words
+
+
 def test_version_and_usage() -> None:
     assert call("--version").stdout == f"ibnn {ibnn.__version__}\n"
     assert "frobnicate" in call("frobnicate", code=2).stderr
@@ -152,19 +163,20 @@ def test_wrong_plans(words: list[str], message: str) -> None:
 
 
 def test_data_list(tmp_path: Path) -> None:
-    rows = {row["name"]: row for row in json.loads(call("data", "list", "--folder", tmp_path, "--json").stdout)}
-    assert list(rows) == list(data.names())
-    assert rows["digits"]["found"]
-    assert not rows["mnist"]["found"]
-    result = call("data", "list", "--folder", tmp_path)
+    rows = {row["name"]: row for row in json.loads(call("data", "list", "--data", tmp_path, "--json").stdout)}
+    assert list(rows) == [*data.names(), "toy-regression", "two-moons"]
+    assert [name for name, row in rows.items() if row["found"]] == ["digits", "toy-regression", "two-moons"]
+    assert rows["two-moons"]["where"] == "ibnn"
+    result = call("data", "list", "--data", tmp_path)
     assert str(tmp_path) in result.stdout
     assert "ibnn data get mnist" in result.stderr
 
 
 def test_data_get(tmp_path: Path) -> None:
-    assert "scikit-learn" in call("data", "get", "digits", "--folder", tmp_path).stdout
+    found = call("data", "get", "digits", "two-moons", "--data", tmp_path).stdout
+    assert found == "digits: scikit-learn\ntwo-moons: ibnn\n"
     assert "name of a set" in call("data", "get", "mnst", code=2).stderr
-    assert "http" in call("data", "get", "mnist", "--folder", tmp_path, "--mirror", "ftp://x", code=1).stderr
+    assert "http" in call("data", "get", "mnist", "--data", tmp_path, "--mirror", "ftp://x", code=2).stderr
 
 
 # --------------------------------------------------------------------------------------------------------------- train
@@ -309,6 +321,35 @@ def test_wrong_evaluations(run: Path, tmp_path: Path) -> None:
     assert "data get mnist" in call("evaluate", run, "--data-set", "mnist", "--data", tmp_path, code=1).stderr
 
 
+def _idx(folder: Path, name: str) -> None:
+    """A tiny set in the files of MNIST."""
+    generator = np.random.default_rng(len(name))
+    (folder / name).mkdir()
+    for part, rows in (("train", 40), ("t10k", 20)):
+        for kind, content in (
+            ("images-idx3", struct.pack(">BBBBIII", 0, 0, 8, 3, rows, 28, 28) + generator.bytes(rows * 28 * 28)),
+            ("labels-idx1", struct.pack(">BBBBI", 0, 0, 8, 1, rows) + bytes(i % 10 for i in range(rows))),
+        ):
+            (folder / name / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+
+
+def test_evaluation_on_another_set_has_its_name_and_outsiders(tmp_path: Path) -> None:
+    for name in ("mnist", "fashion-mnist"):
+        _idx(tmp_path, name)
+    settings = ["data=fashion-mnist", "net_options.inputs=784", "train.steps=1", "valid=0"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    call("train", "digits-mlp", *TINY, *words, "--data", tmp_path, "--out", tmp_path / "run")
+
+    def evaluated(*more: str) -> Any:
+        return json.loads(call("evaluate", tmp_path / "run", *more, "--data", tmp_path, "--json").stdout)
+
+    own, other = evaluated(), evaluated("--data-set", "mnist")
+    assert (own["name"], own["data"]) == ("ibnn mlp fashion-mnist seed 0", "fashion-mnist")
+    assert (other["name"], other["data"]) == ("ibnn mlp fashion-mnist seed 0 on mnist", "mnist")
+    assert list(own["outsiders"]) == ["corrupted 5", "mnist"]
+    assert list(other["outsiders"]) == ["corrupted 5"]  # neither itself nor what was trained on
+
+
 # ------------------------------------------------------------------------------------------------------------- predict
 
 
@@ -361,7 +402,7 @@ def test_predict_reads_all_kinds_alike(
     result = call("predict", run, *write(tmp_path, pixels), "--risk", 1)
     rows = rows_of(result.stdout)
     model = jobs.read_run(run).model
-    expected = model.predict(data.load("digits").normalise(torch.from_numpy(pixels)[:, None]), samples=5, seed=0)
+    expected = model.predict(data.load("digits").normalise(torch.from_numpy(pixels)[:, None]), samples=3, seed=0)
     assert list(rows[0]) == FIELDS
     assert [row["label"] for row in rows] == [str(int(label)) for label in expected.labels]
     for name, values in (("probability", expected.probs.amax(1)), ("total", expected.total)):
@@ -376,6 +417,59 @@ def test_other_sizes_and_colours_are_noted(run: Path, tmp_path: Path, pixels: np
     result = call("predict", run, tmp_path / "big.png")
     assert "resized from 40×60 to 8×8" in result.stderr
     assert len(rows_of(result.stdout)) == 1
+
+
+def _decoded(image: Image.Image, folder: Path, channels: int = 1, **options: Any) -> list[Any]:
+    image.save(folder / "a.png", **options)
+    found, size = decoded(folder / "a.png", Form(channels, *image.size[::-1]), name="a.png")
+    assert size == image.size
+    pixels: list[Any] = (found * 255).round().int().tolist()
+    return pixels
+
+
+def test_what_is_transparent_is_white(tmp_path: Path) -> None:
+    colours = [(255, 0, 0, 0), (255, 0, 0, 51), (255, 0, 0, 255)]  # a fifth of red on white
+    image = Image.fromarray(np.array([colours], np.uint8))
+    assert _decoded(image, tmp_path, 3) == [[[255, 255, 255]], [[255, 204, 0]], [[255, 204, 0]]]
+    grey = Image.fromarray(np.array([[0, 7, 200]], np.uint8))
+    assert _decoded(grey.convert("LA"), tmp_path) == [[[0, 7, 200]]]  # nothing is
+    assert _decoded(grey, tmp_path, transparency=7) == [[[0, 255, 200]]]
+    assert _decoded(grey.convert("P"), tmp_path, transparency=7) == [[[0, 255, 200]]]
+
+
+def test_greys_of_16_bits_are_scaled(tmp_path: Path) -> None:
+    grey = Image.fromarray(np.array([[0, 128, 129, 257 * 7, 65535]], np.uint16))
+    assert _decoded(grey, tmp_path) == [[[0, 0, 1, 7, 255]]]
+    assert _decoded(grey, tmp_path, 3) == [[[0, 0, 1, 7, 255]]] * 3
+    assert _decoded(grey, tmp_path, transparency=257 * 7) == [[[0, 0, 1, 255, 255]]]
+    Image.fromarray(np.array([[70_000]], np.int32)).save(tmp_path / "a.tif")
+    with pytest.raises(ValueError, match="more than 16 bits a pixel"):
+        decoded(tmp_path / "a.tif", Form(1, 1, 1), name="a.tif")
+
+
+def test_images_are_turned_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side: to be turned to the right
+    Image.fromarray(np.array([[1000, 2000]], np.uint16)).save(tmp_path / "a.png", exif=exif)
+    found, size = decoded(tmp_path / "a.png", Form(1, 2, 1), name="a.png")
+    assert (size, (found * 255).round().tolist()) == ((1, 2), [[[4.0], [8.0]]])
+
+
+def test_unreadable_files_are_left_out_and_named(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    good = [str(path) for path in _png(tmp_path, pixels)]
+    for name in ("2.png", "4.png"):
+        (tmp_path / name).write_bytes(b"no image")
+    good = [good[0], good[1], good[3]]
+    alone = call("predict", run, *good, "--risk", 1)
+    result = call("predict", run, tmp_path, "--risk", 1, "--quiet", code=1)
+    assert result.stdout == alone.stdout
+    errors = result.stderr.splitlines()
+    assert [error.startswith("Error: Expected `") and "a readable image" in error for error in errors] == [True, True]
+    assert [f"{tmp_path / name}`" in error for name, error in zip(("2.png", "4.png"), errors, strict=True)] == [
+        True
+    ] * 2
+    call("predict", run, tmp_path, "-o", tmp_path / "out.json", code=1)
+    assert [row["file"] for row in json.loads((tmp_path / "out.json").read_text())["rows"]] == good
 
 
 def test_predictions_do_not_depend_on_company(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
@@ -415,6 +509,7 @@ def _bad(folder: Path, name: str, content: bytes) -> Path:
         (lambda folder: _npy(lambda x: x * np.nan)(folder, np.zeros((2, 8, 8)))[0], 1, "in [0, 1]"),
         (lambda folder: _npy(lambda x: x)(folder, np.zeros((2, 8, 8), np.int64))[0], 1, "uint8"),
         (lambda folder: _npy(lambda x: x)(folder, np.array([{}]))[0], 1, "an .npy file"),
+        (lambda folder: _npy(lambda x: x)(folder, np.zeros((0, 8, 8), np.uint8))[0], 1, "one or more examples"),
         (lambda folder: _bad(folder, "a.csv", b"1,2,3\n"), 1, "(N, 64)"),
         (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,2\n"), 1, "3 values a line"),
         (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,x,3\n"), 1, "in line 2"),
@@ -618,7 +713,21 @@ def test_report(run: Path, tmp_path: Path) -> None:
     result = call("report", run, "-o", tmp_path / "report.html", "--title", "My page")
     assert result.stdout.strip() == str(tmp_path / "report.html")
     assert "My page" in (tmp_path / "report.html").read_text()
-    assert "no folder" in call("report", tmp_path / "none", code=2).stderr
+    assert "no folder" in call("report", run, tmp_path / "none", code=2).stderr
+
+
+def test_report_leaves_out_what_is_no_finished_run(run: Path, tmp_path: Path) -> None:
+    begun, lock, page = tmp_path / "begun", tmp_path / "run.lock", tmp_path / "report.html"
+    begun.mkdir()
+    lock.touch()
+    assert "folders of finished runs" in call("report", begun, lock, "-o", page, code=2).stderr
+    assert not page.exists()
+    shutil.copy(run / "job.toml", begun)
+    result = call("report", run, begun, lock, "-o", page)
+    assert result.stderr == f"Left out: {begun}, which has not finished.\n"
+    alone = tmp_path / "alone.html"
+    call("report", run, "-o", alone)
+    assert page.read_bytes() == alone.read_bytes()
 
 
 def test_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,20 +735,24 @@ def test_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked = []
 
-    def stub(name: str, **options: Any) -> list[Path]:
+    def stub(name: str, **options: Any) -> reproduce.Reproduced:
         asked.append((name, options))
-        return [options["out"] / f"{name}.json"]
+        return reproduce.Reproduced([options["out"] / f"{name}.json"], [["method", "error"], ["ibnn", "1.0"]])
 
     monkeypatch.setattr(reproduce, "reproduce", stub)
-    monkeypatch.setattr(reproduce, "table", lambda *_: [["method", "error"], ["ibnn", "1.0"]])
     assert all(name in call("reproduce", "list").stdout for name in reproduce.names())
     first = reproduce.names()[0]
-    result = call("reproduce", first, "--methods", "a,b", "--seeds", 2, "--smoke", "--out", tmp_path, "--json")
+    words = ("--methods", "iBNN-4, SGD", "--methods", "BNN-VI, β = 1")
+    result = call("reproduce", first, *words, "--seeds", 2, "--smoke", "--out", tmp_path, "--json")
     assert json.loads(result.stdout)[first]["table"][1] == ["ibnn", "1.0"]
     name, options = asked.pop()
-    assert (name, options["methods"], options["seeds"], options["smoke"]) == (first, ["a", "b"], 2, True)
+    assert (name, options["seeds"], options["smoke"]) == (first, 2, True)
+    assert options["methods"] == ["iBNN-4", "SGD", "BNN-VI, β = 1"]
     assert "ibnn" in call("reproduce", "all", "--out", tmp_path).stdout
     assert [name for name, _ in asked] == reproduce.names()
+    asked.clear()
+    assert "'SGDD'" in call("reproduce", "all", "--methods", "SGDD", code=2).stderr
+    assert asked == []
     assert "Did you mean" in call("reproduce", first + "x", code=2).stderr
     assert "preset" in call("reproduce", first, "--preset", "gpu", code=2).stderr
 
@@ -648,7 +761,8 @@ def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
     monkeypatch.setattr("ibnn.demo.main", lambda words: asked.append(words) or 0)
     call("demo", "--out", "there", "--seed", 3, "--json")
-    assert asked == [["--out", "there", "--seed", "3", "--json"]]
+    call("demo", "--quiet")
+    assert asked == [["--out", "there", "--seed", "3", "--json"], ["--out", "demo", "--seed", "0", "--quiet"]]
     call("demo", "--seed", -1, code=2)
 
 
@@ -687,6 +801,8 @@ def test_export_of_normalised_images_and_wrong_exports(run: Path, tmp_path: Path
     result = call("export", run, "-o", tmp_path / "m.pt2", "--format", "torch", "--samples", 1)
     assert result.stdout == f"{tmp_path / 'm.pt2'}\n"
     assert "are draws" in result.stderr
+    words = ["-o", tmp_path / "m.pt2", "--format", "torch", "--json"]
+    assert json.loads(call("export", run, *words).stdout)["samples"] == 3  # the job's
     assert "job.toml" in call("export", tmp_path, code=2).stderr
     assert "the folder" in call("export", run, "-o", tmp_path, "--format", "torch", code=2).stderr
     assert "tflite" in call("export", run, "--format", "tflite", code=2).stderr

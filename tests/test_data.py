@@ -173,6 +173,15 @@ def test_folder_cuts_the_centre(tmp_path: Path) -> None:
     assert torch.equal(image, torch.arange(15, 25, dtype=torch.uint8).expand(3, 10, 10))
 
 
+def test_folder_puts_transparent_images_on_white(tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    Image.new("RGBA", (4, 4), (255, 0, 0, 51)).save(tmp_path / "train" / "a" / "0.png")
+    image, _ = Folder(tmp_path, train=True, size=4, resize=4)[0]
+    assert image.flatten(1).unique(dim=1).flatten().tolist() == [255, 204, 204]
+
+
 def test_unreadable_image_is_named(tmp_path: Path) -> None:
     write_pictures(tmp_path)
     whole = (tmp_path / "train" / "cat" / "b.png").read_bytes()
@@ -296,6 +305,13 @@ def test_parts_of_impossible_size(rows: int) -> None:
         hold_out(made(50), rows, 0)
 
 
+def test_a_subset_may_be_all() -> None:
+    split = made(50)
+    assert torch.equal(subset(split, 50, 0).images, split.images)
+    with pytest.raises(ValueError, match="a number of rows from 1 to 50, but got 51"):
+        subset(split, 51, 0)
+
+
 # ------------------------------------------------------------------------------------------------------------- embedded
 
 
@@ -394,3 +410,7 @@ def test_images_in_loaders() -> None:
 def test_one_mean_for_each_channel() -> None:
     with pytest.raises(ValueError, match=re.escape("`mean and std` to be 1 numbers each, but got 3 and 3")):
         Images(made(), mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def test_the_embedded_sets_are_those_that_are_listed() -> None:
+    assert tuple(data.TABLES) == data.sets.EMBEDDED

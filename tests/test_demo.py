@@ -32,6 +32,21 @@ def test_result_file_table_and_figures(ran: tuple[Path, dict[str, Any]]) -> None
         assert len(content) > 10_000
 
 
+def test_quiet_leaves_the_table(
+    ran: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "run", lambda *_, **options: asked.append(options) or ran[1])
+    asked: list[dict[str, Any]] = []
+    told = []
+    for words in (["--quiet"], []):
+        assert demo.main(words) == 0
+        told.append(capsys.readouterr().out)
+    assert asked == [{"quiet": True}, {"quiet": False}]
+    assert told[1].startswith(told[0])
+    assert "Look at" in told[1].removeprefix(told[0])
+    assert told[0].rstrip()[-1] == "┘"
+
+
 def test_splits_are_disjoint_and_leave_the_held_out_classes_out() -> None:
     train, valid, test, ood = demo.load_splits(0, demo.RECIPE)
     keys = [{tuple(row) for row in part.x.flatten(1).tolist()} for part in (train, valid, test)]
@@ -57,7 +72,7 @@ def test_choices_never_look_at_test_labels(
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def missing(*_: object) -> None:
+    def missing(*_: object, **__: object) -> None:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
 
     monkeypatch.setattr(demo, "run", missing)

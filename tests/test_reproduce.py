@@ -1,14 +1,16 @@
 """Experiments: recipes that hold together, a runner that skips, shares and survives, smoke runs of everything."""
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ibnn import analysis, reproduce
 from ibnn.jobs import Job
-from ibnn.reproduce import Results, names, read, table
+from ibnn.reproduce import Results, names, read, results
 
 BOTH = [(name, preset) for name in names() for preset in ("cpu", "paper")]
 
@@ -28,21 +30,21 @@ def test_every_recipe_describes_valid_jobs(name: str, preset: str) -> None:
 @pytest.mark.parametrize(("name", "preset"), BOTH)
 def test_every_recipe_runs(name: str, preset: str, tmp_path: Path) -> None:
     options = {"preset": preset, "seeds": 1, "runs": tmp_path / "runs", "out": tmp_path, "quiet": True}
-    written = reproduce.reproduce(name, smoke=True, **options)  # type: ignore[arg-type]
+    written, table = reproduce.reproduce(name, smoke=True, **options)  # type: ignore[arg-type]
     source = "benchmark" if name in ("calibration", "ood") else name
-    assert written[0] == tmp_path / f"{source}-{preset}.json"
+    assert written[0] == tmp_path / f"{source}-{preset}-smoke.json"
     assert all(path.stat().st_size > 100 for path in written)
     assert len(written) == (1 if name == "table1" else 2)
     cells = json.loads(written[0].read_text())["cells"]
     assert len(cells) == sum(cell.seed == 0 for cell in read(name, preset).cells())
     assert all("commit" in cell["provenance"] for cell in cells.values())
-    assert len(table(name, preset, tmp_path)) > 1
+    assert len(table) > 1
 
 
 def test_cells_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def counted(fields: dict[str, object], *, smoke: bool = False) -> dict[str, object]:
+    def counted(fields: dict[str, object]) -> dict[str, object]:
         calls.append(fields)
         return {"rows": [], "provenance": {}}
 
@@ -54,8 +56,36 @@ def test_cells_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pyt
     content = json.loads(path.read_text())
     content["cells"]["iBNN / seed 0"]["key"] = "of another recipe"
     path.write_text(json.dumps(content))
+    experiment = read("table1")
+    assert results(experiment, tmp_path).of(experiment) == {}  # no table shows it
     reproduce.reproduce("table1", runs=tmp_path, out=tmp_path, quiet=True)
     assert len(calls) == 2
+    assert set(results(experiment, tmp_path).of(experiment)) == {"iBNN / seed 0"}
+
+
+def test_smoke_runs_keep_to_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def counted(fields: dict[str, Any]) -> dict[str, Any]:
+        asked.append(fields["train"]["steps"])
+        return {"layers": fields["layers"], "scores": {"nll": 1.0, "rmse": 1.0, "coverage": 1.0}}
+
+    monkeypatch.setattr(analysis, "regression", counted)
+    monkeypatch.setattr("ibnn.figures.draw", lambda *_: [])
+    for smoke in (True, False, True, False):
+        reproduce.reproduce("regression", smoke=smoke, seeds=1, runs=tmp_path, out=tmp_path, quiet=True)
+    assert asked == [2] * 10 + [2000] * 10
+    assert {path.name for path in tmp_path.glob("*.json")} == {"regression-cpu.json", "regression-cpu-smoke.json"}
+    assert read("size").only(None, 1) != read("size", smoke=True).only(None, 1)
+
+
+def test_seeds_are_as_many_as_asked_for() -> None:
+    experiment = read("benchmark")
+    for seeds in (1, 5):
+        counts = Counter(cell.name.rpartition(" / ")[0] for cell in experiment.only(None, seeds).cells())
+        assert set(counts.values()) == {seeds}
+    one = [cell.name for cell in experiment.only(["BNN-VI, β = 1"], None).cells()]
+    assert one == [f"{setting['name']} / BNN-VI, β = 1 / seed 0" for setting in experiment.settings]
 
 
 def test_experiments_share_runs(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """ANALYSIS: the cells of experiments that are no plain job, what is looked at inside trained models, and smoke runs."""
 
 import json
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,12 @@ def key(fields: dict[str, Any]) -> str:
 # ------------------------------------------------------------------------------------------------------- other cells
 
 
-def table1(fields: dict[str, Any], *, smoke: bool = False) -> dict[str, Any]:
+def table1(fields: dict[str, Any]) -> dict[str, Any]:
     """Weights, nodes and their ratio of the paper's networks."""
     return {"rows": [row._asdict() for row in sizes.table1()], "provenance": provenance()}
 
 
-def regression(fields: dict[str, Any], *, smoke: bool = False) -> dict[str, Any]:
+def regression(fields: dict[str, Any]) -> dict[str, Any]:
     """y = x³ from 30 points: the predictive distribution over a range of x, and its scores on fresh points."""
     seed, layers = fields["seed"], fields["layers"]
     x, y = toy_regression(30, seed=seed)
@@ -54,10 +55,12 @@ def regression(fields: dict[str, Any], *, smoke: bool = False) -> dict[str, Any]
         else convert(net, likelihood=likelihood, copy=False, seed=seed, **options)
     )
     recipe = Recipe(**({"seed": seed} | fields.get("train", {})))
-    fit(model, (x / 4, (y - centre) / scale), recipe=recipe.but(steps=2) if smoke else recipe, quiet=True)
+    began = time.monotonic()
+    fit(model, (x / 4, (y - centre) / scale), recipe=recipe, quiet=True)
+    seconds, draws = time.monotonic() - began, 5 * model.components if isinstance(model, IBNN) else 40
 
     def answer(points: Tensor) -> GaussianPrediction:
-        prediction = model.predict(points / 4, samples=5 if isinstance(model, IBNN) else 40)
+        prediction = model.predict(points / 4, samples=draws // model.components)
         assert isinstance(prediction, GaussianPrediction)
         return prediction
 
@@ -79,6 +82,11 @@ def regression(fields: dict[str, Any], *, smoke: bool = False) -> dict[str, Any]
             "nll": float(scale.log() - tested.log_prob(targets).mean()),
             "rmse": float((tested.mean - targets).square().mean().sqrt() * scale),
             "coverage": float(((low <= targets) & (targets <= high)).float().mean()),
+        },
+        "costs": {
+            "train_seconds": round(seconds, 1),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "forwards": draws,
         },
         "job": fields,
         "provenance": provenance(),
@@ -165,6 +173,8 @@ _SMALL: dict[str, dict[str, Any]] = {"wideresnet": {"depth": 10, "width": 1}, "v
 
 def smoked(fields: dict[str, Any]) -> dict[str, Any]:
     """A cell's fields, cut down to two steps of a small network."""
+    if "net" not in fields:  # regression, or nothing to train
+        return merged(fields, {"train": {"steps": 2}})
     quick: dict[str, Any] = {"steps": 2, "batch_size": 8, "evaluate_every": 1}
     trains = {
         n: {k: v for k, v in fields[n].items() if k != "epochs"} | quick for n in ("train", "first") if fields.get(n)

@@ -1,6 +1,6 @@
 """DEMO: a plain network, with a temperature, calibrated, and an iBNN, on scikit-learn's digits: table and figures.
 
-    python -m ibnn.demo [--out demo] [--seed 0] [--json]
+    python -m ibnn.demo [--out demo] [--seed 0] [--json] [--quiet]
 
 Few training images, so that overconfidence shows; the digits 8 and 9 are held out as out-of-distribution inputs.
 """
@@ -141,7 +141,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @_one_thread()
-def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None) -> dict[str, Any]:
+def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet: bool = False) -> dict[str, Any]:
     """Trains, chooses on validation data, evaluates on test data once, writes figures and results.json."""
     from ibnn.checkpoint import write_atomically
     from ibnn.provenance import provenance
@@ -150,7 +150,7 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None) -> dict[
     recipe = RECIPE | (recipe or {})
     start = time.monotonic()
     train, valid, test, ood = load_splits(seed, recipe)
-    with _progress(recipe["epochs"] + -(-recipe["epochs"] // recipe["evaluate_every"])) as tick:
+    with _progress(recipe["epochs"] + -(-recipe["epochs"] // recipe["evaluate_every"]), quiet) as tick:
         net = train_plain(train, seed, recipe, tick)
         model, history = train_ibnn(train, valid, seed, recipe, tick)
     calibrated = ibnn.convert(net, components=recipe["components"], seed=seed)
@@ -341,9 +341,9 @@ def _draw_entropy(seen: CategoricalPrediction, unseen: CategoricalPrediction, fi
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[], None]]:
     """Yields what to call after each of so many parts; draws a bar when stderr is a terminal."""
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         yield lambda: None
         return
     from rich.console import Console
@@ -362,13 +362,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for figures and results.json")
     parser.add_argument("--seed", type=int, default=0, help="decides splits, weights, order and draws")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress, and no words about the table")
     options = parser.parse_args(arguments)
     if options.seed < 0:
         parser.error(f"--seed must be 0 or more, not {options.seed}")
     if options.out.exists() and not options.out.is_dir():
         parser.error(f"--out must be a folder, but {options.out} is a file")
     try:
-        result = run(options.out, options.seed)
+        result = run(options.out, options.seed, quiet=options.quiet)
         from rich.console import Console
         from rich.table import Table
     except ModuleNotFoundError as error:
@@ -383,6 +384,8 @@ def main(arguments: list[str] | None = None) -> int:
     for row in rows[1:]:
         shown.add_row(*row)
     console.print(shown)
+    if options.quiet:
+        return 0
     console.print(explain(result), highlight=False)
     names = ", ".join(
         f"{options.out / name}" for name in ("reliability.png", "digits.png", "entropy.png", "results.json")

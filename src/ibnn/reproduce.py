@@ -12,10 +12,10 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ibnn.checkpoint import write_atomically
 from ibnn.errors import complaint
@@ -41,7 +41,7 @@ class Experiment:
 
     Attributes:
         name: Of the experiment.
-        preset: "cpu" or "paper".
+        preset: "cpu" or "paper", with "-smoke" behind it for a smoke run.
         title: What it shows, in a line.
         paper: Where the paper shows it.
         kind: "jobs", "regression" or "table1".
@@ -67,6 +67,23 @@ class Experiment:
     methods: tuple[dict[str, Any], ...] = ()
     seeds: int = 1
     source: str = ""
+
+    @property
+    def smoke(self) -> bool:
+        """Whether it is cut down to see if it runs at all."""
+        return self.preset.endswith("-smoke")
+
+    def only(self, methods: list[str] | None, seeds: int | None) -> "Experiment":
+        """With these methods alone, and so many seeds of each; None leaves them as they are."""
+        known = [method["name"] for method in self.methods]
+        if unknown := [name for name in methods or () if name not in known]:
+            expected, got = (", ".join(map(repr, some)) for some in (known, unknown))
+            raise ValueError(complaint("methods", f"some of {expected}", got, "Leave it out for all."))
+        kept = [method for method in self.methods if methods is None or method["name"] in methods]
+        if seeds is None:
+            return replace(self, methods=tuple(kept))
+        kept, settings = ([{**entry, "seeds": seeds} for entry in some] for some in (kept, self.settings))
+        return replace(self, methods=tuple(kept), settings=tuple(settings), seeds=seeds)
 
     def cells(self) -> Iterator["Cell"]:
         """All cells, seed by seed, so that a stopped run has every method."""
@@ -102,7 +119,20 @@ class Cell:
         fields: dict[str, Any] = {}
         for part in parts:
             fields = merged(fields, part)
-        return fields
+        if not self.experiment.smoke:
+            return fields
+        from ibnn import analysis
+
+        return analysis.smoked(fields)
+
+    @property
+    def key(self) -> str:
+        """What it is known by: a result with another key is of another recipe."""
+        from ibnn import analysis
+
+        if self.experiment.kind != "jobs":
+            return analysis.key(self.fields)
+        return "-".join(filter(None, (Job(**self.fields).key, self.experiment.analysis)))
 
 
 def names() -> list[str]:
@@ -111,8 +141,8 @@ def names() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def read(name: str, preset: str = "cpu") -> Experiment:
-    """An experiment at one of its sizes."""
+def read(name: str, preset: str = "cpu", *, smoke: bool = False) -> Experiment:
+    """An experiment at one of its sizes, or cut down to see if it runs at all."""
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)[0]
         raise ValueError(complaint("name", f"one of {', '.join(names())}", repr(name), f"Did you mean {near!r}?"))
@@ -124,6 +154,7 @@ def read(name: str, preset: str = "cpu") -> Experiment:
     kept = chosen.pop("only", None)  # names of methods
     methods = [m for m in chosen.pop("methods", []) if kept is None or m["name"] in kept]
     settings = chosen.pop("settings", [{"name": ""}])
+    preset += "-smoke" if smoke else ""
     return Experiment(name, preset, **content, **chosen, settings=tuple(settings), methods=tuple(methods))
 
 
@@ -155,6 +186,11 @@ class Results:
         cells: dict[str, Any] = self.content["cells"]
         return cells
 
+    def of(self, experiment: Experiment) -> dict[str, Any]:
+        """Those of an experiment as it is now; what another recipe gave is left out."""
+        named = {cell.name: cell.key for cell in experiment.cells()}
+        return {name: cell for name, cell in self.cells.items() if named.get(name, "") == cell.get("key")}
+
     def add(self, name: str, result: dict[str, Any]) -> None:
         """Puts a cell in its place, next to what others have added."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,19 +202,18 @@ class Results:
             write_atomically(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
 
 
-def results(name: str, preset: str, out: Path) -> Results:
+def results(experiment: Experiment, out: Path) -> Results:
     """What an experiment has given so far."""
-    experiment = read(name, preset)
-    base = read(experiment.source, preset)
-    about = {"experiment": base.name, "preset": preset, "title": base.title, "paper": base.paper}
-    return Results(out / f"{base.name}-{preset}.json", about)
+    about = {"experiment": experiment.source, "preset": experiment.preset}
+    about |= {"title": _content(experiment.source)["title"], "paper": _content(experiment.source)["paper"]}
+    return Results(out / f"{experiment.source}-{experiment.preset}.json", about)
 
 
-def table(name: str, preset: str = "cpu", out: Path = Path("results")) -> list[list[str]]:
-    """What an experiment has given so far, as a header and rows."""
-    from ibnn import figures
+class Reproduced(NamedTuple):
+    """The files written, results and figures, and the table, its header first."""
 
-    return figures.table(read(name, preset), results(name, preset, out).cells)
+    files: list[Path]
+    table: list[list[str]]
 
 
 def reproduce(
@@ -192,94 +227,74 @@ def reproduce(
     data: str | Path | None = None,
     smoke: bool = False,
     quiet: bool = False,
-) -> list[Path]:
+) -> Reproduced:
     """Runs what is missing of an experiment, and draws its figure.
 
     Args:
         name: One of `names`.
         preset: "cpu" (two cores) or "paper" (the full recipe).
-        seeds: How many seeds; default the preset's.
+        seeds: How many seeds of everything; default the preset's.
         methods: Names of the methods to run; default all.
         runs: Folder of run folders, by the hash of their job; experiments share them.
         out: Folder of result files and figures.
         data: Folder of the data sets.
-        smoke: Tiny made data, two steps, small networks: does it run at all? Writes results that mean nothing.
+        smoke: Tiny made data, two steps, small networks: does it run at all? The results mean nothing, and have files
+            of their own.
         quiet: Shows nothing.
-
-    Returns:
-        The files written: results and figures.
     """
-    experiment = read(name, preset)
-    known = [method["name"] for method in experiment.methods]
-    if methods and (unknown := [m for m in methods if m not in known]):
-        raise ValueError(
-            complaint("methods", f"some of {', '.join(known)}", ", ".join(unknown), "Leave it out for all.")
-        )
-    cells = [c for c in experiment.cells() if methods is None or c.method["name"] in methods]
-    cells = [c for c in cells if seeds is None or c.seed < seeds]
-    found = results(name, preset, out)
-    work = _worker(experiment, runs, data, smoke, quiet)
-    bar = _bar(f"{name} ({preset})", len(cells), quiet)
-    with bar as advance:
+    whole = read(name, preset, smoke=smoke)
+    experiment = whole.only(methods, seeds)
+    cells = list(experiment.cells())
+    found = results(experiment, out)
+    with _bar(f"{name} ({preset})", len(cells), quiet) as advance:
         left = cells
         while left:
             later = []
             for cell in left:
-                done = _attempt(cell, found, work, runs)
+                done = _attempt(cell, found, runs, data, quiet)
                 advance() if done else later.append(cell)
             if len(later) == len(left):
                 time.sleep(5)  # others are at them
             left = later
     from ibnn import figures
 
+    shown = whole.only(None, seeds) if seeds and seeds > whole.seeds else whole  # with what was there before
     written = [found.path] if found.path.exists() else []
-    return written + figures.draw(experiment, found.cells, out)
+    return Reproduced(written + figures.draw(shown, found.of(shown), out), figures.table(shown, found.of(shown)))
 
 
-def _attempt(
-    cell: Cell, found: Results, work: "Callable[[Cell], tuple[str, Callable[[], dict[str, Any]]]]", runs: Path
-) -> bool:
+def _attempt(cell: Cell, found: Results, runs: Path, data: str | Path | None, quiet: bool) -> bool:
     """Runs a cell unless it is there; False if another process has taken it."""
-    key, compute = work(cell)
+    key = cell.key
     if found.cells.get(cell.name, {}).get("key") == key:
         return True
-    runs.mkdir(parents=True, exist_ok=True)
-    with open(runs / f"{key}.lock", "w") as lock:
+    locks = runs / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with open(locks / key, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
-        found.add(cell.name, {"key": key, **compute()})
+        found.add(cell.name, {"key": key, **_result(cell, runs, data, quiet)})
     return True
 
 
-def _worker(
-    experiment: Experiment, runs: Path, data: str | Path | None, smoke: bool, quiet: bool
-) -> Callable[[Cell], tuple[str, Callable[[], dict[str, Any]]]]:
-    """What a cell is known by, and what it takes to compute it."""
+def _result(cell: Cell, runs: Path, data: str | Path | None, quiet: bool) -> dict[str, Any]:
+    """What a cell gives."""
     from ibnn import analysis
 
-    if experiment.kind == "regression":
-        return lambda cell: (analysis.key(cell.fields), lambda: analysis.regression(cell.fields, smoke=smoke))
-    if experiment.kind == "table1":
-        return lambda cell: (analysis.key(cell.fields), lambda: analysis.table1(cell.fields))
-
-    def job_of(cell: Cell) -> tuple[str, Callable[[], dict[str, Any]]]:
-        job = Job(**(analysis.smoked(cell.fields) if smoke else cell.fields))
-        key = f"{job.key}-{experiment.analysis}" if experiment.analysis else job.key
-
-        def compute() -> dict[str, Any]:
-            splits = analysis.made_data(job) if smoke else None
-            result = run(job, runs / job.key, data_folder=data, splits=splits, quiet=quiet)
-            kept = {name: result[name] for name in KEPT if name in result}
-            if experiment.analysis:
-                looked = getattr(analysis, experiment.analysis)(runs / job.key, data, splits)
-                kept = {"scores": result["scores"], "analysis": looked}
-            return kept | {"job": result["job"], "provenance": result["provenance"]}
-
-        return key, compute
-
-    return job_of
+    experiment = cell.experiment
+    if experiment.kind != "jobs":
+        computed: dict[str, Any] = getattr(analysis, experiment.kind)(cell.fields)
+        return computed
+    job = Job(**cell.fields)
+    splits = analysis.made_data(job) if experiment.smoke else None
+    result = run(job, runs / job.key, data_folder=data, splits=splits, quiet=quiet)
+    kept = {name: result[name] for name in KEPT if name in result}
+    if experiment.analysis:
+        looked = getattr(analysis, experiment.analysis)(runs / job.key, data, splits)
+        kept = {"scores": result["scores"], "costs": result["costs"], "analysis": looked}
+    return kept | {"job": result["job"], "provenance": result["provenance"]}
 
 
 @contextmanager

@@ -45,6 +45,8 @@ def look_steps(total: int, looks: int | None = None) -> frozenset[int]:
 def afford(training_rows: int, held_out: int) -> tuple[int, int]:
     """How many looks, and how many held-out examples each: their forward passes are at most `SHARE` of the training's.
 
+    That is with `DRAWS` draws of each; more than `DRAWS` components make a draw each, and as many more passes.
+
     >>> afford(30_000, 2_000), afford(1_000_000, 2_000)
     ((9, 250), (25, 1000))
     """

@@ -51,15 +51,29 @@ def listed(paths: list[Path]) -> list[Path]:
     return found
 
 
-def examples(files: list[Path], form: Form, note: Callable[[str], None]) -> Iterator[Example]:
-    """All examples in order; images are brought to the form, which is said once a size."""
+def examples(
+    files: list[Path], form: Form, note: Callable[[str], None], failed: Callable[[Exception], None]
+) -> Iterator[Example]:
+    """All examples in order; images are brought to the form, which is said once a size.
+
+    Args:
+        files: What `listed` found.
+        form: What the network takes.
+        note: Told what was done to files.
+        failed: Told of every file that cannot be read; the others are.
+    """
     noted: set[tuple[int, int]] = set()
     for path in files:
-        if path.suffix.lower() in IMAGES:
-            yield Example(str(path), None, _image(path, form, noted, note))
-            continue
-        array = _csv(path, form, note) if path.suffix.lower() == ".csv" else _npy(path, form)
-        yield from (Example(str(path), row, pixels) for row, pixels in enumerate(array))
+        try:
+            if path.suffix.lower() in IMAGES:
+                found = [Example(str(path), None, _image(path, form, noted, note))]
+            else:
+                array = _csv(path, form, note) if path.suffix.lower() == ".csv" else _npy(path, form)
+                found = [Example(str(path), row, pixels) for row, pixels in enumerate(array)]
+        except (ValueError, OSError) as error:
+            failed(error)
+        else:
+            yield from found
 
 
 def _image(path: Path, form: Form, noted: set[tuple[int, int]], note: Callable[[str], None]) -> "Tensor":
@@ -79,7 +93,7 @@ def resized(size: tuple[int, int], form: Form) -> str:
 def decoded(
     file: Path | BinaryIO, form: Form, *, name: str, most: int | None = None
 ) -> tuple["Tensor", tuple[int, int]]:
-    """An image brought to the form, and the width and height it had.
+    """An image brought to the form, what is transparent on white, and the width and height it had.
 
     Args:
         file: Where the bytes of the image are.
@@ -90,15 +104,16 @@ def decoded(
     import torch
     from PIL import Image, ImageOps
 
+    from ibnn.data.folder import flattened
+
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with Image.open(file, formats=FORMATS) as image:  # only its head is read so far
             size = image.size
             if most is not None and size[0] * size[1] > most:
                 raise ValueError(f"{size[0]}×{size[1]} pixels, more than {most:,}")
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"{image.mode}, more than 8 bits a pixel")
-            upright = ImageOps.exif_transpose(image).convert("L" if form.channels == 1 else "RGB")
+            ImageOps.exif_transpose(image, in_place=True)
+            upright = flattened(image, "L" if form.channels == 1 else "RGB")
     except (OSError, SyntaxError, ValueError, *bombs) as error:  # all that pillow raises
         reason = re.sub(r"<_io\.BytesIO object at \w+>", "it", str(error).replace(repr(str(file)), "it"))
         remedy = "Replace or leave out the file."
@@ -146,18 +161,28 @@ def _npy(path: Path, form: Form) -> "Tensor":
     return formed(pixels / 255 if array.dtype == np.uint8 else pixels, path, form)
 
 
-def points(files: list[Path], columns: int) -> Iterator[Example]:
-    """All rows of numbers in order, as they are."""
+def points(files: list[Path], columns: int, failed: Callable[[Exception], None]) -> Iterator[Example]:
+    """All rows of numbers in order, as they are; `failed` as of `examples`."""
     for path in files:
-        if path.suffix.lower() not in (".csv", ".npy"):
-            raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, "Convert the file."))
-        found = _values(path) if path.suffix.lower() == ".csv" else _numbers(path)
-        if found.ndim != 2 or found.shape[1] != columns:
-            remedy = "Give a row an example, a column for each of the network's inputs."
-            raise ValueError(complaint(str(path), f"of shape (N, {columns})", tuple(found.shape), remedy))
-        if not bool(found.isfinite().all()):
-            raise ValueError(complaint(str(path), "finite", "NaN or infinity", "Leave such rows out."))
-        yield from (Example(str(path), row, x) for row, x in enumerate(found))
+        try:
+            found = _points(path, columns)
+        except (ValueError, OSError) as error:
+            failed(error)
+        else:
+            yield from (Example(str(path), row, x) for row, x in enumerate(found))
+
+
+def _points(path: Path, columns: int) -> "Tensor":
+    kind = path.suffix.lower()
+    if kind not in (".csv", ".npy"):
+        raise ValueError(complaint(str(path), "a .csv or .npy file of points", kind, "Convert the file."))
+    found = _values(path) if kind == ".csv" else _numbers(path)
+    if found.ndim != 2 or found.shape[1] != columns or not len(found):
+        remedy = "Give a row an example, a column for each of the network's inputs."
+        raise ValueError(complaint(str(path), f"of shape (N, {columns})", tuple(found.shape), remedy))
+    if not bool(found.isfinite().all()):
+        raise ValueError(complaint(str(path), "finite", "NaN or infinity", "Leave such rows out."))
+    return found
 
 
 def _csv(path: Path, form: Form, note: Callable[[str], None]) -> "Tensor":
@@ -205,6 +230,8 @@ def formed(pixels: "Tensor", name: object, form: Form) -> "Tensor":
     if len(shape) < 2 or shape[1:] not in fits:
         expected = f"of shape (N, {', '.join(map(str, form))}) or (N, {size})"
         raise ValueError(complaint(str(name), expected, shape, "Reshape it to what the network was trained on."))
+    if not len(pixels):
+        raise ValueError(complaint(str(name), "one or more examples", f"none, of shape {shape}", "Leave it out."))
     if not bool(((pixels >= 0) & (pixels <= 1)).all()):
         low, high = pixels.amin().item(), pixels.amax().item()
         remedy = "Pass pixels before any normalising; of bytes, those divided by 255."

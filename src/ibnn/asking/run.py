@@ -56,13 +56,14 @@ class Asked:
 
     folder: Path
     run: jobs.Run
-    samples: int = 5
+    samples: int
     seed: int = 0
 
     @classmethod
-    def read(cls, folder: Path, samples: int = 5, seed: int = 0) -> Self:
-        """Of a folder that `ibnn train` has finished."""
-        return cls(folder, jobs.read_run(folder), samples, seed)
+    def read(cls, folder: Path, samples: int | None = None, seed: int = 0) -> Self:
+        """Of a folder that `ibnn train` has finished; the draws are as many as its job says unless given."""
+        run = jobs.read_run(folder)
+        return cls(folder, run, samples or run.job.samples, seed)
 
     @property
     def classes(self) -> list[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BATCH = 250  # examples read at once
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder that `ibnn train` has finished.", metavar="RUN")]
-Samples = Annotated[int, typer.Option(min=1, help="Draws per component.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Draws per component; default the job's.")]
 Seed = Annotated[int, typer.Option(min=0, help="Decides the draws.")]
 
 
@@ -33,7 +33,7 @@ def evaluate(
     folder: RunFolder,
     data: Data = None,
     data_set: Annotated[str | None, typer.Option(help="Another data set of the same classes.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Draws per component; default the job's.")] = None,
+    samples: Samples = None,
     json: Json = False,
 ) -> None:
     """Evaluates a run again: error, NLL, ECE, Brier; corrupted images; images of another kind.
@@ -44,10 +44,11 @@ def evaluate(
     from ibnn.evaluation import evaluate as measure
     from ibnn.jobs import make_data
 
-    run = read(folder).run
+    asked = read(folder, samples)
+    run = asked.run
     if data_set is not None:
         with misuse():
-            read(folder).check_images()
+            asked.check_images()
             check_set(data_set, data)
     splits = make_data(run.job, data)
     whole = splits.whole
@@ -58,9 +59,12 @@ def evaluate(
             _same(_shape(other), _shape(whole), len(other.classes), len(whole.classes))
         if other.classes != whole.classes:
             screen.note(f"The classes of {data_set} have other names than those of {run.job.data}.")
-        whole = replace(whole, test=other.test)  # normalised as in training
-    found = measure(run.model, whole, splits.valid, samples=samples or run.job.samples, data_folder=data).result
-    result = {"name": run.result["name"], "data": data_set or run.job.data, **found, "costs": run.result["costs"]}
+        whole = replace(whole, name=data_set, test=other.test)  # normalised as in training
+    found = measure(run.model, whole, splits.valid, samples=asked.samples, data_folder=data).result
+    for reading in (found, found.get("tempered", found)):
+        reading["outsiders"].pop(run.job.data, None)  # what was trained on is no outsider
+    name = run.result["name"] + (f" on {data_set}" if data_set else "")
+    result = {"name": name, "data": whole.name, **found, "costs": run.result["costs"]}
     screen.json(result) if json else show(screen, result)
 
 
@@ -84,7 +88,7 @@ def predict(
         typer.Argument(help="Images, folders of them, .npy or .csv; points as .npy or .csv.", metavar="INPUT…"),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file; default stdout.")] = None,
-    samples: Samples = 5,
+    samples: Samples = None,
     seed: Seed = 0,
     risk: Annotated[
         float, typer.Option(help="Abstains so that at most this share of the given answers is wrong; 1 never does.")
@@ -94,7 +98,11 @@ def predict(
 ) -> None:
     """Labels images, says how uncertain each label is, and abstains where it would be wrong too often.
 
-    The promise of --risk holds with 95 % confidence for images like the run's held-out ones, not for others.
+    The promise of --risk holds with 95 % confidence for images like the run's held-out ones, not for others; it is a
+    little optimistic where those images also steered the training.
+
+    Images are brought to the network's size and channels, what is transparent on white, greys of 16 bits scaled to 8. A
+    file that cannot be read has no row: it is named on stderr, the others are answered, and the exit code is 1.
 
     Where a run predicts a number, it says mean, std, the 90 % interval (low, high) and the aleatoric and epistemic
     variance, and never abstains.
@@ -105,17 +113,25 @@ def predict(
             raise ValueError(complaint("--out", "a .csv or .json file", out, "Pass -o out.csv."))
         files = listed(inputs)
     asked = read(folder, samples, seed)
-    stream = points(files, len(asked.table.centre)) if asked.table else examples(files, asked.form, screen.note)
+    unread: list[Exception] = []
+    if asked.table is None:
+        stream = examples(files, asked.form, screen.note, unread.append)
+    else:
+        stream = points(files, len(asked.table.centre), unread.append)
     rows: list[dict[str, Any]] = []
     while batch := list(islice(stream, BATCH)):
         rows += _rows(asked, batch)
+    for error in unread:
+        screen.error(str(error))
+    if not rows:
+        raise typer.Exit(1)
     never = risk == 1 or not asked.classes
     limit, facts = (math.inf, None) if never else asked.limit(risk, asked.held_out(data))
     if facts is not None:
         screen.note(worded(facts))
     if asked.classes:
         rows = [row | {"abstain": row["total"] > limit} for row in rows]
-    result = {"run": asked.run.result["name"], "samples": samples, "seed": seed, "risk": facts, "rows": rows}
+    result = {"run": asked.run.result["name"], "samples": asked.samples, "seed": seed, "risk": facts, "rows": rows}
     as_json = json if out is None else out.suffix == ".json"
     text = jsons.dumps(finite(result), indent=1, ensure_ascii=False) + "\n" if as_json else _csv(rows)
     if out is None:
@@ -125,6 +141,8 @@ def predict(
 
         write_atomically(out, text.encode())
         screen.json({"out": str(out), "rows": len(rows), "risk": facts}) if json else screen.note(f"wrote {out}")
+    if unread:
+        raise typer.Exit(1)
 
 
 def _rows(asked: "Asked", batch: list[Example]) -> list[dict[str, Any]]:
@@ -134,7 +152,7 @@ def _rows(asked: "Asked", batch: list[Example]) -> list[dict[str, Any]]:
     return [{"file": of.file, "row": of.row} | row for of, row in zip(batch, found, strict=True)]
 
 
-def read(folder: Path, samples: int = 5, seed: int = 0) -> "Asked":
+def read(folder: Path, samples: int | None, seed: int = 0) -> "Asked":
     """A finished run to be asked; a folder without one is misuse."""
     from ibnn.asking.run import Asked
 

@@ -13,7 +13,7 @@ def export(
     screen: Screen,
     folder: RunFolder,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; default model.onnx or model.pt2.")] = None,
-    samples: Samples = 5,
+    samples: Samples = None,
     seed: Seed = 0,
     format: Annotated[Literal["onnx", "torch"], typer.Option(help="For onnxruntime or torch.export.load.")] = "onnx",
     pixels: Annotated[
@@ -30,7 +30,7 @@ def export(
     from ibnn.export import export as write
     from ibnn.network import IBNN
 
-    asked = read(folder)
+    asked = read(folder, samples, seed)
     run = asked.run
     with misuse():
         asked.check_images()
@@ -46,14 +46,15 @@ def export(
             run.model,
             images,
             out or Path("model.onnx" if format == "onnx" else "model.pt2"),
-            samples=samples,
-            seed=seed,
+            samples=asked.samples,
+            seed=asked.seed,
             format=format,
             pixels=(mean, std) if pixels else None,
             metadata=facts,
         )
     if json:
-        screen.json(written._asdict() | {"path": str(written.path), "format": format, "samples": samples, "seed": seed})
+        asking = {"samples": asked.samples, "seed": asked.seed}
+        screen.json(written._asdict() | {"path": str(written.path), "format": format} | asking)
         return
     print(written.path)
     screen.note(

@@ -7,6 +7,7 @@ import typer
 
 from ibnn.cli.screen import Json, Screen, misuse
 from ibnn.cli.settings import check_net, parsed
+from ibnn.cli.train import Data
 
 
 def _nets() -> list[str]:
@@ -30,7 +31,8 @@ def demo(
     """Trains a plain network and an iBNN on embedded digits: a table and three figures. Start here."""
     from ibnn.demo import main
 
-    raise typer.Exit(main(["--out", str(out), "--seed", str(seed), *(["--json"] if json else [])]))
+    flags = [name for name, given in (("--json", json), ("--quiet", screen.quiet)) if given]
+    raise typer.Exit(main(["--out", str(out), "--seed", str(seed), *flags]))
 
 
 def plan(
@@ -82,14 +84,11 @@ def plan(
         print(planned)
 
 
-Folder = Annotated[Path | None, typer.Option("--folder", help="Where data sets are; default $IBNN_DATA or ./data.")]
-
-
-def data_list(screen: Screen, folder: Folder = None, json: Json = False) -> None:
+def data_list(screen: Screen, data: Data = None, json: Json = False) -> None:
     """Lists the data sets, and which of them are there."""
-    from ibnn import data
+    from ibnn.data import status
 
-    rows = data.status(folder)
+    rows = status(data)
     if json:
         screen.json([row._asdict() for row in rows])
         return
@@ -103,18 +102,25 @@ def data_list(screen: Screen, folder: Folder = None, json: Json = False) -> None
 def data_get(
     screen: Screen,
     names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=_sets, metavar="NAME…")],
-    folder: Folder = None,
+    data: Data = None,
     mirror: Annotated[str | None, typer.Option(help="Server with NAME/FILE; default $IBNN_MIRROR.")] = None,
     json: Json = False,
 ) -> None:
     """Downloads data sets and checks them; what is there already is left alone."""
-    from ibnn import data
+    from ibnn.data import get, status
+    from ibnn.data.download import SOURCES, server
     from ibnn.data.sets import known
 
+    places = {row.name: row.where for row in status(data)}
     with misuse():
+        server(mirror)
         for name in names:
-            known(name)
-    where = {name: str(data.get(name, folder, mirror=mirror, progress=not screen.quiet)) for name in names}
+            if name not in places:
+                known(name)  # complains
+    for name in names:
+        if name in SOURCES:
+            get(name, data, mirror=mirror, progress=not screen.quiet)
+    where = {name: places[name] for name in names}
     if json:
         screen.json(where)
     else:

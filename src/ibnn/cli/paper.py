@@ -1,13 +1,16 @@
 """`reproduce` and `report`: the paper's experiments, and pages about runs."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibnn.cli.screen import Json, Screen, misuse
+from ibnn.cli.screen import Json, MisuseError, Screen, misuse
 from ibnn.cli.train import Data
 from ibnn.errors import complaint
+
+if TYPE_CHECKING:
+    from ibnn.reproduce import Experiment
 
 
 def _names() -> list[str]:
@@ -21,7 +24,9 @@ def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME|all|list", autocompletion=_names)] = "list",
     preset: Annotated[str, typer.Option(help="cpu (two cores) or paper (the full recipe).")] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="How many; default the preset's.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Names with commas between; default all.")] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(help="A name, or several with commas between; may be repeated. Default all.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of results and figures.")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="Folder of run folders.")] = Path("runs"),
     data: Data = None,
@@ -41,15 +46,14 @@ def reproduce(
             screen.table([["name", "what it shows"], *([each, paper.about(each)] for each in known)])
         return
     with misuse():
-        chosen = known if name == "all" else [name]
-        for each in chosen:
-            paper.read(each, preset)
+        chosen = {each: paper.read(each, preset) for each in (known if name == "all" else [name])}
+        wanted = {each: _wanted(methods, experiment) for each, experiment in chosen.items()}
+        for each, experiment in chosen.items():
+            experiment.only(wanted[each], seeds)
     found = {}
     for each in chosen:
-        options: dict[str, Any] = {"preset": preset, "seeds": seeds, "smoke": smoke}
-        options["methods"] = [method.strip() for method in methods.split(",")] if methods else None
-        files = paper.reproduce(each, **options, runs=runs, out=out, data=data, quiet=screen.quiet)
-        table = paper.table(each, preset, out)
+        options: dict[str, Any] = {"preset": preset, "seeds": seeds, "methods": wanted[each], "smoke": smoke}
+        files, table = paper.reproduce(each, **options, runs=runs, out=out, data=data, quiet=screen.quiet)
         found[each] = {"files": list(map(str, files)), "table": table}
         if not json:
             screen.table(table, title=paper.about(each))
@@ -58,23 +62,37 @@ def reproduce(
         screen.json(found)
 
 
+def _wanted(methods: list[str] | None, experiment: "Experiment") -> list[str] | None:
+    """The methods named; names may have commas themselves."""
+    known = {method["name"] for method in experiment.methods}
+    named = [[text] if text in known else map(str.strip, text.split(",")) for text in methods or ()]
+    return [name for some in named for name in some] or None
+
+
 def report(
     screen: Screen,
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUNS…")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders; what is no finished run is left out.", metavar="RUNS…")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page's file.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="The page's heading.")] = "Calibration report",
     json: Json = False,
 ) -> None:
     """Writes one HTML page about one or several runs."""
     from ibnn.report import write_report
+    from ibnn.report.runs import finished
 
-    with misuse():
-        for run in runs:
-            if not run.is_dir():
-                raise FileNotFoundError(
-                    complaint("RUNS", "run folders", f"no folder {run}", "Train first: ibnn train.")
-                )
-    write_report(runs, out, title=title)
+    for run in runs:
+        if not run.exists():
+            raise MisuseError(complaint("RUNS", "run folders", f"no folder {run}", "Train first: ibnn train."))
+    done = [run for run in runs if finished(run)]
+    if not done:
+        got = f"none in {', '.join(map(str, runs))}"
+        raise MisuseError(complaint("RUNS", "folders of finished runs", got, "Let a run finish: ibnn train."))
+    for run in runs:
+        if run.is_dir() and run not in done:
+            screen.note(f"Left out: {run}, which has not finished.")
+    write_report(done, out, title=title)
     if json:
         screen.json({"report": str(out)})
     else:

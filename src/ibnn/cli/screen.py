@@ -50,6 +50,10 @@ class Screen:
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
+    def error(self, text: str) -> None:
+        """Something that failed while the command goes on, on stderr."""
+        print(f"Error: {text}", file=sys.stderr, flush=True)
+
     def json(self, value: Any) -> None:
         """A result on stdout; numbers that JSON does not have become null."""
         print(json.dumps(finite(value), indent=1, ensure_ascii=False))

@@ -16,7 +16,7 @@ def serve(
     folder: RunFolder,
     host: Annotated[str, typer.Option(help="Address; the default is reached from this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
-    samples: Samples = 5,
+    samples: Samples = None,
     seed: Seed = 0,
     risk: Annotated[
         float, typer.Option(help="Abstains so that at most this share of the given answers is wrong; 1 never does.")

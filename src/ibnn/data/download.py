@@ -107,9 +107,7 @@ def get(
     place = data_folder(folder) / known(name).where
     if name not in SOURCES:  # comes with a package
         return place
-    mirror = mirror or os.environ.get("IBNN_MIRROR")
-    if mirror and not mirror.startswith(("http://", "https://")):
-        raise ValueError(complaint("mirror", "an http or https address", repr(mirror), "Pass https://…"))
+    mirror = server(mirror)
     source, root = SOURCES[name], data_folder(folder)
     url = f"{mirror.rstrip('/')}/{name}" if mirror else source.url
     try:
@@ -121,6 +119,14 @@ def get(
         remedy = "Make room and allow writing there, or pass another folder."
         raise OSError(complaint("folder", "one that can be written to", f"{root} ({error})", remedy)) from error
     return place
+
+
+def server(mirror: str | None) -> str | None:
+    """The mirror's address: the given one, or the environment variable IBNN_MIRROR, or None for the publishers'."""
+    mirror = mirror or os.environ.get("IBNN_MIRROR")
+    if mirror and not mirror.startswith(("http://", "https://")):
+        raise ValueError(complaint("mirror", "an http or https address", repr(mirror), "Pass https://…"))
+    return mirror
 
 
 def _fill(source: Source, url: str, root: Path, place: Path, retries: int, told: Told) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,11 +11,37 @@ from torch.utils.data import Dataset
 from ibnn.data.files import Split
 from ibnn.errors import complaint
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
 _SUFFIXES = {".png", ".jpg", ".jpeg"}
+
+
+def flattened(image: "Picture", mode: str) -> "Picture":
+    """An image of pillow in mode "L" or "RGB": greys of 16 bits are scaled to 8, what is transparent is put on white.
+
+    >>> from PIL import Image
+    >>> flattened(Image.new("RGBA", (1, 1), (0, 0, 0, 51)), "L").getpixel((0, 0))  # a fifth of black
+    204
+    """
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        scale = [round(value / 257) for value in range(1 << 16)]
+        image = image.convert("I").point(scale, "L")
+        if "transparency" in image.info:  # a grey that stands for it
+            image.info["transparency"] = scale[image.info["transparency"]]
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"{image.mode}, more than 16 bits a pixel")
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return image.convert(mode)
 
 
 class Folder(Dataset[tuple[Tensor, Tensor]]):
     """Images of a folder in uint8 (3, size, size): shorter side resized, then the centre cut out.
+
+    What is transparent is put on white; greys of 16 bits are scaled to 8.
 
     `Images` takes it in place of a `Split`: batches are decoded as they are needed (so give the loader some
     `num_workers`). `split()` decodes everything once and holds it in memory.
@@ -74,10 +101,12 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
 
         try:
             with Image.open(path) as file:
-                image = file.convert("RGB")
+                image = flattened(file, "RGB")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all that pillow raises
             remedy = "Replace or delete the file."
-            raise ValueError(complaint(str(path), "a readable image", f"{type(error).__name__}", remedy)) from error
+            raise ValueError(
+                complaint(str(path), "a readable image", f"{type(error).__name__}: {error}", remedy)
+            ) from error
         short = min(image.size)
         width, height = (side * self.resize // short for side in image.size)
         image = image.resize((width, height), Image.Resampling.BILINEAR)

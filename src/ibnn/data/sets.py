@@ -131,6 +131,9 @@ KNOWN = {
 }
 
 
+EMBEDDED = ("toy-regression", "two-moons")  # made by `toy_regression` and `two_moons`; no images
+
+
 def names() -> tuple[str, ...]:
     """The sets that `load` knows.
 
@@ -185,8 +188,8 @@ def load(name: str, folder: str | Path | None = None, *, size: int = 224) -> Dat
 def status(folder: str | Path | None = None) -> tuple[Status, ...]:
     """Which sets are there, how large, and where.
 
-    >>> [(row.found, row.where) for row in status("nowhere") if row.name == "digits"]
-    [(True, 'scikit-learn')]
+    >>> [(row.name, row.where) for row in status("nowhere") if row.found]
+    [('digits', 'scikit-learn'), ('toy-regression', 'ibnn'), ('two-moons', 'ibnn')]
     """
     rows = []
     for name, entry in KNOWN.items():
@@ -194,7 +197,7 @@ def status(folder: str | Path | None = None) -> tuple[Status, ...]:
         sizes = [path.stat().st_size for path in paths if path.is_file()]
         found = len(sizes) == len(paths) if paths else find_spec("sklearn") is not None
         rows.append(Status(name, found, sum(sizes), str(paths[0].parent) if paths else entry.where))
-    return tuple(rows)
+    return (*rows, *(Status(name, True, 0, "ibnn") for name in EMBEDDED))
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
@@ -207,7 +210,8 @@ def subset(split: Rows, n: int, seed: int) -> Rows:
     >>> subset(split, 10, seed=0).labels.bincount().tolist()
     [3, 3, 2, 2]
     """
-    return split.part(_stratified(split.labels, n, seed, argument="n").nonzero()[:, 0])
+    _check_rows(n, len(split.labels), "n")
+    return split.part(_stratified(split.labels, n, seed).nonzero()[:, 0])
 
 
 def hold_out(split: Rows, rows: int, seed: int) -> tuple[Rows, Rows]:
@@ -218,15 +222,19 @@ def hold_out(split: Rows, rows: int, seed: int) -> tuple[Rows, Rows]:
     >>> train.labels.bincount().tolist(), valid.labels.bincount().tolist()
     ([20, 20, 20, 20], [5, 5, 5, 5])
     """
-    out = _stratified(split.labels, rows, seed, argument="rows")
+    _check_rows(rows, len(split.labels) - 1, "rows")
+    out = _stratified(split.labels, rows, seed)
     return split.part((~out).nonzero()[:, 0]), split.part(out.nonzero()[:, 0])
 
 
-def _stratified(labels: Tensor, rows: int, seed: int, *, argument: str) -> Tensor:
+def _check_rows(rows: int, most: int, argument: str) -> None:
+    if not 1 <= rows <= most:
+        expected = f"a number of rows from 1 to {most}"
+        raise ValueError(complaint(argument, expected, rows, f"There are no more than {most} to choose."))
+
+
+def _stratified(labels: Tensor, rows: int, seed: int) -> Tensor:
     """Marks rows, (N,) bool: of each class its share rounded down, and one more where most was lost by rounding."""
-    if not 1 <= rows < len(labels):
-        remedy = "Pass fewer rows than there are."
-        raise ValueError(complaint(argument, f"from 1 to {len(labels) - 1}", rows, remedy))
     share = labels.bincount() * rows
     take, lost = share // len(labels), share % len(labels)
     take[lost.argsort(descending=True, stable=True)[: rows - int(take.sum())]] += 1

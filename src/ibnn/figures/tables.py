@@ -70,7 +70,7 @@ def _count(*path: str) -> Text:
     return lambda cells: f"{values[0]:,.0f}" if (values := numbers(cells, *path)) else NOTHING
 
 
-_SCORES = ["error %", "NLL", "ECE"]
+_SCORES = ["error %", "NLL", "ECE", "own T"]
 WANTED = {  # beginnings of headers; a figure that is not here has all
     "components": [*_SCORES, "training seconds", "parameters", "forwards"],
     "size": [*_SCORES, "training seconds", "parameters"],
@@ -89,6 +89,7 @@ def _columns(grid: Grid) -> dict[str, Text]:
         "error %": _mean("scores", "error", digits=2, unit=100),
         "NLL": _mean("scores", "nll"),
         "ECE": _mean("scores", "ece"),
+        "own T": _mean("temperature", digits=2),
         "NLL + T": _mean("tempered", "scores", "nll"),
         "ECE + T": _mean("tempered", "scores", "ece"),
         "corrupted NLL": _mean("corrupted", "all", "nll"),

@@ -100,6 +100,11 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return runs
 
 
+def finished(folder: Path) -> bool:
+    """Whether it is a folder with a run that has ended."""
+    return all((folder / name).is_file() for name in _FILES)
+
+
 def classifying(runs: Sequence[Run]) -> Iterator[tuple[int, Run, Answers]]:
     """The runs that classify, with their numbers and answers."""
     yield from ((number, run, run.test) for number, run in enumerate(runs) if run.test is not None)
