@@ -587,7 +587,7 @@ def test_wrong_points(make: Callable[[Path], Path], message: str, curve: Path, t
 def test_points_of_classes_are_labelled_and_abstained_from(tmp_path: Path) -> None:
     call("train", "two-moons", *TINY, "--out", tmp_path / "run", "--quiet")
     (tmp_path / "a.csv").write_text("0,1\n1,-0.5\n")
-    found = json.loads(call("predict", tmp_path / "run", tmp_path / "a.csv", "--json").stdout)
+    found = json.loads(call("predict", tmp_path / "run", tmp_path / "a.csv", "--json", "--samples", 5).stdout)
     assert [list(row) for row in found["rows"]] == [FIELDS] * 2
     assert (found["risk"]["by"], found["risk"]["examples"]) == ("validation points", 200)
     expected = jobs.read_run(tmp_path / "run").model.predict(torch.tensor([[0.0, 1.0], [1.0, -0.5]]), samples=5, seed=0)
