@@ -410,7 +410,3 @@ def test_images_in_loaders() -> None:
 def test_one_mean_for_each_channel() -> None:
     with pytest.raises(ValueError, match=re.escape("`mean and std` to be 1 numbers each, but got 3 and 3")):
         Images(made(), mean=(0.5,) * 3, std=(0.5,) * 3)
-
-
-def test_the_embedded_sets_are_those_that_are_listed() -> None:
-    assert tuple(data.TABLES) == data.sets.EMBEDDED
