@@ -394,6 +394,13 @@ def test_regression_runs_have_scores_and_curves(tmp_path: Path) -> None:
     assert both.tables[2][1][1:] == ["12.5", "7,000", "900", "38,152", "9,488", "38,153", "20", "1"]
 
 
+def test_a_page_of_regression_alone_has_no_empty_sections(tmp_path: Path) -> None:
+    write_report([make_regression(tmp_path / "r")], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "None of the runs" not in page
+    assert re.findall(r'<li><a href="#(\w+)">', page) == ["summary", "training", "doctor", "provenance", "glossary"]
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     runs = read_runs([make_run(tmp_path / "a"), make_run(tmp_path / "b"), make_run(tmp_path / "x" / "b")])
     assert [run.name for run in runs] == ["ibnn-8 seed 0 (a)", "ibnn-8 seed 0 (b) (#2)", "ibnn-8 seed 0 (b) (#3)"]

@@ -36,6 +36,8 @@ _COSTS = {
     "forwards": "forward passes an answer",
 }
 
+OF_CLASSES = ("reliability", "ood", "risk", "split", "examples")  # what regression alone has nothing for
+
 
 def page(runs: Sequence[Run], title: str) -> str:
     """The whole page as HTML."""
@@ -54,6 +56,8 @@ def page(runs: Sequence[Run], title: str) -> str:
         "provenance": ("Provenance", _provenance(runs)),
         "glossary": ("Glossary", glossary()),
     }
+    if not rated:
+        parts = {name: part for name, part in parts.items() if name not in OF_CLASSES}
     contents = "".join(f'<li><a href="#{name}">{text(heading)}</a></li>\n' for name, (heading, _) in parts.items())
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
