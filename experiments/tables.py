@@ -1,4 +1,5 @@
-"""Puts the tables of results into README.md, experiments/README.md and docs/performance.md: python tables.py
+"""Puts the tables of results into README.md, experiments/README.md, docs/performance.md and docs/findings.md (its last;
+findings.py makes the others): python tables.py
 
 With --check it changes nothing and fails if a page is out of date.
 """
@@ -27,6 +28,10 @@ SHORT = (
     "rows ×",
     "forwards",
 )
+DROPOUT = (
+    *("setting", "method", "error %", "NLL", "ECE", "NLL + T"),
+    *("corrupted error %", "corrupted NLL", "corrupted ECE"),
+)
 
 
 def blocks() -> dict[str, str]:
@@ -35,13 +40,19 @@ def blocks() -> dict[str, str]:
     for name in names():
         if cells := results(read(name), RESULTS).of(read(name)):
             found[name] = figures.markdown(figures.table(read(name), cells)).rstrip() + "\n"
-    if "benchmark" in found:
-        rows = figures.table(read("benchmark"), results(read("benchmark"), RESULTS).of(read("benchmark")))
-        kept = [i for i, column in enumerate(rows[0]) if column in SHORT]
-        found["results"] = figures.markdown([[row[i] for i in kept] for row in rows]).rstrip() + "\n"
+    found["results"] = _benchmark(SHORT)
     chosen = json.loads((RESULTS / "choose.json").read_text())["cells"]
     found["choose"] = _choices(chosen)
     return found
+
+
+def _benchmark(columns: tuple[str, ...], settings: str = "", methods: tuple[str, ...] = ()) -> str:
+    """Some columns and rows of the benchmark's table."""
+    experiment = read("benchmark")
+    head, *rows = figures.table(experiment, results(experiment, RESULTS).of(experiment))
+    rows = [row for row in rows if row[0].startswith(settings) and (not methods or row[1].startswith(methods))]
+    kept = [i for i, column in enumerate(head) if column in columns]
+    return figures.markdown([[row[i] for i in kept] for row in (head, *rows)]).rstrip() + "\n"
 
 
 def _choices(cells: dict[str, Any]) -> str:
@@ -123,10 +134,12 @@ def filled(text: str, found: dict[str, str]) -> str:
 
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
-    found, stale = blocks() | performance(), []
-    for page in PAGES:
+    stale = []
+    found = dict.fromkeys(PAGES, blocks() | performance())
+    found[ROOT / "docs" / "findings.md"] = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN"))}
+    for page, tables in found.items():
         old = page.read_text()
-        new = filled(old, found)
+        new = filled(old, tables)
         if new != old:
             stale.append(page.name)
             if not check:

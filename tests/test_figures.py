@@ -230,6 +230,7 @@ def test_benchmark_table() -> None:
         assert row["NLL"] == said([c["scores"]["nll"] for c in found], 3)
         assert row["ECE"] == said([c["scores"]["ece"] for c in found], 3)
         assert row["NLL + T"] == said([c["tempered"]["scores"]["nll"] for c in found], 3)
+        assert row["corrupted error %"] == said([100 * c["corrupted"]["all"]["error"] for c in found], 2)
         assert row["corrupted NLL"] == said([c["corrupted"]["all"]["nll"] for c in found], 3)
         assert row["corrupted ECE"] == said([c["corrupted"]["all"]["ece"] for c in found], 3)
         assert row["OOD AUROC (mnist)"] == said([c["outsiders"]["mnist"]["max_prob"] for c in found], 3)

@@ -92,6 +92,7 @@ def _columns(grid: Grid) -> dict[str, Text]:
         "own T": _mean("temperature", digits=2),
         "NLL + T": _mean("tempered", "scores", "nll"),
         "ECE + T": _mean("tempered", "scores", "ece"),
+        "corrupted error %": _mean("corrupted", "all", "error", digits=2, unit=100),
         "corrupted NLL": _mean("corrupted", "all", "nll"),
         "corrupted ECE": _mean("corrupted", "all", "ece"),
         "corrupted NLL + T": _mean("tempered", "corrupted", "all", "nll"),
