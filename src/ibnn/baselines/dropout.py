@@ -40,8 +40,8 @@ class MCDropout(Plain):
     Args:
         net: The network; trained in place, its weights keep their names.
         likelihood: Default `Categorical`.
-        rate: Share of a layer's inputs that is dropped, before every linear and convolutional layer but the first.
-            None keeps to the dropout layers that the network has.
+        rate: Share of a layer's inputs that is dropped, before every linear and convolutional layer but the first;
+            it takes the place of the network's own dropout. None keeps to the dropout layers that the network has.
     """
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None, *, rate: float | None = None) -> None:
