@@ -386,6 +386,17 @@ def _training(history: History) -> dict[str, Any]:
     return last | ({"lowest_valid_nll": min(valid)} if valid else {}) | strength
 
 
+COSTS = {  # in words
+    "train_seconds": "seconds of training",
+    "rows": "rows trained on",
+    "steering_rows": "rows to steer by",
+    "parameters": "parameters",
+    "latents": "of them latents",
+    "stored": "numbers stored",
+    "forwards": "forward passes an answer",
+}
+
+
 def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | None = None) -> dict[str, Any]:
     """What it took, and what an answer takes.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TextIO
 from ibnn.errors import complaint
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
@@ -145,46 +146,34 @@ def decoded(
     return pixels.view(form.height, form.width, form.channels).permute(2, 0, 1).float() / 255, size
 
 
-def _array(path: Path) -> Any:
-    import numpy as np
-
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(complaint(str(path), "an .npy file of numbers", error, "Save it by numpy.save.")) from error
-
-
-def _numbers(path: Path) -> "Tensor":
+def _array(path: Path, fits: "Callable[[np.dtype[Any]], bool]", expected: str) -> "tuple[Tensor, np.dtype[Any]]":
+    """The numbers of an .npy file, and what they were."""
     import numpy as np
     import torch
 
-    array = _array(path)
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf":
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(complaint(str(path), "an .npy file of numbers", error, "Save it by numpy.save.")) from error
+    if not isinstance(array, np.ndarray) or not fits(array.dtype):
         got = getattr(array, "dtype", type(array).__name__)
-        raise ValueError(complaint(str(path), "an array of numbers", got, "Convert the array."))
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+        raise ValueError(complaint(str(path), expected, got, "Convert the array."))
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), array.dtype
 
 
 def _npy(path: Path, form: Form) -> "Tensor":
-    import numpy as np
-    import torch
-
-    array = _array(path)
-    if (
-        not isinstance(array, np.ndarray)
-        or array.dtype.kind not in "uf"
-        or (array.dtype.kind == "u" and array.itemsize > 1)
-    ):
-        got = getattr(array, "dtype", type(array).__name__)
-        raise ValueError(complaint(str(path), "uint8, or floats in [0, 1]", got, "Convert the array."))
-    pixels = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-    return formed(pixels / 255 if array.dtype == np.uint8 else pixels, path, form)
+    pixels, of = _array(path, lambda of: of.kind == "f" or of.str == "|u1", "uint8, or floats in [0, 1]")
+    return formed(pixels if of.kind == "f" else pixels / 255, path, form)
 
 
 def _points(path: Path, columns: int) -> list[Example]:
     if path.suffix.lower() not in (".csv", ".npy"):
         raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, "Convert the file."))
-    found = _values(path) if path.suffix.lower() == ".csv" else _numbers(path)
+    found = (
+        _values(path)
+        if path.suffix.lower() == ".csv"
+        else _array(path, lambda of: of.kind in "iuf", "an array of numbers")[0]
+    )
     if found.ndim != 2 or found.shape[1] != columns or not len(found):
         remedy = "Give a row an example, a column for each of the network's inputs."
         raise ValueError(complaint(str(path), f"of shape (N, {columns})", tuple(found.shape), remedy))

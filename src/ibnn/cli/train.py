@@ -20,15 +20,6 @@ WRITTEN = (
     "history.csv",
 )
 
-COSTS = {
-    "train_seconds": "seconds of training",
-    "rows": "rows trained on",
-    "steering_rows": "rows to steer by",
-    "parameters": "parameters",
-    "stored": "numbers stored",
-    "forwards": "forwards an answer",
-}
-
 Data = Annotated[Path | None, typer.Option("--data", help="Where data sets are; default $IBNN_DATA or ./data.")]
 
 
@@ -130,5 +121,7 @@ def show(screen: Screen, result: dict[str, Any]) -> None:
     if rows:
         screen.table([["AUROC of outsiders by", *doubts.values()], *rows])
     if "costs" in result:
+        from ibnn.jobs import COSTS
+
         known = {words: f"{result['costs'][name]:,}" for name, words in COSTS.items() if name in result["costs"]}
         screen.table([list(known), list(known.values())])

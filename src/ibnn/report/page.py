@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ibnn import metrics
+from ibnn.jobs import COSTS
 from ibnn.metrics import Interval
 from ibnn.report import figures, scores
 from ibnn.report.examples import examples
@@ -25,16 +26,6 @@ from ibnn.report.markup import (
 )
 from ibnn.report.runs import PARTS, Run, classifying
 from ibnn.report.style import CSS
-
-_COSTS = {
-    "train_seconds": "seconds of training",
-    "rows": "rows trained on",
-    "steering_rows": "rows to steer by",
-    "parameters": "parameters",
-    "latents": "of them latents",
-    "stored": "numbers stored",
-    "forwards": "forward passes an answer",
-}
 
 OF_CLASSES = ("reliability", "ood", "risk", "split", "examples")  # what regression alone has nothing for
 
@@ -155,11 +146,11 @@ def _costs(runs: Sequence[Run]) -> str:
     rows = [
         (
             run_name(run.name, number),
-            [*(cell(_short(run.costs.get(key))) for key in _COSTS), cell(_short(run.temperature))],
+            [*(cell(_short(run.costs.get(key))) for key in COSTS), cell(_short(run.temperature))],
         )
         for number, run in enumerate(runs)
     ]
-    return table("costs-table", "Costs", ["run", *_COSTS.values(), "temperature"], rows)
+    return table("costs-table", "Costs", ["run", *COSTS.values(), "temperature"], rows)
 
 
 def _short(value: float | None) -> str:
