@@ -72,17 +72,17 @@ def test_idx(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        gzip.compress(idx(torch.zeros(3, 4, 4), magic=b"\0\0\x0d\3")),  # floats
-        gzip.compress(idx(torch.zeros(3, 16))),  # two dimensions
-        gzip.compress(idx(torch.zeros(3, 4, 4))[:-1]),  # a value missing
-        gzip.compress(idx(torch.zeros(3, 4, 4)) + b"\0"),  # one too many
-        gzip.compress(idx(torch.zeros(0, 4, 4))),  # none
-        gzip.compress(b"\0\0\x08\3\0"),  # half a header
-        gzip.compress(b""),
-        gzip.compress(idx(torch.zeros(3, 4, 4)))[:-9],  # truncated
-        gzip.compress(idx(torch.zeros(3, 4, 4)))[:12] + b"\xff" * 20,  # damaged
-        b"<html>",
+    [  # with ids of their own: gzip writes the time into its header, and all workers must collect the same tests
+        pytest.param(gzip.compress(idx(torch.zeros(3, 4, 4), magic=b"\0\0\x0d\3")), id="floats"),
+        pytest.param(gzip.compress(idx(torch.zeros(3, 16))), id="two dimensions"),
+        pytest.param(gzip.compress(idx(torch.zeros(3, 4, 4))[:-1]), id="a value missing"),
+        pytest.param(gzip.compress(idx(torch.zeros(3, 4, 4)) + b"\0"), id="one value too many"),
+        pytest.param(gzip.compress(idx(torch.zeros(0, 4, 4))), id="no values"),
+        pytest.param(gzip.compress(b"\0\0\x08\3\0"), id="half a header"),
+        pytest.param(gzip.compress(b""), id="empty"),
+        pytest.param(gzip.compress(idx(torch.zeros(3, 4, 4)))[:-9], id="truncated"),
+        pytest.param(gzip.compress(idx(torch.zeros(3, 4, 4)))[:12] + b"\xff" * 20, id="damaged"),
+        pytest.param(b"<html>", id="not gzip"),
     ],
 )
 def test_broken_idx_is_named(tmp_path: Path, content: bytes) -> None:
