@@ -21,13 +21,11 @@ class ELBOTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
+        if not model.training:  # the model returns the loss of all its draws together
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs = dict(inputs)
         labels = inputs.pop("labels")
-        if model.training:
-            return model.elbo(inputs, labels, n_data=len(self.train_dataset)).loss
-        log_probs = model(**inputs)
-        loss = torch.nn.functional.nll_loss(log_probs, labels)
-        return (loss, {"logits": log_probs}) if return_outputs else loss
+        return model.elbo(inputs, labels, n_data=len(self.train_dataset)).loss
 
 
 def main(epochs: int = 20) -> dict[str, float]:

@@ -215,7 +215,7 @@ def test_dense_prediction_is_pixelwise() -> None:
 def test_bernoulli_is_a_categorical_of_two_classes() -> None:
     draws = torch.randn(2, 3, 4, 5)
     p = Bernoulli().summarise(draws)
-    two = Categorical().summarise(torch.stack([draws, torch.zeros_like(draws)], 3))
+    two = Categorical(axis=1).summarise(torch.stack([draws, torch.zeros_like(draws)], 3))
     torch.testing.assert_close(p.probs, two.probs[:, 0])
     for name in SPLIT:
         torch.testing.assert_close(getattr(p, name), getattr(two, name))
@@ -266,8 +266,8 @@ def test_half_precision_is_read_in_float32() -> None:
 def test_scores_are_those_of_the_metrics() -> None:
     draws, target = torch.randn(2, 3, 8, 4, 5), torch.randint(4, (8, 5))
     target[0, 0] = -100
-    p = Categorical().summarise(draws)
-    scores = Categorical().score(p, target)
+    p = Categorical(axis=1).summarise(draws)
+    scores = Categorical(axis=1).score(p, target)
     kept = target != -100
     truth = p.probs.movedim(1, -1)[kept].gather(1, target[kept][:, None])
     assert scores["nll"] == pytest.approx(-truth.log().mean().item(), rel=1e-5)

@@ -253,3 +253,49 @@ def test_embeddings_of_words_get_a_latent_when_asked_for() -> None:
     with torch.no_grad():
         rows = model.draw_logits(inputs, samples=1, batch_size=99)
         assert torch.allclose(model.draw(1)(**inputs).logits, rows[1], atol=2e-5)
+
+
+LABELLED = {
+    "BertForSequenceClassification": ("BertConfig", WIDE | TEXT),
+    "BertForTokenClassification": ("BertConfig", WIDE | TEXT),
+    "GPT2LMHeadModel": ("GPT2Config", MODELS["GPT-2"][2]),
+    "GPT2ForSequenceClassification": ("GPT2Config", MODELS["GPT-2"][2]),  # picks its logits from those of all tokens
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_in_eval_mode_bring_the_loss_of_all_draws(name: str) -> None:
+    torch.manual_seed(0)
+    config, options = LABELLED[name]
+    net = getattr(hf, name)(getattr(hf, config)(**options))
+    tokens = "Sequence" not in name
+    likelihood = ibnn.Categorical(axis=-1) if tokens else "categorical"
+    model, inputs = ibnn.convert(net, components=2, seed=0, likelihood=likelihood).eval(), _words()
+    model.eval_samples = 2
+    labels = torch.randint(C, (B, 6) if tokens else (B,))
+    labels[0] = -100 if tokens else labels[0]
+    with torch.no_grad():
+        alone, output = model(**inputs), model(**inputs, labels=labels)
+    assert type(output) is type(net(**inputs, labels=labels))
+    torch.testing.assert_close(output.logits, alone)
+    draws = model.draw_logits(inputs, 2).double().detach()
+    probs = draws.softmax(-1).mean(0)
+    if name == "GPT2LMHeadModel":  # its class shifts the labels by one token
+        probs, labels = probs[:, :-1], labels[:, 1:]
+    kept = labels != -100
+    expected = -probs[kept].gather(-1, labels[kept][..., None]).log().mean()
+    assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert isinstance(model(**inputs), Tensor)
+
+
+def test_labels_that_a_network_takes_as_an_input_are_one() -> None:
+    class Conditional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, C)
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            return self.fc(x + labels[:, None])
+
+    model, x = ibnn.convert(Conditional(), seed=0).eval(), torch.randn(B, 4)
+    assert model(x, labels=torch.ones(B)).shape == (B, C)

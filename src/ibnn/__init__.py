@@ -10,7 +10,7 @@ from ibnn.diagnosis import Diagnosis, diagnose
 from ibnn.export import Exported, export
 from ibnn.latent import Latent
 from ibnn.layers import register_layer
-from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
+from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood
 from ibnn.mixture import Mixture
 from ibnn.network import IBNN
 from ibnn.objective import ELBO
@@ -18,6 +18,7 @@ from ibnn.prediction import (
     BernoulliPrediction,
     CategoricalPrediction,
     GaussianPrediction,
+    JointPrediction,
     Prediction,
     predict,
 )
@@ -92,11 +93,13 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Gaussian",
+    "Heads",
     "Likelihood",
     # answers
     "BernoulliPrediction",
     "CategoricalPrediction",
     "GaussianPrediction",
+    "JointPrediction",
     "Prediction",
     "metrics",
     "predict",

@@ -4,7 +4,7 @@ The batches of an epoch are a pure function of (seed, epoch), cut from one order
 share of each. So the batches are the same for any number of workers, and a run can be taken up at any step.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -60,6 +60,7 @@ class Source:
         drop_last: Whether a last batch that is not full is left out.
         loading: Options for the DataLoader of a Dataset.
         sampler: A batch sampler of the user's own, which gives the rows of the batches.
+        pack: Makes one tensor of the targets of a batch, as `Likelihood.pack`.
     """
 
     data: Any
@@ -69,6 +70,7 @@ class Source:
     drop_last: bool = False
     loading: tuple[tuple[str, Any], ...] = ()
     sampler: Any = None
+    pack: Callable[[Any], Tensor] | None = None
 
     @property
     def steps(self) -> int:
@@ -136,32 +138,44 @@ class Source:
             options.setdefault("collate_fn", _collate)
             options["generator"] = torch.Generator().manual_seed(word)  # decides the loading processes' own seeds
             loader = DataLoader(self.data, batch_sampler=[p.tolist() for p in parts[first - skip :]], **options)
-            pairs = (split_batch(batch) for number, batch in enumerate(loader) if number >= skip)
+            pairs = (self._pair(batch) for number, batch in enumerate(loader) if number >= skip)
         for whole, (x, y) in zip(batches[first:], pairs, strict=True):
             yield Share(x, y, worker.part(len(whole)).start, len(whole))
+
+    def _pair(self, batch: Any) -> tuple[Inputs, Tensor]:
+        return split_batch(batch, self.pack)
 
     def _iterable(self, word: int, first: int, worker: Worker) -> Iterator[Share]:
         """The loader of an IterableDataset: every worker goes through it and takes its rows of each batch."""
         seed_generators(word)
         for number, batch in enumerate(self.data):
-            x, y = split_batch(batch)
+            x, y = self._pair(batch)
             rows = batch_length(x)
             if number >= first and rows >= worker.world:
                 part = worker.part(rows)
                 yield Share(slice_rows(x, part, rows), y[part], part.start, rows)
 
 
-def as_source(data: Any, *, batch_size: int, name: str = "train", workers: int = 0, shuffled: bool = True) -> Source:
-    """Reads a Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays.
+def as_source(
+    data: Any,
+    *,
+    batch_size: int,
+    name: str = "train",
+    workers: int = 0,
+    shuffled: bool = True,
+    pack: Callable[[Any], Tensor] | None = None,
+) -> Source:
+    """Reads a Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays; `pack` as of `Source`.
 
     >>> as_source((torch.zeros(10, 2), torch.zeros(10)), batch_size=4).steps
     3
     """
     loading = (("num_workers", workers),)
     if isinstance(data, DataLoader):
-        return _from_loader(data, name, shuffled)
+        return replace(_from_loader(data, name, shuffled), pack=pack)
     if isinstance(data, tuple | list) and len(data) == 2:
         x, y = as_tensors(data[0]), as_tensors(data[1])
+        y = pack(y) if pack is not None and isinstance(y, Mapping) else y
         if not isinstance(y, Tensor) or batch_length(x) != len(y):
             got = f"{batch_length(x)} inputs and {len(y) if isinstance(y, Sized) else type(y).__name__} targets"
             raise ValueError(complaint(name, "as many inputs as targets", got, "Pass (x, y) of equal length."))
@@ -169,7 +183,7 @@ def as_source(data: Any, *, batch_size: int, name: str = "train", workers: int =
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and isinstance(data, Sized):
         if len(data) == 0:
             raise ValueError(complaint(name, "at least one example", "an empty dataset", "Pass data."))
-        return Source(data, len(data), min(batch_size, len(data)), shuffled, loading=loading)
+        return Source(data, len(data), min(batch_size, len(data)), shuffled, loading=loading, pack=pack)
     got = type(data).__name__
     raise TypeError(complaint(name, "a Dataset, a DataLoader or a pair (x, y)", got, "Wrap it in a DataLoader."))
 
@@ -219,11 +233,13 @@ def _cat(x: Inputs, more: Inputs) -> Inputs:
     return tuple(_cat(a, b) for a, b in zip(x, more, strict=True))
 
 
-def split_batch(batch: Any) -> tuple[Inputs, Tensor]:
+def split_batch(batch: Any, pack: Callable[[Any], Tensor] | None = None) -> tuple[Inputs, Tensor]:
     """Inputs and targets of a loader's batch: (x, y), (x1, x2, …, y), or a mapping with "labels"."""
     target = batch.get("labels") if isinstance(batch, Mapping) else None
     if isinstance(batch, tuple | list) and len(batch) >= 2:
         target = batch[-1]
+    if pack is not None and isinstance(target, Mapping):
+        target = pack(target)
     if isinstance(target, Tensor):
         return split_inputs(batch), target
     got = f"a {type(batch).__name__}"

@@ -21,7 +21,7 @@ from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, call_arguments, evaluating, slice_rows, tensors, tree_map
-from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Weighted
+from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood, Weighted
 from ibnn.network import IBNN, check_seed
 from ibnn.normal import address, normals
 
@@ -166,7 +166,7 @@ def calibrate(
     """
     _check_arguments(model, samples, batch_size, seed)
     with generators_restored():
-        x, y = _held_out(valid, batch_size, seed)
+        x, y = _held_out(valid, batch_size, seed, model.likelihood.pack)
     with model._lock, _restored_on_error(model), evaluating(model), _bar(progress) as tick, torch.no_grad():
         search = _Search(model, x, y, samples=samples, seed=seed, batch_size=batch_size, temper=temperature, tick=tick)
         return search.run(profile=profile)
@@ -454,13 +454,14 @@ def group_losses(likelihood: Likelihood, draws: Tensor, y: Tensor) -> tuple[Tens
         weight, target = likelihood.part(y)
         own = group_losses(likelihood.inner, draws, target)
         return own[0] * weight, own[1] * weight
+    if isinstance(likelihood, Heads):
+        parts = [group_losses(head, own, target) for _, head, own, target in likelihood.by_head(draws, y)]
+        if all(len(losses) == len(y) for losses, _ in parts):
+            return torch.stack([part[0] for part in parts]).sum(0), torch.stack([part[1] for part in parts]).sum(0)
     kind = type(likelihood)
     if kind is Categorical and isinstance(likelihood, Categorical):
-        logits = likelihood._tempered(draws.flatten(0, 1))  # (J, N, C, …)
-        kept = y != likelihood.ignore_index
-        index = (y.long() * kept)[None, :, None].expand(len(logits), *[-1] * (y.dim() + 1))
-        log_probs = logits.gather(2, index).squeeze(2) - logits.logsumexp(2)
-        losses = (math.log(len(logits)) - log_probs.logsumexp(0)) * kept
+        kept, log_probs = y != likelihood.ignore_index, likelihood.log_likelihoods(draws.flatten(0, 1), y)
+        losses = (math.log(len(log_probs)) - log_probs.logsumexp(0)) * kept
         return _by_row(losses), _by_row(kept)
     if kind in (Bernoulli, Gaussian):
         prediction: Any = likelihood.summarise(draws)
@@ -548,10 +549,12 @@ def _check_arguments(model: IBNN, samples: int, batch_size: int, seed: int) -> N
     check_seed(seed)
 
 
-def _held_out(valid: Any, batch_size: int, seed: int) -> tuple[Inputs, Tensor]:
+def _held_out(
+    valid: Any, batch_size: int, seed: int, pack: Callable[[Any], Tensor] | None = None
+) -> tuple[Inputs, Tensor]:
     """All inputs and targets, in an order of their own."""
     known = isinstance(valid, Source)
-    source = valid if known else as_source(valid, batch_size=batch_size, name="valid", shuffled=False)
+    source = valid if known else as_source(valid, batch_size=batch_size, name="valid", shuffled=False, pack=pack)
     batches = [(share.x, share.y) for share in source.epoch(seed, 0)]
     rows = sum(len(y) for _, y in batches)
     if rows < FEWEST:

@@ -5,7 +5,7 @@ import difflib
 import fnmatch
 import glob
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,10 +16,10 @@ from torch.nn.parameter import is_lazy
 import ibnn.attention
 import ibnn.recurrent  # noqa: F401  # both register their layer types
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, call_arguments, evaluating
+from ibnn.inputs import Inputs, Pick, call_arguments, evaluating
 from ibnn.latent import Latent
 from ibnn.layers import has_forward_of_its_type, layer_parameter, layer_type
-from ibnn.likelihood import LIKELIHOODS, Likelihood
+from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.mixture import CLOSED_FORMS, KLKind
 from ibnn.network import IBNN, check_seed, duplicate, strip
 from ibnn.observe import bypassed
@@ -107,6 +107,9 @@ def plan(
     """
     if not isinstance(net, nn.Module):
         raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))
+    if hasattr(net, "_orig_mod"):  # latents are hooks, which a compiled graph would not see
+        remedy = "Convert first, then compile: torch.compile(ibnn.convert(net))."
+        raise TypeError(complaint("net", "a plain network", "one that torch.compile returned", remedy))
     for name, module in net.named_modules():
         if isinstance(module, Latent):
             raise ValueError(
@@ -156,7 +159,8 @@ def convert(
     components: int = 8,
     prior_std: float = 0.3,
     init_std: float = 0.1,
-    likelihood: str | Likelihood = "categorical",
+    likelihood: str | Likelihood | Mapping[str, str | Likelihood] = "categorical",
+    logits: Pick | None = None,
     kl: KLKind = "components",
     include: Pattern | Sequence[Pattern] | None = None,
     exclude: Pattern | Sequence[Pattern] | None = None,
@@ -172,7 +176,11 @@ def convert(
         prior_std: s, standard deviation of the prior of every latent.
         init_std: σ0, how far the component means start from 1. Keep it near 0.1 for a pretrained network; from scratch
             up to 0.75. At 0 every component mean starts as exactly the given network.
-        likelihood: "categorical", "gaussian", "bernoulli", or a `Likelihood` object.
+        likelihood: "categorical", "gaussian", "bernoulli", or a `Likelihood` object. For a network with several
+            outputs, a dict of these by name: {"age": "gaussian", "sex": "bernoulli"}; targets and predictions are then
+            dicts of the same names.
+        logits: Which part of the network's output is predicted, where that is not the output itself or its `logits`: a
+            path of keys, attributes or numbers ("heads.age", "0"), or a function of the output.
         kl: Which KL the training loss uses: "components", "mean" (the paper's), "pairwise" or "montecarlo".
         include: As in `plan`.
         exclude: As in `plan`.
@@ -197,15 +205,10 @@ def convert(
     if kl not in (*CLOSED_FORMS, "montecarlo"):
         names = ", ".join([*CLOSED_FORMS, "montecarlo"])
         raise ValueError(complaint("kl", f"one of {names}", repr(kl), f"Did you mean {_nearest(kl, CLOSED_FORMS)}?"))
-    if isinstance(likelihood, str):
-        if likelihood not in LIKELIHOODS:
-            names = ", ".join(LIKELIHOODS)
-            remedy = f"Did you mean {_nearest(likelihood, LIKELIHOODS)}?"
-            raise ValueError(complaint("likelihood", f"one of {names}, or a Likelihood", repr(likelihood), remedy))
-        likelihood = LIKELIHOODS[likelihood]()
-    elif not isinstance(likelihood, Likelihood):
-        got = type(likelihood).__name__
-        raise TypeError(complaint("likelihood", "a name or a Likelihood object", got, 'Pass "categorical".'))
+    likelihood = _likelihood(likelihood)
+    if logits is not None and not callable(logits) and not (isinstance(logits, str) and logits):
+        remedy = 'Pass e.g. logits="heads.age", or a function of the output.'
+        raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))
     if seed is not None:
         check_seed(seed)
     planned = plan(net, include=include, exclude=exclude, example=example)
@@ -222,6 +225,7 @@ def convert(
         init_std=float(init_std),
         kl_kind=kl,
         seed=seed,
+        logits=logits,
     )
 
 
@@ -238,6 +242,21 @@ def revert(model: IBNN) -> nn.Module:
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, "Pass the model itself."))
     strip(model.net)
     return model.net
+
+
+def _likelihood(named: str | Likelihood | Mapping[str, str | Likelihood]) -> Likelihood:
+    """Returns the likelihood of a name, of several names, or the object itself."""
+    if isinstance(named, Mapping):
+        return Heads({name: _likelihood(head) for name, head in named.items()})
+    if isinstance(named, str):
+        if named not in LIKELIHOODS:
+            names, remedy = ", ".join(LIKELIHOODS), f"Did you mean {_nearest(named, LIKELIHOODS)}?"
+            raise ValueError(complaint("likelihood", f"one of {names}, or a Likelihood", repr(named), remedy))
+        return LIKELIHOODS[named]()
+    if not isinstance(named, Likelihood):
+        expected, got = "a name, a Likelihood object, or a dict of them", type(named).__name__
+        raise TypeError(complaint("likelihood", expected, got, 'Pass "categorical".'))
+    return named
 
 
 def _attach(layer: nn.Module, entry: PlannedLayer, components: int) -> None:

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from ibnn.atomic import write_atomically
 from ibnn.baselines import Ensemble, Plain
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, logits_of, tensors, tree_map
+from ibnn.inputs import Inputs, Pick, as_tensors, batch_length, call_arguments, pick, tensors, tree_map
 from ibnn.latent import Latent
 from ibnn.likelihood import Likelihood
 from ibnn.network import IBNN, check_seed, duplicate, no_fast_path
 from ibnn.observe import batch_axes
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction, Prediction, predict
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, JointPrediction, Prediction, predict
 
 Format = Literal["onnx", "torch"]
 FACTS = "ibnn"  # name of the metadata in an ONNX file; in torch's it is ibnn.json
@@ -68,8 +68,8 @@ def export(
     """Writes a model as one file that gives the answers of `predict` at the same seed, for any batch size.
 
     The file takes what `predict` takes and returns probabilities, total, aleatoric and epistemic (nats); of a Gaussian
-    likelihood mean, std, aleatoric and epistemic (variances). Its answers on the example are compared with those of
-    `predict` before it is put in place.
+    likelihood mean, std, aleatoric and epistemic (variances); of several heads "age.mean" and so on. Its answers on the
+    example are compared with those of `predict` before it is put in place.
 
     Args:
         model: A converted network, or a baseline of one network a component (`Plain`, `Ensemble`).
@@ -135,6 +135,7 @@ class _Answering(nn.Module):
         super().__init__()
         self.name, self.components, self.pixels = type(model).__name__, model.components, pixels
         self.likelihood: Likelihood = copy.deepcopy(model.likelihood)
+        self.logits: Pick | None = getattr(model, "logits", None)
         nets = model.net if isinstance(model.net, nn.ModuleList) else [model.net]  # a list: the members of an ensemble
         self.nets = nn.ModuleList(duplicate(net) for net in nets)
         for parameter in self.nets.parameters():
@@ -163,7 +164,8 @@ class _Answering(nn.Module):
 
     def forward(self, x: Inputs) -> dict[str, Tensor]:
         args, kwargs = call_arguments(tree_map(self._repeated, self.normalised(x)))
-        draws = torch.cat([logits_of(net(*args, **kwargs)) for net in self.nets])  # (J·B, …), draw by draw
+        outputs = (self.likelihood.read(pick(net(*args, **kwargs), self.logits)) for net in self.nets)
+        draws = torch.cat(list(outputs))  # (J·B, …), draw by draw
         return _named(self.likelihood.summarise(draws.unflatten(0, (self.components, self._samples, -1))))
 
     @property
@@ -210,6 +212,9 @@ def _quiet() -> Iterator[None]:
 
 def _named(answers: Prediction) -> dict[str, Tensor]:
     """The outputs of the file."""
+    if isinstance(answers, JointPrediction):
+        named = {head: _named(answer) for head, answer in answers.heads.items()}
+        return {f"{head}.{name}": value for head, values in named.items() for name, value in values.items()}
     if isinstance(answers, GaussianPrediction):
         return {name: getattr(answers, name) for name in ("mean", "std", "aleatoric", "epistemic")}
     assert isinstance(answers, CategoricalPrediction), "checked"
@@ -218,7 +223,8 @@ def _named(answers: Prediction) -> dict[str, Tensor]:
 
 def _asked(model: IBNN | Plain, x: Inputs, samples: int, seed: int) -> Prediction:
     answers = predict(model, x, samples=samples, seed=seed)
-    if not isinstance(answers, CategoricalPrediction | GaussianPrediction):
+    heads = answers.heads.values() if isinstance(answers, JointPrediction) else [answers]
+    if not all(isinstance(head, CategoricalPrediction | GaussianPrediction) for head in heads):
         wanted, remedy = "Categorical, Bernoulli or Gaussian, or to answer like them", "Summarise draws as they do."
         raise TypeError(complaint("likelihood", wanted, f"one that answers {type(answers).__name__}", remedy))
     return answers

@@ -41,18 +41,33 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     return tree
 
 
-def as_tensors(tree: Any) -> Any:
-    """Arrays as tensors, float64 arrays as float32; containers of them likewise, mappings as dicts."""
-    if isinstance(tree, Tensor):
-        return tree
+def as_tensors(tree: Any, dtype: torch.dtype | None = None) -> Any:
+    """Returns arrays as tensors, in containers too; float64 becomes the dtype of a network, if it is given.
+
+    Without one, arrays of float64, which is numpy's default, become float32, and tensors stay as they are.
+
+    >>> as_tensors({"x": torch.zeros(2, dtype=torch.float64)}, torch.float32)["x"].dtype
+    torch.float32
+    """
     if isinstance(tree, Mapping):
-        return {key: as_tensors(value) for key, value in tree.items()}
+        return {key: as_tensors(value, dtype) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return tuple(as_tensors(value) for value in tree)
-    if hasattr(tree, "__array__"):
-        tensor = torch.as_tensor(tree)
-        return tensor.float() if tensor.dtype == torch.float64 else tensor
-    return tree
+        return tuple(as_tensors(value, dtype) for value in tree)
+    if not isinstance(tree, Tensor) and not hasattr(tree, "__array__"):
+        return tree
+    if dtype is None and not isinstance(tree, Tensor):
+        dtype = torch.float32
+    return cast(torch.as_tensor(tree), dtype)
+
+
+def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Returns a tensor of floats in a network's dtype, if either is float64; lower precisions are autocast's business.
+
+    >>> cast(torch.zeros(2), torch.float64).dtype, cast(torch.zeros(2), torch.bfloat16).dtype
+    (torch.float64, torch.float32)
+    """
+    wide = dtype is not None and tensor.is_floating_point() and torch.float64 in (tensor.dtype, dtype)
+    return tensor.to(dtype) if wide else tensor
 
 
 def slice_rows(tree: Any, part: slice | Tensor, rows: int) -> Any:
@@ -102,6 +117,38 @@ def repeat_rows(tensor: Tensor, rows: int, samples: int) -> Tensor:
     return tensor.repeat(samples, *[1] * (tensor.dim() - 1))
 
 
+Pick = str | Callable[[Any], Any]  # which part of a network's output is predicted: a path such as "heads.age"
+
+
+def pick(output: Any, part: Pick | None) -> Any:
+    """Returns a part of a network's output: what a function returns, or what is found along a path.
+
+    >>> pick({"heads": {"age": 1, "sex": 2}}, "heads.age"), pick((3, 4), "1"), pick((3, 4), lambda both: both[0])
+    (1, 4, 3)
+    """
+    if part is None:
+        return output
+    if callable(part):
+        return part(output)
+    for name in part.split("."):
+        output = _entry(output, name, part)
+    return output
+
+
+def _entry(output: Any, name: str, path: str) -> Any:
+    """An entry of a mapping by its key, of a sequence by its number, or an attribute."""
+    try:
+        if isinstance(output, Mapping):
+            return output[name]
+        if name.lstrip("-").isdigit() and isinstance(output, tuple | list):
+            return output[int(name)]
+        return getattr(output, name)
+    except (KeyError, IndexError, AttributeError):
+        has = f"{list(output)}" if isinstance(output, Mapping) else f"a {type(output).__name__}"
+        remedy = 'Pass the path to the tensor that is predicted, such as "heads.age" or "0", or a function.'
+        raise ValueError(complaint("logits", f"a path into the network's output, {path!r}", has, remedy)) from None
+
+
 def logits_of(output: Any) -> Tensor:
     """The tensor of class scores or means in what a network returns."""
     if isinstance(output, Tensor):
@@ -114,7 +161,7 @@ def logits_of(output: Any) -> Tensor:
             "net",
             "a network that returns a tensor, or something with `logits`",
             f"one that returns {type(output).__name__}",
-            "Wrap it in a module that returns the logits.",
+            'Say which part it is: convert(..., logits="path.to.it"), or a function of the output.',
         )
     )
 

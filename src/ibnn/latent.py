@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
+from ibnn.inputs import cast
 from ibnn.layers import folded_weights, layer_type, replace_weights, replaced, weights_are_parameters
 from ibnn.recompute import Recomputation
 
@@ -163,13 +164,22 @@ class Latent(nn.Module):
         z = self._current()
         if z is None:
             return None
-        if self.folding:
-            self.after.append(replace_weights(layer, folded_weights(layer, z)))
-            return None
         if args:
-            return (self.multiply(args[0], z, self.batch_axis), *args[1:]), kwargs
+            return (self._meet(layer, args[0], z), *args[1:]), kwargs
         name = "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
-        return args, {**kwargs, name: self.multiply(kwargs[name], z, self.batch_axis)}
+        return args, {**kwargs, name: self._meet(layer, kwargs[name], z)}
+
+    def _meet(self, layer: nn.Module, x: Tensor, z: Tensor) -> Tensor:
+        """What the layer is given for its input x: x ∘ z, or x if its weights are multiplied instead."""
+        if not self.folding:
+            return self.multiply(x, z, self.batch_axis)
+        self.after.append(replace_weights(layer, folded_weights(layer, z)))
+        return self._cast(x, z)
+
+    def _cast(self, x: Tensor, z: Tensor) -> Tensor:
+        """An input of integers or of another width as numbers of the layer's dtype: z in an integer dtype is 0 or 1."""
+        dtype = getattr(self, "mean", z).dtype  # an exported latent has z alone
+        return cast(x, dtype) if x.is_floating_point() else x.to(dtype)
 
     def release(self, layer: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the layer, called even after an error."""
@@ -207,6 +217,7 @@ class Latent(nn.Module):
 
     def multiply(self, x: Tensor, z: Tensor, batch_axis: int = 0) -> Tensor:
         """x ∘ z, which the layer's backward pass will not keep but compute again."""
+        x = self._cast(x, z)
         z = self.broadcast(z, x, batch_axis)
         if torch.compiler.is_compiling():
             return x * z

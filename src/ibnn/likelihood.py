@@ -6,7 +6,8 @@ over data, and the training-set size N that divides the KL counts data in the sa
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,18 @@ from torch import Tensor, nn
 
 from ibnn import metrics
 from ibnn.errors import complaint
-from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, GaussianPrediction, Prediction
+from ibnn.inputs import logits_of, pick
+from ibnn.prediction import (
+    BernoulliPrediction,
+    CategoricalPrediction,
+    Collected,
+    GaussianPrediction,
+    JointPrediction,
+    Prediction,
+    Running,
+)
+
+HELD = 2**25  # entries of draws' outputs that a running summary holds at most before it sums them up
 
 
 class Likelihood(nn.Module, ABC):
@@ -42,6 +54,16 @@ class Likelihood(nn.Module, ABC):
         """Logits over T, at least in float32."""
         return _full(logits) / self.temperature
 
+    def read(self, output: Any) -> Tensor:
+        """Returns the tensor of class scores or means in what a network returned."""
+        return logits_of(output)
+
+    def pack(self, target: Any) -> Tensor:
+        """Returns targets, as users pass them, as the one tensor that all other methods take."""
+        if not isinstance(target, Tensor):
+            raise TypeError(complaint("y", "a tensor", type(target).__name__, "Pass torch.as_tensor(y)."))
+        return target
+
     @abstractmethod
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raises if a target cannot belong to outputs of this shape; only shapes of `output` beyond the batch count."""
@@ -59,12 +81,16 @@ class Likelihood(nn.Module, ABC):
         return torch.tensor(float(self.data(target)))
 
     @abstractmethod
-    def combine(self, draws: Tensor) -> Tensor:
+    def combine(self, draws: Tensor) -> Any:
         """One output that stands for draws (J, B, …): what the network in eval mode returns."""
 
     @abstractmethod
     def summarise(self, draws: Tensor) -> Prediction:
         """The prediction made of draws (K, S, B, …)."""
+
+    def running(self, components: int, samples: int) -> Running:
+        """Returns what makes the same prediction of draws that come a few at a time; this one holds them all."""
+        return Collected(self, components)
 
     @abstractmethod
     def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
@@ -72,7 +98,10 @@ class Likelihood(nn.Module, ABC):
 
 
 class Categorical(Likelihood):
-    """Classes by softmax over axis 1 of the output, (B, C) or dense (B, C, …); targets are class indices.
+    """Classes by softmax over one axis of the output, (B, C), (B, C, …) or (B, …, C); targets are class indices.
+
+    Attributes:
+        axis: The axis of the classes in the network's output; None until it is known.
 
     >>> likelihood = Categorical(label_smoothing=0.1)
     >>> round(likelihood.nll(torch.zeros(2, 4), torch.tensor([0, 3])).item(), 4)  # uniform: log 4
@@ -81,46 +110,83 @@ class Categorical(Likelihood):
 
     weight: Tensor | None
 
-    def __init__(self, *, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0) -> None:
-        """Takes what `torch.nn.functional.cross_entropy` takes.
+    def __init__(
+        self,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        axis: int | None = None,
+    ) -> None:
+        """Takes what `torch.nn.functional.cross_entropy` takes, and where the classes are.
 
         Args:
             weight: Weight of each class in the training loss, (C,).
             ignore_index: Target value that counts for nothing.
             label_smoothing: Share of the target that is spread evenly over the classes, in the training loss.
+            axis: The axis of the classes: 1 for (B, C, …), as in a segmentation of images; −1 for (B, …, C), as in
+                token classification and language models. By default the first targets tell (`elbo`, `fit`,
+                `calibrate`); until then it is 1, and outputs of three axes are refused, for they may be either.
         """
         super().__init__()
         if not 0 <= label_smoothing < 1:
             raise ValueError(complaint("label_smoothing", "in [0, 1)", label_smoothing, "Pass 0 for none."))
+        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int) or axis == 0):
+            raise ValueError(complaint("axis", "an axis of the output beyond the batch", repr(axis), "Pass 1 or -1."))
         self.register_buffer("weight", weight)
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.ignore_index, self.label_smoothing, self.axis = ignore_index, label_smoothing, axis
+
+    def _dim(self, outputs: Tensor, leading: int = 0) -> int:
+        """Returns the axis of the classes, counted from the end, in outputs with so many axes before the batch's."""
+        dims = outputs.dim() - leading
+        if self.axis is None and dims == 3:
+            raise ValueError(
+                complaint(
+                    "axis",
+                    f"known for an output of shape {tuple(outputs.shape[leading:])}: (B, C, …) or (B, …, C)",
+                    "none",
+                    "Convert with likelihood=ibnn.Categorical(axis=-1) if the classes come last, or axis=1.",
+                )
+            )
+        axis = 1 if self.axis is None else self.axis
+        if not -dims < axis < dims:
+            remedy = (
+                'For yes/no targets convert with likelihood="bernoulli".' if dims < 2 else "Pass axis=1 or axis=-1."
+            )
+            got = f"an output of shape {tuple(outputs.shape[leading:])}"
+            raise ValueError(complaint("net", f"a network with class scores in axis {axis} of its output", got, remedy))
+        return axis - dims if axis > 0 else axis
+
+    def _find_axis(self, output: Tensor, target: Tensor) -> None:
+        """Finds out where the classes are, if that is open and the target's shape tells."""
+        if self.axis is not None or output.dim() < 3:
+            return
+        fitting = [axis for axis in (1, -1) if _without(output, axis) == tuple(target.shape[1:])]
+        if len(fitting) == 2:
+            got = f"both possible for outputs {tuple(output.shape)} and targets {tuple(target.shape)}"
+            remedy = "Convert with likelihood=ibnn.Categorical(axis=-1) if the classes come last, or axis=1."
+            raise ValueError(complaint("axis", "given where 1 and -1 are both possible", got, remedy))
+        self.axis = fitting[0] if fitting else None
 
     def check(self, output: Tensor, target: Tensor) -> None:
-        """Raises if labels are not integers, out of range, or do not fit the output's shape."""
+        """Raises if labels are not integers, out of range, or do not fit the output's shape; finds the class axis."""
         if target.is_floating_point() or target.dtype == torch.bool:
             raise TypeError(
                 complaint("y", "integer class indices", f"dtype {target.dtype}", "Pass y.long(), or one-hot.argmax(1).")
             )
-        if output.dim() < 2:
-            raise ValueError(
-                complaint(
-                    "net",
-                    "a network with class scores in axis 1 of its output",
-                    f"an output of shape {tuple(output.shape)}",
-                    'For yes/no targets convert with likelihood="bernoulli".',
-                )
-            )
-        expected = (len(target), *output.shape[2:])
+        self._find_axis(output, target)
+        dim = self._dim(output) if self.axis is not None or output.dim() != 3 else -2
+        expected = (len(target), *_without(output, dim))
         if tuple(target.shape) != expected:
             raise ValueError(
                 complaint("y", f"of shape {expected}", f"shape {tuple(target.shape)}", "Pass one class index a datum.")
             )
-        used = target[target != self.ignore_index]
-        if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < output.shape[1]:
+        used, classes = target[target != self.ignore_index], output.shape[dim]
+        if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < classes:
             raise ValueError(
                 complaint(
                     "y",
-                    f"in 0 … {output.shape[1] - 1} (the network has {output.shape[1]} outputs)",
+                    f"in 0 … {classes - 1} (the network has {classes} outputs)",
                     f"labels from {int(used.min())} to {int(used.max())}",
                     f"Renumber the classes, or mark what to leave out with {self.ignore_index}.",
                 )
@@ -128,9 +194,11 @@ class Categorical(Likelihood):
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, the (weighted) mean over all targets that are not ignored; 0 if all are."""
+        logits, dim = self._tempered(output), self._dim(output)
+        last = dim == -1 and output.dim() > 2
         loss = F.cross_entropy(
-            self._tempered(output),
-            target.long(),
+            logits.flatten(0, -2) if last else logits.movedim(dim, 1),
+            (target.flatten() if last else target).long(),
             weight=self.weight,
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
@@ -147,23 +215,44 @@ class Categorical(Likelihood):
         """How many targets are not ignored."""
         return int((target != self.ignore_index).sum())
 
+    def log_likelihoods(self, draws: Tensor, target: Tensor) -> Tensor:
+        """Returns log p(target) of each draw of the outputs (J, B, …), of the target's shape; 0 where it is ignored."""
+        logits = self._tempered(draws).movedim(self._dim(draws, 1), -1)
+        kept = target != self.ignore_index
+        index = (target.long() * kept).expand(len(draws), *target.shape)[..., None]
+        return (logits.gather(-1, index)[..., 0] - logits.logsumexp(-1)) * kept
+
     def combine(self, draws: Tensor) -> Tensor:
-        """Log of the mean softmax, (B, C, …): as good as logits to whatever reads them."""
-        return _log_mean(self._tempered(draws).log_softmax(2), 1)
+        """Log of the mean softmax, of the output's shape: as good as logits to whatever reads them."""
+        return _log_mean(self._tempered(draws).log_softmax(self._dim(draws, 1)), 1)
 
     def summarise(self, draws: Tensor) -> Prediction:
         """Probabilities, and their entropy split into aleatoric, between and within."""
-        log_probs = self._tempered(draws).log_softmax(3)  # (K, S, B, C, …)
-        mean = _log_mean(log_probs, 2)
-        probs = log_probs.exp()
-        split = _entropy_split(probs.movedim(3, -1))
-        return CategoricalPrediction(mean.exp(), mean, *split, _standard_error(probs))
+        found = self.running(*draws.shape[:2])
+        found.take(draws)
+        return found.result()
+
+    def running(self, components: int, samples: int) -> "_RunningProbabilities":
+        """Sums over draws: of their outputs it holds few at a time."""
+        return _RunningProbabilities(components, samples, self._log_probs, self._prediction)
+
+    def _log_probs(self, draws: Tensor) -> Tensor:
+        """Log-probabilities (K, S, B, …, C) of draws."""
+        dim = self._dim(draws, 2)
+        return self._tempered(draws).log_softmax(dim).movedim(dim, -1)
+
+    def _prediction(self, logs: Tensor, split: "_Split", error: Tensor) -> Prediction:
+        dim = self._dim(logs)
+        logs, error = (values.movedim(-1, dim) for values in (logs, error))
+        return CategoricalPrediction(logs.exp(), logs, *split, error, axis=1 if dim + logs.dim() == 1 else dim)
 
     def score(self, prediction: CategoricalPrediction, target: Tensor) -> dict[str, float]:
         """NLL, error and ECE over the targets that are not ignored; without class weights or smoothing."""
         kept = target.flatten() != self.ignore_index
         labels = target.flatten()[kept]
-        probs, log_probs = (p.movedim(1, -1).flatten(0, -2)[kept] for p in (prediction.probs, prediction.log_probs))
+        probs, log_probs = (
+            p.movedim(prediction.axis, -1).flatten(0, -2)[kept] for p in (prediction.probs, prediction.log_probs)
+        )
         return {
             "nll": metrics.nll(log_probs, labels),
             "error": metrics.error(probs, labels),
@@ -197,12 +286,22 @@ class Bernoulli(Likelihood):
 
     def summarise(self, draws: Tensor) -> Prediction:
         """Probabilities of yes, and each label's entropy split."""
+        found = self.running(*draws.shape[:2])
+        found.take(draws)
+        return found.result()
+
+    def running(self, components: int, samples: int) -> "_RunningProbabilities":
+        """Sums over draws: of their outputs it holds few at a time."""
+        return _RunningProbabilities(components, samples, self._log_probs, self._prediction)
+
+    def _log_probs(self, draws: Tensor) -> Tensor:
+        """Log-probabilities of yes and no, (K, S, B, …, 2)."""
         draws = self._tempered(draws)
-        mean = _log_mean(F.logsigmoid(draws), 2)
-        probs = draws.sigmoid()  # (K, S, B, …)
-        split = _entropy_split(torch.stack([probs, (-draws).sigmoid()], dim=-1))
-        no = _log_mean(F.logsigmoid(-draws), 2)
-        return BernoulliPrediction(mean.exp(), mean, *split, _standard_error(probs), no)
+        return torch.stack([F.logsigmoid(draws), F.logsigmoid(-draws)], dim=-1)
+
+    def _prediction(self, logs: Tensor, split: "_Split", error: Tensor) -> Prediction:
+        yes, no = logs.unbind(-1)
+        return BernoulliPrediction(yes.exp(), yes, *split, error[..., 0], no)
 
     def score(self, prediction: BernoulliPrediction, target: Tensor) -> dict[str, float]:
         """NLL and error, per label."""
@@ -364,13 +463,17 @@ class Weighted(Likelihood):
         """How many data the weights stand for, at least 1."""
         return max(round(float(self.mass(target))), 1)
 
-    def combine(self, draws: Tensor) -> Tensor:
+    def combine(self, draws: Tensor) -> Any:
         """As the likelihood inside."""
         return self.inner.combine(draws)
 
     def summarise(self, draws: Tensor) -> Prediction:
         """As the likelihood inside."""
         return self.inner.summarise(draws)
+
+    def running(self, components: int, samples: int) -> Running:
+        """As the likelihood inside."""
+        return self.inner.running(components, samples)
 
     def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
         """The weighted NLL."""
@@ -381,6 +484,132 @@ class Weighted(Likelihood):
             mass = float(value) * self.inner.data(rest[rows])
             total += mass * self.inner.score(prediction.rows(rows), rest[rows])["nll"]
         return {"nll": total / float(self.mass(target))}
+
+
+class Heads(Likelihood):
+    """Several outputs of one network, each with a likelihood of its own, by name.
+
+    The network returns a mapping (or an object with attributes) of these names; so does the network in eval mode, and
+    `predict` answers with a `JointPrediction`. Targets are a dict of tensors. Heads are independent given the output,
+    and a datum is a target of any of them: losses are means over all, and N counts all.
+
+    Attributes:
+        heads: The likelihoods by name.
+        relative: Each head's temperature over the common one (a buffer); `calibrate` and `fit` set it.
+
+    >>> likelihood = Heads({"age": Gaussian(), "sex": Bernoulli()})
+    >>> y = {"age": torch.zeros(2, 1), "sex": torch.ones(2, 1)}
+    >>> output = likelihood.read({"age": torch.zeros(2, 1), "sex": torch.zeros(2, 1)})
+    >>> round(likelihood.nll(output, likelihood.pack(y)).item(), 4)  # the mean of ½ log 2π and log 2
+    0.806
+    """
+
+    relative: Tensor
+
+    def __init__(self, heads: Mapping[str, Likelihood]) -> None:
+        """Takes the likelihoods by the names of the outputs."""
+        super().__init__()
+        if not heads or not all(isinstance(head, Likelihood) for head in heads.values()):
+            got, remedy = f"{dict(heads)}", 'Pass {"age": ibnn.Gaussian(), "sex": ibnn.Bernoulli()}.'
+            raise TypeError(complaint("heads", "a Likelihood for every name", got, remedy))
+        self.heads = nn.ModuleDict(heads)
+        self.discrete = all(head.discrete for head in heads.values())
+        self.register_buffer("relative", torch.ones(len(heads)))
+        self._shapes: dict[str, dict[str, torch.Size]] = {"output": {}, "y": {}}  # beyond the batch, as last met
+
+    def each(self) -> Iterator[tuple[str, Likelihood]]:
+        """Yields the heads, each at its temperature."""
+        for number, (name, head) in enumerate(self.heads.items()):
+            assert isinstance(head, Likelihood)
+            head.temperature = self.temperature * self.relative[number]
+            yield name, head
+
+    def read(self, output: Any) -> Tensor:
+        """Returns the outputs of all heads side by side, (B, …)."""
+        return self._join({name: head.read(pick(output, name)) for name, head in self.each()}, "output")
+
+    def pack(self, target: Any) -> Tensor:
+        """Returns the targets of all heads side by side, (B, …), as floats."""
+        if isinstance(target, Tensor):
+            return target
+        if not isinstance(target, Mapping) or set(target) != set(self.heads):
+            got = f"{sorted(target)}" if isinstance(target, Mapping) else type(target).__name__
+            remedy = "Pass a tensor for each of them."
+            raise ValueError(complaint("y", f"a dict with {sorted(self.heads)}", got, remedy))
+        return self._join({name: head.pack(torch.as_tensor(target[name])).float() for name, head in self.each()}, "y")
+
+    def _join(self, parts: dict[str, Tensor], what: str) -> Tensor:
+        rows = [part.shape[:1] for part in parts.values()]
+        if not torch.compiler.is_compiling() and (set(rows) != {rows[0]} or not rows[0]):
+            got = {name: tuple(part.shape) for name, part in parts.items()}
+            raise ValueError(complaint(what, "of as many rows in every head", got, "Put the batch first in each."))
+        self._shapes[what] = {name: part.shape[1:] for name, part in parts.items()}
+        return torch.cat([part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts.values()], 1)
+
+    def _parts(self, joined: Tensor, what: str, leading: int = 0) -> dict[str, Tensor]:
+        """What `_join` has joined, with so many axes before the batch's."""
+        shapes = self._shapes[what]
+        parts = joined.split([shape.numel() for shape in shapes.values()], leading + 1)
+        return {
+            name: part.reshape(*part.shape[: leading + 1], *shape)
+            for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
+
+    def split(self, target: Any) -> dict[str, Tensor]:
+        """Returns targets by head, class indices as integers."""
+        parts = self._parts(self.pack(target), "y")
+        return {name: parts[name].long() if isinstance(h, Categorical) else parts[name] for name, h in self.each()}
+
+    def by_head(self, draws: Tensor, target: Any) -> Iterator[tuple[str, Likelihood, Tensor, Tensor]]:
+        """Yields every head with its own part of draws (K, S, B, …) and of targets."""
+        outputs, targets = self._parts(draws, "output", 2), self.split(target)
+        yield from ((name, head, outputs[name], targets[name]) for name, head in self.each())
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raises as the first head does that complains."""
+        outputs, targets = self._parts(output, "output"), self.split(target)
+        for name, head in self.each():
+            try:
+                head.check(outputs[name], targets[name])
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"Head {name!r}: {error}") from error
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean over the targets of all heads."""
+        outputs, targets = self._parts(output, "output"), self.split(target)
+        masses = {name: head.mass(targets[name]).to(output) for name, head in self.each()}
+        losses = [head.nll(outputs[name], targets[name]) * masses[name] for name, head in self.each()]
+        return torch.stack(losses).sum() / torch.stack(list(masses.values())).sum().clamp_min(1e-12)
+
+    def mass(self, target: Tensor) -> Tensor:
+        """The sum over heads."""
+        targets = self.split(target)
+        return torch.stack([head.mass(targets[name]).cpu() for name, head in self.each()]).sum()
+
+    def data(self, target: Tensor) -> int:
+        """The targets of all heads."""
+        targets = self.split(target)
+        return sum(head.data(targets[name]) for name, head in self.each())
+
+    def combine(self, draws: Tensor) -> dict[str, Tensor]:
+        """One output for each head."""
+        outputs = self._parts(draws, "output", 1)
+        return {name: head.combine(outputs[name]) for name, head in self.each()}
+
+    def summarise(self, draws: Tensor) -> Prediction:
+        """A prediction for each head."""
+        outputs = self._parts(draws, "output", 2)
+        return JointPrediction({name: head.summarise(outputs[name]) for name, head in self.each()})
+
+    def score(self, prediction: JointPrediction, target: Any) -> dict[str, float]:
+        """NLL over the targets of all heads; then all scores of each head, "age.nll" and so on."""
+        targets, nll = self.split(target), 0.0
+        scores: dict[str, float] = {}
+        for name, head in self.each():
+            own = head.score(prediction[name], targets[name])
+            nll += own["nll"] * head.data(targets[name])
+            scores |= {f"{name}.{score}": value for score, value in own.items()}
+        return {"nll": nll / max(self.data(self.pack(target)), 1)} | scores
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
@@ -421,16 +650,125 @@ def _standard_error(values: Tensor) -> Tensor:
     return (values.var(1).sum(0) / samples).sqrt() / components
 
 
-def _entropy_split(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Aleatoric, between and within, (B, …), of probabilities (K, S, B, …, C)."""
+def _without(output: Tensor, axis: int) -> tuple[int, ...]:
+    """Returns the shape of an output beyond the batch and without the axis of the classes."""
+    axis %= output.dim()
+    return tuple(size for number, size in enumerate(output.shape) if number not in (0, axis))
 
-    def entropy(p: Tensor) -> Tensor:
-        terms: Tensor = torch.special.entr(p)
-        return terms.sum(-1)
 
-    by_component = probs.mean(1)  # (K, B, …, C)
-    total = entropy(by_component.mean(0))
-    component = entropy(by_component).mean(0)
-    aleatoric = entropy(probs).mean((0, 1))
-    # By concavity the differences are ≥ 0; the clamp only removes rounding.
-    return aleatoric, (total - component).clamp_min(0), (component - aleatoric).clamp_min(0)
+def _entropy(probs: Tensor) -> Tensor:
+    """Entropy over the last axis."""
+    terms: Tensor = torch.special.entr(probs)
+    return terms.sum(-1)
+
+
+class _Split(NamedTuple):
+    """How the entropy of the mean probability splits, (B, …) each."""
+
+    aleatoric: Tensor
+    between: Tensor
+    within: Tensor
+
+
+class _RunningProbabilities:
+    """Mean, entropies and standard error of draws' probabilities, which come component by component, a few at a time.
+
+    Of draws p_ks:  total = H[mean p],  by component = mean_k H[mean_s p_ks],  aleatoric = mean_ks H[p_ks].
+    """
+
+    def __init__(
+        self,
+        components: int,
+        samples: int,
+        log_probs: Callable[[Tensor], Tensor],
+        prediction: Callable[[Tensor, _Split, Tensor], Prediction],
+    ) -> None:
+        self.components, self.samples, self.log_probs, self.prediction = components, samples, log_probs, prediction
+        self.held: list[Tensor] = []
+        zero = torch.zeros(())
+        self.begun = False
+        self.logs = zero  # log of the sum of all probabilities
+        self.means = zero  # of the components' draws, summed
+        self.entropy, self.component_entropy = zero, zero  # of draws and of components' means, summed
+        self.variance = zero  # within components, summed
+        self.open = _Moments()  # of the draws of a component that has begun
+        self.across = _Moments()  # of the components, where they have one draw each
+
+    def add(self, draws: Tensor) -> None:
+        """Takes the next draws of outputs, (J, B, …), component-major; holds them while they are few."""
+        self.held.append(draws)
+        if sum(part.numel() for part in self.held) > HELD:
+            self._flush()
+
+    def _flush(self) -> None:
+        draws, self.held = torch.cat(self.held), []
+        while len(draws):
+            whole = len(draws) // self.samples * self.samples
+            if self.open.number or not whole:  # a part of one component
+                now = draws[: self.samples - self.open.number][None]
+            else:
+                now = draws[:whole].unflatten(0, (-1, self.samples))
+            self.take(now)
+            draws = draws[now.shape[0] * now.shape[1] :]
+
+    def take(self, draws: Tensor) -> None:
+        """Takes draws of whole components, (k, S, B, …), or some of one, (1, s, B, …)."""
+        log_probs = self.log_probs(draws)  # (k, s, B, …, C)
+        probs, logs = log_probs.exp(), log_probs.flatten(0, 1).logsumexp(0)
+        self.logs = torch.logaddexp(self.logs, logs) if self.begun else logs
+        self.begun = True
+        self.entropy = self.entropy + _entropy(probs).sum((0, 1))
+        if draws.shape[1] == self.samples:
+            self._close(probs.mean(1), probs.var(1).sum(0) if self.samples > 1 else None)
+            return
+        self.open = self.open.joined(probs[0])
+        if self.open.number == self.samples:
+            self._close(self.open.mean[None], self.open.squares / (self.samples - 1))
+            self.open = _Moments()
+
+    def _close(self, means: Tensor, variance: Tensor | None) -> None:
+        """Takes the means of whole components, (k, B, …, C), and the sum of the variances within them."""
+        self.means = self.means + means.sum(0)
+        self.component_entropy = self.component_entropy + _entropy(means).sum(0)
+        if variance is None:
+            self.across = self.across.joined(means)
+        else:
+            self.variance = self.variance + variance
+
+    def result(self) -> Prediction:
+        """The prediction made of all draws."""
+        if self.held:
+            self._flush()
+        count = self.components * self.samples
+        logs = (self.logs - math.log(count)).clamp_max(0)  # rounding may end above
+        total, component = _entropy(self.means / self.components), self.component_entropy / self.components
+        aleatoric = self.entropy / count
+        # By concavity the differences are ≥ 0; the clamp only removes rounding.
+        split = _Split(aleatoric, (total - component).clamp_min(0), (component - aleatoric).clamp_min(0))
+        return self.prediction(logs, split, self._standard_error())
+
+    def _standard_error(self) -> Tensor:
+        """As `_standard_error` of all draws."""
+        if self.components == self.samples == 1:
+            return torch.full_like(self.means, math.nan)
+        if self.samples == 1:
+            return (self.across.squares / (self.components - 1) / self.components).sqrt()
+        return (self.variance / self.samples).sqrt() / self.components
+
+
+class _Moments(NamedTuple):
+    """Number, mean and sum of squared deviations of tensors."""
+
+    number: int = 0
+    mean: Tensor = torch.zeros(())
+    squares: Tensor = torch.zeros(())
+
+    def joined(self, values: Tensor) -> "_Moments":
+        """Those with more tensors, (n, …)."""
+        more, mean = len(values), values.mean(0)
+        squares = (values - mean).square().sum(0)
+        if not self.number:
+            return _Moments(more, mean, squares)
+        number, apart = self.number + more, mean - self.mean
+        squares = self.squares + squares + apart.square() * (self.number * more / number)
+        return _Moments(number, self.mean + apart * (more / number), squares)

@@ -4,7 +4,7 @@ import copy
 import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -15,10 +15,11 @@ from ibnn import mixture, objective
 from ibnn.errors import complaint
 from ibnn.inputs import (
     Inputs,
+    Pick,
     batch_length,
     call_arguments,
     evaluating,
-    logits_of,
+    pick,
     repeat_rows,
     tensors,
     tree_map,
@@ -28,7 +29,7 @@ from ibnn.layers import fold, foldable
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import address, normals, words
-from ibnn.observe import batch_axes, bypassed
+from ibnn.observe import batch_axes, bypassed, returned, returning
 from ibnn.prediction import Prediction, predict
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
@@ -49,6 +50,7 @@ class IBNN(nn.Module):
     Attributes:
         net: The converted network; its weights keep their names.
         likelihood: What its output says about a target.
+        logits: Which part of the network's output that is: a path, a function, or None for all of it.
         components: K.
         prior_std: s, standard deviation of the prior of every latent.
         kl_kind: Which KL `kl` and `elbo` use.
@@ -60,6 +62,7 @@ class IBNN(nn.Module):
             draws, so a restored state dict goes on exactly where it stopped.
     """
 
+    random = True  # there are draws
     seed: Tensor
     examples: Tensor
 
@@ -73,10 +76,11 @@ class IBNN(nn.Module):
         init_std: float,
         kl_kind: KLKind,
         seed: int,
+        logits: Pick | None = None,
     ) -> None:
         """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
         super().__init__()
-        self.net, self.likelihood = net, likelihood
+        self.net, self.likelihood, self.logits = net, likelihood, logits
         self.components, self.prior_std, self.kl_kind = components, prior_std, kl_kind
         self.eval_samples, self.eval_seed = 1, 0
         self.gradient_scale = 1.0
@@ -148,7 +152,11 @@ class IBNN(nn.Module):
     # --------------------------------------------------------------------------------------------- forward passes
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes what the network takes. Train mode: its output type. Eval mode: one tensor of its output's shape."""
+        """Takes what the network takes. Train mode: its output type. Eval mode: one tensor of its output's shape.
+
+        A network that is given `labels` and returns its loss, as Hugging Face's are, does so in eval mode too: loss and
+        logits are then those of all draws together.
+        """
         if self.training:
             rows = batch_length((args, kwargs))
             with self._unchanged_on_error():
@@ -156,7 +164,34 @@ class IBNN(nn.Module):
             self.examples.add_(rows)
             return output
         z = self._means() if self.eval_samples == 0 else self._draws(self.eval_samples, self.eval_seed)
-        return self.likelihood.combine(self._outputs(args, kwargs, z))
+        draws = self._outputs(args, kwargs, z)
+        labelled = kwargs.get("labels") is not None and not torch.compiler.is_compiling()
+        return self._with_loss(args, kwargs, z[0], draws) if labelled else self.likelihood.combine(draws)
+
+    def _with_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor, draws: Tensor) -> Any:
+        """What the network returns when its logits are those of all draws together, its own loss of them included.
+
+        One more pass finds the module that returns the logits; in a last one it returns the combined ones instead.
+        Where none returns them as they are, the loss is the likelihood's.
+        """
+        combined = self.likelihood.combine(draws)
+        with returned(self.net) as made:
+            output = self._run(args, kwargs, z)
+        if isinstance(output, Tensor) or not isinstance(combined, Tensor):  # labels are an input like others
+            return combined
+        logits = self._read(output)
+        maker = next((module for module, tensor in reversed(made) if tensor is logits), None)
+        if maker is not None and combined.shape == logits.shape:
+            with returning(maker, combined.to(logits.dtype)):
+                return self._run(args, kwargs, z)
+        if not isinstance(output, MutableMapping):
+            remedy = "Call it without labels, and compute the loss of what it returns."
+            got = f"one that returns a {type(output).__name__}"
+            raise TypeError(complaint("labels", "given to a network that returns a mapping", got, remedy))
+        answer = self.likelihood.summarise(draws.unflatten(0, (self.components, -1)))
+        output["logits"] = combined
+        output["loss"] = combined.new_tensor(self.likelihood.score(answer, kwargs["labels"])["nll"])
+        return output
 
     def _assign(self, rows: int) -> Tensor:
         """Places of a batch's examples in the endless round of components: (rows,), place mod K is the component.
@@ -216,6 +251,12 @@ class IBNN(nn.Module):
 
         With `batch_size`, draws for a few inputs pass as rows of batches of at most so many: weights are read once.
         """
+        return torch.cat(list(self._each_output(args, kwargs, z, batch_size)))
+
+    def _each_output(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor, batch_size: int | None = None
+    ) -> Iterator[Tensor]:
+        """As `_outputs`, some draws at a time, (j, B, …)."""
         rows = batch_length((args, kwargs))
         at_once = (batch_size or 0) // rows
         if rows <= FEW and min(at_once, len(z)) > 1 and (entries := self._met_by_rows(args, kwargs, z[0])):
@@ -223,21 +264,21 @@ class IBNN(nn.Module):
         else:
             at_once = 1
         if at_once > 1:
-            return torch.cat([self._rows_of_draws(args, kwargs, part) for part in z.split(at_once)])
-        outputs = [logits_of(self._run(args, kwargs, z[0]))]
+            yield from (self._rows_of_draws(args, kwargs, part) for part in z.split(at_once))
+            return
+        yield self._read(self._run(args, kwargs, z[0]))[None]
         with self._folding_where_cheaper():
-            outputs += [logits_of(self._run(args, kwargs, draw)) for draw in z[1:]]
-        return torch.stack(outputs)
+            yield from (self._read(self._run(args, kwargs, draw))[None] for draw in z[1:])
 
     def _rows_of_draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
         """As `_outputs`, from one forward pass on J copies of the batch."""
         rows = batch_length((args, kwargs))
         args, kwargs = tree_map(lambda t: repeat_rows(t, rows, len(z)), (args, kwargs))
-        output = logits_of(self._run(args, kwargs, z.repeat_interleave(rows, 0)))
+        output = self._read(self._run(args, kwargs, z.repeat_interleave(rows, 0)))
         return output.reshape(len(z), rows, *output.shape[1:])
 
     def _met_by_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> int:
-        """Entries that meet a z when a draw passes as rows of a batch; 0 if rows do not leave each other alone.
+        """Entries that meet a z, or of the output, when a draw passes as rows; 0 if rows do not leave each other alone.
 
         For each new batch length, two draws are tried both ways.
         """
@@ -249,7 +290,8 @@ class IBNN(nn.Module):
                 found = self._rows_of_draws(args, kwargs, pair)
                 gap = (found - expected).abs().max()
                 close = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max())
-                self._in_rows[rows] = sum(latent.met for latent in self.latents.values()) // 2 if close else 0
+                met = max(found.numel(), sum(latent.met for latent in self.latents.values())) // 2
+                self._in_rows[rows] = met if close else 0
             except Exception:  # a layer that does not see the batch first, a network of one batch length …
                 self._in_rows[rows] = 0
         return self._in_rows[rows]
@@ -269,6 +311,10 @@ class IBNN(nn.Module):
         finally:
             for latent in folding:
                 latent.folding = False
+
+    def _read(self, output: Any) -> Tensor:
+        """The tensor in the network's output that the likelihood speaks of."""
+        return self.likelihood.read(pick(output, self.logits))
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Any:
         """One forward pass of the network with z (nodes,) for all rows, or (R, nodes), a row each."""
@@ -371,7 +417,7 @@ class IBNN(nn.Module):
     def elbo(
         self,
         x: Inputs,
-        y: Tensor,
+        y: Any,
         *,
         n_data: int,
         samples: int = 1,
@@ -384,8 +430,9 @@ class IBNN(nn.Module):
 
         Args:
             x: What one call of the network takes: a tensor, a tuple (positional) or a dict (by keyword).
-            y: The targets.
-            n_data: N, the number of targets in the training set.
+            y: The targets: a tensor, or a dict of them for a network with several heads.
+            n_data: N, the number of targets in the training set: of a segmentation every pixel is one, of a language
+                model every token, of several heads the targets of each.
             samples: S, how many copies of every example there are, each with its own draw of z.
             beta: Weight of the KL.
             gamma: Weight of the posterior's entropy, which keeps components apart and wide.
@@ -394,6 +441,7 @@ class IBNN(nn.Module):
                 other workers or in turn; components and draws are then those of the whole batch. The caller adds the
                 whole batch's rows to `examples` once all parts are done.
         """
+        y = self.likelihood.pack(y)
         data = self.likelihood.data(y)
         objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
         rows = batch_length(x)
@@ -405,7 +453,7 @@ class IBNN(nn.Module):
         q = self.posterior()
         with self._unchanged_on_error():
             z = self._training_draws(q, rows, samples, spread=spread, part=part)
-            output = logits_of(self._run(args, kwargs, z))
+            output = self._read(self._run(args, kwargs, z))
             self.likelihood.check(output, y)
             nll = self.likelihood.nll(output, repeat_rows(y, rows, samples))
         kl = self._kl(q, self.kl_kind)
@@ -447,7 +495,7 @@ class IBNN(nn.Module):
 
     def predict(
         self,
-        x: Inputs,
+        x: Inputs | None = None,
         *,
         samples: int | Literal["auto"] = 5,
         tolerance: float | None = None,
@@ -456,6 +504,7 @@ class IBNN(nn.Module):
         max_memory: int | None = None,
         correct_bias: bool = False,
         progress: bool = True,
+        **named: Any,
     ) -> Prediction:
         """Answers with uncertainty from `samples` draws of every component; see `ibnn.predict`."""
         with self._lock:
@@ -469,6 +518,7 @@ class IBNN(nn.Module):
                 max_memory=max_memory,
                 correct_bias=correct_bias,
                 progress=progress,
+                **named,
             )
 
     def draw_logits(
@@ -486,8 +536,14 @@ class IBNN(nn.Module):
             batch_size: Lets several draws for a few inputs pass as one batch of at most so many rows; faster, and equal
                 up to rounding. None passes draw by draw.
         """
+        return torch.cat(list(self.each_draw(x, samples, seed, first=first, batch_size=batch_size)))
+
+    def each_draw(
+        self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
+    ) -> Iterator[Tensor]:
+        """Yields what `draw_logits` returns, some draws at a time, (J, B, …), so that they need not all be held."""
         with self._lock, evaluating(self):
-            return self._outputs(*call_arguments(x), self._draws(samples, seed, first=first), batch_size)
+            yield from self._each_output(*call_arguments(x), self._draws(samples, seed, first=first), batch_size)
 
     def component(self, k: int) -> nn.Module:
         """The plain network at the mean of component k, W = U diag(μₖ), in eval mode: no trace of ibnn is left."""

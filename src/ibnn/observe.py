@@ -76,6 +76,33 @@ def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 @contextmanager
+def returned(net: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Notes, in a forward pass, every tensor that a module of `net` returns, in order."""
+    made: list[tuple[nn.Module, Tensor]] = []
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            made.append((module, output))
+
+    handles = [module.register_forward_hook(note) for module in net.modules() if module is not net]
+    try:
+        yield made
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def returning(module: nn.Module, output: Tensor) -> Iterator[None]:
+    """Lets a module return a given tensor for the length of a block."""
+    handle = module.register_forward_hook(lambda *_: output)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
 def input_shapes(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[torch.Size]]]:
     """Collects the shapes of the inputs that layers are called with."""
     shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}

@@ -49,9 +49,11 @@ class Prediction:
         return self._map(lambda value, axis: value.index_select(axis, numbers.to(value.device)))
 
     def _map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
-        """Applies a function of value and batch axis to every field that is there."""
+        """Applies a function of value and batch axis to every field that is a tensor."""
         values = {f.name: (getattr(self, f.name), f.metadata.get("batch", 0)) for f in fields(self)}
-        return type(self)(**{name: None if v is None else function(v, axis) for name, (v, axis) in values.items()})
+        return type(self)(
+            **{name: function(v, axis) if isinstance(v, Tensor) else v for name, (v, axis) in values.items()}
+        )
 
     @classmethod
     def cat(cls, parts: list[Self]) -> Self:
@@ -59,7 +61,9 @@ class Prediction:
         if len(parts) == 1:
             return parts[0]
         columns = {f.name: ([getattr(part, f.name) for part in parts], f.metadata.get("batch", 0)) for f in fields(cls)}
-        return cls(**{name: None if v[0] is None else torch.cat(v, axis) for name, (v, axis) in columns.items()})
+        return cls(
+            **{name: torch.cat(v, axis) if isinstance(v[0], Tensor) else v[0] for name, (v, axis) in columns.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class CategoricalPrediction(Prediction):
     """Class probabilities and the entropies behind them, in nats.
 
     Attributes:
-        probs: Mean of the draws' probabilities, (B, C) or (B, C, …).
+        probs: Mean of the draws' probabilities, of the shape of the network's output: (B, C), (B, C, …) or (B, …, C).
         log_probs: Its logarithm, computed without underflow.
         aleatoric: Mean entropy of the draws, (B, …): what no more training data would take away.
         between: Mutual information of label and component: how much the components disagree.
@@ -75,6 +79,7 @@ class CategoricalPrediction(Prediction):
         standard_error: Monte Carlo standard error of `probs`; too large with a single draw per component, whose spread
             is then taken for that of the components; nan with a single draw.
         draws: How many draws each answer is made of, (B,), where `predict` was given a tolerance; else None.
+        axis: The axis of the classes in `probs`, 1 or −1.
     """
 
     probs: Tensor
@@ -84,6 +89,7 @@ class CategoricalPrediction(Prediction):
     within: Tensor
     standard_error: Tensor
     draws: Tensor | None = field(default=None, kw_only=True)
+    axis: int = field(default=1, kw_only=True)
 
     @property
     def epistemic(self) -> Tensor:
@@ -98,21 +104,22 @@ class CategoricalPrediction(Prediction):
     @property
     def labels(self) -> Tensor:
         """The most probable class, (B, …)."""
-        return self.probs.argmax(1)
+        return self.probs.argmax(self.axis)
 
     @property
     def answer_error(self) -> Tensor:
         """Standard error of the predicted class's probability, (B,); the largest of an input's if it has several."""
-        return self.standard_error.gather(1, self.labels.unsqueeze(1)).flatten(1).amax(1)
+        return self.standard_error.gather(self.axis, self.labels.unsqueeze(self.axis)).flatten(1).amax(1)
 
     def settled(self, tolerance: float) -> Tensor:
         """Whether more draws would hardly change an answer, (B,).
 
         Its error is below the tolerance, and the predicted class is ahead of the next by more than a standard error.
         """
-        first = self.probs.topk(min(2, self.probs.shape[1]), 1)
+        probs, errors = (values.movedim(self.axis, 1) for values in (self.probs, self.standard_error))
+        first = probs.topk(min(2, probs.shape[1]), 1)
         lead = first.values[:, :1] - first.values[:, 1:].sum(1, keepdim=True)
-        error = self.standard_error.gather(1, first.indices).sum(1, keepdim=True)  # no less than that of the lead
+        error = errors.gather(1, first.indices).sum(1, keepdim=True)  # no less than that of the lead
         return (self.answer_error < tolerance) & (lead > error).flatten(1).all(1)
 
 
@@ -213,11 +220,68 @@ class GaussianPrediction(Prediction):
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 
+@dataclass(frozen=True)
+class JointPrediction(Prediction):
+    """A prediction for each of several outputs of a network, by name: `p["age"].mean`.
+
+    Attributes:
+        heads: The predictions by name.
+    """
+
+    heads: dict[str, Prediction]
+
+    def __getitem__(self, name: str) -> Any:
+        """The prediction for one output."""
+        return self.heads[name]
+
+    def __len__(self) -> int:
+        """How many inputs were answered."""
+        return len(next(iter(self.heads.values())))
+
+    def _map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
+        return type(self)({name: head._map(function) for name, head in self.heads.items()})
+
+    @classmethod
+    def cat(cls, parts: list[Self]) -> Self:
+        """Joins the answers for consecutive batches."""
+        first = parts[0].heads
+        return cls({name: type(head).cat([part[name] for part in parts]) for name, head in first.items()})
+
+
+class Running(Protocol):
+    """What makes a prediction of draws that come a few at a time."""
+
+    def add(self, draws: Tensor) -> None:
+        """Takes the next draws of a network's output, (J, B, …), component-major."""
+
+    def result(self) -> Prediction:
+        """The prediction made of all draws."""
+
+
 class Summary(Protocol):
     """What `predict` asks of a likelihood."""
 
     def summarise(self, draws: Tensor) -> Prediction:
         """Turns draws of a network's output, (K, S, B, …), into a prediction."""
+
+    def running(self, components: int, samples: int) -> Running:
+        """Does the same for draws that come a few at a time."""
+
+
+class Collected:
+    """Holds all draws and summarises them at the end."""
+
+    def __init__(self, likelihood: Summary, components: int) -> None:
+        self.likelihood, self.components = likelihood, components
+        self.parts: list[Tensor] = []
+
+    def add(self, draws: Tensor) -> None:
+        """Takes the next draws, (J, B, …), component-major."""
+        self.parts.append(draws)
+
+    def result(self) -> Prediction:
+        """The prediction made of all draws."""
+        return self.likelihood.summarise(torch.cat(self.parts).unflatten(0, (self.components, -1)))
 
 
 class Method(Modular, Protocol):
@@ -226,13 +290,17 @@ class Method(Modular, Protocol):
     components: int
 
     @property
+    def random(self) -> bool:
+        """Whether a component has more than one draw."""
+
+    @property
     def likelihood(self) -> Summary:
         """Turns the draws into a prediction."""
 
-    def draw_logits(
+    def each_draw(
         self, inputs: Inputs, samples: int, seed: int, /, *, first: int = 0, batch_size: int | None = None
-    ) -> Tensor:
-        """Draws first … first + S − 1 of the network's output, (K·S, B, …), component-major; as `IBNN.draw_logits`."""
+    ) -> Iterator[Tensor]:
+        """Draws first … first + S − 1 of the network's output, (J, B, …) at a time, component-major."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """As `nn.Module.parameters`."""
@@ -240,7 +308,7 @@ class Method(Modular, Protocol):
 
 def predict(
     method: Method,
-    inputs: Inputs,
+    inputs: Inputs | None = None,
     *,
     samples: int | Literal["auto"] = 5,
     tolerance: float | None = None,
@@ -249,6 +317,7 @@ def predict(
     max_memory: int | None = None,
     correct_bias: bool = False,
     progress: bool = True,
+    **named: Any,
 ) -> Prediction:
     """Answers for a tensor, a tuple or mapping of inputs, or a loader of batches, in bounded memory.
 
@@ -263,14 +332,15 @@ def predict(
             agree: see docs/method.md.
         seed: Decides the draws.
         batch_size: Most rows that go through the network at once; changes nothing else. Draws for a few inputs go
-            through together. The outputs of all draws for these rows are held in memory. Where they do not fit, the
-            rows are halved until they do.
+            through together. Outputs of draws are held in memory while they are small (128 MB), else summed up as they
+            come. Where rows do not fit, they are halved until they do.
         max_memory: Bytes that activations and draws may take, beside weights and inputs; rows at once are chosen by
             what one and two rows take. None leaves it at `batch_size`.
         correct_bias: Takes out of aleatoric, between and within what is due to the number of draws alone (of the order
             1/S, by the jackknife over the S draws of all components): few draws show too little disagreement within
             components, and too much between them. Parts that are near 0 may then come out below it.
         progress: Shows a bar while it goes through a loader in a terminal.
+        **named: The network's inputs by keyword, in place of `inputs`: `predict(input_ids=…, attention_mask=…)`.
 
     Where several workers run (torch.distributed), all must pass the same loader: they share its batches, and each gets
     the answers for all of them, in order.
@@ -291,11 +361,15 @@ def predict(
         got = f"True with samples={samples} and tolerance={tolerance}"
         remedy = "Pass samples=5 and no tolerance."
         raise ValueError(complaint("correct_bias", "False, or with two samples or more for all inputs", got, remedy))
-    inputs = as_tensors(inputs)
+    if (inputs is None) != bool(named):
+        got = f"inputs and also {sorted(named)}" if named else "none"
+        remedy = "Pass x, or all inputs by keyword; if one is meant as an option, check its spelling."
+        raise TypeError(complaint("inputs", "given in one way, as an argument or by keyword", got, remedy))
+    inputs = as_tensors(named or inputs, _dtype(method))
     from_loader = not isinstance(inputs, Tensor | tuple | list | dict) and isinstance(inputs, Iterable)
-    batches: Iterable[Inputs] = (
-        map(split_inputs, _progress(inputs) if progress else inputs) if from_loader else [inputs]
-    )
+    batches: Iterable[Inputs] = [inputs]
+    if from_loader:
+        batches = (as_tensors(split_inputs(b), _dtype(method)) for b in (_progress(inputs) if progress else inputs))
     if not from_loader:
         batch_length(inputs)
     home = torch.device("cpu") if from_loader else next(tensors(inputs)).device
@@ -363,10 +437,19 @@ class _Answers:
     def _answer(self, piece: Inputs) -> Prediction:
         if self.tolerance is not None:
             return self._settled(piece, self.tolerance)
-        draws = self.method.draw_logits(piece, self.samples, self.seed, batch_size=self.size)
-        draws = draws.unflatten(0, (self.method.components, -1))  # (K, S, b, …)
-        answer = self.method.likelihood.summarise(draws)
-        return self._jackknifed(answer, draws) if self.correct_bias else answer
+        if self.correct_bias:
+            draws = self._draws(piece, self.samples)
+            return self._jackknifed(self.method.likelihood.summarise(draws), draws)
+        answer = self.method.likelihood.running(self.method.components, self.samples if self.method.random else 1)
+        for draws in self.method.each_draw(piece, self.samples, self.seed, batch_size=self.size):
+            answer.add(draws)
+        return answer.result()
+
+    def _draws(self, piece: Inputs, samples: int, first: int = 0) -> Tensor:
+        """Draws of every component, (K, S, b, …)."""
+        draws = self.method.each_draw(piece, samples, self.seed, first=first, batch_size=self.size)
+        joined: Tensor = torch.cat(list(draws)).unflatten(0, (self.method.components, -1))
+        return joined
 
     def _jackknifed(self, answer: Prediction, draws: Tensor) -> Prediction:
         """The answer with uncertainties S·θ − (S − 1)·mean of θ without one draw of every component."""
@@ -388,8 +471,7 @@ class _Answers:
         found: list[tuple[Tensor, CategoricalPrediction]] = []
         for number in range(self.samples):
             some = piece if len(left) == rows else slice_rows(piece, left, rows)
-            draws = self.method.draw_logits(some, 1, self.seed, first=number, batch_size=self.size)
-            rounds.append(draws.unflatten(0, (self.method.components, -1)))
+            rounds.append(self._draws(some, 1, first=number))
             answer = self.method.likelihood.summarise(torch.cat(rounds, 1))
             if not isinstance(answer, CategoricalPrediction):
                 got, remedy = type(answer).__name__, "Leave tolerance out: its answers are mixtures of all draws."
@@ -404,6 +486,11 @@ class _Answers:
         order = torch.cat([numbers for numbers, _ in found]).argsort()
         answers = [answer for _, answer in found]
         return type(answers[0]).cat(answers).rows(order)
+
+
+def _dtype(method: Method) -> torch.dtype:
+    """Of the network's numbers."""
+    return next((p.dtype for p in method.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _worker() -> tuple[int, int]:

@@ -19,14 +19,16 @@ from torch import Tensor, nn
 import ibnn
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
+from ibnn.inputs import Pick
 from ibnn.latent import Latent
 from ibnn.layers import layer_type
-from ibnn.likelihood import LIKELIHOODS, Bernoulli, Categorical, Gaussian, Likelihood
+from ibnn.likelihood import LIKELIHOODS, Bernoulli, Categorical, Gaussian, Heads, Likelihood
 from ibnn.network import IBNN
 
 Folder = str | os.PathLike[str]
 FORMAT_VERSION, CONFIG = 1, "config.json"
 FILES = {False: "model.safetensors", True: "latents.safetensors"}  # by latents_only
+_FUNCTION = {"function": True}  # stands for a function, which no file holds
 _ATTRIBUTES = ("components", "prior_std", "kl_kind", "eval_samples", "eval_seed")
 
 
@@ -61,7 +63,8 @@ def save_pretrained(model: IBNN, directory: Folder, *, latents_only: bool = Fals
         "ibnn_version": ibnn.__version__,
         "latents_only": bool(latents_only),
         **{name: getattr(model, name) for name in _ATTRIBUTES},
-        "likelihood": {"name": type(model.likelihood).__name__, "options": _options(model.likelihood)},
+        "likelihood": _described(model.likelihood),
+        "logits": _FUNCTION if callable(model.logits) else model.logits,
         "layers": {name: latent.nodes for name, latent in model.latents.items()},
         "tied": tied,
         "fingerprint": fingerprint(model.net),
@@ -84,7 +87,13 @@ def save_pretrained(model: IBNN, directory: Folder, *, latents_only: bool = Fals
 
 
 def load(
-    directory: Folder, net: nn.Module, *, force: bool = False, likelihood: Likelihood | None = None, copy: bool = True
+    directory: Folder,
+    net: nn.Module,
+    *,
+    force: bool = False,
+    likelihood: Likelihood | None = None,
+    logits: Pick | None = None,
+    copy: bool = True,
 ) -> IBNN:
     """Makes the model that `save_pretrained` wrote, on the device of `net` and in its train or eval mode.
 
@@ -94,6 +103,7 @@ def load(
             need the very weights they were saved with.
         force: Attaches latents to other weights too.
         likelihood: An object like the saved one, needed if its class is your own; its tensors are replaced.
+        logits: The function that was given to `convert`, if one was: files hold paths, not code.
         copy: False shares the parameters and buffers of `net` and does not copy them; a full save overwrites them.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -111,6 +121,9 @@ def load(
         wanted = f"the network that these latents were saved with (weights {config['fingerprint'][:12]}…)"
         remedy = "Load its weights into it first (running statistics count too), or pass force=True."
         raise ValueError(complaint("net", wanted, f"one with other weights ({found[:12]}…)", remedy))
+    if logits is None and (logits := config.get("logits")) == _FUNCTION:
+        remedy = "Pass the function that was given to convert."
+        raise ValueError(complaint("logits", "given: the model was saved with a function", None, remedy))
     tensors = _read_tensors(Path(directory, FILES[config["latents_only"]]), config)
     likelihood = _likelihood(config["likelihood"], likelihood, tensors)
     model = _convert(copying.deepcopy(net) if copy else _share(net), config, likelihood)
@@ -125,7 +138,7 @@ def load(
     for name, tensor in state.items():  # the saved dtype holds
         tensor.data = tensor.data.to(tensors[name].dtype)
     model.load_state_dict(tensors, strict=False)  # the names were checked
-    model.eval_samples, model.eval_seed = config["eval_samples"], config["eval_seed"]
+    model.eval_samples, model.eval_seed, model.logits = config["eval_samples"], config["eval_seed"], logits
     return model
 
 
@@ -216,18 +229,31 @@ def _check_tensors(state: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
             raise ValueError(complaint("net", wanted, "one that ties them", "Build it without that tie."))
 
 
+def _described(likelihood: Likelihood) -> dict[str, Any]:
+    """Class and options of a likelihood; of several heads, those of each."""
+    if isinstance(likelihood, Heads):
+        return {"name": "Heads", "heads": {name: _described(head) for name, head in likelihood.each()}}
+    return {"name": type(likelihood).__name__, "options": _options(likelihood)}
+
+
 def _options(likelihood: Likelihood) -> dict[str, Any] | None:
     """Constructor options that are not in the state; None for a class that `load` does not know."""
     if type(likelihood) is Categorical:
-        return {"ignore_index": likelihood.ignore_index, "label_smoothing": likelihood.label_smoothing}
+        return {name: getattr(likelihood, name) for name in ("ignore_index", "label_smoothing", "axis")}
     if type(likelihood) is Gaussian:
         return {"noise": likelihood.noise, "outputs": 1 if likelihood.log_std is None else len(likelihood.log_std)}
     return {} if type(likelihood) is Bernoulli else None
 
 
-def _likelihood(saved: dict[str, Any], given: Likelihood | None, tensors: dict[str, Tensor]) -> Likelihood:
+def _likelihood(
+    saved: dict[str, Any], given: Likelihood | None, tensors: dict[str, Tensor], prefix: str = "likelihood."
+) -> Likelihood:
     """A likelihood of the saved class that the saved tensors fit."""
-    name, options = saved["name"], saved["options"]
+    name, options = saved["name"], saved.get("options")
+    if given is None and "heads" in saved:
+        return Heads(
+            {head: _likelihood(of, None, tensors, f"{prefix}heads.{head}.") for head, of in saved["heads"].items()}
+        )
     known = {cls.__name__: cls for cls in LIKELIHOODS.values()}
     if (options is None or name not in known) if given is None else type(given).__name__ != name:
         got, remedy = (
@@ -237,8 +263,8 @@ def _likelihood(saved: dict[str, Any], given: Likelihood | None, tensors: dict[s
         raise ValueError(complaint("likelihood", f"an object of the saved class, {name}", got, remedy))
     if given is not None:
         return copying.deepcopy(given)
-    weight = {"weight": tensors["likelihood.weight"].clone()} if "likelihood.weight" in tensors else {}
-    return known[name](**options, **weight)
+    weight = {"weight": tensors[f"{prefix}weight"].clone()} if f"{prefix}weight" in tensors else {}
+    return known[name](**(options or {}), **weight)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

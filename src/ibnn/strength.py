@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ibnn.calibration import group_losses
 from ibnn.likelihood import Likelihood
-from ibnn.prediction import Method, Prediction, predict
+from ibnn.prediction import Collected, Method, Prediction, predict
 
 FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and how many there are
 GAIN, RISE, FALL = 0.5, 0.25, 0.06  # log s moves by so much of what the network wants, and no further up or down
@@ -110,10 +110,14 @@ class _Raw:
 
     def __init__(self, model: Method) -> None:
         self.components, self.model, self.likelihood = model.components, model, self
-        self.parameters, self.draw_logits, self.modules = model.parameters, model.draw_logits, model.modules
+        self.parameters, self.each_draw, self.modules = model.parameters, model.each_draw, model.modules
+        self.random = model.random
 
     def summarise(self, draws: Tensor) -> Draws:
         return Draws(draws)
+
+    def running(self, components: int, samples: int) -> Collected:
+        return Collected(self, components)
 
 
 def draw(model: Method, batches: Iterable[Any], samples: int) -> Draws:

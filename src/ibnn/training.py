@@ -106,10 +106,11 @@ def fit(
     recipe = recipe.but(**changes) if changes else recipe
     if not isinstance(model, IBNN):
         recipe = _without_latents(recipe)
-    source = as_source(train, batch_size=recipe.batch_size, workers=recipe.workers)
+    pack = model.likelihood.pack
+    source = as_source(train, batch_size=recipe.batch_size, workers=recipe.workers, pack=pack)
     held_out = None
     if valid is not None:
-        held_out = as_source(valid, batch_size=256, name="valid", workers=recipe.workers, shuffled=False)
+        held_out = as_source(valid, batch_size=256, name="valid", workers=recipe.workers, shuffled=False, pack=pack)
     elif recipe.patience:
         raise ValueError(complaint("patience", "0 without validation data", recipe.patience, "Pass valid=(x, y)."))
     whole, note, rows = source, "", source.rows

@@ -60,15 +60,19 @@ class MCDropout(Plain):
             layer.register_forward_pre_hook(layer.dropout.hook)
         self.train(self.training)
 
+    @property
+    def random(self) -> bool:
+        """There are draws."""
+        return True
+
     def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
         return self._loss(*copies(x, y, samples))
 
-    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, seed: int) -> Tensor:
-        outputs = []
-        for index in range(samples):
-            with self._drawing(generator(seed, index, self.examples.device)):
-                outputs.append(logits_of(self.net(*args, **kwargs)))
-        return torch.stack(outputs)
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
+        for number in numbers:
+            with self._drawing(generator(seed, number, self.examples.device)):
+                output = logits_of(self.net(*args, **kwargs))
+            yield output
 
     @contextmanager
     def _drawing(self, source: torch.Generator) -> Iterator[None]:

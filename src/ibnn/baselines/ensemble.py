@@ -1,6 +1,6 @@
 """DEEP ENSEMBLE (Lakshminarayanan et al., 2017): several networks from different starts, trained side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Ensemble(Plain):
         self.components = len(nets)
 
     def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.likelihood.combine(self._draws(args, kwargs, 1, 0))
+        return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
 
     def _loss(self, x: Inputs, y: Tensor) -> Tensor:
         """Mean of the members' losses; each member's gradient is that of its own loss, not of a share of the mean."""
@@ -45,5 +45,5 @@ class Ensemble(Plain):
             losses.append(self.likelihood.nll(scale_gradient(output, float(self.components)), y))
         return torch.stack(losses).mean()
 
-    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, seed: int) -> Tensor:
-        return torch.stack([logits_of(member(*args, **kwargs)) for member in self.net])
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
+        yield from (logits_of(member(*args, **kwargs)) for member in self.net)

@@ -4,6 +4,7 @@ q(w) = N(m, σ²), σ = softplus(ρ);   p(w) = N(0, s²);   w = m + σ ε, one �
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -89,11 +90,14 @@ class MeanField(Plain):
         }
         return functional_call(self.net, weights, args, kwargs)
 
+    @property
+    def random(self) -> bool:
+        """There are draws."""
+        return True
+
     def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
         return torch.stack([self._loss(x, y) for _ in range(samples)]).mean()  # a draw of the weights for each
 
-    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, seed: int) -> Tensor:
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         device = self.examples.device
-        return torch.stack(
-            [logits_of(self._noisy(args, kwargs, generator(seed, index, device))) for index in range(samples)]
-        )
+        yield from (logits_of(self._noisy(args, kwargs, generator(seed, number, device))) for number in numbers)

@@ -1,5 +1,6 @@
 """SGD/MAP: a network as it is. The frame that the other baselines fill in."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ class Plain(nn.Module):
         self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
         self.training = net.training
 
+    @property
+    def random(self) -> bool:
+        """Whether there is something to draw."""
+        return False
+
     def reseed(self, seed: int) -> None:
         """Counts examples anew; the noise of training is drawn from torch's generator, which `fit` seeds."""
         check_seed(seed)
@@ -46,7 +52,7 @@ class Plain(nn.Module):
         """Train mode: the network's output, with the method's noise. Eval mode: one output for a draw's worth."""
         if self.training:
             return self._noisy(args, kwargs)
-        return self.likelihood.combine(self._draws(args, kwargs, 1, 0))
+        return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
 
     def elbo(
         self,
@@ -88,12 +94,16 @@ class Plain(nn.Module):
 
         Arguments as of `IBNN.draw_logits`; a baseline passes draw by draw, whatever the `batch_size`.
         """
-        with evaluating(self):
-            draws = self._draws(*call_arguments(x), first + samples, seed)
-        each = len(draws) // self.components  # 1 where there is nothing to draw
-        return draws if each <= samples else torch.cat([of_one[-samples:] for of_one in draws.split(each)])
+        return torch.cat(list(self.each_draw(x, samples, seed, first=first, batch_size=batch_size)))
 
-    def predict(self, x: Inputs, **options: Any) -> Prediction:
+    def each_draw(
+        self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
+    ) -> Iterator[Tensor]:
+        """Yields what `draw_logits` returns, draw by draw, (1, B, …)."""
+        with evaluating(self):
+            yield from (output[None] for output in self._draws(*call_arguments(x), range(first, first + samples), seed))
+
+    def predict(self, x: Inputs | None = None, **options: Any) -> Prediction:
         """Answers with uncertainty; see `ibnn.predict`."""
         return predict(self, x, **options)
 
@@ -113,8 +123,9 @@ class Plain(nn.Module):
         self.likelihood.check(output, y)
         return self.likelihood.nll(output, y)
 
-    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, seed: int) -> Tensor:
-        return logits_of(self.net(*args, **kwargs))[None]
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
+        """Yields the outputs of draws of these numbers; the only one, where there is nothing to draw."""
+        yield logits_of(self.net(*args, **kwargs))
 
 
 def copies(x: Inputs, y: Tensor, samples: int) -> tuple[Inputs, Tensor]:

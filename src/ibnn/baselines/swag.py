@@ -3,6 +3,7 @@
 w = m + ε₁ √d / √2 + D ε₂ / √(2(R − 1)),   d = mean of w² − m², D the last R deviations from the running mean
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -63,17 +64,21 @@ class SWAG(Plain):
         own = list(self.net.parameters())
         return [part.view_as(p) for part, p in zip(weights.split([p.numel() for p in own]), own, strict=True)]
 
-    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int, seed: int) -> Tensor:
-        if self.count < 2:
-            return super()._draws(args, kwargs, samples, seed)
+    @property
+    def random(self) -> bool:
+        """Whether there is something to draw: not before the second collection."""
+        return int(self.count) > 1
+
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
+        if not self.random:
+            yield from super()._draws(args, kwargs, numbers, seed)
+            return
         names, device = [name for name, _ in self.net.named_parameters()], self.mean.device
         std = (self.square - self.mean.square()).clamp_min(1e-30).sqrt() / 2**0.5
         kept = self.deviations[: int(self.count)]
-        outputs = []
-        for index in range(samples):
-            source = generator(seed, index, device)
+        for number in numbers:
+            source = generator(seed, number, device)
             weights = self.mean + std * torch.randn(std.shape, generator=source, device=device)
             weights += torch.randn(len(kept), generator=source, device=device) @ kept / (2 * (len(kept) - 1)) ** 0.5
             drawn = dict(zip(names, self._parts(weights), strict=True))
-            outputs.append(logits_of(functional_call(self.net, drawn, args, kwargs)))
-        return torch.stack(outputs)
+            yield logits_of(functional_call(self.net, drawn, args, kwargs))
