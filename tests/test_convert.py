@@ -426,7 +426,7 @@ def refuses(argument: str, value: object, expected: str, remedy: str, got: str |
         *[refuses("init_std", v, "finite and not negative", "init_std=0") for v in (-0.1, float("nan"), float("inf"))],
         refuses("kl", "pair", "one of mean, components, pairwise, montecarlo", "'pairwise'"),
         refuses("likelihood", "gausian", "one of categorical, bernoulli, gaussian", "'gaussian'"),
-        refuses("likelihood", 3, "a name or a Likelihood object", "categorical", got="int"),
+        refuses("likelihood", 3, "a name, a Likelihood object, or a dict of them", "categorical", got="int"),
         refuses("include", "haed", "match layers", r"Nearest names: \['head'"),
         refuses("include", ["head", nn.Conv1d], "match layers", "Nearest names", got="Conv1d"),
         refuses("include", "norm", "match layers", "Nearest names"),  # is there, but has no input weights

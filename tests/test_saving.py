@@ -255,7 +255,8 @@ def test_the_config_says_what_was_saved(saved: tuple[ibnn.IBNN, Tensor, Path]) -
     assert config["layers"] == {"0": 5, "2": 7}
     assert config["ibnn_version"] == ibnn.__version__
     assert (config["components"], config["prior_std"], config["eval_samples"], config["eval_seed"]) == (3, 0.3, 2, 9)
-    assert config["likelihood"] == {"name": "Categorical", "options": {"ignore_index": -100, "label_smoothing": 0.0}}
+    options = {"ignore_index": -100, "label_smoothing": 0.0, "axis": None}
+    assert config["likelihood"] == {"name": "Categorical", "options": options}
     assert config["fingerprint"] == fingerprint(model.net) == fingerprint(plain(model))
 
 
