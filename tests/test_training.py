@@ -198,6 +198,7 @@ def test_learnt_noise_is_found_in_a_small_table_s_few_steps() -> None:
     assert model.likelihood.log_std.exp().item() == pytest.approx(residual, rel=0.1)
 
 
+@pytest.mark.bf16
 def test_mixed_precision_keeps_float32_parameters() -> None:
     model = make_model("linear")
     history = fit(model, (X[:160], Y[:160]), (X[160:], Y[160:]), precision="bf16", **OPTIONS)
