@@ -31,19 +31,17 @@ test-slow: $(STAMP) ## the slow tests
 	@$(RUN) -m pytest -q -m slow
 
 bench: $(STAMP) ## what fit adds to a step, steering to a run, a second worker brings, loading takes; ratios to the plain network
-	@$(RUN) benchmarks/fit_overhead.py
-	@$(RUN) benchmarks/steering.py
-	@$(RUN) benchmarks/scaling.py
-	@$(RUN) benchmarks/loading.py
-	@$(RUN) -m ibnn bench
+	@set -e; settings="$$($(RUN) -m ibnn.precision)"; for name in fit_overhead steering scaling loading; do \
+		env $$settings $(RUN) benchmarks/$$name.py; done; env $$settings $(RUN) -m ibnn bench
 
 lint: $(STAMP) ## ruff and mypy
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
 
-docs: $(STAMP) ## the pages as HTML, in docs/_build
+docs: $(STAMP) ## the pages as HTML, in docs/_build, from nothing
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@rm -rf docs/_build
 	@$(RUN) -m sphinx -q -W --keep-going docs docs/_build
 	@echo "docs/_build/index.html"
 

@@ -1,13 +1,34 @@
+import os
+import runpy
+from pathlib import Path
+
 import hypothesis
 import pytest
-import torch
 from chromium import browser
 
+# Found out once, before torch is imported; the workers of pytest-xdist inherit both variables.
+if "IBNN_TEST_BF16" not in os.environ:
+    precision = runpy.run_path(str(Path(__file__).parents[1] / "src" / "ibnn" / "precision.py"))
+    settings = precision["bf16_settings"]()
+    os.environ |= (settings or {}) | {"IBNN_TEST_BF16": "no" if settings is None else "yes"}
+
+import torch
+
 __all__ = ["browser"]  # a fixture
+
+# What would colour or fold the help texts, and a proxy between the tests and their own servers.
+for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)
+os.environ |= {"COLUMNS": "80", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 torch.set_num_threads(1)  # the tests themselves run side by side
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)  # a busy machine is no failure
 hypothesis.settings.load_profile("steady")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("bf16") and os.environ["IBNN_TEST_BF16"] == "no":
+        pytest.skip("bfloat16 does not work on this CPU")
 
 
 @pytest.fixture(autouse=True)

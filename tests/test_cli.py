@@ -819,5 +819,15 @@ def test_bench_prints_ratios(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     result = call("bench", "--quick", "-o", tmp_path / "speed.json")
     assert "lenet / step" in result.stderr
     assert "deep ensemble of 4" in result.stdout
+    assert "at most" not in result.stdout
+    assert "above its bar" not in result.stderr
+    assert "bound by overhead" in result.stderr
     content = json.loads(call("bench", "--quick", "--json", "-o", tmp_path / "speed.json").stdout)
     assert content == json.loads((tmp_path / "speed.json").read_text())
+    content["cells"]["lenet / step"]["ratio"] = 1.2
+    monkeypatch.setattr(bench, "bench", lambda *_, **__: content)
+    whole = call("bench")
+    assert "at most" in whole.stdout
+    assert "above its bar: lenet, step 1.200 (1.10)\n" in whole.stderr
+    assert "bound by overhead" in whole.stderr
+    assert "--quick" not in whole.stderr

@@ -1,4 +1,5 @@
 import json
+import pydoc
 import re
 import subprocess
 import sys
@@ -29,6 +30,19 @@ def test_scaling_page_quotes_its_result_files() -> None:
         f"a step takes {overhead['ratio']} times",
     ):
         assert words in page
+
+
+def test_the_reference_names_what_there_is() -> None:
+    """Sphinx says so too, but only of pages that have changed."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    names = re.findall(r"^.. auto(?:function|class):: (\S+)$", page, flags=re.MULTILINE)
+    for module, options in re.findall(r"^.. automodule:: (\S+)\n((?: +:.*\n)+)", page, flags=re.MULTILINE):
+        members = re.search(r":members:(.*)", options)
+        assert members
+        names += [f"{module}.{name.strip()}" for name in members[1].split(",") if name.strip()] or [module]
+    assert len(names) > 40
+    missing = [name for name in names if pydoc.locate(name) is None]
+    assert missing == []
 
 
 def test_no_cell_of_the_robustness_sweep_diverged() -> None:

@@ -142,6 +142,7 @@ def test_outputs_and_gradients_are_those_of_keeping(name: str, monkeypatch: pyte
     assert_same(converted(make().double()).train(), x, monkeypatch)
 
 
+@pytest.mark.bf16
 def test_channels_last_and_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     model = converted(convolutional()).train()
     x = torch.randn(B, 2, 4, 4)

@@ -279,7 +279,9 @@ def test_answers_under_load_are_those_of_single_requests(running: Running, pixel
     try:
         with ThreadPoolExecutor(16) as pool:
             futures = [pool.submit(ask, number) for number in range(48)]
-            time.sleep(0.5)  # the first is in work, others wait
+            deadline = time.monotonic() + 30
+            while running.service._batcher._queue.qsize() < 10 and time.monotonic() < deadline:
+                time.sleep(0.01)  # until the first is in work and others wait
             held.set()
             together = [future.result() for future in futures]
     finally:
@@ -385,7 +387,7 @@ def test_sigterm_finishes_what_is_in_flight(folder: Path, pixels: torch.Tensor, 
                 pass
             process.send_signal(signal.SIGTERM)
             codes = [future.result().status_code for future in futures if not future.exception()]
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         err = process.communicate()[1]
         assert "Traceback" not in err
         state = json.loads((tmp_path / "a.json").read_text())

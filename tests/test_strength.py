@@ -816,7 +816,7 @@ def test_refit_belongs_to_auto() -> None:
 def test_two_workers_are_steered_as_one_is(tmp_path: Path, refit: bool) -> None:
     options = ["--net=linear", "--epochs=3", "--batch_size=48", "--samples=2", "--rows=360", f"--refit={refit}"]
     assert run(tmp_path / "one.pt", *options).wait(120) == 0
-    launcher = ["torch.distributed.run", "--nproc-per-node=2", "--master-port=29513"]
+    launcher = ["torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     subprocess.run(
         [sys.executable, "-m", *launcher, JOB, str(tmp_path / "two.pt"), f"--run_dir={tmp_path / 'run'}", *options],

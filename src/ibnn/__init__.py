@@ -1,7 +1,7 @@
 """ibnn: any PyTorch network becomes an implicit Bayesian neural network in one call."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
 from ibnn import metrics
 from ibnn.calibration import Calibration, calibrate
@@ -24,7 +24,7 @@ from ibnn.prediction import (
 )
 from ibnn.shift import ShiftMonitor
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from ibnn.budget import Cost, cost
     from ibnn.divergence import DivergedError
     from ibnn.monitor import History
@@ -48,14 +48,18 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'ibnn' has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"ibnn.{_LAZY[name]}")
+        module = _importlib.import_module(f"ibnn.{_LAZY[name]}")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"ibnn.{name} needs {error.name}: pip install 'ibnn[train]'") from error
     return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
 
 
 __all__ = [

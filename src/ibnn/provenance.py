@@ -29,9 +29,11 @@ def provenance(*packages: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit the library runs from, with + if files of it are changed; None outside a checkout."""
+    """The commit the library runs from, with + if files of it are changed; None without git or outside a checkout."""
     try:
-        return _git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain", "--", ".") else "")
+        # that of this file, too: installed below a repository, it is not part of its commits
+        commit, _ = _git("rev-parse", "HEAD", f"HEAD:./{Path(__file__).name}").split()
+        return commit[:12] + ("+" if _git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -36,6 +36,7 @@ from ibnn.inputs import batch_length, slice_rows, tree_map
 from ibnn.monitor import History, Monitor, write_history
 from ibnn.network import IBNN
 from ibnn.objective import ELBO
+from ibnn.precision import bf16_fault
 from ibnn.prediction import predict
 from ibnn.recipe import Recipe
 
@@ -189,6 +190,10 @@ class _Run:
             log_with=trackers or None,
             project_config=ProjectConfiguration(project_dir=str(folder)) if folder else None,
         )
+        on_cpu = self.accelerator.device.type == "cpu"
+        if recipe.precision == "bf16" and on_cpu and (fault := bf16_fault()):
+            self._give_back()
+            raise ValueError(fault)
         if trackers:
             self.accelerator.init_trackers("ibnn")
         self.worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
@@ -202,7 +207,7 @@ class _Run:
             model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
         self.optimisers = self._make_optimisers()
         self.loss, *self.prepared = self.accelerator.prepare(_Loss(model, recipe), *self.optimisers)
-        if self.accelerator.device.type == "cpu" and recipe.precision == "no":
+        if on_cpu and recipe.precision == "no":
             self.prepared = self.optimisers  # the same steps without what accelerate looks up at each: a tenth of them
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
         self.average = Average()  # of EMA or SWA
@@ -629,8 +634,12 @@ class _Run:
         self.monitor.close()
         if self.recipe.trackers and self.folder:
             self.accelerator.end_training()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Forgets the engine's state, if it is this run's, so that a later run may choose another precision."""
         if self.owns_state:
-            AcceleratorState._reset_state()  # so that a later run may choose another precision
+            AcceleratorState._reset_state()
 
     def history(self) -> History:
         """What there is to say at the end."""

@@ -25,8 +25,16 @@ def bench(
     if json:
         screen.json(content)
         return
-    screen.table(rows(content["cells"]), title="iBNN to plain network: bytes kept for backward, seconds of the rest")
-    for line in misses(content["cells"]):
+    found, above = rows(content["cells"]), misses(content["cells"])
+    if quick:  # the bars are for the networks and batches of the whole bench
+        del found[1]
+        above = []
+    screen.table(found, title="iBNN to plain network: bytes kept for backward, seconds of the rest")
+    for line in above:
         screen.note(f"above its bar: {line}")
+    if quick or any(line.startswith("lenet") for line in above):
+        screen.note("Tiny networks and batches are bound by overhead: large ones have ratios nearer to 1.")
+    if quick:
+        screen.note("Run `ibnn bench` without --quick to compare with the bars.")
     cell = content["cells"]["rivals"]
     screen.table(rival_rows(cell), title=f"{cell['net']}: methods to the plain network")

@@ -1,0 +1,67 @@
+"""PRECISION: whether bfloat16 works on this CPU.
+
+Some CPUs announce instructions (AMX, in virtual machines) that kill the process that uses them; torch then dies in
+bfloat16 with "Illegal instruction". So it is tried out in a process of its own. `python -m
+ibnn.precision` prints the environment variables that bfloat16 needs here. They count from the moment torch is imported:
+this file can be run without it.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+
+# oneDNN, which computes for torch, then leaves AMX alone.
+WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+PROBE = """
+import torch
+with torch.autocast("cpu", torch.bfloat16):
+    torch.nn.Linear(64, 32)(torch.randn(16, 64, requires_grad=True)).sum().backward()
+    torch.nn.Conv2d(16, 32, 3)(torch.randn(4, 16, 12, 12, requires_grad=True)).sum().backward()
+"""
+
+
+@functools.cache
+def bf16_settings(probe: str = PROBE, seconds: float = 120.0) -> dict[str, str] | None:
+    """Returns the environment variables that bfloat16 needs on this CPU, or None if it does not work at all.
+
+    Args:
+        probe: Python code that dies, fails or hangs where bfloat16 does not work.
+        seconds: What the code may take.
+
+    >>> bf16_settings("pass")
+    {}
+    """
+    return next((settings for settings in ({}, WITHOUT_AMX) if _works(probe, seconds, settings)), None)
+
+
+def _works(probe: str, seconds: float, settings: dict[str, str]) -> bool:
+    """Whether the code ends well in a process of its own with these environment variables."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | settings  # finds the torch found here
+    command = [sys.executable, "-P", "-c", probe]
+    try:
+        done = subprocess.run(command, env=environment, timeout=seconds, capture_output=True)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def bf16_fault() -> str:
+    """Returns what is wrong with bfloat16 on this CPU and what to do, "" if it works. The first call takes seconds."""
+    settings = bf16_settings()
+    if settings == {}:
+        return ""
+    from ibnn.errors import complaint
+
+    remedy = "Leave precision out."
+    if settings:
+        words = " ".join(f"{name}={value}" for name, value in settings.items())
+        remedy = f"Set {words} in the environment before Python starts, or leave precision out."
+    return complaint("precision", "one that works on this CPU", '"bf16", which crashes here', remedy)
+
+
+if __name__ == "__main__":
+    needed = bf16_settings()
+    print(*(f"{name}={value}" for name, value in (needed or {}).items()))
+    if needed is None:
+        print("bfloat16 does not work on this CPU.", file=sys.stderr)
