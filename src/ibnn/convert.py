@@ -8,6 +8,7 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -121,6 +122,8 @@ def plan(
         )
     modules = {name: m for name, m in net.named_modules() if "parametrizations" not in name.split(".")}
     reasons = {name: _why_not(net, name, module) for name, module in modules.items()}
+    idle = _idle(net)
+    reasons |= {name: "does not run with the adapters set as they are" for name, m in modules.items() if m in idle}
     convertible = [name for name, reason in reasons.items() if reason is None]
     optional = {name: kind.optional for name in convertible if (kind := layer_type(modules[name])) and kind.optional}
     if include is None:
@@ -275,6 +278,22 @@ def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:
     if kind.run is not None and not ("forward" not in vars(module) and has_forward_of_its_type(module)):
         return "its class has a forward of its own"
     return None
+
+
+def _idle(net: nn.Module) -> set[nn.Module]:
+    """What peft keeps but does not run: adapters that are not active, and the originals of heads that it saves."""
+    idle: set[nn.Module] = set()
+    for owner in net.modules():
+        held: Any = {name: owner._modules.get(name) or {} for name in getattr(type(owner), "adapter_layer_names", ())}
+        if not held:
+            continue
+        off = owner.disable_adapters or getattr(owner, "merged", False)
+        active: Any = [] if off else owner.active_adapters
+        idle |= {m for parts in held.values() for adapter, part in parts.items() if adapter not in active
+                 for m in part.modules()}  # fmt: skip
+        if any(adapter in held.get("modules_to_save", {}) for adapter in active):
+            idle |= set(owner.original_module.modules())  # type: ignore[union-attr, operator, arg-type]
+    return idle
 
 
 def _matches(

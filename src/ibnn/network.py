@@ -567,7 +567,8 @@ def duplicate(net: nn.Module) -> nn.Module:
 
 def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:
     """Removes every latent and its hooks from a network, in place; returns the layers that had one."""
-    layers = [(name, m) for name, m in net.named_modules() if isinstance(getattr(m, "latent", None), Latent)]
+    # Not getattr: wrappers (peft's) hand on what the module in them has.
+    layers = [(name, m) for name, m in net.named_modules() if isinstance(m._modules.get("latent"), Latent)]
     for _, layer in layers:
         for hooks, options in (
             (layer._forward_pre_hooks, layer._forward_pre_hooks_with_kwargs),
