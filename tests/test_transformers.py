@@ -287,7 +287,9 @@ def test_adapters_switched_and_switched_off() -> None:
             assert torch.equal(model.draw_logits(inputs, samples=1)[0], adapted(**inputs).logits)
     assert ibnn.revert(model).state_dict().keys() == adapted.state_dict().keys()
     with adapted.disable_adapter():
-        heads = [layer.name for layer in ibnn.plan(adapted).layers if "classifier" in layer.name or "lora" in layer.name]
+        heads = [
+            layer.name for layer in ibnn.plan(adapted).layers if "classifier" in layer.name or "lora" in layer.name
+        ]
     assert heads == ["base_model.model.classifier.original_module"]
     merged = copy.deepcopy(adapted)
     merged.merge_adapter(["default"])

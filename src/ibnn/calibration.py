@@ -20,10 +20,11 @@ from torch import Tensor
 from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
-from ibnn.inputs import Inputs, call_arguments, evaluating, slice_rows, tensors, tree_map
+from ibnn.inputs import Inputs, call_arguments, check_rows, evaluating, slice_rows, tensors, tree_map
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Weighted
 from ibnn.network import IBNN, check_seed
 from ibnn.normal import address, normals
+from ibnn.observe import explaining_shapes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -223,8 +224,13 @@ class _Search:
         """Curve, choice, scores; then, at last, the model is set."""
         self.model.set_posterior(mean=self.mean)
         flat = torch.ones_like(self.sizes, dtype=self.mean.dtype)
-        plain = self._outputs(flat, 0.0, self.whole)
-        self.likelihood.check(plain.flatten(0, 1)[0], self.y)
+        with explaining_shapes(self.model.net, self._inputs(slice(0, self.batch_size))):
+            plain = self._outputs(flat, 0.0, self.whole)
+            check_rows(plain[0, 0], len(self.y))
+        self.likelihood.check(plain[0, 0], self.y)
+        if not isinstance(self.likelihood, Weighted) and (labels := self.likelihood.data(self.y)) < FEWEST:
+            remedy = "Hold out more: targets that are ignored do not count."
+            raise ValueError(complaint("valid", f"data of at least {FEWEST} labels", labels, remedy))
         if plain.isnan().any() or plain.isposinf().any():  # −∞ masks a class
             got = "NaN or infinity in the network's outputs"
             raise ValueError(complaint("valid", "data that the network can answer", got, "Check the inputs' scale."))

@@ -5,7 +5,7 @@ import difflib
 import fnmatch
 import glob
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -108,6 +108,9 @@ def plan(
     """
     if not isinstance(net, nn.Module):
         raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))
+    if isinstance(net, torch.jit.ScriptModule):
+        remedy = "Convert the network before torch.jit.script or trace; ibnn.export writes what has been converted."
+        raise TypeError(complaint("net", "an nn.Module in Python", "a ScriptModule", remedy))
     for name, module in net.named_modules():
         if isinstance(module, Latent):
             raise ValueError(
@@ -212,6 +215,10 @@ def convert(
     if seed is not None:
         check_seed(seed)
     planned = plan(net, include=include, exclude=exclude, example=example)
+    meta = [name for name, parameter in net.named_parameters() if parameter.is_meta]
+    if meta:
+        remedy = "Load its weights first, for example with net.to_empty(device='cpu') and net.load_state_dict(...)."
+        raise ValueError(complaint("net", "a network with weights", f"{meta[:3]} on the meta device", remedy))
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     net, likelihood = (duplicate(net), copying.deepcopy(likelihood)) if copy else (net, likelihood)
@@ -292,7 +299,7 @@ def _idle(net: nn.Module) -> set[nn.Module]:
         idle |= {m for parts in held.values() for adapter, part in parts.items() if adapter not in active
                  for m in part.modules()}  # fmt: skip
         if any(adapter in held.get("modules_to_save", {}) for adapter in active):
-            idle |= set(owner.original_module.modules())  # type: ignore[union-attr, operator, arg-type]
+            idle |= set(owner.original_module.modules())  # type: ignore[union-attr]
     return idle
 
 
@@ -305,7 +312,8 @@ def _matches(
 ) -> set[str]:
     """The candidates that match a pattern, some only by their whole name or class; each pattern must match one."""
     matched: set[str] = set()
-    listed = [patterns] if isinstance(patterns, str | type) else list(patterns)
+    alone = isinstance(patterns, str | type) or not isinstance(patterns, Iterable)
+    listed: list[Any] = [patterns] if alone else list(patterns)  # type: ignore[arg-type]
     if not listed or not all(isinstance(pattern, str | type) for pattern in listed):
         raise ValueError(complaint(argument, "names, globs or classes of layers", patterns, 'Pass e.g. ["conv1"].'))
     for pattern in listed:

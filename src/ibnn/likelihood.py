@@ -101,15 +101,7 @@ class Categorical(Likelihood):
             raise TypeError(
                 complaint("y", "integer class indices", f"dtype {target.dtype}", "Pass y.long(), or one-hot.argmax(1).")
             )
-        if output.dim() < 2:
-            raise ValueError(
-                complaint(
-                    "net",
-                    "a network with class scores in axis 1 of its output",
-                    f"an output of shape {tuple(output.shape)}",
-                    'For yes/no targets convert with likelihood="bernoulli".',
-                )
-            )
+        self._check_classes(output.shape)
         expected = (len(target), *output.shape[2:])
         if tuple(target.shape) != expected:
             raise ValueError(
@@ -123,6 +115,19 @@ class Categorical(Likelihood):
                     f"in 0 … {output.shape[1] - 1} (the network has {output.shape[1]} outputs)",
                     f"labels from {int(used.min())} to {int(used.max())}",
                     f"Renumber the classes, or mark what to leave out with {self.ignore_index}.",
+                )
+            )
+
+    @staticmethod
+    def _check_classes(shape: torch.Size) -> None:
+        """Raises unless an output of a shape, (B, C, …), has two classes or more: a softmax over one is always 1."""
+        if len(shape) < 2 or shape[1] == 1:
+            raise ValueError(
+                complaint(
+                    "net",
+                    "a network with class scores in axis 1 of its output, two or more",
+                    f"an output of shape {tuple(shape)}",
+                    'For yes/no targets convert with likelihood="bernoulli", for numbers with "gaussian".',
                 )
             )
 
@@ -149,10 +154,12 @@ class Categorical(Likelihood):
 
     def combine(self, draws: Tensor) -> Tensor:
         """Log of the mean softmax, (B, C, …): as good as logits to whatever reads them."""
+        self._check_classes(draws.shape[1:])
         return _log_mean(self._tempered(draws).log_softmax(2), 1)
 
     def summarise(self, draws: Tensor) -> Prediction:
         """Probabilities, and their entropy split into aleatoric, between and within."""
+        self._check_classes(draws.shape[2:])
         log_probs = self._tempered(draws).log_softmax(3)  # (K, S, B, C, …)
         mean = _log_mean(log_probs, 2)
         probs = log_probs.exp()

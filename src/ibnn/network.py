@@ -17,6 +17,7 @@ from ibnn.inputs import (
     Inputs,
     batch_length,
     call_arguments,
+    check_rows,
     evaluating,
     logits_of,
     repeat_rows,
@@ -28,7 +29,7 @@ from ibnn.layers import fold, foldable
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import address, normals, words
-from ibnn.observe import batch_axes, bypassed
+from ibnn.observe import batch_axes, bypassed, explaining_shapes
 from ibnn.prediction import Prediction, predict
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
@@ -405,7 +406,9 @@ class IBNN(nn.Module):
         q = self.posterior()
         with self._unchanged_on_error():
             z = self._training_draws(q, rows, samples, spread=spread, part=part)
-            output = logits_of(self._run(args, kwargs, z))
+            with explaining_shapes(self.net, x):
+                output = logits_of(self._run(args, kwargs, z))
+                check_rows(output, rows * samples)
             self.likelihood.check(output, y)
             nll = self.likelihood.nll(output, repeat_rows(y, rows, samples))
         kl = self._kl(q, self.kl_kind)
