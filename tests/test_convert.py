@@ -428,6 +428,7 @@ def refuses(argument: str, value: object, expected: str, remedy: str, got: str |
         refuses("likelihood", "gausian", "one of categorical, bernoulli, gaussian", "'gaussian'"),
         refuses("likelihood", 3, "a name, a Likelihood object, or a dict of them", "categorical", got="int"),
         refuses("include", "haed", "match layers", r"Nearest names: \['head'"),
+        refuses("include", 3, "names, globs or classes", r'\["conv1"\]'),
         refuses("include", ["head", nn.Conv1d], "match layers", "Nearest names", got="Conv1d"),
         refuses("include", "norm", "match layers", "Nearest names"),  # is there, but has no input weights
         refuses("exclude", "cnov", "match layers", r"Nearest names: \['conv'"),
@@ -454,6 +455,13 @@ def lazy() -> nn.Module:
         return nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
 
 
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        net: nn.Module = torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3))  # type: ignore[no-untyped-call]
+        return net
+
+
 NO_LAYERS = "a network with layers to convert"
 CONVERTED = four_parts("net", "a plain network", "converted before .*0.latent", "revert")
 
@@ -467,8 +475,9 @@ CONVERTED = four_parts("net", "a plain network", "converted before .*0.latent", 
         (lambda: ibnn.convert(nn.Sequential(nn.Linear(3, 2))), ValueError, CONVERTED),
         (lambda: ibnn.convert(nn.Sequential(nn.Linear(3, 2))).net, ValueError, CONVERTED),
         (lambda: nn.Linear, TypeError, four_parts("net", "an nn.Module", "type", "network itself")),
+        (scripted, TypeError, four_parts("net", "an nn.Module in Python", "a ScriptModule", "before torch.jit.script")),
     ],
-    ids=["no weights", "no layers", "lazy", "model", "converted net", "class"],
+    ids=["no weights", "no layers", "lazy", "model", "converted net", "class", "scripted"],
 )
 @pytest.mark.parametrize("function", [ibnn.plan, lambda net: ibnn.convert(net, copy=False)], ids=["plan", "convert"])
 def test_bad_nets_are_refused(
@@ -479,6 +488,18 @@ def test_bad_nets_are_refused(
     with pytest.raises(error, match=message):
         function(net)
     assert before is None or anatomy(net) == before
+
+
+def test_weights_on_the_meta_device_can_be_planned_but_not_converted() -> None:
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Linear(3, 2))
+    assert ibnn.plan(net).nodes == 3
+    before = anatomy(net)
+    with pytest.raises(
+        ValueError, match=four_parts("net", "with weights", r"\['0.weight', '0.bias'\] on", "load_state")
+    ):
+        ibnn.convert(net, copy=False)
+    assert anatomy(net) == before
 
 
 def test_revert_refuses_what_is_no_model() -> None:

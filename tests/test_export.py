@@ -401,6 +401,12 @@ def small() -> ibnn.IBNN:
         (small, torch.ones(2, 4), {"samples": 0}, "`samples`"),
         (small, torch.ones(2, 4), {"seed": -1}, "`seed`"),
         (small, torch.ones(0, 4), {}, "at least one row"),
+        (
+            small,
+            "model.onnx",
+            {"path": torch.ones(2, 4)},
+            "but got the path model.onnx. Pass export(model, example, path)",
+        ),
         (small, (torch.ones(2, 4), torch.ones(3)), {}, "tensors of 2 rows each, but got shape (3,)"),
         (small, (torch.ones(2, 4), True), {}, "but got bool"),
         (small, torch.ones(2, 4), {"pixels": ((0.5,), (0.5,))}, "`pixels`"),

@@ -114,6 +114,12 @@ def test_an_axis_that_targets_leave_open_is_asked_for() -> None:
     assert Categorical().combine(images).shape == (B, C, 4, 4)  # of images the classes are in axis 1
 
 
+def test_an_axis_of_one_place_is_not_taken_for_one_class() -> None:
+    draws = torch.randn(2, 3, B, C, 1, 4)
+    p = Categorical().summarise(draws)
+    torch.testing.assert_close(p.probs, draws.softmax(3).mean((0, 1)))
+
+
 @pytest.mark.parametrize("axis", [0, True, 1.0, "last"])
 def test_an_axis_that_is_none_is_refused(axis: Any) -> None:
     with pytest.raises(ValueError, match="axis"):

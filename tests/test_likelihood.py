@@ -305,6 +305,10 @@ def test_scores_are_those_of_the_metrics() -> None:
         (lambda: Bernoulli().check(torch.zeros(3, 2), torch.full((3, 2), math.nan)), r"in \[0, 1\]"),
         (lambda: Gaussian().score(Gaussian().summarise(torch.zeros(1, 1, 3, 1)), torch.zeros(3)), r"of shape \(3, 1\)"),
         (lambda: Categorical().check(torch.zeros(3), torch.zeros(3).long()), "class scores in axis 1"),
+        (lambda: Categorical().check(torch.zeros(3, 1), torch.zeros(3).long()), 'got .*3, 1.* likelihood="bernoulli"'),
+        (lambda: Categorical().combine(torch.zeros(2, 3, 1)), r'output of shape \(3, 1\).*likelihood="bernoulli"'),
+        (lambda: Categorical().summarise(torch.zeros(2, 2, 3, 1)), r'of shape \(3, 1\).*likelihood="bernoulli"'),
+        (lambda: Categorical().summarise(torch.zeros(2, 2, 3)), r'of shape \(3,\).*likelihood="bernoulli"'),
         (lambda: Gaussian().summarise(torch.zeros(1, 1, 1, 1)).interval(1.0), "`level`"),
     ],
 )

@@ -354,6 +354,8 @@ def bad(**changes: object) -> dict[str, object]:
         (bad(y=torch.randint(3, (3,))), ValueError, r"of 4 rows like x"),
         (bad(y=torch.randint(3, (4, 1))), ValueError, r"of shape \(4,\)"),
         (bad(x=torch.empty(0, 5), y=torch.empty(0, dtype=torch.long)), ValueError, r"at least one row"),
+        (bad(x=torch.randn(4, 6)), ValueError, r"layer '0' \(Linear\) gets .* \(rows, 5\), but got shape \(4, 6\)"),
+        (bad(x=torch.randn(4)), ValueError, r"of shape \(rows, 5\), but got shape \(4,\)\. Pass a batch"),
         (bad(samples=0), ValueError, r"`samples`"),
         (bad(beta=-1.0), ValueError, r"`beta`"),
         (bad(gamma=float("nan")), ValueError, r"`gamma`"),

@@ -1,6 +1,8 @@
 import copy
 import math
+import re
 from collections import UserDict
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ibnn
+from ibnn.baselines import Ensemble, Plain
+from ibnn.inputs import tensors
 from ibnn.memory import Peak
 from ibnn.prediction import evaluating
 
@@ -63,7 +67,7 @@ def test_predict_ignores_and_restores_every_module_s_mode() -> None:
 
 def test_modes_are_restored_after_an_error() -> None:
     model = make_model().train()
-    with pytest.raises(RuntimeError), evaluating(model):
+    with pytest.raises(ValueError, match="of 5 nodes"), evaluating(model):
         model.draw_logits(torch.randn(2, 4))
     assert model.training
     assert model.net[2].training
@@ -143,10 +147,164 @@ def test_bad_inputs(inputs: object, match: str) -> None:
         make_model().predict(inputs)
 
 
-@pytest.mark.parametrize("argument", ["samples", "batch_size"])
-def test_bad_sizes(argument: str) -> None:
-    with pytest.raises(ValueError, match=f"`{argument}` to be an integer of at least 1, but got 0"):
-        make_model().predict(torch.randn(2, 5), **{argument: 0})
+@pytest.mark.parametrize(
+    ("argument", "remedy"),
+    [("samples", "Pass samples=5."), ("batch_size", "Pass batch_size=256."), ("max_memory", "Pass a number of bytes")],
+)
+def test_bad_sizes(argument: str, remedy: str) -> None:
+    for value in (0, True, 2.0):
+        with pytest.raises(ValueError, match=f"`{argument}` to be an integer of at least 1, but got {value}. {remedy}"):
+            make_model().predict(torch.randn(2, 5), **{argument: value})  # type: ignore[arg-type]
+
+
+class Bounded(nn.Module):
+    """Has a finite output for any input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x.clamp(-1, 1))
+        return out
+
+
+class Masked(nn.Module):
+    """Rules classes out: the last one, and where the second input says so all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, out: Tensor) -> Tensor:
+        scores = self.head(x)
+        scores[:, 2] = -math.inf
+        return scores.masked_fill(out[:, None], -math.inf)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2}, {"tolerance": 0.05}, {"max_memory": 10**6}])
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "gaussian"])
+def test_outputs_that_are_not_finite_are_refused_by_their_row(likelihood: str, options: dict[str, object]) -> None:
+    if likelihood == "gaussian" and "tolerance" in options:
+        return
+    x = torch.randn(7, 5)
+    x[4] = math.inf
+    model = make_model(likelihood=likelihood)
+    words = "`x` to be inputs that the network has finite outputs for, but got NaN or infinity for row "
+    for inputs, row in ((x, 4), ({"input": x}, 4), (iter([x[:2], x[2:]]), 4), ((x[4:],), 0)):
+        with pytest.raises(ValueError, match=f"{words}{row}\\."):
+            model.predict(inputs, **options)  # type: ignore[arg-type]
+    bounded = ibnn.convert(Bounded(), components=2, likelihood=likelihood, seed=0)
+    found = bounded.predict(x, **options)  # type: ignore[arg-type]
+    assert_same(found, bounded.predict(x.clamp(-1, 1), **options), FIELDS[2:])  # type: ignore[arg-type]
+
+
+def test_masked_classes_are_fine_while_one_is_left() -> None:
+    model = ibnn.convert(Masked(), components=2, seed=0)
+    x, none = torch.randn(4, 5), torch.zeros(4, dtype=torch.bool)
+    found = model.predict((x, none))
+    assert torch.equal(found.probs[:, 2], torch.zeros(4))
+    assert torch.allclose(found.probs.sum(1), torch.ones(4))
+    with pytest.raises(ValueError, match="NaN or infinity for row 2"):
+        model.predict((x, torch.arange(4) == 2))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_named(value: float) -> None:
+    for name in ("net.4.weight", "net.1.running_var", "net.4.latent.mean"):
+        model = make_model()
+        model.set_posterior(std=0.0)  # ρ = −∞ is how that is said
+        assert model.predict(torch.randn(3, 5)).probs.isfinite().all()
+        model.state_dict()[name].view(-1)[1] = value
+        if (name, value) == ("net.1.running_var", math.inf):  # divides by it: the outputs are finite
+            continue
+        with pytest.raises(ValueError, match=f"`model` to be of finite weights, but got NaN or infinity in '{name}'"):
+            model.predict(torch.randn(3, 5))
+
+
+class Rows(nn.Module):
+    """Returns another number of rows than it takes."""
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.head, self.factor = nn.Linear(5, 3), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(x)
+        return scores.repeat(self.factor, 1) if self.factor else scores.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("factor", [0, 2])
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
+def test_other_rows_than_those_asked_for_are_refused(factor: int, likelihood: str) -> None:
+    x, y = torch.randn(4, 5), torch.zeros(4).long() if likelihood == "categorical" else torch.zeros(4, 3)
+    model = ibnn.convert(Rows(factor), components=2, likelihood=likelihood, seed=0)
+    plain = Plain(Rows(factor), copy.deepcopy(model.likelihood))
+    words = rf"answers each of the 4 rows of its input, but got an output of shape \({4 * factor or 1}, 3\)"
+    for call in (model.predict, plain.predict):
+        with pytest.raises(ValueError, match=words):
+            call(x)
+    for method in (model, plain):
+        with pytest.raises(ValueError, match=words):
+            method.train().elbo(x, y, n_data=100)  # type: ignore[operator]
+
+
+def images() -> ibnn.IBNN:
+    return ibnn.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 6 * 6, 2)))
+
+
+def pair() -> Ensemble:
+    return Ensemble([nn.Linear(5, 3), nn.Linear(5, 3)])
+
+
+def gets(layer: str, wanted: str, got: str) -> str:
+    return re.escape(f"layer {layer} gets an input of shape {wanted}, but got shape {got}")
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "match"),
+    [
+        (make_model, torch.randn(4, 6), gets("'0' (Linear)", "(rows, 5)", "(4, 6). Pass inputs of the size")),
+        (make_model, torch.randn(5), gets("'0' (Linear)", "(rows, 5)", "(5,). Pass a batch, x[None] for one row")),
+        (make_model, {"input": torch.randn(4, 2)}, gets("'0' (Linear)", "(rows, 5)", "(4, 2)")),
+        (lambda: Plain(nn.Linear(5, 3)), torch.randn(4, 6), gets("'(net)' (Linear)", "(rows, 5)", "(4, 6)")),
+        (pair, torch.randn(4, 6), gets("'(net)' (Linear)", "(rows, 5)", "(4, 6)")),
+        (images, torch.randn(2, 1, 8, 8), gets("'0' (Conv2d)", "(rows, 3, …, …)", "(2, 1, 8, 8)")),
+        (images, torch.randn(3, 8, 8), gets("'0' (Conv2d)", "(rows, 3, …, …)", "(3, 8, 8). Pass a batch")),
+        (images, torch.randn(2, 3, 9, 9), gets("'2' (Linear)", "(rows, 144)", "(2, 3, 9, 9), which gives it (2, 196)")),
+        (lambda: ibnn.convert(nn.GRU(5, 4)), torch.randn(2, 7, 6), gets("'(net)' (GRU)", "(…, 5)", "(2, 7, 6)")),
+    ],
+)  # fmt: skip
+def test_inputs_of_the_wrong_size_are_refused_with_the_layer_they_do_not_fit(make: Any, x: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match) as caught:
+        make().predict(x)
+    assert caught.value.__cause__ is not None  # what torch said stays to be read
+    rows = len(next(tensors(x)))
+    with pytest.raises(ValueError, match=match):
+        make().train().elbo(x, torch.zeros(rows).long(), n_data=100)
+
+
+@pytest.mark.parametrize(
+    ("net", "x"), [(nn.Linear(5, 3), torch.randn(4, 1)), (nn.Conv1d(5, 3, 1), torch.randn(4, 1, 2))]
+)
+def test_inputs_of_one_node_are_not_spread_over_all(net: nn.Module, x: Tensor) -> None:
+    model = ibnn.convert(net, components=1, seed=0)
+    for call in (model.eval(), lambda x: model.predict(x, samples=1), lambda x: model.train()(x)):
+        with pytest.raises(ValueError, match=r"layer .*, but got shape \(4, 1"):
+            call(x)
+
+
+def test_errors_of_the_network_itself_stay_as_they_are() -> None:
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("of its own", self.head(x).shape)
+
+    with pytest.raises(RuntimeError, match="of its own"):
+        ibnn.convert(Fails(), seed=0).predict(torch.randn(2, 5))
 
 
 # --------------------------------------------------------------------------------------------- the same answers faster

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ibnn import shift
 from ibnn.normal import address, words
 from ibnn.shift import POWERS, ShiftMonitor
 
@@ -32,8 +33,9 @@ def test_p_values_against_counting() -> None:
         assert p == pytest.approx((above + tie(3, number) * (equal + 1)) / (21 + number), abs=1e-15)
 
 
-def test_ranks_are_independent_and_uniform_over_all_orders() -> None:
+def test_ranks_are_independent_and_uniform_over_all_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two calibration scores, two of the stream, 24 orders: every pair of ranks comes twice."""
+    monkeypatch.setattr(shift, "fewest_scores", lambda false_alarm: 1)
     pairs = Counter()
     for order in itertools.permutations([1.0, 2.0, 3.0, 4.0]):
         first, second = ShiftMonitor(order[:2]).update(order[2:]).tolist()
@@ -58,7 +60,8 @@ def test_wealth_against_its_definition() -> None:
     assert monitor.p_value == pytest.approx(1 / highest, rel=1e-12)
 
 
-def test_p_values_of_the_stream_are_uniform_and_do_not_depend_on_each_other() -> None:
+def test_p_values_of_the_stream_are_uniform_and_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shift, "fewest_scores", lambda false_alarm: 1)
     streams = [ShiftMonitor(s[:5], seed=i).update(s[5:]) for i, s in enumerate(normal(600, 15, seed=2))]
     p = torch.stack(streams) - 0.5  # (600, 10)
     assert p.mean().abs() < 4 / math.sqrt(12 * p.numel())
@@ -124,7 +127,8 @@ def test_the_bag_stays_small() -> None:
     assert sum(monitor.state()["counts"]) == 6000
 
 
-def test_rounding_keeps_eight_binary_digits() -> None:
+def test_rounding_keeps_eight_binary_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shift, "fewest_scores", lambda false_alarm: 1)
     monitor = ShiftMonitor([1.0, 1.0 + 2**-7, 1.0 + 2**-9, -3.3e-5, 0.0])
     assert monitor.state()["values"] == [pytest.approx(-3.3e-5, rel=2**-8), 0.0, 1.0, 1.0 + 2**-7]
 
@@ -132,19 +136,45 @@ def test_rounding_keeps_eight_binary_digits() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: ShiftMonitor([]), "at least one score"),
+        (lambda: ShiftMonitor([]), "at least 16 scores for false_alarm=0.01, but got 0"),
+        (lambda: ShiftMonitor([1.0, 2.0, 3.0]), "at least 16 scores for false_alarm=0.01, but got 3. With fewer"),
+        (lambda: ShiftMonitor([1.0] * 19, false_alarm=0.001), "at least 20 scores for false_alarm=0.001, but got 19"),
         (lambda: ShiftMonitor([[1.0]]), "of shape (N,), but got shape (1, 1)"),
         (lambda: ShiftMonitor([1.0, math.nan]), "finite, but got nan"),
         (lambda: ShiftMonitor([1.0], false_alarm=1.0), "`false_alarm`"),
         (lambda: ShiftMonitor([1.0], seed=-1), "`seed`"),
-        (lambda: ShiftMonitor([1.0]).update([math.inf]), "`scores` to be finite, but got inf"),
+        (lambda: ShiftMonitor([1.0] * 16).update([math.inf]), "`scores` to be finite, but got inf"),
         (lambda: ShiftMonitor.restored({"values": [1.0]}), "what `state()` returned, but got KeyError"),
-        (lambda: ShiftMonitor.restored(ShiftMonitor([1.0]).state() | {"counts": [1, 2]}), "do not fit"),
+        (lambda: ShiftMonitor.restored(ShiftMonitor([1.0] * 16).state() | {"counts": [1, 2]}), "do not fit"),
     ],
 )
 def test_refusals(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         make()
+
+
+@pytest.mark.parametrize("alpha", [0.25, 0.01])
+def test_as_many_scores_as_are_needed_show_a_complete_shift(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The p-values are those of the derivation; it rings as often as stated, and with three scores much less."""
+    needed, streams, length = shift.fewest_scores(alpha), 100, 400
+    monkeypatch.setattr(shift, "fewest_scores", lambda false_alarm: 1)
+    rang = {}
+    for count in (3, needed):
+        scores = normal(streams, count + length, seed=11)
+        scores[:, count:] += 100
+        monitors = [ShiftMonitor(s[:count], false_alarm=alpha, seed=number) for number, s in enumerate(scores)]
+        p = torch.stack([m.update(s[count:]) for m, s in zip(monitors, scores, strict=True)])
+        bound = torch.arange(1, length + 1) / (torch.arange(1, length + 1) + count)
+        assert (p < bound).all()
+        assert abs((p / bound).mean() - 0.5) < 4 / math.sqrt(12 * p.numel())  # uniform below it
+        rang[count] = sum(m.alarm is not None for m in monitors) / streams
+    assert rang[needed] > 0.9 - 4 * math.sqrt(0.9 * 0.1 / streams)
+    assert rang[3] < rang[needed] / 2
+
+
+def test_a_restored_monitor_of_few_distinct_scores_goes_on() -> None:
+    monitor = ShiftMonitor([1.0] * 10 + [2.0] * 10)
+    assert ShiftMonitor.restored(monitor.state()).state() == monitor.state()
 
 
 def test_a_refused_score_changes_nothing() -> None:

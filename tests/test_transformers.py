@@ -233,6 +233,69 @@ def test_models_with_lora_convert_too(name: str, tmp_path: Path) -> None:
         assert torch.allclose(model.draw_logits(inputs, samples=1)[0], adapted(**inputs).logits, atol=1e-5)
 
 
+def _with_head(name: str = "BERT") -> tuple[Any, Batch]:
+    """A model with two LoRA adapters for classification: peft keeps a copy of the head for each, and the original."""
+    peft = pytest.importorskip("peft")
+    net, inputs = _made(name)
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"], init_lora_weights=False)
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(copy.deepcopy(net), config)
+    adapted.add_adapter("other", config)
+    for parameter in adapted.base_model.model.classifier.parameters():  # so that the copies differ
+        nn.init.normal_(parameter, std=0.5)
+    return adapted.eval(), inputs
+
+
+@pytest.mark.parametrize("name", ["BERT", "RoBERTa"])  # a head of one layer, and of two
+def test_the_head_that_an_adapter_saves_is_the_one_converted(name: str, tmp_path: Path) -> None:
+    adapted, inputs = _with_head(name)
+    for active, idle in (("default", "other"), ("other", "default")):
+        adapted.set_adapter(active)
+        planned = ibnn.plan(adapted)
+        heads = [layer.name for layer in planned.layers if ".classifier." in layer.name]
+        assert heads
+        assert all(f".modules_to_save.{active}" in head for head in heads)
+        assert not any(f".{idle}" in layer.name for layer in planned.layers)
+        reasons = {layer.reason for layer in planned.skipped if ".original_module" in layer.name}
+        assert reasons == {"does not run with the adapters set as they are"}
+        model = converted(adapted)
+        with torch.no_grad():
+            rows = model.draw_logits(inputs, samples=1, batch_size=99)
+            for k, row in enumerate(rows):
+                assert torch.allclose(model.draw(k)(**inputs).logits, row, atol=2e-5)
+        mean = model.component(1)
+        assert not any(isinstance(module, Latent) for module in mean.modules())
+        for latents_only in (False, True):
+            folder = tmp_path / active / str(latents_only)
+            model.save_pretrained(folder, latents_only=latents_only)
+            assert torch.equal(ibnn.load(folder, adapted).eval()(**inputs), model.eval()(**inputs))
+        reverted = ibnn.revert(model)
+        assert not any(isinstance(module, Latent) for module in reverted.modules())
+        assert reverted.state_dict().keys() == adapted.state_dict().keys()
+        with torch.no_grad():
+            assert torch.equal(reverted(**inputs).logits, adapted(**inputs).logits)
+
+
+def test_adapters_switched_and_switched_off() -> None:
+    adapted, inputs = _with_head()
+    model = converted(adapted, init_std=0.0)
+    model.set_posterior(std=0.0)
+    with torch.no_grad():
+        for active in ("default", "other", "default"):
+            for each in (model.net, adapted):
+                each.set_adapter(active)
+            assert torch.equal(model.draw_logits(inputs, samples=1)[0], adapted(**inputs).logits)
+    assert ibnn.revert(model).state_dict().keys() == adapted.state_dict().keys()
+    with adapted.disable_adapter():
+        heads = [
+            layer.name for layer in ibnn.plan(adapted).layers if "classifier" in layer.name or "lora" in layer.name
+        ]
+    assert heads == ["base_model.model.classifier.original_module"]
+    merged = copy.deepcopy(adapted)
+    merged.merge_adapter(["default"])
+    assert not any("lora" in layer.name for layer in ibnn.plan(merged).layers)
+
+
 def test_a_layer_that_also_reads_something_without_a_batch_is_named() -> None:
     """DeBERTa's relative attention sends the same embeddings of distances through its projections for all rows."""
     options = WIDE | TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "share_att_key": True}

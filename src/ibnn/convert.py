@@ -5,9 +5,10 @@ import difflib
 import fnmatch
 import glob
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -110,6 +111,9 @@ def plan(
     if hasattr(net, "_orig_mod"):  # latents are hooks, which a compiled graph would not see
         remedy = "Convert first, then compile: torch.compile(ibnn.convert(net))."
         raise TypeError(complaint("net", "a plain network", "one that torch.compile returned", remedy))
+    if isinstance(net, torch.jit.ScriptModule):
+        remedy = "Convert the network before torch.jit.script or trace; ibnn.export writes what has been converted."
+        raise TypeError(complaint("net", "an nn.Module in Python", "a ScriptModule", remedy))
     for name, module in net.named_modules():
         if isinstance(module, Latent):
             raise ValueError(
@@ -124,6 +128,8 @@ def plan(
         )
     modules = {name: m for name, m in net.named_modules() if "parametrizations" not in name.split(".")}
     reasons = {name: _why_not(net, name, module) for name, module in modules.items()}
+    idle = _idle(net)
+    reasons |= {name: "does not run with the adapters set as they are" for name, m in modules.items() if m in idle}
     convertible = [name for name, reason in reasons.items() if reason is None]
     optional = {name: kind.optional for name in convertible if (kind := layer_type(modules[name])) and kind.optional}
     if include is None:
@@ -212,6 +218,10 @@ def convert(
     if seed is not None:
         check_seed(seed)
     planned = plan(net, include=include, exclude=exclude, example=example)
+    meta = [name for name, parameter in net.named_parameters() if parameter.is_meta]
+    if meta:
+        remedy = "Load its weights first, for example with net.to_empty(device='cpu') and net.load_state_dict(...)."
+        raise ValueError(complaint("net", "a network with weights", f"{meta[:3]} on the meta device", remedy))
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     net, likelihood = (duplicate(net), copying.deepcopy(likelihood)) if copy else (net, likelihood)
@@ -296,6 +306,22 @@ def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:
     return None
 
 
+def _idle(net: nn.Module) -> set[nn.Module]:
+    """What peft keeps but does not run: adapters that are not active, and the originals of heads that it saves."""
+    idle: set[nn.Module] = set()
+    for owner in net.modules():
+        held: Any = {name: owner._modules.get(name) or {} for name in getattr(type(owner), "adapter_layer_names", ())}
+        if not held:
+            continue
+        off = owner.disable_adapters or getattr(owner, "merged", False)
+        active: Any = [] if off else owner.active_adapters
+        idle |= {m for parts in held.values() for adapter, part in parts.items() if adapter not in active
+                 for m in part.modules()}  # fmt: skip
+        if any(adapter in held.get("modules_to_save", {}) for adapter in active):
+            idle |= set(owner.original_module.modules())  # type: ignore[union-attr]
+    return idle
+
+
 def _matches(
     modules: dict[str, nn.Module],
     candidates: list[str],
@@ -305,7 +331,8 @@ def _matches(
 ) -> set[str]:
     """The candidates that match a pattern, some only by their whole name or class; each pattern must match one."""
     matched: set[str] = set()
-    listed = [patterns] if isinstance(patterns, str | type) else list(patterns)
+    alone = isinstance(patterns, str | type) or not isinstance(patterns, Iterable)
+    listed: list[Any] = [patterns] if alone else list(patterns)  # type: ignore[arg-type]
     if not listed or not all(isinstance(pattern, str | type) for pattern in listed):
         raise ValueError(complaint(argument, "names, globs or classes of layers", patterns, 'Pass e.g. ["conv1"].'))
     for pattern in listed:

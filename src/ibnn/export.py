@@ -95,6 +95,9 @@ def export(
     >>> {name: tuple(value.shape) for name, value in answer.items()}
     {'probabilities': (6, 3), 'total': (6,), 'aleatoric': (6,), 'epistemic': (6,)}
     """
+    if isinstance(example, str | os.PathLike):
+        remedy = "Pass export(model, example, path), in this order."
+        raise TypeError(complaint("example", "what one call of the network takes", f"the path {example}", remedy))
     example, facts = as_tensors(example), dict(metadata or {})
     _check(model, Path(path), samples, seed, format, facts)
     _check_example(example, pixels)

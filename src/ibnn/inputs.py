@@ -166,6 +166,19 @@ def logits_of(output: Any) -> Tensor:
     )
 
 
+def check_rows(output: Tensor, rows: int) -> None:
+    """Raises unless an output has a row for every row of the input."""
+    if output.dim() == 0 or output.shape[0] != rows:
+        raise ValueError(
+            complaint(
+                "net",
+                f"a network that answers each of the {rows} rows of its input",
+                f"an output of shape {tuple(output.shape)}",
+                "Keep the batch in the first dimension of its output.",
+            )
+        )
+
+
 class Modular(Protocol):
     """Anything with modules."""
 

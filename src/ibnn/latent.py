@@ -229,6 +229,10 @@ class Latent(nn.Module):
 
     def broadcast(self, z: Tensor, x: Tensor, batch_axis: int = 0) -> Tensor:
         """z along the node axis of x."""
+        if x.dim() < -self.axis or x.shape[self.axis] != z.shape[-1]:  # one node would be broadcast to all
+            wanted, got = f"of {z.shape[-1]} nodes in dimension {self.axis}", f"shape {tuple(x.shape)}"
+            remedy = "Pass inputs of the size it was built for."
+            raise ValueError(complaint(f"input of layer {self.name!r}", wanted, got, remedy))
         shape = [1] * x.dim()
         shape[self.axis] = z.shape[-1]
         if z.dim() == 2:

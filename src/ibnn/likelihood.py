@@ -138,23 +138,21 @@ class Categorical(Likelihood):
 
     def _dim(self, outputs: Tensor, leading: int = 0) -> int:
         """Returns the axis of the classes, counted from the end, in outputs with so many axes before the batch's."""
-        dims = outputs.dim() - leading
-        if self.axis is None and dims == 3:
-            raise ValueError(
-                complaint(
-                    "axis",
-                    f"known for an output of shape {tuple(outputs.shape[leading:])}: (B, C, …) or (B, …, C)",
-                    "none",
-                    "Convert with likelihood=ibnn.Categorical(axis=-1) if the classes come last, or axis=1.",
-                )
-            )
-        axis = 1 if self.axis is None else self.axis
-        if not -dims < axis < dims:
-            remedy = (
-                'For yes/no targets convert with likelihood="bernoulli".' if dims < 2 else "Pass axis=1 or axis=-1."
-            )
-            got = f"an output of shape {tuple(outputs.shape[leading:])}"
-            raise ValueError(complaint("net", f"a network with class scores in axis {axis} of its output", got, remedy))
+        shape = tuple(outputs.shape[leading:])
+        if self.axis is None and len(shape) == 3:
+            expected = f"known for an output of shape {shape}: (B, C, …) or (B, …, C)"
+            remedy = "Convert with likelihood=ibnn.Categorical(axis=-1) if the classes come last, or axis=1."
+            raise ValueError(complaint("axis", expected, "none", remedy))
+        dim = self._from_end(len(shape))
+        if not -len(shape) < dim < 0 or shape[dim] == 1:  # a softmax over one class is always 1
+            expected = f"a network with class scores in axis {self.axis or 1} of its output, two or more"
+            remedy = 'For yes/no targets convert with likelihood="bernoulli", for numbers with "gaussian".'
+            raise ValueError(complaint("net", expected, f"an output of shape {shape}", remedy))
+        return dim
+
+    def _from_end(self, dims: int) -> int:
+        """The axis of the classes in an output of so many axes, counted from its end."""
+        axis = self.axis or 1
         return axis - dims if axis > 0 else axis
 
     def _find_axis(self, output: Tensor, target: Tensor) -> None:
@@ -242,7 +240,7 @@ class Categorical(Likelihood):
         return self._tempered(draws).log_softmax(dim).movedim(dim, -1)
 
     def _prediction(self, logs: Tensor, split: "_Split", error: Tensor) -> Prediction:
-        dim = self._dim(logs)
+        dim = self._from_end(logs.dim())
         logs, error = (values.movedim(-1, dim) for values in (logs, error))
         return CategoricalPrediction(logs.exp(), logs, *split, error, axis=1 if dim + logs.dim() == 1 else dim)
 

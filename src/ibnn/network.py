@@ -18,6 +18,7 @@ from ibnn.inputs import (
     Pick,
     batch_length,
     call_arguments,
+    check_rows,
     evaluating,
     pick,
     repeat_rows,
@@ -29,7 +30,7 @@ from ibnn.layers import fold, foldable
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import address, normals, words
-from ibnn.observe import batch_axes, bypassed, returned, returning
+from ibnn.observe import batch_axes, bypassed, explaining_shapes, returned, returning
 from ibnn.prediction import Prediction, predict
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
@@ -453,7 +454,9 @@ class IBNN(nn.Module):
         q = self.posterior()
         with self._unchanged_on_error():
             z = self._training_draws(q, rows, samples, spread=spread, part=part)
-            output = self._read(self._run(args, kwargs, z))
+            with explaining_shapes(self.net, x):
+                output = self._read(self._run(args, kwargs, z))
+                check_rows(output, rows * samples)
             self.likelihood.check(output, y)
             nll = self.likelihood.nll(output, repeat_rows(y, rows, samples))
         kl = self._kl(q, self.kl_kind)
@@ -623,7 +626,8 @@ def duplicate(net: nn.Module) -> nn.Module:
 
 def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:
     """Removes every latent and its hooks from a network, in place; returns the layers that had one."""
-    layers = [(name, m) for name, m in net.named_modules() if isinstance(getattr(m, "latent", None), Latent)]
+    # Not getattr: wrappers (peft's) hand on what the module in them has.
+    layers = [(name, m) for name, m in net.named_modules() if isinstance(m._modules.get("latent"), Latent)]
     for _, layer in layers:
         for hooks, options in (
             (layer._forward_pre_hooks, layer._forward_pre_hooks_with_kwargs),

@@ -1,7 +1,7 @@
 """WATCH: finds what a latent cannot serve: weights read outside their layer's call, layers that see no batch first."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,10 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from ibnn.errors import complaint
-from ibnn.inputs import batch_length, evaluating, tensors, tree_map
+from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating, tensors, tree_map
 from ibnn.latent import Latent
 from ibnn.layers import layer_type
+from ibnn.memory import out_of_memory
 
 
 class _Reads(TorchFunctionMode):
@@ -132,6 +133,47 @@ def _before_calls(layers: Mapping[str, nn.Module], look: Callable[[str, torch.Si
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def explaining_shapes(net: Any, inputs: Inputs) -> Iterator[None]:
+    """Words an error of the block by the layer that the inputs do not fit, if that is what it is about."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError) as error:
+        words = None if out_of_memory(error) else _misfit(net, inputs)
+        if words is None:
+            raise
+        raise ValueError(words) from error
+
+
+def _misfit(net: Any, inputs: Inputs) -> str | None:
+    """Says which layer gets inputs of the wrong width, or inputs without a batch; runs the network once to see."""
+    net = net[0] if isinstance(net, nn.ModuleList) else net  # of an ensemble
+    layers = {name: m for name, m in net.named_modules() if (kind := layer_type(m)) and not kind.optional}
+    met: list[tuple[str, torch.Size]] = []
+    args, kwargs = call_arguments(inputs)
+    watch = _before_calls(layers, lambda name, shape: met.append((name, shape)))
+    with watch, evaluating(net), torch.no_grad(), suppress(Exception):  # the error that is to be explained
+        net(*args, **kwargs)
+    came = next(tensors(inputs)).shape
+    for name, shape in met:
+        kind, layer = layer_type(layers[name]), layers[name]
+        assert kind is not None, "chosen so"
+        width, inner = next(iter(kind.ports(layer).values())), -kind.axis
+        alone = len(shape) <= inner  # without a batch, which is no harm to layers that do not read the inputs
+        if shape != came if alone else shape[kind.axis] == width:
+            continue
+        wanted = ", ".join(["rows" if len(shape) <= inner + 1 else "…", str(width), *["…"] * (inner - 1)])
+        got = f"shape {tuple(came)}" + ("" if shape == came else f", which gives it {tuple(shape)}")
+        remedy = "Pass a batch, x[None] for one row." if alone else "Pass inputs of the size it was built for."
+        return complaint(
+            "x",
+            f"such that layer {name or '(net)'!r} ({type(layer).__name__}) gets an input of shape ({wanted})",
+            got,
+            remedy,
+        )
+    return None
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from ibnn.inputs import (
     as_tensors,
     batch_length,
     call_arguments,
+    check_rows,
     evaluating,
     slice_rows,
     split_inputs,
@@ -27,6 +28,7 @@ from ibnn.inputs import (
     tree_map,
 )
 from ibnn.memory import Peak, out_of_memory
+from ibnn.observe import explaining_shapes
 
 TOLERANCE = 0.06  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
 
@@ -350,10 +352,13 @@ def predict(
     """
     if samples == "auto":
         samples, tolerance = 5, TOLERANCE if tolerance is None else tolerance
-    sizes = (("samples", samples), ("batch_size", batch_size), ("max_memory", 1 if max_memory is None else max_memory))
-    for name, value in sizes:
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(complaint(name, "an integer of at least 1", value, f"Pass {name}=5 or leave it out."))
+    for name, value, remedy in (
+        ("samples", samples, "Pass samples=5."),
+        ("batch_size", batch_size, "Pass batch_size=256."),
+        ("max_memory", 1 if max_memory is None else max_memory, "Pass a number of bytes, or leave it out."),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(complaint(name, "an integer of at least 1", repr(value), remedy))
     if tolerance is not None and not (tolerance > 0 and samples > 1):
         got = f"{tolerance} with samples={samples}"
         raise ValueError(complaint("tolerance", "positive, with two samples or more", got, "Pass tolerance=0.05."))
@@ -381,7 +386,7 @@ def predict(
         for number, batch in enumerate(batches):
             if number % world == rank:
                 _refuse_nan(batch, first=rows)
-                parts += [(number, part.to(home)) for part in answers(batch)]
+                parts += [(number, part.to(home)) for part in answers(batch, first=rows)]
             rows += batch_length(batch)
     if world > 1:
         parts = _gathered(parts, world)
@@ -401,13 +406,14 @@ class _Answers:
     size: int  # rows of a piece
     max_memory: int | None
     correct_bias: bool
+    first: int = 0  # number of the piece's first row among all inputs
 
-    def __call__(self, batch: Inputs) -> Iterator[Prediction]:
+    def __call__(self, batch: Inputs, first: int) -> Iterator[Prediction]:
         rows, start = batch_length(batch), 0
         device = next(self.method.parameters()).device
         while start < rows:
             part = slice(start, start + self.size)
-            piece = batch if self.size >= rows else slice_rows(batch, part, rows)
+            piece, self.first = batch if self.size >= rows else slice_rows(batch, part, rows), first + start
             piece = tree_map(lambda t: t.to(device), piece)
             try:
                 if self.max_memory is not None:
@@ -437,18 +443,30 @@ class _Answers:
     def _answer(self, piece: Inputs) -> Prediction:
         if self.tolerance is not None:
             return self._settled(piece, self.tolerance)
+        numbers = self.first + torch.arange(batch_length(piece))
         if self.correct_bias:
             draws = self._draws(piece, self.samples)
+            _refuse_not_finite(self.method, draws.flatten(0, 1), numbers)
             return self._jackknifed(self.method.likelihood.summarise(draws), draws)
-        answer = self.method.likelihood.running(self.method.components, self.samples if self.method.random else 1)
-        for draws in self.method.each_draw(piece, self.samples, self.seed, batch_size=self.size):
-            answer.add(draws)
-        return answer.result()
+        running = self.method.likelihood.running(self.method.components, self.samples if self.method.random else 1)
+        for draws in self._each(piece, self.samples):
+            _refuse_not_finite(self.method, draws, numbers)
+            running.add(draws)
+        answer = running.result()
+        _refuse_not_finite(self.method, answer, numbers)
+        return answer
+
+    def _each(self, piece: Inputs, samples: int, first: int = 0) -> Iterator[Tensor]:
+        """Draws of the network's output, (J, b, …) at a time."""
+        rows = batch_length(piece)
+        with explaining_shapes(getattr(self.method, "net", nn.Identity()), piece):
+            for draws in self.method.each_draw(piece, samples, self.seed, first=first, batch_size=self.size):
+                check_rows(draws[0], rows)
+                yield draws
 
     def _draws(self, piece: Inputs, samples: int, first: int = 0) -> Tensor:
         """Draws of every component, (K, S, b, …)."""
-        draws = self.method.each_draw(piece, samples, self.seed, first=first, batch_size=self.size)
-        joined: Tensor = torch.cat(list(draws)).unflatten(0, (self.method.components, -1))
+        joined: Tensor = torch.cat(list(self._each(piece, samples, first))).unflatten(0, (self.method.components, -1))
         return joined
 
     def _jackknifed(self, answer: Prediction, draws: Tensor) -> Prediction:
@@ -473,6 +491,8 @@ class _Answers:
             some = piece if len(left) == rows else slice_rows(piece, left, rows)
             rounds.append(self._draws(some, 1, first=number))
             answer = self.method.likelihood.summarise(torch.cat(rounds, 1))
+            _refuse_not_finite(self.method, rounds[-1].flatten(0, 1), self.first + left)
+            _refuse_not_finite(self.method, answer, self.first + left)
             if not isinstance(answer, CategoricalPrediction):
                 got, remedy = type(answer).__name__, "Leave tolerance out: its answers are mixtures of all draws."
                 raise TypeError(complaint("tolerance", "given for a classifier only", got, remedy))
@@ -518,6 +538,31 @@ def _refuse_nan(inputs: Inputs, first: int) -> None:
             if tensor.is_floating_point() and tensor.dim() and len(tensor) == rows and tensor.isnan().any():
                 row = first + int(tensor.isnan().reshape(rows, -1).any(1).nonzero()[0])
                 raise ValueError(complaint(name, "free of NaN", f"NaN in row {row}", "Clean or drop that row."))
+
+
+def _refuse_not_finite(method: Method, found: Tensor | Prediction, numbers: Tensor) -> None:
+    """Raises for outputs (J, b, …) of rows so numbered that are NaN or infinity, or for such answers.
+
+    Minus infinity masks a class, and does no harm as long as another class is left.
+    """
+    if isinstance(found, JointPrediction):
+        for head in found.heads.values():
+            _refuse_not_finite(method, head, numbers)
+        return
+    if isinstance(found, Prediction):
+        answer = getattr(found, "probs", getattr(found, "mean", None))
+        return None if answer is None else _refuse_not_finite(method, answer[None], numbers)
+    if found.amax() < math.inf:  # a NaN is not below infinity
+        return
+    root = next(method.modules())
+    for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+        if tensor.is_floating_point() and not bool((tensor < math.inf).all()):
+            remedy = "Go back to a checkpoint from before that, or load the weights again."
+            raise ValueError(complaint("model", "of finite weights", f"NaN or infinity in {name!r}", remedy))
+    good = found.movedim(1, 0).flatten(1).amax(1) < math.inf
+    got = f"NaN or infinity for row {int(numbers.to(good.device)[~good][0])}"
+    remedy = "Is that row finite, and scaled like the training data?"
+    raise ValueError(complaint("x", "inputs that the network has finite outputs for", got, remedy))
 
 
 def _progress(loader: Iterable[Any]) -> Iterable[Any]:

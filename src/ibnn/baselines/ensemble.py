@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ibnn.baselines.plain import Plain
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, call_arguments, logits_of
+from ibnn.inputs import Inputs, logits_of
 from ibnn.latent import scale_gradient
 from ibnn.likelihood import Likelihood
 
@@ -37,11 +37,9 @@ class Ensemble(Plain):
 
     def _loss(self, x: Inputs, y: Tensor) -> Tensor:
         """Mean of the members' losses; each member's gradient is that of its own loss, not of a share of the mean."""
-        args, kwargs = call_arguments(x)
         losses = []
         for member in self.net:
-            output = logits_of(member(*args, **kwargs))
-            self.likelihood.check(output, y)
+            output = self._checked(lambda args, kwargs, member=member: member(*args, **kwargs), x, y)
             losses.append(self.likelihood.nll(scale_gradient(output, float(self.components)), y))
         return torch.stack(losses).mean()
 

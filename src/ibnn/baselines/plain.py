@@ -1,6 +1,6 @@
 """SGD/MAP: a network as it is. The frame that the other baselines fill in."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from ibnn import objective
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating, logits_of, repeat_rows, tree_map
+from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating, logits_of, repeat_rows, tree_map
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.network import check_seed
 from ibnn.normal import address, words
+from ibnn.observe import explaining_shapes
 from ibnn.prediction import Prediction, predict
 
 
@@ -118,10 +119,17 @@ class Plain(nn.Module):
         return self._loss(x, y)
 
     def _loss(self, x: Inputs, y: Tensor) -> Tensor:
-        args, kwargs = call_arguments(x)
-        output = logits_of(self._noisy(args, kwargs))
-        self.likelihood.check(output, y)
+        output = self._checked(self._noisy, x, y)
         return self.likelihood.nll(output, y)
+
+    def _checked(self, run: Callable[..., Any], x: Inputs, y: Tensor) -> Tensor:
+        """The output of a forward pass; raises if inputs or targets do not fit it."""
+        args, kwargs = call_arguments(x)
+        with explaining_shapes(self.net, x):
+            output = logits_of(run(args, kwargs))
+            check_rows(output, batch_length(x))
+        self.likelihood.check(output, y)
+        return output
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         """Yields the outputs of draws of these numbers; the only one, where there is nothing to draw."""
