@@ -294,6 +294,7 @@ def test_heads_are_trained_calibrated_and_saved(tmp_path: Path) -> None:
     model = two(likelihood=KINDS, logits="heads")
     history = ibnn.fit(model, train, valid, epochs=15, lr=0.02, quiet=True, seed=0)
     assert history.rows[-1]["valid_age.rmse"] < 0.6
+    assert len(set(model.likelihood.relative.tolist())) == 2  # each head at its own temperature
     assert history.rows[-1]["valid_sex.error"] < 0.35
     rows = [(row, {"age": y["age"][i], "sex": y["sex"][i]}) for i, row in enumerate(x)]
     loader = torch.utils.data.DataLoader(rows, batch_size=64)
@@ -303,6 +304,20 @@ def test_heads_are_trained_calibrated_and_saved(tmp_path: Path) -> None:
     again = ibnn.load(tmp_path, Two())
     for name, field in (("age", "std"), ("sex", "probs")):
         assert torch.equal(getattr(again.predict(x)[name], field), getattr(model.predict(x)[name], field))
+
+
+def test_calibration_gives_every_head_its_own_temperature() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2000, D)
+    net = Two()
+    with torch.no_grad():
+        out = net(x)["heads"]
+        y = {"age": out["age"] + 3 * torch.randn(2000, 1), "sex": out["sex"].softmax(1).multinomial(1)[:, 0]}
+    model = ibnn.convert(net, components=1, seed=0, likelihood=KINDS, logits="heads")  # noise of 1 where it is 3
+    ibnn.calibrate(model, (x, y), samples=2, profile=False)
+    (_, age), (_, sex) = model.likelihood.each()
+    assert float(age.temperature) == pytest.approx(3.0, rel=0.1)
+    assert float(sex.temperature) == pytest.approx(1.0, rel=0.2)
 
 
 @pytest.mark.parametrize("format", ["onnx", "torch"])

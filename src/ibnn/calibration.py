@@ -242,6 +242,8 @@ class _Search:
             before = self._scores(self._outputs(flat, 1.0, self.whole, self.samples), self.came)
         else:
             before = self._scores(plain, 1.0)
+        if isinstance(self.likelihood, Heads) and self.temper:
+            self.likelihood.balance(plain, self.y, _best_temperature)
         layers, kept, reason = flat, False, "One scale for all layers, as asked for."
         if profile:
             layers, kept, reason = self._profile(flat)
@@ -357,17 +359,7 @@ class _Search:
         return group_losses(self.likelihood, draws, y)
 
     def _temperature(self, draws: Tensor, y: Tensor) -> float:
-        """The temperature of the lowest NLL, or 1 if none is better."""
-
-        @functools.cache
-        def nll(log_t: float) -> float:
-            losses, counts = self._at(2**log_t, draws, y)
-            return float(losses.sum() / counts.sum())
-
-        if nll(-1.0) == nll(0.0) == nll(1.0):  # a likelihood that does not read it
-            return 1.0
-        best = _lowest(nll)
-        return 2**best if nll(best) < nll(0.0) else 1.0
+        return _best_temperature(self.likelihood, draws, y)
 
     def _scores(self, draws: Tensor, temperature: float) -> dict[str, float]:
         self.likelihood.temperature.fill_(temperature)
@@ -478,6 +470,21 @@ class _Search:
         finally:
             self.likelihood.temperature = buffer
         return (late / (STEPS - STEPS * 3 // 4)).exp()
+
+
+def _best_temperature(likelihood: Likelihood, draws: Tensor, y: Tensor) -> float:
+    """Returns the temperature of the lowest NLL, or 1 if none is better; the likelihood is left at another one."""
+
+    @functools.cache
+    def nll(log_t: float) -> float:
+        likelihood.temperature.fill_(2**log_t)
+        losses, counts = group_losses(likelihood, draws, y)
+        return float(losses.sum() / counts.sum())
+
+    if nll(-1.0) == nll(0.0) == nll(1.0):  # a likelihood that does not read it
+        return 1.0
+    best = _lowest(nll)
+    return 2**best if nll(best) < nll(0.0) else 1.0
 
 
 def group_losses(likelihood: Likelihood, draws: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -630,7 +637,7 @@ def _restored_on_error(model: IBNN) -> Iterator[None]:
     kept: list[tuple[Tensor, Tensor]] = [
         (p, p.detach().clone()) for latent in model.latents.values() for p in latent.parameters()
     ]
-    kept.append((likelihood.temperature, likelihood.temperature.clone()))
+    kept += [(buffer, buffer.clone()) for buffer in likelihood.buffers()]
     settings = model.eval_samples, model.eval_seed
     try:
         yield

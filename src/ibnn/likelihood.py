@@ -563,6 +563,12 @@ class Heads(Likelihood):
         outputs, targets = self._parts(draws, "output", 2), self.split(target)
         yield from ((name, head, outputs[name], targets[name]) for name, head in self.each())
 
+    def balance(self, draws: Tensor, target: Any, best: Callable[[Likelihood, Tensor, Tensor], float]) -> None:
+        """Sets every head's temperature to what is best for its own part of draws (K, S, B, …), the common one to 1."""
+        self.temperature.fill_(1.0)
+        found = [best(head, own, y) for _, head, own, y in self.by_head(draws, target)]
+        self.relative.copy_(torch.tensor(found))
+
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raises as the first head does that complains."""
         outputs, targets = self._parts(output, "output"), self.split(target)

@@ -33,6 +33,7 @@ from ibnn.divergence import DivergedError, first_not_finite
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored, seed_generators
 from ibnn.inputs import batch_length, slice_rows, tree_map
+from ibnn.likelihood import Heads
 from ibnn.monitor import History, Monitor, write_history
 from ibnn.network import IBNN
 from ibnn.objective import ELBO
@@ -58,6 +59,7 @@ class _Progress:
     prior_std: float = 0.0  # s, which may be steered
     temperature: float = 1.0  # that it was settled with
     weaker: float = 1.0  # what σ was multiplied by in the end
+    relative: list[float] = field(default_factory=list)  # temperatures of several heads over the common one
     looks: list[dict[str, float]] = field(default_factory=list)  # what it was steered by
     looked: int = 0  # rows that went through the network for it
     finished: str = ""
@@ -340,7 +342,13 @@ class _Run:
         if self.replayed is not None:
             model.set_posterior(std=model.posterior().std * self.replayed.weaker)
             likelihood.temperature.fill_(self.replayed.temperature)
+            if isinstance(likelihood, Heads):
+                likelihood.relative.copy_(torch.tensor(self.replayed.relative))
         else:
+            if isinstance(likelihood, Heads):
+                drawn = self._held_out_draws(-(-2 * strength.DRAWS // model.components), 2 * self.look_rows)
+                likelihood.balance(*drawn, strength.settled_temperature)
+                self.progress.relative = likelihood.relative.tolist()
             std = model.posterior().std.detach()
             found: list[tuple[float, float, float]] = []  # NLL, factor on σ, temperature
             for weaker in strength.WEAKER:
