@@ -22,7 +22,8 @@ from chromium import Browser
 from PIL import Image
 
 from ibnn import data, jobs
-from ibnn.asking.run import CACHE, Asked
+from ibnn.asking.run import Asked
+from ibnn.runs import HELD_OUT
 
 pytest.importorskip("fastapi")
 requests = pytest.importorskip("requests")
@@ -360,7 +361,7 @@ def test_scores_of_other_draws_are_not_compared(folder: Path, tmp_path: Path, mo
         raise FileNotFoundError
 
     monkeypatch.setattr(jobs, "make_data", gone)
-    copy = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(CACHE))
+    copy = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(HELD_OUT))
     for samples, watched in ((3, False), (2, True)):  # the stored test answers have 2
         service = Service(Asked.read(copy, samples))
         assert service.held_out.source == "test answers of the run folder"
@@ -404,7 +405,13 @@ def test_wrong_commands(folder: Path) -> None:
     taken = listen("127.0.0.1", 0)
     port = taken.getsockname()[1]
     with taken:
-        assert "an address that is free here" in call("serve", folder, "--port", port, code=1).stderr
+        message = f"`--port` to be a port that is free and may be opened, but got {port} at 127.0.0.1 (Address already"
+        assert message in call("serve", folder, "--port", port, code=1).stderr
+    for host in ("no.such.host.invalid", "192.0.2.1", "a" * 70, "::zz"):  # 192.0.2.0/24 is no machine's
+        assert (
+            f"`--host` to be an address of this machine, but got {host!r} ("
+            in call("serve", folder, "--host", host, code=2).stderr
+        )
     assert "--risk" in call("serve", folder, "--risk", 0, code=2).stderr
     assert "--false-alarm" in call("serve", folder, "--false-alarm", 1, code=2).stderr
     assert "--megabytes" in call("serve", folder, "--megabytes", 0, code=2).stderr

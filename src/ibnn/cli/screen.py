@@ -9,9 +9,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from ibnn.errors import DamagedError, complaint
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results and errors only.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Shows where an error came from.")]
@@ -31,8 +34,23 @@ def misuse() -> Iterator[None]:
     """What goes wrong inside was asked wrongly."""
     try:
         yield
+    except DamagedError:  # not the fault of the one who asked
+        raise
     except (ValueError, TypeError, FileNotFoundError) as error:
         raise MisuseError(str(error)) from error
+
+
+def check_out(option: str, path: Path, *, folder: bool = False) -> None:
+    """Complains, before any work, of a file or folder that could not be written. Missing folders are made later."""
+    kind, other = ("a folder", "the file") if folder else ("a file", "the folder")
+    if path.exists() and path.is_dir() != folder:
+        raise ValueError(complaint(option, kind, f"{other} {path}", "Pass another one."))
+    above = path if path.is_dir() else next(each for each in path.absolute().parents if each.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = "cannot be written to" if above.is_dir() else "is a file"
+        raise ValueError(
+            complaint(option, f"{kind} that can be written", f"{path}: {above} {why}", "Pass another one.")
+        )
 
 
 class Screen:

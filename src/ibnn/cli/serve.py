@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ibnn.cli.answer import RunFolder, Samples, Seed, check_risk, read, worded
-from ibnn.cli.screen import Screen, misuse
+from ibnn.cli.screen import Screen, check_out, misuse
 from ibnn.cli.train import Data
 from ibnn.errors import complaint
 
@@ -37,6 +37,8 @@ def serve(
     """
     with misuse():
         check_risk(risk)
+        if state is not None:
+            check_out("--state", state)
         if not 0 < false_alarm < 1:
             raise ValueError(complaint("--false-alarm", "between 0 and 1", false_alarm, "Pass 0.01."))
         if not megabytes > 0:
@@ -49,8 +51,8 @@ def serve(
     asked = read(folder, samples, seed)
     with misuse():
         asked.check_images()
-    at = listen(host, port)
     with misuse():
+        at = listen(host, port)
         service = Service(asked, risk=risk, false_alarm=false_alarm, data=data, state=state)
     facts = service.limit(risk)[1]
     screen.note(worded(facts) if facts else "Never abstains.")
