@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from PIL import Image
 from typer.testing import CliRunner

@@ -17,8 +17,8 @@ _AGAIN = "Correct the file, or copy it again if it was damaged."
 def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
     """Holds the lock of a file beside, or in, what it protects; without waiting, False if another process has it.
 
-    The file is hidden, holds the number of the process, and is removed when the lock is released, as are folders that
-    were made for it and stayed empty. A killed process leaves the file behind, but not the lock.
+    The file is hidden, holds the number of the process, and is removed when the lock is released; so are folders that
+    were made for it and stayed empty, unless another process waits. A killed process leaves the file, but no lock.
 
     Args:
         path: The lock file; its name should begin with a dot.

@@ -124,7 +124,7 @@ class Job(BaseModel):
     train: dict[str, Any] = {}
 
     def __init__(self, **fields: Any) -> None:
-        _check_names(fields, list(type(self).model_fields))
+        _check_names(fields)
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -187,12 +187,22 @@ class Job(BaseModel):
         return to_toml(self.model_dump(exclude_unset=True))
 
 
-def _check_names(fields: dict[str, Any], known: list[str]) -> None:
+def meanings() -> dict[str, str]:
+    """Every word for a field of a job, and the field: its own name, one of the recipe in `train`, or a synonym.
+
+    >>> [meanings()[word] for word in ("net", "lr", "dataset", "learning_rate")]
+    ['net', 'train.lr', 'data', 'train.lr']
+    """
+    return (
+        {name: f"train.{name}" for name in Recipe.model_fields} | SYNONYMS | {name: name for name in Job.model_fields}
+    )
+
+
+def _check_names(fields: dict[str, Any]) -> None:
     """Raises for a field that a job does not have, and for a seed in the wrong place."""
-    meant = {name: f"train.{name}" for name in Recipe.model_fields if name not in known} | SYNONYMS
     for name, value in fields.items():
-        if name not in known:
-            near = nearest(name, [*known, *meant.values()], meant)
+        if name not in Job.model_fields:
+            near = nearest(name, meanings().values(), meanings())
             raise ValueError(complaint(name, "a field of a job", repr(value), f"Did you mean {near!r}?"))
     for table in ("train", "first"):
         if isinstance(given := fields.get(table), dict) and "seed" in given:

@@ -265,7 +265,7 @@ def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> 
         near = difflib.get_close_matches(place[-1], model.model_fields, n=1, cutoff=0.0)[0]
         return complaint(name, "a key of the recipe", repr(first["input"]), f"Did you mean {near!r}?")
     if first["type"] == "missing":
-        return complaint(name, "given", "none", f"Add {name} = ….")
+        return complaint(name, "given", "none", f"Add {name} = …")
     wishes = (e["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for e in error.errors())
     wish = " or ".join(wishes) if len(place) < len(first["loc"]) else next(wishes)  # one of several types
     if not place:

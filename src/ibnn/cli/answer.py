@@ -40,7 +40,7 @@ def evaluate(
 
     Of points, the test points alone; of a number to predict NLL, RMSE and the share inside 90 % intervals.
     """
-    from ibnn.data import DataSet, load
+    from ibnn.data import TABLES, DataSet, load
     from ibnn.evaluation import evaluate as measure
     from ibnn.jobs import make_data
 
@@ -50,6 +50,9 @@ def evaluate(
         with misuse():
             asked.check_images()
             check_set(data_set, data)
+            if data_set in TABLES:
+                remedy = "Leave it out for the run's own."
+                raise ValueError(complaint("--data-set", "a set of images", f"the points {data_set}", remedy))
     splits = make_data(run.job, data)
     whole = splits.whole
     if data_set is not None:

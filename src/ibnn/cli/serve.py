@@ -1,5 +1,6 @@
 """`serve`: a finished run as a service over HTTP."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -41,8 +42,8 @@ def serve(
             check_out("--state", state)
         if not 0 < false_alarm < 1:
             raise ValueError(complaint("--false-alarm", "between 0 and 1", false_alarm, "Pass 0.01."))
-        if not megabytes > 0:
-            raise ValueError(complaint("--megabytes", "positive", megabytes, "Pass 10."))
+        if not 0 < megabytes < math.inf:
+            raise ValueError(complaint("--megabytes", "positive and finite", megabytes, "Pass 10."))
     from ibnn.serve.app import make_app
     from ibnn.serve.server import listen
     from ibnn.serve.server import serve as run

@@ -28,7 +28,8 @@ def parsed(settings: list[str], flag: str) -> dict[str, Any]:
         key, equals, text = setting.partition("=")
         *path, last = key.strip().split(".")
         if not equals or not all((*path, last)):
-            raise ValueError(complaint(flag, "key=value", repr(setting), f"Pass e.g. {flag} seed=3."))
+            example = "seed=3" if flag == "--set" else "width=2"
+            raise ValueError(complaint(flag, "key=value", repr(setting), f"Pass e.g. {flag} {example}."))
         table = found
         for part in path:
             table = table.setdefault(part, {})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 from torch import nn
@@ -101,7 +102,12 @@ def _entry(name: str, options: Mapping[str, float]) -> _Entry:
                 f"Did you mean {nearest(option, entry.options, _SYNONYMS)!r}?" if entry.options else "Leave it out."
             )
             raise ValueError(complaint("options", expected, repr(option), remedy))
-        if value < 0 or (value == 0 and option in _SIZES):
-            least = "positive" if option in _SIZES else "at least 0"
-            raise ValueError(complaint(option, least, value, "Leave it out for the default."))
+        expected = "positive" if option in _SIZES else "at least 0"
+        fits = 0 < value < inf if option in _SIZES else 0 <= value < inf  # nor NaN
+        if option == "dropout":
+            expected, fits = "at least 0 and at most 1", 0 <= value <= 1
+        elif (name, option) != ("vgg16-small", "width"):
+            expected, fits = f"{expected} and a whole number", fits and isinstance(value, int)
+        if not fits:
+            raise ValueError(complaint(option, expected, value, "Leave it out for the default."))
     return entry

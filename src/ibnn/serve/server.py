@@ -1,7 +1,6 @@
 """RUNNING the service until it is told to stop."""
 
 import errno
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from fastapi import FastAPI
 
 from ibnn.errors import complaint
 
-_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL)
 GRACE = 30  # seconds that requests have to end after SIGTERM
 CONNECTIONS = 512  # more are refused with 503
 
@@ -22,16 +20,12 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
-        bad_name = isinstance(error, UnicodeError | socket.gaierror)
-        number = getattr(error, "errno", None)
-        reason = str(error) if bad_name or number is None else os.strerror(number)
-        if bad_name or number in _NOT_HERE:
-            remedy = "Pass --host 127.0.0.1 for this machine alone, or 0.0.0.0 for all its addresses."
-            raise ValueError(
-                complaint("--host", "an address of this machine", f"{host!r} ({reason})", remedy)
-            ) from None
-        expected, remedy = "a port that is free and may be opened", "Pass --port 0 for any that is free."
-        raise OSError(complaint("--port", expected, f"{port} at {host} ({reason})", remedy)) from error
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
+        if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
+            expected, remedy = "a port that is free and may be opened", "Pass --port 0 for any that is free."
+            raise OSError(complaint("--port", expected, f"{port} at {host} ({reason})", remedy)) from error
+        expected, remedy = "an address of this machine", "Pass --host 127.0.0.1, or 0.0.0.0 for all its addresses."
+        raise ValueError(complaint("--host", expected, f"{host!r} ({reason})", remedy)) from error
 
 
 def serve(app: FastAPI, at: socket.socket, *, ready: Callable[[], None]) -> None:
