@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import io
+import os
 import tarfile
 import threading
 from collections.abc import Iterator

@@ -169,6 +169,8 @@ def test_health_metrics_and_documents(running: Running) -> None:
     assert seen is not None
     assert inputs is not None
     assert float(seen[1]) == float(inputs[1]) >= health["shift"]["seen"]
+    assert "<h1>Classifier for digits</h1>" in running.get("/").text
+    assert "<title>Classifier for digits · ibnn</title>" in running.get("/").text
     schema = running.get("/openapi.json").json()
     assert set(schema["paths"]) == {"/predict", "/health", "/metrics"}
     for path in ("/", "/docs"):
@@ -215,6 +217,7 @@ FLAT = [0.5] * 64
         (body({"inputs": [[*FLAT[1:], math.nan]]}), 422, "finite numbers, but got NaN"),
         (body(b'{"inputs": [[1e999]]}'), 422, "finite numbers"),
         (body(b'{"inputs": [[1' + b"0" * 400 + b"]]}"), 422, "finite numbers"),
+        (body(b'{"inputs": [[' + b"1" * 100_000 + b"]]}"), 422, "finite numbers, but got one of 100,000 digits. Clean"),
         (body({"inputs": [[*FLAT[1:], 1.01]]}), 422, "in [0, 1], but got values from 0.5 to 1.01"),
         (body({"inputs": [FLAT[1:]]}), 422, "of shape (N, 1, 8, 8) or (N, 64), but got (1, 63)"),
         ({"data": {"a": 1}}, 415, "but got application/x-www-form-urlencoded"),

@@ -52,12 +52,13 @@ def serve(
     asked = read(folder, samples, seed)
     with misuse():
         asked.check_images()
-    with misuse():
         at = listen(host, port)
-        service = Service(asked, risk=risk, false_alarm=false_alarm, data=data, state=state)
-    facts = service.limit(risk)[1]
-    screen.note(worded(facts) if facts else "Never abstains.")
-    if service.monitor is None:
-        screen.note("Inputs are not watched for a shift: there are no held-out answers of these draws.")
-    address = f"http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"
-    run(make_app(service, megabytes=megabytes), at, ready=lambda: print(f"Serving at {address}", flush=True))
+    with at:
+        with misuse():
+            service = Service(asked, risk=risk, false_alarm=false_alarm, data=data, state=state)
+        facts = service.limit(risk)[1]
+        screen.note(worded(facts) if facts else "Never abstains.")
+        if service.monitor is None:
+            screen.note("Inputs are not watched for a shift: there are no held-out answers of these draws.")
+        address = f"http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"
+        run(make_app(service, megabytes=megabytes), at, ready=lambda: print(f"Serving at {address}", flush=True))
