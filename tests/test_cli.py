@@ -1073,6 +1073,8 @@ def test_bench_prints_ratios(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(bench, "ONE", (2, 2))
     result = call("bench", "--quick", "-o", tmp_path / "speed.json")
     assert "lenet / step" in result.stderr
+    assert "above its bar" not in result.stderr
+    assert "Fixed costs per call dominate" in result.stderr
     assert "deep ensemble of 4" in result.stdout
     content = json.loads(call("bench", "--quick", "--json", "-o", tmp_path / "speed.json").stdout)
     assert content == json.loads((tmp_path / "speed.json").read_text())
