@@ -3,6 +3,7 @@ import gzip
 import io
 import json
 import math
+import os
 import shutil
 import signal
 import struct
@@ -24,10 +25,12 @@ import ibnn
 from ibnn import data, jobs, nets
 from ibnn.asking.abstain import LEVELS, threshold, upper_bound
 from ibnn.asking.inputs import Form, decoded
-from ibnn.asking.run import CACHE
 from ibnn.cli.app import app
+from ibnn.cli.screen import Screen
 from ibnn.cli.settings import names as recipe_names
 from ibnn.cli.settings import parsed, read_job
+from ibnn.cli.train import show
+from ibnn.runs import HELD_OUT, MODEL, RunFolder
 
 COMMANDS = [
     "demo",
@@ -60,10 +63,11 @@ def call(*words: object, code: int = 0) -> Any:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "digits"
     result = call("train", "digits-mlp", *TINY, "--out", folder)
-    assert "test, as answered (T = " in result.stdout
-    assert "rows to steer by" in result.stdout
+    assert "│ test   " in result.stdout
+    assert "held-out forward passes for steering" in result.stdout
+    assert "forward passes per prediction" in result.stdout
     assert "numbers stored" in result.stdout
-    assert "corrupted, with temperature" in result.stdout
+    assert "temperature scaling" not in result.stdout  # fit chose the same
     assert "AUROC" in result.stdout
     assert f"ibnn report {folder}" in result.stderr
     return folder
@@ -211,6 +215,27 @@ def test_shipped_recipes_are_jobs(name: str) -> None:
         (["digits-mlp", "--set", "method=ibn"], "Did you mean 'ibnn'?"),
         (["digits-mlp", "--set", "data=digit"], "name of a set"),
         (["digits-mlp", "--set", "seed"], "key=value"),
+        (["digits-mlp", "--set", "dataset=digits"], "a field of a job, but got 'digits'. Did you mean 'data'?"),
+        (["digits-mlp", "--set", "model=lenet"], "Did you mean 'net'?"),
+        (["digits-mlp", "--set", "network=lenet"], "Did you mean 'net'?"),
+        (["digits-mlp", "--set", "lr=0.1"], "Did you mean 'train.lr'?"),
+        (["digits-mlp", "--set", "learning_rate=0.1"], "Did you mean 'train.lr'?"),
+        (["digits-mlp", "--set", "components=4"], "Did you mean 'method_options.components'?"),
+        (["digits-mlp", "--set", "dropout_rate=0.1"], "Did you mean 'method_options.rate'?"),
+        (["digits-mlp", "--set", "method=mc-dropout"], "Did you mean 'dropout'?"),
+        (["digits-mlp", "--set", "method_options.k=4"], "Did you mean 'components'?"),
+        (["digits-mlp", "--set", "net_options.hidden_size=4"], "Did you mean 'hidden'?"),
+        (["digits-mlp", "--set", "net_options.inputs=63"], "net_options.inputs = 64"),
+        (["digits-mlp", "--set", "method_options.components=0"], "`components` to be an integer of at least 1"),
+        (["digits-mlp", "--set", "valid=9999"], "from 1 to 1436"),
+        (["digits-mlp", "--set", "train.seed=5"], "`train.seed` to be absent"),
+        (["digits-mlp", "--set", "weights=none"], "no file none"),
+        (["digits-mlp", "--lr", "0.1"], "--set train.lr=…"),
+        (["digits-mlp", "--learning-rate", "0.1"], "--set train.lr=…"),
+        (["digits-mlp", "--seed", "1"], "--set seed=…"),
+        (["digits-mlp", "--output", "there"], "Possible options: --out)"),
+        (["digits-mlp", "--overwrite"], "--fresh"),
+        (["digits-mlp", "--data", "nowhere"], "does not exist"),
         (["digits-mlp", "--resume"], "Expected `--resume`"),
     ],
 )
@@ -222,8 +247,15 @@ def test_wrong_trainings(words: list[str], message: str, tmp_path: Path, monkeyp
 
 
 def test_broken_recipe_and_missing_data(tmp_path: Path) -> None:
-    (tmp_path / "my.toml").write_text("net = ")
-    assert "my.toml" in call("train", tmp_path / "my.toml", code=2).stderr
+    for content, words in (
+        (b'data = "digits"\nnet = ', "my.toml` to be TOML, but got an error: Invalid value (at the end, line 2)"),
+        (b"net = 3 4\n", "(at line 1, column 9)"),
+        (b"", "Expected `net` to be given, but got none. Add net = …"),
+        (b'net = "mlp"', "Expected `data` to be given, but got none. Add data = …"),
+        (b"\xff", "my.toml` to be text in UTF-8"),
+    ):
+        (tmp_path / "my.toml").write_bytes(content)
+        assert words in call("train", tmp_path / "my.toml", code=2).stderr
     result = call("train", "fashion-mnist-lenet", "--data", tmp_path, "--out", tmp_path / "run", code=1)
     assert "ibnn data get fashion-mnist" in result.stderr
 
@@ -249,6 +281,65 @@ def test_fresh_starts_anew_and_own_files_work(tmp_path: Path, run: Path) -> None
     assert json.loads(result.stdout)["job"]["seed"] == 5
     assert result.stderr == ""
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_fresh_waits_for_a_folder_in_use_and_says_so(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    words = [sys.executable, "-m", "ibnn", "train", "digits-mlp", *TINY, "--out", str(copy), "--fresh"]
+    with RunFolder(copy).lock():
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
+        assert process.stderr is not None
+        lines = [process.stderr.readline(), process.stderr.readline()]
+        assert lines[1] == f"{copy} is in use: waiting for process {os.getpid()} to finish.\n", lines
+        assert jobs.read_run(copy).result["scores"] == jobs.read_run(run).result["scores"]  # nothing was cleared
+        before = (copy / "result.json").stat().st_mtime_ns
+    assert process.wait(120) == 0
+    process.stderr.close()
+    assert (copy / "result.json").stat().st_mtime_ns > before
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_permissions_are_what_the_umask_leaves(umask: int, mode: int, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((1, 8, 8)))
+    before = os.umask(umask)
+    try:
+        run, out = tmp_path / "out" / "run", tmp_path / "out"
+        call("train", "digits-mlp", *TINY, "--out", run, "--quiet")
+        call("predict", run, tmp_path / "a.npy", "-o", out / "a.csv")
+        call("report", run, "-o", out / "report.html")
+        call("export", run, "-o", out / "model.pt2", "--format", "torch")
+        x = torch.randn(8, 3)
+        ibnn.fit(
+            ibnn.convert(torch.nn.Linear(3, 2)), (x, x[:, 0].gt(0).long()), epochs=1, run_dir=out / "fit", quiet=True
+        )
+    finally:
+        os.umask(before)
+    found = {path.relative_to(out): path.stat().st_mode & 0o777 for path in out.rglob("*") if path.is_file()}
+    names = {path.name for path in found}
+    assert {"model.safetensors", "answers.safetensors", "held_out.safetensors", "report.html", "model.pt2"} <= names
+    assert any("checkpoints" in str(path) for path in found)
+    assert {path: has for path, has in found.items() if has != mode} == {}
+
+
+@pytest.mark.parametrize(
+    ("own", "scaled", "rows"),
+    [
+        (1.0, None, ["test", "corrupted"]),
+        (0.6, 0.601, ["test", "corrupted"]),  # it changes nothing
+        (1.0, 1.5, ["test", "test, + temperature scaling (T = 1.5)", "corrupted", "corrupted, + temperature scaling"]),
+    ],
+)
+def test_rows_of_scores_say_what_they_are(
+    own: float, scaled: float | None, rows: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading = {"scores": {"nll": 0.5}, "corrupted": {"all": {"nll": 0.7}}, "outsiders": {}}
+    result = reading | {"temperature": own} | ({"tempered": reading | {"temperature": scaled}} if scaled else {})
+    show(Screen(quiet=False), result)
+    shown = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert len(shown) == len(rows)
+    assert all(line.startswith(words) for line, words in zip(shown, rows, strict=True))
 
 
 def test_the_first_training_stays_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +483,7 @@ def _csv(scale: float, header: str = "") -> Callable[..., list[Path]]:
         pytest.param(_npy(lambda x: x[:, None]), id="npy NCHW"),
         pytest.param(_npy(lambda x: x[:, None].astype(np.float64) / 255), id="npy floats"),
         pytest.param(_npy(lambda x: x.reshape(len(x), -1)), id="npy flat"),
-        pytest.param(_csv(1), id="csv bytes"),
+        pytest.param(_csv(255), id="csv"),
         pytest.param(_csv(255, ",".join(f"pixel{i}" for i in range(64))), id="csv header"),
     ],
 )
@@ -410,6 +501,60 @@ def test_predict_reads_all_kinds_alike(
     for row in rows:
         assert float(row["total"]) == pytest.approx(float(row["aleatoric"]) + float(row["epistemic"]), rel=1e-4)
         assert row["abstain"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("write", "scale"),
+    [
+        pytest.param(_csv(1), 255, id="csv bytes"),
+        pytest.param(_npy(lambda x: x.astype(np.int64)), 255, id="npy integers"),
+        pytest.param(_npy(lambda x: x.astype(np.float32)), 255, id="npy floats"),
+        pytest.param(_npy(lambda x: x), 255, id="npy bytes"),
+        pytest.param(_csv(255 / 16), 16, id="csv of scikit-learn's digits"),
+        pytest.param(_npy(lambda x: x * (16 / 255)), 16, id="npy of scikit-learn's digits"),
+    ],
+)
+def test_scale_says_what_is_white(
+    write: Callable[..., list[Path]], scale: int, run: Path, pixels: np.ndarray[Any, Any], tmp_path: Path
+) -> None:
+    images = call("predict", run, *_png(tmp_path, pixels), "--risk", 1)
+    paths = write(tmp_path, pixels)
+    result = call("predict", run, *paths, "--scale", scale, "--risk", 1)
+    for name in ("probability", "total"):
+        found, expected = ([float(row[name]) for row in rows_of(r.stdout)] for r in (result, images))
+        assert found == pytest.approx(expected, rel=1e-4)
+    small = call("predict", run, *paths, "--scale", 8, "--risk", 1, code=1).stderr
+    assert "to be in [0, 8], but got values from 0 to" in small
+
+
+@pytest.mark.parametrize("kind", [".csv", ".npy"])
+def test_values_above_one_are_never_guessed_at(kind: str, run: Path, tmp_path: Path) -> None:
+    """Raw digits, 0 … 16, were taken for bytes in a .csv file."""
+    from sklearn.datasets import load_digits
+
+    raw = load_digits().images[:3]
+    if kind == ".npy":
+        np.save(tmp_path / "a.npy", raw)
+    else:
+        np.savetxt(tmp_path / "a.csv", raw.reshape(3, -1), delimiter=",")
+    result = call("predict", run, tmp_path / f"a{kind}", code=1)
+    assert f"a{kind}` to be in [0, 1], but got values from 0 to 16. Pass --scale" in result.stderr
+    assert result.stdout == ""
+
+
+def test_dark_bytes_are_noted(run: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.full((1, 8, 8), 16, np.uint8))
+    assert "the largest being 16. Is white 16? --scale 16" in call("predict", run, tmp_path / "a.npy").stderr
+    assert "largest" not in call("predict", run, tmp_path / "a.npy", "--scale", 255).stderr
+    np.save(tmp_path / "a.npy", np.full((1, 8, 8), 200, np.uint8))
+    assert "largest" not in call("predict", run, tmp_path / "a.npy").stderr
+
+
+def test_an_image_is_as_large_as_at_the_server_at_most(run: Path, tmp_path: Path) -> None:
+    Image.new("1", (12_000, 12_000)).save(tmp_path / "large.png")
+    result = call("predict", run, tmp_path / "large.png", code=1)
+    assert "large.png` to be a readable image, but got 12000×12000 pixels, more than 25,000,000." in result.stderr
+    assert "Warning" not in result.stderr  # pillow's
 
 
 def test_other_sizes_and_colours_are_noted(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
@@ -502,12 +647,14 @@ def _bad(folder: Path, name: str, content: bytes) -> Path:
         (lambda folder: folder / "none.png", 2, "none.png"),
         (lambda folder: folder, 2, "a folder with images"),
         (lambda folder: _bad(folder, "a.txt", b"x"), 2, ".npy, .csv"),
-        (lambda folder: _bad(folder, "a.png", b"no image"), 1, "a readable image"),
+        (lambda folder: _bad(folder, "a.png", b"no image"), 1, "a readable image, but got no image, a damaged one, or"),
+        (lambda folder: _bad(folder, "a.png", b""), 1, "a readable image"),
         (lambda folder: _bad(folder, "a.npy", b"no array"), 1, "an .npy file"),
         (lambda folder: _npy(lambda x: x[:, :7])(folder, np.zeros((2, 8, 8), np.uint8))[0], 1, "(N, 1, 8, 8)"),
         (lambda folder: _npy(lambda x: x - 1.0)(folder, np.zeros((2, 8, 8)))[0], 1, "in [0, 1]"),
         (lambda folder: _npy(lambda x: x * np.nan)(folder, np.zeros((2, 8, 8)))[0], 1, "in [0, 1]"),
-        (lambda folder: _npy(lambda x: x)(folder, np.zeros((2, 8, 8), np.int64))[0], 1, "uint8"),
+        (lambda folder: _npy(lambda x: x)(folder, np.full((2, 8, 8), 16))[0], 1, "in [0, 1], but got values from 16"),
+        (lambda folder: _npy(lambda x: x)(folder, np.zeros((2, 8, 8), bool))[0], 1, "an array of numbers"),
         (lambda folder: _npy(lambda x: x)(folder, np.array([{}]))[0], 1, "an .npy file"),
         (lambda folder: _npy(lambda x: x)(folder, np.zeros((0, 8, 8), np.uint8))[0], 1, "one or more examples"),
         (lambda folder: _bad(folder, "a.csv", b"1,2,3\n"), 1, "(N, 64)"),
@@ -683,7 +830,7 @@ def test_validation_answers_are_kept_in_the_run_folder(
     real = jobs.make_data
     monkeypatch.setattr(jobs, "make_data", lambda *a: made.append(a) or real(*a))
     copy = shutil.copytree(run, tmp_path / "run")
-    (copy / CACHE).unlink(missing_ok=True)
+    (copy / HELD_OUT).unlink(missing_ok=True)
     path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
 
     def ask(*words: object) -> Any:
@@ -695,15 +842,123 @@ def test_validation_answers_are_kept_in_the_run_folder(
     ask("--seed", 7)  # other draws
     ask("--seed", 7)
     assert len(made) == 2
-    (copy / CACHE).write_bytes(b"broken")
+    (copy / HELD_OUT).write_bytes(b"broken")
     assert ask() == first
     assert len(made) == 3
-    state = safetensors.torch.load_file(copy / "model.safetensors")
-    name = next(name for name in state if name.endswith("weight"))
-    state[name] = state[name].flip(0).contiguous()  # another model
-    safetensors.torch.save_file(state, copy / "model.safetensors")
-    assert ask() != first
+    content = bytearray((copy / HELD_OUT).read_bytes())
+    content[-400] ^= 1  # one of the numbers
+    (copy / HELD_OUT).write_bytes(content)
+    assert ask() == first
     assert len(made) == 4
+    home = RunFolder(copy)
+    state = home.tensors(MODEL)
+    name = next(name for name in state if name.endswith("weight"))
+    state[name] = state[name].flip(0)  # another model
+    home.write_tensors(MODEL, state)
+    home.finish({key: value for key, value in home.result.items() if key != "sha256"})
+    assert ask() != first
+    assert len(made) == 5
+
+
+# ------------------------------------------------------------------------------------------------------- damaged runs
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize("damage", [_flip, _cut])
+@pytest.mark.parametrize("name", ["model.safetensors", "job.toml", "result.json", "answers.safetensors"])
+def test_damaged_runs_are_refused(name: str, damage: Callable[[Path], None], run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    damage(copy / name)
+    np.save(tmp_path / "a.npy", np.zeros((1, 8, 8)))
+    commands: list[tuple[object, ...]] = [("predict", copy, tmp_path / "a.npy"), ("export", copy)]
+    commands += [("evaluate", copy)] if name != "answers.safetensors" else []  # which has others
+    commands += [("report", copy, "-o", tmp_path / "r.html")] if name != "model.safetensors" else []
+    for words in commands:
+        result = call(*words, code=1)
+        assert f"Error: Expected `{copy / name}` to be" in result.stderr
+        assert result.stdout == ""
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_damaged_runs_can_be_trained_anew(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    _cut(copy / "job.toml")
+    assert "ibnn train --fresh" in call("train", "digits-mlp", *TINY, "--out", copy, code=1).stderr
+    call("train", "digits-mlp", *TINY, "--out", copy, "--fresh")
+    assert torch.equal(
+        safetensors.torch.load_file(copy / "model.safetensors")["likelihood.temperature"],
+        safetensors.torch.load_file(run / "model.safetensors")["likelihood.temperature"],
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- exit codes
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("predict nowhere a.npy", 2, "no folder nowhere"),
+        ("predict file a.npy", 2, "no folder file"),
+        ("predict RUN a.npy --scale 0", 2, "`--scale` to be a positive number"),
+        ("predict RUN a.npy --scale nan", 2, "`--scale`"),
+        ("predict RUN a.npy --samples 0", 2, "--samples"),
+        ("predict RUN a.npy --seed -1", 2, "--seed"),
+        ("predict RUN a.npy --draws 3", 2, "--samples"),
+        ("predict RUN a.npy -o file/a.csv", 2, "`--out` to be a file that can be written, but got file/a.csv"),
+        ("predict RUN a.npy -o a.csv/", 2, "`--out` to be a file, but got the folder"),
+        ("evaluate nowhere", 2, "no folder nowhere"),
+        ("evaluate RUN --data-set two-moons", 2, "a set of images, but got the points two-moons"),
+        ("evaluate RUN --dataset mnist", 2, "--data-set"),
+        ("report file", 2, "folders of finished runs"),
+        ("report RUN -o .", 2, "`--out` to be a file, but got the folder ."),
+        ("report RUN -o file/a.html", 2, "file is a file"),
+        ("export nowhere", 2, "no folder nowhere"),
+        ("export RUN -o file/m.onnx", 2, "`--out`"),
+        ("serve nowhere", 2, "no folder nowhere"),
+        ("serve RUN --port 99999", 2, "--port"),
+        ("serve RUN --megabytes inf", 2, "--megabytes"),
+        ("serve RUN --state .", 2, "`--state` to be a file"),
+        ("serve RUN --state bad.json", 2, "bad.json` to be JSON, but got an error: Expecting ',' delimiter: line 2"),
+        ("bench -o bad.json", 1, "bad.json` to be JSON"),
+        ("bench -o list.json", 1, "list.json` to be results to go on with"),
+        ("bench -o file/a.json", 2, "`--out`"),
+        ("demo --out file", 2, "`--out` to be a folder, but got the file file"),
+        ("data get nothing", 2, "the name of a set"),
+        ("data get digits --data file", 2, "is a file"),
+        ("reproduce nothing", 2, "Did you mean"),
+        ("reproduce size --seeds 0", 2, "--seeds"),
+        ("reproduce size --out file", 2, "`--out` to be a folder"),
+        ("reproduce size --runs file", 2, "`--runs` to be a folder"),
+        ("plan --model lenet", 2, "--net"),
+        ("plan --net lenet --option width=nan", 2, "`width` to be positive and a whole number"),
+        ("plan --net mlp --option layers=1.5", 2, "`layers` to be at least 0 and a whole number"),
+        ("plan --net alexnet --option dropout=2", 2, "`dropout` to be at least 0 and at most 1"),
+    ],
+)
+def test_wrong_usage_is_2_and_failure_1(
+    words: str, code: int, message: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", np.zeros((1, 8, 8)))
+    Path("file").write_text("mine")
+    Path("bad.json").write_text('{"cells": {}\n')
+    Path("list.json").write_text("[]")
+    Path("a.csv").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    result = call(*words.replace("RUN", str(run)).split(), code=code)
+    assert message in " ".join(result.stderr.split())
+    assert result.stdout == ""
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # ----------------------------------------------------------------------------------------------- report, paper, demo
@@ -818,6 +1073,8 @@ def test_bench_prints_ratios(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(bench, "ONE", (2, 2))
     result = call("bench", "--quick", "-o", tmp_path / "speed.json")
     assert "lenet / step" in result.stderr
+    assert "above its bar" not in result.stderr
+    assert "Fixed costs per call dominate" in result.stderr
     assert "deep ensemble of 4" in result.stdout
     assert "at most" not in result.stdout
     assert "above its bar" not in result.stderr

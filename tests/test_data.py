@@ -84,6 +84,7 @@ def test_idx(tmp_path: Path) -> None:
         pytest.param(gzip.compress(idx(torch.zeros(3, 4, 4)))[:12] + b"\xff" * 20, id="damaged"),
         pytest.param(b"<html>", id="not gzip"),
     ],
+    ids=len,  # the bytes themselves have the time in them, and workers would not agree on their names
 )
 def test_broken_idx_is_named(tmp_path: Path, content: bytes) -> None:
     write_idx(tmp_path, "t10k", picture(3, 4, 4), torch.arange(3))

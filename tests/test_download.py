@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import io
+import os
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -109,9 +110,21 @@ def test_get(
     level = pooch.get_logger().level
     assert get("mnist", tmp_path / "new" / "data") == tmp_path / "new" / "data" / "mnist"
     assert contents(tmp_path / "new" / "data") == {f"mnist/{name}": content for name, content in files.items()}
-    assert all(path.stat().st_mode & 0o777 == 0o644 for path in tmp_path.rglob("*.gz"))
     assert capfd.readouterr() == ("", "")  # quiet where there is no terminal
     assert pooch.get_logger().level == level
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_permissions_are_what_the_umask_leaves(
+    umask: int, mode: int, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(server, monkeypatch)
+    before = os.umask(umask)
+    try:
+        get("mnist", tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.gz")} == {mode}
 
 
 def test_what_is_there_and_right_is_not_downloaded(

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from ibnn import jobs, metrics, strength
-from ibnn.atomic import locked
 from ibnn.data import toy_regression, two_moons
 from ibnn.evaluation import Evaluation
 from ibnn.jobs import METHODS, Job, make_data, make_method, merged, read_run, run
 from ibnn.prediction import GaussianPrediction, Method
+from ibnn.runs import RunFolder
 from ibnn.training import Trainable
 
 DIGITS = Job(
@@ -220,7 +220,7 @@ def test_the_first_training_is_locked_and_has_the_data_folder(tmp_path: Path, mo
     asked = []
 
     def look(model: Trainable, *_: Any, data_folder: Path, **__: Any) -> Evaluation:
-        with locked(jobs.lock_of(tmp_path / "first"), wait=False) as free:
+        with RunFolder(tmp_path / "first").lock(wait=False) as free:
             pass
         asked.append((type(model).__name__, data_folder, free))
         return real(model, *_, data_folder=data_folder, **__)

@@ -423,6 +423,10 @@ def test_in_a_browser(browser: Browser, size: tuple[int, int], tmp_path: Path) -
     time.sleep(0.3)
     assert browser.run("return innerWidth") == size[0]
     assert browser.run("return document.documentElement.scrollWidth") <= size[0]
+    tops = (
+        "return [...document.querySelectorAll('#reliability img')].map(i => Math.round(i.getBoundingClientRect().top))"
+    )
+    assert size[0] < 1000 or len(set(browser.run(tops))) == 1  # beside each other, however long the names above
     assert browser.run("return [...document.images].every(i => i.complete && i.naturalWidth > 0)")
     assert browser.log("browser") == []
     sent = [json.loads(entry["message"])["message"] for entry in browser.log("performance")]

@@ -39,6 +39,7 @@ def test_every_recipe_runs(name: str, preset: str, tmp_path: Path) -> None:
     assert len(cells) == sum(cell.seed == 0 for cell in read(name, preset).cells())
     assert all("commit" in cell["provenance"] for cell in cells.values())
     assert len(table) > 1
+    assert not [path for path in tmp_path.rglob("*") if "lock" in path.name]
 
 
 def test_cells_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

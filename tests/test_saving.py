@@ -506,6 +506,16 @@ def test_a_failed_write_leaves_the_old_save_and_no_rubbish(
     assert_same(model, load(folder, fresh("mlp")), x)
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_permissions_are_what_the_umask_leaves(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        save_pretrained(ibnn.convert(fresh("mlp"), seed=0), tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
+
+
 def test_both_files_are_on_disk_before_the_first_takes_its_place(
     saved: tuple[ibnn.IBNN, Tensor, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,8 @@ from chromium import Browser
 from PIL import Image
 
 from ibnn import data, jobs
-from ibnn.asking.run import CACHE, Asked
+from ibnn.asking.run import Asked
+from ibnn.runs import HELD_OUT
 
 pytest.importorskip("fastapi")
 requests = pytest.importorskip("requests")
@@ -168,6 +169,8 @@ def test_health_metrics_and_documents(running: Running) -> None:
     assert seen is not None
     assert inputs is not None
     assert float(seen[1]) == float(inputs[1]) >= health["shift"]["seen"]
+    assert "<h1>Classifier for digits</h1>" in running.get("/").text
+    assert "<title>Classifier for digits · ibnn</title>" in running.get("/").text
     schema = running.get("/openapi.json").json()
     assert set(schema["paths"]) == {"/predict", "/health", "/metrics"}
     for path in ("/", "/docs"):
@@ -214,6 +217,7 @@ FLAT = [0.5] * 64
         (body({"inputs": [[*FLAT[1:], math.nan]]}), 422, "finite numbers, but got NaN"),
         (body(b'{"inputs": [[1e999]]}'), 422, "finite numbers"),
         (body(b'{"inputs": [[1' + b"0" * 400 + b"]]}"), 422, "finite numbers"),
+        (body(b'{"inputs": [[' + b"1" * 100_000 + b"]]}"), 422, "finite numbers, but got one of 100,000 digits. Clean"),
         (body({"inputs": [[*FLAT[1:], 1.01]]}), 422, "in [0, 1], but got values from 0.5 to 1.01"),
         (body({"inputs": [FLAT[1:]]}), 422, "of shape (N, 1, 8, 8) or (N, 64), but got (1, 63)"),
         ({"data": {"a": 1}}, 415, "but got application/x-www-form-urlencoded"),
@@ -362,7 +366,7 @@ def test_scores_of_other_draws_are_not_compared(folder: Path, tmp_path: Path, mo
         raise FileNotFoundError
 
     monkeypatch.setattr(jobs, "make_data", gone)
-    copy = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(CACHE))
+    copy = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(HELD_OUT))
     for samples, watched in ((3, False), (2, True)):  # the stored test answers have 2
         service = Service(Asked.read(copy, samples))
         assert service.held_out.source == "test answers of the run folder"
@@ -406,7 +410,13 @@ def test_wrong_commands(folder: Path) -> None:
     taken = listen("127.0.0.1", 0)
     port = taken.getsockname()[1]
     with taken:
-        assert "an address that is free here" in call("serve", folder, "--port", port, code=1).stderr
+        message = f"`--port` to be a port that is free and may be opened, but got {port} at 127.0.0.1 (Address already"
+        assert message in call("serve", folder, "--port", port, code=1).stderr
+    for host in ("no.such.host.invalid", "192.0.2.1", "a" * 70, "::zz"):  # 192.0.2.0/24 is no machine's
+        assert (
+            f"`--host` to be an address of this machine, but got {host!r} ("
+            in call("serve", folder, "--host", host, code=2).stderr
+        )
     assert "--risk" in call("serve", folder, "--risk", 0, code=2).stderr
     assert "--false-alarm" in call("serve", folder, "--false-alarm", 1, code=2).stderr
     assert "--megabytes" in call("serve", folder, "--megabytes", 0, code=2).stderr

@@ -6,7 +6,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from ibnn.network import IBNN
 from ibnn.prediction import GaussianPrediction
 from ibnn.provenance import provenance
 from ibnn.recipe import Recipe
+from ibnn.runs import ANSWERS, RunFolder
 from ibnn.training import fit
 
 
@@ -102,8 +102,8 @@ def _numbers(values: Tensor) -> list[float]:
 
 def softmax(folder: Path, data: str | Path | None, splits: Splits | None) -> dict[str, Any]:
     """The least and the most certain test images, and what every draw says of them."""
-    found = safetensors.torch.load_file(folder / "answers.safetensors")
-    classes = json.loads((folder / "result.json").read_text())["classes"]
+    home = RunFolder(folder)
+    found, classes = home.tensors(ANSWERS), home.result["classes"]
     entries = []
     for row, image, draws in zip(found["shown/rows"], found["shown/images"], found["shown/draws"], strict=True):
         words = {"label": classes[found["labels"][row]], "predicted": classes[found["probs"][row].argmax()]}

@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ibnn.atomic import write_atomically
+from ibnn.atomic import read_json, write_atomically
 from ibnn.budget import cost
 from ibnn.convert import convert
+from ibnn.errors import complaint
 from ibnn.memory import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet
 from ibnn.network import IBNN
@@ -109,7 +110,10 @@ def bench(
     size = size or Size()
     content: dict[str, Any] = {"about": "times and bytes of an iBNN to those of its plain network", "cells": {}}
     if path and path.exists():
-        content = json.loads(path.read_text())
+        content = read_json(path)
+        if not isinstance(content, dict) or not isinstance(content.get("cells"), dict):
+            remedy = "Pass a new file, or one that `ibnn bench` wrote."
+            raise ValueError(complaint(str(path), "results to go on with", "another file", remedy))
     content["recipe"] = {"batch": size.batch, "inputs": size.inputs, "components": COMPONENTS}
     for name, work in _cells(size).items():
         if name in content["cells"]:

@@ -78,7 +78,7 @@ class Plan:
             f"{e.name or '(net)':<{width}}  {e.type:<{kinds}}  {e.nodes:>9,}  {e.weights:>12,}" for e in self.layers
         ]
         lines += [f"{e.name or '(net)':<{width}}  {e.type:<{kinds}}  {'skipped':>9}  {e.reason}" for e in self.skipped]
-        ratio = f", {self.weights / self.nodes:,.0f} weights a node" if self.nodes else ""
+        ratio = f", {self.weights / self.nodes:,.0f} weights per node" if self.nodes else ""
         return "\n".join([*lines, f"{self.nodes:,} nodes, {self.weights:,} weights{ratio}"])
 
 
@@ -104,7 +104,7 @@ def plan(
     0      Conv2d               1            40
     3      Linear              16            34
     1      BatchNorm2d    skipped  normalisation: scales and shifts, no input weights
-    17 nodes, 82 weights, 5 weights a node
+    17 nodes, 82 weights, 5 weights per node
     """
     if not isinstance(net, nn.Module):
         raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))

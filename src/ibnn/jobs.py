@@ -1,11 +1,7 @@
-"""JOBS: one training run as data: which network, data, method and recipe. Run it, and read its folder back.
+"""JOBS: one training run as data: which network, data, method and recipe. Run it, and read its folder back."""
 
-A run folder holds job.toml, what `fit` writes (recipe.toml, history.csv, checkpoints), model.safetensors, result.json
-(scores, costs, provenance) and answers.safetensors (what was answered on the test set). Nothing in it is pickled.
-"""
-
-import difflib
 import json
+import logging
 import math
 import tomllib
 from collections.abc import Callable
@@ -14,18 +10,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
+import safetensors
 import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from ibnn import nets
-from ibnn.atomic import locked, write_atomically
+from ibnn.atomic import read_toml
 from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
 from ibnn.convert import convert
 from ibnn.data import TABLES, DataSet, Images, Points, Table, hold_out, load, names, subset
 from ibnn.data.sets import data_folder as place_of_data
-from ibnn.errors import complaint
+from ibnn.errors import complaint, nearest
 from ibnn.evaluation import evaluate
 from ibnn.generators import generators_restored, seed_generators
 from ibnn.likelihood import Gaussian, Likelihood
@@ -34,7 +31,10 @@ from ibnn.nets.dense import Affine
 from ibnn.network import IBNN
 from ibnn.provenance import provenance
 from ibnn.recipe import Recipe, explain, to_toml
+from ibnn.runs import ANSWERS, JOB, MODEL, RESULT, RunFolder
 from ibnn.training import Trainable, fit
+
+log = logging.getLogger("ibnn")
 
 Make = Callable[[int], nn.Module]  # of a member's number
 
@@ -47,6 +47,38 @@ METHODS: dict[str, Callable[..., Trainable]] = {
     "ensemble": lambda make, members=4, **options: Ensemble([make(m) for m in range(members)], **options),
     "ibnn": lambda make, **options: convert(make(0), copy=False, **options),
 }
+
+
+SYNONYMS = {  # what users of other libraries call fields, methods and options
+    word: name
+    for name, words in {
+        "data": "dataset data_set",
+        "net": "model network architecture arch backbone",
+        "net_options": "model_options network_options net_kwargs model_kwargs",
+        "method": "algorithm inference",
+        "valid": "validation val n_valid held_out",
+        "examples": "n_train subset rows",
+        "augment": "augmentation augmentations",
+        "weights": "checkpoint pretrained",
+        "samples": "n_samples num_samples draws",
+        "seed": "random_state random_seed",
+        "train": "training fit",
+        "train.lr": "learning_rate",
+        "train.epochs": "n_epochs num_epochs max_epochs",
+        "train.steps": "max_steps iterations",
+        "train.batch_size": "batch batchsize",
+        "train.optimiser": "optimizer",
+        "method_options.components": "components n_components num_components",
+        "method_options.members": "members n_members",
+        "method_options.rate": "dropout_rate drop_rate dropout",
+        "net_options.hidden": "hidden hidden_size",
+        "net_options.layers": "layers num_layers",
+        "net_options.width": "width",
+    }.items()
+    for word in words.split()
+}
+METHOD_SYNONYMS = {"plain": "sgd", "map": "sgd", "mc_dropout": "dropout", "mcdropout": "dropout", "bnn": "vi"}
+METHOD_SYNONYMS |= {"mean_field": "vi", "meanfield": "vi", "deep_ensemble": "ensemble", "deep_ensembles": "ensemble"}
 
 
 class Job(BaseModel):
@@ -92,13 +124,14 @@ class Job(BaseModel):
     train: dict[str, Any] = {}
 
     def __init__(self, **fields: Any) -> None:
+        _check_names(fields)
         try:
             super().__init__(**fields)
         except ValidationError as error:
             raise ValueError(explain(error, type(self))) from None
         for field, known in (("net", nets.names()), ("method", list(METHODS))):
             if getattr(self, field) not in known:
-                near = difflib.get_close_matches(getattr(self, field), known, n=1, cutoff=0.0)[0]
+                near = nearest(getattr(self, field), known, METHOD_SYNONYMS)
                 expected = f"one of {', '.join(known)}"
                 raise ValueError(complaint(field, expected, repr(getattr(self, field)), f"Did you mean {near!r}?"))
         for field in ("first", "weights"):
@@ -147,11 +180,35 @@ class Job(BaseModel):
     @classmethod
     def from_toml(cls, source: str | Path) -> "Job":
         """Reads a TOML file (a Path) or text."""
-        return cls(**tomllib.loads(source.read_text() if isinstance(source, Path) else source))
+        return cls(**(read_toml(source) if isinstance(source, Path) else tomllib.loads(source)))
 
     def to_toml(self) -> str:
         """All fields that are set; `from_toml` gives back an equal job."""
         return to_toml(self.model_dump(exclude_unset=True))
+
+
+def meanings() -> dict[str, str]:
+    """Every word for a field of a job, and the field: its own name, one of the recipe in `train`, or a synonym.
+
+    >>> [meanings()[word] for word in ("net", "lr", "dataset", "learning_rate")]
+    ['net', 'train.lr', 'data', 'train.lr']
+    """
+    return (
+        {name: f"train.{name}" for name in Recipe.model_fields} | SYNONYMS | {name: name for name in Job.model_fields}
+    )
+
+
+def _check_names(fields: dict[str, Any]) -> None:
+    """Raises for a field that a job does not have, and for a seed in the wrong place."""
+    for name, value in fields.items():
+        if name not in Job.model_fields:
+            near = nearest(name, meanings().values(), meanings())
+            raise ValueError(complaint(name, "a field of a job", repr(value), f"Did you mean {near!r}?"))
+    for table in ("train", "first"):
+        if isinstance(given := fields.get(table), dict) and "seed" in given:
+            expected = f"absent: the seed of a job also decides its first weights and stands outside {table}"
+            remedy = f"Set seed = {given['seed']} instead."
+            raise ValueError(complaint(f"{table}.seed", expected, given["seed"], remedy))
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -284,65 +341,102 @@ def run(
     splits: Splits | None = None,
     first_folder: Path | None = None,
     quiet: bool = False,
+    held: bool = False,
 ) -> dict[str, Any]:
     """Trains, evaluates once on the test set, and writes the run folder; goes on where it was stopped.
 
     Args:
         job: What to run.
-        folder: The run folder.
+        folder: The run folder; if another process is at it, that one finishes first.
         data_folder: Where the data sets are; default as `ibnn.data.load`.
         splits: The data, if they are there already.
         first_folder: The run folder of the plain training that comes first; default one next to `folder`, named by the
             key of that job, so that runs share it.
         quiet: Shows nothing.
+        held: Whether the caller holds the lock of the folder (`ibnn.runs.RunFolder.lock`).
 
     Returns:
         The content of result.json; if it was there already, nothing is run.
     """
-    done = folder / "result.json"
-    if done.exists():
-        saved = Job.from_toml(folder / "job.toml")
-        if saved != job:
-            got = f"one of another job ({saved.net}, {saved.data}, {saved.method})"
-            raise ValueError(complaint("folder", "a new one, or one of this job", got, "Choose another folder."))
-        result: dict[str, Any] = json.loads(done.read_text())
-        return result
-    splits = splits or make_data(job, data_folder)
-    start, classes, spent = _weights(job), len(splits.whole.classes), {}
-    _check_net(job, splits, start)
-    model = make_method(job, classes, start)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "job.toml", job.to_toml().encode())
-    before = job.before()
+    home = RunFolder(Path(folder))
+    if (found := finished(job, home)) is not None:  # before the lock: the folder may be read-only
+        return found
+    if not held:
+        with home.lock(note=None if quiet else log.warning):
+            return run(
+                job,
+                home.path,
+                data_folder=data_folder,
+                splits=splits,
+                first_folder=first_folder,
+                quiet=quiet,
+                held=True,
+            )
+    splits, model = _made(job, data_folder, splits)
+    home.write(JOB, job.to_toml().encode())
+    before, spent = job.before(), {}
     if before is not None:
-        place = first_folder or folder.parent / before.key
-        with locked(lock_of(place)):
-            spent = run(before, place, data_folder=data_folder, splits=splits, quiet=quiet)["costs"]
-        model = make_method(job, classes, _net_of(safetensors.torch.load_file(place / "model.safetensors")))
-    history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=folder, quiet=quiet)
-    safetensors.torch.save_file(_contiguous(model), folder / "model.part")
-    (folder / "model.part").rename(folder / "model.safetensors")
-    found = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
-    safetensors.torch.save_file(found.answers, folder / "answers.part")
-    (folder / "answers.part").rename(folder / "answers.safetensors")
+        place = first_folder or home.path.parent / before.key
+        spent = run(before, place, data_folder=data_folder, splits=splits, quiet=quiet)["costs"]
+        model = make_method(job, len(splits.whole.classes), _net_of(RunFolder(place).tensors(MODEL)))
+    history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
+    home.write_tensors(MODEL, model.state_dict())
+    measured = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
+    home.write_tensors(ANSWERS, measured.answers)
     result = {"name": f"{job.method} {job.net} {job.data} seed {job.seed}", "job": job.model_dump(exclude_unset=True)}
-    result |= found.result | {"costs": costs(job, model, history, spent), "diagnosis": history.summary}
+    result |= measured.result | {"costs": costs(job, model, history, spent), "diagnosis": history.summary}
     result |= {"training": _training(history), "classes": list(splits.whole.classes), "provenance": provenance()}
-    write_atomically(done, (json.dumps(result, indent=1) + "\n").encode())
-    for path in (*folder.glob("checkpoints/*"), *folder.glob("refit/checkpoints/*")):  # nothing is left to go on with
-        path.unlink()
-    return result
+    return home.finish(result)
+
+
+def check(job: Job, data_folder: str | Path | None = None) -> Splits:
+    """Returns the data of a job; raises if the job cannot run with them."""
+    return _made(job, data_folder, None)[0]
+
+
+def _made(job: Job, data_folder: str | Path | None, splits: Splits | None) -> tuple[Splits, Trainable]:
+    """The data, and the method before any training; what cannot run raises here."""
+    splits = splits or make_data(job, data_folder)
+    start = _weights(job)
+    _check_net(job, splits, start)
+    return splits, make_method(job, len(splits.whole.classes), start)
+
+
+def finished(job: Job, home: RunFolder) -> dict[str, Any] | None:
+    """The result of a folder where this job has finished; raises for one of another job."""
+    if not home.begun:
+        return None
+    if (saved := job_of(home)) != job:
+        got = f"{home.path}, one of another job ({saved.net}, {saved.data}, {saved.method}, seed {saved.seed})"
+        raise ValueError(complaint("folder", "a new one, or one of this job", got, "Choose another folder."))
+    return home.result if (home.path / RESULT).is_file() else None
+
+
+def job_of(home: RunFolder) -> Job:
+    """The job of a run folder."""
+    fields = home.job()
+    try:
+        return Job(**fields)
+    except ValueError as error:
+        raise home.damaged(JOB, "a job", f"one that is none ({error})") from None
 
 
 def _weights(job: Job) -> dict[str, Tensor] | None:
     """Those of a file to begin with."""
-    if job.weights is None:
-        return None
-    if not Path(job.weights).is_file():
+    check_weights(job)
+    try:
+        return None if job.weights is None else safetensors.torch.load_file(job.weights)
+    except safetensors.SafetensorError as error:
+        got = f"{job.weights}, which is damaged or of another kind ({error})"
+        raise ValueError(complaint("weights", "a safetensors file", got, "Copy or save it again.")) from None
+
+
+def check_weights(job: Job) -> None:
+    """Complains of a file of weights that is not there."""
+    if job.weights is not None and not Path(job.weights).is_file():
         made = f'safetensors.torch.save_file(torch.load("CHECKPOINT.pth", weights_only=True), "{job.weights}")'
         remedy = f"Make it, for example of a checkpoint of torchvision's: {made}"
         raise FileNotFoundError(complaint("weights", "a safetensors file", f"no file {job.weights}", remedy))
-    return safetensors.torch.load_file(job.weights)
 
 
 def _check_net(job: Job, splits: Splits, start: dict[str, Tensor] | None) -> None:
@@ -365,17 +459,8 @@ def _check_net(job: Job, splits: Splits, start: dict[str, Tensor] | None) -> Non
             raise ValueError(complaint("net", expected, f"{job.net!r} for {takes}", remedy)) from error
 
 
-def lock_of(folder: Path) -> Path:
-    """The file that who is at a run folder has locked."""
-    return folder.parent / ".locks" / folder.name
-
-
 def _net_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("net."): value for name, value in state.items() if name.startswith("net.")}
-
-
-def _contiguous(model: Trainable) -> dict[str, Tensor]:
-    return {name: value.contiguous() for name, value in model.state_dict().items()}
 
 
 def _training(history: History) -> dict[str, Any]:
@@ -389,11 +474,11 @@ def _training(history: History) -> dict[str, Any]:
 COSTS = {  # in words
     "train_seconds": "seconds of training",
     "rows": "rows trained on",
-    "steering_rows": "rows to steer by",
+    "steering_rows": "held-out forward passes for steering",
     "parameters": "parameters",
     "latents": "of them latents",
     "stored": "numbers stored",
-    "forwards": "forward passes an answer",
+    "forwards": "forward passes per prediction",
 }
 
 
@@ -408,7 +493,8 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
 
     Returns:
         Seconds of training; rows that went through a network in training, and to steer it by held-out labels;
-        parameters, and how many of them are latents; numbers that are stored for predictions; forward passes an answer.
+        parameters, and how many of them are latents; numbers that are stored for predictions; forward passes per
+        prediction.
     """
     first = first or {"train_seconds": 0.0, "rows": 0}
     trainings = [history.first, history] if history.first else [history]
@@ -445,15 +531,15 @@ class Run:
 
 def read_run(folder: str | Path) -> Run:
     """The job, the trained method in eval mode, and the result of a run folder."""
-    folder = Path(folder)
-    for name in ("job.toml", "model.safetensors", "result.json"):
-        if not (folder / name).is_file():
-            remedy = "Pass a folder that `ibnn train` has finished."
-            raise FileNotFoundError(complaint("folder", f"one with {name}", folder, remedy))
-    job = Job.from_toml(folder / "job.toml")
-    result = json.loads((folder / "result.json").read_text())
+    home = RunFolder(Path(folder))
+    home.require([JOB, MODEL, RESULT])
+    job, result = job_of(home), home.result
     model = make_method(job, len(result["classes"]))
-    model.load_state_dict(safetensors.torch.load_file(folder / "model.safetensors"))
+    try:
+        model.load_state_dict(home.tensors(MODEL))
+    except RuntimeError as error:
+        got = f"other ones ({str(error).splitlines()[-1].strip()})"
+        raise home.damaged(MODEL, f"weights of the {job.net!r} in {JOB}", got) from error
     if isinstance(model, IBNN) and "prior_std" in result["training"]:
         model.prior_std = float(result["training"]["prior_std"])
     return Run(job, model.eval(), result)

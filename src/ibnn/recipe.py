@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ibnn.atomic import read_toml
 from ibnn.errors import complaint
 from ibnn.mixture import KLKind
 
@@ -192,8 +193,7 @@ class Recipe(_Frozen):
         5
         """
         path = Path(source) if isinstance(source, Path) or source.endswith(".toml") else None
-        text = path.read_text() if path else str(source)
-        fields = tomllib.loads(text)
+        fields = read_toml(path) if path else tomllib.loads(str(source))
         if isinstance(fields.get("trackers"), list):
             fields["trackers"] = tuple(fields["trackers"])
         return cls(**fields)
@@ -264,6 +264,8 @@ def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> 
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(place[-1], model.model_fields, n=1, cutoff=0.0)[0]
         return complaint(name, "a key of the recipe", repr(first["input"]), f"Did you mean {near!r}?")
+    if first["type"] == "missing":
+        return complaint(name, "given", "none", f"Add {name} = …")
     wishes = (e["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for e in error.errors())
     wish = " or ".join(wishes) if len(place) < len(first["loc"]) else next(wishes)  # one of several types
     if not place:

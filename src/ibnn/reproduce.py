@@ -5,7 +5,6 @@ file an experiment and preset, with the job, the costs and the provenance; a cel
 Several processes may work on the same grid: each takes cells that no other has taken.
 """
 
-import difflib
 import json
 import time
 import tomllib
@@ -16,9 +15,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ibnn.atomic import locked, write_atomically
-from ibnn.errors import complaint
-from ibnn.jobs import Job, lock_of, merged, run
+from ibnn.atomic import locked, read_json, write_atomically
+from ibnn.errors import complaint, nearest
+from ibnn.jobs import Job, merged, run
+from ibnn.runs import RunFolder
 
 KEPT = (
     "scores",
@@ -143,8 +143,8 @@ def names() -> list[str]:
 def read(name: str, preset: str = "cpu", *, smoke: bool = False) -> Experiment:
     """An experiment at one of its sizes, or cut down to see if it runs at all."""
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)[0]
-        raise ValueError(complaint("name", f"one of {', '.join(names())}", repr(name), f"Did you mean {near!r}?"))
+        remedy = f"Did you mean {nearest(name, names())!r}?"
+        raise ValueError(complaint("name", f"one of {', '.join(names())}", repr(name), remedy))
     content = _content(name)
     presets = content.pop("presets")
     if preset not in presets:
@@ -176,13 +176,20 @@ class Results:
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self.path, self.content = path, about | {"cells": {}}
-        if path.exists():
-            self.content["cells"] = json.loads(path.read_text())["cells"]
+        self.content["cells"] |= self._stored()
 
     @property
     def cells(self) -> dict[str, Any]:
         """The cells there are."""
         cells: dict[str, Any] = self.content["cells"]
+        return cells
+
+    def _stored(self) -> dict[str, Any]:
+        """The cells of the file."""
+        content = read_json(self.path) if self.path.exists() else {"cells": {}}
+        if not isinstance(content, dict) or not isinstance(cells := content.get("cells"), dict):
+            remedy = "Move the file away, or pass another --out."
+            raise ValueError(complaint(str(self.path), "a file of results", "another one", remedy))
         return cells
 
     def of(self, experiment: Experiment) -> dict[str, Any]:
@@ -192,9 +199,8 @@ class Results:
 
     def add(self, name: str, result: dict[str, Any]) -> None:
         """Puts a cell in its place, next to what others have added."""
-        with locked(self.path.with_suffix(".lock")):
-            if self.path.exists():
-                self.content["cells"] |= json.loads(self.path.read_text())["cells"]
+        with locked(self.path.with_name(f".{self.path.name}.lock")):
+            self.content["cells"] |= self._stored()
             self.cells[name] = result
             write_atomically(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
 
@@ -266,7 +272,7 @@ def _attempt(cell: Cell, found: Results, runs: Path, data: str | Path | None, qu
     if found.cells.get(cell.name, {}).get("key") == key:
         return True
     folder = runs / key.partition("-")[0]  # other experiments' cells may share it
-    with locked(lock_of(folder), wait=False) as mine:
+    with RunFolder(folder).lock(wait=False) as mine:
         if mine:
             found.add(cell.name, {"key": key, **_result(cell, folder, data, quiet)})
         return mine
@@ -282,7 +288,7 @@ def _result(cell: Cell, folder: Path, data: str | Path | None, quiet: bool) -> d
         return computed
     job = Job(**cell.fields)
     splits = analysis.made_data(job) if experiment.smoke else None
-    result = run(job, folder, data_folder=data, splits=splits, quiet=quiet)
+    result = run(job, folder, data_folder=data, splits=splits, quiet=quiet, held=True)
     kept = {name: result[name] for name in KEPT if name in result}
     if experiment.analysis:
         looked = getattr(analysis, experiment.analysis)(folder, data, splits)

@@ -75,6 +75,7 @@ def save_pretrained(model: IBNN, directory: Folder, *, latents_only: bool = Fals
         save_file(tensors, temporary[file])
         config["sha256"] = _sha256(temporary[file])
         temporary[CONFIG].write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        temporary[file].chmod(temporary[CONFIG].stat().st_mode)  # safetensors' files are their owner's alone
         for path in temporary.values():
             _fsync(path, os.O_RDWR)
         for name, path in temporary.items():

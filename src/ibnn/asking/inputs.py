@@ -1,7 +1,7 @@
 """INPUTS: images and numbers as pixels in [0, 1] of one form; files of them one example after another."""
 
 import csv
-import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TextIO
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of pillow: what these files are, and nothing else
 KINDS = f"{', '.join(sorted(IMAGES))}, .npy, .csv or a folder of images"
+PIXELS = 25_000_000  # of the largest image that is decoded
 _LIST = "Clean the file."
+_DIVIDE = "Give pixels before any normalising, divided by the value of white: 255 for bytes."
+_SCALE = "Pass --scale with the value of white, 255 for bytes or 16 for scikit-learn's digits, and unnormalised pixels."
 
 
 class Form(NamedTuple):
@@ -53,7 +56,11 @@ def listed(paths: list[Path]) -> list[Path]:
 
 
 def examples(
-    files: list[Path], form: Form, note: Callable[[str], None], failed: Callable[[Exception], None]
+    files: list[Path],
+    form: Form,
+    note: Callable[[str], None],
+    failed: Callable[[Exception], None],
+    scale: float | None = None,
 ) -> Iterator[Example]:
     """All examples in order; images are brought to the form, which is said once a size.
 
@@ -62,14 +69,14 @@ def examples(
         form: What the network takes.
         note: Told what was done to files.
         failed: Told of every file that cannot be read; the others are.
+        scale: The value of white in .csv and .npy files; None for 255 in .npy files of bytes (uint8), else 1.
     """
     noted: set[tuple[int, int]] = set()
 
     def read(path: Path) -> list[Example]:
         if path.suffix.lower() in IMAGES:
             return [Example(str(path), None, _image(path, form, noted, note))]
-        array = _csv(path, form, note) if path.suffix.lower() == ".csv" else _npy(path, form)
-        return [Example(str(path), row, pixels) for row, pixels in enumerate(array)]
+        return [Example(str(path), row, pixels) for row, pixels in enumerate(_pixels(path, form, scale, note))]
 
     return _readable(files, read, failed)
 
@@ -98,7 +105,9 @@ def _readable(
 
 
 def _image(path: Path, form: Form, noted: set[tuple[int, int]], note: Callable[[str], None]) -> "Tensor":
-    pixels, size = decoded(path, form, name=str(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pillow warns of large images; we refuse them
+        pixels, size = decoded(path, form, name=str(path))
     if size != (form.width, form.height) and size not in noted:
         note(f"{path} and others of its size: {resized(size, form)}")
         noted.add(size)
@@ -111,19 +120,17 @@ def resized(size: tuple[int, int], form: Form) -> str:
     return f"resized from {size[0]}×{size[1]} to {form.width}×{form.height}{cut}."
 
 
-def decoded(
-    file: Path | BinaryIO, form: Form, *, name: str, most: int | None = None
-) -> tuple["Tensor", tuple[int, int]]:
+def decoded(file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS) -> tuple["Tensor", tuple[int, int]]:
     """An image brought to the form, what is transparent on white, and the width and height it had.
 
     Args:
         file: Where the bytes of the image are.
         form: What the network takes.
         name: Of the image, for messages.
-        most: Pixels of the largest image that is decoded; None leaves it at pillow's own limit.
+        most: Pixels of the largest image that is decoded.
     """
     import torch
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     from ibnn.data.folder import flattened
 
@@ -131,14 +138,16 @@ def decoded(
     try:
         with Image.open(file, formats=FORMATS) as image:  # only its head is read so far
             size = image.size
-            if most is not None and size[0] * size[1] > most:
+            if size[0] * size[1] > most:
                 raise ValueError(f"{size[0]}×{size[1]} pixels, more than {most:,}")
             ImageOps.exif_transpose(image, in_place=True)
             upright = flattened(image, "L" if form.channels == 1 else "RGB")
     except (OSError, SyntaxError, ValueError, *bombs) as error:  # all that pillow raises
-        reason = re.sub(r"<_io\.BytesIO object at \w+>", "it", str(error).replace(repr(str(file)), "it"))
+        got = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, UnidentifiedImageError):
+            got = f"no image, a damaged one, or one of another kind than {', '.join(FORMATS)}"
         remedy = "Replace or leave out the file."
-        raise ValueError(complaint(name, "a readable image", f"{type(error).__name__}: {reason}", remedy)) from error
+        raise ValueError(complaint(name, "a readable image", got, remedy)) from error
     size = upright.size
     if size != (form.width, form.height):
         upright = ImageOps.fit(upright, (form.width, form.height), Image.Resampling.BILINEAR)
@@ -161,9 +170,19 @@ def _array(path: Path, fits: "Callable[[np.dtype[Any]], bool]", expected: str) -
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), array.dtype
 
 
-def _npy(path: Path, form: Form) -> "Tensor":
-    pixels, of = _array(path, lambda of: of.kind == "f" or of.str == "|u1", "uint8, or floats in [0, 1]")
-    return formed(pixels if of.kind == "f" else pixels / 255, path, form)
+def _pixels(path: Path, form: Form, scale: float | None, note: Callable[[str], None]) -> "Tensor":
+    """The images of a .csv or .npy file."""
+    white = 1.0
+    if path.suffix.lower() == ".csv":
+        values = _values(path)
+    else:
+        values, of = _array(path, lambda of: of.kind in "iuf", "an array of numbers")
+        if of.str == "|u1":
+            white = 255.0
+            if scale is None and values.numel() and values.amax() < 128:
+                high = f"{values.amax().item():g}"
+                note(f"{path}: read as bytes from 0 to 255, the largest being {high}. Is white {high}? --scale {high}")
+    return formed(values, path, form, scale=scale or white, remedy=_SCALE)
 
 
 def _points(path: Path, columns: int) -> list[Example]:
@@ -180,15 +199,6 @@ def _points(path: Path, columns: int) -> list[Example]:
     if not bool(found.isfinite().all()):
         raise ValueError(complaint(str(path), "finite", "NaN or infinity", "Leave such rows out."))
     return [Example(str(path), row, x) for row, x in enumerate(found)]
-
-
-def _csv(path: Path, form: Form, note: Callable[[str], None]) -> "Tensor":
-    """Rows of pixels; values above 1 mean that all are bytes."""
-    pixels = _values(path)
-    if pixels.amax() > 1:
-        note(f"{path}: read as bytes from 0 to 255, for there are values above 1.")
-        pixels = pixels / 255
-    return formed(pixels, path, form)
 
 
 def _values(path: Path) -> "Tensor":
@@ -220,8 +230,16 @@ def _lines(file: TextIO, path: Path) -> Iterator[list[str]]:
         raise ValueError(complaint(str(path), "a CSV file", f"one with an error: {error}", _LIST)) from None
 
 
-def formed(pixels: "Tensor", name: object, form: Form) -> "Tensor":
-    """(N, C, H, W) out of that, (N, H, W) or (N, C·H·W), all in [0, 1]."""
+def formed(pixels: "Tensor", name: object, form: Form, *, scale: float = 1.0, remedy: str = _DIVIDE) -> "Tensor":
+    """Returns images (N, C, H, W) in [0, 1].
+
+    Args:
+        pixels: Of that shape, (N, H, W) or (N, C·H·W), in [0, scale].
+        name: Of the pixels, for messages.
+        form: What the network takes.
+        scale: The value of white.
+        remedy: What to do about values out of that range.
+    """
     shape, size = tuple(pixels.shape), form.channels * form.height * form.width
     fits: tuple[Any, ...] = (tuple(form), tuple(form)[1:] if form.channels == 1 else None, (size,))
     if len(shape) < 2 or shape[1:] not in fits:
@@ -229,8 +247,7 @@ def formed(pixels: "Tensor", name: object, form: Form) -> "Tensor":
         raise ValueError(complaint(str(name), expected, shape, "Reshape it to what the network was trained on."))
     if not len(pixels):
         raise ValueError(complaint(str(name), "one or more examples", f"none, of shape {shape}", "Leave it out."))
-    if not bool(((pixels >= 0) & (pixels <= 1)).all()):
+    if not bool(((pixels >= 0) & (pixels <= scale)).all()):
         low, high = pixels.amin().item(), pixels.amax().item()
-        remedy = "Pass pixels before any normalising; of bytes, those divided by 255."
-        raise ValueError(complaint(str(name), "in [0, 1]", f"values from {low:.3g} to {high:.3g}", remedy))
-    return pixels.reshape(-1, *form)
+        raise ValueError(complaint(str(name), f"in [0, {scale:g}]", f"values from {low:.3g} to {high:.3g}", remedy))
+    return pixels.reshape(-1, *form) / scale

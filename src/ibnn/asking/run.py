@@ -8,23 +8,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from ibnn import jobs
 from ibnn.asking.abstain import threshold
 from ibnn.asking.inputs import Form
-from ibnn.atomic import write_atomically
 from ibnn.data import TABLES, Table
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import complaint
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
+from ibnn.runs import ANSWERS, HELD_OUT, MODEL, RunFolder
 
 BATCH = 250
-HELD_OUT = 2000  # most validation images that decide where to abstain
+MOST = 2000  # validation images that decide where to abstain
 CONFIDENCE = 0.95
-CACHE = "held_out.safetensors"  # in the run folder
 
 
 class HeldOut(NamedTuple):
@@ -41,6 +39,12 @@ class HeldOut(NamedTuple):
     epistemic: Tensor
     wrong: Tensor
     source: str
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the numbers."""
+        parts = (self.total, self.epistemic, self.wrong)
+        return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ class Asked:
             stored = stored_in(self.folder)
             epistemic, wrong = stored["between"] + stored["within"], stored["probs"].argmax(1) != stored["labels"]
             return HeldOut(stored["aleatoric"] + epistemic, epistemic, wrong, "test answers of the run folder")
-        index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:HELD_OUT]
+        index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
         parts = [valid.__getitems__(part) for part in index.sort().values.split(BATCH)]
         answers = [self._answer(x) for x, _ in parts]
         found = CategoricalPrediction.cat(answers)
@@ -163,36 +167,33 @@ class Asked:
     @cached_property
     def _key(self) -> str:
         """Of all that the kept answers depend on."""
-        with open(self.folder / "model.safetensors", "rb") as file:
-            model = hashlib.file_digest(file, "sha256").hexdigest()
-        return json.dumps([model, self.run.job.key, self.samples, self.seed, HELD_OUT])
+        model = RunFolder(self.folder).checksum(MODEL)
+        return json.dumps([model, self.run.job.key, self.samples, self.seed, MOST])
 
     def _kept(self) -> HeldOut | None:
         try:
-            with safetensors.safe_open(self.folder / CACHE, "pt") as file:
+            with safetensors.safe_open(self.folder / HELD_OUT, "pt") as file:
                 facts = file.metadata() or {}
                 if facts.get("key") != self._key:
                     return None
                 total, epistemic, wrong = (file.get_tensor(name) for name in HeldOut._fields[:3])
-                return HeldOut(total, epistemic, wrong, facts["source"])
+                found = HeldOut(total, epistemic, wrong, facts["source"])
+                return found if facts.get("sha256") == found.checksum else None
         except (OSError, safetensors.SafetensorError):
             return None
 
     def _keep(self, found: HeldOut) -> None:
-        tensors = {name: value.contiguous() for name, value in found._asdict().items() if isinstance(value, Tensor)}
-        content = safetensors.torch.save(tensors, metadata={"key": self._key, "source": found.source})
+        tensors = {name: value for name, value in found._asdict().items() if isinstance(value, Tensor)}
         try:
-            write_atomically(self.folder / CACHE, content)
+            facts = {"key": self._key, "source": found.source, "sha256": found.checksum}
+            RunFolder(self.folder).write_tensors(HELD_OUT, tensors, facts)
         except OSError:  # a folder that may only be read
             return
 
 
 def stored_in(folder: Path) -> dict[str, Tensor]:
     """What a run answered on its test set."""
-    path = folder / "answers.safetensors"
-    if not path.is_file():
-        raise FileNotFoundError(complaint("RUN", f"one with {path.name}", folder, "Train it again: --fresh."))
-    return safetensors.torch.load_file(path)
+    return RunFolder(folder).tensors(ANSWERS)
 
 
 def scale(data: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

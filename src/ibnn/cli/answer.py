@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ibnn.asking.inputs import Example, examples, listed, points
-from ibnn.cli.screen import Json, Screen, finite, misuse
+from ibnn.cli.screen import Json, MisuseError, Screen, check_out, finite, misuse
 from ibnn.cli.settings import check_set
 from ibnn.cli.train import Data, show
 from ibnn.errors import complaint
@@ -40,7 +40,7 @@ def evaluate(
 
     Of points, the test points alone; of a number to predict NLL, RMSE and the share inside 90 % intervals.
     """
-    from ibnn.data import DataSet, load
+    from ibnn.data import TABLES, DataSet, load
     from ibnn.evaluation import evaluate as measure
     from ibnn.jobs import make_data
 
@@ -50,6 +50,9 @@ def evaluate(
         with misuse():
             asked.check_images()
             check_set(data_set, data)
+            if data_set in TABLES:
+                remedy = "Leave it out for the run's own."
+                raise ValueError(complaint("--data-set", "a set of images", f"the points {data_set}", remedy))
     splits = make_data(run.job, data)
     whole = splits.whole
     if data_set is not None:
@@ -93,6 +96,10 @@ def predict(
     risk: Annotated[
         float, typer.Option(help="Abstains so that at most this share of the given answers is wrong; 1 never does.")
     ] = 0.05,
+    scale: Annotated[
+        float | None,
+        typer.Option(help="Value of white in .csv and .npy files: 255 for bytes; default 1, of uint8 in .npy 255."),
+    ] = None,
     data: Data = None,
     json: Json = False,
 ) -> None:
@@ -111,13 +118,20 @@ def predict(
         check_risk(risk)
         if out is not None and out.suffix not in (".csv", ".json"):
             raise ValueError(complaint("--out", "a .csv or .json file", out, "Pass -o out.csv."))
+        if out is not None:
+            check_out("--out", out)
+        if scale is not None and not 0 < scale < math.inf:
+            raise ValueError(complaint("--scale", "a positive number", scale, "Pass 255 for bytes."))
         files = listed(inputs)
     asked = read(folder, samples, seed)
+    if asked.table and scale is not None:
+        remedy = "Leave it out: points are taken as they are."
+        raise MisuseError(complaint("--scale", "absent for a run of points", scale, remedy))
     unread: list[Exception] = []
     stream = (
         points(files, len(asked.table.centre), unread.append)
         if asked.table
-        else examples(files, asked.form, screen.note, unread.append)
+        else examples(files, asked.form, screen.note, unread.append, scale)
     )
     rows: list[dict[str, Any]] = []
     while batch := list(islice(stream, BATCH)):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ibnn.cli.screen import Json, Screen
+from ibnn.cli.screen import Json, Screen, check_out, misuse
 
 
 def bench(
@@ -21,6 +21,9 @@ def bench(
     from ibnn.bench import QUICK, misses, rival_rows, rows
     from ibnn.bench import bench as measure
 
+    with misuse():
+        if out is not None:
+            check_out("--out", out)
     content = measure(out, size=QUICK if quick else None, note=screen.note)
     if json:
         screen.json(content)

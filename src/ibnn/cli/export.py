@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from ibnn.cli.answer import RunFolder, Samples, Seed, read
-from ibnn.cli.screen import Json, Screen, misuse
+from ibnn.cli.screen import Json, Screen, check_out, misuse
 
 
 def export(
@@ -30,6 +30,9 @@ def export(
     from ibnn.export import export as write
     from ibnn.network import IBNN
 
+    out = out or Path("model.onnx" if format == "onnx" else "model.pt2")
+    with misuse():
+        check_out("--out", out)
     asked = read(folder, samples, seed)
     run = asked.run
     with misuse():
@@ -45,7 +48,7 @@ def export(
         written = write(
             run.model,
             images,
-            out or Path("model.onnx" if format == "onnx" else "model.pt2"),
+            out,
             samples=asked.samples,
             seed=asked.seed,
             format=format,

@@ -5,9 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ibnn.cli.screen import Json, Screen, misuse
+from ibnn.cli.screen import Json, Screen, check_out, misuse
 from ibnn.cli.settings import check_net, parsed
-from ibnn.cli.train import Data
+
+Place = Annotated[
+    Path | None, typer.Option("--data", file_okay=False, help="Where data sets are; default $IBNN_DATA or ./data.")
+]
 
 
 def _nets() -> list[str]:
@@ -31,6 +34,8 @@ def demo(
     """Trains a plain network and an iBNN on embedded digits: a table and three figures. Start here."""
     from ibnn.demo import main
 
+    with misuse():
+        check_out("--out", out, folder=True)
     flags = [name for name, given in (("--json", json), ("--quiet", screen.quiet)) if given]
     raise typer.Exit(main(["--out", str(out), "--seed", str(seed), *flags]))
 
@@ -64,7 +69,7 @@ def plan(
         if json:
             screen.json(rows)
             return
-        head = ["net", "input", "classes", "weights", "nodes", "weights a node"]
+        head = ["net", "input", "classes", "weights", "nodes", "weights per node"]
         cells = [[r["net"], "×".join(map(str, r["input"])), *(f"{r[k]:,.0f}" for k in list(r)[2:])] for r in rows]
         screen.table([head, *cells])
         screen.note("One of them in detail: ibnn plan --net NAME")
@@ -84,7 +89,7 @@ def plan(
         print(planned)
 
 
-def data_list(screen: Screen, data: Data = None, json: Json = False) -> None:
+def data_list(screen: Screen, data: Place = None, json: Json = False) -> None:
     """Lists the data sets, and which of them are there."""
     from ibnn.data import status
 
@@ -102,7 +107,7 @@ def data_list(screen: Screen, data: Data = None, json: Json = False) -> None:
 def data_get(
     screen: Screen,
     names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=_sets, metavar="NAME…")],
-    data: Data = None,
+    data: Place = None,
     mirror: Annotated[str | None, typer.Option(help="Server with NAME/FILE; default $IBNN_MIRROR.")] = None,
     json: Json = False,
 ) -> None:

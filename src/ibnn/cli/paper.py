@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibnn.cli.screen import Json, MisuseError, Screen, misuse
+from ibnn.cli.screen import Json, MisuseError, Screen, check_out, misuse
 from ibnn.cli.train import Data
 from ibnn.errors import complaint
 
@@ -50,6 +50,8 @@ def reproduce(
         wanted = {each: _wanted(methods, experiment) for each, experiment in chosen.items()}
         for each, experiment in chosen.items():
             experiment.only(wanted[each], seeds)
+        for option, place in (("--out", out), ("--runs", runs)):
+            check_out(option, place, folder=True)
     found = {}
     for each in chosen:
         options: dict[str, Any] = {"preset": preset, "seeds": seeds, "methods": wanted[each], "smoke": smoke}
@@ -80,19 +82,24 @@ def report(
 ) -> None:
     """Writes one HTML page about one or several runs."""
     from ibnn.report import write_report
-    from ibnn.report.runs import finished
+    from ibnn.runs import RunFolder
 
-    for run in runs:
-        if not run.exists():
-            raise MisuseError(complaint("RUNS", "run folders", f"no folder {run}", "Train first: ibnn train."))
-    done = [run for run in runs if finished(run)]
-    if not done:
-        got = f"none in {', '.join(map(str, runs))}"
-        raise MisuseError(complaint("RUNS", "folders of finished runs", got, "Let a run finish: ibnn train."))
+    with misuse():
+        check_out("--out", out)
+        for run in runs:
+            if not run.exists():
+                raise ValueError(complaint("RUNS", "run folders", f"no folder {run}", "Train first: ibnn train."))
+        done = [run for run in runs if RunFolder(run).finished]
+        if not done:
+            got = f"none in {', '.join(map(str, runs))}"
+            raise ValueError(complaint("RUNS", "folders of finished runs", got, "Let a run finish: ibnn train."))
     for run in runs:
         if run.is_dir() and run not in done:
             screen.note(f"Left out: {run}, which has not finished.")
-    write_report(done, out, title=title)
+    try:
+        write_report(done, out, title=title)
+    except FileNotFoundError as error:  # a folder without its answers
+        raise MisuseError(str(error)) from error
     if json:
         screen.json({"report": str(out)})
     else:

@@ -9,10 +9,39 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from ibnn.errors import DamagedError, complaint, nearest
+
+_SYNONYMS = {
+    word: option
+    for option, words in {
+        "out": "output output_dir output_file out_dir outdir dir folder run_dir save_to",
+        "data": "data_dir data_folder dataset_dir root",
+        "data-set": "dataset",
+        "samples": "draws n_samples num_samples",
+        "seed": "random_state random_seed",
+        "net": "model network arch architecture",
+        "option": "options",
+        "classes": "num_classes n_classes",
+        "fresh": "restart overwrite force",
+        "resume": "continue",
+        "set": "config override",
+        "risk": "error alpha threshold",
+        "scale": "white divide max",
+        "host": "address bind ip",
+        "megabytes": "max_size limit",
+        "false-alarm": "alpha",
+        "methods": "method",
+        "quiet": "silent",
+        "debug": "verbose traceback",
+    }.items()
+    for word in words.split()
+}
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results and errors only.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Shows where an error came from.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else there.")]
@@ -31,8 +60,23 @@ def misuse() -> Iterator[None]:
     """What goes wrong inside was asked wrongly."""
     try:
         yield
+    except DamagedError:  # not the fault of the one who asked
+        raise
     except (ValueError, TypeError, FileNotFoundError) as error:
         raise MisuseError(str(error)) from error
+
+
+def check_out(option: str, path: Path, *, folder: bool = False) -> None:
+    """Complains, before any work, of a file or folder that could not be written. Missing folders are made later."""
+    kind, other = ("a folder", "the file") if folder else ("a file", "the folder")
+    if path.exists() and path.is_dir() != folder:
+        raise ValueError(complaint(option, kind, f"{other} {path}", "Pass another one."))
+    above = path if path.is_dir() else next(each for each in path.absolute().parents if each.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = "cannot be written to" if above.is_dir() else "is a file"
+        raise ValueError(
+            complaint(option, f"{kind} that can be written", f"{path}: {above} {why}", "Pass another one.")
+        )
 
 
 class Screen:
@@ -104,7 +148,30 @@ def register(app: typer.Typer, function: Callable[..., None], *, name: str | Non
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     command.__signature__ = inspect.Signature([*keywords, *more])  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*keywords, *more)}
-    app.command(name, rich_help_panel=panel or None)(command)
+    app.command(name, cls=_Command, rich_help_panel=panel or None)(command)
+
+
+class _Command(TyperCommand):
+    """A command that knows synonyms of its options, and of what `--set` changes."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer's; an option that there is not comes with the one that was probably meant."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if hasattr(error, "possibilities"):  # the class itself is typer's own affair
+                error.possibilities = [self._meant(error.option_name.lstrip("-"))]  # type: ignore[attr-defined]
+            raise
+
+    def _meant(self, word: str) -> str:
+        given = (option for each in self.params for option in (*each.opts, *each.secondary_opts))
+        known = {option.lstrip("-"): option for option in given if option.startswith("--")}
+        if "set" in known:
+            from ibnn.jobs import meanings
+
+            if (name := word.lower().replace("-", "_")) in meanings():
+                return f"--set {meanings()[name]}=…"
+        return known[nearest(word, known, _SYNONYMS)]
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """`serve`: a finished run as a service over HTTP."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ibnn.cli.answer import RunFolder, Samples, Seed, check_risk, read, worded
-from ibnn.cli.screen import Screen, misuse
+from ibnn.cli.screen import Screen, check_out, misuse
 from ibnn.cli.train import Data
 from ibnn.errors import complaint
 
@@ -37,10 +38,12 @@ def serve(
     """
     with misuse():
         check_risk(risk)
+        if state is not None:
+            check_out("--state", state)
         if not 0 < false_alarm < 1:
             raise ValueError(complaint("--false-alarm", "between 0 and 1", false_alarm, "Pass 0.01."))
-        if not megabytes > 0:
-            raise ValueError(complaint("--megabytes", "positive", megabytes, "Pass 10."))
+        if not 0 < megabytes < math.inf:
+            raise ValueError(complaint("--megabytes", "positive and finite", megabytes, "Pass 10."))
     from ibnn.serve.app import make_app
     from ibnn.serve.server import listen
     from ibnn.serve.server import serve as run
@@ -49,12 +52,13 @@ def serve(
     asked = read(folder, samples, seed)
     with misuse():
         asked.check_images()
-    at = listen(host, port)
-    with misuse():
-        service = Service(asked, risk=risk, false_alarm=false_alarm, data=data, state=state)
-    facts = service.limit(risk)[1]
-    screen.note(worded(facts) if facts else "Never abstains.")
-    if service.monitor is None:
-        screen.note("Inputs are not watched for a shift: there are no held-out answers of these draws.")
-    address = f"http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"
-    run(make_app(service, megabytes=megabytes), at, ready=lambda: print(f"Serving at {address}", flush=True))
+        at = listen(host, port)
+    with at:
+        with misuse():
+            service = Service(asked, risk=risk, false_alarm=false_alarm, data=data, state=state)
+        facts = service.limit(risk)[1]
+        screen.note(worded(facts) if facts else "Never abstains.")
+        if service.monitor is None:
+            screen.note("Inputs are not watched for a shift: there are no held-out answers of these draws.")
+        address = f"http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"
+        run(make_app(service, megabytes=megabytes), at, ready=lambda: print(f"Serving at {address}", flush=True))

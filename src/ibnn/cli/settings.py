@@ -1,6 +1,5 @@
 """SETTINGS: `--set key=value` as changes to a job, and recipes of jobs by name or file."""
 
-import difflib
 import inspect
 import tomllib
 from collections.abc import Callable
@@ -8,10 +7,14 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ibnn.errors import complaint
+from ibnn.atomic import read_toml
+from ibnn.errors import complaint, nearest
 
 if TYPE_CHECKING:
     from ibnn.jobs import Job
+
+_SYNONYMS = {"dropout_rate": "rate", "dropout": "rate", "p": "rate", "k": "components", "n_components": "components"}
+_SYNONYMS |= {"num_components": "components", "n_members": "members", "size": "members", "prior": "prior_std"}
 
 
 def parsed(settings: list[str], flag: str) -> dict[str, Any]:
@@ -25,7 +28,8 @@ def parsed(settings: list[str], flag: str) -> dict[str, Any]:
         key, equals, text = setting.partition("=")
         *path, last = key.strip().split(".")
         if not equals or not all((*path, last)):
-            raise ValueError(complaint(flag, "key=value", repr(setting), f"Pass e.g. {flag} seed=3."))
+            example = "seed=3" if flag == "--set" else "width=2"
+            raise ValueError(complaint(flag, "key=value", repr(setting), f"Pass e.g. {flag} {example}."))
         table = found
         for part in path:
             table = table.setdefault(part, {})
@@ -55,29 +59,27 @@ def names() -> list[str]:
 
 def read_job(recipe: str, settings: list[str], data: Path | None = None) -> "Job":
     """The job of a file or of a recipe's name, with changes, checked as far as can be without data."""
-    from ibnn.jobs import Job, merged
+    from ibnn.jobs import Job, check_weights, merged
 
     changes = parsed(settings, "--set")
-    try:
-        fields = merged(tomllib.loads(_text(recipe)), changes)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(complaint("RECIPE", "a TOML file", f"{recipe} ({error})", "Mend the file.")) from None
+    fields = merged(_fields(recipe), changes)
     given = changes.get("train")
     for one, other in (("epochs", "steps"), ("steps", "epochs")):  # the one that was set rules
         if isinstance(given, dict) and one in given and other not in given:
             fields["train"].pop(other, None)
     job = Job(**fields)
     check_set(job.data, data)
+    check_weights(job)
     _check_options(job)
     return job
 
 
-def _text(recipe: str) -> str:
+def _fields(recipe: str) -> dict[str, Any]:
     if recipe in names():
-        return (resources.files("ibnn") / "job_recipes" / f"{recipe}.toml").read_text()
+        return tomllib.loads((resources.files("ibnn") / "job_recipes" / f"{recipe}.toml").read_text())
     if Path(recipe).is_file():
-        return Path(recipe).read_text()
-    near = difflib.get_close_matches(Path(recipe).stem, names(), n=1, cutoff=0.0)[0]
+        return read_toml(Path(recipe))
+    near = nearest(Path(recipe).stem, names())
     expected = f"a TOML file, or one of {', '.join(names())}"
     raise FileNotFoundError(complaint("RECIPE", expected, repr(recipe), f"Did you mean {near!r}?"))
 
@@ -118,6 +120,5 @@ def _check_options(job: "Job") -> None:
         options = list(inspect.signature(makers[job.method]).parameters)[1:]  # the first is the network
     for name in job.method_options:
         if name not in options:
-            near = difflib.get_close_matches(name, options, n=1, cutoff=0.0)
-            remedy = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+            remedy = f"Did you mean {nearest(name, options, _SYNONYMS)!r}?" if options else "Leave it out."
             raise ValueError(complaint("method_options", f"options of {job.method!r}", repr(name), remedy))

@@ -1,26 +1,26 @@
 """`train`: a job from a recipe to a finished run folder."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ibnn.cli import settings
-from ibnn.cli.screen import Interrupted, Json, MisuseError, Screen, misuse
-from ibnn.errors import complaint
+from ibnn.cli.screen import Interrupted, Json, MisuseError, Screen, check_out, misuse
+from ibnn.errors import DamagedError, complaint
 
-WRITTEN = (
-    "result.json",
-    "job.toml",
-    "model.safetensors",
-    "answers.safetensors",
-    "held_out.safetensors",
-    "recipe.toml",
-    "history.csv",
-)
+if TYPE_CHECKING:
+    from ibnn.jobs import Job, Splits
+    from ibnn.runs import RunFolder
 
-Data = Annotated[Path | None, typer.Option("--data", help="Where data sets are; default $IBNN_DATA or ./data.")]
+SAME = 0.02  # relative difference of temperatures that changes nothing to speak of
+
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", exists=True, file_okay=False, help="Where data sets are; default $IBNN_DATA or ./data."),
+]
 
 
 def train(
@@ -37,7 +37,9 @@ def train(
         list[str] | None,
         typer.Option(help="Changes the job, e.g. train.lr=0.01 or seed=3; repeat for more.", metavar="KEY=VALUE"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; default runs/RECIPE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; default runs/RECIPE, and with --set runs/RECIPE-HASH.")
+    ] = None,
     data: Data = None,
     resume: Annotated[
         bool | None,
@@ -49,18 +51,30 @@ def train(
 
     Ctrl-C saves; the same command goes on where it was stopped, to the very same bits.
     """
+    from ibnn import jobs
+    from ibnn.runs import RunFolder
+
     with misuse():
         job = settings.read_job(recipe, set or [], data)
     stem = Path(recipe).stem + (f"-{job.key}" if set else "")
     folder = out or Path("runs") / stem
-    _prepare(folder, job, resume)
-    from ibnn.jobs import run
-
+    home = RunFolder(folder)
+    with misuse():
+        check_out("--out", folder, folder=True)
+        if resume and not home.begun:
+            raise ValueError(complaint("--resume", "of a run that was begun", folder, "Leave it out to begin."))
     screen.note(f"{job.method} {job.net} on {job.data}, seed {job.seed}, into {folder}")
     words = ["ibnn", "train", recipe, *(w for s in set or [] for w in ("--set", s)), "--out", str(folder)]
     again = f"To go on: {shlex.join([*words, *(['--data', str(data)] if data else [])])}"
     try:
-        result = run(job, folder, data_folder=data, first_folder=folder / "first", quiet=screen.quiet)
+        result = _finished(home, job) if resume is not False else None
+        if result is None:
+            splits = _checked(job, data)
+            with home.lock(note=screen.note):
+                if resume is False:
+                    _clear(home, screen)
+                options: dict[str, Any] = {"data_folder": data, "splits": splits, "first_folder": folder / "first"}
+                result = jobs.run(job, folder, **options, quiet=screen.quiet, held=True)
     except KeyboardInterrupt:
         raise Interrupted(again) from None
     except SystemExit as stop:  # the engine has saved
@@ -75,25 +89,37 @@ def train(
     screen.note(f"Next: ibnn report {place} -o report.html · ibnn predict {place} {inputs}")
 
 
-def _prepare(folder: Path, job: Any, resume: bool | None) -> None:
-    """Sees to it that the folder fits what is asked for."""
-    from ibnn.jobs import Job
+def _checked(job: "Job", data: Path | None) -> "Splits":
+    """The data of a job that can run."""
+    from ibnn.jobs import check
 
-    there = (folder / "job.toml").is_file()
-    if folder.exists() and not folder.is_dir():
-        raise MisuseError(complaint("--out", "a folder", f"the file {folder}", "Pass another one."))
-    if resume is False and there:
-        for place in (folder, folder / "first"):
-            for name in WRITTEN:
-                (place / name).unlink(missing_ok=True)
-            for path in (*place.glob("checkpoints/*"), *place.glob("refit/checkpoints/*")):
-                path.unlink()
-    elif resume and not there:
-        raise MisuseError(complaint("--resume", "of a run that was begun", folder, "Leave it out to begin."))
-    elif there and Job.from_toml(folder / "job.toml") != job:
-        got = f"{folder}, which holds another job"
-        remedy = "Pass another --out, or --fresh to replace it."
-        raise MisuseError(complaint("--out", "a new folder or one of this job", got, remedy))
+    try:
+        return check(job, data)
+    except DamagedError:
+        raise
+    except ValueError as error:  # missing data are not misuse: the command is right
+        raise MisuseError(str(error)) from error
+
+
+def _clear(home: "RunFolder", screen: Screen) -> None:
+    """Removes what was trained before, the plain training that came first included."""
+    home.clear()
+    first = replace(home, path=home.path / "first")
+    if first.begun:
+        with first.lock(note=screen.note):
+            first.clear()
+
+
+def _finished(home: "RunFolder", job: "Job") -> dict[str, Any] | None:
+    """The result of a folder where the job has finished; a folder of another job is misuse."""
+    from ibnn.jobs import finished
+
+    try:
+        return finished(job, home)
+    except DamagedError:
+        raise
+    except ValueError as error:
+        raise MisuseError(f"{error} Or pass --fresh to replace it.") from error
 
 
 def show(screen: Screen, result: dict[str, Any]) -> None:
@@ -101,20 +127,19 @@ def show(screen: Screen, result: dict[str, Any]) -> None:
     names = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "aurc": "AURC"}
     names |= {"rmse": "RMSE", "coverage": "in 90 % interval"}
     names = {name: words for name, words in names.items() if name in result["scores"]}
-    own = result["temperature"]
-    readings = {"as answered" + (f" (T = {own:.3g})" if own != 1 else ""): result}
-    if "tempered" in result:
-        readings |= {f"with temperature {result['tempered']['temperature']:.3g}": result["tempered"]}
+    readings = {"": result}
+    if "tempered" in result and abs(result["tempered"]["temperature"] / result["temperature"] - 1) > SAME:
+        readings |= {f", + temperature scaling (T = {result['tempered']['temperature']:.3g})": result["tempered"]}
     rows = []
     for what in ("test", "corrupted") if "corrupted" in result else ("test",):
         for how, reading in readings.items():
             scores = reading["scores"] if what == "test" else reading["corrupted"]["all"]
             cells = [f"{100 * scores[n]:.2f}" if n == "error" else f"{scores[n]:.4f}" for n in names]
-            rows.append([f"{what}, {how}", *cells])
+            rows.append([f"{what}{how}", *cells])
     screen.table([[result.get("name", ""), *names.values()], *rows])
     doubts = {"max_prob": "largest probability", "total": "total entropy", "epistemic": "epistemic part"}
     rows = [
-        [f"{name}, {how}", *(f"{found[n]:.4f}" for n in doubts)]
+        [f"{name}{how}", *(f"{found[n]:.4f}" for n in doubts)]
         for how, reading in readings.items()
         for name, found in reading["outsiders"].items()
     ]

@@ -138,6 +138,8 @@ def _fill(source: Source, url: str, root: Path, place: Path, retries: int, told:
         return
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".get-", dir=root) as beside:
+        usual = Path(beside, ".usual")
+        usual.touch()  # with the permissions that the umask leaves
         for file in missing:
             here = root / file
             local = bool(source.members) and _right(here, source.files[file])
@@ -148,7 +150,7 @@ def _fill(source: Source, url: str, root: Path, place: Path, retries: int, told:
                 moves = {root / path: Path(beside) / path for path in source.members}
             for target, made in moves.items():
                 target.parent.mkdir(exist_ok=True)
-                made.chmod(0o644)  # temporary files are their owner's alone
+                made.chmod(usual.stat().st_mode)  # temporary files are their owner's alone
                 os.replace(made, target)
 
 

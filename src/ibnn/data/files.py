@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ibnn.errors import complaint
+from ibnn.errors import DamagedError, complaint
 
 _PIXELS = 3 * 32 * 32  # of a CIFAR image
 _ANEW = "Delete the file and get the set again: ibnn data get NAME."
@@ -47,7 +47,7 @@ def load_idx(folder: str | Path, *, train: bool) -> Split:
     path = Path(f"{prefix}-labels-idx1-ubyte.gz")
     labels = read_idx(path, dims=1)
     if len(images) != len(labels):
-        raise ValueError(complaint("folder", f"one with a label in {path} per image", _counts(images, labels), _ANEW))
+        raise DamagedError(complaint("folder", f"one with a label in {path} per image", _counts(images, labels), _ANEW))
     return Split(images.unsqueeze(1), labels.long())
 
 
@@ -79,16 +79,16 @@ def read_idx(path: Path, *, dims: int) -> Tensor:
     try:
         content = gzip.decompress(_read(path))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(complaint(str(path), "a whole gzip file", f"a broken one ({error})", _ANEW)) from None
+        raise DamagedError(complaint(str(path), "a whole gzip file", f"a broken one ({error})", _ANEW)) from None
     magic = bytes([0, 0, 8, dims])
     if content[:4] != magic or len(content) < 4 + 4 * dims:
         start = content[:4].hex(" ") or "nothing"
-        raise ValueError(complaint(str(path), f"an idx file that starts {magic.hex(' ')}", start, _ANEW))
+        raise DamagedError(complaint(str(path), f"an idx file that starts {magic.hex(' ')}", start, _ANEW))
     shape = struct.unpack_from(f">{dims}I", content, 4)
     values = content[4 + 4 * dims :]
     if len(values) != math.prod(shape) or not values:
         expected = f"{math.prod(shape)} values, as its header {shape} says, and more than none"
-        raise ValueError(complaint(str(path), expected, len(values), _ANEW))
+        raise DamagedError(complaint(str(path), expected, len(values), _ANEW))
     return _tensor(values).view(shape)
 
 
@@ -99,12 +99,12 @@ def _cifar(paths: list[Path], *, classes: tuple[int, ...]) -> Split:
         content = _read(path)
         if len(content) % width or not content:
             expected = f"whole rows of {width} bytes, at least one"
-            raise ValueError(complaint(str(path), expected, f"{len(content)} bytes", _ANEW))
+            raise DamagedError(complaint(str(path), expected, f"{len(content)} bytes", _ANEW))
         rows = _tensor(content).view(-1, width)
         highest = rows[:, : len(classes)].amax(0).tolist()
         if any(label >= count for label, count in zip(highest, classes, strict=True)):
             expected = f"a file whose labels are below {classes}"
-            raise ValueError(complaint(str(path), expected, f"labels up to {tuple(highest)}", _ANEW))
+            raise DamagedError(complaint(str(path), expected, f"labels up to {tuple(highest)}", _ANEW))
         parts.append(rows)
     whole = torch.cat(parts)
     return Split(whole[:, len(classes) :].reshape(-1, 3, 32, 32), whole[:, len(classes) - 1].long())

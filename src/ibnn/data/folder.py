@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ibnn.data.files import Split
-from ibnn.errors import complaint
+from ibnn.errors import DamagedError, complaint
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -104,7 +104,7 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
                 image = flattened(file, "RGB")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all that pillow raises
             remedy = "Replace or delete the file."
-            raise ValueError(
+            raise DamagedError(
                 complaint(str(path), "a readable image", f"{type(error).__name__}: {error}", remedy)
             ) from error
         short = min(image.size)

@@ -1,13 +1,13 @@
 """Every net by its name, for recipes, plans and smoke tests."""
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 from torch import nn
 
-from ibnn.errors import complaint
+from ibnn.errors import complaint, nearest
 from ibnn.nets.alexnet import AlexNet
 from ibnn.nets.dense import mlp
 from ibnn.nets.lenet import LeNet
@@ -17,6 +17,11 @@ from ibnn.nets.wideresnet import WideResNet
 
 _PIXELS = 28 * 28
 _SIZES = ("inputs", "hidden", "width", "depth")  # there is no network without
+
+
+_SYNONYMS = {"dropout_rate": "dropout", "p": "dropout", "hidden_size": "hidden", "hidden_dim": "hidden"}
+_SYNONYMS |= {"units": "hidden", "n_layers": "layers", "num_layers": "layers", "batch_norm": "batchnorm"}
+_SYNONYMS |= {"input_size": "inputs", "in_features": "inputs", "widen_factor": "width"}
 
 
 class _Entry(NamedTuple):
@@ -87,19 +92,22 @@ def input_shape(name: str, **options: float) -> tuple[int, ...]:
 def _entry(name: str, options: Mapping[str, float]) -> _Entry:
     """The net of that name, which knows all these options."""
     if name not in _NETS:
-        remedy = f"Did you mean {_nearest(name, _NETS)!r}?"
+        remedy = f"Did you mean {nearest(name, _NETS)!r}?"
         raise ValueError(complaint("name", f"one of {', '.join(_NETS)}", repr(name), remedy))
     entry = _NETS[name]
     for option, value in options.items():
         if option not in entry.options:
             expected = f"among {', '.join(entry.options)} for {name!r}" if entry.options else f"none for {name!r}"
-            remedy = f"Did you mean {_nearest(option, entry.options)!r}?" if entry.options else "Leave it out."
+            remedy = (
+                f"Did you mean {nearest(option, entry.options, _SYNONYMS)!r}?" if entry.options else "Leave it out."
+            )
             raise ValueError(complaint("options", expected, repr(option), remedy))
-        if value < 0 or (value == 0 and option in _SIZES):
-            least = "positive" if option in _SIZES else "at least 0"
-            raise ValueError(complaint(option, least, value, "Leave it out for the default."))
+        expected = "positive" if option in _SIZES else "at least 0"
+        fits = 0 < value < inf if option in _SIZES else 0 <= value < inf  # nor NaN
+        if option == "dropout":
+            expected, fits = "at least 0 and at most 1", 0 <= value <= 1
+        elif (name, option) != ("vgg16-small", "width"):
+            expected, fits = f"{expected} and a whole number", fits and isinstance(value, int)
+        if not fits:
+            raise ValueError(complaint(option, expected, value, "Leave it out for the default."))
     return entry
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    return difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.0)[0]

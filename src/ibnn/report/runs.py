@@ -1,27 +1,23 @@
 """RUNS: what a report reads from run folders. The files are not trusted: plain data only, checked before it is used."""
 
 import csv
-import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from ibnn import metrics
-from ibnn.errors import complaint
+from ibnn.errors import DamagedError, complaint
+from ibnn.runs import ANSWERS, HISTORY, JOB, RESULT, RunFolder
 
 PARTS = ("aleatoric", "between", "within")
 _ROUNDING = 1e-5  # nats: what float32 leaves of a difference of equal entropies
-_FILES = ("job.toml", "result.json", "history.csv")
-_ANSWERS = "answers.safetensors"
+_FILES = (JOB, RESULT, HISTORY)
 _KINDS = {
     "name": str,
     "job": dict,
@@ -100,11 +96,6 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def finished(folder: Path) -> bool:
-    """Whether it is a folder with a run that has ended."""
-    return all((folder / name).is_file() for name in _FILES)
-
-
 def classifying(runs: Sequence[Run]) -> Iterator[tuple[int, Run, Answers]]:
     """The runs that classify, with their numbers and answers."""
     yield from ((number, run, run.test) for number, run in enumerate(runs) if run.test is not None)
@@ -114,63 +105,42 @@ def _require(folder: Path, names: Sequence[str]) -> None:
     if missing := [name for name in names if not (folder / name).is_file()]:
         got = f"{folder} without {' and '.join(missing)}"
         remedy = "Let the run finish or leave this folder out."
-        raise FileNotFoundError(complaint("runs", f"folders with {', '.join((*_FILES, _ANSWERS))}", got, remedy))
+        raise FileNotFoundError(complaint("runs", f"folders with {', '.join((*_FILES, ANSWERS))}", got, remedy))
 
 
-def _wrong(path: Path, expected: str, got: object) -> ValueError:
-    return ValueError(complaint(str(path), expected, got, "Run it again or leave this folder out."))
+def _wrong(path: Path, expected: str, got: object) -> DamagedError:
+    return DamagedError(complaint(str(path), expected, got, "Run it again or leave this folder out."))
 
 
 def _read(folder: Path) -> Run:
-    recipe, job = _job(folder / _FILES[0])
-    result = _result(folder / _FILES[1])
+    home = RunFolder(folder)
+    result = _result(home)
     scores = _numbers(result["scores"])
     tensors: dict[str, Tensor] = {}
-    if "rmse" not in scores or (folder / _ANSWERS).is_file():
-        _require(folder, [_ANSWERS])
-        tensors = _tensors(folder / _ANSWERS)
+    if "rmse" not in scores or (folder / ANSWERS).is_file():
+        _require(folder, [ANSWERS])
+        tensors = home.tensors(ANSWERS)
     run = Run(
         name=result["name"].strip() or folder.name,
-        recipe=recipe,
-        job=job,
+        recipe=home.text(JOB),
+        job=home.job(),
         scores=scores,
         costs=_numbers(result["costs"]),
         classes=tuple(map(str, result["classes"])),
         diagnosis=result["diagnosis"].strip(),
         temperature=_numbers({"T": result.get("temperature")}).get("T"),
         provenance=result["provenance"],
-        history=_history(folder / _FILES[2]),
+        history=_history(home),
         labels=torch.zeros(0, dtype=torch.int64),
         test=None,
         ood={},
         shown=None,
     )
-    return run if "rmse" in scores else _with_answers(run, tensors, folder / _ANSWERS)
+    return run if "rmse" in scores else _with_answers(run, tensors, folder / ANSWERS)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except ValueError as why:
-        raise _wrong(path, "text in UTF-8", why) from None
-
-
-def _job(path: Path) -> tuple[str, dict[str, Any]]:
-    text = _text(path)
-    try:
-        return text, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as why:
-        raise _wrong(path, "TOML", why) from None
-
-
-def _result(path: Path) -> dict[str, Any]:
-    text = _text(path)
-    try:
-        result = json.loads(text)
-    except (ValueError, RecursionError) as why:
-        raise _wrong(path, "JSON", why) from None
-    if not isinstance(result, dict):
-        raise _wrong(path, "a JSON object", type(result).__name__)
+def _result(home: RunFolder) -> dict[str, Any]:
+    result, path = dict(home.result), home.path / RESULT
     if missing := {"name", "scores"} - set(result):
         raise _wrong(path, "an object with name and scores", f"none of {' and '.join(sorted(missing))}")
     for key, kind in _KINDS.items():
@@ -185,21 +155,16 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {k: float(v) for k, v in numbers.items() if abs(v) < 1e300}  # nan is not, nor are giants
 
 
-def _history(path: Path) -> dict[str, list[float]]:
+def _history(home: RunFolder) -> dict[str, list[float]]:
     """Columns of the CSV; nan where a row has no entry."""
     try:
-        rows = list(csv.DictReader(_text(path).splitlines()))
+        rows = list(csv.DictReader(home.text(HISTORY).splitlines()))
         columns = [column for column in (rows[0] if rows else ()) if column]
         return {column: [float(row[column] or "nan") for row in rows] for column in columns}
+    except DamagedError:
+        raise
     except (csv.Error, ValueError) as why:
-        raise _wrong(path, "CSV with numbers in all columns", why) from None
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load_file(path)
-    except (safetensors.SafetensorError, OSError) as why:
-        raise _wrong(path, "a safetensors file", why) from None
+        raise _wrong(home.path / HISTORY, "CSV with numbers in all columns", why) from None
 
 
 def _with_answers(run: Run, tensors: Mapping[str, Tensor], path: Path) -> Run:

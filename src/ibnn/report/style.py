@@ -43,7 +43,7 @@ thead th { font-weight: 600; vertical-align: bottom; white-space: normal; line-h
 td.word, thead:has(+ tbody td.word) th:nth-child(2) { text-align: left; }
 th[scope=row], thead th:first-child { text-align: left; position: sticky; left: 0; background: var(--card);
   white-space: normal; min-width: 7.5rem; max-width: 15rem; overflow-wrap: anywhere; font-weight: 600; }
-@media (min-width: 64rem) { th[scope=row] { min-width: 11rem; } }
+@media (min-width: 64rem) { th[scope=row] { min-width: 14rem; max-width: 20rem; } }
 td.best { background: var(--mark); }
 td .range { display: block; color: var(--soft); font-size: .85em; font-weight: 400; }
 .swatch { display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .4em;
@@ -53,8 +53,9 @@ td .range { display: block; color: var(--soft); font-size: .85em; font-weight: 4
   margin: .8rem 0; }
 figure { margin: 0; background: #fff; color: #1b1f24; border: 1px solid var(--line); border-radius: .4rem;
   padding: .8rem; }
+.cards figure { display: grid; grid-row: span 2; grid-template-rows: subgrid; row-gap: 0; align-items: start; }
 figure figcaption { color: #515a65; margin-bottom: .4rem; }
-figure figcaption strong { color: #1b1f24; display: block; font-size: 1rem; }
+figure figcaption strong { color: #1b1f24; display: block; font-size: .95rem; line-height: 1.35; text-wrap: balance; }
 figure img { display: block; width: 100%; max-width: 30rem; height: auto; margin: 0 auto; }
 .wide { max-width: 34rem; }
 .examples { list-style: none; padding: 0; margin: .4rem 0; display: grid; gap: .8rem;

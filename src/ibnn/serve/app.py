@@ -22,14 +22,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
 from ibnn import __version__
-from ibnn.asking.inputs import Form, decoded, formed, resized
+from ibnn.asking.inputs import PIXELS, Form, decoded, formed, resized
 from ibnn.errors import complaint
 from ibnn.serve import page
 from ibnn.serve.batching import OverloadedError
 from ibnn.serve.service import MOST, Question, Service, finite
 
 MEGABYTES = 10  # of a request
-PIXELS = 25_000_000  # of the images of a request, which decoded have so many bytes or three times as many
 READERS = 2  # threads that read requests
 
 _PATHS = ("/", "/docs", "/openapi.json", "/predict", "/health", "/metrics")
@@ -232,7 +231,7 @@ def _read(parts: bytes | list[tuple[str, bytes]], form: Form) -> tuple[Tensor, l
         return pixels, [None] * len(pixels)
     images: list[Tensor] = []
     notes: list[str | None] = []
-    left = PIXELS
+    left = PIXELS  # of all images together, which decoded have so many bytes or three times as many
     for name, content in parts:
         image, size = decoded(io.BytesIO(content), form, name=name[:80], most=left)
         left -= size[0] * size[1]
@@ -244,11 +243,14 @@ def _read(parts: bytes | list[tuple[str, bytes]], form: Form) -> tuple[Tensor, l
 def _inputs(text: bytes) -> Any:
     """What JSON has under "inputs"."""
 
-    def refuse(name: str) -> float:
+    def refuse(name: str) -> Any:
         raise ValueError(complaint("inputs", "finite numbers", name, "Clean or leave out that input."))
 
+    def integer(digits: str) -> int:
+        return int(digits) if len(digits) <= 400 else refuse(f"one of {len(digits):,} digits")  # Python has a limit
+
     try:
-        found = json.loads(text.decode(), parse_constant=refuse)
+        found = json.loads(text.decode(), parse_constant=refuse, parse_int=integer)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         remedy = 'Send {"inputs": [...]}.'
         raise HTTPException(400, complaint("body", "JSON", f"{type(error).__name__}: {error}", remedy)) from None

@@ -181,13 +181,13 @@ def _page(title: str, body: str, attributes: str = "") -> str:
 
 def front(asked: Asked) -> str:
     """Where an image is dropped."""
-    name, form, classes = str(asked.run.result["name"]), asked.form, asked.classes
+    name, form, classes = f"Classifier for {asked.run.job.data}", asked.form, asked.classes
     kind = "grey" if form.channels == 1 else "colour"
     listed = ", ".join(classes[:12]) + (f" and {len(classes) - 12} more" if len(classes) > 12 else "")
     body = f"""<header>
 <h1>{escape(name)}</h1>
 <p class="soft">Knows {len(classes)} classes: {escape(listed)}. Sees {kind} images of {form.width}×{form.height} pixels;
-others are resized. <a href="docs">How to ask it from a program</a></p>
+others are resized. Run: {escape(str(asked.run.result["name"]))}. <a href="docs">How to ask it from a program</a></p>
 </header>
 <main>
 <label class="drop" id="drop">Drop an image here, paste one, or choose a file:
@@ -215,7 +215,7 @@ not know.</p>
 </main>
 <script>{SCRIPT}</script>
 """
-    return _page(f"ibnn: {name}", body, f' data-components="{asked.run.model.components}"')
+    return _page(f"{name} · ibnn", body, f' data-components="{asked.run.model.components}"')
 
 
 def reference(schema: dict[str, Any]) -> str:

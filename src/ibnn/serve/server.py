@@ -1,5 +1,6 @@
 """RUNNING the service until it is told to stop."""
 
+import errno
 import signal
 import socket
 from collections.abc import Callable
@@ -18,9 +19,13 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
-    except OSError as error:
-        got = f"{host}:{port} ({error.strerror or error})"
-        raise OSError(complaint("--host and --port", "an address that is free here", got, "Pass --port 0.")) from error
+    except (OSError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
+        if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
+            expected, remedy = "a port that is free and may be opened", "Pass --port 0 for any that is free."
+            raise OSError(complaint("--port", expected, f"{port} at {host} ({reason})", remedy)) from error
+        expected, remedy = "an address of this machine", "Pass --host 127.0.0.1, or 0.0.0.0 for all its addresses."
+        raise ValueError(complaint("--host", expected, f"{host!r} ({reason})", remedy)) from error
 
 
 def serve(app: FastAPI, at: socket.socket, *, ready: Callable[[], None]) -> None:

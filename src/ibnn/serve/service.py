@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ibnn import __version__
 from ibnn.asking.run import Asked, HeldOut
-from ibnn.atomic import write_atomically
+from ibnn.atomic import read_json, write_atomically
 from ibnn.errors import complaint
 from ibnn.serve.batching import Batcher
 from ibnn.shift import ShiftMonitor
@@ -83,14 +83,14 @@ class Service:
         self._begin = hashlib.sha256(json.dumps(fresh.state()).encode()).hexdigest()
         if self._state is None or not self._state.exists():
             return fresh
+        kept = read_json(self._state)
         try:
-            kept = json.loads(self._state.read_text())
             if kept["begin"] == self._begin:
                 return ShiftMonitor.restored(kept["monitor"])
         except (ValueError, TypeError, KeyError):
             pass
         remedy = "Pass another file, or delete this one to begin anew."
-        got = f"{self._state}, of another run or false-alarm rate, or broken"
+        got = f"{self._state}, of another run or false-alarm rate"
         raise ValueError(complaint("state", "a file that a service of this run has written", got, remedy))
 
     def ask(self, question: Question) -> Future[list[Row]]:
