@@ -298,11 +298,137 @@ def test_bad_targets_are_named_before_training() -> None:
         fit(make_model(), (X, y), epochs=1, batch_size=203, quiet=True)
 
 
-def test_infinite_inputs_are_traced_to_their_layer() -> None:
-    x = X.clone()
-    x[3, 2] = float("nan")
-    with pytest.raises(ibnn.DivergedError, match=r"step 0: the loss is .*output of layer '0'"):
-        fit(make_model("linear"), (x, Y), epochs=1, batch_size=203, quiet=True)
+def test_overflow_is_traced_to_its_layer() -> None:
+    model = make_model("linear")
+    model.net[2].weight.data.fill_(3e38)
+    with pytest.raises(ibnn.DivergedError, match=r"step 0: the loss is .*output of layer '2'"):
+        fit(model, (X, Y), epochs=1, batch_size=203, quiet=True)
+
+
+class Pairs(Dataset[Any]):
+    """Has no tensors to look at beforehand."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y, self.read = x, y, 0
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, row: int) -> Any:
+        self.read += 1
+        return self.x[row], self.y[row]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", ["tensors", "dataset", "loader", "sampler"])
+def test_training_data_that_are_not_finite_are_named_by_their_row(kind: str, value: float) -> None:
+    """Of more than 500 rows a tenth is held out: rows are numbered as they were given all the same."""
+    x, y = X.repeat(3, 1), Y.repeat(3)
+    row = int(torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[300])  # not held out with seed 0
+    x[row, 2] = value
+    data: Any = (x, y) if kind == "tensors" else Pairs(x, y)
+    if kind == "loader":
+        data = DataLoader(data, batch_size=16, shuffle=True)
+    if kind == "sampler":
+        data = DataLoader(data, batch_size=16, sampler=WeightedRandomSampler([1.0] * len(x), len(x), replacement=False))
+    model = make_model("linear")
+    with pytest.raises(ValueError, match=rf"`train` to be .*, but got NaN.* in row {row}\. Clean or drop that row\."):
+        fit(model, data, epochs=1, batch_size=16, quiet=True)
+    x[row, 2] = 0.0
+    fit(model, (x, y), epochs=1, quiet=True)  # gradients of the failed run are not in the way
+
+
+# -------------------------------------------------------------------------------------------- before the first step
+
+
+def changed(x: torch.Tensor, value: float) -> torch.Tensor:
+    x = x.clone()
+    x[-1] = value
+    return x
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(
+    ("valid", "match"),
+    [
+        ((X, changed(Y, 7)), "labels from 0 to 7"),
+        ((changed(X, float("nan")), Y), "`valid` to be free of NaN, but got NaN in row 202"),
+        ((X[:, :4], Y), r"`valid` to be such that layer '0' \(Linear\) gets .* \(rows, 6\), but got shape \(\d+, 4\)"),
+        ((X, Y.float()), "integer class indices"),
+    ],
+)
+def test_bad_validation_data_are_refused_before_the_first_step(valid: Any, match: str, wrapped: bool) -> None:
+    model = make_model("linear").train()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises((ValueError, TypeError), match=match):
+        fit(model, (X, Y), Pairs(*valid) if wrapped else valid, **OPTIONS)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"train": (X[:, :4], Y)}, r"`train` to be such that layer '0' .*\(rows, 6\), but got shape"),
+        ({"train": (X[:, 0], Y)}, r"`train` .*\(rows, 6\), but got shape \(32,\)\. Pass a batch"),
+        ({"train": (X, changed(Y, -1))}, "labels from -1 to 2"),
+        ({"train": (X, ["cat"] * 203)}, "targets are a tensor or array, but got a list of str. .*numbered from 0"),
+        ({"train": (X, np.array(["cat"] * 203))}, "`train` .* whose targets are numbers.*Number the classes from 0"),
+        ({"train": (np.array([["a"]] * 203), Y)}, "`train` .* whose inputs are numbers"),
+        ({"train": [(x, "cat") for x in X]}, "a Dataset, a DataLoader or a pair"),
+        ({"train": Pairs(X, ["cat"] * 203)}, r"`batch` .*targets as a tensor, but got a list whose targets are a \w+"),
+        ({"n_data": 0}, "`n_data` to be an integer of at least 1, but got 0"),
+        ({"n_data": -5}, "`n_data` .* -5"),
+        ({"n_data": True}, "`n_data` .* True"),
+        ({"n_data": 203.0}, r"`n_data` .* 203\.0"),
+        ({"callbacks": print}, r"`callbacks` to be a list of functions.*callbacks=\[function\]"),
+        ({"callbacks": ["print"]}, "`callbacks` to be a list of functions"),
+        ({"resume": "yes"}, "`resume`"),
+        ({"recipe": 3}, "`recipe` to be a Recipe, the name of one, or None, but got int"),
+        ({"learning_rate": 0.1}, "Did you mean 'lr'"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused_before_the_first_step(arguments: dict[str, Any], match: str) -> None:
+    model = make_model("linear").train()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises((ValueError, TypeError), match=match):
+        fit(model, **({"train": (X, Y)} | OPTIONS | arguments))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+
+
+def test_a_run_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(ValueError, match=r"`run_dir` to be a folder, but got the file .*file\. Pass"):
+            fit(make_model("linear"), (X, Y), run_dir=place, **OPTIONS)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_run_that_fails_leaves_modes_and_kl_as_they_were(training: bool) -> None:
+    model = make_model().train(training)
+    next(m for m in model.net.modules() if not list(m.children())).training = not training
+    modes = [module.training for module in model.modules()]
+
+    def fails(row: dict[str, Any], model: ibnn.IBNN) -> None:
+        raise KeyError("late")
+
+    with pytest.raises(KeyError, match="late"):
+        fit(model, (X, Y), callbacks=[fails], kl="pairwise", **OPTIONS)
+    assert [module.training for module in model.modules()] == modes
+    assert model.kl_kind == "components"
+
+
+def test_checks_change_no_bit_and_take_one_look_at_validation_data() -> None:
+    valid = Pairs(X[:40], Y[:40])
+    one, other = make_model(), make_model()
+    torch.manual_seed(5)
+    fit(one, (X, Y), valid, **(OPTIONS | {"beta": 1.0}))
+    assert valid.read == 40 * (1 + 3)  # before the first step, and after each of three epochs
+    torch.manual_seed(6)
+    fit(other, (X, Y), (X[:40], Y[:40]), **(OPTIONS | {"beta": 1.0}))
+    assert same(one, other)
 
 
 # ------------------------------------------------------------------------------------------------------------ resume

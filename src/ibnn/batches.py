@@ -61,6 +61,7 @@ class Source:
         loading: Options for the DataLoader of a Dataset.
         sampler: A batch sampler of the user's own, which gives the rows of the batches.
         pack: Makes one tensor of the targets of a batch, as `Likelihood.pack`.
+        numbers: What the rows were numbered before `split`; None: as they are.
     """
 
     data: Any
@@ -71,6 +72,7 @@ class Source:
     loading: tuple[tuple[str, Any], ...] = ()
     sampler: Any = None
     pack: Callable[[Any], Tensor] | None = None
+    numbers: Tensor | None = None
 
     @property
     def steps(self) -> int:
@@ -94,7 +96,8 @@ class Source:
         for part in (kept, out):
             pair = isinstance(self.data, tuple)
             data = tree_map(lambda t: t[part], self.data) if pair else Subset(self.data, part.tolist())  # noqa: B023
-            parts.append(replace(self, data=data, rows=len(part), batch_size=min(self.batch_size, len(part))))
+            size, numbers = min(self.batch_size, len(part)), part if self.numbers is None else self.numbers[part]
+            parts.append(replace(self, data=data, rows=len(part), batch_size=size, numbers=numbers))
         return parts[0], replace(parts[1], shuffled=False, drop_last=False)
 
     def joined(self, other: "Source") -> "Source":
@@ -107,7 +110,7 @@ class Source:
             data: Any = (_cat(x, more_x), torch.cat([y, more_y]))
         else:
             data = ConcatDataset([self.data, other.data])
-        return replace(self, data=data, rows=self.rows + other.rows)
+        return replace(self, data=data, rows=self.rows + other.rows, numbers=None)
 
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
         """The batches of an epoch from the given one on, as this worker's shares."""
@@ -116,6 +119,13 @@ class Source:
             return self._iterable(word, first, worker)
         batches = [b for b in self._order(word) if len(b) >= worker.world]  # no worker goes without
         return self._indexed(batches, word, first, worker)
+
+    def number(self, seed: int, epoch: int, batch: int, row: int) -> int | None:
+        """The number, in the data as they were given, of a row of a batch; None where an iterable decides."""
+        if isinstance(self.data, DataLoader):
+            return None
+        at = int(self._order(int(words(address(seed, epoch))))[batch][row])
+        return at if self.numbers is None else int(self.numbers[at])
 
     def _order(self, word: int) -> list[Tensor]:
         """The rows of each batch of an epoch."""
@@ -174,10 +184,14 @@ def as_source(
     if isinstance(data, DataLoader):
         return replace(_from_loader(data, name, shuffled), pack=pack)
     if isinstance(data, tuple | list) and len(data) == 2:
-        x, y = as_tensors(data[0]), as_tensors(data[1])
+        x, y = (_numbers(part, name, what) for part, what in zip(data, ("inputs", "targets"), strict=True))
         y = pack(y) if pack is not None and isinstance(y, Mapping) else y
-        if not isinstance(y, Tensor) or batch_length(x) != len(y):
-            got = f"{batch_length(x)} inputs and {len(y) if isinstance(y, Sized) else type(y).__name__} targets"
+        if not isinstance(y, Tensor) or y.dim() == 0:
+            inner = f" of {type(data[1][0]).__name__}" if isinstance(data[1], tuple | list) and data[1] else ""
+            got, remedy = f"a {type(data[1]).__name__}{inner}", "Pass torch.tensor(y), with classes numbered from 0."
+            raise TypeError(complaint(name, "a pair (x, y) whose targets are a tensor or array", got, remedy))
+        if batch_length(x) != len(y):
+            got = f"{batch_length(x)} inputs and {len(y)} targets"
             raise ValueError(complaint(name, "as many inputs as targets", got, "Pass (x, y) of equal length."))
         return Source((x, y), len(y), min(batch_size, len(y)), shuffled)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and isinstance(data, Sized):
@@ -186,6 +200,15 @@ def as_source(
         return Source(data, len(data), min(batch_size, len(data)), shuffled, loading=loading, pack=pack)
     got = type(data).__name__
     raise TypeError(complaint(name, "a Dataset, a DataLoader or a pair (x, y)", got, "Wrap it in a DataLoader."))
+
+
+def _numbers(data: Any, name: str, what: str) -> Any:
+    """Arrays as tensors; raises if they hold no numbers."""
+    try:
+        return as_tensors(data)
+    except (TypeError, ValueError) as error:  # of strings, of objects
+        remedy = "Number the classes from 0." if what == "targets" else "Turn categories into numbers, row by row."
+        raise TypeError(complaint(name, f"a pair (x, y) whose {what} are numbers", str(error), remedy)) from error
 
 
 def _from_loader(loader: DataLoader[Any], name: str, shuffled: bool) -> Source:
@@ -242,5 +265,6 @@ def split_batch(batch: Any, pack: Callable[[Any], Tensor] | None = None) -> tupl
         target = pack(target)
     if isinstance(target, Tensor):
         return split_inputs(batch), target
-    got = f"a {type(batch).__name__}"
-    raise TypeError(complaint("batch", 'a pair (x, y) or a dict with "labels"', got, "Set the loader's collate_fn."))
+    got = f"a {type(batch).__name__}" + ("" if target is None else f" whose targets are a {type(target).__name__}")
+    wanted, remedy = 'a pair (x, y) or a dict with "labels", targets as a tensor', "Set the loader's collate_fn."
+    raise TypeError(complaint("batch", wanted, got, remedy))

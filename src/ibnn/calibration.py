@@ -20,11 +20,12 @@ from torch import Tensor
 from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
-from ibnn.inputs import Inputs, call_arguments, check_rows, evaluating, slice_rows, tensors, tree_map
+from ibnn.inputs import Inputs, call_arguments, check_rows, evaluating, slice_rows, tree_map
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood, Weighted
 from ibnn.network import IBNN, check_seed
 from ibnn.normal import address, normals
 from ibnn.observe import explaining_shapes
+from ibnn.prediction import refuse_nan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -224,7 +225,7 @@ class _Search:
         """Curve, choice, scores; then, at last, the model is set."""
         self.model.set_posterior(mean=self.mean)
         flat = torch.ones_like(self.sizes, dtype=self.mean.dtype)
-        with explaining_shapes(self.model.net, self._inputs(slice(0, self.batch_size))):
+        with explaining_shapes(self.model.net, self._inputs(slice(0, self.batch_size)), "valid"):
             plain = self._outputs(flat, 0.0, self.whole)
             check_rows(plain[0, 0], len(self.y))
         self.likelihood.check(plain[0, 0], self.y)
@@ -610,10 +611,7 @@ def _held_out(
     except (RuntimeError, TypeError) as error:
         remedy = "Pad them to one length."
         raise ValueError(complaint("valid", "batches of rows of one shape", str(error), remedy)) from error
-    for tensor in tensors(x):
-        if tensor.is_floating_point() and tensor.isnan().any():
-            at = int(tensor.isnan().reshape(len(tensor), -1).any(1).nonzero()[0]) if tensor.dim() else 0
-            raise ValueError(complaint("valid", "free of NaN", f"NaN in row {at}", "Clean or drop that row."))
+    refuse_nan(x, argument="valid")
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
     return slice_rows(x, order, rows), y[order]
 

@@ -39,11 +39,11 @@ def check_weights(*, n_data: int, data: int, samples: int, beta: float, gamma: f
         raise ValueError(
             complaint("samples", "an integer of at least 1", samples, "Pass samples=1 for one draw a row.")
         )
-    if not n_data >= data:
+    if not n_data >= max(data, 1):
         raise ValueError(
             complaint(
                 "n_data",
-                f"at least the {data} targets of this batch",
+                f"at least the {data} targets of this batch" if data else "at least 1",
                 n_data,
                 "Pass the number of targets in the training set (dense targets: pixels, several outputs: all of them).",
             )

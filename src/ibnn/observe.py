@@ -136,18 +136,18 @@ def _before_calls(layers: Mapping[str, nn.Module], look: Callable[[str, torch.Si
 
 
 @contextmanager
-def explaining_shapes(net: Any, inputs: Inputs) -> Iterator[None]:
+def explaining_shapes(net: Any, inputs: Inputs, argument: str = "x") -> Iterator[None]:
     """Words an error of the block by the layer that the inputs do not fit, if that is what it is about."""
     try:
         yield
     except (RuntimeError, IndexError, ValueError) as error:
-        words = None if out_of_memory(error) else _misfit(net, inputs)
+        words = None if out_of_memory(error) else _misfit(net, inputs, argument)
         if words is None:
             raise
         raise ValueError(words) from error
 
 
-def _misfit(net: Any, inputs: Inputs) -> str | None:
+def _misfit(net: Any, inputs: Inputs, argument: str) -> str | None:
     """Says which layer gets inputs of the wrong width, or inputs without a batch; runs the network once to see."""
     net = net[0] if isinstance(net, nn.ModuleList) else net  # of an ensemble
     layers = {name: m for name, m in net.named_modules() if (kind := layer_type(m)) and not kind.optional}
@@ -168,7 +168,7 @@ def _misfit(net: Any, inputs: Inputs) -> str | None:
         got = f"shape {tuple(came)}" + ("" if shape == came else f", which gives it {tuple(shape)}")
         remedy = "Pass a batch, x[None] for one row." if alone else "Pass inputs of the size it was built for."
         return complaint(
-            "x",
+            argument,
             f"such that layer {name or '(net)'!r} ({type(layer).__name__}) gets an input of shape ({wanted})",
             got,
             remedy,

@@ -385,7 +385,7 @@ def predict(
     with evaluating(method), torch.no_grad():
         for number, batch in enumerate(batches):
             if number % world == rank:
-                _refuse_nan(batch, first=rows)
+                refuse_nan(batch, first=rows)
                 parts += [(number, part.to(home)) for part in answers(batch, first=rows)]
             rows += batch_length(batch)
     if world > 1:
@@ -527,8 +527,8 @@ def _gathered(parts: list[tuple[int, Prediction]], world: int) -> list[tuple[int
     return sorted((part for theirs in everyone for part in theirs), key=lambda part: part[0])
 
 
-def _refuse_nan(inputs: Inputs, first: int) -> None:
-    """Raises for a batch with NaN; `first` is the number of its first row."""
+def refuse_nan(inputs: Inputs, first: int = 0, argument: str = "") -> None:
+    """Raises for a batch with NaN; `first` is the number of its first row. By default the input with it is named."""
     rows = batch_length(inputs)
     named = (
         inputs if isinstance(inputs, Mapping) else {f"input {i}": t for i, t in enumerate(call_arguments(inputs)[0])}
@@ -537,7 +537,8 @@ def _refuse_nan(inputs: Inputs, first: int) -> None:
         for tensor in tensors(value):
             if tensor.is_floating_point() and tensor.dim() and len(tensor) == rows and tensor.isnan().any():
                 row = first + int(tensor.isnan().reshape(rows, -1).any(1).nonzero()[0])
-                raise ValueError(complaint(name, "free of NaN", f"NaN in row {row}", "Clean or drop that row."))
+                got, remedy = f"NaN in row {row}", "Clean or drop that row."
+                raise ValueError(complaint(argument or name, "free of NaN", got, remedy))
 
 
 def _refuse_not_finite(method: Method, found: Tensor | Prediction, numbers: Tensor) -> None:

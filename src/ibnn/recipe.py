@@ -250,6 +250,43 @@ def _toml_lines(fields: dict[str, Any], prefix: str) -> tuple[list[str], list[st
     return lines, tables
 
 
+# What others call the fields.
+_SYNONYMS = {
+    "accumulate": ("gradient_accumulation", "gradient_accumulation_steps", "accumulate_grad_batches"),
+    "batch_size": ("batch", "bs", "minibatch", "minibatch_size", "train_batch_size"),
+    "beta": ("kl_weight", "kl_beta"),
+    "beta_warmup": ("kl_warmup", "kl_annealing"),
+    "checkpoint_every": ("save_every", "checkpoint_interval", "save_steps"),
+    "clip": ("grad_clip", "gradient_clip", "gradient_clip_val", "max_grad_norm", "max_norm"),
+    "ema": ("ema_decay", "moving_average"),
+    "epochs": ("num_epochs", "n_epochs", "max_epochs", "num_train_epochs"),
+    "eval_samples": ("n_eval_samples", "validation_samples"),
+    "evaluate_every": ("eval_every", "validate_every", "check_val_every_n_epoch"),
+    "freeze_batchnorm": ("freeze_bn",),
+    "gamma": ("entropy_weight",),
+    "latent_lr": ("latent_learning_rate",),
+    "lr": ("learning_rate", "rate", "step_size", "eta"),
+    "noise_lr": ("noise_learning_rate",),
+    "patience": ("early_stopping", "early_stop", "early_stopping_patience"),
+    "precision": ("mixed_precision", "amp", "dtype"),
+    "samples": ("num_samples", "n_samples", "mc_samples"),
+    "schedule": ("scheduler", "lr_schedule", "lr_scheduler"),
+    "seed": ("random_state", "random_seed", "rng_seed"),
+    "steps": ("num_steps", "n_steps", "max_steps", "iterations", "max_iter"),
+    "sync_batchnorm": ("sync_bn",),
+    "trackers": ("logger", "loggers", "report_to", "log_with"),
+    "weight_decay": ("wd", "decay", "l2", "l2_penalty"),
+    "workers": ("num_workers", "n_workers", "dataloader_num_workers"),
+}
+
+
+def _nearest(word: str, names: list[str]) -> str:
+    """The name that a word stands for: one that others call so, or else the one spelt most like it."""
+    plain = word.lower().replace("-", "_").replace("optimizer", "optimiser")
+    meant = (name for name, others in _SYNONYMS.items() if plain in others and name in names)
+    return next(meant, difflib.get_close_matches(plain, names, n=1, cutoff=0.0)[0])
+
+
 def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> str:
     """Pydantic's complaint in our four parts; an unknown key gets the nearest known one. `table` is where it stands."""
     first = error.errors()[0]
@@ -262,7 +299,7 @@ def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> 
         model = nested
     name = ".".join(filter(None, (table, *place))) or "recipe"
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(place[-1], model.model_fields, n=1, cutoff=0.0)[0]
+        near = _nearest(place[-1], list(model.model_fields))
         return complaint(name, "a key of the recipe", repr(first["input"]), f"Did you mean {near!r}?")
     if first["type"] == "missing":
         return complaint(name, "given", "none", f"Add {name} = …")

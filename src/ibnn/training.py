@@ -32,13 +32,14 @@ from ibnn.diagnosis import diagnose
 from ibnn.divergence import DivergedError, first_not_finite
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored, seed_generators
-from ibnn.inputs import batch_length, slice_rows, tree_map
+from ibnn.inputs import batch_length, check_rows, slice_rows, tensors, tree_map
 from ibnn.likelihood import Heads
 from ibnn.monitor import History, Monitor, write_history
 from ibnn.network import IBNN
 from ibnn.objective import ELBO
+from ibnn.observe import explaining_shapes
 from ibnn.precision import bf16_fault
-from ibnn.prediction import predict
+from ibnn.prediction import predict, refuse_nan
 from ibnn.recipe import Recipe
 
 Trainable = IBNN | Plain
@@ -84,6 +85,9 @@ def fit(
     Held-out labels steer the strength of the noise unless the recipe has a fixed `beta`: those of `valid`, or of a
     tenth of the training data that is then not trained on. The test set has no business here.
 
+    Arguments and data are checked before the first step: tensors and validation data as a whole (so they are loaded
+    once more), of other training data the first batch. If training fails, modes are left as they were.
+
     Args:
         model: Made by `ibnn.convert`, or a method of `ibnn.baselines`; trained in place.
         train: A Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays.
@@ -105,7 +109,9 @@ def fit(
     if not isinstance(model, Trainable):
         expected = "made by ibnn.convert, or one of ibnn.baselines"
         raise TypeError(complaint("model", expected, type(model).__name__, "Convert the network first."))
-    recipe = Recipe.named(recipe) if isinstance(recipe, str) else recipe or Recipe()
+    recipe = Recipe.named(recipe) if isinstance(recipe, str) else Recipe() if recipe is None else recipe
+    folder = Path(run_dir) if run_dir else None
+    _check_options(recipe, folder, resume, callbacks, n_data)
     recipe = recipe.but(**changes) if changes else recipe
     if not isinstance(model, IBNN):
         recipe = _without_latents(recipe)
@@ -116,6 +122,9 @@ def fit(
         held_out = as_source(valid, batch_size=256, name="valid", workers=recipe.workers, shuffled=False, pack=pack)
     elif recipe.patience:
         raise ValueError(complaint("patience", "0 without validation data", recipe.patience, "Pass valid=(x, y)."))
+    for data, name in ((source, "train"), (held_out, "valid")):
+        if data is not None:
+            _check_data(model, data, name)
     whole, note, rows = source, "", source.rows
     if recipe.beta == "auto":
         given = held_out
@@ -124,15 +133,76 @@ def fit(
         whole = source.joined(given) if given is not None and recipe.refit else whole
     if recipe.calibrate and held_out is None:
         raise ValueError(complaint("valid", "held-out data to calibrate by", None, "Pass valid=(x, y)."))
-    folder = Path(run_dir) if run_dir else None
     n_data = n_data and max(round(n_data * source.rows / rows), 1)
     start, prior_std = copy.deepcopy(model.state_dict()) if recipe.refit else {}, model.prior_std
-    run = _Run(model, source, held_out, recipe, folder, n_data, quiet, note)
-    history = run.run(resume, callbacks)
-    if recipe.refit:
-        second = run.again(whole, start, prior_std).run("auto" if resume == "must" else resume, callbacks)
-        history = replace(second, first=history)
+    with _mode_restored_on_error(model):
+        run = _Run(model, source, held_out, recipe, folder, n_data, quiet, note)
+        history = run.run(resume, callbacks)
+        if recipe.refit:
+            second = run.again(whole, start, prior_std).run("auto" if resume == "must" else resume, callbacks)
+            history = replace(second, first=history)
     return history
+
+
+def _check_options(
+    recipe: Any, folder: Path | None, resume: str, callbacks: Sequence[Callback], n_data: int | None
+) -> None:
+    """Raises if an argument of `fit` makes no sense, whatever the data."""
+    if not isinstance(recipe, Recipe):
+        got = type(recipe).__name__
+        raise TypeError(
+            complaint("recipe", "a Recipe, the name of one, or None", got, "Pass fields: fit(..., lr=0.01).")
+        )
+    if resume not in ("auto", "never", "must"):
+        raise ValueError(complaint("resume", '"auto", "never" or "must"', repr(resume), 'Pass "auto".'))
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        got, remedy = repr(callbacks), "Pass callbacks=[function]: it is called as function(row, model)."
+        raise TypeError(complaint("callbacks", "a list of functions", got, remedy))
+    if n_data is not None and (isinstance(n_data, bool) or not isinstance(n_data, int) or n_data < 1):
+        remedy = "Pass the number of targets in the training set, or leave it out: they are counted."
+        raise ValueError(complaint("n_data", "an integer of at least 1", repr(n_data), remedy))
+    for place in () if folder is None else (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(complaint("run_dir", "a folder", f"the file {place}", "Pass another name."))
+
+
+def _check_data(model: Trainable, source: Source, name: str) -> None:
+    """Raises if the network cannot take the inputs or the likelihood the targets, before anything is trained.
+
+    Tensors are looked at as a whole, and so are validation data; of training data that have to be loaded the first
+    batch. One batch goes through the network.
+    """
+    device, output, rows = next(model.parameters()).device, None, 0
+    with generators_restored(), torch.no_grad():
+        for share in source.epoch(0, 0):
+            x, y = (tree_map(lambda t: t.to(device), part) for part in (share.x, share.y))
+            if output is None:
+                with explaining_shapes(model.net, x, name):
+                    output = model.draw_logits(x, 1, 0)[0]
+                    check_rows(output, batch_length(x))
+            if isinstance(source.data, tuple):
+                refuse_nan(source.data[0], argument=name)
+                model.likelihood.check(output, source.data[1].to(device))
+                return
+            model.likelihood.check(output, y)
+            if name == "train":  # NaN in others than tensors is found, by its row, when the loss is not finite
+                return
+            refuse_nan(x, rows, name)
+            rows += share.total
+
+
+@contextmanager
+def _mode_restored_on_error(model: Trainable) -> Iterator[None]:
+    """Puts train and eval modes, and which KL it is, back if the block fails."""
+    modes, kl_kind = [(module, module.training) for module in model.modules()], getattr(model, "kl_kind", None)
+    try:
+        yield
+    except BaseException:
+        for module, training in modes:
+            module.training = training
+        if isinstance(model, IBNN) and kl_kind is not None:
+            model.kl_kind = kl_kind
+        raise
 
 
 def _without_latents(recipe: Recipe) -> Recipe:
@@ -242,6 +312,7 @@ class _Run:
         """For each minibatch: spread it over the components, draw, one step on weights and latents together."""
         progress, per_epoch = self.progress, self.source.steps
         self.monitor = Monitor(self.total, progress.step, quiet=self.quiet)
+        self.model.zero_grad()  # what a failed run, or the caller, has left
         if self.untrained and progress.step == 0:
             self._calibrate()
         if self.note:
@@ -290,7 +361,7 @@ class _Run:
                 self._check_finite(loss, piece)
                 self.accelerator.backward(loss)
             sums.append(torch.stack([terms.loss.detach(), terms.nll.detach(), terms.kl.detach()]) * mass)
-        self._clip()
+        self._clip(share)
         for optimiser in self.prepared:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
@@ -412,7 +483,7 @@ class _Run:
                 rate = rates["latent_lr" if group["name"] == "latents" else "lr"]
                 group["lr"] = rate * faster if group["name"] == "likelihood" else rate
 
-    def _clip(self) -> None:
+    def _clip(self, share: Share) -> None:
         """Limits the gradient norms of weights and latents apart; refuses what is not finite."""
         for optimiser, limit in zip(self.optimisers, (self.recipe.clip, self.recipe.latent_clip), strict=False):
             parameters = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
@@ -420,14 +491,28 @@ class _Run:
             if self.recipe.precision != "fp16" and not bool(torch.isfinite(torch.as_tensor(norm))):
                 names = {id(p): name for name, p in self.model.named_parameters()}
                 bad = [names[id(p)] for p in parameters if not bool(p.grad.isfinite().all())]
-                self._diverged(f"the gradient of {bad[0]!r} is not finite" if bad else "the gradient's norm overflows")
+                what = f"the gradient of {bad[0]!r} is not finite" if bad else "the gradient's norm overflows"
+                self._diverged(what, share)
 
     def _check_finite(self, loss: Tensor, piece: Share) -> None:
         if not bool(loss.detach().isfinite()):
             where = first_not_finite(self.model, piece)
-            self._diverged(f"the loss is {loss.item()} ({where})")
+            self._diverged(f"the loss is {loss.item()} ({where})", piece)
 
-    def _diverged(self, what: str) -> None:
+    def _refuse_not_finite(self, piece: Share) -> None:
+        """Raises if inputs are not finite."""
+        rows = batch_length(piece.x)
+        for tensor in tensors(piece.x):
+            if tensor.is_floating_point() and tensor.dim() and len(tensor) == rows and not tensor.isfinite().all():
+                row = piece.offset + int((~tensor.isfinite()).reshape(rows, -1).any(1).nonzero()[0])
+                epoch, batch = divmod(self.progress.step, self.source.steps)
+                number = self.source.number(self.recipe.seed, epoch, batch, row)
+                got = "NaN or infinity in " + (f"row {number}" if number is not None else f"row {row} of batch {batch}")
+                raise ValueError(complaint("train", "finite", got, "Clean or drop that row."))
+
+    def _diverged(self, what: str, piece: Share) -> None:
+        """Raises, with the data to blame if they are not finite."""
+        self._refuse_not_finite(piece)
         kept = f" The last good checkpoint is kept in {self.folder}." if self.folder else ""
         raise DivergedError(
             f"Training diverged at step {self.progress.step}: {what}. Lower lr={self.recipe.lr:g} or "
@@ -551,23 +636,21 @@ class _Run:
             setattr(self.progress, name, total if self.accelerator.is_main_process else [0.0] * len(total))
         if not self.accelerator.is_main_process or self.folder is None:
             return
-        tensors: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {}
         for prefix, state in (("model", self.model.state_dict()), ("average", self.average.state), ("best", self.best)):
-            tensors |= {f"{prefix}/{name}": value for name, value in state.items()}
+            kept |= {f"{prefix}/{name}": value for name, value in state.items()}
         optimisers = []
         for number, optimiser in enumerate(self.optimisers):
             packed, data = checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
-            tensors |= packed
+            kept |= packed
             optimisers.append(data)
         self.progress.prior_std = self.model.prior_std
         data = {"progress": asdict(self.progress), "recipe": self.recipe.to_toml(), "optimisers": optimisers}
         data |= {"averaged": self.average.count, "facts": self._facts()}
-        checkpoint.save(self.folder / "checkpoints", self.progress.step, tensors, data, keep=self.recipe.keep)
+        checkpoint.save(self.folder / "checkpoints", self.progress.step, kept, data, keep=self.recipe.keep)
 
     def take_up(self, resume: str) -> None:
         """Restores the newest whole checkpoint, if there is one and it is wanted; writes recipe.toml."""
-        if resume not in ("auto", "never", "must"):
-            raise ValueError(complaint("resume", '"auto", "never" or "must"', repr(resume), 'Pass "auto".'))
         saved = None
         if self.folder is not None:
             folder = self.folder / "checkpoints"
