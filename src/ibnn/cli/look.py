@@ -1,5 +1,6 @@
 """`demo`, `plan` and `data`: what there is, before anything is trained."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +39,11 @@ def demo(
 def plan(
     screen: Screen,
     net: Annotated[
-        str | None, typer.Option(help="Name of a network; without it all are listed.", autocompletion=_nets)
+        str | None,
+        typer.Option(
+            help="Name of a network, or package.module:function of this folder; without it all are listed.",
+            autocompletion=_nets,
+        ),
     ] = None,
     option: Annotated[list[str] | None, typer.Option(help="Of the network.", metavar="KEY=VALUE")] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="10, or 1000 for those of ImageNet.")] = None,
@@ -46,14 +51,18 @@ def plan(
     exclude: Annotated[list[str] | None, typer.Option(help="Layers to leave out.", metavar="PATTERN")] = None,
     json: Json = False,
 ) -> None:
-    """Shows what `ibnn.convert` would do to a network: layers, nodes, weights. Nothing is allocated."""
+    """Shows what `ibnn.convert` would do to a network: layers, nodes, weights. Nothing is allocated.
+
+    A network of your own is made by calling function(classes, **options).
+    """
     import torch
 
     from ibnn import nets, sizes
     from ibnn.convert import plan as planned_by
+    from ibnn.nets.own import is_own
 
     def count(name: str, **options: Any) -> int:
-        return classes or (1000 if nets.input_shape(name, **options)[-1] == 224 else 10)
+        return classes or (1000 if not is_own(name) and nets.input_shape(name, **options)[-1] == 224 else 10)
 
     if net is None:
         rows = []
@@ -72,7 +81,7 @@ def plan(
     with misuse():
         options = parsed(option or [], "--option")
         check_net(net, options)
-        with torch.device("meta"):
+        with nullcontext() if is_own(net) else torch.device("meta"):
             made = nets.make(net, count(net, **options), **options)
         planned = planned_by(made, include=include or None, exclude=exclude or None)
     if json:

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,9 +10,13 @@ from ibnn.cli import settings
 from ibnn.cli.screen import Interrupted, Json, MisuseError, Screen, misuse
 from ibnn.errors import complaint
 
+if TYPE_CHECKING:
+    from ibnn.jobs import Job, Splits
+
 WRITTEN = (
     "result.json",
     "job.toml",
+    "table.json",
     "model.safetensors",
     "answers.safetensors",
     "held_out.safetensors",
@@ -53,14 +57,17 @@ def train(
         job = settings.read_job(recipe, set or [], data)
     stem = Path(recipe).stem + (f"-{job.key}" if set else "")
     folder = out or Path("runs") / stem
+    splits = _own_parts(job, data) if resume is False or not (folder / "result.json").exists() else None
     _prepare(folder, job, resume)
     from ibnn.jobs import run
 
     screen.note(f"{job.method} {job.net} on {job.data}, seed {job.seed}, into {folder}")
+    if splits is not None and job.has_file:
+        screen.note(_told(splits, job))
     words = ["ibnn", "train", recipe, *(w for s in set or [] for w in ("--set", s)), "--out", str(folder)]
     again = f"To go on: {shlex.join([*words, *(['--data', str(data)] if data else [])])}"
     try:
-        result = run(job, folder, data_folder=data, first_folder=folder / "first", quiet=screen.quiet)
+        result = run(job, folder, data_folder=data, splits=splits, first_folder=folder / "first", quiet=screen.quiet)
     except KeyboardInterrupt:
         raise Interrupted(again) from None
     except SystemExit as stop:  # the engine has saved
@@ -71,8 +78,35 @@ def train(
         return
     show(screen, result)
     place = shlex.quote(str(folder))
-    inputs = "image.png" if "corrupted" in result else "points.csv"
+    inputs = shlex.quote(job.data) if job.has_file else "image.png" if "corrupted" in result else "points.csv"
+    inputs += " --trust-code" if job.has_code else ""
     screen.note(f"Next: ibnn report {place} -o report.html · ibnn predict {place} {inputs}")
+
+
+def _own_parts(job: "Job", data: Path | None) -> "Splits | None":
+    """Reads a table of your own, and makes a network of your own for the data: what is wrong with them is misuse."""
+    from ibnn.jobs import check_net, make_data, make_method
+
+    if not job.has_file and not job.has_code:
+        return None
+    with misuse():
+        splits = make_data(job, data)
+        check_net(job, splits)
+        make_method(job, len(splits.whole.classes), units=splits.units)
+    return splits
+
+
+def _told(splits: "Splits", job: "Job") -> str:
+    """What a table was taken for."""
+    assert splits.units is not None, "of a table"
+    classes, columns = splits.whole.classes, splits.units.columns
+    shown = ", ".join(classes[:6]) + (", …" if len(classes) > 6 else "")
+    target = f"{len(classes)} classes ({shown})" if classes else "a number"
+    held_out = f", {len(splits.valid):,} held out" if splits.valid is not None else ""
+    return (
+        f"{job.data}: {job.target!r} is {target}, predicted from {len(columns)} columns; {len(splits.train):,} rows to "
+        f"train on{held_out}, {len(splits.whole.test.y):,} to test."  # type: ignore[union-attr]
+    )
 
 
 def _prepare(folder: Path, job: Any, resume: bool | None) -> None:

@@ -314,7 +314,7 @@ def _doctor(runs: Sequence[Run]) -> str:
 def _provenance(runs: Sequence[Run]) -> str:
     html = []
     for number, run in enumerate(runs):
-        known = {"seed": run.job.get("seed", "not stored")} | dict(run.provenance)
+        known = {"seed": run.job.get("seed", 0)} | dict(run.provenance)
         plain = {
             k: v if isinstance(v, str) else json.dumps(v, default=str, ensure_ascii=False) for k, v in known.items()
         }
