@@ -46,7 +46,7 @@ from ibnn.inputs import logits_of
 from ibnn.likelihood import Gaussian, Likelihood
 from ibnn.monitor import History
 from ibnn.nets.dense import Affine
-from ibnn.nets.own import FORM, is_own, takes
+from ibnn.nets.own import FORM, is_own, make_own, takes
 from ibnn.network import IBNN
 from ibnn.provenance import provenance
 from ibnn.recipe import Recipe, explain, to_toml
@@ -345,7 +345,8 @@ def _make_net(
     """The plain network of a job; one for points takes and gives their own units."""
     with generators_restored():
         seed_generators(job.seed, member)
-        net = nets.make(job.net, classes or 1, **_net_options(job, units))
+        options = _net_options(job, units)
+        net = make_own(job.net, classes or 1, options) if job.has_code else nets.make(job.net, classes or 1, **options)
     if units is not None:
         scale, target = torch.tensor(units.scale), units.target
         back = [Affine(target.scale, target.centre)] if target else []
@@ -627,7 +628,7 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
             raise FileNotFoundError(complaint("folder", f"one with {name}", folder, remedy))
     job = Job.from_toml(folder / "job.toml")
     if job.has_code and not trust_code:
-        got = f"one whose network is code of yours or somebody's, {job.net}"
+        got = f"one whose network is code, {job.net}"
         remedy = "If you trust that module of the current folder, pass --trust-code (trust_code=True) to import it."
         raise ValueError(complaint("folder", "a run of a network of the library", got, remedy))
     result = json.loads((folder / "result.json").read_text())

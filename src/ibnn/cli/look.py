@@ -1,6 +1,5 @@
 """`demo`, `plan` and `data`: what there is, before anything is trained."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,10 +58,10 @@ def plan(
 
     from ibnn import nets, sizes
     from ibnn.convert import plan as planned_by
-    from ibnn.nets.own import is_own
+    from ibnn.nets.own import is_own, make_own
 
     def count(name: str, **options: Any) -> int:
-        return classes or (1000 if not is_own(name) and nets.input_shape(name, **options)[-1] == 224 else 10)
+        return classes or (1000 if nets.input_shape(name, **options)[-1] == 224 else 10)
 
     if net is None:
         rows = []
@@ -81,11 +80,14 @@ def plan(
     with misuse():
         options = parsed(option or [], "--option")
         check_net(net, options)
-        with nullcontext() if is_own(net) else torch.device("meta"):
-            made = nets.make(net, count(net, **options), **options)
+        if is_own(net):
+            made = make_own(net, classes or 10, options)
+        else:
+            with torch.device("meta"):
+                made = nets.make(net, count(net, **options), **options)
         planned = planned_by(made, include=include or None, exclude=exclude or None)
     if json:
-        facts = {"net": net, "classes": count(net, **options), "options": options}
+        facts = {"net": net, "classes": (classes or 10) if is_own(net) else count(net, **options), "options": options}
         facts |= {"weights": planned.weights, "nodes": planned.nodes, "ratio": planned.weights / planned.nodes}
         parts = {"layers": planned.layers, "skipped": planned.skipped}
         screen.json(facts | {name: [vars(entry) for entry in part] for name, part in parts.items()})

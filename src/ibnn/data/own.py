@@ -45,7 +45,7 @@ class Sheet(NamedTuple):
         """A column as finite numbers, (N,) float64; the first cell that is none is named."""
         cells = self.column(name)
         try:
-            values = torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
+            values = torch.tensor(list(map(float, cells)), dtype=torch.float64)
         except ValueError:
             wrong = next(row for row, cell in enumerate(cells) if not _is_number(cell))
         else:

@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -29,13 +29,13 @@ def is_own(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def make_own(name: str, outputs: int, **options: Any) -> nn.Module:
+def make_own(name: str, outputs: int, options: Mapping[str, Any]) -> nn.Module:
     """Imports the function and calls it as function(outputs, **options)."""
     function = find(name)
     try:
         inspect.signature(function).bind(outputs, **options)
     except TypeError as error:
-        got = f"{options or 'none'} ({error})"
+        got = f"{dict(options) or 'none'} ({error})"
         remedy = f"It is called as {name.partition(':')[2]}(outputs, **net_options)."
         raise ValueError(
             complaint("net_options", f"what {name} takes beside the number of outputs", got, remedy)
@@ -66,7 +66,7 @@ def find(name: str) -> Callable[..., Any]:
     importlib.invalidate_caches()
     spec = PathFinder.find_spec(top, [str(here)])
     if spec is None:
-        remedy = f"Run it from the folder that has {top}; a function of an installed package, import into a file there."
+        remedy = "Run the command in the folder that has it; import a function of an installed package in a file there."
         got = f"{name}, where {here} has no module {top!r}"
         raise FileNotFoundError(complaint("net", "a function of a module in the current folder", got, remedy))
     loaded = sys.modules.get(top)

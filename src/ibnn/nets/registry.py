@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -11,7 +11,6 @@ from ibnn.errors import complaint
 from ibnn.nets.alexnet import AlexNet
 from ibnn.nets.dense import mlp
 from ibnn.nets.lenet import LeNet
-from ibnn.nets.own import is_own, make_own
 from ibnn.nets.resnet import CifarResNet, ResNet
 from ibnn.nets.vgg import VGG16, VGG16Large
 from ibnn.nets.wideresnet import WideResNet
@@ -55,12 +54,11 @@ def names() -> tuple[str, ...]:
     return tuple(_NETS)
 
 
-def make(name: str, classes: int = 10, **options: Any) -> nn.Module:
+def make(name: str, classes: int = 10, **options: float) -> nn.Module:
     """Builds a net by its name; inside `torch.device("meta")` it costs no memory.
 
     Args:
-        name: One of `names()`, or "package.module:function" of the current folder, which is imported and called as
-            function(classes, **options).
+        name: One of `names()`.
         classes: Number of outputs.
         **options: "mlp": inputs (784), hidden (256), layers (2); "lenet" and "vgg16-small": width (1); "vgg16-small"
             and "vgg16-large": batchnorm (False); these and "alexnet": dropout (0.5); "wideresnet": depth (28), width
@@ -69,7 +67,7 @@ def make(name: str, classes: int = 10, **options: Any) -> nn.Module:
     >>> make("lenet", classes=3, width=2).fc2
     Linear(in_features=128, out_features=3, bias=True)
     """
-    return make_own(name, classes, **options) if is_own(name) else _entry(name, options).build(classes, **options)
+    return _entry(name, options).build(classes, **options)
 
 
 def input_shape(name: str, **options: float) -> tuple[int, ...]:

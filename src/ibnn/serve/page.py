@@ -6,6 +6,7 @@ They load nothing from afar.
 import base64
 import hashlib
 import json
+import math
 from html import escape
 from typing import Any
 
@@ -53,7 +54,8 @@ td.number { text-align: right; white-space: nowrap; }
 .c0 { background: var(--c0); } .c1 { background: var(--c1); } .c2 { background: var(--c2); }
 .c3 { background: var(--c3); } .c4 { background: var(--c4); } .c5 { background: var(--c5); }
 .c6 { background: var(--c6); }
-.fields { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: .5rem .8rem; }
+.fields { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: .5rem .8rem;
+  align-items: end; }
 .fields label { font-size: .92rem; }
 .fields input { display: block; width: 100%; font: inherit; padding: .25rem .4rem; color: inherit;
   background: var(--paper); border: 1px solid var(--line); border-radius: .3rem; }
@@ -141,7 +143,8 @@ function showNumber(found) {
   const ends = [Math.min(row.low, ...row.draws), Math.max(row.high, ...row.draws)], wide = ends[1] - ends[0] || 1;
   const at = x => 100 * (x - ends[0]) / wide + '%', band = make('div', 'band');
   band.style.left = at(row.low); band.style.width = 100 * (row.high - row.low) / wide + '%';
-  $('line').replaceChildren(band, ...row.draws.map(x => { const t = make('div', 'tick'); t.style.left = at(x); return t; }));
+  const tick = x => { const line = make('div', 'tick'); line.style.left = at(x); return line; };
+  $('line').replaceChildren(band, ...row.draws.map(tick));
   $('ends').replaceChildren(...ends.map(x => make('span', '', short(x))));
   split(row, row.aleatoric + row.epistemic);
   $('entropies').textContent = 'Variance ' + short(row.std ** 2) + ' = aleatoric ' + short(row.aleatoric)
@@ -245,6 +248,7 @@ def front(asked: Asked) -> str:
     target = f"Predicts {asked.run.job.target or 'a number'}."
     knows = f"Knows {len(classes)} classes: {listed}." if classes else target
     sees, asking = _image(asked.form) if asked.units is None else _row(asked.units)
+    noise = "classes that look alike" if classes else "noise of the target"
     picture = '<img id="picture" alt="">' if asked.units is None else ""
     body = f"""<header>
 <h1>{escape(name)}</h1>
@@ -258,7 +262,7 @@ def front(asked: Asked) -> str:
 <p class="soft" id="note"></p>
 {_OF_CLASSES if classes else _OF_NUMBERS}<h2>Uncertainty</h2>
 <div class="split" aria-hidden="true"><div class="c5" id="aleatoric"></div><div class="c6" id="epistemic"></div></div>
-<ul class="legend"><li><span class="swatch c5"></span>aleatoric: {"classes that look alike" if classes else "noise of the target"}</li>
+<ul class="legend"><li><span class="swatch c5"></span>aleatoric: {noise}</li>
 <li><span class="swatch c6"></span>epistemic: draws that disagree</li></ul>
 <p id="entropies"></p>
 </section>
@@ -298,13 +302,20 @@ def _image(form: Form) -> tuple[str, str]:
 
 def _row(units: Units) -> tuple[str, str]:
     """What the network sees, and where it is given; the fields begin at the mean of the training rows."""
-    sees = f"Sees {len(units.columns)} column{'s' * (len(units.columns) > 1)}; what stands there is their mean."
+    sees = f"Sees {len(units.columns)} column{'s' * (len(units.columns) > 1)}."
     fields = "".join(
-        f'<label>{escape(name)}<input type="number" step="any" required value="{centre:.4g}" '
+        f'<label>{escape(name)}<input type="number" step="any" required value="{_rounded(centre, scale)}" '
         f'data-column="{escape(name)}"></label>\n'
-        for name, centre in zip(units.columns, units.centre, strict=True)
+        for name, centre, scale in zip(units.columns, units.centre, units.scale, strict=True)
     )
-    return sees, f'<form id="form" class="card">\n<div class="fields">\n{fields}</div>\n<button>Ask</button>\n</form>\n'
+    words = "The fields start at the means of the training rows. A row pasted into one of them fills them all."
+    fields += f'</div>\n<p class="soft">{words}</p>\n<button>Ask</button>\n'
+    return sees, f'<form id="form" class="card">\n<div class="fields">\n{fields}</form>\n'
+
+
+def _rounded(centre: float, scale: float) -> str:
+    """A mean, to about a hundredth of the deviation."""
+    return f"{round(centre, 2 - math.floor(math.log10(scale))):.12g}"
 
 
 def reference(schema: dict[str, Any]) -> str:
@@ -323,11 +334,12 @@ def reference(schema: dict[str, Any]) -> str:
             parts += [_folded(f"Body: {kind}", body["schema"]) for kind, body in content.items()]
             replies = {status: reply["description"] for status, reply in route["responses"].items()}
             parts.append("<p>Answers: " + "; ".join(f"{s} {escape(d)}" for s, d in replies.items()) + "</p>\n")
-    image = "multipart/form-data" in schema["paths"]["/predict"]["post"]["requestBody"]["content"]
-    parts.append(
-        f"<h2>From a shell</h2>\n<pre>{'curl -F image=@a.png http://127.0.0.1:8000/predict' + chr(10) if image else ''}"
-        "curl -H 'Content-Type: application/json' -d '{\"inputs\": […]}' http://127.0.0.1:8000/predict?risk=0.02</pre>\n"
-    )
+    post, address = schema["paths"]["/predict"]["post"], "http://127.0.0.1:8000/predict"
+    risk = "?risk=0.02" if any(each["name"] == "risk" for each in post["parameters"]) else ""
+    calls = [f"curl -H 'Content-Type: application/json' -d '{{\"inputs\": […]}}' {address}{risk}"]
+    if "multipart/form-data" in post["requestBody"]["content"]:
+        calls.insert(0, f"curl -F image=@a.png {address}")
+    parts.append("<h2>From a shell</h2>\n<pre>" + "\n".join(calls) + "</pre>\n")
     parts += ["<h2>Schemas</h2>\n", *(_folded(*each) for each in schema["components"]["schemas"].items())]
     return _page("ibnn: routes", "".join(parts))
 
