@@ -33,7 +33,7 @@ from ibnn.serve.service import MOST, Question, Row, Service, finite
 MEGABYTES = 10  # of a request
 PIXELS = 25_000_000  # of the images of a request, which decoded have so many bytes or three times as many
 READERS = 2  # threads that read requests
-LARGEST = 1e30  # number of an input
+LARGEST = 1e15  # number of a row: the squares of what comes of it are still finite
 
 _PATHS = ("/", "/docs", "/openapi.json", "/predict", "/health", "/metrics")
 _HEADERS = [
@@ -165,6 +165,11 @@ def make_app(service: Service, *, megabytes: float = MEGABYTES) -> FastAPI:
             rows = await asyncio.wrap_future(service.ask(Question(inputs, draws)))
         except OverloadedError:
             raise HTTPException(503, "Too many requests wait. Try again later.", {"Retry-After": "1"}) from None
+        for number, row in enumerate(rows):
+            if not all(math.isfinite(value) for value in row.values() if isinstance(value, float)):
+                expected = "near enough to the training data for finite answers"
+                remedy = "Check its units, or leave it out."
+                raise HTTPException(422, complaint("inputs", expected, f"row {number}, which is too far off", remedy))
         return [row | ({"note": note} if note else {}) for row, note in zip(rows, notes, strict=True)]
 
     route: dict[str, Any] = {
@@ -246,7 +251,7 @@ def _images(form: Form) -> dict[str, Any]:
 
 
 def _table(units: Units) -> dict[str, Any]:
-    number = {"type": "number", "exclusiveMinimum": -LARGEST, "exclusiveMaximum": LARGEST}
+    number = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
     columns = list(units.columns)
     named = {"type": "object", "properties": dict.fromkeys(columns, number), "required": columns}
     shapes = [_array(number, len(columns), len(columns)), named | {"additionalProperties": False}]
@@ -282,7 +287,7 @@ def _read(parts: bytes | list[tuple[str, bytes]], asked: Asked) -> tuple[Tensor,
         return points, [None] * len(points)
     form = asked.form
     if isinstance(parts, bytes):
-        pixels = formed(_numbers(_inputs(parts), "inputs"), "inputs", form)
+        pixels = formed(_numbers(_inputs(parts), "inputs").clamp(-LARGEST, LARGEST).float(), "inputs", form)
         return pixels, [None] * len(pixels)
     images: list[Tensor] = []
     notes: list[str | None] = []
@@ -310,9 +315,9 @@ def _points(rows: Any, units: Units) -> Tensor:
     if found.dim() != 2 or found.shape[1] != len(units.columns):
         remedy = "Send a row an example, a number for each column."
         raise ValueError(complaint("inputs", f"of shape (N, {len(units.columns)})", tuple(found.shape), remedy))
-    if bool((found.abs() >= LARGEST).any()):
-        raise ValueError(complaint("inputs", f"numbers below {LARGEST:g}", "a larger one", "Clean or leave it out."))
-    return found
+    if float(found.abs().max()) > LARGEST:
+        raise ValueError(complaint("inputs", f"numbers up to {LARGEST:g}", "a larger one", "Clean or leave it out."))
+    return found.float()
 
 
 def _inputs(text: bytes) -> Any:
@@ -333,7 +338,7 @@ def _inputs(text: bytes) -> Any:
 
 
 def _numbers(nested: Any, name: str) -> Tensor:
-    """Nested lists of numbers as a tensor; raises ValueError for anything else, ragged ones too."""
+    """Nested lists of numbers as a float64 tensor; raises ValueError for anything else, ragged ones too."""
     shape: list[int] = []
     level = nested
     while isinstance(level, list) and level and len(shape) < 5:
@@ -344,8 +349,7 @@ def _numbers(nested: Any, name: str) -> Tensor:
         remedy = f"Send 1 … {MOST} inputs, more in further requests."
         raise ValueError(complaint(name, f"a list of at most {MOST} inputs", got, remedy))
     values = list(_flat(nested, shape, name))
-    pixels = torch.tensor(values, dtype=torch.float64)  # what does not fit into float32 is out of range, too
-    return pixels.clamp(-LARGEST, LARGEST).float().view(shape)
+    return torch.tensor(values, dtype=torch.float64).view(shape)
 
 
 def _flat(nested: Any, shape: list[int], name: str) -> Iterator[float]:
