@@ -167,6 +167,7 @@ def test_merging_changes_neither() -> None:
         ({"samples": 0}, "`samples`"),
         ({"train": {"seed": 5}}, r"`train.seed` to be absent.* but got 5\. .*--set seed=5"),
         ({"first": {"seed": 5}}, "`first.seed` to be absent"),
+        ({"method_options": {"seed": 5}}, "`method_options.seed` to be absent"),
         ({"net": "mynets:make_net()"}, "package.module:function, but got 'mynets:make_net\\(\\)'"),
         ({"data": "t.csv"}, "`target` to be the column of t.csv to predict"),
         ({"target": "y"}, "`target` to be absent unless data is a .csv file"),

@@ -90,7 +90,7 @@ class Job(BaseModel):
         weights: A safetensors file of trained weights to start from instead.
         samples: Draws per component in the evaluation at the end.
         seed: Decides initial weights, order and noise; subset and held-out images are the same for all seeds. It is the
-            only one: `train` has none.
+            only one: `train`, `first` and `method_options` have none.
         recipe: Name of a recipe of the library that `train` changes.
         train: Fields of the `Recipe`.
 
@@ -130,7 +130,7 @@ class Job(BaseModel):
                 near = difflib.get_close_matches(getattr(self, field), known, n=1, cutoff=0.0)[0]
                 expected = f"one of {', '.join(known)}{more}"
                 raise ValueError(complaint(field, expected, repr(getattr(self, field)), f"Did you mean {near!r}?"))
-        for table in ("train", "first"):
+        for table in ("train", "first", "method_options"):
             if "seed" in (getattr(self, table) or {}):
                 got, remedy = getattr(self, table)["seed"], "Set the job's: seed = 5 (--set seed=5)."
                 raise ValueError(complaint(f"{table}.seed", "absent, for a job has one seed", got, remedy))
