@@ -237,6 +237,10 @@ def test_shipped_recipes_are_jobs(name: str) -> None:
         (["digits-mlp", "--overwrite"], "--fresh"),
         (["digits-mlp", "--data", "nowhere"], "does not exist"),
         (["digits-mlp", "--resume"], "Expected `--resume`"),
+        (["digits-mlp", "--set", "train.seed=5"], "Set the job's: seed = 5 (--set seed=5)."),
+        (["digits-mlp", "--set", "data=none.csv", "--set", "target=y"], "`data` to be a table"),
+        (["digits-mlp", "--set", "data=none.csv"], "`target` to be the column of none.csv"),
+        (["digits-mlp", "--set", "net=nowhere:make"], "has no module 'nowhere'"),
     ],
 )
 def test_wrong_trainings(words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -714,8 +718,7 @@ def test_runs_of_points_are_evaluated_and_reported(curve: Path, tmp_path: Path) 
     assert json.loads(call("evaluate", curve, "--json").stdout)["scores"] == pytest.approx(stored["scores"])
     call("report", curve, "-o", tmp_path / "report.html")
     assert "Scores of regression" in (tmp_path / "report.html").read_text()
-    for words in (("evaluate", curve, "--data-set", "digits"), ("export", curve), ("serve", curve)):
-        assert "one of the points toy-regression" in call(*words, code=2).stderr
+    assert "one of the points toy-regression" in call("evaluate", curve, "--data-set", "digits", code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -740,6 +743,219 @@ def test_points_of_classes_are_labelled_and_abstained_from(tmp_path: Path) -> No
     expected = jobs.read_run(tmp_path / "run").model.predict(torch.tensor([[0.0, 1.0], [1.0, -0.5]]), samples=5, seed=0)
     assert [row["total"] for row in found["rows"]] == pytest.approx(expected.total.tolist(), rel=1e-4)
     call("report", tmp_path / "run", "-o", tmp_path / "report.html")
+
+
+def _answers_of(path: Path, x: np.ndarray[Any, Any]) -> tuple[dict[str, Any], Any]:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    facts = json.loads(session.get_modelmeta().custom_metadata_map["ibnn"])
+    return dict(zip(names, session.run(names, {"x": x.astype(np.float32)}), strict=True)), facts
+
+
+def test_runs_of_points_are_exported(curve: Path, tmp_path: Path) -> None:
+    path, x = tmp_path / "m.onnx", np.array([[-3.0], [0.5], [4.0]])
+    told = json.loads(call("export", curve, "-o", path, "--samples", 2, "--seed", 1, "--json").stdout)
+    assert told["difference"] < 1e-4
+    found, facts = _answers_of(path, x)
+    expected = jobs.read_run(curve).model.predict(torch.from_numpy(x).float(), samples=2, seed=1)
+    for name in ("mean", "std", "aleatoric", "epistemic"):
+        assert found[name] == pytest.approx(getattr(expected, name).numpy(), rel=1e-4)
+    assert (facts["columns"], facts["classes"], facts["pixels"]) == (["x1"], [], None)
+    assert "`--pixels` to be of a run of images" in call("export", curve, "--pixels", code=2).stderr
+    words = " ".join(call("export", "--help").stdout.split())
+    assert "swag, dropout and vi cannot" in words
+    assert "rows of numbers in their own units" in words
+
+
+# ------------------------------------------------------------------------------------------------ own tables and nets
+
+JOB = """net = "mlp"
+data = "flowers.csv"
+target = "kind"
+valid = 20
+samples = 3
+
+[net_options]
+hidden = 16
+
+[method_options]
+components = 2
+
+[train]
+steps = 60
+lr = 0.02
+batch_size = 32
+"""
+
+
+def _flowers(rows: int = 150, numbers: bool = False) -> str:
+    generator = np.random.default_rng(3)
+    lines = ["width,height,kind"]
+    for i in range(rows):
+        width, height = generator.normal(loc=(i % 3) * 4, size=2)
+        lines.append(f"{width},{100 * height},{width + height if numbers else ('iris', 'lily', 'rose')[i % 3]}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def flowers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table, a job, and its run."""
+    folder = tmp_path_factory.mktemp("flowers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        (folder / "flowers.csv").write_text(_flowers())
+        (folder / "job.toml").write_text(JOB)
+        result = call("train", "job.toml")
+    told = (
+        "flowers.csv: 'kind' is 3 classes (iris, lily, rose), predicted from 2 columns; 100 rows to train on, 20 held"
+    )
+    assert f"{told} out, 30 to test." in result.stderr
+    assert "ibnn predict runs/job flowers.csv" in result.stderr
+    return folder
+
+
+def test_rows_of_a_table_are_predicted_by_the_names_of_their_columns(
+    flowers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(flowers)
+    (tmp_path / "new.csv").write_text("note,height,width\nfine,390,3.5\n,-50,0.2\n")
+    result = call("predict", "runs/job", tmp_path / "new.csv")
+    assert f"{tmp_path / 'new.csv'}: not used: 'note'." in result.stderr
+    rows = rows_of(result.stdout)
+    assert [row["label"] for row in rows] == ["lily", "iris"]
+    np.save(tmp_path / "new.npy", np.array([[3.5, 390], [0.2, -50]]))  # by order
+    by_order = rows_of(call("predict", "runs/job", tmp_path / "new.npy").stdout)
+    assert [row | {"file": ""} for row in by_order] == [row | {"file": ""} for row in rows]
+    assert "not used: 'kind'." in call("predict", "runs/job", "flowers.csv").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("width,hight\n1,2\n", "a column 'height', but got none. Is it called 'hight' there?"),
+        ("1,2\n3,4\n", "a column 'width'"),
+        ("width,height,width\n1,2,3\n", "one column 'width', but got 2"),
+        ("width,height\n1,2\n1,tall\n", "'tall' in row 2 (line 3), column 'height'"),
+        ("width,height\n1,\n", "nothing in row 1 (line 2), column 'height'"),
+        ("width,height\n1,1e39\n", "finite"),
+        ("width,height\n", "no row below the header"),
+    ],
+)
+def test_wrong_rows_of_a_table(text: str, words: str, flowers: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    result = call("predict", flowers / "runs" / "job", tmp_path / "a.csv", code=1)
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_run_on_a_table_is_evaluated_reported_and_exported(
+    flowers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(flowers)
+    stored = json.loads((flowers / "runs" / "job" / "result.json").read_text())
+    found = json.loads(call("evaluate", "runs/job", "--json").stdout)
+    assert (found["name"], found["data"]) == ("ibnn mlp flowers.csv seed 0", "flowers.csv")
+    assert found["scores"] == pytest.approx(stored["scores"])
+    copy = shutil.copytree(flowers / "runs" / "job", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)  # where there is no table
+    assert "neither" in (error := call("evaluate", copy, code=2).stderr)
+    assert "--data" in error
+    assert json.loads(call("evaluate", copy, "--data", flowers, "--json").stdout)["scores"] == found["scores"]
+    call("report", copy, "-o", "report.html")
+    assert "ibnn mlp flowers.csv seed 0" in Path("report.html").read_text()
+    call("export", copy, "-o", "m.onnx", "--samples", 2)
+    answers, facts = _answers_of(Path("m.onnx"), np.array([[3.5, 390]]))
+    assert (facts["columns"], facts["target"]) == (["width", "height"], "kind")
+    assert facts["classes"][int(answers["probabilities"][0].argmax())] == "lily"
+    (copy / HELD_OUT).unlink(missing_ok=True)
+    (tmp_path / "new.csv").write_text("height,width\n390,3.5\n")
+
+    def asked() -> Any:
+        return json.loads(call("predict", copy, "new.csv", "--json", "--risk", 0.9).stdout)["risk"]["by"]
+
+    assert asked() == "test answers of the run folder"
+    Path("flowers.csv").write_text(_flowers(151))
+    assert "flowers.csv, which has changed" in call("evaluate", copy, code=2).stderr
+    assert asked() == "test answers of the run folder"
+    Path("flowers.csv").write_text(_flowers())
+    assert asked() == "validation points"
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "words"),
+    [
+        (_flowers().replace("lily", "", 1), [], "nothing in row 2 (line 3), column 'kind'"),
+        (_flowers(), ["target=kin"], "Did you mean 'kind'?"),
+        (_flowers(), ["target=width"], "'iris' in row 1 (line 2), column 'kind'"),
+        (_flowers(), ["valid=500"], "`valid`"),
+        (_flowers(), ["examples=121"], "`examples` to be a number of rows from 1 to 120, but got 121"),
+        (_flowers(), ["net_options.inputs=5"], "(2,), which flowers.csv has"),
+        (_flowers(), ["augment=true"], "`augment`"),
+        (_flowers(), ["ignore=width"], "`ignore`"),
+        (_flowers(), ["task=regression"], "`task`"),
+        (_flowers(), ["net=lenet", "net_options={}"], "options"),
+    ],
+)
+def test_a_table_that_cannot_be_trained_on_leaves_everything_as_it_was(
+    table: str, settings: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(JOB)
+    Path("flowers.csv").write_text(table)
+    Path("run").mkdir()
+    Path("run/job.toml").write_text("old")
+    Path("run/result.json").write_text("{}")
+    changes = [word for setting in settings for word in ("--set", setting)]
+    result = call("train", "job.toml", *changes, "--out", "run", "--fresh", code=2)
+    assert words in result.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["flowers.csv", "job.toml", "job.toml", "result.json"]
+    assert Path("run/job.toml").read_text() == "old"
+
+
+NET = """
+from torch import nn
+
+def make_net(outputs, inputs=2, width=8):
+    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, outputs))
+"""
+
+
+def test_a_network_of_your_own_through_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"cli_{abs(hash(str(tmp_path)))}"
+    Path(f"{name}.py").write_text(NET)
+    found = json.loads(call("plan", "--net", f"{name}:make_net", "--option", "width=4", "--json").stdout)
+    assert (found["nodes"], found["weights"], found["classes"]) == (2 + 4, 2 * 4 + 4 + 4 * 10 + 10, 10)
+    for net, words in ((f"{name}:make", "Did you mean 'make_net'?"), ("os:system", "has no module 'os'")):
+        assert words in call("plan", "--net", net, code=2).stderr
+    assert "'widht'" in call("plan", "--net", f"{name}:make_net", "--option", "widht=4", code=2).stderr
+    Path("flowers.csv").write_text(_flowers(numbers=True))
+    Path("job.toml").write_text(JOB.replace('"mlp"', f'"{name}:make_net"').replace("hidden", "width"))
+    changes = ["--set", "train.steps=3", "--set", "net_options.widht=4"]
+    assert "unexpected keyword argument 'widht'" in call("train", "job.toml", *changes, code=2).stderr
+    assert not Path("runs").exists()
+    result = call("train", "job.toml", "--set", "train.steps=3", "--set", "seed=6", "--out", "run")
+    assert "'kind' is a number, predicted from 2 columns" in result.stderr
+    assert "ibnn predict run flowers.csv --trust-code" in result.stderr
+    for words in (("predict", "run", "flowers.csv"), ("evaluate", "run"), ("export", "run"), ("serve", "run")):
+        assert f"one whose network is code, {name}:make_net" in call(*words, code=2).stderr
+    call("report", "run")
+    page = Path("report.html").read_text()
+    assert f"ibnn {name}:make_net flowers.csv seed 6" in page
+    assert "<dt>seed</dt><dd>6</dd>" in page.replace("\n", "")
+    assert len(rows_of(call("predict", "run", "flowers.csv", "--trust-code").stdout)) == 150
+    assert "RMSE" in call("evaluate", "run", "--trust-code").stdout
+    call("export", "run", "--trust-code", "--format", "torch", "-o", "m.pt2")
+    for module in [module for module in sys.modules if module == name]:
+        del sys.modules[module]
+    Path(f"{name}.py").unlink()
+    assert f"has no module '{name}'" in call("predict", "run", "flowers.csv", "--trust-code", code=2).stderr
+
+
+def test_the_report_of_a_job_that_says_no_seed_shows_its_seed(curve: Path, tmp_path: Path) -> None:
+    call("report", curve, "-o", tmp_path / "report.html")
+    assert "<dt>seed</dt><dd>0</dd>" in (tmp_path / "report.html").read_text().replace("\n", "")
 
 
 # ---------------------------------------------------------------------------------------------------------- abstaining

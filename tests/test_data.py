@@ -4,7 +4,9 @@ import re
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -411,3 +413,150 @@ def test_images_in_loaders() -> None:
 def test_one_mean_for_each_channel() -> None:
     with pytest.raises(ValueError, match=re.escape("`mean and std` to be 1 numbers each, but got 3 and 3")):
         Images(made(), mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+# ------------------------------------------------------------------------------------------------------- own tables
+
+
+def table(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder / name
+
+
+def lines(rows: int, target: Callable[[int], object], head: str = "a,b,y") -> str:
+    return "\n".join([head, *(f"{i},{i % 7 - 0.5},{target(i)}" for i in range(rows))]) + "\n"
+
+
+def test_a_table_is_split_once_and_standardised_by_its_training_rows(tmp_path: Path) -> None:
+    path = table(tmp_path, lines(100, lambda i: "no" if i % 4 else "yes"))
+    found = data.read_table(path, "y", test_share=0.4)
+    assert (found.columns, found.classes) == (("a", "b"), ("no", "yes"))
+    assert found.test.y.bincount().tolist() == [30, 10]  # of 75 and 25
+    train, valid = found.split(examples=40, valid=8)
+    assert valid is not None
+    assert (train.y.bincount().tolist(), valid.y.bincount().tolist()) == ([24, 8], [6, 2])
+    parts = [set(part.x[:, 0].tolist()) for part in (train, valid, found.test)]
+    assert not parts[0] & parts[1] | parts[0] & parts[2] | parts[1] & parts[2]
+    again = data.read_table(path, "y", test_share=0.4)
+    assert torch.equal(again.test.x, found.test.x)
+    units = found.units(train)
+    assert units.target is None
+    assert units.centre == pytest.approx(train.x.double().mean(0).tolist())
+    assert units.scale == pytest.approx(train.x.double().std(0, correction=0).tolist())
+    everything = sorted(zip(*torch.cat([p.x for p in (found.train, found.test)]).T.tolist(), strict=True))
+    assert everything == [(i, i % 7 - 0.5) for i in range(100)]
+    for points in (train, found.test):
+        assert torch.equal(points.y, (points.x[:, 0] % 4 == 0).long())  # rows keep their targets
+
+
+def test_numbers_have_units_of_their_training_rows(tmp_path: Path) -> None:
+    found = data.read_table(table(tmp_path, lines(50, lambda i: 0.25 * i * i)), "y")
+    assert found.classes == ()
+    assert len(found.test) == 10
+    train, valid = found.split(None, 0)
+    assert valid is None
+    assert torch.equal(train.y[:, 0], 0.25 * train.x[:, 0] ** 2)
+    target = found.units(train).target
+    assert target is not None
+    y = train.y.double()
+    assert target == pytest.approx((float(y.mean()), spread := float(y.std(correction=0)), spread / 2))
+    constant = data.read_table(table(tmp_path, "a,b,y\n" + "".join(f"{i},0.1,{i}.5\n" for i in range(9))), "y")
+    assert constant.units(constant.train).scale[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "classes"),
+    [
+        (lambda i: i % 20, None, tuple(map(str, range(20)))),  # in the order of numbers
+        (lambda i: i % 21, None, ()),
+        (lambda i: f"{i % 2}.0", None, ("0", "1")),
+        (lambda i: f"{i % 2}.5", None, ()),
+        (lambda i: i % 3, "numbers", ()),
+        (lambda i: i % 25, "classes", tuple(map(str, range(25)))),
+        (lambda i: "abc"[i % 3], None, ("a", "b", "c")),
+        (lambda i: i % 2 == 0, None, ("False", "True")),
+        (lambda i: 10**20 + i % 2, "classes", (str(10**20), str(10**20 + 1))),  # more than a float tells apart
+        (lambda i: "7" if i % 2 else "other", "classes", ("7", "other")),
+        (lambda i: '"x, ""y"""' if i % 2 else "é", None, ('x, "y"', "é")),
+    ],
+)
+def test_a_target_is_taken_for_what_it_looks_like(
+    target: Callable[[int], object], task: Any, classes: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert data.read_table(table(tmp_path, lines(200, target)), "y", task=task).classes == classes
+
+
+def test_other_ways_to_write_a_table(tmp_path: Path) -> None:
+    plain = lines(20, lambda i: "pq"[i % 2])
+    expected = data.read_table(table(tmp_path, plain), "y").train.x
+    quoted = "\n".join(",".join(f'"{cell}"' for cell in line.split(",")) for line in plain.split())
+    for text in (b"\xef\xbb\xbf" + plain.encode(), plain.replace("\n", "\r\n"), quoted, plain.replace("\n", "\n\n")):
+        assert torch.equal(data.read_table(table(tmp_path, text), "y").train.x, expected)
+    named = data.read_table(table(tmp_path, plain.replace("a,b,y", ' a ,"b, c",y')), "y")
+    assert named.columns == ("a", "b, c")
+    assert data.read_table(table(tmp_path, plain), "y", ignore=["a"]).columns == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "an empty file"),
+        ("a,b,y\n", "no row below the header"),
+        ("a,b,y\n1,2,p\n1,2\n", "3 cells a line, as its first, but got 2 in line 3"),
+        ("a,b,y\n1,2,p\n\n1,red,q\n", r"'red' in row 2 \(line 4\), column 'b'.*ignore"),
+        ("a,b,y\n1,2,p\n,2,q\n", r"nothing in row 2 \(line 3\), column 'a'"),
+        ("a,b,y\n1,NA,p\n1,2,q\n", r"'NA' in row 1 \(line 2\), column 'b'"),
+        ("a,b,y\n1,nan,p\n1,2,q\n", r"'nan' in row 1 \(line 2\), column 'b'"),
+        ("a,b,y\n1,2,p\n1,inf,q\n", r"'inf' in row 2 \(line 3\), column 'b'"),
+        (f"a,b,y\n1,2,p\n1,1{'0' * 400},q\n", r"row 2 \(line 3\), column 'b'"),
+        (f"a,b,y\n1,2,p\n1,1{'0' * 35},q\n", "numbers below 1e\\+30 .* up to 1e\\+35 .* column 'b'"),
+        ("a,b,y\n1,1700000000,p\n2,1700000001,q\n", "single precision .* column 'b'. Subtract 1.7e\\+09"),
+        ("a,b,y\n1,2,p\n1,2,\n", r"a target in every row, but got nothing in row 2 \(line 3\), column 'y'"),
+        ("a,b,y\n1,2,3.5\n1,2,n/a\n", "a target in every row, but got 'n/a'"),
+        ("a,b,y\n1,2,3.5\n1,2,4\n1,2,low\n", r"`target` .*got 'low' in row 3 \(line 4\).*task = \"classes\""),
+        ("a,b,y\n1,2,x\n1,2,4\n1,2,low\n", r"`target` .*got '4' in row 2"),
+        ("a,b,y\n1,2,p\n1,3,p\n", "different values, but got 'p' in every row"),
+        ("a,b,y\n1,2,1.5\n1,3,1.5\n", "different values"),
+        ("y\np\nq\n", "inputs beside the target, but got 'y' alone"),
+        ("a,b,a,y\n1,2,3,p\n1,2,3,q\n", "2 called 'a'"),
+        ("a,y,b,y\n1,p,3,p\n1,q,3,q\n", "2 called 'y'"),
+        (",a,y\n0,2,p\n1,2,q\n", "columns all have names.*index=False"),
+        ("a,b,yy\n1,2,p\n1,2,q\n", "`target` to be a column of .*: a, b, yy, but got 'y'. Did you mean 'yy'"),
+        ("1,2,p\n1,2,q\n1,2,p\n", "`target` to be a column"),
+        ("1,2,3\n1,2,4\n1,2,5\n", "names of its columns in the first line, but got numbers"),
+        ("a;b;y\n1;2;p\n1;2;q\n", "separated by commas, but got a first line 'a;b;y'"),
+        (b"a,b,y\n1,2,\xe9\n1,2,p\n", "text in UTF-8"),
+        ('a,b,y\n1,2,"p\n1,2,q\n', "a CSV file, but got one with an error in line"),
+        ("a,b,y\n1,2,p\n1,2,q\n", "none of '[pq]'. Add rows"),  # one row to train on, of one class
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused(text: str | bytes, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        data.read_table(table(tmp_path, text), "y").split(None, 0)
+    assert re.fullmatch(FOUR_PARTS + ".*", str(caught.value), re.DOTALL)
+
+
+def test_wrong_splits_and_changed_tables_are_refused(tmp_path: Path) -> None:
+    path = table(tmp_path, lines(20, lambda i: "pq"[i % 2]))
+    found = data.read_table(path, "y")
+    for words, examples, valid in (("`examples`.* from 1 to 16, but got 17", 17, 0), ("`valid`.* below the 8", 8, 8)):
+        with pytest.raises(ValueError, match=words):
+            found.split(examples, valid)
+    with pytest.raises(ValueError, match="`ignore` to be columns other than the target"):
+        data.read_table(path, "y", ignore=["y"])
+    with pytest.raises(ValueError, match=r"`ignore` to be a column of .* Did you mean 'b'"):
+        data.read_table(path, "y", ignore=["bb"])
+    with pytest.raises(ValueError, match=r"a finite number .* but got 'p' in row 1"):
+        data.read_table(path, "y", task="numbers")
+    assert data.read_table(path, "y", sha256=found.sha256).sha256 == found.sha256
+    path.write_text(path.read_text() + "20,1,p\n")
+    with pytest.raises(ValueError, match=r"t\.csv, which has changed"):
+        data.read_table(path, "y", sha256=found.sha256)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"columns": 3}', '{"columns": ["a"], "centre": [1], "scale": [0]'])
+def test_broken_units_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        data.Units.from_json(text)
+    with pytest.raises(ValueError, match="positive"):
+        data.Units.from_json(data.Units(("a",), (0.0,), (0.0,)).to_json())

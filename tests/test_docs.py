@@ -1,11 +1,14 @@
+import csv
 import json
 import pydoc
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -119,6 +122,44 @@ def test_the_tabular_page_runs() -> None:
     assert names["error"] <= 0.02
     assert names["leave"].mean() < 0.5
     assert 0.7 < names["coverage"] <= 1
+
+
+def test_the_commands_of_the_tabular_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a table as the page describes it; `serve` is tested elsewhere."""
+    from test_cli import call
+
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "tabular.md").read_text().partition("## At the command line")[2]
+    generator = np.random.default_rng(0)
+    rows = [(area, int(area // 30), age) for area, age in generator.uniform((40, 0), (200, 90), size=(200, 2))]
+    prices = [3 * area - age + generator.normal(scale=20) for area, _, age in rows]
+    table = [f"{area},{rooms},{age},{price}" for (area, rooms, age), price in zip(rows, prices, strict=True)]
+    Path("houses.csv").write_text("\n".join(["area,rooms,age,price", *table]) + "\n")
+    Path("new.csv").write_text("age,area,rooms\n10,100,3\n")
+    (job,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    Path("houses.toml").write_text(job.replace("epochs = 100", "epochs = 8"))  # for time
+    Path("mynets.py").write_text(code)
+    commands = [
+        line for block in re.findall(r"```\n(ibnn .*?)```", page, flags=re.DOTALL) for line in block.splitlines()
+    ]
+    assert [line.split()[1] for line in commands] == [
+        *("train", "evaluate", "predict", "report", "export", "serve"),
+        *("plan", "train", "predict"),
+    ]
+    told = {}
+    for line in commands:
+        if not line.startswith("ibnn serve"):
+            told[line.partition("#")[0].strip()] = call(*shlex.split(line, comments=True)[1:])
+    expected = "'price' is a number, predicted from 3 columns; 120 rows to train on, 40 held out, 40 to test."
+    assert f"houses.csv: {expected}" in told["ibnn train houses.toml"].stderr
+    result = json.loads(Path("runs/houses/result.json").read_text())
+    assert 10 < result["scores"]["rmse"] < 160  # in units of the price
+    (answer,) = csv.DictReader(Path("prices.csv").read_text().splitlines())
+    assert float(answer["low"]) < float(answer["mean"]) < float(answer["high"])
+    assert Path("houses.html").exists()
+    assert Path("houses.onnx").exists()
+    sys.modules.pop("mynets")
 
 
 def test_the_tabular_page_quotes_its_result_file(monkeypatch: pytest.MonkeyPatch) -> None:

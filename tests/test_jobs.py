@@ -1,7 +1,8 @@
 """Jobs: data in, run folder out, and back."""
 
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,19 @@ def test_merging_changes_neither() -> None:
         ({"train": {"epocs": 1}}, "Did you mean 'epochs'"),
         ({"vald": 3}, "Did you mean 'valid'"),
         ({"samples": 0}, "`samples`"),
+        ({"train": {"seed": 5}}, r"`train.seed` to be absent.* but got 5\. .*--set seed=5"),
+        ({"first": {"seed": 5}}, "`first.seed` to be absent"),
+        ({"method_options": {"seed": 5}}, "`method_options.seed` to be absent"),
+        ({"net": "mynets:make_net()"}, "package.module:function, but got 'mynets:make_net\\(\\)'"),
+        ({"data": "t.csv"}, "`target` to be the column of t.csv to predict"),
+        ({"target": "y"}, "`target` to be absent unless data is a .csv file"),
+        ({"task": "classes"}, "`task` to be absent"),
+        ({"ignore": ["y"]}, "`ignore` to be absent"),
+        ({"test_share": 0.5}, "`test_share` to be absent"),
+        ({"data": "t.csv", "target": "y", "task": "class"}, "`task` to be 'classes' or 'numbers'"),
+        ({"data": "t.csv", "target": "y", "test_share": 1.0}, "`test_share`"),
+        ({"net_options": {"hidden": float("inf")}}, "`net_options.hidden` to be text, a finite number"),
+        ({"net_options": {"hidden": [{"a": 1}]}}, "`net_options.hidden`"),
     ],
 )
 def test_wrong_fields_are_named(changes: dict[str, object], words: str) -> None:
@@ -299,3 +313,213 @@ def test_moons_are_told_apart_and_tempered(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"job\.toml"):
         read_run(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------- own tables
+
+
+def write_table(path: Path, target: str, rows: int = 60) -> None:
+    """Columns of very different units; the target is a class or a number."""
+    x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1e-3, 1.0, 1e4]) + 5
+    lines = ["small,middle,large,y"]
+    for row in x.tolist():
+        value = ("low" if row[1] < 5 else "high") if target == "classes" else 100 + 7 * row[1]
+        lines.append(",".join(map(repr, row)) + f",{value}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+TABLE = Job(
+    net="mlp",
+    net_options={"hidden": 8, "layers": 1},
+    data="t.csv",
+    target="y",
+    valid=12,
+    samples=2,
+    train={"steps": 4, "batch_size": 16},
+)
+
+
+@pytest.mark.parametrize("task", ["classes", "numbers"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_on_a_table_and_needs_it_no_more(
+    method: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "t.csv", task)
+    swa = {"swa": 0.4} if method.startswith("swa") else {}
+    job = TABLE.but(method=method, method_options=OPTIONS.get(method, {}), train=swa)
+    result = run(job, tmp_path / "run", quiet=True)
+    assert result["classes"] == (["high", "low"] if task == "classes" else [])
+    assert result["name"] == f"{method} mlp t.csv seed 0"
+    test = make_data(job).whole.test
+    (tmp_path / "t.csv").unlink()
+    again = read_run(tmp_path / "run")
+    found, answers = again.model.predict(test.x, samples=2), safetensors.torch.load_file("run/answers.safetensors")  # type: ignore[union-attr]
+    if isinstance(found, GaussianPrediction):
+        torch.testing.assert_close(found.mean, answers["mean"])
+        assert 50 < float(found.mean.mean()) < 220  # in the target's own units, untrained as it is
+    else:
+        torch.testing.assert_close(found.probs, answers["probs"])  # type: ignore[attr-defined]
+    assert again.units is not None
+    assert again.units.columns == ("small", "middle", "large")
+    with pytest.raises(FileNotFoundError, match=r"`data` to be a table, but got neither .*t\.csv nor data/t\.csv"):
+        make_data(job, units=again.units)
+
+
+def test_a_network_of_a_table_sees_standardised_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "t.csv", "numbers")
+    splits = make_data(TABLE)
+    model = make_method(TABLE.but(method="sgd"), 0, units=splits.units)
+    x, y = splits.train.__getitems__(list(range(len(splits.train))))
+    seen = model.net[0](x)
+    torch.testing.assert_close(seen.mean(0), torch.zeros(3), atol=1e-3, rtol=0)
+    torch.testing.assert_close(seen.std(0, correction=0), torch.ones(3), atol=1e-3, rtol=0)
+    torch.testing.assert_close(model.net(x), model.net[1](seen) * y.std(correction=0) + y.mean())
+    assert model.likelihood.log_std.exp().item() == pytest.approx(0.5 * float(y.std(correction=0)), rel=1e-5)  # type: ignore[operator, union-attr]
+    other = make_data(TABLE.but(seed=7))
+    assert torch.equal(other.train.x, splits.train.x)  # type: ignore[union-attr]
+    assert other.units == splits.units
+    with pytest.raises(ValueError, match="`units`"):
+        make_method(TABLE, 0)
+    with pytest.raises(ValueError, match="`augment`"):
+        make_data(TABLE.but(augment=True))
+
+
+def test_a_table_is_found_here_or_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "there").mkdir()
+    write_table(tmp_path / "there" / "t.csv", "classes")
+    assert make_data(TABLE, tmp_path / "there").whole.classes == ("high", "low")
+    write_table(tmp_path / "here" / "t.csv", "numbers")
+    assert make_data(TABLE, tmp_path / "there").whole.classes == ()
+
+
+def test_a_table_that_has_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "t.csv", "classes")
+    monkeypatch.setattr(jobs, "fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run(TABLE, tmp_path / "run", quiet=True)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "t.csv", "classes", rows=61)
+    with pytest.raises(ValueError, match=r"begun before the table changed.*--fresh"):
+        run(TABLE, tmp_path / "run", quiet=True)
+    write_table(tmp_path / "t.csv", "classes")
+    run(TABLE, tmp_path / "run", quiet=True)
+    write_table(tmp_path / "t.csv", "classes", rows=61)
+    with pytest.raises(ValueError, match=r"t\.csv, which has changed"):
+        make_data(TABLE, units=read_run(tmp_path / "run").units)
+    (tmp_path / "run" / "table.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"table\.json"):
+        read_run(tmp_path / "run")
+
+
+def test_fields_of_tables_change_no_older_key() -> None:
+    """Results in experiments/results are known by the keys of their jobs."""
+    assert Job(net="lenet", data="mnist").key == "447c5e6b219b"
+    assert Job(net="mlp", data="two-moons", seed=3, train={"steps": 5}).key == "c2502a10dc93"
+    keys = {job.key for job in (TABLE, TABLE.but(target="z"), TABLE.but(task="classes"), TABLE.but(ignore=["a"]))}
+    assert len(keys | {TABLE.but(test_share=0.3).key}) == 5
+    job = TABLE.but(task="classes", ignore=["a", "é"], test_share=0.3)
+    assert Job.from_toml(job.to_toml()) == job
+
+
+# ----------------------------------------------------------------------------------------------------- own networks
+
+NET = """
+from torch import nn
+
+def make_net(outputs, inputs, hidden=8):
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of the current folder, next to a table."""
+    monkeypatch.chdir(tmp_path)
+    name = f"jobs_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(NET)
+    write_table(tmp_path / "t.csv", "classes")
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_a_network_of_your_own_runs_and_is_read_back_if_trusted(code: str, tmp_path: Path) -> None:
+    job = TABLE.but(net=f"{code}:make_net", net_options={"hidden": 5, "layers": 1})
+    with pytest.raises(ValueError, match=r"`net_options`.*'layers'"):
+        run(job, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    job = Job(**(TABLE.model_dump(exclude_unset=True) | {"net": f"{code}:make_net", "net_options": {"hidden": 5}}))
+    result = run(job, tmp_path / "run", quiet=True)
+    assert result["name"] == f"ibnn {code}:make_net t.csv seed 0"
+    with pytest.raises(ValueError, match=f"code, {code}:make_net. .*--trust-code"):
+        read_run(tmp_path / "run")
+    again = read_run(tmp_path / "run", trust_code=True)
+    assert again.model.net[1][1].in_features == 3  # of the table, though the job says nothing of them
+    answers = safetensors.torch.load_file(tmp_path / "run" / "answers.safetensors")
+    found = again.model.predict(make_data(job).whole.test.x, samples=2)  # type: ignore[union-attr]
+    torch.testing.assert_close(found.probs, answers["probs"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("nn.ReLU()", "nn.Tanh()"), "another .the same weights answer otherwise"),
+        (("hidden=8", "hidden=9"), "another .*size mismatch"),
+        (("def make_net", "def make_other"), "'make_net', which it does not have"),
+        (("from torch", "import nowhere_at_all\nfrom torch"), "No module named 'nowhere_at_all'"),
+        (None, "has no module"),
+    ],
+)
+def test_code_that_has_changed_since_is_refused(
+    change: tuple[str, str] | None, words: str, code: str, tmp_path: Path
+) -> None:
+    fields = TABLE.model_dump(exclude_unset=True) | {"net": f"{code}:make_net", "net_options": {}}
+    run(Job(**fields), tmp_path / "run", quiet=True)
+    sys.modules.pop(code)
+    if change is None:
+        (tmp_path / f"{code}.py").unlink()
+    else:
+        (tmp_path / f"{code}.py").write_text(NET.replace(*change) + "\n# longer")
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        read_run(tmp_path / "run", trust_code=True)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_run_of_somebody_else_executes_nothing(trust: bool, code: str, tmp_path: Path) -> None:
+    run(TABLE, tmp_path / "run", quiet=True)
+    told = (tmp_path / "run" / "job.toml").read_text()
+    (tmp_path / "run" / "evil.py").write_text("open('was_here', 'w')")
+    for net in ("os:system", "evil:make", "builtins:exec", "subprocess:run"):
+        (tmp_path / "run" / "job.toml").write_text(told.replace('"mlp"', f'"{net}"'))
+        with pytest.raises((ValueError, FileNotFoundError), match="`net`" if trust else "`folder`.*code"):
+            read_run(tmp_path / "run", trust_code=trust)
+    assert not (tmp_path / "was_here").exists()
+
+
+def test_a_network_of_your_own_sees_images(code: str, tmp_path: Path) -> None:
+    job = DIGITS.but(net=f"{code}:make_net", method="sgd", train={"epochs": 1})
+    fields = job.model_dump(exclude_unset=True) | {"net_options": {"inputs": 64}}
+    assert run(Job(**fields), tmp_path / "run", quiet=True)["probe"]["shape"] == [1, 8, 8]
+    assert read_run(tmp_path / "run", trust_code=True).model.net[1].in_features == 64
+    for options, words in (({"inputs": 63}, r"\(1, 8, 8\), which digits has.* RuntimeError: mat1"), ({}, "'inputs'")):
+        with pytest.raises(ValueError, match=words):
+            run(Job(**(fields | {"net_options": options})), tmp_path / "other", quiet=True)
+    (tmp_path / f"{code}.py").write_text(NET.replace("hidden, outputs", "hidden, 7"))
+    sys.modules.pop(code)
+    with pytest.raises(ValueError, match=r"an output of shape \(1, 10\).* \(1, 7\)"):
+        run(Job(**fields), tmp_path / "other", quiet=True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_images_of_a_folder_have_the_size_that_the_job_says(code: str, tmp_path: Path) -> None:
+    for place in ("train/a", "train/b", "val/a"):
+        (tmp_path / "photos" / place).mkdir(parents=True)
+        Image.new("RGB", (9, 12)).save(tmp_path / "photos" / place / "0.png")
+    job = Job(net=f"{code}:make_net", data="photos")
+    assert make_data(job, tmp_path).train[0][0].shape == (3, 224, 224)
+    assert make_data(job.but(image_size=6), tmp_path).train[0][0].shape == (3, 6, 6)

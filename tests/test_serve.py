@@ -32,7 +32,7 @@ uvicorn = pytest.importorskip("uvicorn")
 from ibnn.serve.app import make_app  # noqa: E402
 from ibnn.serve.batching import Batcher, OverloadedError  # noqa: E402
 from ibnn.serve.server import listen  # noqa: E402
-from ibnn.serve.service import Service  # noqa: E402
+from ibnn.serve.service import Question, Service  # noqa: E402
 
 TINY = jobs.Job(
     net="mlp",
@@ -374,6 +374,122 @@ def test_scores_of_other_draws_are_not_compared(folder: Path, tmp_path: Path, mo
         service.close()
 
 
+# ------------------------------------------------------------------------------------------------- points and tables
+
+CURVE = jobs.Job(
+    net="mlp",
+    net_options={"hidden": 16},
+    data="toy-regression",
+    examples=130,
+    valid=100,
+    method_options={"components": 2},
+    train={"steps": 60, "lr": 0.01},
+    samples=3,
+)
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("runs") / "curve"
+    jobs.run(CURVE, folder, quiet=True)
+    served = Running(folder)
+    yield served
+    served.stop()
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A table of your own, of classes, served from another folder."""
+    folder = tmp_path_factory.mktemp("table")
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    lines = [f"{a},{100 * b},{'up' if a + b > 0 else 'down'}" for a, b in x.tolist()]
+    (folder / "t.csv").write_text("\n".join(["a,<b>,way", *lines]) + "\n")
+    fields = CURVE.model_dump(exclude_unset=True) | {"data": "t.csv", "target": "way", "examples": None, "valid": 60}
+    jobs.run(jobs.Job(**fields), folder / "run", data_folder=folder, quiet=True)
+    served = Running(folder / "run", risk=0.3)
+    yield served
+    served.stop()
+
+
+def test_numbers_are_served_with_intervals(curve: Running) -> None:
+    x = torch.tensor([[-3.0], [0.5], [40.0]])
+    found = curve.predict(json={"inputs": x.tolist()}, query="?draws=true")
+    expected = curve.service.asked.run.model.predict(x, samples=3, seed=0)
+    low, high = expected.interval(0.9)  # type: ignore[attr-defined]
+    named = {name: getattr(expected, name) for name in ("mean", "std", "aleatoric", "epistemic")}
+    assert list(found) == ["target", "rows"]
+    for name, values in (named | {"low": low, "high": high}).items():
+        assert [row[name] for row in found["rows"]] == pytest.approx(values[:, 0].tolist(), rel=1e-4)
+    draws = torch.tensor([row["draws"] for row in found["rows"]])
+    torch.testing.assert_close(draws, expected.draw_means[:, :, 0].T)  # type: ignore[attr-defined]
+    assert "draws" not in curve.predict(json={"inputs": [{"x1": 1.0}]})["rows"][0]
+    health = curve.get("/health").json()
+    assert (health["abstention"], health["input"], health["classes"]) == (None, {"columns": ["x1"]}, [])
+    assert health["shift"]["score"] == "epistemic"
+    assert health["shift"]["against"] == "100 validation points"
+    assert health["shift"]["seen"] == 4
+    parameters = curve.get("/openapi.json").json()["paths"]["/predict"]["post"]["parameters"]
+    assert [parameter["name"] for parameter in parameters] == ["draws"]
+
+
+def test_the_monitor_rings_for_rows_from_elsewhere(curve: Running) -> None:
+    service = Service(curve.service.asked, false_alarm=0.02)
+    try:
+        service.ask(Question(8 * torch.rand(100, 1) - 4, False)).result(30)
+        assert service.health()["shift"]["alarm"] is False
+        service.ask(Question(20 + torch.rand(100, 1), False)).result(30)
+        assert service.health()["shift"]["alarm"] is True
+        assert service.health()["shift"]["direction"] == "higher"
+    finally:
+        service.close()
+
+
+def test_a_single_network_of_numbers_has_nothing_to_watch(tmp_path: Path) -> None:
+    fields = CURVE.model_dump(exclude_unset=True) | {"method": "sgd", "method_options": {}, "train": {"steps": 2}}
+    jobs.run(jobs.Job(**fields), tmp_path / "run", quiet=True)
+    service = Service(Asked.read(tmp_path / "run"))
+    assert (service.monitor, service.health()["shift"]) == (None, None)
+    assert service.unwatched == "a single network is as uncertain of every number"
+    service.close()
+
+
+def test_rows_of_a_table_are_labelled_by_order_or_by_name(table: Running) -> None:
+    found = table.predict(json={"inputs": [[2.0, 200.0], [-2.0, -200.0]]}, query="?draws=true")
+    assert found["classes"] == ["down", "up"]
+    assert [row["label"] for row in found["rows"]] == ["up", "down"]
+    named = table.predict(json={"inputs": [{"<b>": 200, "a": 2}, {"a": -2, "<b>": -200}]}, query="?draws=true")
+    assert named == found
+    expected = table.service.asked.run.model.predict(torch.tensor([[2.0, 200.0]]), samples=3, seed=0)
+    assert found["rows"][0]["probabilities"] == pytest.approx(expected.probs[0].tolist(), abs=1e-6)  # type: ignore[attr-defined]
+    draws = torch.tensor(found["rows"][0]["draws"])
+    torch.testing.assert_close(draws.mean(0), expected.probs[0], rtol=0, atol=1e-6)  # type: ignore[attr-defined]
+    assert found["rows"][0]["abstain"] is (found["rows"][0]["total"] > found["limit"])
+    assert table.get("/health").json()["abstention"]["by"] == "test answers of the run folder"  # the table is elsewhere
+    page = table.get("/").text
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "image=@" not in table.get("/docs").text
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "words"),
+    [
+        (body({"inputs": [[1.0]]}), 422, "of shape (N, 2), but got (1, 1)"),
+        (body({"inputs": [1.0, 2.0]}), 422, "of shape (N, 2), but got (2,)"),
+        (body({"inputs": [[[1.0, 2.0]]]}), 422, "of shape (N, 2), but got (1, 1, 2)"),
+        (body({"inputs": [{"a": 1.0}]}), 422, "the columns a, <b>, but got no ['<b>']"),
+        (body({"inputs": [{"a": 1.0, "<b>": 2, "c": 3}]}), 422, "but got also ['c']"),
+        (body({"inputs": [{"a": 1.0, "<b>": 2}, [1, 2]]}), 422, "but got no ['<b>', 'a']"),
+        (body({"inputs": [{"a": 1.0, "<b>": "2"}]}), 422, 'finite numbers in lists, but got "2"'),
+        (body({"inputs": [[1.0, 1.1e15]]}), 422, "numbers up to 1e+15"),
+        (body({"inputs": [[1.0, math.inf]]}), 422, "finite numbers, but got Infinity"),
+        ({"files": {"image": b"a"}}, 415, "application/json, but got multipart/form-data"),
+    ],
+)
+def test_wrong_rows_are_explained(sent: dict[str, Any], code: int, words: str, table: Running) -> None:
+    assert words in table.predict(code, **sent)["detail"]
+
+
 # ------------------------------------------------------------------------------------------------------------- process
 
 
@@ -437,6 +553,58 @@ def test_fuzzed_requests_are_answered_as_the_schema_says(running: Running, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["curve", "table"])
+def test_fuzzed_rows_are_answered_as_the_schema_says(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    served: Running = request.getfixturevalue(name)
+    command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{served.url}/openapi.json"]
+    done = subprocess.run(
+        [*command, "--max-examples", "60", "--seed", "1"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert not re.search(r'status="5\d\d"', served.get("/metrics").text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(320, 640), (1100, 900)])
+@pytest.mark.parametrize("name", ["curve", "table"])
+def test_the_page_of_a_table_in_a_browser(
+    browser: Browser, name: str, size: tuple[int, int], request: pytest.FixtureRequest
+) -> None:
+    served: Running = request.getfixturevalue(name)
+    browser.resize(*size)
+    browser.open(served.url)
+    told = "return document.getElementById('status').textContent"
+
+    def ask(*values: float) -> str:
+        fields = "const fields = document.querySelectorAll('[data-column]');"
+        puts = "".join(f"fields[{i}].value = {value};" for i, value in enumerate(values))
+        browser.run(f"document.getElementById('status').textContent = ''; {fields}{puts}")
+        browser.run("document.querySelector('button').click()")
+        for _ in range(100):
+            if (found := browser.run(told)) not in ("", "Asking…"):
+                return str(found)
+            time.sleep(0.1)
+        raise AssertionError("no answer")
+
+    if name == "curve":
+        row = served.predict(json={"inputs": [[2.5]]})["rows"][0]
+        assert ask(2.5) == f"{row['mean']:.4g}, from {row['low']:.4g} to {row['high']:.4g}."
+        assert browser.run("return document.querySelectorAll('#line .tick').length") == 6
+    else:
+        assert ask(2, 200).startswith("up, ")
+        assert browser.run("return document.getElementById('label').textContent") == "up"
+        assert browser.run("return document.querySelectorAll('#draws > div').length") == 6
+        pasted = "const data = new DataTransfer(); data.setData('text', '-2; -200');"
+        paste = "new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true})"
+        browser.run(f"{pasted} document.querySelector('[data-column]').dispatchEvent({paste})")
+        assert browser.run("return [...document.querySelectorAll('[data-column]')].map(e => e.value)") == ["-2", "-200"]
+    assert browser.run("return document.documentElement.scrollWidth") <= size[0]
+    against = served.get("/health").json()["shift"]["against"]
+    assert against in browser.run("return document.getElementById('shift').textContent")
+    assert browser.log("browser") == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(320, 640), (1100, 900)])
 def test_the_page_in_a_browser(
     browser: Browser, size: tuple[int, int], running: Running, pixels: torch.Tensor, tmp_path: Path
@@ -464,7 +632,7 @@ def test_the_page_in_a_browser(
     told = choose("seven.png")
     assert told.startswith(f"{expected['label']}, ")
     assert browser.run("return document.getElementById('label').textContent") == expected["label"]
-    assert browser.run("return document.querySelectorAll('#draws > div').length") == 10
+    assert browser.run("return document.querySelectorAll('#draws > div').length") == 4  # 2 components of 2 draws
     assert browser.run("return document.querySelectorAll('#classes tr').length") == 10
     heights = browser.run("return [...document.querySelectorAll('#draws > div')].map(e => e.offsetHeight)")
     assert max(heights) - min(heights) <= 1

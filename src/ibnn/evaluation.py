@@ -20,6 +20,7 @@ from ibnn.data import (
     DataSet,
     Folder,
     Images,
+    OwnTable,
     Points,
     Split,
     Table,
@@ -56,7 +57,7 @@ class Evaluation:
 
 def evaluate(
     model: Trainable,
-    whole: DataSet | Table,
+    whole: DataSet | Table | OwnTable,
     valid: Images | Points | None,
     *,
     samples: int = 5,
@@ -77,7 +78,7 @@ def evaluate(
     temperatures = [own]
     if valid is not None:
         temperatures.append(scale_temperature(model, valid, samples=samples))
-    if isinstance(whole, Table):
+    if not isinstance(whole, DataSet):
         return _of_points(model, whole.test, temperatures, samples)
     test = whole.test
     measure = _Measure(model, whole, temperatures, samples)

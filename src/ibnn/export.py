@@ -45,7 +45,8 @@ class Exported(NamedTuple):
         path: The file.
         bytes: Its size.
         draw_bytes: That of the draws in it.
-        difference: Largest difference to `predict` on the example, relative to the largest number if that exceeds 1.
+        difference: Largest difference to `predict` on the example, relative to the largest number if that exceeds 1 (of
+            a Gaussian, the predictive standard deviation or variance).
     """
 
     path: Path
@@ -117,7 +118,7 @@ def export(
         remedy = "Put what cannot be traced, or depends on values or on the batch size, into plain tensor code."
         wanted = f"a network that torch can export to {format} for any batch size"
         raise ValueError(complaint("model", wanted, reason, remedy)) from error
-    difference = max(_difference(found[name], expected[name]) for name in expected)
+    difference = max(_difference(found[name], expected[name], _unit(name, expected)) for name in expected)
     if not difference <= TOLERANCE:  # nor NaN
         remedy = "Its layers must see the batch first, and its rows must not depend on each other or on chance."
         wanted = "a network that answers the same for its draws as rows of one batch"
@@ -321,8 +322,16 @@ def _names(x: Inputs) -> list[str]:
     return list(x) if isinstance(x, Mapping) else [f"x{number}" for number in range(len(x))]
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
-    return ((found - expected).abs().max() / expected.abs().max().clamp_min(1)).item()
+def _difference(found: Tensor, expected: Tensor, unit: float) -> float:
+    return ((found - expected).abs().max() / expected.abs().max().clamp_min(unit)).item()
+
+
+def _unit(name: str, expected: Mapping[str, Tensor]) -> float:
+    """What differences are measured by at least: entropies by 1, numbers by their uncertainty, but for rounding."""
+    if "std" not in expected:
+        return 1.0
+    std = max(expected["std"].max().item(), 1e-4 * expected["mean"].abs().max().item())
+    return std if name in ("mean", "std") else std**2
 
 
 # ------------------------------------------------------------------------------------------------------------- checks

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import safetensors
 import safetensors.torch
@@ -20,18 +20,33 @@ from ibnn import nets
 from ibnn.atomic import read_toml
 from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
 from ibnn.convert import convert
-from ibnn.data import TABLES, DataSet, Images, Points, Table, hold_out, load, names, subset
+from ibnn.data import (
+    TABLES,
+    DataSet,
+    Images,
+    OwnTable,
+    Points,
+    Table,
+    Units,
+    hold_out,
+    load,
+    names,
+    read_table,
+    subset,
+)
 from ibnn.data.sets import data_folder as place_of_data
 from ibnn.errors import complaint, nearest
 from ibnn.evaluation import evaluate
 from ibnn.generators import generators_restored, seed_generators
+from ibnn.inputs import logits_of
 from ibnn.likelihood import Gaussian, Likelihood
 from ibnn.monitor import History
 from ibnn.nets.dense import Affine
+from ibnn.nets.own import FORM, is_own, make_own, takes
 from ibnn.network import IBNN
 from ibnn.provenance import provenance
 from ibnn.recipe import Recipe, explain, to_toml
-from ibnn.runs import ANSWERS, JOB, MODEL, RESULT, RunFolder
+from ibnn.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
 from ibnn.training import Trainable, fit
 
 log = logging.getLogger("ibnn")
@@ -85,12 +100,19 @@ class Job(BaseModel):
     """What is trained, on what, and how; reads and writes TOML.
 
     Attributes:
-        net: Name of a network of `ibnn.nets`.
-        net_options: Its options; the inputs of an "mlp" are those of a table of points.
+        net: Name of a network of `ibnn.nets`, or "package.module:function" of the current folder, which is imported and
+            called as function(outputs, **net_options).
+        net_options: Its options; the `inputs` of an "mlp", or of a function that takes them, are those of a table.
         data: Name of a data set of `ibnn.data`, of a folder of images, or of a table of points: "toy-regression",
-            "two-moons".
-        examples: A stratified subset of so many training images, held-out ones included; None for all. Of points,
-            how many.
+            "two-moons"; or a .csv file, looked for in the current folder and then in the data folder.
+        target: Of a .csv file, the column to predict.
+        task: What it is: "classes" or "numbers"; default what it looks like, see `ibnn.data.read_table`.
+        ignore: Columns of a .csv file that are left out.
+        test_share: Share of the rows of a .csv file that are for testing.
+        image_size: Height and width that the images of a folder are brought to; default what the network takes, and 224
+            for one of your own.
+        examples: A stratified subset of so many training images or rows, held-out ones included; None for all. Of
+            points that are made, how many.
         valid: Images or points held out of them, to steer and choose by.
         augment: Random crops and flips.
         method: "ibnn" or a baseline: "sgd", "swa", "swag", "dropout", "vi", "ensemble".
@@ -98,7 +120,8 @@ class Job(BaseModel):
         first: Changes to `train` for a plain training that comes first; its weights are where the method starts.
         weights: A safetensors file of trained weights to start from instead.
         samples: Draws per component in the evaluation at the end.
-        seed: Decides initial weights, order and noise; subset and held-out images are the same for all seeds.
+        seed: Decides initial weights, order and noise; subset and held-out images are the same for all seeds. It is the
+            only one: `train`, `first` and `method_options` have none.
         recipe: Name of a recipe of the library that `train` changes.
         train: Fields of the `Recipe`.
 
@@ -111,6 +134,11 @@ class Job(BaseModel):
     net: str
     net_options: dict[str, Any] = {}
     data: str
+    target: str | None = None
+    task: Literal["classes", "numbers"] | None = None
+    ignore: list[str] = []
+    test_share: float = Field(0.2, gt=0, lt=1)
+    image_size: int | None = Field(None, ge=1)
     examples: int | None = Field(None, ge=1)
     valid: int = Field(0, ge=0)
     augment: bool = False
@@ -129,11 +157,13 @@ class Job(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             raise ValueError(explain(error, type(self))) from None
-        for field, known in (("net", nets.names()), ("method", list(METHODS))):
-            if getattr(self, field) not in known:
+        for field, known, more in (("net", nets.names(), f", or {FORM}"), ("method", list(METHODS), "")):
+            if getattr(self, field) not in known and not (more and is_own(getattr(self, field))):
                 near = nearest(getattr(self, field), known, METHOD_SYNONYMS)
-                expected = f"one of {', '.join(known)}"
+                expected = f"one of {', '.join(known)}{more}"
                 raise ValueError(complaint(field, expected, repr(getattr(self, field)), f"Did you mean {near!r}?"))
+        self._check_table()
+        _check_plain("net_options", self.net_options)
         for field in ("first", "weights"):
             if self.method == "ensemble" and getattr(self, field) is not None:
                 got = "a start that all members would share, so that they stay alike"
@@ -141,6 +171,25 @@ class Job(BaseModel):
                 raise ValueError(complaint(field, 'absent where method = "ensemble"', got, remedy))
         self.full_recipe()  # complains before anything is made
         self.before()
+
+    def _check_table(self) -> None:
+        """Complains of a table without a target, and of a target without a table."""
+        if self.has_file and self.target is None:
+            raise ValueError(complaint("target", f"the column of {self.data} to predict", "none", "Set target."))
+        given = [name for name in _OF_TABLES if getattr(self, name) != type(self).model_fields[name].default]
+        if given and not self.has_file:
+            expected = f"absent unless data is a .csv file, which {self.data!r} is not"
+            raise ValueError(complaint(given[0], expected, repr(getattr(self, given[0])), "Leave it out."))
+
+    @property
+    def has_file(self) -> bool:
+        """Whether the data are a table of your own."""
+        return self.data.lower().endswith(".csv")
+
+    @property
+    def has_code(self) -> bool:
+        """Whether the network is one of your own."""
+        return is_own(self.net)
 
     def full_recipe(self) -> Recipe:
         """How `fit` trains it."""
@@ -174,8 +223,10 @@ class Job(BaseModel):
 
     @property
     def key(self) -> str:
-        """A short hash of all fields."""
-        return sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:12]
+        """A short hash of all fields, but for those of own tables and images that are not used."""
+        defaults = {name: type(self).model_fields[name].default for name in (*_OF_TABLES, "image_size")}
+        fields = {name: value for name, value in self.model_dump().items() if defaults.get(name, ...) != value}
+        return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
     @classmethod
     def from_toml(cls, source: str | Path) -> "Job":
@@ -204,11 +255,26 @@ def _check_names(fields: dict[str, Any]) -> None:
         if name not in Job.model_fields:
             near = nearest(name, meanings().values(), meanings())
             raise ValueError(complaint(name, "a field of a job", repr(value), f"Did you mean {near!r}?"))
-    for table in ("train", "first"):
+    for table in ("train", "first", "method_options"):
         if isinstance(given := fields.get(table), dict) and "seed" in given:
             expected = f"absent: the seed of a job also decides its first weights and stands outside {table}"
             remedy = f"Set seed = {given['seed']} instead."
             raise ValueError(complaint(f"{table}.seed", expected, given["seed"], remedy))
+
+
+_OF_TABLES = ("target", "task", "ignore", "test_share")  # fields of a job
+
+
+def _check_plain(name: str, value: Any) -> None:
+    """Complains of options that a job file cannot hold: dates, NaN, tables in lists."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _check_plain(f"{name}.{key}", entry)
+        return
+    for entry in value if isinstance(value, list) else [value]:
+        if not isinstance(entry, str | int | float) or (isinstance(entry, float) and not math.isfinite(entry)):
+            expected = "text, a finite number, true or false, or a list of these"
+            raise ValueError(complaint(name, expected, repr(entry), "Pass it as one of these."))
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -230,18 +296,32 @@ def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Splits:
-    """The data of a job: what is trained on, held-out labels to choose by, and the set with its test part."""
+    """The data of a job: what is trained on, held-out labels to choose by, and the set with its test part.
+
+    Of points also their `units`.
+    """
 
     train: Images | Points
     valid: Images | Points | None
-    whole: DataSet | Table
+    whole: DataSet | Table | OwnTable
+    units: Units | None = None
 
 
-def make_data(job: Job, folder: str | Path | None = None) -> Splits:
-    """The splits of a job, the same for all seeds."""
+def make_data(job: Job, folder: str | Path | None = None, units: Units | None = None) -> Splits:
+    """The splits of a job, the same for all seeds.
+
+    Args:
+        job: Whose data.
+        folder: Where data sets are; see `ibnn.data.load`.
+        units: Those of a finished run on a table of your own, which must not have changed since.
+    """
+    if job.augment and (job.data in TABLES or job.has_file):
+        raise ValueError(complaint("augment", "false for points", "true", "Leave it out."))
     if job.data in TABLES:
         return _points(job, TABLES[job.data])
     check_data(job.data, folder)
+    if job.has_file:
+        return _rows_of_file(job, folder, units)
     whole = load(job.data, folder, size=_side(job))
     train, held_out = whole.train, None
     if job.examples is not None:
@@ -255,27 +335,52 @@ def make_data(job: Job, folder: str | Path | None = None) -> Splits:
 def _points(job: Job, table: Table) -> Splits:
     """Points are in random order: the last ones are held out."""
     drawn = table.draw(job.examples)
-    if job.augment:
-        raise ValueError(complaint("augment", "false for points", "true", "Leave it out."))
     if job.valid >= len(drawn):
         raise ValueError(complaint("valid", f"below the {len(drawn)} points", job.valid, "Pass a larger examples."))
     cut = len(drawn) - job.valid
     train, held_out = (Points(drawn.x[part], drawn.y[part]) for part in (slice(cut), slice(cut, None)))
-    return Splits(train, held_out if job.valid else None, table)
+    return Splits(train, held_out if job.valid else None, table, table.units)
+
+
+def _rows_of_file(job: Job, folder: str | Path | None, units: Units | None) -> Splits:
+    assert job.target is not None, "checked"
+    table = read_table(
+        _file(job.data, folder),
+        job.target,
+        name=job.data,
+        task=job.task,
+        ignore=job.ignore,
+        test_share=job.test_share,
+        sha256=units.sha256 if units else None,
+    )
+    train, held_out = table.split(job.examples, job.valid)
+    return Splits(train, held_out, table, units or table.units(train))
+
+
+def _file(name: str, folder: str | Path | None) -> Path:
+    """A .csv file, of the current folder or else of the data folder."""
+    return next((path for path in (Path(name), place_of_data(folder) / name) if path.is_file()), Path(name))
 
 
 def check_data(name: str, folder: str | Path | None = None) -> None:
-    """Complains of a data set that is neither known nor a folder of images, and says where such a folder goes."""
+    """Complains of a data set that is neither known, nor a folder of images or a table that is there."""
     place = place_of_data(folder) / name
+    if name.lower().endswith(".csv"):
+        if not _file(name, folder).is_file():
+            remedy = "Run it from the folder of the table, or name its folder by --data or IBNN_DATA."
+            raise FileNotFoundError(complaint("data", "a table", f"neither {Path.cwd() / name} nor {place}", remedy))
+        return
     if name not in (*names(), *TABLES) and not (place / "train").is_dir():
         where = f"{place}/train/CLASS/*.jpg and {place}/val/CLASS/*.jpg (or .png)"
         remedy = f"Put images of your own into {where}, or name the folder above by --data or IBNN_DATA."
-        expected = f"the name of a set, {', '.join((*names(), *TABLES))}, or of a folder of images"
+        expected = f"the name of a set, {', '.join((*names(), *TABLES))}, of a folder of images, or of a .csv file"
         raise FileNotFoundError(complaint("data", expected, repr(name), remedy))
 
 
 def _side(job: Job) -> int:
     """Height and width that the images of a folder, which have 3 channels, are brought to."""
+    if job.image_size is not None or job.has_code:
+        return job.image_size or 224
     shape = nets.input_shape(job.net, **job.net_options)
     if len(shape) > 1 or job.data in names():
         return shape[-1]
@@ -286,35 +391,50 @@ def _side(job: Job) -> int:
     return side
 
 
-def _make_net(job: Job, classes: int, start: dict[str, Tensor] | None, member: int = 0) -> nn.Module:
+def _make_net(
+    job: Job, classes: int, start: dict[str, Tensor] | None, member: int = 0, units: Units | None = None
+) -> nn.Module:
     """The plain network of a job; one for points takes and gives their own units."""
-    table = TABLES.get(job.data)
     with generators_restored():
         seed_generators(job.seed, member)
-        net = nets.make(job.net, classes or 1, **_net_options(job))
-    if table is not None:
-        scale, target = torch.tensor(table.scale), table.target
+        options = _net_options(job, units)
+        net = make_own(job.net, classes or 1, options) if job.has_code else nets.make(job.net, classes or 1, **options)
+    if units is not None:
+        scale, target = torch.tensor(units.scale), units.target
         back = [Affine(target.scale, target.centre)] if target else []
-        net = nn.Sequential(Affine(1 / scale, -torch.tensor(table.centre) / scale), net, *back)
+        net = nn.Sequential(Affine(1 / scale, -torch.tensor(units.centre) / scale), net, *back)
     if start is not None:
         net.load_state_dict(start)
     # Convolutions on the CPU are faster with the channels last, and no slower elsewhere.
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def _net_options(job: Job) -> dict[str, Any]:
+def _net_options(job: Job, units: Units | None) -> dict[str, Any]:
     """With the inputs of a table, where it says nothing of them."""
-    of_table = job.net == "mlp" and job.data in TABLES
-    return ({"inputs": len(TABLES[job.data].centre)} if of_table else {}) | job.net_options
+    asked = units is not None and (job.net == "mlp" or (job.has_code and takes(job.net, "inputs")))
+    return ({"inputs": len(units.columns)} if asked and units else {}) | job.net_options
 
 
-def make_method(job: Job, classes: int, start: dict[str, Tensor] | None = None) -> Trainable:
-    """The untrained method of a job; `classes` are 0 for a number to predict, `start` weights of the plain network."""
+def make_method(
+    job: Job, classes: int, start: dict[str, Tensor] | None = None, units: Units | None = None
+) -> Trainable:
+    """The untrained method of a job.
+
+    Args:
+        job: Which one.
+        classes: How many; 0 for a number to predict.
+        start: Weights of the plain network to start from.
+        units: Those of a table of your own, from `make_data` or `read_run`.
+    """
+    units = TABLES[job.data].units if job.data in TABLES else units
+    if job.has_file and units is None:
+        remedy = "Pass those of make_data(job).units."
+        raise ValueError(complaint("units", f"those of the columns of {job.data}", "none", remedy))
 
     def make(member: int) -> nn.Module:
-        return _make_net(job, classes, start, member)
+        return _make_net(job, classes, start, member, units)
 
-    options = _likelihood(job) | job.method_options
+    options = _likelihood(units) | job.method_options
     if job.method == "ibnn":
         options.setdefault("seed", job.seed)
     try:
@@ -324,10 +444,9 @@ def make_method(job: Job, classes: int, start: dict[str, Tensor] | None = None) 
         raise ValueError(complaint("method_options", f"those of {job.method!r}", options, remedy)) from error
 
 
-def _likelihood(job: Job) -> dict[str, Likelihood]:
+def _likelihood(units: Units | None) -> dict[str, Likelihood]:
     """The option of a method that says so, where the targets are no classes."""
-    target = TABLES[job.data].target if job.data in TABLES else None
-    return {"likelihood": Gaussian(init_std=target.noise)} if target else {}
+    return {"likelihood": Gaussian(init_std=units.target.noise)} if units and units.target else {}
 
 
 # ------------------------------------------------------------------------------------------------------ running it
@@ -373,12 +492,15 @@ def run(
                 held=True,
             )
     splits, model = _made(job, data_folder, splits)
+    if splits.units is not None and splits.units.sha256 is not None:
+        _keep_units(splits.units, home)
     home.write(JOB, job.to_toml().encode())
     before, spent = job.before(), {}
     if before is not None:
         place = first_folder or home.path.parent / before.key
         spent = run(before, place, data_folder=data_folder, splits=splits, quiet=quiet)["costs"]
-        model = make_method(job, len(splits.whole.classes), _net_of(RunFolder(place).tensors(MODEL)))
+        start = _net_of(RunFolder(place).tensors(MODEL))
+        model = make_method(job, len(splits.whole.classes), start, splits.units)
     history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
     home.write_tensors(MODEL, model.state_dict())
     measured = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
@@ -386,6 +508,9 @@ def run(
     result = {"name": f"{job.method} {job.net} {job.data} seed {job.seed}", "job": job.model_dump(exclude_unset=True)}
     result |= measured.result | {"costs": costs(job, model, history, spent), "diagnosis": history.summary}
     result |= {"training": _training(history), "classes": list(splits.whole.classes), "provenance": provenance()}
+    if job.has_code:
+        shape = list(splits.train[0][0].shape)
+        result["probe"] = {"shape": shape, "outputs": _probed(model, shape, splits.units)}
     return home.finish(result)
 
 
@@ -398,8 +523,8 @@ def _made(job: Job, data_folder: str | Path | None, splits: Splits | None) -> tu
     """The data, and the method before any training; what cannot run raises here."""
     splits = splits or make_data(job, data_folder)
     start = _weights(job)
-    _check_net(job, splits, start)
-    return splits, make_method(job, len(splits.whole.classes), start)
+    check_net(job, splits, start)
+    return splits, make_method(job, len(splits.whole.classes), start, splits.units)
 
 
 def finished(job: Job, home: RunFolder) -> dict[str, Any] | None:
@@ -439,9 +564,10 @@ def check_weights(job: Job) -> None:
         raise FileNotFoundError(complaint("weights", "a safetensors file", f"no file {job.weights}", remedy))
 
 
-def _check_net(job: Job, splits: Splits, start: dict[str, Tensor] | None) -> None:
-    """Passes one example through the network."""
-    net = _make_net(job, len(splits.whole.classes), None).eval()
+def check_net(job: Job, splits: Splits, start: dict[str, Tensor] | None = None) -> None:
+    """Passes one example through the network; complains where it does not fit the data or the weights to start from."""
+    outputs = len(splits.whole.classes) or 1
+    net = _make_net(job, len(splits.whole.classes), None, units=splits.units).eval()
     try:
         net.load_state_dict(start or net.state_dict())
     except RuntimeError as error:
@@ -450,13 +576,50 @@ def _check_net(job: Job, splits: Splits, start: dict[str, Tensor] | None) -> Non
         raise ValueError(complaint("weights", f"those of {job.net!r}", got, remedy)) from error
     with generators_restored(), torch.no_grad():
         x, _ = splits.train.__getitems__([0])
+        expected = f"a network for examples of shape {tuple(x.shape[1:])}, which {job.data} has"
         try:
-            net(x)
-        except RuntimeError as error:
-            shape, takes = tuple(x.shape[1:]), nets.input_shape(job.net, **_net_options(job))
-            expected = f"a network for examples of shape {shape}, which {job.data} has"
+            output = net(x)
+        except Exception as error:
+            if job.has_code:
+                got = f"{job.net}, which stops: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                raise ValueError(complaint("net", expected, got, "Mend it, or choose another.")) from error
+            if not isinstance(error, RuntimeError):
+                raise
+            got = f"{job.net!r} for {nets.input_shape(job.net, **_net_options(job, splits.units))}"
             remedy = f'Choose another; net = "mlp" with net_options.inputs = {x.numel()} takes them.'
-            raise ValueError(complaint("net", expected, f"{job.net!r} for {takes}", remedy)) from error
+            raise ValueError(complaint("net", expected, got, remedy)) from error
+    shape = tuple(logits_of(output).shape)
+    if job.has_code and shape != (1, outputs):
+        got = f"{job.net} with an output of shape {shape}"
+        remedy = "Give it as many outputs as its function is called with."
+        raise ValueError(
+            complaint("net", f"a network with an output of shape (1, {outputs}) for one example", got, remedy)
+        )
+
+
+def _keep_units(units: Units, home: RunFolder) -> None:
+    """Writes the units of a table to the run folder; complains if the run was begun with another table."""
+    if (home.path / TABLE).exists() and _read_units(home).sha256 != units.sha256:
+        got = f"{home.path}, which was begun before the table changed"
+        raise ValueError(complaint("folder", "a new one, or one of this table", got, "Start anew: --fresh."))
+    home.write(TABLE, f"{units.to_json()}\n".encode())
+
+
+def _read_units(home: RunFolder) -> Units:
+    home.require([TABLE])
+    try:
+        return Units.from_json(home.text(TABLE))
+    except ValueError as error:
+        raise home.damaged(TABLE, "what `ibnn train` wrote of the table", error) from error
+
+
+@torch.no_grad()
+def _probed(model: Trainable, shape: list[int], units: Units | None) -> list[float]:
+    """What a trained method says of made-up examples: other code of a network would say something else."""
+    x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)) if units is None else units.made_up(4)
+    device = next(model.parameters()).device
+    found: list[float] = model.eval().draw_logits(x.to(device), 1, 0).mean(0).flatten().tolist()
+    return found
 
 
 def _net_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -522,24 +685,51 @@ def _rows(job: Job, history: History) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, read back."""
+    """A finished run, read back; of points also their `units`."""
 
     job: Job
     model: Trainable
     result: dict[str, Any]
+    units: Units | None = None
 
 
-def read_run(folder: str | Path) -> Run:
-    """The job, the trained method in eval mode, and the result of a run folder."""
+def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
+    """The job, the trained method in eval mode, and the result of a run folder.
+
+    Args:
+        folder: The run folder.
+        trust_code: Imports a network that the run names as "package.module:function" from the current folder, and so
+            runs code; without it such a run is refused.
+    """
     home = RunFolder(Path(folder))
     home.require([JOB, MODEL, RESULT])
     job, result = job_of(home), home.result
-    model = make_method(job, len(result["classes"]))
+    if job.has_code and not trust_code:
+        got = f"one whose network is code, {job.net}"
+        remedy = "If you trust that module of the current folder, pass --trust-code (trust_code=True) to import it."
+        raise ValueError(complaint("folder", "a run of a network of the library", got, remedy))
+    units = _read_units(home) if job.has_file else TABLES[job.data].units if job.data in TABLES else None
+    model = make_method(job, len(result["classes"]), units=units)
     try:
         model.load_state_dict(home.tensors(MODEL))
     except RuntimeError as error:
         got = f"other ones ({str(error).splitlines()[-1].strip()})"
+        if job.has_code:
+            raise _other_code(job, got) from error
         raise home.damaged(MODEL, f"weights of the {job.net!r} in {JOB}", got) from error
     if isinstance(model, IBNN) and "prior_std" in result["training"]:
         model.prior_std = float(result["training"]["prior_std"])
-    return Run(job, model.eval(), result)
+    if job.has_code:
+        found, stored = (
+            torch.tensor(v) for v in (_probed(model, result["probe"]["shape"], units), result["probe"]["outputs"])
+        )
+        if found.shape != stored.shape or not torch.allclose(
+            found, stored, rtol=1e-3, atol=1e-3 * float(stored.abs().max())
+        ):
+            raise _other_code(job, "the same weights answer otherwise")
+    return Run(job, model.eval(), result, units)
+
+
+def _other_code(job: Job, got: str) -> ValueError:
+    remedy = "Bring the code of that time back, or train anew."
+    return ValueError(complaint("net", f"{job.net} as it was when the run was trained", f"another ({got})", remedy))

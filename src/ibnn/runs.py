@@ -1,9 +1,10 @@
 """RUN FOLDERS: their files, who may write them, and checksums, so that a damaged one is refused.
 
 A run folder holds job.toml, what `fit` writes (recipe.toml, history.csv, checkpoints), model.safetensors,
-answers.safetensors (what was answered on the test set), result.json (scores, costs, provenance) and, once it was asked,
-held_out.safetensors. Nothing in it is pickled. result.json is written last: with it the run has finished. It holds the
-SHA-256 of the others and of itself. A run folder from before there were checksums is read, with a warning.
+answers.safetensors (what was answered on the test set), result.json (scores, costs, provenance), of a table of your own
+table.json (its columns, and how they are standardised) and, once it was asked, held_out.safetensors. Nothing in it is
+pickled. result.json is written last: with it the run has finished. It holds the SHA-256 of the others and of itself. A
+run folder from before there were checksums is read, with a warning.
 """
 
 import hashlib
@@ -23,11 +24,11 @@ from torch import Tensor
 from ibnn.atomic import locked, read_json, read_text, read_toml, write_atomically
 from ibnn.errors import DamagedError, complaint
 
-JOB, RECIPE, HISTORY = "job.toml", "recipe.toml", "history.csv"
+JOB, TABLE, RECIPE, HISTORY = "job.toml", "table.json", "recipe.toml", "history.csv"
 MODEL, ANSWERS, HELD_OUT, RESULT = "model.safetensors", "answers.safetensors", "held_out.safetensors", "result.json"
 FORMAT_VERSION = 1
 
-_CHECKED = (JOB, HISTORY, MODEL, ANSWERS)
+_CHECKED = (JOB, TABLE, HISTORY, MODEL, ANSWERS)
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
 log = logging.getLogger("ibnn")
 
@@ -87,7 +88,16 @@ class RunFolder:
 
     def clear(self) -> None:
         """Removes what a run has written, and nothing else; hold the lock."""
-        for name in (RESULT, JOB, MODEL, ANSWERS, HELD_OUT, RECIPE, HISTORY):  # the one that says "finished" first
+        for name in (
+            RESULT,
+            JOB,
+            TABLE,
+            MODEL,
+            ANSWERS,
+            HELD_OUT,
+            RECIPE,
+            HISTORY,
+        ):  # what says "finished" first
             (self.path / name).unlink(missing_ok=True)
         self._remove_checkpoints()
 

@@ -2,7 +2,7 @@
 
 import csv
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TextIO
 
@@ -11,6 +11,8 @@ from ibnn.errors import complaint
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+    from ibnn.data import Units
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of pillow: what these files are, and nothing else
@@ -81,15 +83,27 @@ def examples(
     return _readable(files, read, failed)
 
 
-def points(files: list[Path], columns: int, failed: Callable[[Exception], None]) -> Iterator[Example]:
+def points(
+    files: list[Path], units: "Units", note: Callable[[str], None], failed: Callable[[Exception], None]
+) -> Iterator[Example]:
     """All rows of numbers in order, as they are.
+
+    For a network of a table of your own, the columns of a .csv file go by their names; all others go by their order.
 
     Args:
         files: What `listed` found.
-        columns: Inputs of the network.
+        units: Of the network's inputs.
+        note: Told which columns are not used.
         failed: Told of every file that cannot be read; the others are.
     """
-    return _readable(files, lambda path: _points(path, columns), failed)
+
+    def read(path: Path) -> list[Example]:
+        if path.suffix.lower() not in (".csv", ".npy"):
+            raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, "Convert the file."))
+        named = units.sha256 is not None and path.suffix.lower() == ".csv"
+        return _points(path, _named(path, units.columns, note) if named else None, len(units.columns))
+
+    return _readable(files, read, failed)
 
 
 def _readable(
@@ -185,14 +199,24 @@ def _pixels(path: Path, form: Form, scale: float | None, note: Callable[[str], N
     return formed(values, path, form, scale=scale or white, remedy=_SCALE)
 
 
-def _points(path: Path, columns: int) -> list[Example]:
-    if path.suffix.lower() not in (".csv", ".npy"):
-        raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, "Convert the file."))
-    found = (
-        _values(path)
-        if path.suffix.lower() == ".csv"
-        else _array(path, lambda of: of.kind in "iuf", "an array of numbers")[0]
-    )
+def _named(path: Path, columns: Sequence[str], note: Callable[[str], None]) -> "Tensor":
+    """The columns of these names, in this order."""
+    import torch
+
+    from ibnn.data.own import read_sheet
+
+    sheet = read_sheet(path)
+    found = torch.stack([sheet.numbers(name, "Fill the cell or leave the row out.") for name in columns], 1)
+    if others := [repr(name) for name in sheet.names if name not in columns]:
+        note(f"{path}: not used: {', '.join(others)}.")
+    return found.float()
+
+
+def _points(path: Path, found: "Tensor | None", columns: int) -> list[Example]:
+    if found is None and path.suffix.lower() == ".csv":
+        found = _values(path)
+    elif found is None:
+        found = _array(path, lambda of: of.kind in "iuf", "an array of numbers")[0]
     if found.ndim != 2 or found.shape[1] != columns or not len(found):
         remedy = "Give a row an example, a column for each of the network's inputs."
         raise ValueError(complaint(str(path), f"of shape (N, {columns})", tuple(found.shape), remedy))

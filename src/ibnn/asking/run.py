@@ -14,9 +14,8 @@ from torch import Tensor
 from ibnn import jobs
 from ibnn.asking.abstain import threshold
 from ibnn.asking.inputs import Form
-from ibnn.data import TABLES, Table
+from ibnn.data import Units
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
-from ibnn.errors import complaint
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
 from ibnn.runs import ANSWERS, HELD_OUT, MODEL, RunFolder
 
@@ -29,9 +28,9 @@ class HeldOut(NamedTuple):
     """Answers for images or points whose labels are known and that were not trained on, (N,) each.
 
     Attributes:
-        total: Entropy.
+        total: Entropy; variance of a number.
         epistemic: The part of it that the draws disagree about.
-        wrong: Whether the label was.
+        wrong: Whether the label was; a number is never.
         source: Of what they are.
     """
 
@@ -64,9 +63,12 @@ class Asked:
     seed: int = 0
 
     @classmethod
-    def read(cls, folder: Path, samples: int | None = None, seed: int = 0) -> Self:
-        """Of a folder that `ibnn train` has finished; the draws are as many as its job says unless given."""
-        run = jobs.read_run(folder)
+    def read(cls, folder: Path, samples: int | None = None, seed: int = 0, *, trust_code: bool = False) -> Self:
+        """Of a folder that `ibnn train` has finished; the draws are as many as its job says unless given.
+
+        `trust_code` as in `jobs.read_run`.
+        """
+        run = jobs.read_run(folder, trust_code=trust_code)
         return cls(folder, run, samples or run.job.samples, seed)
 
     @property
@@ -75,15 +77,9 @@ class Asked:
         return [str(name) for name in self.run.result["classes"]]
 
     @property
-    def table(self) -> Table | None:
-        """The set of points that the run was trained on, unless it was images."""
-        return TABLES.get(self.run.job.data)
-
-    def check_images(self) -> None:
-        """Complains of a run of points."""
-        if self.table is not None:
-            remedy = "Ask it by `ibnn predict`, or in Python: ibnn.jobs.read_run."
-            raise ValueError(complaint("RUN", "one of images", f"one of the points {self.table.name}", remedy))
+    def units(self) -> Units | None:
+        """Of the points that the run was trained on, unless it was images."""
+        return self.run.units
 
     @cached_property
     def form(self) -> Form:
@@ -95,38 +91,38 @@ class Asked:
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in scale(self.run.job.data))
         return (pixels - mean) / std
 
-    def answer(self, inputs: Tensor) -> CategoricalPrediction:
+    def answer(self, inputs: Tensor) -> CategoricalPrediction | GaussianPrediction:
         """For images (N, C, H, W) in [0, 1], or points (N, D)."""
-        return self._answer(self.normalised(inputs) if self.table is None else inputs)
+        return self._answer(self.normalised(inputs) if self.units is None else inputs)
 
-    def _answer(self, x: Tensor) -> CategoricalPrediction:
+    def _answer(self, x: Tensor) -> CategoricalPrediction | GaussianPrediction:
         found = predict(self.run.model, x, samples=self.samples, seed=self.seed, batch_size=BATCH)
-        assert isinstance(found, CategoricalPrediction), "of a run with classes"
+        assert isinstance(found, CategoricalPrediction | GaussianPrediction), "as all runs"
         return found
 
-    def told(self, inputs: Tensor) -> list[dict[str, Any]]:
-        """What is told of every input: as `described`; of a number its mean, deviation, 90 % interval and variances."""
-        if self.classes:
-            return self.described(self.answer(inputs))
-        found = predict(self.run.model, inputs, samples=self.samples, seed=self.seed, batch_size=BATCH)
-        assert isinstance(found, GaussianPrediction), "of a run without classes"
-        numbers = {"mean": found.mean, "std": found.std} | dict(zip(("low", "high"), found.interval(0.9), strict=True))
-        numbers |= {"aleatoric": found.aleatoric, "epistemic": found.epistemic}
-        return [{name: float(values[i]) for name, values in numbers.items()} for i in range(len(inputs))]
-
     @torch.no_grad()
-    def draws(self, pixels: Tensor) -> Tensor:
-        """What every draw says, (N, K·S, classes); their mean is the answer's probabilities."""
-        model = self.run.model
-        logits = model.draw_logits(self.normalised(pixels), self.samples, self.seed, batch_size=BATCH)
-        return (logits / model.likelihood.temperature).softmax(2).movedim(0, 1)
+    def draws(self, inputs: Tensor) -> Tensor:
+        """What every draw says, (N, K·S, classes); their mean is the answer's probabilities. Of a number (N, K·S)."""
+        model, x = self.run.model, self.normalised(inputs) if self.units is None else inputs
+        outputs = model.draw_logits(x, self.samples, self.seed, batch_size=BATCH).movedim(0, 1)
+        return (outputs / model.likelihood.temperature).softmax(2) if self.classes else outputs[..., 0]
 
-    def described(self, found: CategoricalPrediction) -> list[dict[str, Any]]:
-        """What is told of every answer: label, its probability, and the entropies in nats."""
-        numbers = {"probability": found.probs.amax(1)}
-        numbers |= {name: getattr(found, name) for name in ("total", "aleatoric", "epistemic")}
-        labels = [{"label": self.classes[number]} for number in found.labels.tolist()]
-        return [row | {n: float(v[i]) for n, v in numbers.items()} for i, row in enumerate(labels)]
+    def described(self, found: CategoricalPrediction | GaussianPrediction) -> list[dict[str, Any]]:
+        """What is told of every answer.
+
+        Of classes the label, its probability, and the entropies in nats; of a number its mean, deviation, 90 % interval
+        and variances.
+        """
+        names: list[dict[str, Any]] = [{} for _ in range(len(found))]
+        if isinstance(found, GaussianPrediction):
+            low, high = found.interval(0.9)
+            numbers = {"mean": found.mean, "std": found.std, "low": low, "high": high}
+            numbers |= {"aleatoric": found.aleatoric, "epistemic": found.epistemic}
+        else:
+            names = [{"label": self.classes[number]} for number in found.labels.tolist()]
+            numbers = {"probability": found.probs.amax(1)}
+            numbers |= {name: getattr(found, name) for name in ("total", "aleatoric", "epistemic")}
+        return [name | {n: float(v[i]) for n, v in numbers.items()} for i, name in enumerate(names)]
 
     def limit(self, risk: float, held_out: HeldOut) -> tuple[float, dict[str, Any]]:
         """The entropy above which nothing is answered, so that at most so many answers are wrong; and the evidence."""
@@ -147,20 +143,28 @@ class Asked:
         if kept is not None:
             return kept
         try:
-            valid = jobs.make_data(self.run.job, data).valid if self.run.job.valid else None
+            valid = jobs.make_data(self.run.job, data, self.units).valid if self.run.job.valid else None
         except (FileNotFoundError, ModuleNotFoundError):  # the data are not here
+            valid = None
+        except ValueError:  # the table has changed
+            if not self.run.job.has_file:
+                raise
             valid = None
         if valid is None:
             stored = stored_in(self.folder)
-            epistemic, wrong = stored["between"] + stored["within"], stored["probs"].argmax(1) != stored["labels"]
-            return HeldOut(stored["aleatoric"] + epistemic, epistemic, wrong, "test answers of the run folder")
+            epistemic = (stored["between"] + stored["within"]).flatten()
+            wrong = stored["probs"].argmax(1) != stored["labels"] if self.classes else epistemic < 0
+            return HeldOut(
+                stored["aleatoric"].flatten() + epistemic, epistemic, wrong, "test answers of the run folder"
+            )
         index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
         parts = [valid.__getitems__(part) for part in index.sort().values.split(BATCH)]
         answers = [self._answer(x) for x, _ in parts]
-        found = CategoricalPrediction.cat(answers)
-        wrong = found.labels != torch.cat([y for _, y in parts])
-        source = "validation images" if self.table is None else "validation points"
-        answered = HeldOut(found.total, found.epistemic, wrong, source)
+        total, epistemic = (torch.cat([getattr(a, name).flatten() for a in answers]) for name in HeldOut._fields[:2])
+        told = zip(answers, parts, strict=True)
+        misses = [a.labels != y for a, (_, y) in told if isinstance(a, CategoricalPrediction)]
+        source = "validation images" if self.units is None else "validation points"
+        answered = HeldOut(total, epistemic, torch.cat(misses) if misses else epistemic < 0, source)
         self._keep(answered)
         return answered
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json as jsons
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,9 @@ BATCH = 250  # examples read at once
 RunFolder = Annotated[Path, typer.Argument(help="A run folder that `ibnn train` has finished.", metavar="RUN")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Draws per component; default the job's.")]
 Seed = Annotated[int, typer.Option(min=0, help="Decides the draws.")]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Imports a network of your own, which the run names, from this folder.")
+]
 
 
 def evaluate(
@@ -34,26 +38,31 @@ def evaluate(
     data: Data = None,
     data_set: Annotated[str | None, typer.Option(help="Another data set of the same classes.")] = None,
     samples: Samples = None,
+    trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
     """Evaluates a run again: error, NLL, ECE, Brier; corrupted images; images of another kind.
 
-    Of points, the test points alone; of a number to predict NLL, RMSE and the share inside 90 % intervals.
+    Of points, the test points alone; of a number to predict NLL, RMSE and the share inside 90 % intervals. A run on a
+    table of your own needs that table, unchanged, in the current folder or in --data.
     """
     from ibnn.data import TABLES, DataSet, load
     from ibnn.evaluation import evaluate as measure
     from ibnn.jobs import make_data
 
-    asked = read(folder, samples)
+    asked = read(folder, samples, trust_code=trust_code)
     run = asked.run
     if data_set is not None:
         with misuse():
-            asked.check_images()
+            if asked.units is not None:
+                got = f"one of the points {run.job.data}"
+                raise ValueError(complaint("RUN", "one of images", got, "Leave out --data-set."))
             check_set(data_set, data)
             if data_set in TABLES:
                 remedy = "Leave it out for the run's own."
                 raise ValueError(complaint("--data-set", "a set of images", f"the points {data_set}", remedy))
-    splits = make_data(run.job, data)
+    with misuse() if run.job.has_file else nullcontext():
+        splits = make_data(run.job, data, asked.units)
     whole = splits.whole
     if data_set is not None:
         other = load(data_set, data)
@@ -101,6 +110,7 @@ def predict(
         typer.Option(help="Value of white in .csv and .npy files: 255 for bytes; default 1, of uint8 in .npy 255."),
     ] = None,
     data: Data = None,
+    trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
     """Labels images, says how uncertain each label is, and abstains where it would be wrong too often.
@@ -112,7 +122,8 @@ def predict(
     file that cannot be read has no row: it is named on stderr, the others are answered, and the exit code is 1.
 
     Where a run predicts a number, it says mean, std, the 90 % interval (low, high) and the aleatoric and epistemic
-    variance, and never abstains.
+    variance, and never abstains. For a run on a table of your own, a .csv file has its columns by name, in any order;
+    other columns are not used, which is said.
     """
     with misuse():
         check_risk(risk)
@@ -123,14 +134,14 @@ def predict(
         if scale is not None and not 0 < scale < math.inf:
             raise ValueError(complaint("--scale", "a positive number", scale, "Pass 255 for bytes."))
         files = listed(inputs)
-    asked = read(folder, samples, seed)
-    if asked.table and scale is not None:
+    asked = read(folder, samples, seed, trust_code)
+    if asked.units and scale is not None:
         remedy = "Leave it out: points are taken as they are."
         raise MisuseError(complaint("--scale", "absent for a run of points", scale, remedy))
     unread: list[Exception] = []
     stream = (
-        points(files, len(asked.table.centre), unread.append)
-        if asked.table
+        points(files, asked.units, screen.note, unread.append)
+        if asked.units
         else examples(files, asked.form, screen.note, unread.append, scale)
     )
     rows: list[dict[str, Any]] = []
@@ -163,16 +174,16 @@ def predict(
 def _rows(asked: "Asked", batch: list[Example]) -> list[dict[str, Any]]:
     import torch
 
-    found = asked.told(torch.stack([example.pixels for example in batch]))
+    found = asked.described(asked.answer(torch.stack([example.pixels for example in batch])))
     return [{"file": of.file, "row": of.row} | row for of, row in zip(batch, found, strict=True)]
 
 
-def read(folder: Path, samples: int | None, seed: int = 0) -> "Asked":
+def read(folder: Path, samples: int | None, seed: int = 0, trust_code: bool = False) -> "Asked":
     """A finished run to be asked; a folder without one is misuse."""
     from ibnn.asking.run import Asked
 
     with misuse():
-        return Asked.read(folder, samples, seed)
+        return Asked.read(folder, samples, seed, trust_code=trust_code)
 
 
 def check_risk(risk: float) -> None:

@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from ibnn.cli.answer import RunFolder, Samples, Seed, read
-from ibnn.cli.screen import Json, Screen, check_out, misuse
+from ibnn.cli.answer import RunFolder, Samples, Seed, TrustCode, read
+from ibnn.cli.screen import Json, MisuseError, Screen, check_out, misuse
+from ibnn.errors import complaint
 
 
 def export(
@@ -17,13 +18,20 @@ def export(
     seed: Seed = 0,
     format: Annotated[Literal["onnx", "torch"], typer.Option(help="For onnxruntime or torch.export.load.")] = "onnx",
     pixels: Annotated[
-        bool, typer.Option("--pixels", help="The file takes images in [0, 1] and normalises them.")
+        bool, typer.Option("--pixels", help="Of images: the file takes them in [0, 1] and normalises them.")
     ] = False,
+    trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
     """Writes a run as one ONNX or torch file that answers as `ibnn predict` does, without ibnn.
 
-    Without --pixels it takes images normalised as in training; the numbers are in its metadata.
+    Of images: without --pixels the file takes them normalised as in training; the numbers are in its metadata.
+
+    Of points and tables: the file takes rows of numbers in their own units, the columns in the order that its metadata
+    tell. Its outputs are probabilities, total, aleatoric and epistemic; of a number to predict mean, std, aleatoric and
+    epistemic.
+
+    The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
     """
     from ibnn.asking.run import scale, stored_in
     from ibnn.baselines import Plain
@@ -33,26 +41,31 @@ def export(
     out = out or Path("model.onnx" if format == "onnx" else "model.pt2")
     with misuse():
         check_out("--out", out)
-    asked = read(folder, samples, seed)
+    asked = read(folder, samples, seed, trust_code)
     run = asked.run
-    with misuse():
-        asked.check_images()
-    images = stored_in(folder)["shown/images"].float() / 255
-    mean, std = scale(run.job.data)
     facts = {"run": run.result["name"], "classes": run.result["classes"]}
-    facts |= {"normalisation": {"mean": mean, "std": std}}
-    if not pixels:
-        images = asked.normalised(images)
+    normal = None
+    if asked.units is not None:
+        if pixels:
+            got = f"given for a run of the points {run.job.data}"
+            raise MisuseError(complaint("--pixels", "of a run of images", got, "Leave it out."))
+        example = asked.units.made_up(3)
+        facts |= {"columns": list(asked.units.columns), "target": run.job.target}
+    else:
+        example, normal = stored_in(folder)["shown/images"].float() / 255, scale(run.job.data)
+        facts |= {"normalisation": dict(zip(("mean", "std"), normal, strict=True))}
+        if not pixels:
+            example = asked.normalised(example)
     assert isinstance(run.model, IBNN | Plain), "as all methods of jobs"
     with misuse():
         written = write(
             run.model,
-            images,
+            example,
             out,
             samples=asked.samples,
             seed=asked.seed,
             format=format,
-            pixels=(mean, std) if pixels else None,
+            pixels=normal if pixels else None,
             metadata=facts,
         )
     if json:

@@ -43,7 +43,11 @@ def demo(
 def plan(
     screen: Screen,
     net: Annotated[
-        str | None, typer.Option(help="Name of a network; without it all are listed.", autocompletion=_nets)
+        str | None,
+        typer.Option(
+            help="Name of a network, or package.module:function of this folder; without it all are listed.",
+            autocompletion=_nets,
+        ),
     ] = None,
     option: Annotated[list[str] | None, typer.Option(help="Of the network.", metavar="KEY=VALUE")] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="10, or 1000 for those of ImageNet.")] = None,
@@ -51,11 +55,15 @@ def plan(
     exclude: Annotated[list[str] | None, typer.Option(help="Layers to leave out.", metavar="PATTERN")] = None,
     json: Json = False,
 ) -> None:
-    """Shows what `ibnn.convert` would do to a network: layers, nodes, weights. Nothing is allocated."""
+    """Shows what `ibnn.convert` would do to a network: layers, nodes, weights. Nothing is allocated.
+
+    A network of your own is made by calling function(classes, **options).
+    """
     import torch
 
     from ibnn import nets, sizes
     from ibnn.convert import plan as planned_by
+    from ibnn.nets.own import is_own, make_own
 
     def count(name: str, **options: Any) -> int:
         return classes or (1000 if nets.input_shape(name, **options)[-1] == 224 else 10)
@@ -77,11 +85,14 @@ def plan(
     with misuse():
         options = parsed(option or [], "--option")
         check_net(net, options)
-        with torch.device("meta"):
-            made = nets.make(net, count(net, **options), **options)
+        if is_own(net):
+            made = make_own(net, classes or 10, options)
+        else:
+            with torch.device("meta"):
+                made = nets.make(net, count(net, **options), **options)
         planned = planned_by(made, include=include or None, exclude=exclude or None)
     if json:
-        facts = {"net": net, "classes": count(net, **options), "options": options}
+        facts = {"net": net, "classes": (classes or 10) if is_own(net) else count(net, **options), "options": options}
         facts |= {"weights": planned.weights, "nodes": planned.nodes, "ratio": planned.weights / planned.nodes}
         parts = {"layers": planned.layers, "skipped": planned.skipped}
         screen.json(facts | {name: [vars(entry) for entry in part] for name, part in parts.items()})

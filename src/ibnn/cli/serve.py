@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ibnn.cli.answer import RunFolder, Samples, Seed, check_risk, read, worded
+from ibnn.cli.answer import RunFolder, Samples, Seed, TrustCode, check_risk, read, worded
 from ibnn.cli.screen import Screen, check_out, misuse
 from ibnn.cli.train import Data
 from ibnn.errors import complaint
@@ -30,8 +30,9 @@ def serve(
     ] = None,
     megabytes: Annotated[float, typer.Option(help="Largest request that is read.")] = 10,
     data: Data = None,
+    trust_code: TrustCode = False,
 ) -> None:
-    """Serves a run over HTTP: /predict, /health, /metrics, and a page at / where one drops an image.
+    """Serves a run over HTTP: /predict, /health, /metrics, and a page at / where one drops an image or fills in a row.
 
     Ctrl-C or SIGTERM ends it when what is in flight is answered. There is no password: put a proxy that asks for one in
     front of it before others may reach it.
@@ -49,9 +50,8 @@ def serve(
     from ibnn.serve.server import serve as run
     from ibnn.serve.service import Service
 
-    asked = read(folder, samples, seed)
+    asked = read(folder, samples, seed, trust_code)
     with misuse():
-        asked.check_images()
         at = listen(host, port)
     with at:
         with misuse():
@@ -59,6 +59,6 @@ def serve(
         facts = service.limit(risk)[1]
         screen.note(worded(facts) if facts else "Never abstains.")
         if service.monitor is None:
-            screen.note("Inputs are not watched for a shift: there are no held-out answers of these draws.")
+            screen.note(f"Inputs are not watched for a shift: {service.unwatched}.")
         address = f"http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"
         run(make_app(service, megabytes=megabytes), at, ready=lambda: print(f"Serving at {address}", flush=True))

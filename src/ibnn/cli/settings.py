@@ -92,9 +92,13 @@ def check_set(name: str, folder: Path | None) -> None:
 
 
 def check_net(net: str, options: dict[str, Any]) -> None:
-    """Complains of a network that is not known, or does not know its options."""
+    """Complains of a network that is not known, or does not know its options; imports one of your own."""
     from ibnn import nets
+    from ibnn.nets.own import find, is_own
 
+    if is_own(net):
+        find(net)
+        return
     nets.input_shape(net)
     nets.input_shape(net, **dict.fromkeys(options, 1))
     for name, value in options.items():

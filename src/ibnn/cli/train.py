@@ -70,6 +70,8 @@ def train(
         result = _finished(home, job) if resume is not False else None
         if result is None:
             splits = _checked(job, data)
+            if job.has_file:
+                screen.note(_told(splits, job))
             with home.lock(note=screen.note):
                 if resume is False:
                     _clear(home, screen)
@@ -85,8 +87,22 @@ def train(
         return
     show(screen, result)
     place = shlex.quote(str(folder))
-    inputs = "image.png" if "corrupted" in result else "points.csv"
+    inputs = shlex.quote(job.data) if job.has_file else "image.png" if "corrupted" in result else "points.csv"
+    inputs += " --trust-code" if job.has_code else ""
     screen.note(f"Next: ibnn report {place} -o report.html · ibnn predict {place} {inputs}")
+
+
+def _told(splits: "Splits", job: "Job") -> str:
+    """What a table was taken for."""
+    assert splits.units is not None, "of a table"
+    classes, columns = splits.whole.classes, splits.units.columns
+    shown = ", ".join(classes[:6]) + (", …" if len(classes) > 6 else "")
+    target = f"{len(classes)} classes ({shown})" if classes else "a number"
+    held_out = f", {len(splits.valid):,} held out" if splits.valid is not None else ""
+    return (
+        f"{job.data}: {job.target!r} is {target}, predicted from {len(columns)} columns; {len(splits.train):,} rows to "
+        f"train on{held_out}, {len(splits.whole.test.y):,} to test."  # type: ignore[union-attr]
+    )
 
 
 def _checked(job: "Job", data: Path | None) -> "Splits":

@@ -1,7 +1,8 @@
 """DATA: image sets as uint8 tensors, batches of them, their corruptions, and how to get them.
 
-`files` and `folder` read canonical formats, `sets` names them, `images` makes batches, `corruptions` damages them, and
-`download` fetches. Importing this needs only torch; what more a function needs is imported when it is called.
+`files` and `folder` read canonical formats, `own` reads tables of yours, `sets` names sets, `images` makes batches,
+`corruptions` damages them, and `download` fetches. Importing this needs only torch; what more a function needs is
+imported when it is called.
 """
 
 from ibnn.data.corruptions import KINDS, corrupt, gaussian_mix, salt_and_pepper
@@ -9,8 +10,9 @@ from ibnn.data.download import get
 from ibnn.data.files import Split, load_cifar10, load_cifar100, load_idx
 from ibnn.data.folder import Folder
 from ibnn.data.images import Images
+from ibnn.data.own import OwnTable, read_table
 from ibnn.data.sets import DataSet, Status, hold_out, load, names, status, subset, toy_regression, two_moons
-from ibnn.data.tables import TABLES, Points, Table
+from ibnn.data.tables import TABLES, Points, Table, Units
 
 __all__ = [
     # sets by name
@@ -24,8 +26,12 @@ __all__ = [
     "Points",
     "TABLES",
     "Table",
+    "Units",
     "toy_regression",
     "two_moons",
+    # tables of your own
+    "OwnTable",
+    "read_table",
     # files
     "Folder",
     "Split",

@@ -210,7 +210,7 @@ def subset(split: Rows, n: int, seed: int) -> Rows:
     [3, 3, 2, 2]
     """
     _check_rows(n, len(split.labels), "n")
-    return split.part(_stratified(split.labels, n, seed).nonzero()[:, 0])
+    return split.part(stratified(split.labels, n, seed).nonzero()[:, 0])
 
 
 def hold_out(split: Rows, rows: int, seed: int) -> tuple[Rows, Rows]:
@@ -222,7 +222,7 @@ def hold_out(split: Rows, rows: int, seed: int) -> tuple[Rows, Rows]:
     ([20, 20, 20, 20], [5, 5, 5, 5])
     """
     _check_rows(rows, len(split.labels) - 1, "rows")
-    out = _stratified(split.labels, rows, seed)
+    out = stratified(split.labels, rows, seed)
     return split.part((~out).nonzero()[:, 0]), split.part(out.nonzero()[:, 0])
 
 
@@ -232,7 +232,7 @@ def _check_rows(rows: int, most: int, argument: str) -> None:
         raise ValueError(complaint(argument, expected, rows, f"There are no more than {most} to choose."))
 
 
-def _stratified(labels: Tensor, rows: int, seed: int) -> Tensor:
+def stratified(labels: Tensor, rows: int, seed: int) -> Tensor:
     """Marks rows, (N,) bool: of each class its share rounded down, and one more where most was lost by rounding."""
     share = labels.bincount() * rows
     take, lost = share // len(labels), share % len(labels)

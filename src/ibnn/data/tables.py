@@ -1,7 +1,8 @@
 """TABLES: embedded sets of points: rows of numbers, each with a class or a number to predict."""
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -41,6 +42,52 @@ class Target(NamedTuple):
     noise: float
 
 
+@dataclass(frozen=True)
+class Units:
+    """What a network of points needs to know of its columns.
+
+    Attributes:
+        columns: Names of the inputs, in order.
+        centre: Of the inputs, a number for each.
+        scale: What they are divided by.
+        target: Units of the number to predict; None for classes.
+        sha256: Of the file, where the points are from one.
+    """
+
+    columns: tuple[str, ...]
+    centre: tuple[float, ...]
+    scale: tuple[float, ...]
+    target: Target | None = None
+    sha256: str | None = None
+
+    def to_json(self) -> str:
+        """As `from_json` reads it.
+
+        >>> units = Units(("x", "y"), (0.0, 1.0), (1.0, 2.0), Target(3.0, 4.0, 2.0), "ab12")
+        >>> Units.from_json(units.to_json()) == units
+        True
+        """
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Units":
+        """Raises ValueError for what `to_json` did not write."""
+        try:
+            columns, centre, scale, target, sha256 = (json.loads(text)[field.name] for field in fields(cls))
+            numbers = torch.tensor([centre, scale, [0.0] * len(columns)], dtype=torch.float64)  # of equal lengths
+            target = target and Target(*map(float, target))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        if not bool(numbers.isfinite().all()) or not bool((numbers[1] > 0).all()):
+            raise ValueError("a scale that is not positive and finite")
+        return cls(tuple(map(str, columns)), tuple(centre), tuple(scale), target, sha256)
+
+    def made_up(self, rows: int) -> Tensor:
+        """Made-up points (rows, D), spread as the training points are."""
+        normal = torch.randn(rows, len(self.columns), generator=torch.Generator().manual_seed(0))
+        return normal * torch.tensor(self.scale) + torch.tensor(self.centre)
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """A set of points, drawn anew from their law as many as are asked for.
@@ -74,6 +121,12 @@ class Table:
     def test(self) -> Points:
         """A thousand others."""
         return Points(*self.make(1000, 1000))
+
+    @property
+    def units(self) -> Units:
+        """Of its inputs and targets."""
+        columns = tuple(f"x{number}" for number in range(1, len(self.centre) + 1))
+        return Units(columns, self.centre, self.scale, self.target)
 
 
 def _moons(rows: int, seed: int) -> tuple[Tensor, Tensor]:

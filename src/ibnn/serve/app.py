@@ -23,13 +23,16 @@ from torch import Tensor
 
 from ibnn import __version__
 from ibnn.asking.inputs import PIXELS, Form, decoded, formed, resized
+from ibnn.asking.run import Asked
+from ibnn.data import Units
 from ibnn.errors import complaint
 from ibnn.serve import page
 from ibnn.serve.batching import OverloadedError
-from ibnn.serve.service import MOST, Question, Service, finite
+from ibnn.serve.service import MOST, Question, Row, Service, finite
 
 MEGABYTES = 10  # of a request
 READERS = 2  # threads that read requests
+LARGEST = 1e15  # number of a row: the squares of what comes of it are still finite
 
 _PATHS = ("/", "/docs", "/openapi.json", "/predict", "/health", "/metrics")
 _HEADERS = [
@@ -62,6 +65,25 @@ class Answers(BaseModel):
     rows: list[Answer]
 
 
+class Number(BaseModel):
+    """What is told of one input: the 90 % interval is from low to high; aleatoric and epistemic are variances."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    aleatoric: float
+    epistemic: float
+    draws: list[float] | None = None
+
+
+class Numbers(BaseModel):
+    """Answers in the order of the inputs; `target` is the column that is predicted."""
+
+    target: str | None
+    rows: list[Number]
+
+
 class Problem(BaseModel):
     """What is wrong and what to do."""
 
@@ -75,7 +97,7 @@ class Health(BaseModel):
     version: str
     run: str
     classes: list[str]
-    input: dict[str, int]
+    input: dict[str, Any]
     components: int
     samples: int
     seed: int
@@ -131,33 +153,55 @@ def make_app(service: Service, *, megabytes: float = MEGABYTES) -> FastAPI:
     async def metrics() -> PlainTextResponse:
         return PlainTextResponse(service.metrics(), media_type=CONTENT_TYPE_LATEST)
 
+    async def answered(request: Request, draws: bool) -> list[Row]:
+        loop = asyncio.get_running_loop()
+        parts = await _parts(request, service.asked.units is None)
+        try:
+            inputs, notes = await loop.run_in_executor(readers, _read, parts, service.asked)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
+        try:
+            rows = await asyncio.wrap_future(service.ask(Question(inputs, draws)))
+        except OverloadedError:
+            raise HTTPException(503, "Too many requests wait. Try again later.", {"Retry-After": "1"}) from None
+        for number, row in enumerate(rows):
+            if not all(math.isfinite(value) for value in row.values() if isinstance(value, float)):
+                expected = "near enough to the training data for finite answers"
+                remedy = "Check its units, or leave it out."
+                raise HTTPException(422, complaint("inputs", expected, f"row {number}, which is too far off", remedy))
+        return [row | ({"note": note} if note else {}) for row, note in zip(rows, notes, strict=True)]
+
+    route: dict[str, Any] = {
+        "openapi_extra": {"requestBody": _body(service.asked)},
+        "responses": {status: {"model": Problem, "description": text} for status, text in _PROBLEMS.items()},
+        "response_model_exclude_unset": True,
+    }
+    wants_draws = Query(description="Also returns what every draw says.")
+    if not service.asked.classes:
+
+        @app.post("/predict", summary="Predicts a number for every row, and says how uncertain it is", **route)
+        async def number(request: Request, draws: Annotated[bool, wants_draws] = False) -> Numbers:
+            rows = await answered(request, draws)
+            return Numbers(target=service.asked.run.job.target, rows=[Number(**row) for row in rows])
+
+        return app
+
+    what = "images" if service.asked.units is None else "rows"
+
     @app.post(
         "/predict",
-        summary="Labels images, says how uncertain each label is, and abstains where it would be wrong too often",
-        openapi_extra={"requestBody": _body(service.asked.form)},
-        responses={status: {"model": Problem, "description": text} for status, text in _PROBLEMS.items()},
-        response_model_exclude_unset=True,
+        summary=f"Labels {what}, says how uncertain each label is, and abstains where it would be wrong too often",
+        **route,
     )
-    async def predict(
+    async def label(
         request: Request,
         risk: Annotated[
             float, Query(gt=0, le=1, description="Share of wrong answers, among those given, that is accepted.")
         ] = service.risk,
-        draws: Annotated[bool, Query(description="Also returns what every draw says.")] = False,
+        draws: Annotated[bool, wants_draws] = False,
     ) -> Answers:
-        loop = asyncio.get_running_loop()
-        parts = await _parts(request)
-        try:
-            pixels, notes = await loop.run_in_executor(readers, _read, parts, service.asked.form)
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from None
-        try:
-            rows = await asyncio.wrap_future(service.ask(Question(pixels, draws)))
-        except OverloadedError:
-            raise HTTPException(503, "Too many requests wait. Try again later.", {"Retry-After": "1"}) from None
         limit, _ = service.limit(risk)
-        rows = [row | {"abstain": row["total"] > limit} for row in rows]
-        rows = [row | ({"note": note} if note else {}) for row, note in zip(rows, notes, strict=True)]
+        rows = [row | {"abstain": row["total"] > limit} for row in await answered(request, draws)]
         service.counts.abstained.inc(sum(row["abstain"] for row in rows))
         return Answers(
             classes=service.asked.classes, risk=risk, limit=finite(limit), rows=[Answer(**row) for row in rows]
@@ -178,21 +222,12 @@ _PROBLEMS = {
 # ------------------------------------------------------------------------------------------------------- what is taken
 
 
-def _body(form: Form) -> dict[str, Any]:
+def _body(asked: Asked) -> dict[str, Any]:
     """The request body of /predict, as OpenAPI says it."""
-    number = {"type": "number", "minimum": 0, "maximum": 1}
-
-    def array(items: dict[str, Any], least: int, most: int) -> dict[str, Any]:
-        return {"type": "array", "items": items, "minItems": least, "maxItems": most}
-
-    size = form.channels * form.height * form.width
-    plane = array(array(number, form.width, form.width), form.height, form.height)
-    shapes = [array(number, size, size), array(plane, form.channels, form.channels)]
-    if form.channels == 1:
-        shapes.append(plane)
-    inputs = {"oneOf": [array(shape, 1, MOST) for shape in shapes], "description": "Pixels in [0, 1]."}
-    files = array({"type": "string", "format": "binary"}, 1, MOST) | {"description": "Image files."}
-    schemas = {"application/json": {"inputs": inputs}, "multipart/form-data": {"image": files}}
+    schemas = {"application/json": {"inputs": _images(asked.form) if asked.units is None else _table(asked.units)}}
+    if asked.units is None:
+        files = _array({"type": "string", "format": "binary"}, 1, MOST) | {"description": "Image files."}
+        schemas["multipart/form-data"] = {"image": files}
     content = {
         kind: {"schema": {"type": "object", "properties": p, "required": list(p), "additionalProperties": False}}
         for kind, p in schemas.items()
@@ -200,19 +235,38 @@ def _body(form: Form) -> dict[str, Any]:
     return {"required": True, "content": content}
 
 
-async def _parts(request: Request) -> bytes | list[tuple[str, bytes]]:
-    """The JSON, or names and contents of the files."""
+def _array(items: dict[str, Any], least: int, most: int) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": least, "maxItems": most}
+
+
+def _images(form: Form) -> dict[str, Any]:
+    number = {"type": "number", "minimum": 0, "maximum": 1}
+    size = form.channels * form.height * form.width
+    plane = _array(_array(number, form.width, form.width), form.height, form.height)
+    shapes = [_array(number, size, size), _array(plane, form.channels, form.channels)]
+    if form.channels == 1:
+        shapes.append(plane)
+    return {"oneOf": [_array(shape, 1, MOST) for shape in shapes], "description": "Pixels in [0, 1]."}
+
+
+def _table(units: Units) -> dict[str, Any]:
+    number = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
+    columns = list(units.columns)
+    named = {"type": "object", "properties": dict.fromkeys(columns, number), "required": columns}
+    shapes = [_array(number, len(columns), len(columns)), named | {"additionalProperties": False}]
+    words = f"Rows of numbers: lists in the order {', '.join(columns[:20])}{', …' * (len(columns) > 20)}, or by name."
+    return {"oneOf": [_array(shape, 1, MOST) for shape in shapes], "description": words}
+
+
+async def _parts(request: Request, images: bool) -> bytes | list[tuple[str, bytes]]:
+    """The JSON or, of images, names and contents of the files."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json":
         return await request.body()
-    if kind != "multipart/form-data":
-        text = complaint(
-            "Content-Type",
-            "application/json or multipart/form-data",
-            kind or "none",
-            'Send {"inputs": [...]}, or files called image.',
-        )
-        raise HTTPException(415, text)
+    if kind != "multipart/form-data" or not images:
+        expected = "application/json" + (" or multipart/form-data" if images else "")
+        remedy = 'Send {"inputs": [...]}' + (", or files called image." if images else ".")
+        raise HTTPException(415, complaint("Content-Type", expected, kind or "none", remedy))
     async with request.form(max_files=MOST, max_fields=8) as sent:  # 400 if it is none
         named = sent.multi_items()
         wrong = [name for name, value in named if name != "image" or not isinstance(value, UploadFile)]
@@ -224,10 +278,15 @@ async def _parts(request: Request) -> bytes | list[tuple[str, bytes]]:
         return [(file.filename or f"image {number}", await file.read()) for number, file in enumerate(files)]
 
 
-def _read(parts: bytes | list[tuple[str, bytes]], form: Form) -> tuple[Tensor, list[str | None]]:
-    """Images (N, C, H, W) in [0, 1], and what was done to each; raises ValueError."""
+def _read(parts: bytes | list[tuple[str, bytes]], asked: Asked) -> tuple[Tensor, list[str | None]]:
+    """Images (N, C, H, W) in [0, 1] or points (N, D), and what was done to each; raises ValueError."""
+    if asked.units is not None:
+        assert isinstance(parts, bytes), "checked"
+        points = _points(_inputs(parts), asked.units)
+        return points, [None] * len(points)
+    form = asked.form
     if isinstance(parts, bytes):
-        pixels = formed(_numbers(_inputs(parts), "inputs"), "inputs", form)
+        pixels = formed(_numbers(_inputs(parts), "inputs").clamp(-LARGEST, LARGEST).float(), "inputs", form)
         return pixels, [None] * len(pixels)
     images: list[Tensor] = []
     notes: list[str | None] = []
@@ -238,6 +297,26 @@ def _read(parts: bytes | list[tuple[str, bytes]], form: Form) -> tuple[Tensor, l
         images.append(image)
         notes.append(resized(size, form) if size != (form.width, form.height) else None)
     return torch.stack(images), notes
+
+
+def _points(rows: Any, units: Units) -> Tensor:
+    """Rows (N, D) of lists, or of objects by the names of columns."""
+    if isinstance(rows, list) and any(isinstance(row, dict) for row in rows):
+        for row in rows:
+            if not isinstance(row, dict) or set(row) != set(units.columns):
+                keys = set(row) if isinstance(row, dict) else set()
+                lacking, strange = (sorted(some)[:3] for some in (set(units.columns) - keys, keys - set(units.columns)))
+                got = " and ".join(f"{word} {some}" for word, some in (("no", lacking), ("also", strange)) if some)
+                expected = f"objects with the columns {', '.join(units.columns[:20])}"
+                raise ValueError(complaint("inputs", expected, got[:200], "Send every column, and no other."))
+        rows = [[row[name] for name in units.columns] for row in rows]
+    found = _numbers(rows, "inputs")
+    if found.dim() != 2 or found.shape[1] != len(units.columns):
+        remedy = "Send a row an example, a number for each column."
+        raise ValueError(complaint("inputs", f"of shape (N, {len(units.columns)})", tuple(found.shape), remedy))
+    if float(found.abs().max()) > LARGEST:
+        raise ValueError(complaint("inputs", f"numbers up to {LARGEST:g}", "a larger one", "Clean or leave it out."))
+    return found.float()
 
 
 def _inputs(text: bytes) -> Any:
@@ -261,7 +340,7 @@ def _inputs(text: bytes) -> Any:
 
 
 def _numbers(nested: Any, name: str) -> Tensor:
-    """Nested lists of numbers as a tensor; raises ValueError for anything else, ragged ones too."""
+    """Nested lists of numbers as a float64 tensor; raises ValueError for anything else, ragged ones too."""
     shape: list[int] = []
     level = nested
     while isinstance(level, list) and level and len(shape) < 5:
@@ -272,8 +351,7 @@ def _numbers(nested: Any, name: str) -> Tensor:
         remedy = f"Send 1 … {MOST} inputs, more in further requests."
         raise ValueError(complaint(name, f"a list of at most {MOST} inputs", got, remedy))
     values = list(_flat(nested, shape, name))
-    pixels = torch.tensor(values, dtype=torch.float64)  # what does not fit into float32 is out of range, too
-    return pixels.clamp(-1e30, 1e30).float().view(shape)
+    return torch.tensor(values, dtype=torch.float64).view(shape)
 
 
 def _flat(nested: Any, shape: list[int], name: str) -> Iterator[float]:

@@ -1,12 +1,18 @@
-"""PAGES: where an image is dropped and the answer seen, and a reference of the routes. They load nothing from afar."""
+"""PAGES: where an image is dropped or a row filled in and the answer seen, and a reference of the routes.
+
+They load nothing from afar.
+"""
 
 import base64
 import hashlib
 import json
+import math
 from html import escape
 from typing import Any
 
+from ibnn.asking.inputs import Form
 from ibnn.asking.run import Asked
+from ibnn.data import Units
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #515a65; --paper: #fbfbfa; --card: #fff; --line: #cfd4da;
@@ -48,6 +54,18 @@ td.number { text-align: right; white-space: nowrap; }
 .c0 { background: var(--c0); } .c1 { background: var(--c1); } .c2 { background: var(--c2); }
 .c3 { background: var(--c3); } .c4 { background: var(--c4); } .c5 { background: var(--c5); }
 .c6 { background: var(--c6); }
+.fields { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: .5rem .8rem;
+  align-items: end; }
+.fields label { font-size: .92rem; }
+.fields input { display: block; width: 100%; font: inherit; padding: .25rem .4rem; color: inherit;
+  background: var(--paper); border: 1px solid var(--line); border-radius: .3rem; }
+button { font: inherit; padding: .35rem 1.2rem; margin: .8rem 0 0; border: 1px solid var(--link); border-radius: .3rem;
+  background: var(--link); color: var(--paper); cursor: pointer; }
+.line { position: relative; height: 2.2rem; border: 1px solid var(--line); }
+.line > div { position: absolute; top: 0; bottom: 0; }
+.line > .band { background: var(--c5); opacity: .35; }
+.line > .tick { width: 2px; margin-left: -1px; background: var(--c0); opacity: .7; }
+.ends { display: flex; justify-content: space-between; font-variant-numeric: tabular-nums; }
 pre { white-space: pre-wrap; background: var(--card); border: 1px solid var(--line); border-radius: .4rem;
   padding: .7rem; font: .85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 summary { cursor: pointer; padding: .2rem 0; }
@@ -62,16 +80,16 @@ const make = (tag, kind, text) => { const e = document.createElement(tag); if (k
 const percent = p => (100 * p).toFixed(p > 0.0995 && p < 0.9995 ? 1 : 2) + ' %';
 let newest = 0, shown = null;
 
-async function ask(file) {
-  const mine = ++newest, form = new FormData();
-  form.append('image', file, file.name || 'pasted image');
+async function ask(request, show) {
+  const mine = ++newest;
   $('status').className = 'soft'; $('status').textContent = 'Asking…';
   try {
-    const reply = await fetch('predict?draws=true', { method: 'POST', body: form });
+    const reply = await fetch('predict?draws=true', { method: 'POST', ...request });
     const found = await reply.json();
     if (mine !== newest) return;
     if (!reply.ok) throw new Error(found.detail || reply.statusText);
-    show(file, found);
+    show(found);
+    $('answer').hidden = false;
     watch();
   } catch (error) {
     if (mine !== newest) return;
@@ -80,24 +98,57 @@ async function ask(file) {
   }
 }
 
-function show(file, found) {
+function askImage(file) {
+  const form = new FormData();
+  form.append('image', file, file.name || 'pasted image');
+  ask({ body: form }, found => {
+    if (shown) URL.revokeObjectURL(shown);
+    shown = URL.createObjectURL(file);
+    $('picture').src = shown; $('picture').alt = 'The image: ' + (file.name || 'pasted');
+    $('note').textContent = found.rows[0].note ? 'The image was ' + found.rows[0].note : '';
+    showLabel(found);
+  });
+}
+
+function askRow() {
+  const row = Object.fromEntries(fields.map(field => [field.dataset.column, field.valueAsNumber]));
+  const body = JSON.stringify({ inputs: [row] });
+  ask({ headers: { 'Content-Type': 'application/json' }, body }, $('line') ? showNumber : showLabel);
+}
+
+function showLabel(found) {
   const row = found.rows[0], order = row.probabilities.map((p, i) => i)
     .sort((a, b) => row.probabilities[b] - row.probabilities[a]);
-  if (shown) URL.revokeObjectURL(shown);
-  shown = URL.createObjectURL(file);
-  $('picture').src = shown; $('picture').alt = 'The image: ' + (file.name || 'pasted');
   $('label').textContent = row.label;
   $('said').textContent = percent(row.probability) + ' probable.';
   $('abstain').hidden = !row.abstain;
   $('abstain').textContent = 'Abstains: too uncertain to keep the errors among its answers at or below '
     + percent(found.risk) + '.';
-  $('note').textContent = row.note ? 'The image was ' + row.note : '';
   $('status').className = 'heard';  // by those who do not see the card
   $('status').textContent = row.label + ', ' + percent(row.probability) + (row.abstain ? ', abstains.' : '.');
   bars(found.classes, row.probabilities, order);
   draws(found.classes, row.draws, order);
-  split(row);
-  $('answer').hidden = false;
+  const most = Math.log(row.probabilities.length);
+  split(row, most);
+  $('entropies').textContent = 'Total ' + row.total.toFixed(3) + ' nats of at most ' + most.toFixed(3) + ' = aleatoric '
+    + row.aleatoric.toFixed(3) + ' + epistemic ' + row.epistemic.toFixed(3) + '.';
+}
+
+function showNumber(found) {
+  const row = found.rows[0], short = x => String(Number(x.toPrecision(4)));
+  $('label').textContent = short(row.mean) + ' ± ' + short(row.std);
+  $('said').textContent = 'With 90 % probability from ' + short(row.low) + ' to ' + short(row.high) + '.';
+  $('status').className = 'heard';
+  $('status').textContent = short(row.mean) + ', from ' + short(row.low) + ' to ' + short(row.high) + '.';
+  const ends = [Math.min(row.low, ...row.draws), Math.max(row.high, ...row.draws)], wide = ends[1] - ends[0] || 1;
+  const at = x => 100 * (x - ends[0]) / wide + '%', band = make('div', 'band');
+  band.style.left = at(row.low); band.style.width = 100 * (row.high - row.low) / wide + '%';
+  const tick = x => { const line = make('div', 'tick'); line.style.left = at(x); return line; };
+  $('line').replaceChildren(band, ...row.draws.map(tick));
+  $('ends').replaceChildren(...ends.map(x => make('span', '', short(x))));
+  split(row, row.aleatoric + row.epistemic);
+  $('entropies').textContent = 'Variance ' + short(row.std ** 2) + ' = aleatoric ' + short(row.aleatoric)
+    + ' + epistemic ' + short(row.epistemic) + '.';
 }
 
 function bars(classes, probabilities, order) {
@@ -130,12 +181,9 @@ function draws(classes, each, order) {
     const item = make('li'); item.append(make('span', 'swatch c' + rank), name); return item; }));
 }
 
-function split(row) {
-  const most = Math.log(row.probabilities.length);
+function split(row, most) {
   $('aleatoric').style.width = 100 * row.aleatoric / most + '%';
   $('epistemic').style.width = 100 * row.epistemic / most + '%';
-  $('entropies').textContent = 'Total ' + row.total.toFixed(3) + ' nats of at most ' + most.toFixed(3) + ' = aleatoric '
-    + row.aleatoric.toFixed(3) + ' + epistemic ' + row.epistemic.toFixed(3) + '.';
 }
 
 async function watch() {
@@ -149,14 +197,28 @@ async function watch() {
       + ', compared with ' + shift.against + ' (p = ' + shift.p_value.toPrecision(2) + ').';
 }
 
-const components = Number(document.body.dataset.components);
-$('file').addEventListener('change', event => event.target.files[0] && ask(event.target.files[0]));
-for (const kind of ['dragover', 'dragleave', 'drop']) document.addEventListener(kind, event => {
+function fill(event) {  // a row of a table, pasted into any field
+  const cells = event.clipboardData.getData('text').trim().split(/[\\s,;]+/);
+  if (cells.length !== fields.length || cells.length === 1) return;
   event.preventDefault();
-  $('drop').classList.toggle('over', kind === 'dragover');
-  if (kind === 'drop' && event.dataTransfer.files[0]) ask(event.dataTransfer.files[0]);
-});
-document.addEventListener('paste', event => event.clipboardData.files[0] && ask(event.clipboardData.files[0]));
+  fields.forEach((field, i) => { field.value = cells[i]; });
+}
+
+const components = Number(document.body.dataset.components), fields = [...document.querySelectorAll('[data-column]')];
+if ($('form')) {
+  $('form').addEventListener('submit', event => { event.preventDefault(); askRow(); });
+  $('form').addEventListener('paste', fill);
+} else {
+  $('file').addEventListener('change', event => event.target.files[0] && askImage(event.target.files[0]));
+  for (const kind of ['dragover', 'dragleave', 'drop']) document.addEventListener(kind, event => {
+    event.preventDefault();
+    $('drop').classList.toggle('over', kind === 'dragover');
+    if (kind === 'drop' && event.dataTransfer.files[0]) askImage(event.dataTransfer.files[0]);
+  });
+  document.addEventListener('paste', event => {
+    if (event.clipboardData.files[0]) askImage(event.clipboardData.files[0]);
+  });
+}
 watch();
 """.strip()
 
@@ -180,34 +242,29 @@ def _page(title: str, body: str, attributes: str = "") -> str:
 
 
 def front(asked: Asked) -> str:
-    """Where an image is dropped."""
-    name, form, classes = f"Classifier for {asked.run.job.data}", asked.form, asked.classes
-    kind = "grey" if form.channels == 1 else "colour"
+    """Where an image is dropped, or a row filled in."""
+    what, classes = asked.run.job.data, asked.classes
+    name = f"Classifier for {what}" if classes else f"Regression on {what}"
     listed = ", ".join(classes[:12]) + (f" and {len(classes) - 12} more" if len(classes) > 12 else "")
+    target = f"Predicts {asked.run.job.target or 'a number'}."
+    knows = f"Knows {len(classes)} classes: {listed}." if classes else target
+    sees, asking = _image(asked.form) if asked.units is None else _row(asked.units)
+    noise = "classes that look alike" if classes else "noise of the target"
+    picture = '<img id="picture" alt="">' if asked.units is None else ""
     body = f"""<header>
 <h1>{escape(name)}</h1>
-<p class="soft">Knows {len(classes)} classes: {escape(listed)}. Sees {kind} images of {form.width}×{form.height} pixels;
-others are resized. Run: {escape(str(asked.run.result["name"]))}. <a href="docs">How to ask it from a program</a></p>
+<p class="soft">{escape(knows)} {escape(sees)} Run: {escape(str(asked.run.result["name"]))}.
+<a href="docs">How to ask it from a program</a></p>
 </header>
 <main>
-<label class="drop" id="drop">Drop an image here, paste one, or choose a file:
-<input type="file" id="file" accept="image/*"></label>
-<p id="status" class="soft" role="status"></p>
+{asking}<p id="status" class="soft" role="status"></p>
 <section id="answer" class="card" aria-label="Answer" hidden>
-<div class="head"><img id="picture" alt=""><div>
+<div class="head">{picture}<div>
 <p class="label" id="label"></p><p id="said"></p><p class="warn" id="abstain" hidden></p></div></div>
 <p class="soft" id="note"></p>
-<h2>Probabilities</h2>
-<table><tbody id="classes"></tbody></table>
-<h2>What each draw says</h2>
-<p class="soft">Each bar is one of the networks it averages; gaps are between components. Where they disagree, it does
-not know.</p>
-<div class="draws" id="draws" role="img"></div>
-<ul class="legend" id="legend"></ul>
-<p id="tally" class="soft"></p>
-<h2>Uncertainty</h2>
+{_OF_CLASSES if classes else _OF_NUMBERS}<h2>Uncertainty</h2>
 <div class="split" aria-hidden="true"><div class="c5" id="aleatoric"></div><div class="c6" id="epistemic"></div></div>
-<ul class="legend"><li><span class="swatch c5"></span>aleatoric: classes that look alike</li>
+<ul class="legend"><li><span class="swatch c5"></span>aleatoric: {noise}</li>
 <li><span class="swatch c6"></span>epistemic: draws that disagree</li></ul>
 <p id="entropies"></p>
 </section>
@@ -216,6 +273,51 @@ not know.</p>
 <script>{SCRIPT}</script>
 """
     return _page(f"{name} · ibnn", body, f' data-components="{asked.run.model.components}"')
+
+
+_OF_CLASSES = """<h2>Probabilities</h2>
+<table><tbody id="classes"></tbody></table>
+<h2>What each draw says</h2>
+<p class="soft">Each bar is one of the networks it averages; gaps are between components. Where they disagree, it does
+not know.</p>
+<div class="draws" id="draws" role="img"></div>
+<ul class="legend" id="legend"></ul>
+<p id="tally" class="soft"></p>
+"""
+_OF_NUMBERS = """<h2>What each draw says</h2>
+<p class="soft">Each line is one of the networks it averages; the band is the 90 % interval, noise included. Where the
+lines are apart, it does not know.</p>
+<div class="line" id="line" aria-hidden="true"></div>
+<div class="ends soft" id="ends"></div>
+"""
+
+
+def _image(form: Form) -> tuple[str, str]:
+    """What the network sees, and where it is given."""
+    kind = "grey" if form.channels == 1 else "colour"
+    sees = f"Sees {kind} images of {form.width}×{form.height} pixels; others are resized."
+    return sees, (
+        '<label class="drop" id="drop">Drop an image here, paste one, or choose a file:\n'
+        '<input type="file" id="file" accept="image/*"></label>\n'
+    )
+
+
+def _row(units: Units) -> tuple[str, str]:
+    """What the network sees, and where it is given; the fields begin at the mean of the training rows."""
+    sees = f"Sees {len(units.columns)} column{'s' * (len(units.columns) > 1)}."
+    fields = "".join(
+        f'<label>{escape(name)}<input type="number" step="any" required value="{_rounded(centre, scale)}" '
+        f'data-column="{escape(name)}"></label>\n'
+        for name, centre, scale in zip(units.columns, units.centre, units.scale, strict=True)
+    )
+    words = "The fields start at the means of the training rows. A row pasted into one of them fills them all."
+    fields += f'</div>\n<p class="soft">{words}</p>\n<button>Ask</button>\n'
+    return sees, f'<form id="form" class="card">\n<div class="fields">\n{fields}</form>\n'
+
+
+def _rounded(centre: float, scale: float) -> str:
+    """A mean, to about a hundredth of the deviation."""
+    return f"{round(centre, 2 - math.floor(math.log10(scale))):.12g}"
 
 
 def reference(schema: dict[str, Any]) -> str:
@@ -234,10 +336,12 @@ def reference(schema: dict[str, Any]) -> str:
             parts += [_folded(f"Body: {kind}", body["schema"]) for kind, body in content.items()]
             replies = {status: reply["description"] for status, reply in route["responses"].items()}
             parts.append("<p>Answers: " + "; ".join(f"{s} {escape(d)}" for s, d in replies.items()) + "</p>\n")
-    parts.append(
-        "<h2>From a shell</h2>\n<pre>curl -F image=@a.png http://127.0.0.1:8000/predict\n"
-        "curl -H 'Content-Type: application/json' -d '{\"inputs\": […]}' http://127.0.0.1:8000/predict?risk=0.02</pre>\n"
-    )
+    post, address = schema["paths"]["/predict"]["post"], "http://127.0.0.1:8000/predict"
+    risk = "?risk=0.02" if any(each["name"] == "risk" for each in post["parameters"]) else ""
+    calls = [f"curl -H 'Content-Type: application/json' -d '{{\"inputs\": […]}}' {address}{risk}"]
+    if "multipart/form-data" in post["requestBody"]["content"]:
+        calls.insert(0, f"curl -F image=@a.png {address}")
+    parts.append("<h2>From a shell</h2>\n<pre>" + "\n".join(calls) + "</pre>\n")
     parts += ["<h2>Schemas</h2>\n", *(_folded(*each) for each in schema["components"]["schemas"].items())]
     return _page("ibnn: routes", "".join(parts))
 

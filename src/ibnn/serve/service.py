@@ -17,6 +17,7 @@ from ibnn import __version__
 from ibnn.asking.run import Asked, HeldOut
 from ibnn.atomic import read_json, write_atomically
 from ibnn.errors import complaint
+from ibnn.prediction import CategoricalPrediction
 from ibnn.serve.batching import Batcher
 from ibnn.shift import ShiftMonitor
 
@@ -27,9 +28,9 @@ Row = dict[str, Any]
 
 
 class Question(NamedTuple):
-    """Images (N, C, H, W) in [0, 1], and whether each draw's answer is wanted."""
+    """Images (N, C, H, W) in [0, 1] or points (N, D), and whether each draw's answer is wanted."""
 
-    pixels: Tensor
+    inputs: Tensor
     draws: bool
 
 
@@ -42,6 +43,7 @@ class Service:
         held_out: Answers that decide where to abstain and what the monitor compares with.
         watched: The score that the monitor ranks.
         monitor: None where there is nothing to compare with.
+        unwatched: Why there is none.
     """
 
     def __init__(
@@ -63,23 +65,31 @@ class Service:
             state: A file that keeps the monitor's state from one start to the next.
         """
         self.asked, self.risk, self._state = asked, risk, state
+        self.unwatched = ""
         self.held_out: HeldOut = asked.held_out(data)
         self.limit = lru_cache(maxsize=64)(self._limit)
         self.limit(risk)
-        one = asked.run.model.components == 1 and not float(self.held_out.epistemic.abs().max()) > 1e-6
+        least = 1e-6 if asked.classes else 1e-6 * float(self.held_out.total.max())  # variances have units
+        one = asked.run.model.components == 1 and not float(self.held_out.epistemic.abs().max()) > least
         self.watched: Literal["epistemic", "total"] = "total" if one else "epistemic"  # one network never disagrees
         self.monitor = self._monitor(false_alarm)
         self.counts = Counts()
-        self._batcher = Batcher(self._answer, most=MOST, waiting=WAITING, rows=lambda q: len(q.pixels))
+        self._batcher = Batcher(self._answer, most=MOST, waiting=WAITING, rows=lambda q: len(q.inputs))
 
     def _limit(self, risk: float) -> tuple[float, dict[str, Any] | None]:
-        return (math.inf, None) if risk == 1 else self.asked.limit(risk, self.held_out)
+        never = risk == 1 or not self.asked.classes
+        return (math.inf, None) if never else self.asked.limit(risk, self.held_out)
 
     def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
-        asked = self.asked
-        if self.held_out.source != "validation images" and (asked.samples, asked.seed) != (asked.run.job.samples, 0):
-            return None  # scores of other draws cannot be compared
-        fresh = ShiftMonitor(getattr(self.held_out, self.watched), false_alarm=false_alarm, seed=asked.seed)
+        asked, scores = self.asked, getattr(self.held_out, self.watched)
+        other = (asked.samples, asked.seed) != (asked.run.job.samples, 0)
+        if not self.held_out.source.startswith("validation") and other:  # their scores cannot be compared
+            self.unwatched = "there are no held-out answers of these draws"
+            return None
+        if not asked.classes and self.watched == "total":
+            self.unwatched = "a single network is as uncertain of every number"
+            return None
+        fresh = ShiftMonitor(scores, false_alarm=false_alarm, seed=asked.seed)
         self._begin = hashlib.sha256(json.dumps(fresh.state()).encode()).hexdigest()
         if self._state is None or not self._state.exists():
             return fresh
@@ -94,24 +104,23 @@ class Service:
         raise ValueError(complaint("state", "a file that a service of this run has written", got, remedy))
 
     def ask(self, question: Question) -> Future[list[Row]]:
-        """The rows to come, one for each image; raises `OverloadedError` if too many wait."""
+        """The rows to come, one for each input; raises `OverloadedError` if too many wait."""
         return self._batcher.submit(question)
 
     def _answer(self, questions: Sequence[Question]) -> list[list[Row]]:
-        found = self.asked.answer(torch.cat([question.pixels for question in questions]))
+        found = self.asked.answer(torch.cat([question.inputs for question in questions]))
         if self.monitor is not None:
-            self.monitor.update(getattr(found, self.watched))
+            self.monitor.update(getattr(found, self.watched).flatten())
         self.counts.batch.observe(len(found))
         self.counts.inputs.inc(len(found))
-        rows = [
-            row | {"probabilities": probs}
-            for row, probs in zip(self.asked.described(found), found.probs.tolist(), strict=True)
-        ]
+        rows = self.asked.described(found)
+        if isinstance(found, CategoricalPrediction):
+            rows = [row | {"probabilities": probs} for row, probs in zip(rows, found.probs.tolist(), strict=True)]
         answers = []
         for question in questions:
-            own, rows = rows[: len(question.pixels)], rows[len(question.pixels) :]
+            own, rows = rows[: len(question.inputs)], rows[len(question.inputs) :]
             if question.draws:
-                draws = self.asked.draws(question.pixels).tolist()
+                draws = self.asked.draws(question.inputs).tolist()
                 own = [row | {"draws": each} for row, each in zip(own, draws, strict=True)]
             answers.append(own)
         return answers
@@ -127,13 +136,13 @@ class Service:
 
     def health(self) -> dict[str, Any]:
         """How it is: what it serves, where it abstains, whether inputs have shifted."""
-        run, limit = self.asked.run, self.limit(self.risk)[1]
+        run, units, limit = self.asked.run, self.asked.units, self.limit(self.risk)[1]
         return {
             "status": "ok",
             "version": __version__,
             "run": run.result["name"],
             "classes": self.asked.classes,
-            "input": self.asked.form._asdict(),
+            "input": self.asked.form._asdict() if units is None else {"columns": list(units.columns)},
             "components": run.model.components,
             "samples": self.asked.samples,
             "seed": self.asked.seed,
