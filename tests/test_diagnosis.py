@@ -211,6 +211,11 @@ def means_only(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     return optimiser
 
 
+def second_softmax(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
+    model.net = nn.Sequential(*model.net, nn.Softmax(1))  # type: ignore[misc]
+    return optimiser
+
+
 Provocation = Callable[[ibnn.IBNN, Optimizer], Optimisers]
 CASES: list[tuple[Provocation, str, str | None, list[str]]] = [
     (non_finite, "problem", "3", ["NaN", "'3'", "checkpoint"]),
@@ -242,6 +247,7 @@ CASES: list[tuple[Provocation, str, str | None, list[str]]] = [
     (dropout, "note", "2.2", ["up to 0.4", "'2.2'", "set its p to 0"]),
     (inverted, "note", None, ["50% of the means of component 3", "init_std"]),
     (means_only, "note", None, ["eval_samples is 0", "eval_samples to 1"]),
+    (second_softmax, "warning", None, ["ends in a softmax", "no class can have a probability near 1", "logits"]),
 ]
 
 
@@ -271,9 +277,100 @@ def test_each_finding_is_provoked_alone(
 
 
 def test_every_check_has_a_case() -> None:
-    names = [case[0].__name__ for case in CASES]
+    names = [case[0].__name__ for case in CASES] + ["agreement"]  # which needs inputs
     for check in diagnosis._CHECKS:
         assert check.__name__.removeprefix("_") in names
+
+
+# --------------------------------------------------------------------------------------------------- what inputs show
+
+INPUTS = torch.randn(100, 6, generator=torch.Generator().manual_seed(3))
+
+
+def test_the_epistemic_share_is_that_of_predict_and_nothing_changes() -> None:
+    model, optimiser = trained()
+    before, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    report = diagnose(model, optimiser=optimiser, inputs=INPUTS)
+    prediction: Any = model.predict(INPUTS, samples=2)
+    share = (prediction.epistemic.mean() / prediction.total.mean()).item()
+    assert report.epistemic_share == pytest.approx(share, rel=1e-4)
+    assert f"distinct components 4.0, epistemic share {share:.1%}\n" in str(report)
+    assert diagnose(model).epistemic_share is None
+    assert diagnose(model, inputs=INPUTS.numpy()) == diagnose(model, inputs=(INPUTS,))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+@pytest.mark.parametrize(("noise", "found"), [(0.01, True), (0.6, False)])
+def test_draws_that_hardly_disagree_are_found(noise: float, found: bool) -> None:
+    model, optimiser = trained()
+    mean = 1 + noise * torch.randn(4, 14, generator=torch.Generator().manual_seed(0))
+    model.set_posterior(mean=mean, std=noise)
+    model.prior_std = noise  # or the noise itself would be what is found
+    report = diagnose(model, optimiser=optimiser, inputs=INPUTS)
+    assert report.epistemic_share is not None
+    assert (report.epistemic_share < 0.015) == found
+    assert report.healthy != found
+    words = f"warning: {report.epistemic_share:.1%} of the uncertainty is epistemic: the draws hardly disagree"
+    assert (words in str(report)) == found
+    assert str(report).endswith("Nothing to worry about.") != found
+    if found:
+        (finding,) = report.findings
+        assert "Go by the total." in finding.remedy
+        model.examples.zero_()  # of a calibrated network little noise may be what held-out labels asked for
+        assert "note: " + words.removeprefix("warning: ") in str(diagnose(model, inputs=INPUTS))
+
+
+class Ending(nn.Module):
+    """Ends in a function, not in a module."""
+
+    def __init__(self, end: Callable[[torch.Tensor], torch.Tensor], outputs: int = 3) -> None:
+        super().__init__()
+        self.head, self.end = nn.Linear(6, outputs), end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.head(x))
+
+
+def _softmax_findings(net: nn.Module, likelihood: str = "categorical", temperature: float = 1.0) -> list[str]:
+    model = ibnn.convert(net, components=2, seed=0, likelihood=likelihood)
+    model.likelihood.temperature.fill_(temperature)
+    findings = diagnose(model, inputs=INPUTS).findings
+    return [f"{f.severity}: {f.what}" for f in findings if "ends in" in f.what]
+
+
+def test_a_network_that_ends_in_a_softmax_of_its_own_is_found() -> None:
+    torch.manual_seed(0)
+    limit = math.e / (math.e + 2)
+    adds = "warning: The network ends in a {}, and the likelihood adds its own: "
+    words = adds.format("softmax") + f"no class can be more probable than {limit:.0%}."
+    for net in (Ending(lambda x: x.softmax(1)), nn.Sequential(nn.Linear(6, 3), nn.Sequential(nn.Softmax(1)))):
+        assert _softmax_findings(net) == [words]
+        model = ibnn.convert(net, components=2, seed=0)
+        prediction: Any = model.predict(100 * INPUTS)
+        assert prediction.probs.max().item() == pytest.approx(limit, abs=1e-3)
+    (tempered,) = _softmax_findings(Ending(lambda x: x.softmax(1)), temperature=0.5)
+    assert f"{math.e**2 / (math.e**2 + 2):.0%}" in tempered
+    (note,) = _softmax_findings(Ending(lambda x: x.log_softmax(1)))
+    assert note.startswith("note: The network ends in a log-softmax")
+    sigmoid = nn.Sequential(nn.Linear(6, 3), nn.Sigmoid())
+    assert _softmax_findings(sigmoid, "bernoulli") == [
+        adds.format("sigmoid") + f"all probabilities are between 50% and {1 / (1 + math.exp(-1)):.0%}."
+    ]
+    assert "more probable than" in _softmax_findings(sigmoid)[0]
+    assert not _softmax_findings(sigmoid, "gaussian")
+    assert not _softmax_findings(Ending(lambda x: x.softmax(1)), "gaussian")
+    assert not _softmax_findings(Ending(lambda x: x))
+    assert not _softmax_findings(Ending(lambda x: x.abs()))
+    assert not _softmax_findings(nn.Sequential(nn.Linear(6, 4), nn.Softmax(1), nn.Linear(4, 3)))
+
+
+def test_weights_that_are_not_finite_are_a_finding_with_inputs_too() -> None:
+    model, optimiser = trained()
+    non_finite(model, optimiser)
+    report = diagnose(model, inputs=INPUTS)
+    assert report.epistemic_share is None
+    assert report.findings[0].severity == "problem"
 
 
 # ---------------------------------------------------------------------------------------------- the numbers of a layer

@@ -143,7 +143,8 @@ def test_it_learns_and_reports() -> None:
     assert last["valid_nll"] == pytest.approx(ibnn.metrics.nll(prediction.log_probs, Y[160:]), rel=1e-5)
     assert last["beta"] == 1.0
     assert rows[0]["beta"] < rows[20]["beta"] < 1
-    assert history.summary == str(ibnn.diagnose(model))
+    assert history.summary == str(ibnn.diagnose(model, inputs=X[160:]))
+    assert ", epistemic share " in history.summary
 
 
 def test_the_global_generators_are_given_back() -> None:

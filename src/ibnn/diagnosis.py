@@ -1,12 +1,13 @@
 """DOCTOR: reads a model and says in plain words what is wrong with its posterior or its training, and what to do.
 
-Nothing is run, drawn or changed. Every finding has a function of its own, listed at the end in `_CHECKS`.
+Nothing is changed, and nothing run but for inputs that are given. Every finding has a function of its own, listed at
+the end in `_CHECKS`.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import LBFGS, SGD, Optimizer
 
 from ibnn.errors import complaint
+from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.latent import Latent, inverse_softplus
+from ibnn.likelihood import Bernoulli, Categorical, Weighted
 from ibnn.mixture import CLOSED_FORMS, Mixture, kl_components
 from ibnn.network import _INIT_MEAN, _INIT_STD, IBNN
 from ibnn.normal import address, normals
@@ -32,7 +35,10 @@ _MOST, _FEW = 0.9, 0.5  # a layer holds most of the KL but few of the nodes
 _INVERTED = 0.2  # share of a component's means below 0: twice that of the paper's widest start, N(1, 0.75²), …
 _CHANCE = 1.0  # … and this over √nodes more: 3.5 standard errors of that start, for small networks
 _DROPOUT = 0.3  # rate of the network's own dropout from which it is noise beside the latents', not a touch of it
+_AGREED = 0.015  # epistemic share of the uncertainty: what is shown as 0 or 1 %
 _ROUNDING = 4.0  # units in the last place within which a latent is where it started
+_ROWS = 64  # inputs at once
+_SUM = 1e-3  # how near to 1 probabilities sum up, in half precision too
 _TINY = torch.finfo(torch.float32).tiny  # stands in for σ = 0, whose KL is infinite and has no shares
 
 
@@ -72,12 +78,14 @@ class Diagnosis:
         findings: The worst first.
         kl_kind: The model's KL. "pairwise" and "montecarlo" do not split over layers: the rows show "components" then.
         effective_components: How many components are distinct, 1 … K: exp(−meanᵢ log 1/K Σⱼ exp(−BDᵢⱼ)).
+        epistemic_share: Mean epistemic over mean total uncertainty of the inputs; None without inputs.
     """
 
     layers: tuple[LayerDiagnosis, ...]
     findings: tuple[Finding, ...]
     kl_kind: str
     effective_components: float
+    epistemic_share: float | None = None
 
     @property
     def healthy(self) -> bool:
@@ -93,16 +101,21 @@ class Diagnosis:
         kind = _splitting(self.kl_kind)
         why = "" if kind == self.kl_kind else f", because {self.kl_kind!r} does not split over layers"
         kl = f"KL {sum(row.kl for row in self.layers):,.1f} nats ({kind!r}{why})"
-        lines.append(f"{kl}, distinct components {self.effective_components:.1f}")
+        share = "" if self.epistemic_share is None else f", epistemic share {self.epistemic_share:.1%}"
+        lines.append(f"{kl}, distinct components {self.effective_components:.1f}{share}")
         return "\n".join([*lines, *(map(str, self.findings) if self.findings else ["Nothing to worry about."])])
 
 
-def diagnose(model: IBNN, *, optimiser: Optimizer | Sequence[Optimizer] | None = None) -> Diagnosis:
+def diagnose(
+    model: IBNN, *, optimiser: Optimizer | Sequence[Optimizer] | None = None, inputs: Inputs | None = None
+) -> Diagnosis:
     """Examines a model's posterior, gradients and modes, without changing anything.
 
     Args:
         model: A converted network, before, during or after training.
         optimiser: What trains it, one or several; shows weight decay on latents, forgotten latents and more.
+        inputs: What one call of the network takes, a hundred rows or so like those it will meet. They are predicted,
+            which shows draws that hardly disagree, and a network that ends in a softmax of its own.
 
     >>> from ibnn import convert
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -125,9 +138,20 @@ def diagnose(model: IBNN, *, optimiser: Optimizer | Sequence[Optimizer] | None =
         q = Mixture(*(part.cpu().double() for part in model.posterior()))
         inner = [getattr(each, "optimizer", each) for each in optimisers]  # accelerate wraps them
         case = _Case(model, q, _layers(model, q), _overlap(q), inner)
+        if inputs is not None and _non_finite(case) is None:
+            case = replace(case, **_answers(model, as_tensors(inputs)))
         findings = [finding for check in _CHECKS if (finding := check(case))]
     findings.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
-    return Diagnosis(case.layers, tuple(findings), model.kl_kind, case.effective_components)
+    return Diagnosis(case.layers, tuple(findings), model.kl_kind, case.effective_components, case.share)
+
+
+def _answers(model: IBNN, inputs: Inputs) -> dict[str, Any]:
+    """The epistemic share of the uncertainty of inputs, and the network's outputs for some of them."""
+    found: Any = model.predict(inputs, samples=2, batch_size=_ROWS, progress=False)
+    total, epistemic = (float(part.double().mean()) for part in (found.total, found.epistemic))
+    rows, device = batch_length(inputs), model.examples.device
+    some = tree_map(lambda t: t.to(device), slice_rows(inputs, slice(0, _ROWS), rows))
+    return {"share": epistemic / total if total > 0 else None, "outputs": model.draw_logits(some, 1)}
 
 
 def _splitting(kind: str) -> str:
@@ -170,6 +194,8 @@ class _Case:
     layers: tuple[LayerDiagnosis, ...]
     overlap: Tensor  # (K, K)
     optimisers: list[Optimizer]
+    share: float | None = None  # epistemic over total uncertainty of the inputs
+    outputs: Tensor | None = None  # of the network for some of them, (J, B, …)
 
     @property
     def effective_components(self) -> float:
@@ -414,9 +440,51 @@ def _means_only(case: _Case) -> Finding | None:
     return Finding("note", None, what, remedy) if case.model.eval_samples == 0 else None
 
 
+def _agreement(case: _Case) -> Finding | None:
+    if case.share is None or case.share >= _AGREED:
+        return None
+    what = f"{case.share:.1%} of the uncertainty is epistemic: the draws hardly disagree, as if there were one network."
+    remedy = "Go by the total. For more of it: more noise (a larger beta or prior_std), or components farther apart."
+    return Finding("warning" if case.model.examples > 0 else "note", None, what, remedy)
+
+
+def _second_softmax(case: _Case) -> Finding | None:
+    likelihood = case.model.likelihood
+    likelihood = likelihood.inner if isinstance(likelihood, Weighted) else likelihood
+    end, top = _end(case), math.exp(1 / float(likelihood.temperature))  # odds of an output of 1 against one of 0
+    if not end or not isinstance(likelihood, Categorical | Bernoulli):
+        return None
+    if end == "log-softmax":
+        what = "The network ends in a log-softmax, which the likelihood's own softmax leaves as it is."
+        remedy = "Nothing: logits would do as well."
+        return Finding("note", None, what, remedy) if isinstance(likelihood, Categorical) else None
+    if isinstance(likelihood, Bernoulli):
+        limit = f"all probabilities are between 50% and {top / (top + 1):.0%}"
+    elif case.outputs is None:
+        limit = "no class can have a probability near 1"
+    else:
+        limit = f"no class can be more probable than {top / (top + case.outputs.shape[2] - 1):.0%}"
+    what = f"The network ends in a {end}, and the likelihood adds its own: {limit}."
+    return Finding("warning", None, what, f"Take the {end} out of the network: its outputs are to be logits.")
+
+
+def _end(case: _Case) -> str:
+    """Which function the network ends in, as far as its modules or its outputs tell; "" for none."""
+    last = case.model.net
+    while isinstance(last, nn.Sequential) and len(last):
+        last = last[-1]
+    kinds = {nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.LogSoftmax: "log-softmax", nn.Sigmoid: "sigmoid"}
+    if type(last) in kinds or case.outputs is None or case.outputs.dim() < 3:
+        return kinds.get(type(last), "")
+    outputs = case.outputs.double()  # (J, B, C, …)
+    sums = {"softmax": outputs.sum(2), "log-softmax": outputs.exp().sum(2)}
+    found = [name for name, total in sums.items() if bool(((total - 1).abs() < _SUM).all())]
+    return next((name for name in found if name == "log-softmax" or bool((outputs >= 0).all())), "")
+
+
 _CHECKS: tuple[Callable[[_Case], Finding | None], ...] = (
     _non_finite, _nothing_learnt, _duplicates, _collapsed, _wide, _dead, _dominated,
     _never_moved, _frozen, _no_gradient, _weight_decay, _forgotten, _twice, _unscaled,
     _batchnorm_training, _batchnorm_frozen, _batchnorm_of_batch, _batchnorm_average, _dropout,
-    _inverted, _means_only,
+    _inverted, _means_only, _agreement, _second_softmax,
 )  # fmt: skip

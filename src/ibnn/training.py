@@ -45,6 +45,7 @@ from ibnn.recipe import Recipe
 Trainable = IBNN | Plain
 Callback = Callable[[dict[str, Any], Trainable], None]
 DEFAULT_EPOCHS = 30
+ASKED = 128  # inputs that the doctor looks at in the end
 
 
 @dataclass
@@ -736,13 +737,20 @@ class _Run:
         """What there is to say at the end."""
         model, words = self.model.eval(), ""
         if isinstance(model, IBNN):
-            diagnosis = diagnose(model, optimiser=self.optimisers)
+            diagnosis = diagnose(model, optimiser=self.optimisers, inputs=self._some_inputs())
             words = str(diagnosis)
             if not diagnosis.healthy:
                 self.monitor.say(words)
         progress, rows, looks = self.progress, tuple(self.progress.rows), tuple(self.progress.looks)
         ending = progress.best or rows[-1], progress.finished, words
         return History(rows, *ending, looks, progress.seconds, self.source.rows, progress.looked)
+
+    def _some_inputs(self) -> Any:
+        """Held-out inputs for the doctor, or training inputs where nothing is held out."""
+        with generators_restored():
+            share = next((self.valid or self.source).epoch(0, 0))
+        rows = batch_length(share.x)
+        return slice_rows(share.x, slice(0, ASKED), rows) if rows > ASKED else share.x
 
 
 class _Loss(nn.Module):
