@@ -491,11 +491,14 @@ def test_code_that_has_changed_since_is_refused(
 
 @pytest.mark.parametrize("trust", [False, True])
 def test_a_run_of_somebody_else_executes_nothing(trust: bool, code: str, tmp_path: Path) -> None:
-    run(TABLE, tmp_path / "run", quiet=True)
-    told = (tmp_path / "run" / "job.toml").read_text()
+    result = run(TABLE, tmp_path / "run", quiet=True)
+    told, home = (tmp_path / "run" / "job.toml").read_text(), RunFolder(tmp_path / "run")
     (tmp_path / "run" / "evil.py").write_text("open('was_here', 'w')")
     for net in ("os:system", "evil:make", "builtins:exec", "subprocess:run"):
-        (tmp_path / "run" / "job.toml").write_text(told.replace('"mlp"', f'"{net}"'))
+        home.write("job.toml", told.replace('"mlp"', f'"{net}"').encode())
+        home.finish(
+            {name: value for name, value in result.items() if name != "sha256"}
+        )  # with checksums that are right
         with pytest.raises((ValueError, FileNotFoundError), match="`net`" if trust else "`folder`.*code"):
             read_run(tmp_path / "run", trust_code=trust)
     assert not (tmp_path / "was_here").exists()

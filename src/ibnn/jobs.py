@@ -258,7 +258,7 @@ def _check_names(fields: dict[str, Any]) -> None:
     for table in ("train", "first", "method_options"):
         if isinstance(given := fields.get(table), dict) and "seed" in given:
             expected = f"absent: the seed of a job also decides its first weights and stands outside {table}"
-            remedy = f"Set seed = {given['seed']} instead."
+            remedy = f"Set seed = {given['seed']} instead (--set seed={given['seed']})."
             raise ValueError(complaint(f"{table}.seed", expected, given["seed"], remedy))
 
 
