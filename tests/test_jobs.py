@@ -496,9 +496,7 @@ def test_a_run_of_somebody_else_executes_nothing(trust: bool, code: str, tmp_pat
     (tmp_path / "run" / "evil.py").write_text("open('was_here', 'w')")
     for net in ("os:system", "evil:make", "builtins:exec", "subprocess:run"):
         home.write("job.toml", told.replace('"mlp"', f'"{net}"').encode())
-        home.finish(
-            {name: value for name, value in result.items() if name != "sha256"}
-        )  # its checksums are right
+        home.finish({name: value for name, value in result.items() if name != "sha256"})  # its checksums are right
         with pytest.raises((ValueError, FileNotFoundError), match="`net`" if trust else "`folder`.*code"):
             read_run(tmp_path / "run", trust_code=trust)
     assert not (tmp_path / "was_here").exists()

@@ -444,6 +444,17 @@ def test_the_monitor_rings_for_rows_from_elsewhere(curve: Running) -> None:
         service.close()
 
 
+def test_too_few_held_out_answers_leave_inputs_unwatched(tmp_path: Path) -> None:
+    fields = CURVE.model_dump(exclude_unset=True) | {"valid": 10, "train": {"steps": 2, "beta": 1.0}}
+    jobs.run(jobs.Job(**fields), tmp_path / "run", quiet=True)
+    service = Service(Asked.read(tmp_path / "run"))
+    try:
+        assert service.monitor is None
+        assert "takes 16 held-out answers at this false-alarm rate, and there are 10" in service.unwatched
+    finally:
+        service.close()
+
+
 def test_a_single_network_of_numbers_has_nothing_to_watch(tmp_path: Path) -> None:
     fields = CURVE.model_dump(exclude_unset=True) | {"method": "sgd", "method_options": {}, "train": {"steps": 2}}
     jobs.run(jobs.Job(**fields), tmp_path / "run", quiet=True)

@@ -19,7 +19,7 @@ from ibnn.atomic import read_json, write_atomically
 from ibnn.errors import complaint
 from ibnn.prediction import CategoricalPrediction
 from ibnn.serve.batching import Batcher
-from ibnn.shift import ShiftMonitor
+from ibnn.shift import ShiftMonitor, fewest_scores
 
 MOST = 256  # inputs of a request, and rows from which on a batch takes no more requests
 WAITING = 256  # requests that may wait
@@ -88,6 +88,11 @@ class Service:
             return None
         if not asked.classes and self.watched == "total":
             self.unwatched = "a single network is as uncertain of every number"
+            return None
+        if len(scores) < (fewest := fewest_scores(false_alarm)):
+            self.unwatched = (
+                f"that takes {fewest} held-out answers at this false-alarm rate, and there are {len(scores)}"
+            )
             return None
         fresh = ShiftMonitor(scores, false_alarm=false_alarm, seed=asked.seed)
         self._begin = hashlib.sha256(json.dumps(fresh.state()).encode()).hexdigest()
