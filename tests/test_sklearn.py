@@ -159,6 +159,7 @@ def test_a_single_class_is_certain() -> None:
     assert np.array_equal(model.predict_proba(X[:3]), np.ones((3, 1)))
     assert model.predict(X[:3]).tolist() == ["yes"] * 3
     assert not model.predict_uncertainty(X[:3]).total.any()
+    assert pickle.loads(pickle.dumps(model)).predict(X[:1]).tolist() == ["yes"]
 
 
 def test_uncertainty_adds_up(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:

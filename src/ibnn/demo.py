@@ -234,10 +234,11 @@ def explain(result: dict[str, Any]) -> str:
     images, chosen = result["images"], result["chosen"]
     scale, own = chosen["calibrated"], chosen["iBNN"]
     strengths = own["prior_std"] or ["nothing"]
+    noise = f"noise of standard deviation {scale['scale']}" if scale["scale"] else "no noise, which would have cost NLL"
     return (
         f"{images['train']} training and {images['test']} test images; in brackets 95 % bootstrap intervals. "
         f"*plain + T*: temperature scaling (T = {chosen['temperature']}). *calibrated*: the same weights after "
-        f"`ibnn.calibrate`, no training (noise of standard deviation {scale['scale']}, T = {scale['temperature']}). "
+        f"`ibnn.calibrate`, no training ({noise}, T = {scale['temperature']}). "
         f"*iBNN*: the same network trained by `ibnn.fit` for as many epochs (noise steered from 0.3 to "
         f"{strengths[-1]}, T = {own['temperature']}). The same {images['valid']} validation labels choose in all "
         f"three. {result['recipe']['components']} components over {result['nodes']} nodes, {result['weights']:,} "

@@ -245,6 +245,14 @@ class _Table(BaseEstimator):  # type: ignore[misc]
         return values.numpy()
 
 
+class _OneClass(Categorical):
+    """Certain of the one class that a table has; elsewhere a single output is a mistake."""
+
+    @staticmethod
+    def _check_classes(shape: torch.Size) -> None:
+        """Takes one class."""
+
+
 class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
     """An implicit Bayesian network that classifies the rows of a table.
 
@@ -326,7 +334,7 @@ class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
         x, y = self._rows(X, y, reset=True)
         self._learn_classes(y)
         x, labels, weight = self._labels(x, y, sample_weight)
-        self._start(x, weight, len(self.classes_), Categorical())
+        self._start(x, weight, len(self.classes_), self._likelihood())
         self._train(x, torch.tensor(labels), weight, labels=labels)
         return self
 
@@ -346,7 +354,7 @@ class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
             self._learn_classes(classes)
         x, labels, weight = self._labels(x, y, sample_weight)
         if first:
-            self._start(x, weight, len(self.classes_), Categorical())
+            self._start(x, weight, len(self.classes_), self._likelihood())
         self._go_on(x, torch.tensor(labels), weight)
         return self
 
@@ -358,6 +366,9 @@ class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
     def _learn_classes(self, classes: Any) -> None:
         self._encoder = LabelEncoder().fit(classes)
         self.classes_ = self._encoder.classes_
+
+    def _likelihood(self) -> Categorical:
+        return Categorical() if len(self.classes_) > 1 else _OneClass()
 
     def _labels(self, x: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Array]:
         """The rows that weigh anything, their class numbers, and weights of rows and classes multiplied."""
