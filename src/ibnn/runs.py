@@ -42,8 +42,8 @@ class RunFolder:
     >>> folder.write(JOB, b'net = "mlp"')
     >>> folder.write_tensors(MODEL, {"weight": torch.ones(2)})
     >>> result = folder.finish({"name": "mine", "scores": {}})
-    >>> folder.finished, RunFolder(folder.path).tensors(MODEL)["weight"].tolist()
-    (True, [1.0, 1.0])
+    >>> sorted(result["sha256"]), RunFolder(folder.path).tensors(MODEL)["weight"].tolist()
+    (['job.toml', 'model.safetensors', 'result.json'], [1.0, 1.0])
 
     Attributes:
         path: Where it is.
