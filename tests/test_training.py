@@ -426,7 +426,7 @@ def test_checks_change_no_bit_and_take_one_look_at_validation_data() -> None:
     one, other = make_model(), make_model()
     torch.manual_seed(5)
     fit(one, (X, Y), valid, **(OPTIONS | {"beta": 1.0}))
-    assert valid.read == 40 * (1 + 3)  # before the first step, and after each of three epochs
+    assert valid.read == 40 * (1 + 3 + 1)  # before the first step, after each of three epochs, and by the doctor
     torch.manual_seed(6)
     fit(other, (X, Y), (X[:40], Y[:40]), **(OPTIONS | {"beta": 1.0}))
     assert same(one, other)

@@ -23,6 +23,7 @@ from ibnn.likelihood import Bernoulli, Categorical, Weighted
 from ibnn.mixture import CLOSED_FORMS, Mixture, kl_components
 from ibnn.network import _INIT_MEAN, _INIT_STD, IBNN
 from ibnn.normal import address, normals
+from ibnn.prediction import JointPrediction
 
 Severity = Literal["problem", "warning", "note"]
 
@@ -148,10 +149,15 @@ def diagnose(
 def _answers(model: IBNN, inputs: Inputs) -> dict[str, Any]:
     """The epistemic share of the uncertainty of inputs, and the network's outputs for some of them."""
     found: Any = model.predict(inputs, samples=2, batch_size=_ROWS, progress=False)
-    total, epistemic = (float(part.double().mean()) for part in (found.total, found.epistemic))
+    heads = list(found.heads.values()) if isinstance(found, JointPrediction) else [found]
+    totals, epistemics = ([float(getattr(h, name).double().mean()) for h in heads] for name in ("total", "epistemic"))
+    shares = [epistemic / total for total, epistemic in zip(totals, epistemics, strict=True) if total > 0]
     rows, device = batch_length(inputs), model.examples.device
     some = tree_map(lambda t: t.to(device), slice_rows(inputs, slice(0, _ROWS), rows))
-    return {"share": epistemic / total if total > 0 else None, "outputs": model.draw_logits(some, 1)}
+    outputs = model.draw_logits(some, 1) if len(heads) == 1 else None  # those of several heads stand side by side
+    if outputs is not None and isinstance(model.likelihood, Categorical):
+        outputs = outputs.movedim(model.likelihood.class_dim(outputs, 1), 2)
+    return {"share": max(shares, default=None), "outputs": outputs}
 
 
 def _splitting(kind: str) -> str:

@@ -108,6 +108,7 @@ class Categorical(Likelihood):
     1.3863
     """
 
+    fewest = 2  # classes: a softmax over one is always 1
     weight: Tensor | None
 
     def __init__(
@@ -136,7 +137,7 @@ class Categorical(Likelihood):
         self.register_buffer("weight", weight)
         self.ignore_index, self.label_smoothing, self.axis = ignore_index, label_smoothing, axis
 
-    def _dim(self, outputs: Tensor, leading: int = 0) -> int:
+    def class_dim(self, outputs: Tensor, leading: int = 0) -> int:
         """Returns the axis of the classes, counted from the end, in outputs with so many axes before the batch's."""
         shape = tuple(outputs.shape[leading:])
         if self.axis is None and len(shape) == 3:
@@ -144,7 +145,7 @@ class Categorical(Likelihood):
             remedy = "Convert with likelihood=ibnn.Categorical(axis=-1) if the classes come last, or axis=1."
             raise ValueError(complaint("axis", expected, "none", remedy))
         dim = self._from_end(len(shape))
-        if not -len(shape) < dim < 0 or shape[dim] == 1:  # a softmax over one class is always 1
+        if not -len(shape) < dim < 0 or shape[dim] < self.fewest:
             expected = f"a network with class scores in axis {self.axis or 1} of its output, two or more"
             remedy = 'For yes/no targets convert with likelihood="bernoulli", for numbers with "gaussian".'
             raise ValueError(complaint("net", expected, f"an output of shape {shape}", remedy))
@@ -173,7 +174,7 @@ class Categorical(Likelihood):
                 complaint("y", "integer class indices", f"dtype {target.dtype}", "Pass y.long(), or one-hot.argmax(1).")
             )
         self._find_axis(output, target)
-        dim = self._dim(output) if self.axis is not None or output.dim() != 3 else -2
+        dim = self.class_dim(output) if self.axis is not None or output.dim() != 3 else -2
         expected = (len(target), *_without(output, dim))
         if tuple(target.shape) != expected:
             raise ValueError(
@@ -192,7 +193,7 @@ class Categorical(Likelihood):
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, the (weighted) mean over all targets that are not ignored; 0 if all are."""
-        logits, dim = self._tempered(output), self._dim(output)
+        logits, dim = self._tempered(output), self.class_dim(output)
         last = dim == -1 and output.dim() > 2
         loss = F.cross_entropy(
             logits.flatten(0, -2) if last else logits.movedim(dim, 1),
@@ -215,14 +216,14 @@ class Categorical(Likelihood):
 
     def log_likelihoods(self, draws: Tensor, target: Tensor) -> Tensor:
         """Returns log p(target) of each draw of the outputs (J, B, …), of the target's shape; 0 where it is ignored."""
-        logits = self._tempered(draws).movedim(self._dim(draws, 1), -1)
+        logits = self._tempered(draws).movedim(self.class_dim(draws, 1), -1)
         kept = target != self.ignore_index
         index = (target.long() * kept).expand(len(draws), *target.shape)[..., None]
         return (logits.gather(-1, index)[..., 0] - logits.logsumexp(-1)) * kept
 
     def combine(self, draws: Tensor) -> Tensor:
         """Log of the mean softmax, of the output's shape: as good as logits to whatever reads them."""
-        return _log_mean(self._tempered(draws).log_softmax(self._dim(draws, 1)), 1)
+        return _log_mean(self._tempered(draws).log_softmax(self.class_dim(draws, 1)), 1)
 
     def summarise(self, draws: Tensor) -> Prediction:
         """Probabilities, and their entropy split into aleatoric, between and within."""
@@ -236,7 +237,7 @@ class Categorical(Likelihood):
 
     def _log_probs(self, draws: Tensor) -> Tensor:
         """Log-probabilities (K, S, B, …, C) of draws."""
-        dim = self._dim(draws, 2)
+        dim = self.class_dim(draws, 2)
         return self._tempered(draws).log_softmax(dim).movedim(dim, -1)
 
     def _prediction(self, logs: Tensor, split: "_Split", error: Tensor) -> Prediction:

@@ -248,9 +248,7 @@ class _Table(BaseEstimator):  # type: ignore[misc]
 class _OneClass(Categorical):
     """Certain of the one class that a table has; elsewhere a single output is a mistake."""
 
-    @staticmethod
-    def _check_classes(shape: torch.Size) -> None:
-        """Takes one class."""
+    fewest = 1
 
 
 class IBNNClassifier(ClassifierMixin, _Table):  # type: ignore[misc]
