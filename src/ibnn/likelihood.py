@@ -97,7 +97,29 @@ class Likelihood(nn.Module, ABC):
         """How good a prediction of this likelihood is; "nll" is always there, in nats per datum."""
 
 
-class Categorical(Likelihood):
+class _Discrete(Likelihood):
+    """A likelihood whose draws say probabilities."""
+
+    def summarise(self, draws: Tensor) -> Prediction:
+        """Probabilities, and their entropy split into aleatoric, between and within."""
+        found = self.running(*draws.shape[:2])
+        found.take(draws)
+        return found.result()
+
+    def running(self, components: int, samples: int) -> "_RunningProbabilities":
+        """Sums over draws: of their outputs it holds few at a time."""
+        return _RunningProbabilities(components, samples, self._log_probs, self._prediction)
+
+    @abstractmethod
+    def _log_probs(self, draws: Tensor) -> Tensor:
+        """Log-probabilities (K, S, B, …, C) of draws (K, S, B, …)."""
+
+    @abstractmethod
+    def _prediction(self, logs: Tensor, split: "_Split", error: Tensor) -> Prediction:
+        """The prediction of log-probabilities (B, …, C), with the standard errors of the probabilities."""
+
+
+class Categorical(_Discrete):
     """Classes by softmax over one axis of the output, (B, C), (B, C, …) or (B, …, C); targets are class indices.
 
     Attributes:
@@ -225,16 +247,6 @@ class Categorical(Likelihood):
         """Log of the mean softmax, of the output's shape: as good as logits to whatever reads them."""
         return _log_mean(self._tempered(draws).log_softmax(self.class_dim(draws, 1)), 1)
 
-    def summarise(self, draws: Tensor) -> Prediction:
-        """Probabilities, and their entropy split into aleatoric, between and within."""
-        found = self.running(*draws.shape[:2])
-        found.take(draws)
-        return found.result()
-
-    def running(self, components: int, samples: int) -> "_RunningProbabilities":
-        """Sums over draws: of their outputs it holds few at a time."""
-        return _RunningProbabilities(components, samples, self._log_probs, self._prediction)
-
     def _log_probs(self, draws: Tensor) -> Tensor:
         """Log-probabilities (K, S, B, …, C) of draws."""
         dim = self.class_dim(draws, 2)
@@ -259,7 +271,7 @@ class Categorical(Likelihood):
         }
 
 
-class Bernoulli(Likelihood):
+class Bernoulli(_Discrete):
     """Independent yes/no targets by sigmoid; targets (0 or 1) have the shape of the output.
 
     >>> round(Bernoulli().nll(torch.zeros(2, 3), torch.ones(2, 3)).item(), 4)  # log 2
@@ -282,16 +294,6 @@ class Bernoulli(Likelihood):
         """Logit of the mean probability, of the output's shape."""
         draws = self._tempered(draws)
         return _log_mean(F.logsigmoid(draws), 1) - _log_mean(F.logsigmoid(-draws), 1)
-
-    def summarise(self, draws: Tensor) -> Prediction:
-        """Probabilities of yes, and each label's entropy split."""
-        found = self.running(*draws.shape[:2])
-        found.take(draws)
-        return found.result()
-
-    def running(self, components: int, samples: int) -> "_RunningProbabilities":
-        """Sums over draws: of their outputs it holds few at a time."""
-        return _RunningProbabilities(components, samples, self._log_probs, self._prediction)
 
     def _log_probs(self, draws: Tensor) -> Tensor:
         """Log-probabilities of yes and no, (K, S, B, …, 2)."""
