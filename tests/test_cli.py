@@ -303,7 +303,7 @@ def test_fresh_waits_for_a_folder_in_use_and_says_so(run: Path, tmp_path: Path) 
     assert not list(tmp_path.rglob("*.lock"))
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), pytest.param(0o077, 0o600, marks=pytest.mark.slow)])
 def test_permissions_are_what_the_umask_leaves(umask: int, mode: int, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((1, 8, 8)))
     before = os.umask(umask)
@@ -355,6 +355,7 @@ def test_the_first_training_stays_in_the_run_folder(tmp_path: Path, monkeypatch:
     assert jobs.read_run("solo/first").job.train == {"epochs": 1, "lr": 0.5}
 
 
+@pytest.mark.slow
 def test_interrupted_training_goes_on(tmp_path: Path) -> None:
     words = ["train", "digits-mlp", *TINY, "--set", "train.steps=40000", "--set", "train.checkpoint_every=5"]
     words += ["--out", str(tmp_path / "run"), "--fresh"]

@@ -57,6 +57,7 @@ def test_splits_are_disjoint_and_leave_the_held_out_classes_out() -> None:
     assert len(train.y) + len(valid.y) + len(test.y) + len(ood) == 1797
 
 
+@pytest.mark.slow
 def test_choices_never_look_at_test_labels(
     ran: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def test_the_calibration_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "curve.png").exists()
 
 
+@pytest.mark.slow
 def test_the_comparing_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "comparing.md").read_text()
@@ -124,6 +125,7 @@ def test_the_tabular_page_runs() -> None:
     assert 0.7 < names["coverage"] <= 1
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_tabular_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a table as the page describes it; `serve` is tested elsewhere."""
     from test_cli import call
@@ -188,6 +190,7 @@ def test_the_table_of_sequences_is_that_of_its_result_file(monkeypatch: pytest.M
     assert (ROOT / "docs" / "figures" / "sequences.png").exists()
 
 
+@pytest.mark.slow
 def test_the_deploying_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "deploying.md").read_text()

@@ -189,7 +189,10 @@ def operators(path: Path) -> list[str]:
     return [node.op_type for node in graph.node]
 
 
-@pytest.mark.parametrize("name", ALL)
+LONG = ("wideresnet", "gru", "conv1d")  # to translate; their torch files are tested with the others
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in ALL])
 def test_onnx_answers_as_predict(name: str, written: Callable[..., ibnn.Exported]) -> None:
     model, x = make(name)
     found = written(name)

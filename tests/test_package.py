@@ -19,6 +19,7 @@ def test_import_needs_only_torch() -> None:
     assert heavy == "['ibnn']"
 
 
+@pytest.mark.slow
 def test_import_is_quick() -> None:
     # CPU time as a share of torch's own, best of three: a bound on what is imported, not on this machine's speed
     code = "from time import process_time as t; a = t(); import torch; b = t(); import ibnn; print((t() - b) / (b - a))"

@@ -53,6 +53,7 @@ def test_it_starts_from_what_calibrate_finds(net: nn.Module) -> None:
     torch.testing.assert_close(model.draw_logits(x), calibrated.draw_logits(x), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_improves_on_the_trained_network(net: nn.Module) -> None:
     plain = ibnn.convert(net, components=4, seed=0)
     plain.set_posterior(mean=1.0, std=0.0)
@@ -78,7 +79,7 @@ def test_trained_latents_are_not_calibrated_again(net: nn.Module) -> None:
     torch.testing.assert_close(model.posterior().std, std)
 
 
-@pytest.mark.parametrize("beta", ["auto", 1.0])
+@pytest.mark.parametrize("beta", ["auto", pytest.param(1.0, marks=pytest.mark.slow)])
 def test_an_interrupted_run_ends_with_the_same_bits(net: nn.Module, tmp_path: Path, beta: Any) -> None:
     options: dict[str, Any] = {"epochs": 4, "evaluate_every": 1, "beta": beta}
     whole, expected = run(net, **options)

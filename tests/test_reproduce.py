@@ -27,7 +27,12 @@ def test_every_recipe_describes_valid_jobs(name: str, preset: str) -> None:
         assert all(job.seed == cell.seed for job, cell in zip(jobs, cells, strict=True))
 
 
-@pytest.mark.parametrize(("name", "preset"), BOTH)
+LONG = [(name, "paper") for name in ("regression", "size", "benchmark", "pretrained")]  # as their smaller presets
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [pytest.param(*both, marks=pytest.mark.slow if tuple(both) in LONG else ()) for both in BOTH]
+)
 def test_every_recipe_runs(name: str, preset: str, tmp_path: Path) -> None:
     options = {"preset": preset, "seeds": 1, "runs": tmp_path / "runs", "out": tmp_path, "quiet": True}
     written, table = reproduce.reproduce(name, smoke=True, **options)  # type: ignore[arg-type]

@@ -421,6 +421,7 @@ def test_looks_keep_to_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     assert strength.afford(1_000, 5_000) == (6, 250)
 
 
+@pytest.mark.slow
 def test_an_underconfident_network_ends_with_less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise pinned far too high in training is weakened at the end, by one of the factors, and the NLL with it."""
     monkeypatch.setattr(strength, "next_std", lambda prior_std, wish: 1.5)

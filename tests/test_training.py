@@ -538,6 +538,7 @@ def kill_and_resume(tmp_path: Path, kills: int, epochs: int) -> None:
     assert all(torch.equal(found["state"][name], value) for name, value in expected["state"].items())
 
 
+@pytest.mark.slow
 def test_sigkill_and_resume(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, kills=2, epochs=20)
 
