@@ -1,4 +1,5 @@
 import gzip
+import itertools
 import os
 import re
 import struct
@@ -84,6 +85,7 @@ def test_idx(tmp_path: Path) -> None:
         gzip.compress(idx(torch.zeros(3, 4, 4)))[:12] + b"\xff" * 20,  # damaged
         b"<html>",
     ],
+    ids=itertools.count(),  # a gzip file holds the time: as a name of tests it would differ between workers
 )
 def test_broken_idx_is_named(tmp_path: Path, content: bytes) -> None:
     write_idx(tmp_path, "t10k", picture(3, 4, 4), torch.arange(3))
