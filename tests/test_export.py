@@ -189,10 +189,10 @@ def operators(path: Path) -> list[str]:
     return [node.op_type for node in graph.node]
 
 
-LONG = ("wideresnet", "gru", "conv1d")  # to translate; their torch files are tested with the others
+LONG = {*SLOW, "wideresnet", "gru", "conv1d"}  # to translate; their torch files are tested with the others
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in ALL])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in NETS])
 def test_onnx_answers_as_predict(name: str, written: Callable[..., ibnn.Exported]) -> None:
     model, x = make(name)
     found = written(name)
@@ -302,6 +302,7 @@ def test_files_tell_nothing_of_the_machine(format: str, written: Callable[..., i
         assert words.encode() not in content
 
 
+@pytest.mark.slow
 def test_gaussian_and_bernoulli(tmp_path: Path) -> None:
     for likelihood in (ibnn.Gaussian(noise="predicted"), ibnn.Gaussian(init_std=0.3), ibnn.Bernoulli()):
         model = ibnn.convert(mlp(3, 4, hidden=8), likelihood=likelihood, components=3, seed=0)
