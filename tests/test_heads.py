@@ -80,6 +80,21 @@ def test_a_token_s_answer_is_that_of_the_softmax_over_its_classes() -> None:
     assert model.likelihood.score(p, y)["nll"] == pytest.approx(nll.item(), rel=1e-5)
 
 
+def test_metrics_take_the_axis_of_the_classes() -> None:
+    probs, y = torch.randn(B, T, C).softmax(-1), torch.randint(C, (B, T))
+    for metric in (ibnn.metrics.error, ibnn.metrics.brier, ibnn.metrics.ece):
+        assert metric(probs, y, axis=-1) == metric(probs.flatten(0, 1), y.flatten())
+    assert ibnn.metrics.nll(probs.log(), y, axis=-1) == ibnn.metrics.nll(probs.log().movedim(-1, 1), y)
+    with pytest.raises(ValueError, match="classes on axis 1"):
+        ibnn.metrics.error(probs, y)
+    square, labels = torch.randn(B, C, C).softmax(-1), torch.randint(C, (B, C))
+    with pytest.raises(ValueError, match="summing to"):  # as many tokens as classes
+        ibnn.metrics.error(square, labels)
+    for axis in (0, 3, -3):
+        with pytest.raises(ValueError, match="Pass 1 or -1"):
+            ibnn.metrics.error(probs, y, axis=axis)
+
+
 def test_the_loss_over_tokens_is_the_mean_over_those_that_count() -> None:
     logits, (_, y) = torch.randn(B, T, C), data()
     for weight, smoothing in ((None, 0.0), (torch.tensor([1.0, 2.0, 0.5]), 0.1)):
@@ -143,7 +158,8 @@ def test_fit_trains_a_token_classifier() -> None:
     model = ibnn.convert(Tokens(), components=2, seed=0)
     history = ibnn.fit(model, (x[:150], y[:150]), (x[150:], y[150:]), epochs=20, lr=0.05, quiet=True, seed=0)
     assert history.rows[-1]["valid_error"] < 0.2
-    assert ibnn.metrics.error(model.predict(x).probs.movedim(-1, 1), y) < 0.2
+    p = model.predict(x)
+    assert ibnn.metrics.error(p.probs, y, axis=p.axis) < 0.2
 
 
 @pytest.mark.parametrize("format", ["onnx", "torch"])

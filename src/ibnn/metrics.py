@@ -1,7 +1,8 @@
 """METRICS: how good a prediction is, how honest its probabilities are, how useful its uncertainty.
 
 Pure functions of tensors on any device, computed in float64 on the CPU.
-Axes: N rows, C classes. Dense predictions (N, C, ...) count every position as a row of its own.
+Axes: N rows, C classes. Dense predictions (N, C, ...) count every position as a row of its own; `axis` says where their
+classes are, and is -1 for tokens (N, T, C): pass that of the prediction, `axis=prediction.axis`.
 """
 
 from collections.abc import Callable
@@ -92,23 +93,29 @@ def _check_distributions(name: str, values: Tensor) -> None:
         raise _problem(name, expected, came, remedy)
 
 
-def _rows(name: str, values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Checks `values` (N, C, ...), named probs or log_probs, and flattens both: (R, C), (R,)."""
+def _rows(name: str, values: Tensor, labels: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Checks `values` (N, C, ...), named probs or log_probs, classes in an axis, and flattens both: (R, C), (R,)."""
     values, labels = values.detach().cpu(), labels.detach().cpu()
     shape = tuple(values.shape)
     if values.ndim < 2 or values.numel() == 0 or not values.is_floating_point():
         expected = "a non-empty float tensor (N, C) or (N, C, ...)"
         raise _problem(name, expected, f"{values.dtype} {shape}", f"pass prediction.{name}")
+    if axis in (0, -values.ndim) or not -values.ndim <= axis < values.ndim:
+        raise _problem("axis", f"one of {name} {shape} beyond the first", f"{axis}", "pass 1 or -1")
+    values = values.movedim(axis, 1)
     if labels.shape != values[:, 0].shape:
         expected = f"of shape {tuple(values[:, 0].shape)} to go with {name} {shape}"
         came = f"shape {tuple(labels.shape)}"
-        raise _problem("labels", expected, came, "pass one class index per row, classes on axis 1")
+        raise _problem(
+            "labels", expected, came, f"pass one class index per row; the classes are taken to be on axis {axis}"
+        )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise _problem("labels", "of an integer dtype", f"{labels.dtype}", "pass labels.long()")
-    values, labels = values.movedim(1, -1).reshape(-1, shape[1]), labels.long().reshape(-1)
-    if len(wrong := labels[(labels < 0) | (labels >= shape[1])]):
+    values, labels = values.movedim(1, -1).flatten(0, -2), labels.long().reshape(-1)
+    classes = values.shape[1]
+    if len(wrong := labels[(labels < 0) | (labels >= classes)]):
         remedy = "drop rows without a label and count classes from 0"
-        raise _problem("labels", f"in 0 to {shape[1] - 1}", f"{wrong[0]}", remedy)
+        raise _problem("labels", f"in 0 to {classes - 1}", f"{wrong[0]}", remedy)
     _check_numbers(name, values)
     _check_distributions(name, values.double())
     return values, labels
@@ -123,38 +130,38 @@ def _scores(name: str, values: Tensor) -> Tensor:
     return values.detach().cpu().double().contiguous()  # else searchsorted warns
 
 
-def error(probs: Tensor, labels: Tensor) -> float:
+def error(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
     """Share of rows whose most probable class (the first, if tied) is not the label.
 
     >>> error(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
     0.5
     """
-    probs, labels = _rows("probs", probs, labels)
+    probs, labels = _rows("probs", probs, labels, axis)
     return (probs.argmax(1) != labels).double().mean().item()
 
 
-def nll(log_probs: Tensor, labels: Tensor) -> float:
+def nll(log_probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
     """Mean of -log p(label), in nats; takes log-probabilities, since probabilities underflow.
 
     >>> round(nll(torch.tensor([[0.25, 0.75]]).log(), torch.tensor([0])), 6)  # log 4
     1.386294
     """
-    log_probs, labels = _rows("log_probs", log_probs, labels)
+    log_probs, labels = _rows("log_probs", log_probs, labels, axis)
     return 0 - log_probs.gather(1, labels[:, None]).double().mean().item()  # 0, never -0
 
 
-def brier(probs: Tensor, labels: Tensor) -> float:
+def brier(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
     """Squared distance of the probabilities to the one-hot label, summed over classes: 0 to 2.
 
     >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
     0.5
     """
-    probs, labels = _rows("probs", probs, labels)
+    probs, labels = _rows("probs", probs, labels, axis)
     hit = torch.nn.functional.one_hot(labels, probs.shape[1])
     return (probs.double() - hit).square().sum(1).mean().item()
 
 
-def reliability_curve(probs: Tensor, labels: Tensor, bins: int = 15) -> ReliabilityCurve:
+def reliability_curve(probs: Tensor, labels: Tensor, bins: int = 15, *, axis: int = 1) -> ReliabilityCurve:
     """Confidence and accuracy of the predicted class in bins of equal width, each (lo, hi].
 
     Confidence 1 falls in the last bin and 0 in the first. Borders are rounded as `probs` are, so
@@ -166,7 +173,7 @@ def reliability_curve(probs: Tensor, labels: Tensor, bins: int = 15) -> Reliabil
     """
     if bins < 1:
         raise _problem("bins", "an integer of at least 1", f"{bins}", "pass bins=15 as the paper")
-    probs, labels = _rows("probs", probs, labels)
+    probs, labels = _rows("probs", probs, labels, axis)
     confidence, guess = probs.max(1)
     edges = torch.arange(bins + 1, dtype=torch.float64) / bins  # linspace would miss some by an ulp
     index = torch.bucketize(confidence, edges.to(probs.dtype)).sub(1).clamp(0, bins - 1)
@@ -176,13 +183,13 @@ def reliability_curve(probs: Tensor, labels: Tensor, bins: int = 15) -> Reliabil
     return ReliabilityCurve(total / count, hits / count, count, edges)
 
 
-def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
+def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, axis: int = 1) -> float:
     """Expected calibration error: mean gap of confidence and accuracy over the bins, by their rows.
 
     >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
     0.25
     """
-    curve = reliability_curve(probs, labels, bins)
+    curve = reliability_curve(probs, labels, bins, axis=axis)
     gap = (curve.confidence - curve.accuracy).abs()
     return ((gap * curve.count).nansum() / curve.count.sum()).item()
 
