@@ -106,9 +106,7 @@ def _rows(name: str, values: Tensor, labels: Tensor, axis: int) -> tuple[Tensor,
     if labels.shape != values[:, 0].shape:
         expected = f"of shape {tuple(values[:, 0].shape)} to go with {name} {shape}"
         came = f"shape {tuple(labels.shape)}"
-        raise _problem(
-            "labels", expected, came, f"pass one class index per row; the classes are taken to be on axis {axis}"
-        )
+        raise _problem("labels", expected, came, f"pass one class index per row, classes on axis {axis}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise _problem("labels", "of an integer dtype", f"{labels.dtype}", "pass labels.long()")
     values, labels = values.movedim(1, -1).flatten(0, -2), labels.long().reshape(-1)
