@@ -217,7 +217,7 @@ class Recipe(_Frozen):
             near = difflib.get_close_matches(name, cls.names(), n=1, cutoff=0.0)
             remedy = f"Did you mean {near[0]!r}?"
             raise ValueError(complaint("recipe", f"one of {', '.join(cls.names())}", repr(name), remedy))
-        return cls.from_toml((resources.files("ibnn") / "recipes" / f"{name}.toml").read_text())
+        return cls.from_toml((resources.files("ibnn") / "recipes" / f"{name}.toml").read_text(encoding="utf-8"))
 
     @classmethod
     def names(cls) -> list[str]:

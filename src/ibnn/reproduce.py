@@ -159,7 +159,7 @@ def read(name: str, preset: str = "cpu", *, smoke: bool = False) -> Experiment:
 
 def _content(name: str) -> dict[str, Any]:
     """The TOML of an experiment on top of that of the one it is like."""
-    text = (resources.files("ibnn") / "experiments" / f"{name}.toml").read_text()
+    text = (resources.files("ibnn") / "experiments" / f"{name}.toml").read_text(encoding="utf-8")
     content = tomllib.loads(text)
     like = content.pop("like", None)
     return merged(_content(like), content) if like else content | {"source": name}

@@ -76,7 +76,7 @@ def read_job(recipe: str, settings: list[str], data: Path | None = None) -> "Job
 
 def _fields(recipe: str) -> dict[str, Any]:
     if recipe in names():
-        return tomllib.loads((resources.files("ibnn") / "job_recipes" / f"{recipe}.toml").read_text())
+        return tomllib.loads((resources.files("ibnn") / "job_recipes" / f"{recipe}.toml").read_text(encoding="utf-8"))
     if Path(recipe).is_file():
         return read_toml(Path(recipe))
     near = nearest(Path(recipe).stem, names())
