@@ -80,6 +80,24 @@ def test_a_token_s_answer_is_that_of_the_softmax_over_its_classes() -> None:
     assert model.likelihood.score(p, y)["nll"] == pytest.approx(nll.item(), rel=1e-5)
 
 
+def test_an_axis_that_targets_told_is_part_of_the_state() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(D, C)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x)
+
+    x, y = torch.randn(B, 4, 4, D), torch.randint(C, (B, 4, 4))
+    model, other = (ibnn.convert(Last(), components=2, seed=0) for _ in range(2))
+    assert "likelihood.axis" not in model.state_dict()
+    model.elbo(x, y, n_data=B * 16)
+    other.load_state_dict(model.state_dict())
+    assert other.likelihood.axis == -1
+    torch.testing.assert_close(other.predict(x).probs.sum(-1), torch.ones(B, 4, 4))
+
+
 def test_metrics_take_the_axis_of_the_classes() -> None:
     probs, y = torch.randn(B, T, C).softmax(-1), torch.randint(C, (B, T))
     for metric in (ibnn.metrics.error, ibnn.metrics.brier, ibnn.metrics.ece):
@@ -355,6 +373,49 @@ def test_exported_heads_answer_as_predict_does(tmp_path: Path, format: Any) -> N
 def test_wrong_targets_of_heads_are_named(call: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call(two(likelihood=KINDS, logits="heads"), *people())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sex": torch.full((40,), 0.6)}, "Head 'sex': .*integer class indices"),
+        ({"sex": torch.ones(40, dtype=torch.bool)}, "Head 'sex': .*integer class indices"),
+        ({"age": torch.ones(40, 1, dtype=torch.long)}, "Head 'age': .*floating point"),
+    ],
+)
+def test_targets_of_heads_keep_their_dtypes_checked(changes: dict[str, Tensor], words: str) -> None:
+    x, y = people()
+    with pytest.raises(TypeError, match=words):
+        two(likelihood=KINDS, logits="heads").elbo(x, y | changes, n_data=80)
+
+
+def test_heads_of_tokens_may_have_other_lengths_in_validation() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.type, self.size = nn.Linear(D, C), nn.Linear(D, 1)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"type": self.type(x), "values": self.size(x.mean(1))}  # names that modules have, too
+
+    likelihood = {"type": Categorical(axis=-1), "values": "gaussian"}
+    model = ibnn.convert(Both(), components=2, seed=0, likelihood=likelihood)
+    train, valid = (
+        (torch.randn(30, n, D), {"type": torch.randint(C, (30, n)), "values": torch.randn(30, 1)}) for n in (5, 7)
+    )
+    history = ibnn.fit(model, train, valid, epochs=1, beta=1.0, quiet=True)
+    assert math.isfinite(history.rows[-1]["valid_type.nll"])
+    with pytest.raises(ValueError, match="of one shape where sizes are alike"):
+        model.likelihood.pack({"type": torch.zeros(2, 4, dtype=torch.long), "values": torch.zeros(2, 2)})
+
+
+def test_heads_after_inference_mode_and_without_corrected_bias() -> None:
+    model, (x, _) = two(likelihood=KINDS, logits="heads").eval(), people()
+    with torch.inference_mode():
+        model(x)
+    model.load_state_dict(model.state_dict())
+    with pytest.raises(TypeError, match="correct_bias"):
+        model.predict(x, correct_bias=True)
 
 
 def test_wrong_heads_are_refused() -> None:

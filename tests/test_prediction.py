@@ -648,3 +648,17 @@ def test_a_tolerance_is_for_classifiers() -> None:
     model = ibnn.convert(nn.Linear(2, 1), likelihood="gaussian", seed=0)
     with pytest.raises(TypeError, match="`tolerance` to be given for a classifier only, but got GaussianPrediction"):
         model.predict(torch.randn(3, 2), tolerance=0.1)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
+def test_minus_infinity_is_no_answer_of_a_number(likelihood: str) -> None:
+    model, x = ibnn.convert(nn.Linear(2, 1), components=2, likelihood=likelihood, seed=0), torch.zeros(3, 2)
+    model.net.weight.data.fill_(1.0)
+    x[1] = -math.inf
+    with pytest.raises(ValueError, match="NaN or infinity for row 1"):
+        model.predict(x)
+
+
+def test_half_precision_inputs_are_answered_in_the_network_s_dtype() -> None:
+    model, x = ibnn.convert(nn.Linear(4, 3), components=2, seed=0), torch.randn(5, 4).bfloat16()
+    assert torch.equal(model.predict(x).probs, model.predict(x.float()).probs)

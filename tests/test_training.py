@@ -1,10 +1,12 @@
 import copy
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from fit_job import make_data, make_net
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 import ibnn
@@ -608,3 +610,54 @@ def test_a_gradient_whose_norm_overflows_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("accelerate.Accelerator.clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
     with pytest.raises(ibnn.DivergedError, match="the gradient's norm overflows"):
         fit(make_model("linear"), (X, Y), steps=2, batch_size=203, quiet=True)
+
+
+def test_infinity_in_validation_data_is_found_before_the_first_step() -> None:
+    model, x = make_model(), X[:40].clone()
+    x[3, 0] = math.inf
+    with pytest.raises(ValueError, match="`valid` to be free of infinity, but got infinity in row 3"):
+        fit(model, (X, Y), (x, Y[:40]), **OPTIONS)
+    assert int(model.examples) == 0
+
+
+def test_a_row_is_not_named_where_a_sampler_decides() -> None:
+    class Own(torch.utils.data.Sampler[int]):
+        def __init__(self) -> None:
+            self.generator = torch.Generator().manual_seed(0)
+
+        def __len__(self) -> int:
+            return len(X)
+
+        def __iter__(self) -> Any:
+            return iter(torch.randperm(len(X), generator=self.generator).tolist())
+
+    x = X.clone()
+    x[37] = math.nan
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, Y), batch_size=16, sampler=Own())
+    with pytest.raises(ValueError, match=r"NaN in row \d+ of batch"):
+        fit(make_model(), loader, **(OPTIONS | {"beta": 1.0}))
+
+
+def test_the_doctor_fails_no_run_of_a_likelihood_of_your_own() -> None:
+    @dataclass(frozen=True)
+    class Rate(ibnn.Prediction):
+        rate: Tensor
+
+    class Poisson(ibnn.Likelihood):
+        def check(self, output: Tensor, target: Tensor) -> None:
+            pass
+
+        def nll(self, output: Tensor, target: Tensor) -> Tensor:
+            return (output.exp() - target * output).mean()
+
+        def combine(self, draws: Tensor) -> Tensor:
+            return draws.exp().mean(0)
+
+        def summarise(self, draws: Tensor) -> Rate:
+            return Rate(draws.exp().mean((0, 1)))
+
+        def score(self, prediction: Rate, target: Tensor) -> dict[str, float]:
+            return {"nll": (prediction.rate - target * prediction.rate.log()).mean().item()}
+
+    model = ibnn.convert(torch.nn.Linear(X.shape[1], 1), components=2, likelihood=Poisson(), seed=0)
+    assert fit(model, (X, torch.ones(len(X), 1)), epochs=1, beta=1.0, quiet=True).rows

@@ -121,8 +121,8 @@ class Source:
         return self._indexed(batches, word, first, worker)
 
     def number(self, seed: int, epoch: int, batch: int, row: int) -> int | None:
-        """The number, in the data as they were given, of a row of a batch; None where an iterable decides."""
-        if isinstance(self.data, DataLoader):
+        """The number, in the data as they were given, of a row of a batch; None where a sampler or iterable decides."""
+        if isinstance(self.data, DataLoader) or self.sampler is not None:
             return None
         at = int(self._order(int(words(address(seed, epoch))))[batch][row])
         return at if self.numbers is None else int(self.numbers[at])

@@ -150,6 +150,7 @@ def _answers(model: IBNN, inputs: Inputs) -> dict[str, Any]:
     """The epistemic share of the uncertainty of inputs, and the network's outputs for some of them."""
     found: Any = model.predict(inputs, samples=2, batch_size=_ROWS, progress=False)
     heads = list(found.heads.values()) if isinstance(found, JointPrediction) else [found]
+    heads = [head for head in heads if hasattr(head, "total") and hasattr(head, "epistemic")]
     totals, epistemics = ([float(getattr(h, name).double().mean()) for h in heads] for name in ("total", "epistemic"))
     shares = [epistemic / total for total, epistemic in zip(totals, epistemics, strict=True) if total > 0]
     rows, device = batch_length(inputs), model.examples.device

@@ -328,10 +328,12 @@ def _difference(found: Tensor, expected: Tensor, unit: float) -> float:
 
 def _unit(name: str, expected: Mapping[str, Tensor]) -> float:
     """What differences are measured by at least: entropies by 1, numbers by their uncertainty, but for rounding."""
-    if "std" not in expected:
+    head, _, kind = name.rpartition(".")
+    own = {key.removeprefix(f"{head}."): value for key, value in expected.items() if key.rpartition(".")[0] == head}
+    if "std" not in own:
         return 1.0
-    std = max(expected["std"].max().item(), 1e-4 * expected["mean"].abs().max().item())
-    return std if name in ("mean", "std") else std**2
+    std = max(own["std"].max().item(), 1e-4 * own["mean"].abs().max().item())
+    return std if kind in ("mean", "std") else std**2
 
 
 # ------------------------------------------------------------------------------------------------------------- checks

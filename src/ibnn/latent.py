@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.inputs import cast
 from ibnn.layers import folded_weights, layer_type, replace_weights, replaced, weights_are_parameters
 from ibnn.recompute import Recomputation
 
@@ -177,9 +176,12 @@ class Latent(nn.Module):
         return self._cast(x, z)
 
     def _cast(self, x: Tensor, z: Tensor) -> Tensor:
-        """An input of integers or of another width as numbers of the layer's dtype: z in an integer dtype is 0 or 1."""
+        """An input in the layer's dtype (z in an integer one is 0 or 1); lower precisions are autocast's business."""
         dtype = getattr(self, "mean", z).dtype  # an exported latent has z alone
-        return cast(x, dtype) if x.is_floating_point() else x.to(dtype)
+        autocast = x.dtype in (torch.float16, torch.bfloat16, torch.float32) and torch.is_autocast_enabled(
+            x.device.type
+        )
+        return x if x.dtype == dtype or autocast else x.to(dtype)
 
     def release(self, layer: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the layer, called even after an error."""

@@ -7,6 +7,7 @@ over data, and the training-set size N that divides the KL counts data in the sa
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -39,6 +40,7 @@ class Likelihood(nn.Module, ABC):
 
     temperature: Tensor
     discrete = True  # whether targets have probabilities and not densities
+    masks = False  # whether an output of minus infinity means something: a class that is masked
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,6 +65,9 @@ class Likelihood(nn.Module, ABC):
         if not isinstance(target, Tensor):
             raise TypeError(complaint("y", "a tensor", type(target).__name__, "Pass torch.as_tensor(y)."))
         return target
+
+    def check_dtype(self, target: Tensor) -> None:
+        """Raises if targets of this dtype cannot be meant."""
 
     @abstractmethod
     def check(self, output: Tensor, target: Tensor) -> None:
@@ -130,6 +135,7 @@ class Categorical(_Discrete):
     1.3863
     """
 
+    masks = True
     fewest = 2  # classes: a softmax over one is always 1
     weight: Tensor | None
 
@@ -158,6 +164,17 @@ class Categorical(_Discrete):
             raise ValueError(complaint("axis", "an axis of the output beyond the batch", repr(axis), "Pass 1 or -1."))
         self.register_buffer("weight", weight)
         self.ignore_index, self.label_smoothing, self.axis = ignore_index, label_smoothing, axis
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """The axis, if it is known, is part of the state: targets may have told it."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.axis is not None:
+            destination[prefix + "axis"] = torch.tensor(self.axis)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if prefix + "axis" in state_dict:
+            self.axis = int(state_dict.pop(prefix + "axis"))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def class_dim(self, outputs: Tensor, leading: int = 0) -> int:
         """Returns the axis of the classes, counted from the end, in outputs with so many axes before the batch's."""
@@ -189,12 +206,16 @@ class Categorical(_Discrete):
             raise ValueError(complaint("axis", "given where 1 and -1 are both possible", got, remedy))
         self.axis = fitting[0] if fitting else None
 
-    def check(self, output: Tensor, target: Tensor) -> None:
-        """Raises if labels are not integers, out of range, or do not fit the output's shape; finds the class axis."""
+    def check_dtype(self, target: Tensor) -> None:
+        """Raises if labels are not integers."""
         if target.is_floating_point() or target.dtype == torch.bool:
             raise TypeError(
                 complaint("y", "integer class indices", f"dtype {target.dtype}", "Pass y.long(), or one-hot.argmax(1).")
             )
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raises if labels are not integers, out of range, or do not fit the output's shape; finds the class axis."""
+        self.check_dtype(target)
         self._find_axis(output, target)
         dim = self.class_dim(output) if self.axis is not None or output.dim() != 3 else -2
         expected = (len(target), *_without(output, dim))
@@ -354,6 +375,11 @@ class Gaussian(Likelihood):
         std = (F.softplus(raw) + 1e-6).sqrt()  # the floor keeps the loss finite on targets fitted exactly
         return mean, std * self.temperature
 
+    def check_dtype(self, target: Tensor) -> None:
+        """Raises if targets are not floating point."""
+        if not target.is_floating_point():
+            raise TypeError(complaint("y", "floating point", f"dtype {target.dtype}", "Pass y.float()."))
+
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raises if targets are not finite real numbers of the mean's shape."""
         if self.log_std is None and output.shape[-1] % 2:
@@ -368,8 +394,7 @@ class Gaussian(Likelihood):
         if self.log_std is not None and len(self.log_std) not in (1, output.shape[-1]):
             got = f"{len(self.log_std)} for an output of shape {tuple(output.shape)}"
             raise ValueError(complaint("outputs", "1 or the size of the network's last axis", got, "Pass outputs=1."))
-        if not target.is_floating_point():
-            raise TypeError(complaint("y", "floating point", f"dtype {target.dtype}", "Pass y.float()."))
+        self.check_dtype(target)
         _check_shape(self.split(output)[0], target)
         if not target.isfinite().all():
             raise ValueError(complaint("y", "finite", "NaN or infinity", "Drop the rows without a target."))
@@ -495,7 +520,8 @@ class Heads(Likelihood):
     and a datum is a target of any of them: losses are means over all, and N counts all.
 
     Attributes:
-        heads: The likelihoods by name.
+        names: Names of the heads.
+        heads: Their likelihoods, in the same order.
         relative: Each head's temperature over the common one (a buffer); `calibrate` and `fit` set it.
 
     >>> likelihood = Heads({"age": Gaussian(), "sex": Bernoulli()})
@@ -505,6 +531,7 @@ class Heads(Likelihood):
     0.806
     """
 
+    masks = True
     relative: Tensor
 
     def __init__(self, heads: Mapping[str, Likelihood]) -> None:
@@ -513,16 +540,18 @@ class Heads(Likelihood):
         if not heads or not all(isinstance(head, Likelihood) for head in heads.values()):
             got, remedy = f"{dict(heads)}", 'Pass {"age": ibnn.Gaussian(), "sex": ibnn.Bernoulli()}.'
             raise TypeError(complaint("heads", "a Likelihood for every name", got, remedy))
-        self.heads = nn.ModuleDict(heads)
+        self.names, self.heads = tuple(heads), nn.ModuleList(heads.values())
         self.discrete = all(head.discrete for head in heads.values())
         self.register_buffer("relative", torch.ones(len(heads)))
-        self._shapes: dict[str, dict[str, torch.Size]] = {"output": {}, "y": {}}  # beyond the batch, as last met
+        self._shapes: dict[str, dict[int, dict[str, torch.Size]]] = {"output": {}, "y": {}}  # by width when joined
 
     def each(self) -> Iterator[tuple[str, Likelihood]]:
         """Yields the heads, each at its temperature."""
-        for number, (name, head) in enumerate(self.heads.items()):
+        with torch.inference_mode(False):  # the temperature outlives the block it was computed in
+            temperatures = list(self.temperature * self.relative)
+        for name, head, temperature in zip(self.names, self.heads, temperatures, strict=True):
             assert isinstance(head, Likelihood)
-            head.temperature = self.temperature * self.relative[number]
+            head.temperature = temperature
             yield name, head
 
     def read(self, output: Any) -> Tensor:
@@ -533,23 +562,32 @@ class Heads(Likelihood):
         """Returns the targets of all heads side by side, (B, …), as floats."""
         if isinstance(target, Tensor):
             return target
-        if not isinstance(target, Mapping) or set(target) != set(self.heads):
+        if not isinstance(target, Mapping) or set(target) != set(self.names):
             got = f"{sorted(target)}" if isinstance(target, Mapping) else type(target).__name__
             remedy = "Pass a tensor for each of them."
-            raise ValueError(complaint("y", f"a dict with {sorted(self.heads)}", got, remedy))
-        return self._join({name: head.pack(torch.as_tensor(target[name])).float() for name, head in self.each()}, "y")
+            raise ValueError(complaint("y", f"a dict with {sorted(self.names)}", got, remedy))
+        parts = {name: head.pack(torch.as_tensor(target[name])) for name, head in self.each()}
+        for name, head in self.each():
+            with _of_head(name):
+                head.check_dtype(parts[name])
+        return self._join({name: part.float() for name, part in parts.items()}, "y")
 
     def _join(self, parts: dict[str, Tensor], what: str) -> Tensor:
         rows = [part.shape[:1] for part in parts.values()]
         if not torch.compiler.is_compiling() and (set(rows) != {rows[0]} or not rows[0]):
-            got = {name: tuple(part.shape) for name, part in parts.items()}
+            got = f"{ {name: tuple(part.shape) for name, part in parts.items()} }"
             raise ValueError(complaint(what, "of as many rows in every head", got, "Put the batch first in each."))
-        self._shapes[what] = {name: part.shape[1:] for name, part in parts.items()}
-        return torch.cat([part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts.values()], 1)
+        joined = torch.cat([part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts.values()], 1)
+        shapes, width = {name: part.shape[1:] for name, part in parts.items()}, joined.shape[1]
+        if what == "y" and self._shapes[what].get(width, shapes) != shapes:  # targets of another shape are in use
+            got = f"{shapes} after {self._shapes[what][width]}"
+            raise ValueError(complaint("y", "of one shape where sizes are alike", got, "Pad the targets alike."))
+        self._shapes[what][width] = shapes
+        return joined
 
     def _parts(self, joined: Tensor, what: str, leading: int = 0) -> dict[str, Tensor]:
         """What `_join` has joined, with so many axes before the batch's."""
-        shapes = self._shapes[what]
+        shapes = self._shapes[what][joined.shape[leading + 1]]
         parts = joined.split([shape.numel() for shape in shapes.values()], leading + 1)
         return {
             name: part.reshape(*part.shape[: leading + 1], *shape)
@@ -576,10 +614,8 @@ class Heads(Likelihood):
         """Raises as the first head does that complains."""
         outputs, targets = self._parts(output, "output"), self.split(target)
         for name, head in self.each():
-            try:
+            with _of_head(name):
                 head.check(outputs[name], targets[name])
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"Head {name!r}: {error}") from error
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean over the targets of all heads."""
@@ -617,6 +653,15 @@ class Heads(Likelihood):
             nll += own["nll"] * head.data(targets[name])
             scores |= {f"{name}.{score}": value for score, value in own.items()}
         return {"nll": nll / max(self.data(self.pack(target)), 1)} | scores
+
+
+@contextmanager
+def _of_head(name: str) -> Iterator[None]:
+    """Names the head in what the block complains of."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"Head {name!r}: {error}") from error
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {

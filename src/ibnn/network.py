@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn import mixture, objective
@@ -27,7 +28,7 @@ from ibnn.inputs import (
 )
 from ibnn.latent import Latent, backward_pass, scale_gradient
 from ibnn.layers import fold, foldable
-from ibnn.likelihood import Likelihood
+from ibnn.likelihood import Categorical, Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import address, normals, words
 from ibnn.observe import batch_axes, bypassed, explaining_shapes, returned, returning
@@ -173,7 +174,7 @@ class IBNN(nn.Module):
         """What the network returns when its logits are those of all draws together, its own loss of them included.
 
         One more pass finds the module that returns the logits; in a last one it returns the combined ones instead.
-        Where none returns them as they are, the loss is the likelihood's.
+        Where none returns them as they are and there is one label a row, the loss is the likelihood's.
         """
         combined = self.likelihood.combine(draws)
         with returned(self.net) as made:
@@ -185,13 +186,13 @@ class IBNN(nn.Module):
         if maker is not None and combined.shape == logits.shape:
             with returning(maker, combined.to(logits.dtype)):
                 return self._run(args, kwargs, z)
-        if not isinstance(output, MutableMapping):
+        plain = isinstance(output, MutableMapping) and "logits" in output and self.logits is None
+        if not plain or not isinstance(self.likelihood, Categorical) or combined.dim() != 2:
             remedy = "Call it without labels, and compute the loss of what it returns."
-            got = f"one that returns a {type(output).__name__}"
-            raise TypeError(complaint("labels", "given to a network that returns a mapping", got, remedy))
-        answer = self.likelihood.summarise(draws.unflatten(0, (self.components, -1)))
+            got = f"one whose logits {tuple(logits.shape)} come from no module as they are"
+            raise TypeError(complaint("labels", "given to a network whose loss can be told", got, remedy))
         output["logits"] = combined
-        output["loss"] = combined.new_tensor(self.likelihood.score(answer, kwargs["labels"])["nll"])
+        output["loss"] = F.nll_loss(combined, kwargs["labels"], ignore_index=self.likelihood.ignore_index)
         return output
 
     def _assign(self, rows: int) -> Tensor:
@@ -544,7 +545,10 @@ class IBNN(nn.Module):
     def each_draw(
         self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
     ) -> Iterator[Tensor]:
-        """Yields what `draw_logits` returns, some draws at a time, (J, B, …), so that they need not all be held."""
+        """Yields what `draw_logits` returns, some draws at a time, (J, B, …), so that they need not all be held.
+
+        The model stays in eval mode, and locked for other threads, until the last one is taken or the iterator closed.
+        """
         with self._lock, evaluating(self):
             yield from self._each_output(*call_arguments(x), self._draws(samples, seed, first=first), batch_size)
 

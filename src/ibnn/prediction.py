@@ -471,6 +471,9 @@ class _Answers:
 
     def _jackknifed(self, answer: Prediction, draws: Tensor) -> Prediction:
         """The answer with uncertainties S·θ − (S − 1)·mean of θ without one draw of every component."""
+        if isinstance(answer, JointPrediction):
+            remedy = 'Leave it out, or predict one head: convert with logits="its name".'
+            raise TypeError(complaint("correct_bias", "False for several heads", True, remedy))
         rest = self.samples - 1
         less = dict.fromkeys(("aleatoric", "between", "within"), torch.zeros(()))
         for left_out in range(self.samples):
@@ -494,7 +497,7 @@ class _Answers:
             _refuse_not_finite(self.method, rounds[-1].flatten(0, 1), self.first + left)
             _refuse_not_finite(self.method, answer, self.first + left)
             if not isinstance(answer, CategoricalPrediction):
-                got, remedy = type(answer).__name__, "Leave tolerance out: its answers are mixtures of all draws."
+                got, remedy = type(answer).__name__, "Leave tolerance out."
                 raise TypeError(complaint("tolerance", "given for a classifier only", got, remedy))
             last = number == self.samples - 1
             done = answer.settled(tolerance) | last
@@ -527,18 +530,29 @@ def _gathered(parts: list[tuple[int, Prediction]], world: int) -> list[tuple[int
     return sorted((part for theirs in everyone for part in theirs), key=lambda part: part[0])
 
 
-def refuse_nan(inputs: Inputs, first: int = 0, argument: str = "") -> None:
-    """Raises for a batch with NaN; `first` is the number of its first row. By default the input with it is named."""
+def refuse_nan(inputs: Inputs, first: int = 0, argument: str = "", *, infinity: bool = False) -> None:
+    """Raises for a batch with NaN, or infinity, not minus infinity, which masks.
+
+    Args:
+        inputs: The batch.
+        first: The number of its first row.
+        argument: What is named; by default the input with it.
+        infinity: Whether that is refused, too.
+    """
     rows = batch_length(inputs)
     named = (
         inputs if isinstance(inputs, Mapping) else {f"input {i}": t for i, t in enumerate(call_arguments(inputs)[0])}
     )
     for name, value in named.items():
         for tensor in tensors(value):
-            if tensor.is_floating_point() and tensor.dim() and len(tensor) == rows and tensor.isnan().any():
-                row = first + int(tensor.isnan().reshape(rows, -1).any(1).nonzero()[0])
-                got, remedy = f"NaN in row {row}", "Clean or drop that row."
-                raise ValueError(complaint(argument or name, "free of NaN", got, remedy))
+            if not tensor.is_floating_point() or not tensor.dim() or len(tensor) != rows:
+                continue
+            bad = ~(tensor < math.inf) if infinity else tensor.isnan()
+            if bad.any():
+                row = first + int(bad.reshape(rows, -1).any(1).nonzero()[0])
+                what = "NaN" if tensor.isnan().any() else "infinity"
+                got, remedy = f"{what} in row {row}", "Clean or drop that row."
+                raise ValueError(complaint(argument or name, f"free of {what}", got, remedy))
 
 
 def _refuse_not_finite(method: Method, found: Tensor | Prediction, numbers: Tensor) -> None:
@@ -551,16 +565,20 @@ def _refuse_not_finite(method: Method, found: Tensor | Prediction, numbers: Tens
             _refuse_not_finite(method, head, numbers)
         return
     if isinstance(found, Prediction):
-        answer = getattr(found, "probs", getattr(found, "mean", None))
-        return None if answer is None else _refuse_not_finite(method, answer[None], numbers)
-    if found.amax() < math.inf:  # a NaN is not below infinity
+        for name in ("probs", "mean", "aleatoric"):
+            if isinstance(answer := getattr(found, name, None), Tensor):
+                _refuse_not_finite(method, answer[None], numbers)
+        return
+    masks = getattr(method.likelihood, "masks", False)
+    if found.amax() < math.inf and (masks or found.amin() > -math.inf):  # a NaN is not below infinity
         return
     root = next(method.modules())
     for name, tensor in (*root.named_parameters(), *root.named_buffers()):
         if tensor.is_floating_point() and not bool((tensor < math.inf).all()):
             remedy = "Go back to a checkpoint from before that, or load the weights again."
             raise ValueError(complaint("model", "of finite weights", f"NaN or infinity in {name!r}", remedy))
-    good = found.movedim(1, 0).flatten(1).amax(1) < math.inf
+    by_row = found.movedim(1, 0).flatten(1)
+    good = (by_row.amax(1) < math.inf) & (masks | (by_row.amin(1) > -math.inf))
     got = f"NaN or infinity for row {int(numbers.to(good.device)[~good][0])}"
     remedy = "Is that row finite, and scaled like the training data?"
     raise ValueError(complaint("x", "inputs that the network has finite outputs for", got, remedy))

@@ -252,9 +252,8 @@ def _likelihood(
     """A likelihood of the saved class that the saved tensors fit."""
     name, options = saved["name"], saved.get("options")
     if given is None and "heads" in saved:
-        return Heads(
-            {head: _likelihood(of, None, tensors, f"{prefix}heads.{head}.") for head, of in saved["heads"].items()}
-        )
+        heads = enumerate(saved["heads"].items())
+        return Heads({name: _likelihood(of, None, tensors, f"{prefix}heads.{n}.") for n, (name, of) in heads})
     known = {cls.__name__: cls for cls in LIKELIHOODS.values()}
     if (options is None or name not in known) if given is None else type(given).__name__ != name:
         got, remedy = (

@@ -179,16 +179,16 @@ def _check_data(model: Trainable, source: Source, name: str) -> None:
             x, y = (tree_map(lambda t: t.to(device), part) for part in (share.x, share.y))
             if output is None:
                 with explaining_shapes(model.net, x, name):
-                    output = model.draw_logits(x, 1, 0)[0]
+                    output = next(model.each_draw(x, 1, 0))[0]
                     check_rows(output, batch_length(x))
             if isinstance(source.data, tuple):
-                refuse_nan(source.data[0], argument=name)
+                refuse_nan(source.data[0], argument=name, infinity=True)
                 model.likelihood.check(output, source.data[1].to(device))
                 return
             model.likelihood.check(output, y)
             if name == "train":  # NaN in others than tensors is found, by its row, when the loss is not finite
                 return
-            refuse_nan(x, rows, name)
+            refuse_nan(x, rows, name, infinity=True)
             rows += share.total
 
 
