@@ -393,10 +393,10 @@ def test_heads_of_tokens_may_have_other_lengths_in_validation() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.type, self.size = nn.Linear(D, C), nn.Linear(D, 1)
+            self.kind, self.size = nn.Linear(D, C), nn.Linear(D, 1)
 
         def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"type": self.type(x), "values": self.size(x.mean(1))}  # names that modules have, too
+            return {"type": self.kind(x), "values": self.size(x.mean(1))}  # names that modules have, too
 
     likelihood = {"type": Categorical(axis=-1), "values": "gaussian"}
     model = ibnn.convert(Both(), components=2, seed=0, likelihood=likelihood)

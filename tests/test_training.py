@@ -335,7 +335,9 @@ def test_training_data_that_are_not_finite_are_named_by_their_row(kind: str, val
     if kind == "sampler":
         data = DataLoader(data, batch_size=16, sampler=WeightedRandomSampler([1.0] * len(x), len(x), replacement=False))
     model = make_model("linear")
-    with pytest.raises(ValueError, match=rf"`train` to be .*, but got NaN.* in row {row}\. Clean or drop that row\."):
+    with pytest.raises(
+        ValueError, match=rf"`train` to be .*, but got (NaN|inf).* in row {row}\. Clean or drop that row\."
+    ):
         fit(model, data, epochs=1, batch_size=16, quiet=True)
     x[row, 2] = 0.0
     fit(model, (x, y), epochs=1, quiet=True)  # gradients of the failed run are not in the way
@@ -634,7 +636,7 @@ def test_a_row_is_not_named_where_a_sampler_decides() -> None:
     x = X.clone()
     x[37] = math.nan
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, Y), batch_size=16, sampler=Own())
-    with pytest.raises(ValueError, match=r"NaN in row \d+ of batch"):
+    with pytest.raises(ValueError, match=r"NaN or infinity in row \d+ of batch"):
         fit(make_model(), loader, **(OPTIONS | {"beta": 1.0}))
 
 

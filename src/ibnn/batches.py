@@ -121,10 +121,18 @@ class Source:
         return self._indexed(batches, word, first, worker)
 
     def number(self, seed: int, epoch: int, batch: int, row: int) -> int | None:
-        """The number, in the data as they were given, of a row of a batch; None where a sampler or iterable decides."""
-        if isinstance(self.data, DataLoader) or self.sampler is not None:
+        """The number, in the data as they were given, of a row of a batch; None where it cannot be told.
+
+        An iterable tells none, and a sampler with a generator of its own another order each time.
+        """
+        if isinstance(self.data, DataLoader):
             return None
-        at = int(self._order(int(words(address(seed, epoch))))[batch][row])
+        found = {
+            int(self._order(int(words(address(seed, epoch))))[batch][row]) for _ in range(2 if self.sampler else 1)
+        }
+        if len(found) > 1:
+            return None
+        at = found.pop()
         return at if self.numbers is None else int(self.numbers[at])
 
     def _order(self, word: int) -> list[Tensor]:
