@@ -29,10 +29,12 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
 
     while True:
         made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, "a+")  # noqa: SIM115  closed below, in every case
-        except FileNotFoundError:  # the folder was removed by the process before
+        except (FileExistsError, FileNotFoundError):  # the process before removed the folder in between
+            if path.parent.exists() and not path.parent.is_dir():
+                raise
             continue
         with file:
             try:
