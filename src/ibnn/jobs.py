@@ -101,7 +101,7 @@ class Job(BaseModel):
 
     Attributes:
         net: Name of a network of `ibnn.nets`, or "package.module:function" of the current folder, which is imported and
-            called as function(outputs, **net_options).
+            called as `function(outputs, **net_options)`.
         net_options: Its options; the `inputs` of an "mlp", or of a function that takes them, are those of a table.
         data: Name of a data set of `ibnn.data`, of a folder of images, or of a table of points: "toy-regression",
             "two-moons"; or a .csv file, looked for in the current folder and then in the data folder.
