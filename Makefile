@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## train a plain network and an iBNN on embedded digits, show a table and figures
-	@$(RUN) -m ibnn.demo --out demo
+	@$(RUN) -m ibnn.lab.demo --out demo
 
 test: $(STAMP) ## all tests but the slow ones
 	@$(RUN) -m pytest -q -n 2
@@ -31,7 +31,7 @@ test-slow: $(STAMP) ## the slow tests
 	@$(RUN) -m pytest -q -m slow
 
 bench: $(STAMP) ## what fit adds to a step, steering to a run, a second worker brings, loading takes; ratios to the plain network
-	@set -e; settings="$$($(RUN) -m ibnn.precision)"; for name in fit_overhead steering scaling loading; do \
+	@set -e; settings="$$($(RUN) -m ibnn.training.precision)"; for name in fit_overhead steering scaling loading; do \
 		env $$settings $(RUN) benchmarks/$$name.py; done; env $$settings $(RUN) -m ibnn bench
 
 lint: $(STAMP) ## ruff and mypy

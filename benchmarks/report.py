@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ibnn.atomic import write_atomically
-from ibnn.provenance import provenance
+from ibnn.files.atomic import write_atomically
+from ibnn.lab.provenance import provenance
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:

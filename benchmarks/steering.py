@@ -13,8 +13,8 @@ import torch
 from report import parser, tell
 
 import ibnn
-from ibnn import strength
 from ibnn.nets import LeNet
+from ibnn.training import strength
 
 CASES = {"2,000 images": (1_800, 200, 25), "10,000 images": (9_000, 1_000, 10)}  # training, held out, epochs
 

@@ -10,9 +10,9 @@ import sys
 import torch
 from common import Results
 
-from ibnn.analysis import key, regression
-from ibnn.jobs import Job, make_data, make_method
-from ibnn.training import fit
+from ibnn.lab.analysis import key, regression
+from ibnn.lab.jobs import Job, make_data, make_method
+from ibnn.training.loop import fit
 
 GRID = {
     "dropout": [{"rate": rate} for rate in (0.05, 0.1, 0.2, 0.3)],

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ibnn import metrics, reproduce
+from ibnn import metrics
 from ibnn.data import load_cifar10, load_idx
+from ibnn.lab import reproduce
+from ibnn.lab.provenance import provenance
 from ibnn.likelihood import Categorical
-from ibnn.provenance import provenance
-from ibnn.strength import best_temperature
+from ibnn.training.strength import best_temperature
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
@@ -57,7 +58,7 @@ def train_plain(
     net: nn.Module, data: Data, *, epochs: int, seed: int, lr: float = 1e-3, report: Callable[[int], None] | None = None
 ) -> nn.Module:
     """AdamW with the default recipe's schedule and clipping, batches of 128: what `ibnn.fit` does, without noise."""
-    from ibnn.recipe import Recipe
+    from ibnn.training.recipe import Recipe
 
     schedule, size = Recipe().schedule, 128
     generator = torch.Generator().manual_seed(seed)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 import ibnn
 from ibnn.data import Images
-from ibnn.jobs import Job, make_data, read_run, run
+from ibnn.lab.jobs import Job, make_data, read_run, run
+from ibnn.lab.reproduce import read
 from ibnn.nets import LeNet
-from ibnn.reproduce import read
 
 SETTING, METHOD, SEEDS = "LeNet, 5,000 Fashion-MNIST", "iBNN-16", (0, 1, 2)
 TOLERANCES = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1)

@@ -15,7 +15,7 @@ from common import Data, Results, scores
 from trained import NETS, data, trained
 
 import ibnn
-from ibnn import strength
+from ibnn.training import strength
 
 
 def cell(name: str, seed: int) -> dict[str, Any]:

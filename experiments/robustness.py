@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.atomic import write_atomically
 from ibnn.data import load_cifar10, load_idx
+from ibnn.files.atomic import write_atomically
+from ibnn.lab.provenance import provenance
 from ibnn.nets import VGG16, LeNet, WideResNet, mlp
-from ibnn.provenance import provenance
 
 RESULT = Path(__file__).parent / "results" / "robustness.json"
 Data = tuple[Tensor, Tensor]

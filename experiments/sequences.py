@@ -25,8 +25,8 @@ from tables import filled
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.figures import markdown
-from ibnn.figures.look import house_look, png
+from ibnn.lab.figures import markdown
+from ibnn.lab.figures.look import house_look, png
 
 PAGE = Path(__file__).parent.parent / "docs" / "transformers.md"
 EPOCHS, SEEDS, SAMPLES = 300, (0, 1, 2), 5

@@ -16,8 +16,8 @@ from common import Data, Results, Splits, data_folder, fit_temperature, images, 
 from torch import nn
 
 import ibnn
-from ibnn import strength
 from ibnn.nets import LeNet, mlp
+from ibnn.training import strength
 
 GRID = (0.2, 0.3, 0.45, 0.65)
 COMPONENTS = 8

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ibnn import bench, figures
-from ibnn.reproduce import names, read, results
+from ibnn.lab import bench, figures
+from ibnn.lab.reproduce import names, read, results
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"

@@ -39,9 +39,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tables import filled
 
-from ibnn import figures
-from ibnn.figures import look
-from ibnn.reproduce import Results as Cells
+from ibnn.lab import figures
+from ibnn.lab.figures import look
+from ibnn.lab.reproduce import Results as Cells
 from ibnn.sklearn import IBNNClassifier, IBNNRegressor
 
 PAGE = Path(__file__).parent.parent / "docs" / "tabular.md"

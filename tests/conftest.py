@@ -8,7 +8,7 @@ from chromium import browser
 
 # Found out once, before torch is imported; the workers of pytest-xdist inherit both variables.
 if "IBNN_TEST_BF16" not in os.environ:
-    precision = runpy.run_path(str(Path(__file__).parents[1] / "src" / "ibnn" / "precision.py"))
+    precision = runpy.run_path(str(Path(__file__).parents[1] / "src" / "ibnn" / "training" / "precision.py"))
     settings = precision["bf16_settings"]()
     os.environ |= (settings or {}) | {"IBNN_TEST_BF16": "no" if settings is None else "yes"}
 

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import ibnn
 from ibnn import calibration
 from ibnn.calibration import Calibration, calibrate, choose, group_losses
+from ibnn.files.saving import Adapters, load
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
-from ibnn.saving import Adapters, load
 
 
 @pytest.fixture(autouse=True)

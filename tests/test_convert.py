@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_layers import B, K, captured, close, converted, multiplied, row_by_row
+from cases import B, K
+from reference import captured, close, converted, multiplied, row_by_row
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -110,7 +110,7 @@ def test_the_performance_page_quotes_its_result_files() -> None:
 )
 def test_committed_results_are_those_of_the_recipes(path: Path) -> None:
     """A cell of a recipe that has changed since would be a number nobody can reproduce."""
-    from ibnn.reproduce import read, results
+    from ibnn.lab.reproduce import read, results
 
     experiment = read(path.stem.removesuffix("-cpu"))
     found = results(experiment, path.parent)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_layers import close
+from reference import close
 from torch import Tensor, nn
 
 import ibnn

@@ -3,13 +3,15 @@
 import importlib as _importlib
 import typing as _typing
 
+from ibnn import _moved as _moved
 from ibnn import metrics
+from ibnn._version import __version__ as __version__
 from ibnn.calibration import Calibration, calibrate
 from ibnn.convert import Plan, convert, plan, revert
 from ibnn.diagnosis import Diagnosis, diagnose
-from ibnn.export import Exported, export
+from ibnn.files.export import Exported, export
 from ibnn.latent import Latent
-from ibnn.layers import register_layer
+from ibnn.layers.registry import register_layer
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood
 from ibnn.mixture import Mixture
 from ibnn.network import IBNN
@@ -26,25 +28,23 @@ from ibnn.shift import ShiftMonitor
 
 if _typing.TYPE_CHECKING:
     from ibnn.budget import Cost, cost
-    from ibnn.divergence import DivergedError
-    from ibnn.monitor import History
-    from ibnn.recipe import Recipe, Schedule
-    from ibnn.saving import Adapters, load
-    from ibnn.training import fit
-
-__version__ = "0.1.0"
+    from ibnn.files.saving import Adapters, load
+    from ibnn.training.divergence import DivergedError
+    from ibnn.training.loop import fit
+    from ibnn.training.monitor import History
+    from ibnn.training.recipe import Recipe, Schedule
 
 # What needs more than torch, or parts of torch that take time to import, is imported when it is first used.
 _LAZY = {
-    "Adapters": "saving",
+    "Adapters": "files.saving",
     "Cost": "budget",
-    "DivergedError": "divergence",
-    "History": "monitor",
-    "Recipe": "recipe",
-    "Schedule": "recipe",
+    "DivergedError": "training.divergence",
+    "History": "training.monitor",
+    "Recipe": "training.recipe",
+    "Schedule": "training.recipe",
     "cost": "budget",
     "fit": "training",
-    "load": "saving",
+    "load": "files.saving",
 }
 
 

@@ -1,6 +1,6 @@
 """`python -m ibnn` is the command `ibnn`."""
 
-from ibnn.cli import main
+from ibnn.app.cli import main
 
 if __name__ == "__main__":
     main()

@@ -23,9 +23,8 @@ from torch.utils.data import (
 )
 
 from ibnn.errors import complaint
-from ibnn.generators import generators_restored, seed_generators
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, split_inputs, tree_map
-from ibnn.normal import address, words
+from ibnn.normal import address, generators_restored, seed_generators, words
 
 
 class Share(NamedTuple):

@@ -7,7 +7,6 @@ error, and its disagreement is the epistemic uncertainty.
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from torch import Tensor
 
 from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
-from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, call_arguments, check_rows, evaluating, slice_rows, tree_map
+from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood, Weighted
 from ibnn.network import IBNN, check_seed
-from ibnn.normal import address, normals
-from ibnn.observe import explaining_shapes
+from ibnn.normal import address, generators_restored, normals
 from ibnn.prediction import refuse_nan
+from ibnn.progress import Bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -176,8 +175,16 @@ def calibrate(
     _check_arguments(model, samples, batch_size, seed)
     with generators_restored():
         x, y = _held_out(valid, batch_size, seed, model.likelihood.pack)
-    with model._lock, _restored_on_error(model), evaluating(model), _bar(progress) as tick, torch.no_grad():
-        search = _Search(model, x, y, samples=samples, seed=seed, batch_size=batch_size, temper=temperature, tick=tick)
+    with (
+        model._lock,
+        _restored_on_error(model),
+        evaluating(model),
+        Bar("calibrate", shown=progress) as bar,
+        torch.no_grad(),
+    ):
+        search = _Search(
+            model, x, y, samples=samples, seed=seed, batch_size=batch_size, temper=temperature, tick=bar.advance
+        )
         return search.run(profile=profile)
 
 
@@ -645,21 +652,3 @@ def _restored_on_error(model: IBNN) -> Iterator[None]:
                 tensor.copy_(value)
         model.eval_samples, model.eval_seed = settings
         raise
-
-
-@contextmanager
-def _bar(progress: bool) -> Iterator[Callable[[], None]]:
-    """Yields what to call after each batch; shows that something moves when someone watches."""
-    if not progress or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    except ImportError:
-        yield lambda: None
-        return
-    columns = SpinnerColumn(), TextColumn("calibrate: {task.completed} batches"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda: bar.advance(task)

@@ -14,16 +14,16 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-import ibnn.attention
-import ibnn.recurrent  # noqa: F401  # both register their layer types
+import ibnn.layers.attention
+import ibnn.layers.recurrent  # noqa: F401  # both register their layer types
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, Pick, call_arguments, evaluating
 from ibnn.latent import Latent
-from ibnn.layers import has_forward_of_its_type, layer_parameter, layer_type
+from ibnn.layers.observe import bypassed
+from ibnn.layers.registry import has_forward_of_its_type, layer_parameter, layer_type
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.mixture import CLOSED_FORMS, KLKind
 from ibnn.network import IBNN, check_seed, duplicate, strip
-from ibnn.observe import bypassed
 
 Pattern = str | type[nn.Module]
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.layers import folded_weights, layer_type, replace_weights, replaced, weights_are_parameters
-from ibnn.recompute import Recomputation
+from ibnn.layers.recompute import Recomputation
+from ibnn.layers.registry import folded_weights, layer_type, replace_weights, replaced, weights_are_parameters
 
 _AT_ONCE = 2**18  # entries of a product that stays in the cache
 

@@ -27,11 +27,11 @@ from ibnn.inputs import (
     tree_map,
 )
 from ibnn.latent import Latent, backward_pass, scale_gradient
-from ibnn.layers import fold, foldable
+from ibnn.layers.observe import batch_axes, bypassed, explaining_shapes, returned, returning
+from ibnn.layers.registry import fold, foldable
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import address, normals, words
-from ibnn.observe import batch_axes, bypassed, explaining_shapes, returned, returning
 from ibnn.prediction import Prediction, predict
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
@@ -580,20 +580,20 @@ class IBNN(nn.Module):
 
     def save_pretrained(self, directory: str | os.PathLike[str], *, latents_only: bool = False) -> None:
         """Writes the model to a folder as safetensors and JSON; see `ibnn.saving.save_pretrained`."""
-        from ibnn.saving import save_pretrained  # it imports this file
+        from ibnn.files.saving import save_pretrained  # it imports this file
 
         save_pretrained(self, directory, latents_only=latents_only)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Uploads the model to the Hugging Face hub; see `ibnn.hub.push_to_hub`."""
-        from ibnn.hub import push_to_hub
+        from ibnn.files.hub import push_to_hub
 
         return push_to_hub(self, repo_id, **options)
 
     @staticmethod
     def from_pretrained(source: str | os.PathLike[str], net: nn.Module, **options: Any) -> "IBNN":
         """Loads a model from a folder or the Hugging Face hub; see `ibnn.hub.from_pretrained`."""
-        from ibnn.hub import from_pretrained
+        from ibnn.files.hub import from_pretrained
 
         return from_pretrained(source, net, **options)
 

@@ -6,7 +6,12 @@ size, the number of workers, the order of calls or the device, and no generator 
 are custom operators, which `torch.compile` calls as they are: the compiled network draws the same numbers.
 """
 
+import hashlib
 import math
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -77,3 +82,31 @@ def _mix(x: Tensor) -> Tensor:
     x.mul_(0x21F0AAAD).bitwise_and_(_WORD).bitwise_xor_(x >> 15)
     x.mul_(0x735A2D97).bitwise_and_(_WORD)
     return x.bitwise_xor_(x >> 15)
+
+
+def seed_generators(*parts: int) -> None:
+    """Seeds torch's, numpy's and Python's generators from an address."""
+    seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond where there is no GPU
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+@contextmanager
+def generators_restored() -> Iterator[None]:
+    """Gives torch's, numpy's and Python's generators back as they were."""
+    numpy = sys.modules.get("numpy")
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        if numpy:
+            numpy.random.set_state(states[2])
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)

@@ -5,8 +5,7 @@ splits exactly: total = aleatoric + epistemic, epistemic = between components + 
 """
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self
 
@@ -27,8 +26,9 @@ from ibnn.inputs import (
     tensors,
     tree_map,
 )
-from ibnn.memory import Peak, out_of_memory
-from ibnn.observe import explaining_shapes
+from ibnn.layers.memory import Peak, out_of_memory
+from ibnn.layers.observe import explaining_shapes
+from ibnn.progress import track
 
 TOLERANCE = 0.06  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
 
@@ -374,7 +374,9 @@ def predict(
     from_loader = not isinstance(inputs, Tensor | tuple | list | dict) and isinstance(inputs, Iterable)
     batches: Iterable[Inputs] = [inputs]
     if from_loader:
-        batches = (as_tensors(split_inputs(b), _dtype(method)) for b in (_progress(inputs) if progress else inputs))
+        batches = (
+            as_tensors(split_inputs(b), _dtype(method)) for b in (track(inputs, "predict") if progress else inputs)
+        )
     if not from_loader:
         batch_length(inputs)
     home = torch.device("cpu") if from_loader else next(tensors(inputs)).device
@@ -582,16 +584,3 @@ def _refuse_not_finite(method: Method, found: Tensor | Prediction, numbers: Tens
     got = f"NaN or infinity for row {int(numbers.to(good.device)[~good][0])}"
     remedy = "Is that row finite, and scaled like the training data?"
     raise ValueError(complaint("x", "inputs that the network has finite outputs for", got, remedy))
-
-
-def _progress(loader: Iterable[Any]) -> Iterable[Any]:
-    """A progress bar over a loader when someone watches and rich is there to draw it."""
-    if not sys.stderr.isatty():
-        return loader
-    try:
-        from rich.console import Console
-        from rich.progress import track
-    except ImportError:
-        return loader
-    total = len(loader) if isinstance(loader, Sized) else None
-    return track(loader, "predict", total=total, console=Console(stderr=True), transient=True)

@@ -21,14 +21,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from ibnn import strength
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
-from ibnn.generators import generators_restored
 from ibnn.likelihood import Categorical, Gaussian, Likelihood, Weighted
+from ibnn.normal import generators_restored
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction
-from ibnn.recipe import Recipe, Schedule
-from ibnn.training import fit
+from ibnn.training import strength
+from ibnn.training.loop import fit
+from ibnn.training.recipe import Recipe, Schedule
 
 Array = np.ndarray[Any, Any]
 Builder = Callable[[int, int], nn.Module]

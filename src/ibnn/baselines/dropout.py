@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ibnn.baselines.plain import Plain, copies, generator
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, logits_of
-from ibnn.layers import layer_type
+from ibnn.layers.registry import layer_type
 from ibnn.likelihood import Likelihood
 
 

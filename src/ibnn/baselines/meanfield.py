@@ -16,7 +16,7 @@ from ibnn.baselines.plain import Plain, generator
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, logits_of
 from ibnn.latent import inverse_softplus
-from ibnn.layers import layer_type
+from ibnn.layers.registry import layer_type
 from ibnn.likelihood import Likelihood
 
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from ibnn import objective
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating, logits_of, repeat_rows, tree_map
+from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.network import check_seed
 from ibnn.normal import address, words
-from ibnn.observe import explaining_shapes
 from ibnn.prediction import Prediction, predict
 
 

@@ -7,7 +7,7 @@ import torch
 from ibnn.baselines.plain import Plain
 from ibnn.batches import as_source
 from ibnn.network import IBNN
-from ibnn.strength import best_temperature, draw
+from ibnn.training.strength import best_temperature, draw
 
 
 def scale_temperature(method: IBNN | Plain, valid: Any, *, samples: int = 5) -> float:

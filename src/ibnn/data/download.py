@@ -8,24 +8,22 @@ import gzip
 import hashlib
 import logging
 import os
-import sys
 import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ibnn.data.sets import data_folder, known
 from ibnn.errors import complaint
+from ibnn.progress import Bar
 
 PAUSE = 1.0  # seconds before the first retry; doubles with each
 _SMALL = 1 << 20  # what an archive may have besides its expected members: a readme
-Told = Callable[[str, int, int | None], None]
 
 
 class Source(NamedTuple):
@@ -111,8 +109,8 @@ def get(
     source, root = SOURCES[name], data_folder(folder)
     url = f"{mirror.rstrip('/')}/{name}" if mirror else source.url
     try:
-        with _bar(progress) as told:
-            _fill(source, url, root, place, retries, told)
+        with Bar(name, shown=progress, in_bytes=True) as bar:
+            _fill(source, url, root, place, retries, bar)
     except OSError as error:
         if isinstance(error, ConnectionError):
             raise
@@ -129,7 +127,7 @@ def server(mirror: str | None) -> str | None:
     return mirror
 
 
-def _fill(source: Source, url: str, root: Path, place: Path, retries: int, told: Told) -> None:
+def _fill(source: Source, url: str, root: Path, place: Path, retries: int, bar: Bar) -> None:
     """Puts everything that is missing or wrong into its place."""
     if source.members and all(_right(root / path, md5, size) for path, (size, md5) in source.members.items()):
         return
@@ -143,7 +141,7 @@ def _fill(source: Source, url: str, root: Path, place: Path, retries: int, told:
         for file in missing:
             here = root / file
             local = bool(source.members) and _right(here, source.files[file])
-            got = here if local else _download(f"{url}/{file}", source.files[file], Path(beside), retries, told)
+            got = here if local else _download(f"{url}/{file}", source.files[file], Path(beside), retries, bar)
             moves = {place / file: got}
             if source.members:
                 _unpack(got, source.members, Path(beside))
@@ -166,7 +164,7 @@ def _right(path: Path, md5: str | None, size: int | None = None) -> bool:
 # ------------------------------------------------------------------------------------------------------------- fetching
 
 
-def _download(url: str, md5: str, folder: Path, retries: int, told: Told) -> Path:
+def _download(url: str, md5: str, folder: Path, retries: int, bar: Bar) -> Path:
     """One file, by pooch: into a temporary file, checked, then renamed."""
     try:
         import pooch  # type: ignore[import-untyped]
@@ -176,7 +174,7 @@ def _download(url: str, md5: str, folder: Path, retries: int, told: Told) -> Pat
     level = logger.level
     logger.setLevel(logging.WARNING)  # the bar tells enough
     try:
-        fetch, name = partial(_fetch, retries=retries, told=told), url.rsplit("/", 1)[1]
+        fetch, name = partial(_fetch, retries=retries, bar=bar), url.rsplit("/", 1)[1]
         return Path(pooch.retrieve(url, f"md5:{md5}", fname=name, path=folder, downloader=fetch))
     except ValueError as error:
         remedy = "Try again; if it stays so, pass another mirror."
@@ -185,14 +183,14 @@ def _download(url: str, md5: str, folder: Path, retries: int, told: Told) -> Pat
         logger.setLevel(level)
 
 
-def _fetch(url: str, path: str, _pooch: object, *, retries: int, told: Told) -> None:
+def _fetch(url: str, path: str, _pooch: object, *, retries: int, bar: Bar) -> None:
     """Downloads to `path`; after a broken connection asks for the rest."""
     import requests
     import urllib3
 
     for attempt in range(retries + 1):
         try:
-            return _fetch_rest(url, Path(path), told)
+            return _fetch_rest(url, Path(path), bar)
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             answer = getattr(error, "response", None)
             code = 0 if answer is None else answer.status_code
@@ -203,7 +201,7 @@ def _fetch(url: str, path: str, _pooch: object, *, retries: int, told: Told) -> 
         time.sleep(PAUSE * 2**attempt)
 
 
-def _fetch_rest(url: str, path: Path, told: Told) -> None:
+def _fetch_rest(url: str, path: Path, bar: Bar) -> None:
     """Appends what `path` does not have yet; from the start if the server does not know ranges."""
     import requests
 
@@ -222,30 +220,7 @@ def _fetch_rest(url: str, path: Path, told: Told) -> None:
             for chunk in answer.raw.stream(1 << 16, decode_content=False):
                 file.write(chunk)
                 have += len(chunk)
-                told(url.rsplit("/", 1)[1], have, total)
-
-
-@contextmanager
-def _bar(progress: bool) -> Iterator[Told]:
-    """Yields what to tell (file, bytes so far, bytes in all) to; shows it when someone watches."""
-    try:
-        if not progress or not sys.stderr.isatty():
-            raise ImportError
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-    except ImportError:
-        yield lambda file, done, total: None
-        return
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    tasks: dict[str, Any] = {}
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-
-        def told(file: str, done: int, total: int | None) -> None:
-            if file not in tasks:
-                tasks[file] = bar.add_task(file)
-            bar.update(tasks[file], completed=done, total=total)
-
-        yield told
+                bar.update(done=have, total=total, title=url.rsplit("/", 1)[1])
 
 
 # ------------------------------------------------------------------------------------------------------------ unpacking

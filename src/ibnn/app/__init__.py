@@ -1,0 +1,1 @@
+"""APP: the command line and the service."""

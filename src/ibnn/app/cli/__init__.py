@@ -1,0 +1,16 @@
+"""COMMAND LINE: `ibnn …`. `app` lists the commands; each group has a file; `screen` prints and words errors."""
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """The entry point of `ibnn` and `python -m ibnn`."""
+    try:
+        from ibnn.app.cli.app import app
+    except ModuleNotFoundError as error:
+        sys.exit(f"The command line needs {error.name}: pip install 'ibnn[cli]'")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    app(prog_name="ibnn")

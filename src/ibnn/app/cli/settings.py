@@ -1,0 +1,128 @@
+"""SETTINGS: `--set key=value` as changes to a job, and recipes of jobs by name or file."""
+
+import inspect
+import tomllib
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ibnn.errors import complaint, nearest
+from ibnn.files.atomic import read_toml
+
+if TYPE_CHECKING:
+    from ibnn.lab.jobs import Job
+
+_SYNONYMS = {"dropout_rate": "rate", "dropout": "rate", "p": "rate", "k": "components", "n_components": "components"}
+_SYNONYMS |= {"num_components": "components", "n_members": "members", "size": "members", "prior": "prior_std"}
+
+
+def parsed(settings: list[str], flag: str) -> dict[str, Any]:
+    """Settings as nested tables; a value is TOML if it can be, else a string.
+
+    >>> parsed(["train.lr=0.01", "train.steps=5", "net=lenet", "augment=true"], "--set")
+    {'train': {'lr': 0.01, 'steps': 5}, 'net': 'lenet', 'augment': True}
+    """
+    found: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        *path, last = key.strip().split(".")
+        if not equals or not all((*path, last)):
+            example = "seed=3" if flag == "--set" else "width=2"
+            raise ValueError(complaint(flag, "key=value", repr(setting), f"Pass e.g. {flag} {example}."))
+        table = found
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ValueError(complaint(flag, "one value a key", f"{key!r} below a value", "Leave one of them out."))
+        table[last] = _value(text.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return found["value"] if len(found) == 1 else text
+
+
+def names() -> list[str]:
+    """Recipes of jobs that come with the library.
+
+    >>> names()
+    ['cifar10-vgg16', 'digits-mlp', 'fashion-mnist-lenet', 'toy-regression', 'two-moons']
+    """
+    folder = resources.files("ibnn.lab") / "job_files"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_job(recipe: str, settings: list[str], data: Path | None = None) -> "Job":
+    """The job of a file or of a recipe's name, with changes, checked as far as can be without data."""
+    from ibnn.lab.jobs import Job, check_weights, merged
+
+    changes = parsed(settings, "--set")
+    fields = merged(_fields(recipe), changes)
+    given = changes.get("train")
+    for one, other in (("epochs", "steps"), ("steps", "epochs")):  # the one that was set rules
+        if isinstance(given, dict) and one in given and other not in given:
+            fields["train"].pop(other, None)
+    job = Job(**fields)
+    check_set(job.data, data)
+    check_weights(job)
+    _check_options(job)
+    return job
+
+
+def _fields(recipe: str) -> dict[str, Any]:
+    if recipe in names():
+        return tomllib.loads((resources.files("ibnn.lab") / "job_files" / f"{recipe}.toml").read_text(encoding="utf-8"))
+    if Path(recipe).is_file():
+        return read_toml(Path(recipe))
+    near = nearest(Path(recipe).stem, names())
+    expected = f"a TOML file, or one of {', '.join(names())}"
+    raise FileNotFoundError(complaint("RECIPE", expected, repr(recipe), f"Did you mean {near!r}?"))
+
+
+def check_set(name: str, folder: Path | None) -> None:
+    """Complains of a data set that is neither known nor a folder of images."""
+    from ibnn.lab.jobs import check_data
+
+    check_data(name, folder)
+
+
+def check_net(net: str, options: dict[str, Any]) -> None:
+    """Complains of a network that is not known, or does not know its options; imports one of your own."""
+    from ibnn import nets
+    from ibnn.nets.own import find, is_own
+
+    if is_own(net):
+        find(net)
+        return
+    nets.input_shape(net)
+    nets.input_shape(net, **dict.fromkeys(options, 1))
+    for name, value in options.items():
+        if not isinstance(value, int | float):
+            raise ValueError(complaint(name, "a number, true or false", repr(value), f"Pass e.g. {name}=1."))
+    nets.input_shape(net, **options)
+
+
+def _check_options(job: "Job") -> None:
+    """Options that a method does not have are found before anything is loaded."""
+    from ibnn import baselines
+    from ibnn.convert import convert
+
+    check_net(job.net, job.net_options)
+    makers: dict[str, Callable[..., Any]] = {
+        "ibnn": convert,
+        "swag": baselines.SWAG,
+        "dropout": baselines.MCDropout,
+        "vi": baselines.MeanField,
+    }
+    options = ["members"] if job.method == "ensemble" else []
+    if job.method in makers:
+        options = list(inspect.signature(makers[job.method]).parameters)[1:]  # the first is the network
+    for name in job.method_options:
+        if name not in options:
+            remedy = f"Did you mean {nearest(name, options, _SYNONYMS)!r}?" if options else "Leave it out."
+            raise ValueError(complaint("method_options", f"options of {job.method!r}", repr(name), remedy))

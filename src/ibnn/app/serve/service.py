@@ -1,0 +1,200 @@
+"""THE SERVICE behind the web: a run, where it abstains, the monitor that watches its inputs, and what is counted."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from torch import Tensor
+
+from ibnn._version import __version__
+from ibnn.app.asking.run import Asked, HeldOut
+from ibnn.app.serve.batching import Batcher
+from ibnn.errors import complaint
+from ibnn.files.atomic import read_json, write_atomically
+from ibnn.prediction import CategoricalPrediction
+from ibnn.shift import ShiftMonitor, fewest_scores
+
+MOST = 256  # inputs of a request, and rows from which on a batch takes no more requests
+WAITING = 256  # requests that may wait
+
+Row = dict[str, Any]
+
+
+class Question(NamedTuple):
+    """Images (N, C, H, W) in [0, 1] or points (N, D), and whether each draw's answer is wanted."""
+
+    inputs: Tensor
+    draws: bool
+
+
+class Service:
+    """Answers questions, in batches and one batch at a time; counts and watches.
+
+    Attributes:
+        asked: The run.
+        risk: Share of wrong answers among those given that is accepted unless a request says otherwise.
+        held_out: Answers that decide where to abstain and what the monitor compares with.
+        watched: The score that the monitor ranks.
+        monitor: None where there is nothing to compare with.
+        unwatched: Why there is none.
+    """
+
+    def __init__(
+        self,
+        asked: Asked,
+        *,
+        risk: float = 0.05,
+        false_alarm: float = 0.01,
+        data: Path | None = None,
+        state: Path | None = None,
+    ) -> None:
+        """Reads or computes the held-out answers, and starts the thread that answers.
+
+        Args:
+            asked: The run.
+            risk: Default of requests.
+            false_alarm: Probability that the monitor ever rings although nothing has shifted.
+            data: Where data sets are.
+            state: A file that keeps the monitor's state from one start to the next.
+        """
+        self.asked, self.risk, self._state = asked, risk, state
+        self.unwatched = ""
+        self.held_out: HeldOut = asked.held_out(data)
+        self.limit = lru_cache(maxsize=64)(self._limit)
+        self.limit(risk)
+        least = 1e-6 if asked.classes else 1e-6 * float(self.held_out.total.max())  # variances have units
+        one = asked.run.model.components == 1 and not float(self.held_out.epistemic.abs().max()) > least
+        self.watched: Literal["epistemic", "total"] = "total" if one else "epistemic"  # one network never disagrees
+        self.monitor = self._monitor(false_alarm)
+        self.counts = Counts()
+        self._batcher = Batcher(self._answer, most=MOST, waiting=WAITING, rows=lambda q: len(q.inputs))
+
+    def _limit(self, risk: float) -> tuple[float, dict[str, Any] | None]:
+        never = risk == 1 or not self.asked.classes
+        return (math.inf, None) if never else self.asked.limit(risk, self.held_out)
+
+    def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
+        asked, scores = self.asked, getattr(self.held_out, self.watched)
+        other = (asked.samples, asked.seed) != (asked.run.job.samples, 0)
+        if not self.held_out.source.startswith("validation") and other:  # their scores cannot be compared
+            self.unwatched = "there are no held-out answers of these draws"
+            return None
+        if not asked.classes and self.watched == "total":
+            self.unwatched = "a single network is as uncertain of every number"
+            return None
+        if len(scores) < (fewest := fewest_scores(false_alarm)):
+            self.unwatched = (
+                f"that takes {fewest} held-out answers at this false-alarm rate, and there are {len(scores)}"
+            )
+            return None
+        fresh = ShiftMonitor(scores, false_alarm=false_alarm, seed=asked.seed)
+        self._begin = hashlib.sha256(json.dumps(fresh.state()).encode()).hexdigest()
+        if self._state is None or not self._state.exists():
+            return fresh
+        kept = read_json(self._state)
+        try:
+            if kept["begin"] == self._begin:
+                return ShiftMonitor.restored(kept["monitor"])
+        except (ValueError, TypeError, KeyError):
+            pass
+        remedy = "Pass another file, or delete this one to begin anew."
+        got = f"{self._state}, of another run or false-alarm rate"
+        raise ValueError(complaint("state", "a file that a service of this run has written", got, remedy))
+
+    def ask(self, question: Question) -> Future[list[Row]]:
+        """The rows to come, one for each input; raises `OverloadedError` if too many wait."""
+        return self._batcher.submit(question)
+
+    def _answer(self, questions: Sequence[Question]) -> list[list[Row]]:
+        found = self.asked.answer(torch.cat([question.inputs for question in questions]))
+        if self.monitor is not None:
+            self.monitor.update(getattr(found, self.watched).flatten())
+        self.counts.batch.observe(len(found))
+        self.counts.inputs.inc(len(found))
+        rows = self.asked.described(found)
+        if isinstance(found, CategoricalPrediction):
+            rows = [row | {"probabilities": probs} for row, probs in zip(rows, found.probs.tolist(), strict=True)]
+        answers = []
+        for question in questions:
+            own, rows = rows[: len(question.inputs)], rows[len(question.inputs) :]
+            if question.draws:
+                draws = self.asked.draws(question.inputs).tolist()
+                own = [row | {"draws": each} for row, each in zip(own, draws, strict=True)]
+            answers.append(own)
+        return answers
+
+    def close(self) -> None:
+        """Answers what waits, then writes the monitor's state."""
+        self._batcher.close()
+        if self._state is not None and self.monitor is not None:
+            kept = {"begin": self._begin, "monitor": self.monitor.state()}
+            write_atomically(self._state, json.dumps(kept, allow_nan=False).encode())
+
+    # -------------------------------------------------------------------------------------------- what it tells
+
+    def health(self) -> dict[str, Any]:
+        """How it is: what it serves, where it abstains, whether inputs have shifted."""
+        run, units, limit = self.asked.run, self.asked.units, self.limit(self.risk)[1]
+        return {
+            "status": "ok",
+            "version": __version__,
+            "run": run.result["name"],
+            "classes": self.asked.classes,
+            "input": self.asked.form._asdict() if units is None else {"columns": list(units.columns)},
+            "components": run.model.components,
+            "samples": self.asked.samples,
+            "seed": self.asked.seed,
+            "abstention": None if limit is None else limit | {"limit": finite(limit["limit"])},
+            "shift": self._shift(),
+        }
+
+    def _shift(self) -> dict[str, Any] | None:
+        monitor = self.monitor
+        if monitor is None:
+            return None
+        return {
+            "score": self.watched,
+            "against": f"{len(self.held_out.total):,} {self.held_out.source}",
+            "false_alarm": monitor.false_alarm,
+            "seen": monitor.seen,
+            "alarm": monitor.alarm is not None,
+            "alarm_at": monitor.alarm,
+            "direction": monitor.direction if monitor.alarm is not None else None,
+            "p_value": min(1.0, monitor.p_value),
+        }
+
+    def metrics(self) -> bytes:
+        """The counts in Prometheus' text format."""
+        if self.monitor is not None:
+            self.counts.shift_seen.set(self.monitor.seen)
+            self.counts.shift_wealth.set(self.monitor.log_wealth)
+            self.counts.shift_alarm.set(self.monitor.alarm is not None)
+        return generate_latest(self.counts.registry)
+
+
+class Counts:
+    """What is counted, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = own = CollectorRegistry()
+        seconds, rows = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10), (1, 2, 4, 8, 16, 32, 64, 128, 256)
+        self.requests = Counter("ibnn_requests", "Requests answered.", ["path", "status"], registry=own)
+        self.seconds = Histogram("ibnn_request_seconds", "Time to answer.", ["path"], buckets=seconds, registry=own)
+        self.inputs = Counter("ibnn_inputs", "Inputs predicted.", registry=own)
+        self.abstained = Counter("ibnn_abstained", "Inputs whose label was withheld.", registry=own)
+        self.batch = Histogram("ibnn_batch_rows", "Inputs answered together.", buckets=rows, registry=own)
+        self.shift_seen = Gauge("ibnn_shift_inputs", "Inputs the shift monitor has seen.", registry=own)
+        self.shift_wealth = Gauge("ibnn_shift_log_wealth", "Log wealth of the bet on a shift.", registry=own)
+        self.shift_alarm = Gauge("ibnn_shift_alarm", "1 once the shift monitor has rung.", registry=own)
+
+
+def finite(value: float) -> float | None:
+    """None for what JSON does not have."""
+    return value if math.isfinite(value) else None

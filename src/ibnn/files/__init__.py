@@ -1,0 +1,1 @@
+"""FILES: models on disk, on the hub, and exported."""

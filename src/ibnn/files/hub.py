@@ -1,0 +1,77 @@
+"""SHARING: models on the Hugging Face hub."""
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ibnn.errors import complaint
+from ibnn.files.saving import CONFIG, FILES, Folder, check_replaceable, extra, load, read_config, save_pretrained
+from ibnn.network import IBNN
+
+
+def push_to_hub(
+    model: IBNN, repo_id: str, *, latents_only: bool = False, private: bool | None = None, **upload: Any
+) -> str:
+    """Saves a model to a repository of the Hugging Face hub ("user/name"), made if need be; returns its address.
+
+    A model card is written if there is none. Log in first (`hf auth login`, or the variable HF_TOKEN). `upload` takes
+    more options of `huggingface_hub.HfApi.upload_folder`: revision, commit_message, create_pr.
+    """
+    api, revision = extra("huggingface_hub").HfApi(), upload.get("revision")
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(model, folder, latents_only=latents_only)
+        url = api.create_repo(repo_id, private=private, exist_ok=True)
+        if api.file_exists(repo_id, CONFIG, revision=revision):
+            check_replaceable(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision)))
+        if not api.file_exists(repo_id, "README.md", revision=revision):
+            Path(folder, "README.md").write_text(_card(read_config(Path(folder)), repo_id), encoding="utf-8")
+        api.upload_folder(repo_id=repo_id, folder_path=folder, **upload)
+    return str(url)
+
+
+def from_pretrained(source: Folder, net: nn.Module, *, revision: str | None = None, **options: Any) -> IBNN:
+    """As `load` with its options, from a folder or else a repository of the Hugging Face hub ("user/name").
+
+    `revision` is a branch, tag or commit of the repository; only a commit stands for the same model for good.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        if not isinstance(source, str) or source.count("/") != 1 or source.startswith((".", "~", "/")):
+            raise FileNotFoundError(complaint("source", "a folder or user/name", repr(str(source)), "Check the path."))
+        fetch = functools.partial(extra("huggingface_hub").snapshot_download, source, revision=revision)
+        config = read_config(Path(fetch(allow_patterns=[CONFIG])))
+        folder = Path(fetch(allow_patterns=[CONFIG, FILES[config["latents_only"]]]))
+    return load(folder, net, **options)
+
+
+def _card(config: dict[str, Any], repo_id: str) -> str:
+    """The text of a model card."""
+    what = "latents only, for the network they were trained on" if config["latents_only"] else "a whole model"
+    return f"""---
+library_name: ibnn
+tags: [ibnn, bayesian-neural-network, uncertainty, pytorch]
+---
+# {repo_id}
+
+An implicit Bayesian neural network ({what}). It predicts with uncertainty, split into aleatoric and epistemic.
+
+```python
+import ibnn  # pip install "ibnn[hub]"
+
+net = ...  # the plain network, built as it was when the model was made
+model = ibnn.IBNN.from_pretrained("{repo_id}", net)
+prediction = model.predict(x)
+```
+
+| | |
+|---|---|
+| components K | {config["components"]} |
+| nodes | {sum(config["layers"].values()):,} in {len(config["layers"])} layers |
+| prior standard deviation | {config["prior_std"]} |
+| likelihood | {config["likelihood"]["name"]} |
+| made with | ibnn {config["ibnn_version"]} |
+| base weights | SHA-256 `{config["fingerprint"]}` |
+"""

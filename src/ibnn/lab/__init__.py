@@ -1,0 +1,1 @@
+"""LAB: jobs, experiments, and what is shown of them."""

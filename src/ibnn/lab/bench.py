@@ -1,0 +1,375 @@
+"""BENCH: what an iBNN costs beside its plain network. Ratios of times and bytes; 1 is as fast and as light.
+
+Whatever is compared takes turns in one process; a ratio is the median over the turns of two times side by side.
+"""
+
+import copy
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ibnn.budget import cost
+from ibnn.convert import convert
+from ibnn.errors import complaint
+from ibnn.files.atomic import read_json, write_atomically
+from ibnn.lab.provenance import provenance
+from ibnn.lab.rivals import RIVALS, Rival, plain
+from ibnn.layers.memory import saved_bytes
+from ibnn.nets import VGG16, LeNet, WideResNet
+from ibnn.network import IBNN
+from ibnn.prediction import CategoricalPrediction
+
+CLASSES, N_DATA = 10, 50_000
+COMPONENTS = 8  # where nothing else is said
+ONE = (16, 5)  # components and draws of each for a single input, and beside rivals
+# What the ratios should not exceed; "components" is a step with 32 to one with a single one.
+BARS = {"memory": 1.03, "step": 1.10, "components": 1.03, "predict": 1.03, "predict one": 1.05}
+
+
+class Encoder(nn.Module):
+    """A pre-norm Transformer encoder of linear layers on tokens (B, T, width); as large as BERT-mini's."""
+
+    def __init__(self, width: int = 256, heads: int = 4, depth: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        sizes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
+        linear = [{name: nn.Linear(*size) for name, size in sizes.items()} for _ in range(depth)]
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(layers | {"norm1": nn.LayerNorm(width), "norm2": nn.LayerNorm(width)}) for layers in linear
+        )
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, T, width) to class scores (B, C)."""
+        for block in self.blocks:
+            assert isinstance(block, nn.ModuleDict)
+            q, k, v = block["qkv"](block["norm1"](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            x = x + block["out"](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            x = x + block["down"](block["up"](block["norm2"](x)).relu())
+        scores: Tensor = self.head(x.mean(1))
+        return scores
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "vgg16-small": (VGG16, (3, 32, 32)),
+    "wideresnet-16-4": (lambda: WideResNet(depth=16, width=4), (3, 32, 32)),
+    "lenet": (LeNet, (1, 28, 28)),
+    "transformer-4": (Encoder, (64, 256)),
+    "transformer-4, width 128": (lambda: Encoder(width=128), (64, 128)),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured.
+
+    Attributes:
+        nets: Which networks.
+        rivals: The network that rivals are compared on.
+        formats: The networks that channels_last and compile are tried on.
+        batch: Rows of a training step.
+        inputs: Rows of a prediction.
+        few: Rows of the rivals' prediction.
+        seconds: What a comparison may take, at least.
+        turns: Turns that a comparison takes, at least.
+    """
+
+    nets: tuple[str, ...] = tuple(NETS)
+    rivals: str = "vgg16-small"
+    formats: tuple[str, ...] = ("vgg16-small", "lenet")
+    batch: int = 128
+    inputs: int = 64
+    few: int = 8
+    seconds: float = 8.0
+    turns: int = 5
+
+
+QUICK = Size(("lenet", "transformer-4"), "lenet", (), batch=16, inputs=24, few=4, seconds=0.1, turns=2)
+
+
+def bench(
+    path: Path | None = None, *, size: Size | None = None, note: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Measures what is missing in a result file, cell by cell, and returns its content.
+
+    Args:
+        path: The file; None measures everything and writes nothing.
+        size: How much; default everything.
+        note: Is told of every cell that is done.
+    """
+    size = size or Size()
+    content: dict[str, Any] = {"about": "times and bytes of an iBNN to those of its plain network", "cells": {}}
+    if path and path.exists():
+        content = read_json(path)
+        if not isinstance(content, dict) or not isinstance(content.get("cells"), dict):
+            remedy = "Pass a new file, or one that `ibnn bench` wrote."
+            raise ValueError(complaint(str(path), "results to go on with", "another file", remedy))
+    content["recipe"] = {"batch": size.batch, "inputs": size.inputs, "components": COMPONENTS}
+    for name, work in _cells(size).items():
+        if name in content["cells"]:
+            continue
+        torch.manual_seed(0)
+        found = work() | {"load": round(os.getloadavg()[0], 2), "provenance": _machine()}
+        content["cells"][name] = found
+        if path:
+            write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+        note(f"{name}: {json.dumps({key: found[key] for key in found if key not in ('load', 'provenance')})}")
+    return content
+
+
+def _cells(size: Size) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What is measured, by name."""
+    cells: dict[str, Callable[[], dict[str, Any]]] = {}
+    for net in size.nets:
+        for kind, measure in MEASURES.items():
+            cells[f"{net} / {kind}"] = partial(measure, net, size)
+    for net in size.formats:
+        cells[f"{net} / channels last"] = partial(channels_last, net, size)
+        cells[f"{net} / compile"] = partial(compiled, net, size)
+    return cells | {"rivals": partial(rivals, size)}
+
+
+def _machine() -> dict[str, Any]:
+    return provenance() | {"capability": torch.backends.cpu.get_cpu_capability()}
+
+
+def rows(cells: dict[str, Any]) -> list[list[str]]:
+    """The ratios that have a bar, as a header and rows: our number beside each bar."""
+    found = [["network", *BARS], ["at most", *(f"{bar:.2f}" for bar in BARS.values())]]
+    for net in NETS:
+        parts = {kind: cells.get(f"{net} / {kind}", {}).get("ratio") for kind in MEASURES}
+        parts["components"] = cells.get(f"{net} / step", {}).get("components")
+        if any(parts.values()):
+            found.append([net, *("–" if parts[kind] is None else f"{parts[kind]:.3f}" for kind in BARS)])
+    return found
+
+
+def misses(cells: dict[str, Any]) -> list[str]:
+    """What is above its bar, in words.
+
+    >>> misses({"lenet / step": {"ratio": 1.2, "components": 1.0}})
+    ['lenet, step 1.200 (1.10)']
+    """
+    (_, *kinds), (_, *bars), *found = rows(cells)
+    return [
+        f"{net}, {kind} {value} ({bar})"
+        for net, *values in found
+        for kind, value, bar in zip(kinds, values, bars, strict=True)
+        if value != "–" and float(value) > float(bar)
+    ]
+
+
+def rival_rows(cell: dict[str, Any]) -> list[list[str]]:
+    """The rivals, as a header and rows."""
+    found = [["method", "parameters", "step", "draws", "prediction"]]
+    for name, row in cell["methods"].items():
+        if "missing" in row:
+            found.append([name, "–", "–", "–", f"not measured: {row['missing']}"])
+        else:
+            numbers = (f"{row['parameters']:.2f}", f"{row['step']:.2f}", str(row["draws"]), f"{row['predict']:.2f}")
+            found.append([name, *numbers])
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- measuring
+
+
+def turns(calls: Mapping[str, Callable[[], object]], size: Size) -> dict[str, list[float]]:
+    """Seconds of every call, in turns, after a call of each that does not count; each turn begins with another one."""
+    for call in calls.values():
+        call()
+    names, times = list(calls), {name: list[float]() for name in calls}
+    began, turn = time.perf_counter(), 0
+    while turn < size.turns or (turn < 50 and time.perf_counter() - began < size.seconds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            calls[name]()
+            times[name].append(time.perf_counter() - start)
+        turn += 1
+    return times
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """Median over the turns."""
+    return round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 4)
+
+
+def _against_plain(calls: Mapping[str, Callable[[], object]], size: Size) -> dict[str, Any]:
+    """A cell of "ibnn" and "plain"."""
+    times = turns(calls, size)
+    ms = {f"{name}_ms": round(1e3 * statistics.median(times[name]), 3) for name in ("ibnn", "plain")}
+    return {"ratio": ratio(times["ibnn"], times["plain"]), **ms, "turns": len(times["plain"])}
+
+
+def _made(net: str, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A plain network and a batch for it."""
+    make, shape = NETS[net]
+    return make(), torch.randn(batch, *shape), torch.randint(CLASSES, (batch,))
+
+
+def step(loss: Callable[[], Tensor], parameters: list[nn.Parameter]) -> Callable[[], None]:
+    """Forward, backward and a step of SGD (of rate 0: the network stays as it is)."""
+    optimiser = torch.optim.SGD(parameters, lr=0.0)
+
+    def call() -> None:
+        optimiser.zero_grad()
+        loss().backward()
+        optimiser.step()
+
+    return call
+
+
+def our_step(model: IBNN, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """A step of Algorithm 1."""
+    return step(lambda: model.elbo(x, y, n_data=N_DATA).loss, list(model.parameters()))
+
+
+def _kept(module: nn.Module, loss: Callable[[], Tensor]) -> int:
+    with saved_bytes([*module.parameters(), *module.buffers()]) as saved:
+        loss()
+    return saved.bytes
+
+
+def memory(name: str, size: Size) -> dict[str, Any]:
+    """Bytes that a training step keeps for its backward pass, weights aside; what `ibnn.cost` plans is to ours."""
+    net, x, y = _made(name, size.batch)
+    model = convert(net.train(), components=COMPONENTS, seed=0)
+    kept = {
+        "ibnn": _kept(model, lambda: model.elbo(x, y, n_data=N_DATA).loss),
+        "plain": _kept(net, lambda: F.cross_entropy(net(x), y)),
+    }
+    planned = cost(net, x, components=COMPONENTS).step_bytes / kept["ibnn"]
+    return {"ratio": round(kept["ibnn"] / kept["plain"], 4), "planned": round(planned, 4), **kept}
+
+
+def training(name: str, size: Size) -> dict[str, Any]:
+    """Seconds of a training step on the same rows; also of 32 components to those of one."""
+    net, x, y = _made(name, size.batch)
+    net.train()
+    few, some, many = (convert(net, components=k, seed=0) for k in (1, COMPONENTS, 32))
+    reference = plain(net, 1)
+    calls = {
+        "plain": step(partial(reference.loss, x, y), reference.parameters),
+        "ibnn": our_step(some, x, y),
+        "1": our_step(few, x, y),
+        "32": our_step(many, x, y),
+    }
+    times = turns(calls, size)
+    ms = {f"{key}_ms": round(1e3 * statistics.median(times[key]), 3) for key in ("ibnn", "plain")}
+    components = ratio(times["32"], times["1"])
+    return {"ratio": ratio(times["ibnn"], times["plain"]), "components": components, **ms, "turns": len(times["1"])}
+
+
+def prediction(name: str, size: Size) -> dict[str, Any]:
+    """Seconds of 20 draws (4 components) for a batch of inputs, to as many forward passes of the plain network."""
+    net, x, _ = _made(name, size.inputs)
+    model = convert(net.eval(), components=4, seed=0)
+    many = plain(net, 20).predict
+    with torch.no_grad():
+        return _against_plain({"plain": partial(many, x), "ibnn": partial(model.predict, x)}, size)
+
+
+def prediction_of_one(name: str, size: Size) -> dict[str, Any]:
+    """Seconds of 80 draws for one input, to one forward pass of the plain network on 80 rows."""
+    net, x, _ = _made(name, ONE[0] * ONE[1])
+    model = convert(net.eval(), components=ONE[0], seed=0)
+    with torch.no_grad():
+        calls = {"plain": partial(net, x), "ibnn": partial(model.predict, x[:1], samples=ONE[1])}
+        return _against_plain(calls, size)
+
+
+MEASURES: dict[str, Callable[[str, Size], dict[str, Any]]] = {
+    "memory": memory,
+    "step": training,
+    "predict": prediction,
+    "predict one": prediction_of_one,
+}
+
+
+def channels_last(name: str, size: Size) -> dict[str, Any]:
+    """Seconds of a step and of a prediction with channels last, to those without; of the plain network too."""
+    net, x, y = _made(name, size.batch)
+    calls: dict[str, Callable[[], object]] = {}
+    predicts: dict[str, Callable[[], object]] = {}
+    for form in (torch.contiguous_format, torch.channels_last):
+        twin = copy.deepcopy(net).train().to(memory_format=form)  # type: ignore[call-overload]
+        model, images = convert(twin, components=COMPONENTS, seed=0), x.contiguous(memory_format=form)
+        reference = plain(twin, 1)
+        key = "last" if form is torch.channels_last else "first"
+        calls[f"plain {key}"] = step(partial(reference.loss, images, y), reference.parameters)
+        calls[f"ibnn {key}"] = our_step(model, images, y)
+        predicts[key] = partial(model.predict, images[: size.inputs], samples=1)
+    times, answers = turns(calls, size), turns(predicts, size)
+    steps = {who: ratio(times[f"{who} last"], times[f"{who} first"]) for who in ("plain", "ibnn")}
+    return {"step": steps["ibnn"], "plain_step": steps["plain"], "predict": ratio(answers["last"], answers["first"])}
+
+
+def compiled(name: str, size: Size) -> dict[str, Any]:
+    """Seconds of a compiled step (forward and backward) to those of an eager one, and of compiling it."""
+    net, x, y = _made(name, size.batch)
+    model = convert(net.train(), components=COMPONENTS, seed=0)
+    fast = torch.compile(copy.deepcopy(model))
+    began = time.perf_counter()
+    F.cross_entropy(fast(x), y).backward()
+    first = time.perf_counter() - began
+    calls: dict[str, Callable[[], object]] = {
+        "eager": lambda: F.cross_entropy(model(x), y).backward(),
+        "compiled": lambda: F.cross_entropy(fast(x), y).backward(),
+    }
+    times = turns(calls, size)
+    return {"step": ratio(times["compiled"], times["eager"]), "compile_seconds": round(first, 1)}
+
+
+def rivals(size: Size) -> dict[str, Any]:
+    """Parameters, and seconds of a step and of a prediction of 80 draws, of every method to the plain network's."""
+    size = replace(size, batch=size.batch // 2, seconds=0.0, turns=min(3, size.turns))
+    net, x, y = _made(size.rivals, size.batch)
+    net.train()
+    draws = ONE[0] * ONE[1]
+    model = convert(net, components=ONE[0], seed=0)
+    made = {"plain": plain(net, draws), f"iBNN-{ONE[0]}": _ours(model, draws)}
+    missing = {}
+    for name, make in RIVALS.items():
+        try:
+            made[name] = make(net, draws)
+        except ImportError as error:
+            missing[name] = {"missing": str(error)}
+    few, reference = x[: size.few], sum(p.numel() for p in net.parameters())
+    times = turns({name: step(partial(m.loss, x, y), m.parameters) for name, m in made.items()}, size)
+    with torch.no_grad():
+        answers = turns({name: partial(m.predict, few) for name, m in made.items()}, size)
+    methods = {
+        name: {
+            "parameters": round(sum(p.numel() for p in rival.parameters) / reference, 4),
+            "step": ratio(times[name], times["plain"]),
+            "draws": rival.draws,
+            "predict": ratio(answers[name], answers["plain"]),
+        }
+        for name, rival in made.items()
+    }
+    return {"net": size.rivals, "batch": size.batch, "inputs": size.few, "methods": methods | missing}
+
+
+def _ours(model: IBNN, draws: int) -> Rival:
+    """As the rivals."""
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return model.elbo(x, y, n_data=N_DATA).loss
+
+    def predict(x: Tensor) -> Tensor:
+        answer = model.predict(x, samples=draws // model.components)
+        assert isinstance(answer, CategoricalPrediction)
+        return answer.probs
+
+    return Rival(list(model.parameters()), loss, predict, draws)

@@ -1,0 +1,386 @@
+"""DEMO: a plain network, with a temperature, calibrated, and an iBNN, on scikit-learn's digits: table and figures.
+
+    python -m ibnn.lab.demo [--out demo] [--seed 0] [--json] [--quiet]
+
+Few training images, so that overconfidence shows; the digits 8 and 9 are held out as out-of-distribution inputs.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ibnn
+from ibnn import metrics
+from ibnn.likelihood import Categorical
+from ibnn.prediction import CategoricalPrediction
+from ibnn.progress import Bar
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RECIPE: dict[str, Any] = {
+    "data": "scikit-learn digits, classes 0-7; 8 and 9 out of distribution",
+    "train_per_class": 10,
+    "valid_per_class": 30,
+    "net": "conv 16, conv 32, pool, linear 64, linear 8",
+    "epochs": 150,
+    "batch_size": 32,
+    "optimiser": "Adam",
+    "lr": 2e-3,
+    "components": 8,
+    "samples": 5,
+    "evaluate_every": 10,
+}
+NAMES = ("plain", "plain + T", "calibrated", "iBNN")
+COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2")  # safe for the colour-blind
+
+
+class Digits(NamedTuple):
+    """Images (N, 1, 8, 8) in [0, 1] and labels."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Answer(NamedTuple):
+    """One method's log-probabilities and uncertainty on the test images and on those out of distribution."""
+
+    log_probs: Tensor
+    test_uncertainty: Tensor
+    ood_uncertainty: Tensor
+
+
+def load_splits(seed: int, recipe: dict[str, Any]) -> tuple[Digits, Digits, Digits, Tensor]:
+    """Training, validation and test images, stratified, and the images of the held-out classes."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = torch.tensor(bunch.data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    y = torch.tensor(bunch.target)
+    generator = torch.Generator().manual_seed(seed)
+    parts: list[list[Tensor]] = [[], [], []]
+    for label in range(8):
+        rows = (y == label).nonzero()[:, 0]
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        train, valid = recipe["train_per_class"], recipe["valid_per_class"]
+        for part, piece in zip(parts, rows.split([train, valid, len(rows) - train - valid]), strict=True):
+            part.append(piece)
+    splits = [Digits(x[torch.cat(part)], y[torch.cat(part)]) for part in parts]
+    return splits[0], splits[1], splits[2], x[y >= 8]
+
+
+def make_net(seed: int) -> nn.Module:
+    """A small convolutional network."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 8)),
+    )
+
+
+def train_plain(data: Digits, seed: int, recipe: dict[str, Any], tick: Callable[[], None]) -> nn.Module:
+    """Cross-entropy and Adam."""
+    net = make_net(seed)
+    optimiser = torch.optim.Adam(net.parameters(), recipe["lr"])
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(recipe["epochs"]):
+        for rows in torch.randperm(len(data.x), generator=generator).split(recipe["batch_size"]):
+            optimiser.zero_grad()
+            F.cross_entropy(net(data.x[rows]), data.y[rows]).backward()
+            optimiser.step()
+        tick()
+    return net.eval()
+
+
+def train_ibnn(
+    train: Digits, valid: Digits, seed: int, recipe: dict[str, Any], tick: Callable[[], None]
+) -> tuple[ibnn.IBNN, ibnn.History]:
+    """The same network from the same weights, trained by `ibnn.fit`; the validation labels steer the noise."""
+    model = ibnn.convert(make_net(seed), components=recipe["components"], seed=seed)
+    options = {name: recipe[name] for name in ("epochs", "batch_size", "lr", "evaluate_every")}
+    ticks = [lambda row, model: tick()]
+    return model, ibnn.fit(model, train, valid, seed=seed, callbacks=ticks, quiet=True, **options)
+
+
+def answer(logits: list[Tensor], temperature: float = 1.0) -> Answer:
+    """From logits (or log-probabilities) of test and OOD images; the uncertainty is the entropy."""
+    logs = [(tensor / temperature).log_softmax(1) for tensor in logits]
+    return Answer(logs[0], *(-(log.exp() * log).sum(1) for log in logs))
+
+
+def score(answer: Answer, labels: Tensor) -> dict[str, list[float]]:
+    """Metrics with 95 % bootstrap intervals: [value, low, high]."""
+    probs = answer.log_probs.exp()
+    intervals = {
+        "error": metrics.bootstrap(metrics.error, probs, labels),
+        "nll": metrics.bootstrap(metrics.nll, answer.log_probs, labels),
+        "ece": metrics.bootstrap(metrics.ece, probs, labels),
+        "ood_auroc": metrics.bootstrap(metrics.auroc, answer.test_uncertainty, answer.ood_uncertainty, paired=False),
+    }
+    return {name: [round(value, 4) for value in interval] for name, interval in intervals.items()}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread for a block: for a network this small, more only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@_one_thread()
+def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet: bool = False) -> dict[str, Any]:
+    """Trains, chooses on validation data, evaluates on test data once, writes figures and results.json."""
+    from ibnn.files.atomic import write_atomically
+    from ibnn.lab.provenance import provenance
+    from ibnn.training.strength import best_temperature
+
+    recipe = RECIPE | (recipe or {})
+    start = time.monotonic()
+    train, valid, test, ood = load_splits(seed, recipe)
+    with Bar("training", recipe["epochs"] + -(-recipe["epochs"] // recipe["evaluate_every"]), shown=not quiet) as bar:
+        net = train_plain(train, seed, recipe, bar.advance)
+        model, history = train_ibnn(train, valid, seed, recipe, bar.advance)
+    calibrated = ibnn.convert(net, components=recipe["components"], seed=seed)
+    report = ibnn.calibrate(calibrated, valid, samples=recipe["samples"])
+    with torch.no_grad():
+        temperature = best_temperature(Categorical(), net(valid.x)[None, None], valid.y)
+        logits = [net(x) for x in (test.x, ood)]
+    draws = {
+        m: [_categorical(m.predict(x, samples=recipe["samples"])) for x in (test.x, ood)] for m in (calibrated, model)
+    }
+    seen, unseen = draws[model]
+    settings = ((logits, 1.0), (logits, temperature), *(([p.log_probs for p in draws[m]], 1.0) for m in draws))
+    answers = {name: answer(*setting) for name, setting in zip(NAMES, settings, strict=True)}
+    result = {
+        "metrics": {name: score(answer, test.y) for name, answer in answers.items()},
+        "ood_auroc_of_epistemic": round(metrics.auroc(seen.epistemic, unseen.epistemic), 4),
+        "images": {"train": len(train.y), "valid": len(valid.y), "test": len(test.y), "ood": len(ood)},
+        "chosen": {
+            "temperature": round(temperature, 3),
+            "calibrated": {"scale": round(report.scale, 4), "temperature": round(report.temperature, 3)},
+            "iBNN": {
+                "prior_std": [round(look["prior_std"], 4) for look in history.looks],
+                "temperature": round(float(model.likelihood.temperature), 3),
+            },
+        },
+        "nodes": model.nodes,
+        "weights": sum(p.numel() for p in net.parameters()),
+        "recipe": recipe,
+        "seed": seed,
+        "seconds": round(time.monotonic() - start, 1),
+        "versions": provenance("scikit-learn", "numpy"),
+    }
+    draw_figures(out, model, answers, test, seen, unseen)
+    write_atomically(out / "results.json", json.dumps(result, indent=1).encode() + b"\n")
+    return result
+
+
+def _categorical(prediction: ibnn.Prediction) -> CategoricalPrediction:
+    assert isinstance(prediction, CategoricalPrediction)
+    return prediction
+
+
+def table(result: dict[str, Any]) -> list[list[str]]:
+    """The result as rows of text, the header first."""
+    rows = [["", "error %", "NLL", "ECE", "OOD AUROC"]]
+    for name, values in result["metrics"].items():
+        error = [100 * v for v in values["error"]]
+        rows.append([name, _interval(error, 1), *(_interval(values[m], 3) for m in ("nll", "ece", "ood_auroc"))])
+    return rows
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table and its explanation as the README shows them."""
+    head, *rows = table(result)
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join([*lines, "", explain(result), ""])
+
+
+def seeds_markdown(results: list[dict[str, Any]]) -> str:
+    """Means over several seeds in a line each, and how often the iBNN wins, as the README shows them."""
+    lines = []
+    for name in NAMES:
+        means = {m: sum(r["metrics"][name][m][0] for r in results) / len(results) for m in results[0]["metrics"][name]}
+        values = (f"{100 * means['error']:.1f}", *(f"{means[m]:.3f}" for m in ("nll", "ece", "ood_auroc")))
+        lines.append(f"| {' | '.join((name, *values))} |")
+    wins = sum(r["metrics"][NAMES[3]]["nll"][0] < r["metrics"][NAMES[1]]["nll"][0] for r in results)
+    seeds = f"{results[0]['seed']}–{results[-1]['seed']}"
+    head = f"| mean of seeds {seeds} | error % | NLL | ECE | OOD AUROC |\n|---|---|---|---|---|\n"
+    return (
+        head + "\n".join(lines) + f"\n\n{NAMES[3]} has a lower NLL than {NAMES[1]} on {wins} of {len(results)} seeds.\n"
+    )
+
+
+def _interval(values: list[float], digits: int) -> str:
+    value, low, high = (f"{v:.{digits}f}" for v in values)
+    return f"{value} ({low}–{high})"
+
+
+def explain(result: dict[str, Any]) -> str:
+    """What stands behind the table, in words."""
+    images, chosen = result["images"], result["chosen"]
+    scale, own = chosen["calibrated"], chosen["iBNN"]
+    strengths = own["prior_std"] or ["nothing"]
+    noise = f"noise of standard deviation {scale['scale']}" if scale["scale"] else "no noise, which would have cost NLL"
+    return (
+        f"{images['train']} training and {images['test']} test images; in brackets 95 % bootstrap intervals. "
+        f"*plain + T*: temperature scaling (T = {chosen['temperature']}). *calibrated*: the same weights after "
+        f"`ibnn.calibrate`, no training ({noise}, T = {scale['temperature']}). "
+        f"*iBNN*: the same network trained by `ibnn.fit` for as many epochs (noise steered from 0.3 to "
+        f"{strengths[-1]}, T = {own['temperature']}). The same {images['valid']} validation labels choose in all "
+        f"three. {result['recipe']['components']} components over {result['nodes']} nodes, {result['weights']:,} "
+        f"weights. OOD AUROC: the digits 8 and 9, never seen in training, against the test images, by the entropy of "
+        f"the prediction (by the iBNN's epistemic part alone: {result['ood_auroc_of_epistemic']:.3f})."
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+def draw_figures(
+    out: Path,
+    model: ibnn.IBNN,
+    answers: dict[str, Answer],
+    test: Digits,
+    seen: CategoricalPrediction,
+    unseen: CategoricalPrediction,
+) -> None:
+    """Writes reliability.png, digits.png and entropy.png."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    out.mkdir(parents=True, exist_ok=True)
+    for name, size, draw in (
+        ("reliability", (6.4, 4.6), partial(_draw_reliability, answers, test.y)),
+        ("digits", (9.6, 4.4), partial(_draw_digits, model, test, seen)),
+        ("entropy", (9.6, 3.6), partial(_draw_entropy, seen, unseen)),
+    ):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        figure.savefig(out / f"{name}.png", dpi=130)
+
+
+def _draw_reliability(answers: dict[str, Answer], labels: Tensor, figure: Any) -> None:
+    axes = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color="black", lw=0.8, ls=":")
+    for (name, answer), colour in zip(answers.items(), COLOURS, strict=True):
+        curve = metrics.reliability_curve(answer.log_probs.exp(), labels, bins=8)
+        there = curve.count >= 5  # fewer say nothing
+        x, y, count = (column[there].numpy() for column in (curve.confidence, curve.accuracy, curve.count))
+        axes.plot(x, y, color=colour, lw=1.2)
+        axes.scatter(x, y, s=6 + 260 * count / len(labels), color=colour, label=name, alpha=0.85)
+    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0.2, 1.02), ylim=(0, 1.04))
+    title = "Below the diagonal: more confident than right"
+    axes.set_title(f"{title}\n(dot area: share of the test images; bins of fewer than 5 left out)", fontsize=10)
+    legend = axes.legend(loc="lower right", frameon=False)
+    for handle in legend.legend_handles:
+        handle.set_sizes([40])
+
+
+def _draw_digits(model: ibnn.IBNN, test: Digits, seen: CategoricalPrediction, figure: Any) -> None:
+    """Four most and four least certain images, each over its draws' probabilities."""
+    order = seen.total.argsort()
+    picks = torch.cat([order[:4], order[-4:]])
+    draws = model.draw_logits(test.x[picks]).softmax(-1)  # (K·S, 8, C)
+    grid = figure.subplots(2, 8, height_ratios=(1, 1.6))
+    for column, pick in enumerate(picks.tolist()):
+        top, bottom = grid[0, column], grid[1, column]
+        top.imshow(test.x[pick, 0].numpy(), cmap="gray_r")
+        top.set_title(f"H = {seen.total[pick]:.2f}", fontsize=9)
+        image = bottom.imshow(draws[:, column].detach().numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1)
+        bottom.set_xticks(range(8))
+        bottom.tick_params(labelsize=7)
+        bottom.set_xlabel(f"class (true: {int(test.y[pick])})", fontsize=8)
+        for axes in (top, bottom):
+            axes.set_yticks([])
+        top.set_xticks([])
+    grid[1, 0].set_ylabel(f"{len(draws)} draws", fontsize=8)
+    figure.colorbar(image, ax=grid[1, :], label="probability", shrink=0.9, pad=0.01)
+    title = "Most certain (left four) and least certain (right four) test digits, and what each draw says"
+    figure.suptitle(title, fontsize=10)
+
+
+def _draw_entropy(seen: CategoricalPrediction, unseen: CategoricalPrediction, figure: Any) -> None:
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 1))
+    kinds: list[tuple[Axes, str]] = [(left, "aleatoric"), (middle, "epistemic")]
+    for axes, part in kinds:
+        values = [getattr(p, part) for p in (seen, unseen)]
+        edges = torch.linspace(0, float(torch.cat(values).max()), 25).tolist()
+        for value, colour, label in zip(
+            values, ("#0072B2", "#D55E00"), ("test digits 0–7", "unseen 8 and 9"), strict=True
+        ):
+            share = torch.full_like(value, 1 / len(value)).tolist()
+            axes.hist(value.tolist(), bins=edges, weights=share, color=colour, alpha=0.6, label=label)
+        axes.set(xlabel=f"{part} uncertainty (nats)", ylabel="share of images", yscale="log")
+    left.legend(frameon=False, fontsize=8)
+    parts = ("aleatoric", "between", "within")
+    base = torch.zeros(2)
+    for part, colour in zip(parts, ("#56B4E9", "#D55E00", "#E69F00"), strict=True):
+        height = torch.tensor([getattr(p, part).mean().item() for p in (seen, unseen)])
+        right.bar(["0–7", "8 and 9"], height.tolist(), bottom=base.tolist(), color=colour, width=0.6, label=part)
+        base = base + height
+    right.set(ylabel="mean entropy (nats)")
+    right.legend(frameon=False, fontsize=8)
+    figure.suptitle("Uncertainty of the test digits against digits of classes never seen in training", fontsize=10)
+
+
+# ------------------------------------------------------------------------------------------------------------------ CLI
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the demo; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="ibnn demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for figures and results.json")
+    parser.add_argument("--seed", type=int, default=0, help="decides splits, weights, order and draws")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="no progress, and no words about the table")
+    options = parser.parse_args(arguments)
+    if options.seed < 0:
+        parser.error(f"--seed must be 0 or more, not {options.seed}")
+    if options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out must be a folder, but {options.out} is a file")
+    try:
+        result = run(options.out, options.seed, quiet=options.quiet)
+        from rich.console import Console
+        from rich.table import Table
+    except ModuleNotFoundError as error:
+        print(f"The demo needs {error.name}: pip install 'ibnn[demo,train]'", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(result, indent=1))
+        return 0
+    console = Console()
+    rows = table(result)
+    shown = Table(*rows[0])
+    for row in rows[1:]:
+        shown.add_row(*row)
+    console.print(shown)
+    if options.quiet:
+        return 0
+    console.print(explain(result), highlight=False)
+    names = ", ".join(
+        f"{options.out / name}" for name in ("reliability.png", "digits.png", "entropy.png", "results.json")
+    )
+    console.print(f"\nLook at: {names} ({result['seconds']:.0f} s)", highlight=False, soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

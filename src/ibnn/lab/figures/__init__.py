@@ -1,0 +1,71 @@
+"""FIGURES: an experiment's cells as a figure and as a table, whatever part of its grid there is.
+
+>>> print(markdown([["method", "NLL"], ["SGD", "0.658"]]))
+| method | NLL |
+| --- | ---: |
+| SGD | 0.658 |
+"""
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ibnn.errors import complaint
+from ibnn.files.atomic import write_atomically
+from ibnn.lab.figures.cubic import regression
+from ibnn.lab.figures.entropy import ood
+from ibnn.lab.figures.grid import Grid, grid_of
+from ibnn.lab.figures.images import softmax
+from ibnn.lab.figures.look import house_look, png
+from ibnn.lab.figures.plane import pca
+from ibnn.lab.figures.reliability import calibration
+from ibnn.lab.figures.scores import benchmark, components, size
+from ibnn.lab.figures.tables import markdown, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ibnn.lab.reproduce import Experiment
+
+__all__ = ["draw", "table", "markdown"]
+
+FIGURES: dict[str, Callable[[Grid], "Figure | None"]] = {
+    "benchmark": benchmark,
+    "pretrained": benchmark,
+    "components": components,
+    "size": size,
+    "calibration": calibration,
+    "ood": ood,
+    "regression": regression,
+    "pca": pca,
+    "softmax": softmax,
+    "table1": lambda grid: None,
+}
+
+
+def draw(experiment: "Experiment", cells: dict[str, Any], out: Path) -> list[Path]:
+    """Draws what there is of an experiment.
+
+    Args:
+        experiment: The grid.
+        cells: What its cells gave, by name; any may be missing.
+        out: Folder to write to.
+
+    Returns:
+        The files written: one PNG, or none if there is nothing to draw yet.
+    """
+    if experiment.figure not in FIGURES:
+        remedy = "Correct the experiment's TOML file."
+        raise ValueError(complaint("figure", f"one of {', '.join(FIGURES)}", repr(experiment.figure), remedy))
+    grid = grid_of(experiment, cells)
+    if not grid.settings or experiment.figure == "table1":
+        return []
+    path = out / f"{experiment.name}-{experiment.preset}.png"
+    with house_look():
+        figure = FIGURES[experiment.figure](grid)
+        if figure is None:
+            return []
+        figure.suptitle(textwrap.fill(experiment.title, 100), fontsize=9.5, fontweight="bold")
+        write_atomically(path, png(figure))
+    return [path]

@@ -1,0 +1,197 @@
+"""RUN FOLDERS: their files, who may write them, and checksums, so that a damaged one is refused.
+
+A run folder holds job.toml, what `fit` writes (recipe.toml, history.csv, checkpoints), model.safetensors,
+answers.safetensors (what was answered on the test set), result.json (scores, costs, provenance), of a table of your own
+table.json (its columns, and how they are standardised) and, once it was asked, held_out.safetensors. Nothing in it is
+pickled. result.json is written last: with it the run has finished. It holds the SHA-256 of the others and of itself. A
+run folder from before there were checksums is read, with a warning.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from ibnn.errors import DamagedError, complaint
+from ibnn.files.atomic import locked, read_json, read_text, read_toml, write_atomically
+
+JOB, TABLE, RECIPE, HISTORY = "job.toml", "table.json", "recipe.toml", "history.csv"
+MODEL, ANSWERS, HELD_OUT, RESULT = "model.safetensors", "answers.safetensors", "held_out.safetensors", "result.json"
+FORMAT_VERSION = 1
+
+_CHECKED = (JOB, TABLE, HISTORY, MODEL, ANSWERS)
+_AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
+log = logging.getLogger("ibnn")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run folder, there or to be.
+
+    >>> import tempfile, torch
+    >>> folder = RunFolder(Path(tempfile.mkdtemp()) / "run")
+    >>> folder.write(JOB, b'net = "mlp"')
+    >>> folder.write_tensors(MODEL, {"weight": torch.ones(2)})
+    >>> result = folder.finish({"name": "mine", "scores": {}})
+    >>> sorted(result["sha256"]), RunFolder(folder.path).tensors(MODEL)["weight"].tolist()
+    (['job.toml', 'model.safetensors', 'result.json'], [1.0, 1.0])
+
+    Attributes:
+        path: Where it is.
+    """
+
+    path: Path
+
+    # ------------------------------------------------------------------------------------------------------- writing
+
+    def lock(self, *, wait: bool = True, note: Callable[[str], None] | None = None) -> AbstractContextManager[bool]:
+        """Keeps other processes from writing the folder; see `ibnn.atomic.locked`.
+
+        Args:
+            wait: Whether to wait for another process; without, the context is False if one has the folder.
+            note: Told that there is something to wait for.
+        """
+
+        def waiting(process: str) -> None:
+            if note is not None:
+                note(f"{self.path} is in use: waiting for process {process or 'that has it'} to finish.")
+
+        return locked(self.path / ".lock", wait=wait, waiting=waiting)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file, whole or not at all."""
+        write_atomically(self.path / name, content)
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
+        """Writes tensors and facts about them; what is not contiguous is copied."""
+        whole = {key: value.contiguous() for key, value in tensors.items()}
+        self.write(name, safetensors.torch.save(whole, metadata=dict(facts) if facts else None))
+
+    def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes result.json with the checksums of all files, removes the checkpoints, and returns its content."""
+        there = [name for name in _CHECKED if (self.path / name).is_file()]
+        content = {**result, "format_version": FORMAT_VERSION}
+        sums = {name: self.checksum(name) for name in there} | {RESULT: _checksum_of(content)}
+        content["sha256"] = sums
+        self.write(RESULT, (json.dumps(content, indent=1) + "\n").encode())
+        self._remove_checkpoints()  # there is nothing left to resume
+        return content
+
+    def clear(self) -> None:
+        """Removes what a run has written, and nothing else; hold the lock."""
+        for name in (
+            RESULT,
+            JOB,
+            TABLE,
+            MODEL,
+            ANSWERS,
+            HELD_OUT,
+            RECIPE,
+            HISTORY,
+        ):  # what says "finished" first
+            (self.path / name).unlink(missing_ok=True)
+        self._remove_checkpoints()
+
+    def _remove_checkpoints(self) -> None:
+        for path in (*self.path.glob("checkpoints/*"), *self.path.glob("refit/checkpoints/*")):
+            path.unlink()
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / JOB).is_file()
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return all((self.path / name).is_file() for name in (JOB, HISTORY, RESULT))
+
+    def require(self, names: Sequence[str]) -> None:
+        """Raises a FileNotFoundError unless the files are there."""
+        if missing := [name for name in names if not (self.path / name).is_file()]:
+            got = f"{self.path} without {' and '.join(missing)}" if self.path.is_dir() else f"no folder {self.path}"
+            remedy = "Pass a folder that `ibnn train` has finished."
+            raise FileNotFoundError(complaint("run", f"a folder with {', '.join(names)}", got, remedy))
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The content of result.json."""
+        content = self._parsed(read_json, RESULT)
+        if not isinstance(content, dict):
+            raise self.damaged(RESULT, "a JSON object", type(content).__name__)
+        if (version := content.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
+            expected, remedy = f"of format version {FORMAT_VERSION}", "Upgrade: pip install -U ibnn."
+            raise ValueError(complaint(str(self.path / RESULT), expected, version, remedy))
+        sums = content.get("sha256")
+        if sums is None:
+            _warn(self.path)
+            return content
+        bare = {key: value for key, value in content.items() if key != "sha256"}
+        if not isinstance(sums, dict) or sums.get(RESULT) != _checksum_of(bare):
+            raise self.damaged(RESULT)
+        return content
+
+    def job(self) -> dict[str, Any]:
+        """The fields of job.toml."""
+        self._check(JOB)
+        fields: dict[str, Any] = self._parsed(read_toml, JOB)
+        return fields
+
+    def text(self, name: str) -> str:
+        """The text of a file."""
+        self._check(name)
+        text: str = self._parsed(read_text, name)
+        return text
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a file."""
+        self.require([name])
+        self._check(name)
+        try:
+            return safetensors.torch.load_file(self.path / name)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise self.damaged(name, "a safetensors file", error) from None
+
+    def checksum(self, name: str) -> str:
+        """The SHA-256 of a file."""
+        with open(self.path / name, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def damaged(self, name: str, expected: str = "as the run wrote it", got: object = "") -> DamagedError:
+        """An error that names a file; without more words, of one whose checksum is wrong."""
+        got = got or "a damaged or changed file (its checksum differs)"
+        return DamagedError(complaint(str(self.path / name), expected, got, _AGAIN))
+
+    def _check(self, name: str) -> None:
+        """Raises if a file is not what it was when the run finished."""
+        if not (self.path / RESULT).is_file():  # not finished: there are no checksums yet
+            return
+        expected = self.result.get("sha256", {}).get(name)
+        if expected is not None and self.checksum(name) != expected:
+            raise self.damaged(name)
+
+    def _parsed(self, read: Callable[[Path], Any], name: str) -> Any:
+        try:
+            return read(self.path / name)
+        except ValueError as error:
+            raise DamagedError(str(error)) from None
+
+
+def _checksum_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@lru_cache(maxsize=64)  # once a folder
+def _warn(path: Path) -> None:
+    log.warning("%s has no checksums (an earlier version wrote it): damage to its files would go unnoticed.", path)

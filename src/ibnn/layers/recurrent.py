@@ -1,0 +1,198 @@
+"""RECURRENCE: latents of recurrent layers and cells, on what each of their weight matrices multiplies.
+
+One z a row, the same at all time steps. Where every row has its own, the product with the weights of the state is made
+step by step; that with the weights of the input for all steps at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ibnn.layers.registry import LayerType, Multiplier, register_type
+
+State = tuple[Tensor, ...]  # h, and c of an LSTM, (B, …) each
+Step = Callable[[Tensor, State, Callable[[Tensor], Tensor]], State]  # from W x + b, the state, and h ↦ W (z ∘ h) + b
+
+_PARAMETERS = ("weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh")
+
+
+def _lstm(x: Tensor, state: State, product: Callable[[Tensor], Tensor]) -> State:
+    h, c = state
+    i, f, g, o = (x + product(h)).chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru(x: Tensor, state: State, product: Callable[[Tensor], Tensor]) -> State:
+    (h,) = state
+    (r, u, n), (r_h, u_h, n_h) = x.chunk(3, -1), product(h).chunk(3, -1)
+    u = (u + u_h).sigmoid()
+    return ((1 - u) * (n + (r + r_h).sigmoid() * n_h).tanh() + u * h,)
+
+
+def _rnn(x: Tensor, state: State, product: Callable[[Tensor], Tensor], activation: str) -> State:
+    return (getattr(torch, activation)(x + product(state[0])),)
+
+
+def _step(layer: nn.Module) -> Step:
+    if isinstance(layer, nn.LSTM | nn.LSTMCell):
+        return _lstm
+    if isinstance(layer, nn.GRU | nn.GRUCell):
+        return _gru
+    assert isinstance(layer, nn.RNN | nn.RNNCell)
+    return partial(_rnn, activation=layer.nonlinearity)
+
+
+# ------------------------------------------------------------------------------------------------------------- layers
+
+
+def _run(layer: nn.RNNBase, latent: Multiplier, z: dict[str, Tensor], input: Any, hx: Any = None) -> Any:
+    """The layer's forward, layer by layer, direction by direction, step by step."""
+    if not isinstance(input, PackedSequence):
+        return _run_padded(layer, latent, z, input, hx)
+    data, sizes, order, back = input
+    lengths = sizes.tolist()  # how many sequences have a first, second, … step
+    z = {port: latent.rows(part, (len(lengths), lengths[0], data.shape[-1]), 1) for port, part in z.items()}
+    if order is not None:  # from the longest sequence to the shortest
+        z = {port: part[order] for port, part in z.items()}
+    row = torch.cat([torch.arange(size, device=data.device) for size in lengths])  # whose step an entry of data is
+    state = _initial(layer, hx, data, lengths[0], order)
+    scaled = lambda x, part: latent.multiply(x, part[row], 0)  # noqa: E731
+    output, state = _layers(layer, scaled, z, data, state, lambda x: x.split(lengths))
+    state = state if back is None else tuple(part.index_select(1, back) for part in state)
+    return PackedSequence(output, sizes, order, back), _as_given(layer, state)
+
+
+def _run_padded(layer: nn.RNNBase, latent: Multiplier, z: dict[str, Tensor], x: Tensor, hx: Any) -> Any:
+    batched = x.dim() == 3
+    if not batched:  # a sequence without a batch
+        x, hx = x.unsqueeze(1), None if hx is None else _each(lambda part: part.unsqueeze(1), hx)
+    elif layer.batch_first:
+        x = x.transpose(0, 1)
+    state = _initial(layer, hx, x, x.shape[1], None)
+    z = {port: latent.rows(part, x.shape, 1) for port, part in z.items()}
+    output, state = _layers(layer, lambda x, part: latent.multiply(x, part, 1), z, x, state, torch.unbind)
+    if not batched:
+        return output.squeeze(1), _as_given(layer, tuple(part.squeeze(1) for part in state))
+    return output.transpose(0, 1) if layer.batch_first else output, _as_given(layer, state)
+
+
+def _layers(
+    layer: nn.RNNBase,
+    scaled: Callable[[Tensor, Tensor], Tensor],
+    z: dict[str, Tensor],
+    x: Tensor,
+    state: State,
+    steps: Callable[[Tensor], Sequence[Tensor]],
+) -> tuple[Tensor, State]:
+    """Outputs and last states, (L · directions, B, …) each, from inputs, z for every row, and the initial states."""
+    ends: list[State] = []
+    for number in range(layer.num_layers):
+        if number and layer.dropout:
+            x = F.dropout(x, layer.dropout, layer.training)
+        outputs = []
+        for reverse in ("", "_reverse")[: 1 + layer.bidirectional]:
+            suffix = f"_l{number}{reverse}"
+            own: dict[str, Any] = {name: getattr(layer, name + suffix, None) for name in _PARAMETERS}
+            gates = F.linear(scaled(x, z[f"weight_ih{suffix}"]), own["weight_ih"], own["bias_ih"])  # for all steps
+            product = _product(z[f"weight_hh{suffix}"], own["weight_hh"], own["bias_hh"])
+            project = _product(z[f"weight_hr{suffix}"], own["weight_hr"], None) if layer.proj_size else None
+            first = tuple(part[len(ends)] for part in state)
+            made, end = _scan(_step(layer), steps(gates), first, product, project, bool(reverse))
+            outputs.append(_joined(made, like=gates))
+            ends.append(end)
+        x = torch.cat(outputs, -1)
+    return x, tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
+
+
+def _scan(
+    step: Step,
+    gates: Sequence[Tensor],
+    state: State,
+    product: Callable[[Tensor], Tensor],
+    project: Callable[[Tensor], Tensor] | None,
+    reverse: bool,
+) -> tuple[list[Tensor], State]:
+    """Outputs of all steps, and the last state; at a step of n rows the others are done, or yet to come, and stay."""
+    made: list[Tensor] = []
+    for now in reversed(gates) if reverse else gates:
+        n = now.shape[0]
+        h, *rest = step(now, tuple(part[:n] for part in state), product)
+        new = (h if project is None else project(h), *rest)
+        made.append(new[0])
+        state = new if n == state[0].shape[0] else tuple(torch.cat([a, b[n:]]) for a, b in zip(new, state, strict=True))
+    return made[::-1] if reverse else made, state
+
+
+def _product(z: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """h ↦ W (z ∘ h) + b for the first rows."""
+    return lambda h: F.linear(h * z[: h.shape[0]].to(h.dtype), weight, bias)
+
+
+def _joined(made: list[Tensor], like: Tensor) -> Tensor:
+    """Outputs of all steps in the form of the inputs: (T, B, …), or packed."""
+    return torch.stack(made) if like.dim() == 3 else torch.cat(made)
+
+
+def _initial(layer: nn.RNNBase, hx: Any, like: Tensor, rows: int, order: Tensor | None) -> State:
+    count = layer.num_layers * (1 + layer.bidirectional)
+    if hx is None:
+        sizes = [layer.proj_size or layer.hidden_size, layer.hidden_size][: 1 + isinstance(layer, nn.LSTM)]
+        return tuple(like.new_zeros(count, rows, size) for size in sizes)
+    state = tuple(hx) if isinstance(layer, nn.LSTM) else (hx,)
+    return state if order is None else tuple(part.index_select(1, order) for part in state)
+
+
+def _as_given(layer: nn.Module, state: State) -> Any:
+    return state if isinstance(layer, nn.LSTM | nn.LSTMCell) else state[0]
+
+
+def _each(function: Callable[[Tensor], Tensor], hx: Any) -> Any:
+    return function(hx) if isinstance(hx, Tensor) else tuple(map(function, hx))
+
+
+# -------------------------------------------------------------------------------------------------------------- cells
+
+
+def _run_cell(layer: nn.RNNCellBase, latent: Multiplier, z: dict[str, Tensor], input: Tensor, hx: Any = None) -> Any:
+    if input.dim() == 1:
+        input, hx = input[None], None if hx is None else _each(lambda part: part[None], hx)
+        return _each(lambda part: part[0], _run_cell(layer, latent, z, input, hx))
+    count = 1 + isinstance(layer, nn.LSTMCell)
+    state = (input.new_zeros(len(input), layer.hidden_size),) * count if hx is None else hx
+    gates = F.linear(latent.multiply(input, z["weight_ih"], 0), layer.weight_ih, layer.bias_ih)
+    product = _product(latent.rows(z["weight_hh"], input.shape, 0), layer.weight_hh, layer.bias_hh)
+    return _as_given(layer, _step(layer)(gates, (state,) if isinstance(state, Tensor) else tuple(state), product))
+
+
+# ----------------------------------------------------------------------------------------------------------- registry
+
+
+def _matrices(layer: nn.Module) -> tuple[str, ...]:
+    names = getattr(layer, "_flat_weights_names", ("weight_ih", "weight_hh"))
+    return tuple(name for name in names if name.startswith("weight"))
+
+
+def _ports(layer: nn.Module) -> dict[str, int]:
+    return {name: getattr(layer, name).shape[1] for name in _matrices(layer)}
+
+
+def _fold(layer: nn.Module, z: Tensor) -> dict[str, Tensor]:
+    return {name: getattr(layer, name) * part for name, part in LAYER.split(layer, z).items()}
+
+
+def _batch_axis(layer: nn.Module) -> int:
+    return 0 if getattr(layer, "batch_first", True) else 1
+
+
+LAYER = LayerType(ports=_ports, axis=-1, fold=_fold, weights=_matrices, run=_run, batch_axis=_batch_axis, fused=True)
+for layer_class in (nn.RNN, nn.LSTM, nn.GRU):
+    register_type(layer_class, LAYER)
+for cell_class in (nn.RNNCell, nn.LSTMCell, nn.GRUCell):
+    register_type(cell_class, replace(LAYER, run=_run_cell))

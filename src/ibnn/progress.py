@@ -1,0 +1,92 @@
+"""PROGRESS: the one bar of all long work. Without a terminal, or without rich, it shows nothing."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class Bar:
+    """A bar on stderr that counts up to a total, if there is one.
+
+    >>> with Bar("training", total=3, shown=False) as bar:
+    ...     bar.advance()
+    ...     bar.update(done=3, title="nearly done")
+    """
+
+    def __init__(
+        self, title: str, total: int | None = None, *, done: int = 0, shown: bool = True, in_bytes: bool = False
+    ) -> None:
+        """Starts the bar.
+
+        Args:
+            title: Text beside it.
+            total: Steps, or bytes, of all the work; None if that is not known.
+            done: How many of them are done already.
+            shown: Whether it is drawn at all.
+            in_bytes: Counts bytes, and shows their speed.
+        """
+        self._live: Any = _draw(in_bytes) if shown and sys.stderr.isatty() else None
+        if self._live is not None:
+            self._task = self._live.add_task(title, total=total, completed=done)
+            self._live.start()
+
+    @property
+    def drawn(self) -> bool:
+        """Whether someone can see it."""
+        return self._live is not None
+
+    def advance(self) -> None:
+        """Counts one more step."""
+        if self._live is not None:
+            self._live.advance(self._task)
+
+    def update(self, *, done: int, total: int | None = None, title: str | None = None) -> None:
+        """Sets how much is done, and of how much, and the text."""
+        if self._live is not None:
+            self._live.update(self._task, completed=done, total=total, description=title)
+
+    def say(self, text: str) -> None:
+        """Prints a line above the bar."""
+        if self._live is not None:
+            self._live.console.print(text, highlight=False, markup=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes the bar down."""
+        if self._live is not None:
+            self._live.stop()
+
+
+def track(items: Iterable[T], title: str) -> Iterator[T]:
+    """Yields items under a bar.
+
+    >>> list(track([1, 2], "predict"))
+    [1, 2]
+    """
+    with Bar(title, len(items) if isinstance(items, Sized) else None) as bar:
+        for item in items:
+            yield item
+            bar.advance()
+
+
+def _draw(in_bytes: bool) -> Any:
+    """Returns rich's live display, or None where rich is missing."""
+    try:
+        from rich import progress
+        from rich.console import Console
+    except ImportError:
+        return None
+    counted = (
+        (progress.DownloadColumn(), progress.TransferSpeedColumn()) if in_bytes else (progress.MofNCompleteColumn(),)
+    )
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(20), *counted)
+    return progress.Progress(
+        *columns, progress.TimeRemainingColumn(), console=Console(stderr=True), refresh_per_second=4, transient=True
+    )

@@ -1,0 +1,312 @@
+"""RECIPE: every number of a training run, as frozen, validated data that reads and writes TOML."""
+
+import difflib
+import json
+import math
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ibnn.errors import complaint
+from ibnn.files.atomic import read_toml
+from ibnn.mixture import KLKind
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Schedule(_Frozen):
+    """Factor on a learning rate over training; t is the share of training done, 0 … 1.
+
+    After a linear warm-up the factor is 1 until `start`, falls to `final` at `end` (on a line or half a cosine), and
+    stays there. "constant" never falls.
+
+    >>> [round(Schedule(kind="linear").factor(t), 3) for t in (0.0, 0.5, 0.7, 0.9, 1.0)]
+    [1.0, 1.0, 0.505, 0.01, 0.01]
+    """
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    start: float = Field(0.5, ge=0, le=1)
+    end: float = Field(0.9, ge=0, le=1)
+    final: float = Field(0.01, ge=0)
+    warmup: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.kind != "constant" and not self.start < self.end:
+            raise ValueError(f"start ({self.start}) must come before end ({self.end})")
+        return self
+
+    def factor(self, t: float) -> float:
+        """What the learning rate is multiplied by at t."""
+        warm = min(1.0, t / self.warmup) if self.warmup else 1.0
+        if self.kind == "constant":
+            return warm
+        done = min(max((t - self.start) / (self.end - self.start), 0.0), 1.0)
+        fallen = done if self.kind == "linear" else (1 - math.cos(math.pi * done)) / 2
+        return warm * (1 - (1 - self.final) * fallen)
+
+
+class Recipe(_Frozen):
+    """How `fit` trains. The defaults train without diverging on every kind of network the tests sweep over.
+
+    Attributes:
+        epochs: Passes over the training set; give this or `steps`.
+        steps: Optimiser steps instead of epochs.
+        batch_size: B, examples per step over all workers together.
+        samples: S, copies of every example, each with its own draw.
+        optimiser: Of the weights: "adam" (AdamW) or "sgd" (Nesterov momentum).
+        lr: Learning rate of the weights, λ0.
+        noise_lr: Learning rate of the likelihood's own parameters (log σ of learnt Gaussian noise) on the schedule of
+            `lr`; default `lr`, at which it crawls in short runs: pass 0.02 there.
+        latent_optimiser: Of the latents.
+        latent_lr: Learning rate of the latents, λ1. One value serves any number of components (see `undo_k`).
+        undo_k: Multiplies the latents' gradient by K, which the mean over the batch divides by. The paper does not, and
+            needs larger rates; its recipes set False.
+        momentum: Of "sgd".
+        weight_decay: Of the weights alone.
+        schedule: Of `lr`.
+        latent_schedule: Of `latent_lr`.
+        clip: Largest gradient norm of the weights; 0 for no limit.
+        latent_clip: Largest gradient norm of the latents; 0 for no limit.
+        beta: Weight of the KL at the end of its warm-up, or "auto": held-out labels steer the strength of the noise as
+            training goes on (`training.strength`). Without validation data a tenth of the training data is held out;
+            where that cannot be (fewer than 500 examples, a sampler of your own) "auto" stands for 1.
+        beta_warmup: Share of training over which a fixed β rises linearly from 0.
+        refit: With "auto": trains a second time from the start, on training and held-out data together, with the
+            strengths found.
+        calibrate: Starts a network whose latents were never trained from what `ibnn.calibrate` finds on the held-out
+            data; for trained weights.
+        freeze_batchnorm: Keeps BatchNorm's running statistics, and normalises by them in training too.
+        gamma: Weight of the posterior's entropy.
+        kl: Which KL; default what the model was converted with.
+        spread: Copies of an example go to different components.
+        precision: "no", "bf16" or "fp16" (mixed precision).
+        accumulate: Pieces a worker's share of a batch is computed in, to save memory; the result is the same.
+        seed: Decides order, dropout and draws. The latents' start was decided by `convert`.
+        workers: Processes that load a Dataset.
+        evaluate_every: Epochs between evaluations on the validation data (and at the end).
+        eval_samples: Draws per component in evaluations.
+        patience: Stops after so many evaluations without a better validation NLL and goes back to the best; 0 never.
+        ema: Decay of an exponential moving average of all parameters that replaces them at the end; 0 for none.
+        swa: Share of training after which parameters are averaged, once an epoch, to replace them at the end; 1: never.
+        checkpoint_every: Steps between checkpoints, where there is a run folder; 0: once an epoch.
+        keep: How many checkpoints stay.
+        sync_batchnorm: Computes BatchNorm over all workers together.
+        trackers: Names of accelerate trackers ("tensorboard", …), written to the run folder.
+
+    >>> Recipe(epochs=3).latent_lr
+    0.01
+    """
+
+    epochs: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1)
+    batch_size: int = Field(128, ge=1)
+    samples: int = Field(1, ge=1)
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    lr: float = Field(1e-3, gt=0)
+    noise_lr: float | None = Field(None, gt=0)
+    latent_optimiser: Literal["adam", "sgd"] = "adam"
+    latent_lr: float = Field(1e-2, ge=0)
+    undo_k: bool = True
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Schedule = Schedule(kind="linear", warmup=0.02)
+    latent_schedule: Schedule = Schedule()
+    clip: float = Field(1.0, ge=0)
+    latent_clip: float = Field(1.0, ge=0)
+
+    beta: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    beta_warmup: float = Field(2 / 3, ge=0, le=1)
+    refit: bool = False
+    calibrate: bool = False
+    freeze_batchnorm: bool = False
+    gamma: float = Field(0.0, ge=0)
+    kl: KLKind | None = None
+    spread: bool = False
+
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    accumulate: int = Field(1, ge=1)
+    seed: int = Field(0, ge=0)
+    workers: int = Field(0, ge=0)
+
+    evaluate_every: int = Field(1, ge=1)
+    eval_samples: int = Field(1, ge=1)
+    patience: int = Field(0, ge=0)
+    ema: float = Field(0.0, ge=0, lt=1)
+    swa: float = Field(1.0, ge=0, le=1)
+    checkpoint_every: int = Field(0, ge=0)
+    keep: int = Field(2, ge=1)
+    sync_batchnorm: bool = False
+    trackers: tuple[str, ...] = ()
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ValueError(explain(error, type(self))) from None
+
+    @model_validator(mode="after")
+    def _length(self) -> Self:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give epochs or steps, not both")
+        if (self.ema > 0) + (self.swa < 1) + (self.patience > 0) > 1:
+            raise ValueError("give one of ema, swa and patience: each decides which weights remain")
+        if self.refit and self.beta != "auto":
+            raise ValueError('give refit with beta = "auto" alone: it trains again with the strengths found')
+        if self.refit and self.calibrate:
+            raise ValueError("give one of refit and calibrate: what starts from trained weights is not trained anew")
+        return self
+
+    def beta_at(self, t: float) -> float:
+        """A fixed β when the share t of training is done.
+
+        >>> Recipe(beta=2.0, beta_warmup=0.5).beta_at(0.25)
+        1.0
+        """
+        assert not isinstance(self.beta, str), "the strength is steered"
+        return self.beta * (min(1.0, t / self.beta_warmup) if self.beta_warmup else 1.0)
+
+    def but(self, **changes: Any) -> "Recipe":
+        """A copy with some fields changed, validated anew.
+
+        >>> Recipe(epochs=3).but(lr=0.1).lr
+        0.1
+        """
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        if "epochs" in changes and changes.get("steps") is None:
+            fields.pop("steps", None)
+        if "steps" in changes and changes.get("epochs") is None:
+            fields.pop("epochs", None)
+        return Recipe(**(fields | changes))
+
+    @classmethod
+    def from_toml(cls, source: str | Path) -> "Recipe":
+        """Reads a TOML file (a Path, or a string that ends in .toml) or text.
+
+        >>> Recipe.from_toml('epochs = 5').epochs
+        5
+        """
+        path = Path(source) if isinstance(source, Path) or source.endswith(".toml") else None
+        fields = read_toml(path) if path else tomllib.loads(str(source))
+        if isinstance(fields.get("trackers"), list):
+            fields["trackers"] = tuple(fields["trackers"])
+        return cls(**fields)
+
+    def to_toml(self) -> str:
+        """All fields as TOML; `from_toml` gives back an equal recipe.
+
+        >>> Recipe.from_toml(Recipe(epochs=5).to_toml()) == Recipe(epochs=5)
+        True
+        """
+        return to_toml(self.model_dump())
+
+    @classmethod
+    def named(cls, name: str) -> "Recipe":
+        """A recipe that comes with the library; `Recipe.names()` lists them.
+
+        >>> Recipe.named("paper-vgg16-cifar10").latent_lr
+        1.2
+        """
+        if name not in cls.names():
+            near = difflib.get_close_matches(name, cls.names(), n=1, cutoff=0.0)
+            remedy = f"Did you mean {near[0]!r}?"
+            raise ValueError(complaint("recipe", f"one of {', '.join(cls.names())}", repr(name), remedy))
+        return cls.from_toml(
+            (resources.files("ibnn.training") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+        )
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of the recipes that come with the library."""
+        folder = resources.files("ibnn.training") / "recipes"
+        return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def to_toml(fields: dict[str, Any]) -> str:
+    """Nested fields as TOML, without those that are None.
+
+    >>> print(to_toml({"a": 1, "b": {"c": "d"}, "e": None}), end="")
+    a = 1
+    <BLANKLINE>
+    [b]
+    c = "d"
+    """
+    lines, tables = _toml_lines(fields, "")
+    return "\n".join([*lines, *tables]).lstrip("\n") + "\n"
+
+
+def _toml_lines(fields: dict[str, Any], prefix: str) -> tuple[list[str], list[str]]:
+    lines, tables = [], []
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            own, inner = _toml_lines(value, f"{prefix}{name}.")
+            tables += ["", f"[{prefix}{name}]", *own, *inner]
+        elif value is not None:
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+    return lines, tables
+
+
+# What others call the fields.
+_SYNONYMS = {
+    "accumulate": ("gradient_accumulation", "gradient_accumulation_steps", "accumulate_grad_batches"),
+    "batch_size": ("batch", "bs", "minibatch", "minibatch_size", "train_batch_size"),
+    "beta": ("kl_weight", "kl_beta"),
+    "beta_warmup": ("kl_warmup", "kl_annealing"),
+    "checkpoint_every": ("save_every", "checkpoint_interval", "save_steps"),
+    "clip": ("grad_clip", "gradient_clip", "gradient_clip_val", "max_grad_norm", "max_norm"),
+    "ema": ("ema_decay", "moving_average"),
+    "epochs": ("num_epochs", "n_epochs", "max_epochs", "num_train_epochs"),
+    "eval_samples": ("n_eval_samples", "validation_samples"),
+    "evaluate_every": ("eval_every", "validate_every", "check_val_every_n_epoch"),
+    "freeze_batchnorm": ("freeze_bn",),
+    "gamma": ("entropy_weight",),
+    "latent_lr": ("latent_learning_rate",),
+    "lr": ("learning_rate", "rate", "step_size", "eta"),
+    "noise_lr": ("noise_learning_rate",),
+    "patience": ("early_stopping", "early_stop", "early_stopping_patience"),
+    "precision": ("mixed_precision", "amp", "dtype"),
+    "samples": ("num_samples", "n_samples", "mc_samples"),
+    "schedule": ("scheduler", "lr_schedule", "lr_scheduler"),
+    "seed": ("random_state", "random_seed", "rng_seed"),
+    "steps": ("num_steps", "n_steps", "max_steps", "iterations", "max_iter"),
+    "sync_batchnorm": ("sync_bn",),
+    "trackers": ("logger", "loggers", "report_to", "log_with"),
+    "weight_decay": ("wd", "decay", "l2", "l2_penalty"),
+    "workers": ("num_workers", "n_workers", "dataloader_num_workers"),
+}
+
+
+def _nearest(word: str, names: list[str]) -> str:
+    """The name that a word stands for: one that others call so, or else the one spelt most like it."""
+    plain = word.lower().replace("-", "_").replace("optimizer", "optimiser")
+    meant = (name for name, others in _SYNONYMS.items() if plain in others and name in names)
+    return next(meant, difflib.get_close_matches(plain, names, n=1, cutoff=0.0)[0])
+
+
+def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> str:
+    """Pydantic's complaint in our four parts; an unknown key gets the nearest known one. `table` is where it stands."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    for depth, part in enumerate(place[:-1], 1):
+        nested = model.model_fields[part].annotation
+        if not (isinstance(nested, type) and issubclass(nested, BaseModel)):  # one of several types
+            place = place[:depth]
+            break
+        model = nested
+    name = ".".join(filter(None, (table, *place))) or "recipe"
+    if first["type"] == "extra_forbidden":
+        near = _nearest(place[-1], list(model.model_fields))
+        return complaint(name, "a key of the recipe", repr(first["input"]), f"Did you mean {near!r}?")
+    if first["type"] == "missing":
+        return complaint(name, "given", "none", f"Add {name} = …")
+    wishes = (e["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for e in error.errors())
+    wish = " or ".join(wishes) if len(place) < len(first["loc"]) else next(wishes)  # one of several types
+    if not place:
+        return complaint(name, "consistent", "fields that exclude each other", f"{wish[0].upper()}{wish[1:]}.")
+    return complaint(name, wish, f"{first['input']!r} ({type(first['input']).__name__})", f"Change {name}.")

@@ -1,0 +1,1307 @@
+import csv
+import gzip
+import io
+import json
+import math
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import ibnn
+from ibnn import data, nets
+from ibnn.app.asking.abstain import LEVELS, threshold, upper_bound
+from ibnn.app.asking.inputs import Form, decoded
+from ibnn.app.cli.app import app
+from ibnn.app.cli.screen import Screen
+from ibnn.app.cli.settings import names as recipe_names
+from ibnn.app.cli.settings import parsed, read_job
+from ibnn.app.cli.train import show
+from ibnn.lab import jobs
+from ibnn.lab.runs import HELD_OUT, MODEL, RunFolder
+
+COMMANDS = [
+    "demo",
+    "plan",
+    "bench",
+    "data",
+    "data list",
+    "data get",
+    "train",
+    "predict",
+    "evaluate",
+    "report",
+    "export",
+    "serve",
+    "reproduce",
+]
+TINY = ["--set", "train.steps=12", "--set", "method_options.components=2", "--set", "net_options.hidden=32"]
+TINY += ["--set", "samples=3"]
+FIELDS = ["file", "row", "label", "probability", "total", "aleatoric", "epistemic", "abstain"]
+
+
+def call(*words: object, code: int = 0) -> Any:
+    result = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "200"}).invoke(app, list(map(str, words)), prog_name="ibnn")
+    assert result.exit_code == code, (result.exit_code, result.stdout, result.stderr, result.exception)
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    result = call("train", "digits-mlp", *TINY, "--out", folder)
+    assert "│ test   " in result.stdout
+    assert "held-out forward passes for steering" in result.stdout
+    assert "forward passes per prediction" in result.stdout
+    assert "numbers stored" in result.stdout
+    assert "temperature scaling" not in result.stdout  # fit chose the same
+    assert "AUROC" in result.stdout
+    assert f"ibnn report {folder}" in result.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray[Any, Any]:
+    test = data.load("digits").test
+    assert isinstance(test, data.Split)
+    images: np.ndarray[Any, Any] = test.images[:5, 0].numpy()
+    return images
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# ------------------------------------------------------------------------------------------------------- help and plan
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    assert "Usage: ibnn" in call(*command.split(), "--help").stdout
+
+
+def test_help_teaches() -> None:
+    text = call("--help").stdout
+    for words in ("Start here", "ibnn demo", "ibnn train digits-mlp", "130 interrupted", "--install-completion"):
+        assert words in text
+    assert "\x1b" not in text  # NO_COLOR
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from ibnn.app.cli.app import app; app(['--help'], standalone_mode=False);"
+        "print([m for m in ('accelerate', 'matplotlib', 'sklearn', 'pydantic', 'PIL', 'numpy.ma') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+def test_help_of_predict_says_what_is_not_promised() -> None:
+    words = " ".join(call("predict", "--help").stdout.split())
+    assert "a little optimistic where those images also steered the training" in words
+    assert "what is transparent on white" in words
+    assert "A file that cannot be read has no row" in words
+
+
+def test_version_and_usage() -> None:
+    assert call("--version").stdout == f"ibnn {ibnn.__version__}\n"
+    assert "frobnicate" in call("frobnicate", code=2).stderr
+    assert "--frob" in call("plan", "--frob", code=2).stderr
+    assert "RUN" in call("predict", code=2).stderr
+
+
+@pytest.mark.parametrize("net", nets.names())
+def test_plan_of_every_net(net: str) -> None:
+    found = json.loads(call("plan", "--net", net, "--json").stdout)
+    assert found["nodes"] == sum(layer["nodes"] for layer in found["layers"])
+    assert found["ratio"] == pytest.approx(found["weights"] / found["nodes"])
+    assert f"{found['nodes']:,} nodes, {found['weights']:,} weights" in call("plan", "--net", net).stdout
+
+
+def test_plan_lists_all_nets() -> None:
+    rows = {row["net"]: row for row in json.loads(call("plan", "--json").stdout)}
+    assert list(rows) == list(nets.names())
+    assert (rows["resnet50"]["weights"], rows["resnet50"]["nodes"]) == (25_557_032, 24_579)  # Table 1
+    assert "25,557,032" in call("plan").stdout
+
+
+def test_plan_options() -> None:
+    narrow = json.loads(call("plan", "--net", "wideresnet", "--option", "width=1", "--classes", "3", "--json").stdout)
+    assert narrow["classes"] == 3
+    assert narrow["weights"] < 1_000_000
+    assert "skipped  excluded" in call("plan", "--net", "lenet", "--exclude", "fc*").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--net", "resnet5"], "Did you mean 'resnet50'?"),
+        (["--net", "lenet", "--option", "widht=2"], "Did you mean 'width'?"),
+        (["--net", "lenet", "--option", "width=wide"], "a number"),
+        (["--net", "lenet", "--option", "width"], "key=value"),
+        (["--net", "lenet", "--option", "width=-1"], "`width` to be positive"),
+        (["--net", "alexnet", "--option", "dropout=-1"], "`dropout` to be at least 0"),
+        (["--net", "lenet", "--include", "layer9"], "Nearest names"),
+    ],
+)
+def test_wrong_plans(words: list[str], message: str) -> None:
+    result = call("plan", *words, code=2)
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- data
+
+
+def test_data_list(tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in json.loads(call("data", "list", "--data", tmp_path, "--json").stdout)}
+    assert list(rows) == [*data.names(), "toy-regression", "two-moons"]
+    assert [name for name, row in rows.items() if row["found"]] == ["digits", "toy-regression", "two-moons"]
+    assert rows["two-moons"]["where"] == "ibnn"
+    result = call("data", "list", "--data", tmp_path)
+    assert str(tmp_path) in result.stdout
+    assert "ibnn data get mnist" in result.stderr
+
+
+def test_data_get(tmp_path: Path) -> None:
+    found = call("data", "get", "digits", "two-moons", "--data", tmp_path).stdout
+    assert found == "digits: scikit-learn\ntwo-moons: ibnn\n"
+    assert "name of a set" in call("data", "get", "mnst", code=2).stderr
+    assert "http" in call("data", "get", "mnist", "--data", tmp_path, "--mirror", "ftp://x", code=2).stderr
+
+
+# --------------------------------------------------------------------------------------------------------------- train
+
+
+def test_settings() -> None:
+    found = parsed(["train.lr=0.01", "net=lenet", 'data="a b"', "augment=true", "train.steps = 3", "x=a=b"], "--set")
+    assert found == {"train": {"lr": 0.01, "steps": 3}, "net": "lenet", "data": "a b", "augment": True, "x": "a=b"}
+    for wrong in (["seed"], ["=3"], ["a..b=1"], ["a=1", "a.b=2"]):
+        with pytest.raises(ValueError, match="Expected `--set`"):
+            parsed(wrong, "--set")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_shipped_recipes_are_jobs(name: str) -> None:
+    job = read_job(name, ["seed=3", "train.steps=2"])
+    assert job.seed == 3
+    assert job.full_recipe().steps == 2  # in place of the recipe's epochs
+    assert job.full_recipe().epochs is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["digits-mpl"], "Did you mean 'digits-mlp'?"),
+        (["digits-mlp", "--set", "trian.lr=1"], "Did you mean 'train'?"),
+        (["digits-mlp", "--set", "train.lrr=1"], "Did you mean 'lr'?"),
+        (["digits-mlp", "--set", "first.lrr=1"], "Did you mean 'lr'?"),
+        (["digits-mlp", "--set", "train.lr=fast"], "Expected `train.lr`"),
+        (["digits-mlp", "--set", "method_options.component=4"], "Did you mean 'components'?"),
+        (["digits-mlp", "--set", "net_options.hiden=4"], "Did you mean 'hidden'?"),
+        (["digits-mlp", "--set", "method=ibn"], "Did you mean 'ibnn'?"),
+        (["digits-mlp", "--set", "data=digit"], "name of a set"),
+        (["digits-mlp", "--set", "seed"], "key=value"),
+        (["digits-mlp", "--set", "dataset=digits"], "a field of a job, but got 'digits'. Did you mean 'data'?"),
+        (["digits-mlp", "--set", "model=lenet"], "Did you mean 'net'?"),
+        (["digits-mlp", "--set", "network=lenet"], "Did you mean 'net'?"),
+        (["digits-mlp", "--set", "lr=0.1"], "Did you mean 'train.lr'?"),
+        (["digits-mlp", "--set", "learning_rate=0.1"], "Did you mean 'train.lr'?"),
+        (["digits-mlp", "--set", "components=4"], "Did you mean 'method_options.components'?"),
+        (["digits-mlp", "--set", "dropout_rate=0.1"], "Did you mean 'method_options.rate'?"),
+        (["digits-mlp", "--set", "method=mc-dropout"], "Did you mean 'dropout'?"),
+        (["digits-mlp", "--set", "method_options.k=4"], "Did you mean 'components'?"),
+        (["digits-mlp", "--set", "net_options.hidden_size=4"], "Did you mean 'hidden'?"),
+        (["digits-mlp", "--set", "net_options.inputs=63"], "net_options.inputs = 64"),
+        (["digits-mlp", "--set", "method_options.components=0"], "`components` to be an integer of at least 1"),
+        (["digits-mlp", "--set", "valid=9999"], "from 1 to 1436"),
+        (["digits-mlp", "--set", "train.seed=5"], "Set seed = 5 instead (--set seed=5)."),
+        (["digits-mlp", "--set", "weights=none"], "no file none"),
+        (["digits-mlp", "--lr", "0.1"], "--set train.lr=…"),
+        (["digits-mlp", "--learning-rate", "0.1"], "--set train.lr=…"),
+        (["digits-mlp", "--seed", "1"], "--set seed=…"),
+        (["digits-mlp", "--output", "there"], "Possible options: --out)"),
+        (["digits-mlp", "--overwrite"], "--fresh"),
+        (["digits-mlp", "--data", "nowhere"], "does not exist"),
+        (["digits-mlp", "--resume"], "Expected `--resume`"),
+        (["digits-mlp", "--set", "data=none.csv", "--set", "target=y"], "`data` to be a table"),
+        (["digits-mlp", "--set", "data=none.csv"], "`target` to be the column of none.csv"),
+        (["digits-mlp", "--set", "net=nowhere:make"], "has no module 'nowhere'"),
+    ],
+)
+def test_wrong_trainings(words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("train", *words, code=2)
+    assert message in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_broken_recipe_and_missing_data(tmp_path: Path) -> None:
+    for content, words in (
+        (b'data = "digits"\nnet = ', "my.toml` to be TOML, but got an error: Invalid value (at the end, line 2)"),
+        (b"net = 3 4\n", "(at line 1, column 9)"),
+        (b"", "Expected `net` to be given, but got none. Add net = …"),
+        (b'net = "mlp"', "Expected `data` to be given, but got none. Add data = …"),
+        (b"\xff", "my.toml` to be text in UTF-8"),
+    ):
+        (tmp_path / "my.toml").write_bytes(content)
+        assert words in call("train", tmp_path / "my.toml", code=2).stderr
+    result = call("train", "fashion-mnist-lenet", "--data", tmp_path, "--out", tmp_path / "run", code=1)
+    assert "ibnn data get fashion-mnist" in result.stderr
+
+
+def test_a_finished_run_is_read_and_another_job_refused(run: Path) -> None:
+    before = (run / "result.json").stat().st_mtime_ns
+    result = json.loads(call("train", "digits-mlp", *TINY, "--out", run, "--json").stdout)
+    assert result == json.loads((run / "result.json").read_text())
+    assert "--fresh" in call("train", "digits-mlp", *TINY, "--set", "seed=1", "--out", run, code=2).stderr
+    assert (run / "result.json").stat().st_mtime_ns == before
+
+
+def test_fresh_starts_anew_and_own_files_work(tmp_path: Path, run: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text((run / "job.toml").read_text())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    first = json.loads(call("train", file, "--out", tmp_path / "out", "--json", "--quiet").stdout)
+    old = json.loads((run / "result.json").read_text())
+    assert first["scores"] == old["scores"]  # the same job, the same bits
+    words = ["--out", tmp_path / "out", "--fresh", "--set", "seed=5", "--json"]
+    result = call("--quiet", "train", file, *words)
+    assert json.loads(result.stdout)["job"]["seed"] == 5
+    assert result.stderr == ""
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_fresh_waits_for_a_folder_in_use_and_says_so(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    words = [sys.executable, "-m", "ibnn", "train", "digits-mlp", *TINY, "--out", str(copy), "--fresh"]
+    with RunFolder(copy).lock():
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
+        assert process.stderr is not None
+        lines = [process.stderr.readline(), process.stderr.readline()]
+        assert lines[1] == f"{copy} is in use: waiting for process {os.getpid()} to finish.\n", lines
+        assert jobs.read_run(copy).result["scores"] == jobs.read_run(run).result["scores"]  # nothing was cleared
+        before = (copy / "result.json").stat().st_mtime_ns
+    assert process.wait(120) == 0
+    process.stderr.close()
+    assert (copy / "result.json").stat().st_mtime_ns > before
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), pytest.param(0o077, 0o600, marks=pytest.mark.slow)])
+def test_permissions_are_what_the_umask_leaves(umask: int, mode: int, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((1, 8, 8)))
+    before = os.umask(umask)
+    try:
+        run, out = tmp_path / "out" / "run", tmp_path / "out"
+        call("train", "digits-mlp", *TINY, "--out", run, "--quiet")
+        call("predict", run, tmp_path / "a.npy", "-o", out / "a.csv")
+        call("report", run, "-o", out / "report.html")
+        call("export", run, "-o", out / "model.pt2", "--format", "torch")
+        x = torch.randn(8, 3)
+        ibnn.fit(
+            ibnn.convert(torch.nn.Linear(3, 2)), (x, x[:, 0].gt(0).long()), epochs=1, run_dir=out / "fit", quiet=True
+        )
+    finally:
+        os.umask(before)
+    found = {path.relative_to(out): path.stat().st_mode & 0o777 for path in out.rglob("*") if path.is_file()}
+    names = {path.name for path in found}
+    assert {"model.safetensors", "answers.safetensors", "held_out.safetensors", "report.html", "model.pt2"} <= names
+    assert any("checkpoints" in str(path) for path in found)
+    assert {path: has for path, has in found.items() if has != mode} == {}
+
+
+@pytest.mark.parametrize(
+    ("own", "scaled", "rows"),
+    [
+        (1.0, None, ["test", "corrupted"]),
+        (0.6, 0.601, ["test", "corrupted"]),  # it changes nothing
+        (1.0, 1.5, ["test", "test, + temperature scaling (T = 1.5)", "corrupted", "corrupted, + temperature scaling"]),
+    ],
+)
+def test_rows_of_scores_say_what_they_are(
+    own: float, scaled: float | None, rows: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading = {"scores": {"nll": 0.5}, "corrupted": {"all": {"nll": 0.7}}, "outsiders": {}}
+    result = reading | {"temperature": own} | ({"tempered": reading | {"temperature": scaled}} if scaled else {})
+    show(Screen(quiet=False), result)
+    shown = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert len(shown) == len(rows)
+    assert all(line.startswith(words) for line, words in zip(shown, rows, strict=True))
+
+
+def test_the_first_training_stays_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "digits-mlp", *TINY, "--set", "first.epochs=1", "--out", "solo"]
+    call(*words)
+    assert [path.name for path in tmp_path.iterdir()] == ["solo"]
+    assert jobs.read_run("solo/first").job.method == "sgd"
+    call(*words, "--set", "first.lr=0.5", "--fresh")
+    assert jobs.read_run("solo/first").job.train == {"epochs": 1, "lr": 0.5}
+
+
+@pytest.mark.slow
+def test_interrupted_training_goes_on(tmp_path: Path) -> None:
+    words = ["train", "digits-mlp", *TINY, "--set", "train.steps=40000", "--set", "train.checkpoint_every=5"]
+    words += ["--out", str(tmp_path / "run"), "--fresh"]
+    command = [sys.executable, "-m", "ibnn", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "epoch" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    hint = next(line for line in err.splitlines() if line.startswith("To go on: ibnn train digits-mlp"))
+    assert "--fresh" not in hint
+    assert err.count("o go on") == 1
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, "Interrupted. To go on: ibnn train digits-mlp"),
+        (ValueError("too bad"), 1, "Error: too bad"),
+        (MemoryError("all"), 1, "unexpected MemoryError: all"),
+        (ModuleNotFoundError("No module named 'sklearn'", name="sklearn"), 1, "pip install 'ibnn[demo]'"),
+    ],
+)
+def test_errors_while_working(
+    error: BaseException, code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(jobs, "run", fail)
+    result = call("train", "digits-mlp", "--out", tmp_path / "run", code=code)
+    assert words in result.stderr
+    runner = CliRunner().invoke(app, ["train", "digits-mlp", "--out", str(tmp_path / "run"), "--debug"])
+    assert runner.exit_code == code
+    assert "Traceback" in runner.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------ evaluate
+
+
+def test_evaluate_agrees_with_the_run(run: Path) -> None:
+    stored = json.loads((run / "result.json").read_text())
+    found = json.loads(call("evaluate", run, "--json").stdout)
+    assert found["scores"] == pytest.approx(stored["scores"])
+    assert found["tempered"]["scores"] == pytest.approx(stored["tempered"]["scores"])
+    assert f"{100 * stored['scores']['error']:.2f}" in call("evaluate", run, "--data-set", "digits").stdout
+
+
+def test_wrong_evaluations(run: Path, tmp_path: Path) -> None:
+    assert "job.toml" in call("evaluate", tmp_path, code=2).stderr
+    assert "name of a set" in call("evaluate", run, "--data-set", "digit", code=2).stderr
+    assert "data get mnist" in call("evaluate", run, "--data-set", "mnist", "--data", tmp_path, code=1).stderr
+
+
+def _idx(folder: Path, name: str) -> None:
+    """A tiny set in the files of MNIST."""
+    generator = np.random.default_rng(len(name))
+    (folder / name).mkdir()
+    for part, rows in (("train", 40), ("t10k", 20)):
+        for kind, content in (
+            ("images-idx3", struct.pack(">BBBBIII", 0, 0, 8, 3, rows, 28, 28) + generator.bytes(rows * 28 * 28)),
+            ("labels-idx1", struct.pack(">BBBBI", 0, 0, 8, 1, rows) + bytes(i % 10 for i in range(rows))),
+        ):
+            (folder / name / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+
+
+def test_evaluation_on_another_set_has_its_name_and_outsiders(tmp_path: Path) -> None:
+    for name in ("mnist", "fashion-mnist"):
+        _idx(tmp_path, name)
+    settings = ["data=fashion-mnist", "net_options.inputs=784", "train.steps=1", "valid=0"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    call("train", "digits-mlp", *TINY, *words, "--data", tmp_path, "--out", tmp_path / "run")
+
+    def evaluated(*more: str) -> Any:
+        return json.loads(call("evaluate", tmp_path / "run", *more, "--data", tmp_path, "--json").stdout)
+
+    own, other = evaluated(), evaluated("--data-set", "mnist")
+    assert (own["name"], own["data"]) == ("ibnn mlp fashion-mnist seed 0", "fashion-mnist")
+    assert (other["name"], other["data"]) == ("ibnn mlp fashion-mnist seed 0 on mnist", "mnist")
+    assert list(own["outsiders"]) == ["corrupted 5", "mnist"]
+    assert list(other["outsiders"]) == ["corrupted 5"]  # neither itself nor what was trained on
+
+
+# ------------------------------------------------------------------------------------------------------------- predict
+
+
+def _png(folder: Path, pixels: np.ndarray[Any, Any]) -> list[Path]:
+    paths = [folder / f"{number}.png" for number in range(len(pixels))]
+    for path, image in zip(paths, pixels, strict=True):
+        Image.fromarray(image).save(path)
+    return paths
+
+
+def _folder(folder: Path, pixels: np.ndarray[Any, Any]) -> list[Path]:
+    _png(folder, pixels)
+    (folder / "readme.txt").write_text("not an image")
+    return [folder]
+
+
+def _npy(change: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Callable[..., list[Path]]:
+    def write(folder: Path, pixels: np.ndarray[Any, Any]) -> list[Path]:
+        np.save(folder / "a.npy", change(pixels))
+        return [folder / "a.npy"]
+
+    return write
+
+
+def _csv(scale: float, header: str = "") -> Callable[..., list[Path]]:
+    def write(folder: Path, pixels: np.ndarray[Any, Any]) -> list[Path]:
+        lines = [",".join(repr(float(v) / scale) for v in image.flatten()) for image in pixels]
+        (folder / "a.csv").write_text("\n".join([*([header] if header else []), *lines]) + "\n")
+        return [folder / "a.csv"]
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(_png, id="png"),
+        pytest.param(_folder, id="folder"),
+        pytest.param(_npy(lambda x: x), id="npy NHW"),
+        pytest.param(_npy(lambda x: x[:, None]), id="npy NCHW"),
+        pytest.param(_npy(lambda x: x[:, None].astype(np.float64) / 255), id="npy floats"),
+        pytest.param(_npy(lambda x: x.reshape(len(x), -1)), id="npy flat"),
+        pytest.param(_csv(255), id="csv"),
+        pytest.param(_csv(255, ",".join(f"pixel{i}" for i in range(64))), id="csv header"),
+    ],
+)
+def test_predict_reads_all_kinds_alike(
+    write: Callable[..., list[Path]], run: Path, pixels: np.ndarray[Any, Any], tmp_path: Path
+) -> None:
+    result = call("predict", run, *write(tmp_path, pixels), "--risk", 1)
+    rows = rows_of(result.stdout)
+    model = jobs.read_run(run).model
+    expected = model.predict(data.load("digits").normalise(torch.from_numpy(pixels)[:, None]), samples=3, seed=0)
+    assert list(rows[0]) == FIELDS
+    assert [row["label"] for row in rows] == [str(int(label)) for label in expected.labels]
+    for name, values in (("probability", expected.probs.amax(1)), ("total", expected.total)):
+        assert [float(row[name]) for row in rows] == pytest.approx(values.tolist(), rel=1e-4)
+    for row in rows:
+        assert float(row["total"]) == pytest.approx(float(row["aleatoric"]) + float(row["epistemic"]), rel=1e-4)
+        assert row["abstain"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("write", "scale"),
+    [
+        pytest.param(_csv(1), 255, id="csv bytes"),
+        pytest.param(_npy(lambda x: x.astype(np.int64)), 255, id="npy integers"),
+        pytest.param(_npy(lambda x: x.astype(np.float32)), 255, id="npy floats"),
+        pytest.param(_npy(lambda x: x), 255, id="npy bytes"),
+        pytest.param(_csv(255 / 16), 16, id="csv of scikit-learn's digits"),
+        pytest.param(_npy(lambda x: x * (16 / 255)), 16, id="npy of scikit-learn's digits"),
+    ],
+)
+def test_scale_says_what_is_white(
+    write: Callable[..., list[Path]], scale: int, run: Path, pixels: np.ndarray[Any, Any], tmp_path: Path
+) -> None:
+    images = call("predict", run, *_png(tmp_path, pixels), "--risk", 1)
+    paths = write(tmp_path, pixels)
+    result = call("predict", run, *paths, "--scale", scale, "--risk", 1)
+    for name in ("probability", "total"):
+        found, expected = ([float(row[name]) for row in rows_of(r.stdout)] for r in (result, images))
+        assert found == pytest.approx(expected, rel=1e-4)
+    small = call("predict", run, *paths, "--scale", 8, "--risk", 1, code=1).stderr
+    assert "to be in [0, 8], but got values from 0 to" in small
+
+
+@pytest.mark.parametrize("kind", [".csv", ".npy"])
+def test_values_above_one_are_never_guessed_at(kind: str, run: Path, tmp_path: Path) -> None:
+    """Raw digits, 0 … 16, were taken for bytes in a .csv file."""
+    from sklearn.datasets import load_digits
+
+    raw = load_digits().images[:3]
+    if kind == ".npy":
+        np.save(tmp_path / "a.npy", raw)
+    else:
+        np.savetxt(tmp_path / "a.csv", raw.reshape(3, -1), delimiter=",")
+    result = call("predict", run, tmp_path / f"a{kind}", code=1)
+    assert f"a{kind}` to be in [0, 1], but got values from 0 to 16. Pass --scale" in result.stderr
+    assert result.stdout == ""
+
+
+def test_dark_bytes_are_noted(run: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.full((1, 8, 8), 16, np.uint8))
+    assert "the largest being 16. Is white 16? --scale 16" in call("predict", run, tmp_path / "a.npy").stderr
+    assert "largest" not in call("predict", run, tmp_path / "a.npy", "--scale", 255).stderr
+    np.save(tmp_path / "a.npy", np.full((1, 8, 8), 200, np.uint8))
+    assert "largest" not in call("predict", run, tmp_path / "a.npy").stderr
+
+
+def test_an_image_is_as_large_as_at_the_server_at_most(run: Path, tmp_path: Path) -> None:
+    Image.new("1", (12_000, 12_000)).save(tmp_path / "large.png")
+    result = call("predict", run, tmp_path / "large.png", code=1)
+    assert "large.png` to be a readable image, but got 12000×12000 pixels, more than 25,000,000." in result.stderr
+    assert "Warning" not in result.stderr  # pillow's
+
+
+def test_other_sizes_and_colours_are_noted(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    Image.fromarray(pixels[0]).resize((40, 60)).convert("RGBA").save(tmp_path / "big.png")
+    result = call("predict", run, tmp_path / "big.png")
+    assert "resized from 40×60 to 8×8" in result.stderr
+    assert len(rows_of(result.stdout)) == 1
+
+
+def _decoded(image: Image.Image, folder: Path, channels: int = 1, **options: Any) -> list[Any]:
+    image.save(folder / "a.png", **options)
+    found, size = decoded(folder / "a.png", Form(channels, *image.size[::-1]), name="a.png")
+    assert size == image.size
+    pixels: list[Any] = (found * 255).round().int().tolist()
+    return pixels
+
+
+def test_what_is_transparent_is_white(tmp_path: Path) -> None:
+    colours = [(255, 0, 0, 0), (255, 0, 0, 51), (255, 0, 0, 255)]  # a fifth of red on white
+    image = Image.fromarray(np.array([colours], np.uint8))
+    assert _decoded(image, tmp_path, 3) == [[[255, 255, 255]], [[255, 204, 0]], [[255, 204, 0]]]
+    grey = Image.fromarray(np.array([[0, 7, 200]], np.uint8))
+    assert _decoded(grey.convert("LA"), tmp_path) == [[[0, 7, 200]]]  # nothing is
+    assert _decoded(grey, tmp_path, transparency=7) == [[[0, 255, 200]]]
+    assert _decoded(grey.convert("P"), tmp_path, transparency=7) == [[[0, 255, 200]]]
+
+
+def test_greys_of_16_bits_are_scaled(tmp_path: Path) -> None:
+    grey = Image.fromarray(np.array([[0, 128, 129, 257 * 7, 65535]], np.uint16))
+    assert _decoded(grey, tmp_path) == [[[0, 0, 1, 7, 255]]]
+    assert _decoded(grey, tmp_path, 3) == [[[0, 0, 1, 7, 255]]] * 3
+    assert _decoded(grey, tmp_path, transparency=257 * 7) == [[[0, 0, 1, 255, 255]]]
+    Image.fromarray(np.array([[70_000]], np.int32)).save(tmp_path / "a.tif")
+    with pytest.raises(ValueError, match="more than 16 bits a pixel"):
+        decoded(tmp_path / "a.tif", Form(1, 1, 1), name="a.tif")
+
+
+def test_images_are_turned_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side: to be turned to the right
+    Image.fromarray(np.array([[1000, 2000]], np.uint16)).save(tmp_path / "a.png", exif=exif)
+    found, size = decoded(tmp_path / "a.png", Form(1, 2, 1), name="a.png")
+    assert (size, (found * 255).round().tolist()) == ((1, 2), [[[4.0], [8.0]]])
+
+
+def test_unreadable_files_are_left_out_and_named(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    good = [str(path) for path in _png(tmp_path, pixels)]
+    for name in ("2.png", "4.png"):
+        (tmp_path / name).write_bytes(b"no image")
+    good = [good[0], good[1], good[3]]
+    alone = call("predict", run, *good, "--risk", 1)
+    result = call("predict", run, tmp_path, "--risk", 1, "--quiet", code=1)
+    assert result.stdout == alone.stdout
+    errors = result.stderr.splitlines()
+    assert [error.startswith("Error: Expected `") and "a readable image" in error for error in errors] == [True, True]
+    assert [f"{tmp_path / name}`" in error for name, error in zip(("2.png", "4.png"), errors, strict=True)] == [
+        True
+    ] * 2
+    call("predict", run, tmp_path, "-o", tmp_path / "out.json", code=1)
+    assert [row["file"] for row in json.loads((tmp_path / "out.json").read_text())["rows"]] == good
+
+
+def test_predictions_do_not_depend_on_company(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    paths = _png(tmp_path, pixels)
+    together = rows_of(call("predict", run, *paths, "--risk", 1).stdout)
+    alone = rows_of(call("predict", run, paths[3], "--risk", 1).stdout)
+    assert float(together[3]["total"]) == pytest.approx(float(alone[0]["total"]), rel=1e-4)
+
+
+def test_predict_json_and_files(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    paths = _png(tmp_path, pixels)
+    found = json.loads(call("predict", run, *paths, "--json", "--samples", 2, "--seed", 3).stdout)
+    assert (found["samples"], found["seed"], found["risk"]["by"]) == (2, 3, "validation images")
+    assert [list(row) for row in found["rows"]] == [FIELDS] * 5
+    result = call("predict", run, *paths, "-o", tmp_path / "out.json", "--samples", 2, "--seed", 3)
+    assert result.stdout == ""
+    assert json.loads((tmp_path / "out.json").read_text()) == found
+    told = json.loads(call("predict", run, *paths, "-o", tmp_path / "out.csv", "--json").stdout)
+    assert told["rows"] == len(rows_of((tmp_path / "out.csv").read_text())) == 5
+
+
+def _bad(folder: Path, name: str, content: bytes) -> Path:
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "message"),
+    [
+        (lambda folder: folder / "none.png", 2, "none.png"),
+        (lambda folder: folder, 2, "a folder with images"),
+        (lambda folder: _bad(folder, "a.txt", b"x"), 2, ".npy, .csv"),
+        (lambda folder: _bad(folder, "a.png", b"no image"), 1, "a readable image, but got no image, a damaged one, or"),
+        (lambda folder: _bad(folder, "a.png", b""), 1, "a readable image"),
+        (lambda folder: _bad(folder, "a.npy", b"no array"), 1, "an .npy file"),
+        (lambda folder: _npy(lambda x: x[:, :7])(folder, np.zeros((2, 8, 8), np.uint8))[0], 1, "(N, 1, 8, 8)"),
+        (lambda folder: _npy(lambda x: x - 1.0)(folder, np.zeros((2, 8, 8)))[0], 1, "in [0, 1]"),
+        (lambda folder: _npy(lambda x: x * np.nan)(folder, np.zeros((2, 8, 8)))[0], 1, "in [0, 1]"),
+        (lambda folder: _npy(lambda x: x)(folder, np.full((2, 8, 8), 16))[0], 1, "in [0, 1], but got values from 16"),
+        (lambda folder: _npy(lambda x: x)(folder, np.zeros((2, 8, 8), bool))[0], 1, "an array of numbers"),
+        (lambda folder: _npy(lambda x: x)(folder, np.array([{}]))[0], 1, "an .npy file"),
+        (lambda folder: _npy(lambda x: x)(folder, np.zeros((0, 8, 8), np.uint8))[0], 1, "one or more examples"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n"), 1, "(N, 64)"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,2\n"), 1, "3 values a line"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,x,3\n"), 1, "in line 2"),
+        (lambda folder: _bad(folder, "a.csv", b"\xff\xfe\x00"), 1, "no row of numbers"),
+        (lambda folder: _bad(folder, "a.csv", b""), 1, "no row of numbers"),
+    ],
+)
+def test_wrong_inputs(make: Callable[[Path], Path], code: int, message: str, run: Path, tmp_path: Path) -> None:
+    result = call("predict", run, make(tmp_path), code=code)
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(["--risk", "0"], "--risk"), (["--risk", "1.5"], "--risk"), (["-o", "a.txt"], "a .csv or")]
+)
+def test_wrong_predict_options(words: list[str], message: str, run: Path, tmp_path: Path) -> None:
+    path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
+    assert message in call("predict", run, path, *words, code=2).stderr
+
+
+# -------------------------------------------------------------------------------------------------------------- points
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "curve"
+    result = call("train", "toy-regression", *TINY, "--out", folder)
+    assert "RMSE" in result.stdout
+    assert "in 90 % interval" in result.stdout
+    assert "corrupted" not in result.stdout
+    assert f"ibnn predict {folder} points.csv" in result.stderr
+    return folder
+
+
+def test_numbers_are_predicted_with_intervals(curve: Path, tmp_path: Path) -> None:
+    x = np.array([[-3.0], [0.5], [40.0]])
+    np.save(tmp_path / "a.npy", x)
+    (tmp_path / "a.csv").write_text("x\n-3\n0.5\n40\n")
+    expected = jobs.read_run(curve).model.predict(torch.from_numpy(x).float(), samples=5, seed=0)
+    low, high = expected.interval(0.9)
+    named = {"mean": expected.mean, "std": expected.std, "low": low, "high": high}
+    named |= {"aleatoric": expected.aleatoric, "epistemic": expected.epistemic}
+    for file in ("a.csv", "a.npy"):
+        rows = rows_of(call("predict", curve, tmp_path / file, "--samples", 5).stdout)
+        assert list(rows[0]) == ["file", "row", *named]
+        for name, values in named.items():
+            assert [float(row[name]) for row in rows] == pytest.approx(values[:, 0].tolist(), rel=1e-4)
+    found = json.loads(call("predict", curve, tmp_path / "a.csv", "--json").stdout)
+    assert found["risk"] is None
+
+
+def test_runs_of_points_are_evaluated_and_reported(curve: Path, tmp_path: Path) -> None:
+    stored = json.loads((curve / "result.json").read_text())
+    assert json.loads(call("evaluate", curve, "--json").stdout)["scores"] == pytest.approx(stored["scores"])
+    call("report", curve, "-o", tmp_path / "report.html")
+    assert "Scores of regression" in (tmp_path / "report.html").read_text()
+    assert "one of the points toy-regression" in call("evaluate", curve, "--data-set", "digits", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: _png(folder, np.zeros((1, 8, 8), np.uint8))[0], "a .csv or .npy file of points"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2\n"), "(N, 1)"),
+        (lambda folder: _bad(folder, "a.csv", b"nan\n"), "finite"),
+        (lambda folder: _npy(lambda x: x.astype(complex))(folder, np.zeros((2, 1)))[0], "an array of numbers"),
+    ],
+)
+def test_wrong_points(make: Callable[[Path], Path], message: str, curve: Path, tmp_path: Path) -> None:
+    assert message in call("predict", curve, make(tmp_path), code=1).stderr
+
+
+def test_points_of_classes_are_labelled_and_abstained_from(tmp_path: Path) -> None:
+    call("train", "two-moons", *TINY, "--out", tmp_path / "run", "--quiet")
+    (tmp_path / "a.csv").write_text("0,1\n1,-0.5\n")
+    found = json.loads(call("predict", tmp_path / "run", tmp_path / "a.csv", "--json", "--samples", 5).stdout)
+    assert [list(row) for row in found["rows"]] == [FIELDS] * 2
+    assert (found["risk"]["by"], found["risk"]["examples"]) == ("validation points", 200)
+    expected = jobs.read_run(tmp_path / "run").model.predict(torch.tensor([[0.0, 1.0], [1.0, -0.5]]), samples=5, seed=0)
+    assert [row["total"] for row in found["rows"]] == pytest.approx(expected.total.tolist(), rel=1e-4)
+    call("report", tmp_path / "run", "-o", tmp_path / "report.html")
+
+
+def _answers_of(path: Path, x: np.ndarray[Any, Any]) -> tuple[dict[str, Any], Any]:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    facts = json.loads(session.get_modelmeta().custom_metadata_map["ibnn"])
+    return dict(zip(names, session.run(names, {"x": x.astype(np.float32)}), strict=True)), facts
+
+
+def test_runs_of_points_are_exported(curve: Path, tmp_path: Path) -> None:
+    path, x = tmp_path / "m.onnx", np.array([[-3.0], [0.5], [4.0]])
+    told = json.loads(call("export", curve, "-o", path, "--samples", 2, "--seed", 1, "--json").stdout)
+    assert told["difference"] < 1e-4
+    found, facts = _answers_of(path, x)
+    expected = jobs.read_run(curve).model.predict(torch.from_numpy(x).float(), samples=2, seed=1)
+    for name in ("mean", "std", "aleatoric", "epistemic"):
+        assert found[name] == pytest.approx(getattr(expected, name).numpy(), rel=1e-4)
+    assert (facts["columns"], facts["classes"], facts["pixels"]) == (["x1"], [], None)
+    assert "`--pixels` to be of a run of images" in call("export", curve, "--pixels", code=2).stderr
+    words = " ".join(call("export", "--help").stdout.split())
+    assert "swag, dropout and vi cannot" in words
+    assert "rows of numbers in their own units" in words
+
+
+# ------------------------------------------------------------------------------------------------ own tables and nets
+
+JOB = """net = "mlp"
+data = "flowers.csv"
+target = "kind"
+valid = 20
+samples = 3
+
+[net_options]
+hidden = 16
+
+[method_options]
+components = 2
+
+[train]
+steps = 60
+lr = 0.02
+batch_size = 32
+"""
+
+
+def _flowers(rows: int = 150, numbers: bool = False) -> str:
+    generator = np.random.default_rng(3)
+    lines = ["width,height,kind"]
+    for i in range(rows):
+        width, height = generator.normal(loc=(i % 3) * 4, size=2)
+        lines.append(f"{width},{100 * height},{width + height if numbers else ('iris', 'lily', 'rose')[i % 3]}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def flowers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table, a job, and its run."""
+    folder = tmp_path_factory.mktemp("flowers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        (folder / "flowers.csv").write_text(_flowers())
+        (folder / "job.toml").write_text(JOB)
+        result = call("train", "job.toml")
+    told = (
+        "flowers.csv: 'kind' is 3 classes (iris, lily, rose), predicted from 2 columns; 100 rows to train on, 20 held"
+    )
+    assert f"{told} out, 30 to test." in result.stderr
+    assert "ibnn predict runs/job flowers.csv" in result.stderr
+    return folder
+
+
+def test_rows_of_a_table_are_predicted_by_the_names_of_their_columns(
+    flowers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(flowers)
+    (tmp_path / "new.csv").write_text("note,height,width\nfine,390,3.5\n,-50,0.2\n")
+    result = call("predict", "runs/job", tmp_path / "new.csv")
+    assert f"{tmp_path / 'new.csv'}: not used: 'note'." in result.stderr
+    rows = rows_of(result.stdout)
+    assert [row["label"] for row in rows] == ["lily", "iris"]
+    np.save(tmp_path / "new.npy", np.array([[3.5, 390], [0.2, -50]]))  # by order
+    by_order = rows_of(call("predict", "runs/job", tmp_path / "new.npy").stdout)
+    assert [row | {"file": ""} for row in by_order] == [row | {"file": ""} for row in rows]
+    assert "not used: 'kind'." in call("predict", "runs/job", "flowers.csv").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("width,hight\n1,2\n", "a column 'height', but got none. Is it called 'hight' there?"),
+        ("1,2\n3,4\n", "a column 'width'"),
+        ("width,height,width\n1,2,3\n", "one column 'width', but got 2"),
+        ("width,height\n1,2\n1,tall\n", "'tall' in row 2 (line 3), column 'height'"),
+        ("width,height\n1,\n", "nothing in row 1 (line 2), column 'height'"),
+        ("width,height\n1,1e39\n", "finite"),
+        ("width,height\n", "no row below the header"),
+    ],
+)
+def test_wrong_rows_of_a_table(text: str, words: str, flowers: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    result = call("predict", flowers / "runs" / "job", tmp_path / "a.csv", code=1)
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_run_on_a_table_is_evaluated_reported_and_exported(
+    flowers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(flowers)
+    stored = json.loads((flowers / "runs" / "job" / "result.json").read_text())
+    found = json.loads(call("evaluate", "runs/job", "--json").stdout)
+    assert (found["name"], found["data"]) == ("ibnn mlp flowers.csv seed 0", "flowers.csv")
+    assert found["scores"] == pytest.approx(stored["scores"])
+    copy = shutil.copytree(flowers / "runs" / "job", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)  # where there is no table
+    assert "neither" in (error := call("evaluate", copy, code=2).stderr)
+    assert "--data" in error
+    assert json.loads(call("evaluate", copy, "--data", flowers, "--json").stdout)["scores"] == found["scores"]
+    call("report", copy, "-o", "report.html")
+    assert "ibnn mlp flowers.csv seed 0" in Path("report.html").read_text()
+    call("export", copy, "-o", "m.onnx", "--samples", 2)
+    answers, facts = _answers_of(Path("m.onnx"), np.array([[3.5, 390]]))
+    assert (facts["columns"], facts["target"]) == (["width", "height"], "kind")
+    assert facts["classes"][int(answers["probabilities"][0].argmax())] == "lily"
+    (copy / HELD_OUT).unlink(missing_ok=True)
+    (tmp_path / "new.csv").write_text("height,width\n390,3.5\n")
+
+    def asked() -> Any:
+        return json.loads(call("predict", copy, "new.csv", "--json", "--risk", 0.9).stdout)["risk"]["by"]
+
+    assert asked() == "test answers of the run folder"
+    Path("flowers.csv").write_text(_flowers(151))
+    assert "flowers.csv, which has changed" in call("evaluate", copy, code=2).stderr
+    assert asked() == "test answers of the run folder"
+    Path("flowers.csv").write_text(_flowers())
+    assert asked() == "validation points"
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "words"),
+    [
+        (_flowers().replace("lily", "", 1), [], "nothing in row 2 (line 3), column 'kind'"),
+        (_flowers(), ["target=kin"], "Did you mean 'kind'?"),
+        (_flowers(), ["target=width"], "'iris' in row 1 (line 2), column 'kind'"),
+        (_flowers(), ["valid=500"], "`valid`"),
+        (_flowers(), ["examples=121"], "`examples` to be a number of rows from 1 to 120, but got 121"),
+        (_flowers(), ["net_options.inputs=5"], "(2,), which flowers.csv has"),
+        (_flowers(), ["augment=true"], "`augment`"),
+        (_flowers(), ["ignore=width"], "`ignore`"),
+        (_flowers(), ["task=regression"], "`task`"),
+        (_flowers(), ["net=lenet", "net_options={}"], "options"),
+    ],
+)
+def test_a_table_that_cannot_be_trained_on_leaves_everything_as_it_was(
+    table: str, settings: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(JOB)
+    Path("flowers.csv").write_text(table)
+    Path("run").mkdir()
+    Path("run/job.toml").write_text("old")
+    Path("run/result.json").write_text("{}")
+    changes = [word for setting in settings for word in ("--set", setting)]
+    result = call("train", "job.toml", *changes, "--out", "run", "--fresh", code=2)
+    assert words in result.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["flowers.csv", "job.toml", "job.toml", "result.json"]
+    assert Path("run/job.toml").read_text() == "old"
+
+
+NET = """
+from torch import nn
+
+def make_net(outputs, inputs=2, width=8):
+    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, outputs))
+"""
+
+
+def test_a_network_of_your_own_through_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"cli_{abs(hash(str(tmp_path)))}"
+    Path(f"{name}.py").write_text(NET)
+    found = json.loads(call("plan", "--net", f"{name}:make_net", "--option", "width=4", "--json").stdout)
+    assert (found["nodes"], found["weights"], found["classes"]) == (2 + 4, 2 * 4 + 4 + 4 * 10 + 10, 10)
+    for net, words in ((f"{name}:make", "Did you mean 'make_net'?"), ("os:system", "has no module 'os'")):
+        assert words in call("plan", "--net", net, code=2).stderr
+    assert "'widht'" in call("plan", "--net", f"{name}:make_net", "--option", "widht=4", code=2).stderr
+    Path("flowers.csv").write_text(_flowers(numbers=True))
+    Path("job.toml").write_text(JOB.replace('"mlp"', f'"{name}:make_net"').replace("hidden", "width"))
+    changes = ["--set", "train.steps=3", "--set", "net_options.widht=4"]
+    assert "unexpected keyword argument 'widht'" in call("train", "job.toml", *changes, code=2).stderr
+    assert not Path("runs").exists()
+    result = call("train", "job.toml", "--set", "train.steps=3", "--set", "seed=6", "--out", "run")
+    assert "'kind' is a number, predicted from 2 columns" in result.stderr
+    assert "ibnn predict run flowers.csv --trust-code" in result.stderr
+    for words in (("predict", "run", "flowers.csv"), ("evaluate", "run"), ("export", "run"), ("serve", "run")):
+        assert f"one whose network is code, {name}:make_net" in call(*words, code=2).stderr
+    call("report", "run")
+    page = Path("report.html").read_text()
+    assert f"ibnn {name}:make_net flowers.csv seed 6" in page
+    assert "<dt>seed</dt><dd>6</dd>" in page.replace("\n", "")
+    assert len(rows_of(call("predict", "run", "flowers.csv", "--trust-code").stdout)) == 150
+    assert "RMSE" in call("evaluate", "run", "--trust-code").stdout
+    call("export", "run", "--trust-code", "--format", "torch", "-o", "m.pt2")
+    for module in [module for module in sys.modules if module == name]:
+        del sys.modules[module]
+    Path(f"{name}.py").unlink()
+    assert f"has no module '{name}'" in call("predict", "run", "flowers.csv", "--trust-code", code=2).stderr
+
+
+def test_the_report_of_a_job_that_says_no_seed_shows_its_seed(curve: Path, tmp_path: Path) -> None:
+    call("report", curve, "-o", tmp_path / "report.html")
+    assert "<dt>seed</dt><dd>0</dd>" in (tmp_path / "report.html").read_text().replace("\n", "")
+
+
+# ---------------------------------------------------------------------------------------------------------- abstaining
+
+
+def slow_bound(errors: int, count: int, miss: float) -> float:
+    """The smallest rate on a fine grid at which so few errors are no more probable than `miss`."""
+    for step in range(1, 10_000):
+        p = step / 10_000
+        if (
+            p * count >= errors
+            and sum(math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(errors + 1)) <= miss
+        ):
+            return p
+    return 1.0
+
+
+@pytest.mark.parametrize(("errors", "count"), [(0, 1), (0, 59), (1, 20), (7, 50), (49, 50), (50, 50)])
+@pytest.mark.parametrize("miss", [0.05, 0.0025])
+def test_upper_bound_against_a_slow_reference(errors: int, count: int, miss: float) -> None:
+    assert upper_bound(errors, count, miss) == pytest.approx(slow_bound(errors, count, miss), abs=1.01e-4)
+    if errors == 0:
+        assert upper_bound(0, count, miss) == pytest.approx(1 - miss ** (1 / count))  # closed form
+
+
+@pytest.mark.parametrize("risk", [0.02, 0.05, 0.1, 0.3])
+@pytest.mark.parametrize("ties", [False, True])
+def test_threshold_against_a_slow_reference(risk: float, ties: bool) -> None:
+    doubt = torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wrong = torch.rand(300, generator=torch.Generator().manual_seed(2)) < doubt**3 * 0.6
+    doubt = (doubt * 8).round() if ties else doubt
+    found = threshold(doubt, wrong, risk)
+    ordered = sorted(zip(doubt.tolist(), wrong.tolist(), strict=True))
+    best = (-math.inf, 0.0)
+    for level in range(1, LEVELS + 1):
+        limit = ordered[300 * level // LEVELS - 1][0]
+        given = [bad for value, bad in ordered if value <= limit]
+        if slow_bound(sum(given), len(given), 0.05 / LEVELS) <= risk:
+            best = (limit, len(given) / 300)
+    assert (found.limit, found.coverage) == best
+    assert found.bound <= risk or not found.coverage
+
+
+def test_the_promise_is_kept() -> None:
+    """Of 400 thresholds at most 5 % (+ 4 standard errors) have a true risk above what was allowed."""
+    generator, broken = torch.Generator().manual_seed(0), 0
+    for _ in range(400):
+        doubt = torch.rand(200, generator=generator, dtype=torch.float64)
+        wrong = torch.rand(200, generator=generator) < doubt * 0.4
+        limit = threshold(doubt, wrong, 0.1).limit
+        broken += limit > 0 and 0.2 * min(limit, 1.0) > 0.1  # the mean of 0.4 u over u < limit
+    assert broken <= 400 * 0.05 + 4 * math.sqrt(400 * 0.05 * 0.95)
+
+
+def test_smaller_risk_abstains_more_and_none_abstains_all(run: Path, tmp_path: Path) -> None:
+    test = data.load("digits").test
+    assert isinstance(test, data.Split)
+    np.save(tmp_path / "a.npy", test.images.numpy())
+    given = []
+    for risk in (0.0001, 0.1, 0.3, 0.9):
+        result = call("predict", run, tmp_path / "a.npy", "--risk", risk, "--json")
+        rows, facts = json.loads(result.stdout)["rows"], json.loads(result.stdout)["risk"]
+        given.append([row["file"] for row in rows if not row["abstain"]])
+        assert all(row["abstain"] == (facts["limit"] is None or row["total"] > facts["limit"]) for row in rows)
+        assert ("All abstain" in result.stderr) == (not given[-1])
+        assert facts["bound"] <= risk or not facts["coverage"]
+    assert given[0] == []
+    assert all(len(a) <= len(b) for a, b in pairwise(given))
+    assert len(given[-1]) > 300
+
+
+def test_without_validation_data_the_stored_test_answers_serve(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise FileNotFoundError
+
+    path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
+    monkeypatch.setattr(jobs, "make_data", gone)
+    found = json.loads(call("predict", run, path, "--json", "--samples", 1).stdout)["risk"]
+    assert (found["by"], found["examples"]) == ("test answers of the run folder", 360)
+
+
+def test_validation_answers_are_kept_in_the_run_folder(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    real = jobs.make_data
+    monkeypatch.setattr(jobs, "make_data", lambda *a: made.append(a) or real(*a))
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / HELD_OUT).unlink(missing_ok=True)
+    path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
+
+    def ask(*words: object) -> Any:
+        return json.loads(call("predict", copy, path, "--json", "--risk", 0.9, *words).stdout)["risk"]
+
+    first = ask()
+    assert first["by"] == "validation images"
+    assert (ask(), ask("--risk", 0.2)["examples"], len(made)) == (first, 300, 1)
+    ask("--seed", 7)  # other draws
+    ask("--seed", 7)
+    assert len(made) == 2
+    (copy / HELD_OUT).write_bytes(b"broken")
+    assert ask() == first
+    assert len(made) == 3
+    content = bytearray((copy / HELD_OUT).read_bytes())
+    content[-400] ^= 1  # one of the numbers
+    (copy / HELD_OUT).write_bytes(content)
+    assert ask() == first
+    assert len(made) == 4
+    home = RunFolder(copy)
+    state = home.tensors(MODEL)
+    name = next(name for name in state if name.endswith("weight"))
+    state[name] = state[name].flip(0)  # another model
+    home.write_tensors(MODEL, state)
+    home.finish({key: value for key, value in home.result.items() if key != "sha256"})
+    assert ask() != first
+    assert len(made) == 5
+
+
+# ------------------------------------------------------------------------------------------------------- damaged runs
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize("damage", [_flip, _cut])
+@pytest.mark.parametrize("name", ["model.safetensors", "job.toml", "result.json", "answers.safetensors"])
+def test_damaged_runs_are_refused(name: str, damage: Callable[[Path], None], run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    damage(copy / name)
+    np.save(tmp_path / "a.npy", np.zeros((1, 8, 8)))
+    commands: list[tuple[object, ...]] = [("predict", copy, tmp_path / "a.npy"), ("export", copy)]
+    commands += [("evaluate", copy)] if name != "answers.safetensors" else []  # which has others
+    commands += [("report", copy, "-o", tmp_path / "r.html")] if name != "model.safetensors" else []
+    for words in commands:
+        result = call(*words, code=1)
+        assert f"Error: Expected `{copy / name}` to be" in result.stderr
+        assert result.stdout == ""
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_damaged_runs_can_be_trained_anew(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    _cut(copy / "job.toml")
+    assert "ibnn train --fresh" in call("train", "digits-mlp", *TINY, "--out", copy, code=1).stderr
+    call("train", "digits-mlp", *TINY, "--out", copy, "--fresh")
+    assert torch.equal(
+        safetensors.torch.load_file(copy / "model.safetensors")["likelihood.temperature"],
+        safetensors.torch.load_file(run / "model.safetensors")["likelihood.temperature"],
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- exit codes
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("predict nowhere a.npy", 2, "no folder nowhere"),
+        ("predict file a.npy", 2, "no folder file"),
+        ("predict RUN a.npy --scale 0", 2, "`--scale` to be a positive number"),
+        ("predict RUN a.npy --scale nan", 2, "`--scale`"),
+        ("predict RUN a.npy --samples 0", 2, "--samples"),
+        ("predict RUN a.npy --seed -1", 2, "--seed"),
+        ("predict RUN a.npy --draws 3", 2, "--samples"),
+        ("predict RUN a.npy -o file/a.csv", 2, "`--out` to be a file that can be written, but got file/a.csv"),
+        ("predict RUN a.npy -o a.csv/", 2, "`--out` to be a file, but got the folder"),
+        ("evaluate nowhere", 2, "no folder nowhere"),
+        ("evaluate RUN --data-set two-moons", 2, "a set of images, but got the points two-moons"),
+        ("evaluate RUN --dataset mnist", 2, "--data-set"),
+        ("report file", 2, "folders of finished runs"),
+        ("report RUN -o .", 2, "`--out` to be a file, but got the folder ."),
+        ("report RUN -o file/a.html", 2, "file is a file"),
+        ("export nowhere", 2, "no folder nowhere"),
+        ("export RUN -o file/m.onnx", 2, "`--out`"),
+        ("serve nowhere", 2, "no folder nowhere"),
+        ("serve RUN --port 99999", 2, "--port"),
+        ("serve RUN --megabytes inf", 2, "--megabytes"),
+        ("serve RUN --state .", 2, "`--state` to be a file"),
+        ("serve RUN --state bad.json", 2, "bad.json` to be JSON, but got an error: Expecting ',' delimiter: line 2"),
+        ("bench -o bad.json", 1, "bad.json` to be JSON"),
+        ("bench -o list.json", 1, "list.json` to be results to go on with"),
+        ("bench -o file/a.json", 2, "`--out`"),
+        ("demo --out file", 2, "`--out` to be a folder, but got the file file"),
+        ("data get nothing", 2, "the name of a set"),
+        ("data get digits --data file", 2, "is a file"),
+        ("reproduce nothing", 2, "Did you mean"),
+        ("reproduce size --seeds 0", 2, "--seeds"),
+        ("reproduce size --out file", 2, "`--out` to be a folder"),
+        ("reproduce size --runs file", 2, "`--runs` to be a folder"),
+        ("plan --model lenet", 2, "--net"),
+        ("plan --net lenet --option width=nan", 2, "`width` to be positive and a whole number"),
+        ("plan --net mlp --option layers=1.5", 2, "`layers` to be at least 0 and a whole number"),
+        ("plan --net alexnet --option dropout=2", 2, "`dropout` to be at least 0 and at most 1"),
+    ],
+)
+def test_wrong_usage_is_2_and_failure_1(
+    words: str, code: int, message: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", np.zeros((1, 8, 8)))
+    Path("file").write_text("mine")
+    Path("bad.json").write_text('{"cells": {}\n')
+    Path("list.json").write_text("[]")
+    Path("a.csv").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    result = call(*words.replace("RUN", str(run)).split(), code=code)
+    assert message in " ".join(result.stderr.split())
+    assert result.stdout == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# ----------------------------------------------------------------------------------------------- report, paper, demo
+
+
+def test_report(run: Path, tmp_path: Path) -> None:
+    result = call("report", run, "-o", tmp_path / "report.html", "--title", "My page")
+    assert result.stdout.strip() == str(tmp_path / "report.html")
+    assert "My page" in (tmp_path / "report.html").read_text()
+    assert "no folder" in call("report", run, tmp_path / "none", code=2).stderr
+
+
+def test_report_leaves_out_what_is_no_finished_run(run: Path, tmp_path: Path) -> None:
+    begun, lock, page = tmp_path / "begun", tmp_path / "run.lock", tmp_path / "report.html"
+    begun.mkdir()
+    lock.touch()
+    assert "folders of finished runs" in call("report", begun, lock, "-o", page, code=2).stderr
+    assert not page.exists()
+    shutil.copy(run / "job.toml", begun)
+    result = call("report", run, begun, lock, "-o", page)
+    assert result.stderr == f"Left out: {begun}, which has not finished.\n"
+    alone = tmp_path / "alone.html"
+    call("report", run, "-o", alone)
+    assert page.read_bytes() == alone.read_bytes()
+
+
+def test_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ibnn.lab import reproduce
+
+    asked = []
+
+    def stub(name: str, **options: Any) -> reproduce.Reproduced:
+        asked.append((name, options))
+        return reproduce.Reproduced([options["out"] / f"{name}.json"], [["method", "error"], ["ibnn", "1.0"]])
+
+    monkeypatch.setattr(reproduce, "reproduce", stub)
+    assert all(name in call("reproduce", "list").stdout for name in reproduce.names())
+    first = reproduce.names()[0]
+    words = ("--methods", "iBNN-4, SGD", "--methods", "BNN-VI, β = 1")
+    result = call("reproduce", first, *words, "--seeds", 2, "--smoke", "--out", tmp_path, "--json")
+    assert json.loads(result.stdout)[first]["table"][1] == ["ibnn", "1.0"]
+    name, options = asked.pop()
+    assert (name, options["seeds"], options["smoke"]) == (first, 2, True)
+    assert options["methods"] == ["iBNN-4", "SGD", "BNN-VI, β = 1"]
+    assert "ibnn" in call("reproduce", "all", "--out", tmp_path).stdout
+    assert [name for name, _ in asked] == reproduce.names()
+    asked.clear()
+    assert "'SGDD'" in call("reproduce", "all", "--methods", "SGDD", code=2).stderr
+    assert asked == []
+    assert "Did you mean" in call("reproduce", first + "x", code=2).stderr
+    assert "preset" in call("reproduce", first, "--preset", "gpu", code=2).stderr
+
+
+def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr("ibnn.lab.demo.main", lambda words: asked.append(words) or 0)
+    call("demo", "--out", "there", "--seed", 3, "--json")
+    call("demo", "--quiet")
+    assert asked == [["--out", "there", "--seed", "3", "--json"], ["--out", "demo", "--seed", "0", "--quiet"]]
+    call("demo", "--seed", -1, code=2)
+
+
+# ---------------------------------------------------------------------------------------------------------- processes
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = [sys.executable, "-m", "ibnn", "data", "list", "--quiet"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait() == 1
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- export
+
+
+def test_export_answers_as_predict(run: Path, pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    result = call("export", run, "-o", tmp_path / "m.onnx", "--pixels", "--samples", 2, "--seed", 3, "--json")
+    assert json.loads(result.stdout)["bytes"] == (tmp_path / "m.onnx").stat().st_size
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    probabilities, total, *_ = session.run(None, {"x": pixels[:, None].astype(np.float32) / 255})
+    np.save(tmp_path / "a.npy", pixels)
+    rows = rows_of(call("predict", run, tmp_path / "a.npy", "--samples", 2, "--seed", 3, "--risk", 1).stdout)
+    facts = json.loads(session.get_modelmeta().custom_metadata_map["ibnn"])
+    assert [facts["classes"][i] for i in probabilities.argmax(1)] == [row["label"] for row in rows]
+    assert total == pytest.approx([float(row["total"]) for row in rows], abs=1e-4)
+    assert facts["pixels"] == facts["normalisation"]
+
+
+def test_export_of_normalised_images_and_wrong_exports(run: Path, tmp_path: Path) -> None:
+    result = call("export", run, "-o", tmp_path / "m.pt2", "--format", "torch", "--samples", 1)
+    assert result.stdout == f"{tmp_path / 'm.pt2'}\n"
+    assert "are draws" in result.stderr
+    words = ["-o", tmp_path / "m.pt2", "--format", "torch", "--json"]
+    assert json.loads(call("export", run, *words).stdout)["samples"] == 3  # the job's
+    assert "job.toml" in call("export", tmp_path, code=2).stderr
+    assert "the folder" in call("export", run, "-o", tmp_path, "--format", "torch", code=2).stderr
+    assert "tflite" in call("export", run, "--format", "tflite", code=2).stderr
+
+
+def test_bench_prints_ratios(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from ibnn.lab import bench
+
+    tiny = replace(bench.QUICK, nets=("lenet",), batch=4, inputs=3, few=2, seconds=0.0, turns=1)
+    monkeypatch.setattr(bench, "QUICK", tiny)
+    monkeypatch.setattr(bench, "ONE", (2, 2))
+    result = call("bench", "--quick", "-o", tmp_path / "speed.json")
+    assert "lenet / step" in result.stderr
+    assert "above its bar" not in result.stderr
+    assert "bound by overhead" in result.stderr
+    assert "deep ensemble of 4" in result.stdout
+    assert "at most" not in result.stdout
+    assert "above its bar" not in result.stderr
+    assert "bound by overhead" in result.stderr
+    content = json.loads(call("bench", "--quick", "--json", "-o", tmp_path / "speed.json").stdout)
+    assert content == json.loads((tmp_path / "speed.json").read_text())
+    content["cells"]["lenet / step"]["ratio"] = 1.2
+    monkeypatch.setattr(bench, "bench", lambda *_, **__: content)
+    whole = call("bench")
+    assert "at most" in whole.stdout
+    assert "above its bar: lenet, step 1.200 (1.10)\n" in whole.stderr
+    assert "bound by overhead" in whole.stderr
+    assert "--quick" not in whole.stderr

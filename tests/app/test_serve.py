@@ -1,0 +1,664 @@
+"""The service over real HTTP on loopback: answers, refusals, load, shutdown, the page."""
+
+import io
+import json
+import math
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chromium import Browser
+from PIL import Image
+
+from ibnn import data
+from ibnn.app.asking.run import Asked
+from ibnn.lab import jobs
+from ibnn.lab.runs import HELD_OUT
+
+pytest.importorskip("fastapi")
+requests = pytest.importorskip("requests")
+uvicorn = pytest.importorskip("uvicorn")
+
+from ibnn.app.serve.app import make_app  # noqa: E402
+from ibnn.app.serve.batching import Batcher, OverloadedError  # noqa: E402
+from ibnn.app.serve.server import listen  # noqa: E402
+from ibnn.app.serve.service import Question, Service  # noqa: E402
+
+TINY = jobs.Job(
+    net="mlp",
+    net_options={"inputs": 64, "hidden": 32},
+    data="digits",
+    valid=300,
+    method_options={"components": 2},
+    train={"steps": 60, "batch_size": 64},
+    samples=2,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    jobs.run(TINY, folder, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pixels() -> torch.Tensor:
+    test = data.load("digits").test
+    assert isinstance(test, data.Split)
+    return test.images.float() / 255  # (N, 1, 8, 8)
+
+
+class Running:
+    """A service in a thread of this process."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.service = Service(Asked.read(folder), **options)
+        app = make_app(self.service, megabytes=0.2)
+        socket = listen("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [socket]})
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        self.session = requests.Session()
+
+    def predict(self, code: int = 200, query: str = "", **sent: Any) -> Any:
+        reply = self.session.post(f"{self.url}/predict{query}", timeout=30, **sent)
+        assert reply.status_code == code, reply.text
+        return reply.json()
+
+    def get(self, path: str) -> Any:
+        reply = self.session.get(self.url + path, timeout=30)
+        reply.raise_for_status()
+        return reply
+
+    def stop(self) -> None:
+        self.session.close()
+        self.server.should_exit = True
+        self.thread.join()
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[Running]:
+    served = Running(folder, risk=0.3)
+    yield served
+    served.stop()
+
+
+def png(pixels: torch.Tensor, size: int = 8) -> bytes:
+    file = io.BytesIO()
+    image = Image.fromarray((pixels[0] * 255).round().byte().numpy())
+    image.resize((size, size), Image.Resampling.NEAREST).save(file, "PNG")
+    return file.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+def test_answers_are_those_of_predict(running: Running, folder: Path, pixels: torch.Tensor) -> None:
+    x = pixels[:20]
+    found = running.predict(json={"inputs": x.tolist()}, query="?draws=true")
+    expected = jobs.read_run(folder).model.predict(data.load("digits").normalise((x * 255).byte()), samples=2, seed=0)
+    assert found["classes"] == list("0123456789")
+    rows = found["rows"]
+    torch.testing.assert_close(torch.tensor([r["probabilities"] for r in rows]), expected.probs, rtol=0, atol=1e-6)
+    for name in ("total", "aleatoric", "epistemic"):
+        values = torch.tensor([row[name] for row in rows])
+        torch.testing.assert_close(values, getattr(expected, name), rtol=1e-4, atol=1e-6)
+    assert [row["label"] for row in rows] == [str(label) for label in expected.labels.tolist()]
+    draws = torch.tensor([row["draws"] for row in rows])
+    assert draws.shape == (20, 4, 10)  # 2 components of the job's 2 draws
+    torch.testing.assert_close(draws.mean(1), expected.probs, rtol=0, atol=1e-6)
+    limit = found["limit"]
+    assert found["risk"] == 0.3
+    assert [row["abstain"] for row in rows] == [row["total"] > limit for row in rows]
+
+
+def test_flat_nested_and_images_are_answered_alike(running: Running, pixels: torch.Tensor) -> None:
+    x = (pixels[:4] * 255).round() / 255
+    bodies = [x.tolist(), x[:, 0].tolist(), x.flatten(1).tolist()]
+    found = [running.predict(json={"inputs": body})["rows"] for body in bodies]
+    files = [("image", (f"{i}.png", png(image))) for i, image in enumerate(x)]
+    found.append(running.predict(files=files)["rows"])
+    for rows in found[1:]:
+        for row, first in zip(rows, found[0], strict=True):
+            assert row["probabilities"] == pytest.approx(first["probabilities"], abs=1e-6)
+            assert "note" not in row
+            assert "draws" not in row
+    big = running.predict(files={"image": ("a.png", png(x[0], 32))})["rows"][0]
+    assert big["note"] == "resized from 32×32 to 8×8."
+
+
+def test_smaller_risks_abstain_more(running: Running, pixels: torch.Tensor) -> None:
+    body = {"inputs": pixels[:200].flatten(1).tolist()}
+    given = []
+    for risk in (1e-9, 0.1, 0.3, 1):
+        found = running.predict(json=body, query=f"?risk={risk}")
+        given.append(sum(not row["abstain"] for row in found["rows"]))
+        assert found["risk"] == risk
+    assert given[0] == 0
+    assert found["limit"] is None
+    assert sorted(given) == given
+    assert given[-1] == 200
+
+
+def test_health_metrics_and_documents(running: Running) -> None:
+    health = running.get("/health").json()
+    assert health["status"] == "ok"
+    assert health["input"] == {"channels": 1, "height": 8, "width": 8}
+    assert health["abstention"]["by"] == "validation images"
+    assert health["shift"]["score"] == "epistemic"
+    assert health["shift"]["against"] == "300 validation images"
+    reply = running.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=")
+    assert re.search(r'^ibnn_requests_total\{path="/health",status="200"\} \d', reply.text, re.MULTILINE)
+    seen = re.search(r"^ibnn_shift_inputs (.*)$", reply.text, re.MULTILINE)
+    inputs = re.search(r"^ibnn_inputs_total (.*)$", reply.text, re.MULTILINE)
+    assert seen is not None
+    assert inputs is not None
+    assert float(seen[1]) == float(inputs[1]) >= health["shift"]["seen"]
+    assert "<h1>Classifier for digits</h1>" in running.get("/").text
+    assert "<title>Classifier for digits · ibnn</title>" in running.get("/").text
+    schema = running.get("/openapi.json").json()
+    assert set(schema["paths"]) == {"/predict", "/health", "/metrics"}
+    for path in ("/", "/docs"):
+        page = running.get(path)
+        assert "http://" not in page.text.replace("http://127.0.0.1", "")
+        assert "https://" not in page.text
+        assert page.headers["content-security-policy"].startswith("default-src 'none'")
+        assert page.headers["x-content-type-options"] == "nosniff"
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def body(value: Any) -> dict[str, Any]:
+    plain = isinstance(value, dict | list)
+    return {"data": json.dumps(value) if plain else value, "headers": {"Content-Type": "application/json"}}
+
+
+def bomb() -> bytes:
+    """A small file of 49 million pixels."""
+    file = io.BytesIO()
+    Image.new("1", (7_000, 7_000)).save(file, "PNG")
+    return file.getvalue()
+
+
+FLAT = [0.5] * 64
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "words"),
+    [
+        (body(b"{"), 400, "`body` to be JSON"),
+        (body(b"\xff"), 400, "`body` to be JSON"),
+        (body(b"[" * 100_000), 400, "RecursionError"),
+        (body([FLAT]), 422, 'an object with "inputs" alone'),
+        (body({"inputs": [FLAT], "seed": 1}), 422, "the keys ['inputs', 'seed']"),
+        (body({"inputs": []}), 422, "a list of at most 256 inputs"),
+        (body({"inputs": "a"}), 422, 'but got "a"'),
+        (body({"inputs": [FLAT] * 257}), 422, "but got 257 of them"),
+        (body({"inputs": [FLAT, FLAT[1:]]}), 422, "lists of equal lengths, here 64, but got one of 63"),
+        (body({"inputs": [[*FLAT[1:], "1"]]}), 422, 'finite numbers in lists, but got "1"'),
+        (body({"inputs": [[*FLAT[1:], True]]}), 422, "but got true"),
+        (body({"inputs": [[*FLAT[1:], None]]}), 422, "but got null"),
+        (body({"inputs": [[*FLAT[1:], math.nan]]}), 422, "finite numbers, but got NaN"),
+        (body(b'{"inputs": [[1e999]]}'), 422, "finite numbers"),
+        (body(b'{"inputs": [[1' + b"0" * 400 + b"]]}"), 422, "finite numbers"),
+        (body(b'{"inputs": [[' + b"1" * 100_000 + b"]]}"), 422, "finite numbers, but got one of 100,000 digits. Clean"),
+        (body({"inputs": [[*FLAT[1:], 1.01]]}), 422, "in [0, 1], but got values from 0.5 to 1.01"),
+        (body({"inputs": [FLAT[1:]]}), 422, "of shape (N, 1, 8, 8) or (N, 64), but got (1, 63)"),
+        ({"data": {"a": 1}}, 415, "but got application/x-www-form-urlencoded"),
+        ({}, 415, "but got none"),
+        ({"data": b"a", "headers": {"Content-Type": "multipart/form-data"}}, 400, "boundary"),
+        ({"files": {"picture": b"a"}}, 422, "but got a field 'picture'"),
+        ({"files": {"image": b"no image"}}, 422, "a readable image"),
+        ({"files": {"image": b""}}, 422, "a readable image"),
+        ({"files": {"image": bomb()}}, 422, "7000×7000 pixels, more than 25,000,000"),
+        ({"files": {"image": b"\x80\x04K\x01."}}, 422, "a readable image"),  # a pickle
+        ({"data": b"0" * 300_000}, 413, "at most 200,000 bytes, but got 300,000"),
+        (body(b"0" * 100_000 for _ in range(3)), 413, "at most 200,000 bytes"),  # in chunks: no length is told
+    ],
+)
+def test_refusals_explain(sent: dict[str, Any], code: int, words: str, running: Running) -> None:
+    before = running.service.monitor.seen  # type: ignore[union-attr]
+    found = running.predict(code, **sent)
+    assert words in found["detail"]
+    assert " at 0x" not in found["detail"]  # no address of memory
+    assert running.service.monitor.seen == before  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("query", ["?risk=0", "?risk=1.5", "?risk=nan", "?risk=a", "?draws=maybe"])
+def test_wrong_options(query: str, running: Running) -> None:
+    assert query[1:5] in running.predict(422, query=query, json={"inputs": [FLAT]})["detail"]
+
+
+def test_many_small_images_share_the_limit_of_pixels(running: Running) -> None:
+    file = io.BytesIO()
+    Image.new("1", (3_000, 3_000)).save(file, "PNG")
+    files = [("image", (f"{number}.png", file.getvalue())) for number in range(3)]
+    assert "more than 7,000,000" in running.predict(422, files=files)["detail"]
+
+
+def test_unknown_paths_and_methods(running: Running) -> None:
+    assert requests.get(f"{running.url}/secret", timeout=30).status_code == 404
+    assert requests.get(f"{running.url}/predict", timeout=30).status_code == 405
+    assert 'path="other"' in running.get("/metrics").text
+
+
+# ---------------------------------------------------------------------------------------------------------------- load
+
+
+def test_answers_under_load_are_those_of_single_requests(running: Running, pixels: torch.Tensor) -> None:
+    inputs = pixels[:48].flatten(1).tolist()
+    alone = [running.predict(json={"inputs": [each]})["rows"][0] for each in inputs[:12]]
+
+    def ask(number: int) -> Any:
+        reply = requests.post(f"{running.url}/predict", json={"inputs": [inputs[number]]}, timeout=60)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["rows"][0]
+
+    held = threading.Event()
+    answer = running.service._batcher._answer
+    sizes: list[int] = []
+
+    def slow(questions: Any) -> Any:
+        held.wait(30)
+        sizes.append(len(questions))
+        return answer(questions)
+
+    running.service._batcher._answer = slow
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            futures = [pool.submit(ask, number) for number in range(48)]
+            deadline = time.monotonic() + 30
+            while running.service._batcher._queue.qsize() < 10 and time.monotonic() < deadline:
+                time.sleep(0.01)  # until the first is in work and others wait
+            held.set()
+            together = [future.result() for future in futures]
+    finally:
+        running.service._batcher._answer = answer
+    assert sum(sizes) == 48
+    assert max(sizes) > 4  # they did go together
+    for row, expected in zip(together, alone, strict=False):
+        assert row["label"] == expected["label"]
+        assert row["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
+
+
+def test_a_batcher_refuses_fails_and_ends_well() -> None:
+    held, began = threading.Event(), threading.Event()
+
+    def answer(questions: Any) -> list[int]:
+        began.set()
+        held.wait(30)
+        if 13 in questions:
+            raise ValueError("13")
+        return [question * 2 for question in questions]
+
+    batcher = Batcher(answer, most=4, waiting=5, rows=lambda question: 1)
+    first = batcher.submit(1)
+    began.wait(30)
+    waiting = [batcher.submit(number) for number in (2, 13, 3, 4, 5)]
+    with pytest.raises(OverloadedError):
+        batcher.submit(6)
+    assert waiting[3].cancel()  # its client has gone
+    held.set()
+    batcher.close()
+    assert first.result(0) == 2
+    assert [waiting[i].result(0) for i in (0, 2, 4)] == [4, 6, 10]
+    with pytest.raises(ValueError, match="13"):
+        waiting[1].result(0)
+
+
+def test_overload_is_told(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(question: Any) -> None:
+        raise OverloadedError
+
+    monkeypatch.setattr(running.service, "ask", full)
+    reply = requests.post(f"{running.url}/predict", json={"inputs": [FLAT]}, timeout=30)
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+
+
+# --------------------------------------------------------------------------------------------------------------- shift
+
+
+def test_the_monitor_rings_for_shifted_images_and_survives_a_restart(
+    folder: Path, pixels: torch.Tensor, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    first = Running(folder, false_alarm=0.02, state=state)
+    try:
+        first.predict(json={"inputs": pixels[:100].tolist()})
+        calm = first.get("/health").json()["shift"]
+        assert (calm["seen"], calm["alarm"], calm["false_alarm"]) == (100, False, 0.02)
+    finally:
+        first.stop()
+    second = Running(folder, false_alarm=0.02, state=state)
+    try:
+        assert second.get("/health").json()["shift"] == calm
+        noise = torch.rand(120, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        second.predict(json={"inputs": noise.tolist()})
+        shift = second.get("/health").json()["shift"]
+        assert shift["alarm"]
+        assert 100 < shift["alarm_at"] <= 220
+        assert shift["p_value"] <= 0.02
+        assert "\nibnn_shift_alarm 1.0\n" in second.get("/metrics").text
+    finally:
+        second.stop()
+    with pytest.raises(ValueError, match="of another run or false-alarm rate"):
+        Service(Asked.read(folder), false_alarm=0.5, state=state)
+
+
+def test_scores_of_other_draws_are_not_compared(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(jobs, "make_data", gone)
+    copy = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(HELD_OUT))
+    for samples, watched in ((3, False), (2, True)):  # the stored test answers have 2
+        service = Service(Asked.read(copy, samples))
+        assert service.held_out.source == "test answers of the run folder"
+        assert (service.health()["shift"] is not None) == watched
+        service.close()
+
+
+# ------------------------------------------------------------------------------------------------- points and tables
+
+CURVE = jobs.Job(
+    net="mlp",
+    net_options={"hidden": 16},
+    data="toy-regression",
+    examples=130,
+    valid=100,
+    method_options={"components": 2},
+    train={"steps": 60, "lr": 0.01},
+    samples=3,
+)
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("runs") / "curve"
+    jobs.run(CURVE, folder, quiet=True)
+    served = Running(folder)
+    yield served
+    served.stop()
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A table of your own, of classes, served from another folder."""
+    folder = tmp_path_factory.mktemp("table")
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    lines = [f"{a},{100 * b},{'up' if a + b > 0 else 'down'}" for a, b in x.tolist()]
+    (folder / "t.csv").write_text("\n".join(["a,<b>,way", *lines]) + "\n")
+    fields = CURVE.model_dump(exclude_unset=True) | {"data": "t.csv", "target": "way", "examples": None, "valid": 60}
+    jobs.run(jobs.Job(**fields), folder / "run", data_folder=folder, quiet=True)
+    served = Running(folder / "run", risk=0.3)
+    yield served
+    served.stop()
+
+
+def test_numbers_are_served_with_intervals(curve: Running) -> None:
+    x = torch.tensor([[-3.0], [0.5], [40.0]])
+    found = curve.predict(json={"inputs": x.tolist()}, query="?draws=true")
+    expected = curve.service.asked.run.model.predict(x, samples=3, seed=0)
+    low, high = expected.interval(0.9)  # type: ignore[attr-defined]
+    named = {name: getattr(expected, name) for name in ("mean", "std", "aleatoric", "epistemic")}
+    assert list(found) == ["target", "rows"]
+    for name, values in (named | {"low": low, "high": high}).items():
+        assert [row[name] for row in found["rows"]] == pytest.approx(values[:, 0].tolist(), rel=1e-4)
+    draws = torch.tensor([row["draws"] for row in found["rows"]])
+    torch.testing.assert_close(draws, expected.draw_means[:, :, 0].T)  # type: ignore[attr-defined]
+    assert "draws" not in curve.predict(json={"inputs": [{"x1": 1.0}]})["rows"][0]
+    health = curve.get("/health").json()
+    assert (health["abstention"], health["input"], health["classes"]) == (None, {"columns": ["x1"]}, [])
+    assert health["shift"]["score"] == "epistemic"
+    assert health["shift"]["against"] == "100 validation points"
+    assert health["shift"]["seen"] == 4
+    parameters = curve.get("/openapi.json").json()["paths"]["/predict"]["post"]["parameters"]
+    assert [parameter["name"] for parameter in parameters] == ["draws"]
+
+
+def test_the_monitor_rings_for_rows_from_elsewhere(curve: Running) -> None:
+    service = Service(curve.service.asked, false_alarm=0.02)
+    try:
+        service.ask(Question(8 * torch.rand(100, 1) - 4, False)).result(30)
+        assert service.health()["shift"]["alarm"] is False
+        service.ask(Question(20 + torch.rand(100, 1), False)).result(30)
+        assert service.health()["shift"]["alarm"] is True
+        assert service.health()["shift"]["direction"] == "higher"
+    finally:
+        service.close()
+
+
+def test_too_few_held_out_answers_leave_inputs_unwatched(tmp_path: Path) -> None:
+    fields = CURVE.model_dump(exclude_unset=True) | {"valid": 10, "train": {"steps": 2, "beta": 1.0}}
+    jobs.run(jobs.Job(**fields), tmp_path / "run", quiet=True)
+    service = Service(Asked.read(tmp_path / "run"))
+    try:
+        assert service.monitor is None
+        assert "takes 16 held-out answers at this false-alarm rate, and there are 10" in service.unwatched
+    finally:
+        service.close()
+
+
+def test_a_single_network_of_numbers_has_nothing_to_watch(tmp_path: Path) -> None:
+    fields = CURVE.model_dump(exclude_unset=True) | {"method": "sgd", "method_options": {}, "train": {"steps": 2}}
+    jobs.run(jobs.Job(**fields), tmp_path / "run", quiet=True)
+    service = Service(Asked.read(tmp_path / "run"))
+    assert (service.monitor, service.health()["shift"]) == (None, None)
+    assert service.unwatched == "a single network is as uncertain of every number"
+    service.close()
+
+
+def test_rows_of_a_table_are_labelled_by_order_or_by_name(table: Running) -> None:
+    found = table.predict(json={"inputs": [[2.0, 200.0], [-2.0, -200.0]]}, query="?draws=true")
+    assert found["classes"] == ["down", "up"]
+    assert [row["label"] for row in found["rows"]] == ["up", "down"]
+    named = table.predict(json={"inputs": [{"<b>": 200, "a": 2}, {"a": -2, "<b>": -200}]}, query="?draws=true")
+    assert named == found
+    expected = table.service.asked.run.model.predict(torch.tensor([[2.0, 200.0]]), samples=3, seed=0)
+    assert found["rows"][0]["probabilities"] == pytest.approx(expected.probs[0].tolist(), abs=1e-6)  # type: ignore[attr-defined]
+    draws = torch.tensor(found["rows"][0]["draws"])
+    torch.testing.assert_close(draws.mean(0), expected.probs[0], rtol=0, atol=1e-6)  # type: ignore[attr-defined]
+    assert found["rows"][0]["abstain"] is (found["rows"][0]["total"] > found["limit"])
+    assert table.get("/health").json()["abstention"]["by"] == "test answers of the run folder"  # the table is elsewhere
+    page = table.get("/").text
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "image=@" not in table.get("/docs").text
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "words"),
+    [
+        (body({"inputs": [[1.0]]}), 422, "of shape (N, 2), but got (1, 1)"),
+        (body({"inputs": [1.0, 2.0]}), 422, "of shape (N, 2), but got (2,)"),
+        (body({"inputs": [[[1.0, 2.0]]]}), 422, "of shape (N, 2), but got (1, 1, 2)"),
+        (body({"inputs": [{"a": 1.0}]}), 422, "the columns a, <b>, but got no ['<b>']"),
+        (body({"inputs": [{"a": 1.0, "<b>": 2, "c": 3}]}), 422, "but got also ['c']"),
+        (body({"inputs": [{"a": 1.0, "<b>": 2}, [1, 2]]}), 422, "but got no ['<b>', 'a']"),
+        (body({"inputs": [{"a": 1.0, "<b>": "2"}]}), 422, 'finite numbers in lists, but got "2"'),
+        (body({"inputs": [[1.0, 1.1e15]]}), 422, "numbers up to 1e+15"),
+        (body({"inputs": [[1.0, math.inf]]}), 422, "finite numbers, but got Infinity"),
+        ({"files": {"image": b"a"}}, 415, "application/json, but got multipart/form-data"),
+    ],
+)
+def test_wrong_rows_are_explained(sent: dict[str, Any], code: int, words: str, table: Running) -> None:
+    assert words in table.predict(code, **sent)["detail"]
+
+
+# ------------------------------------------------------------------------------------------------------------- process
+
+
+def test_sigterm_finishes_what_is_in_flight(folder: Path, pixels: torch.Tensor, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "ibnn", "serve", str(folder), "--port", "0", "--state", str(tmp_path / "a.json")]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.fullmatch(r"Serving at (http://127\.0\.0\.1:\d+)/\n", process.stdout.readline())
+        assert found is not None
+        sent = {"inputs": pixels[:250].tolist()}
+        with ThreadPoolExecutor(8) as pool:
+            futures = [pool.submit(requests.post, f"{found[1]}/predict", json=sent, timeout=60) for _ in range(8)]
+            while not re.search(r"ibnn_inputs_total [1-9]", requests.get(f"{found[1]}/metrics", timeout=30).text):
+                pass
+            process.send_signal(signal.SIGTERM)
+            codes = [future.result().status_code for future in futures if not future.exception()]
+        assert process.wait(120) == 0
+        err = process.communicate()[1]
+        assert "Traceback" not in err
+        state = json.loads((tmp_path / "a.json").read_text())
+        assert state["monitor"]["seen"] == 250 * len(codes)  # all that were answered were told so
+        assert set(codes) == {200}
+        with pytest.raises(requests.ConnectionError):
+            requests.get(found[1], timeout=5)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_wrong_commands(folder: Path) -> None:
+    from test_cli import call
+
+    taken = listen("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+    with taken:
+        message = f"`--port` to be a port that is free and may be opened, but got {port} at 127.0.0.1 (Address already"
+        assert message in call("serve", folder, "--port", port, code=1).stderr
+    for host in ("no.such.host.invalid", "192.0.2.1", "a" * 70, "::zz"):  # 192.0.2.0/24 is no machine's
+        assert (
+            f"`--host` to be an address of this machine, but got {host!r} ("
+            in call("serve", folder, "--host", host, code=2).stderr
+        )
+    assert "--risk" in call("serve", folder, "--risk", 0, code=2).stderr
+    assert "--false-alarm" in call("serve", folder, "--false-alarm", 1, code=2).stderr
+    assert "--megabytes" in call("serve", folder, "--megabytes", 0, code=2).stderr
+    assert "job.toml" in call("serve", folder.parent, code=2).stderr
+
+
+# -------------------------------------------------------------------------------------------------- slow: fuzz, browser
+
+
+@pytest.mark.slow
+def test_fuzzed_requests_are_answered_as_the_schema_says(running: Running, tmp_path: Path) -> None:
+    """Every check but one: to OpenAPI any bytes are a file, and most are no image."""
+    command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{running.url}/openapi.json"]
+    command += ["--max-examples", "60", "--seed", "1", "--exclude-checks", "positive_data_acceptance"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert not re.search(r'status="5\d\d"', running.get("/metrics").text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["curve", "table"])
+def test_fuzzed_rows_are_answered_as_the_schema_says(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    served: Running = request.getfixturevalue(name)
+    command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{served.url}/openapi.json"]
+    done = subprocess.run(
+        [*command, "--max-examples", "60", "--seed", "1"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert not re.search(r'status="5\d\d"', served.get("/metrics").text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(320, 640), (1100, 900)])
+@pytest.mark.parametrize("name", ["curve", "table"])
+def test_the_page_of_a_table_in_a_browser(
+    browser: Browser, name: str, size: tuple[int, int], request: pytest.FixtureRequest
+) -> None:
+    served: Running = request.getfixturevalue(name)
+    browser.resize(*size)
+    browser.open(served.url)
+    told = "return document.getElementById('status').textContent"
+
+    def ask(*values: float) -> str:
+        fields = "const fields = document.querySelectorAll('[data-column]');"
+        puts = "".join(f"fields[{i}].value = {value};" for i, value in enumerate(values))
+        browser.run(f"document.getElementById('status').textContent = ''; {fields}{puts}")
+        browser.run("document.querySelector('button').click()")
+        for _ in range(100):
+            if (found := browser.run(told)) not in ("", "Asking…"):
+                return str(found)
+            time.sleep(0.1)
+        raise AssertionError("no answer")
+
+    if name == "curve":
+        row = served.predict(json={"inputs": [[2.5]]})["rows"][0]
+        assert ask(2.5) == f"{row['mean']:.4g}, from {row['low']:.4g} to {row['high']:.4g}."
+        assert browser.run("return document.querySelectorAll('#line .tick').length") == 6
+    else:
+        assert ask(2, 200).startswith("up, ")
+        assert browser.run("return document.getElementById('label').textContent") == "up"
+        assert browser.run("return document.querySelectorAll('#draws > div').length") == 6
+        pasted = "const data = new DataTransfer(); data.setData('text', '-2; -200');"
+        paste = "new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true})"
+        browser.run(f"{pasted} document.querySelector('[data-column]').dispatchEvent({paste})")
+        assert browser.run("return [...document.querySelectorAll('[data-column]')].map(e => e.value)") == ["-2", "-200"]
+    assert browser.run("return document.documentElement.scrollWidth") <= size[0]
+    against = served.get("/health").json()["shift"]["against"]
+    assert against in browser.run("return document.getElementById('shift').textContent")
+    assert browser.log("browser") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(320, 640), (1100, 900)])
+def test_the_page_in_a_browser(
+    browser: Browser, size: tuple[int, int], running: Running, pixels: torch.Tensor, tmp_path: Path
+) -> None:
+    (tmp_path / "seven.png").write_bytes(png(pixels[5], 64))
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    browser.resize(*size)
+    browser.open(running.url)
+    assert browser.tab() == "docs"
+    assert browser.run("return document.activeElement.id") == ""
+    browser.tab()
+    assert browser.run("return document.activeElement.id") == "file"  # reached by keyboard
+    field = next(iter(browser.call("/element", {"using": "css selector", "value": "#file"}).values()))
+
+    def choose(name: str) -> str:
+        browser.call(f"/element/{field}/value", {"text": str(tmp_path / name)})
+        for _ in range(100):
+            told: str = browser.run("return document.getElementById('status').textContent")
+            if told not in ("", "Asking…"):
+                return told
+            time.sleep(0.1)
+        raise AssertionError("no answer")
+
+    expected = running.predict(files={"image": (tmp_path / "seven.png").read_bytes()})["rows"][0]
+    told = choose("seven.png")
+    assert told.startswith(f"{expected['label']}, ")
+    assert browser.run("return document.getElementById('label').textContent") == expected["label"]
+    assert browser.run("return document.querySelectorAll('#draws > div').length") == 4  # 2 components of 2 draws
+    assert browser.run("return document.querySelectorAll('#classes tr').length") == 10
+    heights = browser.run("return [...document.querySelectorAll('#draws > div')].map(e => e.offsetHeight)")
+    assert max(heights) - min(heights) <= 1
+    assert f"epistemic {expected['epistemic']:.3f}" in browser.run(
+        "return document.getElementById('entropies').textContent"
+    )
+    assert browser.run("return document.documentElement.scrollWidth") <= size[0]
+    assert browser.run("return document.images[0].naturalWidth") == 64
+    browser.screenshot(tmp_path / "page.png")
+    assert np.asarray(Image.open(tmp_path / "page.png")).std() > 10  # something is drawn
+    assert browser.log("browser") == []
+    sent = [json.loads(entry["message"])["message"] for entry in browser.log("performance")]
+    urls = [m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"]
+    assert all(url.startswith((running.url, "data:", "blob:")) for url in urls)
+    browser.run("document.getElementById('status').textContent = ''")
+    assert "a readable image" in choose("broken.png")
+    assert browser.run("return document.getElementById('answer').hidden")

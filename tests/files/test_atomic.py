@@ -1,0 +1,106 @@
+"""Files that are whole, locks that are left by nobody, and files that cannot be read."""
+
+import json
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ibnn.files.atomic import locked, read_json, read_text, read_toml, write_atomically
+
+
+def test_a_lock_keeps_others_out_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / ".lock"
+    with locked(path) as mine:
+        assert mine
+        assert path.read_text() == str(os.getpid())
+        with locked(path, wait=False) as second:
+            assert not second
+        assert path.exists()  # who did not get it does not remove it
+    assert not list(tmp_path.iterdir())  # nor do the folders made for it stay
+    with locked(path):
+        (path.parent / "kept").touch()
+    assert [p.name for p in path.parent.iterdir()] == ["kept"]
+
+
+def test_waiting_is_told_once_and_with_the_process(tmp_path: Path) -> None:
+    told: list[str] = []
+    waits, order = threading.Event(), []
+
+    def second() -> None:
+        with locked(tmp_path / ".lock", waiting=lambda process: (told.append(process), waits.set())):
+            order.append("second")
+
+    with locked(tmp_path / ".lock"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waits.wait(30)
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"]
+    assert told == [str(os.getpid())]
+    assert not list(tmp_path.iterdir())
+
+
+def _count(folder: Path, times: int) -> None:
+    for _ in range(times):
+        with locked(folder / "made" / ".lock"):
+            path = folder / "count"
+            path.write_text(str(int(path.read_text()) + 1))
+
+
+def test_processes_take_turns_although_the_lock_file_is_removed_each_time(tmp_path: Path) -> None:
+    (tmp_path / "count").write_text("0")
+    spawn = multiprocessing.get_context("fork")
+    others = [spawn.Process(target=_count, args=(tmp_path, 200)) for _ in range(4)]
+    for process in others:
+        process.start()
+    for process in others:
+        process.join(60)
+        assert process.exitcode == 0
+    assert (tmp_path / "count").read_text() == "800"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["count"]
+
+
+def test_a_dead_process_leaves_its_file_but_not_its_lock(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("4194304")
+    with locked(tmp_path / ".lock", wait=False) as mine:
+        assert mine
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_permissions_are_what_the_umask_leaves(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "a", b"")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize(
+    ("content", "read", "words"),
+    [
+        (b"a = 1\nb = = 2\n", read_toml, "to be TOML, but got an error: Invalid value (at line 2, column 5)"),
+        (b"a = 1\nb = ", read_toml, "(at the end, line 2)"),
+        (b'{\n"a": 1,\n}', read_json, "to be JSON, but got an error: "),
+        (b'{\n"a": 1,\n}', read_json, "line 3 column 1"),
+        (b"1" * 5000, read_json, "to be JSON"),
+        (b"[" * 100_000, read_json, "to be JSON"),
+        (b"\xff", read_text, "to be text in UTF-8"),
+        (b"\xff", read_json, "to be text in UTF-8"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_line(content: bytes, read: object, words: str, tmp_path: Path) -> None:
+    (tmp_path / "a.file").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.file") as caught:
+        read(tmp_path / "a.file")  # type: ignore[operator]
+    assert words in str(caught.value)
+
+
+def test_a_mark_of_byte_order_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + json.dumps({"a": 1}).encode())
+    assert read_json(tmp_path / "a.json") == {"a": 1}

@@ -1,0 +1,656 @@
+import copy
+import inspect
+import json
+import os
+import pickle
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ibnn
+from ibnn.files import saving
+from ibnn.files.hub import from_pretrained, push_to_hub
+from ibnn.files.saving import Adapters, fingerprint, load, save_pretrained
+
+pytest.importorskip("safetensors")
+
+
+class Tied(nn.Module):
+    def __init__(self, tie: bool = True) -> None:
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(11, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 11, bias=False)
+        if tie:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.middle(self.embedding(tokens)).mean(1))
+
+
+class Twice(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())
+
+
+def mlp(width: int = 7) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def conv() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+
+
+def rows(*shape: int) -> Tensor:
+    return torch.randn(6, *shape, generator=torch.Generator().manual_seed(1))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, Tensor, dict[str, Any]]] = {
+    "mlp": (mlp, rows(5), torch.arange(6) % 3, {}),
+    "batchnorm": (conv, rows(2, 4, 4), torch.arange(6) % 3, {"exclude": "0"}),
+    "tied": (Tied, torch.arange(24).view(6, 4) % 11, torch.arange(6), {}),
+    "twice": (Twice, rows(5), torch.arange(6) % 5, {"kl": "pairwise", "prior_std": 0.1}),
+    "one layer": (lambda: nn.Linear(5, 3), rows(5), torch.arange(6) % 3, {"components": 1}),
+    "weighted": (
+        mlp,
+        rows(5),
+        torch.arange(6) % 3,
+        {"likelihood": ibnn.Categorical(weight=torch.tensor([1.0, 2.0, 0.5]), ignore_index=1, label_smoothing=0.1)},
+    ),
+    "bernoulli": (mlp, rows(5), torch.ones(6, 3), {"likelihood": "bernoulli"}),
+    "gaussian": (mlp, rows(5), rows(3), {"likelihood": ibnn.Gaussian(init_std=2.0, outputs=3)}),
+    "predicted": (lambda: nn.Linear(5, 2), rows(5), rows(1), {"likelihood": ibnn.Gaussian(noise="predicted")}),
+    "bfloat16": (lambda: mlp().bfloat16(), rows(5).bfloat16(), torch.arange(6) % 3, {}),
+}
+NAMES = [pytest.param(name, marks=pytest.mark.bf16 if name == "bfloat16" else ()) for name in CASES]
+
+
+def trained(name: str) -> tuple[ibnn.IBNN, Tensor]:
+    """A model after two steps of training, so that nothing in it is as it was built."""
+    make, x, y, options = CASES[name]
+    torch.manual_seed(0)
+    model = ibnn.convert(make().train(), **copy.deepcopy({"components": 3, "seed": 4, **options}))
+    optimiser = torch.optim.SGD(model.parameter_groups(lr=0.1, latent_lr=0.5))
+    for _ in range(2):
+        optimiser.zero_grad()
+        model.elbo(x, y, n_data=20).loss.backward()
+        optimiser.step()
+    model.eval_samples, model.eval_seed = 2, 9
+    return model.eval(), x
+
+
+def fresh(name: str) -> nn.Module:
+    torch.manual_seed(1)  # other weights
+    return CASES[name][0]()
+
+
+def plain(model: ibnn.IBNN) -> nn.Module:
+    """The backbone of a model, without its latents."""
+    return ibnn.revert(copy.deepcopy(model))
+
+
+def assert_same(a: ibnn.IBNN, b: ibnn.IBNN, x: Tensor) -> None:
+    a.eval(), b.eval()
+    assert torch.equal(a(x), b(x))
+    ours, theirs = vars(a.predict(x, samples=2)), vars(b.predict(x, samples=2))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours if isinstance(ours[name], Tensor))
+    state = a.state_dict()
+    assert list(state) == list(b.state_dict())
+    for name, tensor in b.state_dict().items():
+        assert tensor.dtype == state[name].dtype
+        assert torch.equal(tensor, state[name]), name
+    assert (a.prior_std, a.kl_kind, a.extra_repr()) == (b.prior_std, b.kl_kind, b.extra_repr())
+    assert vars(a.likelihood).get("ignore_index") == vars(b.likelihood).get("ignore_index")
+    assert vars(a.likelihood).get("label_smoothing") == vars(b.likelihood).get("label_smoothing")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[ibnn.IBNN, Tensor, Path]:
+    model, x = trained("mlp")
+    save_pretrained(model, tmp_path / "save")
+    return model, x, tmp_path / "save"
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+# ------------------------------------------------------------------------------------------------------ round trips
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_save_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    model, x = trained(name)
+    save_pretrained(model, tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+    assert_same(model, load(tmp_path, fresh(name)), x)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_latents_alone_come_back_on_their_backbone(name: str, tmp_path: Path) -> None:
+    model, x = trained(name)
+    save_pretrained(model, tmp_path, latents_only=True)
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "latents.safetensors"]
+    assert_same(model, load(tmp_path, plain(model)), x)
+
+
+@pytest.mark.parametrize("latents_only", [False, True])
+def test_training_goes_on_where_it_stopped(latents_only: bool, tmp_path: Path) -> None:
+    model, x = trained("batchnorm")
+    save_pretrained(model, tmp_path, latents_only=latents_only)
+    again = load(tmp_path, plain(model))
+    assert int(again.examples) == int(model.examples) == 12
+    assert torch.equal(model.train()(x), again.train()(x))
+
+
+def test_ties_are_tied_again(tmp_path: Path) -> None:
+    save_pretrained(trained("tied")[0], tmp_path)
+    net: Any = load(tmp_path, fresh("tied")).net
+    assert net.head.weight is net.embedding.weight
+    assert json.loads((tmp_path / "config.json").read_text())["tied"] == {"net.head.weight": "net.embedding.weight"}
+
+
+def test_a_tied_save_fills_an_untied_network_but_not_the_reverse(tmp_path: Path) -> None:
+    model, x = trained("tied")
+    save_pretrained(model, tmp_path)
+    assert torch.equal(load(tmp_path, Tied(tie=False)).eval()(x), model(x))
+    save_pretrained(ibnn.convert(Tied(tie=False), seed=0), tmp_path)
+    with pytest.raises(ValueError, match=r"'net\.embedding\.weight' and 'net\.head\.weight' are apart, as saved"):
+        load(tmp_path, Tied())
+
+
+def test_parameters_that_overlap_in_memory_can_be_saved(tmp_path: Path) -> None:
+    net = mlp()
+    net[2].bias.data = net[2].weight.data[0, :3]
+    model = ibnn.convert(net, copy=False, seed=0).eval()
+    save_pretrained(model, tmp_path)
+    assert torch.equal(load(tmp_path, mlp()).eval()(rows(5)), model(rows(5)))
+
+
+def test_only_the_saved_layers_get_latents_even_inside_one_another(tmp_path: Path) -> None:
+    class Outer(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(5, 5)
+            self.inner = nn.Linear(5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.inner(x)
+
+    net = nn.ModuleDict({"a[0]": Outer(), "b": Outer()})
+    net.forward = lambda x: net["b"](net["a[0]"](x))  # type: ignore[method-assign]
+    model = ibnn.convert(nn.Sequential(Outer(), Outer()), exclude=["0.inner", "1.inner"], seed=0)
+    assert list(model.latents) == ["0", "1"]
+    save_pretrained(model, tmp_path)
+    assert list(load(tmp_path, nn.Sequential(Outer(), Outer())).latents) == ["0", "1"]
+    save_pretrained(ibnn.convert(net, include="b", seed=0), tmp_path)
+    assert list(load(tmp_path, net).latents) == ["b.inner", "b"]
+
+
+def test_the_given_network_is_left_alone(saved: tuple[ibnn.IBNN, Tensor, Path]) -> None:
+    net = fresh("mlp")
+    before = fingerprint(net)
+    load(saved[2], net)
+    assert fingerprint(net) == before
+    assert list(net.state_dict()) == list(fresh("mlp").state_dict())
+
+
+def test_without_a_copy_weights_are_shared_and_overwritten(saved: tuple[ibnn.IBNN, Tensor, Path]) -> None:
+    model, x, folder = saved
+    net = fresh("mlp").double()  # the saved dtype holds
+    weight = net[0].weight
+    again = load(folder, net, copy=False)
+    assert again.net[0].weight is net[0].weight is weight
+    assert torch.equal(net(x), plain(model)(x))
+    assert not isinstance(getattr(net[0], "latent", None), nn.Module)
+    assert_same(model, again, x)
+
+
+def test_mode_and_frozen_weights_are_the_networks(saved: tuple[ibnn.IBNN, Tensor, Path]) -> None:
+    again = load(saved[2], fresh("mlp").eval().requires_grad_(False))
+    assert not again.training
+    assert {p.requires_grad for n, p in again.net.named_parameters() if "latent" not in n} == {False}
+    assert {p.requires_grad for latent in again.latents.values() for p in latent.parameters()} == {True}
+
+
+def test_global_randomness_is_untouched(tmp_path: Path) -> None:
+    model, net = trained("mlp")[0], fresh("mlp")
+    random.seed(0)
+    before, python = torch.get_rng_state(), random.getstate()
+    save_pretrained(model, tmp_path)
+    load(tmp_path, net)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert random.getstate() == python
+
+
+def test_a_latents_file_is_latents(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(500, 400), nn.ReLU(), nn.Linear(400, 10))
+    save_pretrained(ibnn.convert(net, components=8, seed=0), tmp_path, latents_only=True)
+    numbers = 4 * 2 * 8 * 900
+    assert numbers < (tmp_path / "latents.safetensors").stat().st_size < numbers + 1000
+
+
+def test_saving_again_gives_the_same_bytes(saved: tuple[ibnn.IBNN, Tensor, Path], tmp_path: Path) -> None:
+    folder = saved[2]
+    save_pretrained(load(folder, fresh("mlp")), tmp_path / "again")
+    for name in ("config.json", "model.safetensors"):
+        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_the_config_says_what_was_saved(saved: tuple[ibnn.IBNN, Tensor, Path]) -> None:
+    model, _, folder = saved
+    config = json.loads((folder / "config.json").read_text())
+    assert config["layers"] == {"0": 5, "2": 7}
+    assert config["ibnn_version"] == ibnn.__version__
+    assert (config["components"], config["prior_std"], config["eval_samples"], config["eval_seed"]) == (3, 0.3, 2, 9)
+    options = {"ignore_index": -100, "label_smoothing": 0.0, "axis": None}
+    assert config["likelihood"] == {"name": "Categorical", "options": options}
+    assert config["fingerprint"] == fingerprint(model.net) == fingerprint(plain(model))
+
+
+# ------------------------------------------------------------------------------------------------------ fingerprints
+
+
+def test_the_fingerprint_sees_weights_names_dtypes_shapes_and_running_statistics() -> None:
+    torch.manual_seed(0)
+    net = conv()
+    seen = {fingerprint(net)}
+    assert seen == {fingerprint(copy.deepcopy(net)), fingerprint(ibnn.convert(net, seed=3).net)}
+
+    def changed(change: Callable[[Any], object]) -> str:
+        other = copy.deepcopy(net)
+        change(other)
+        return fingerprint(other)
+
+    seen |= {
+        changed(lambda n: n[0].weight.data[0, 0, 0, 0].add_(1e-6)),
+        changed(lambda n: n[1].running_mean[0].add_(1e-6)),
+        changed(lambda n: n.double()),
+        changed(lambda n: n.add_module("more", nn.Linear(1, 1))),
+        changed(lambda n: setattr(n[4].weight, "data", n[4].weight.data.view(4, 12))),
+        fingerprint(nn.ModuleDict({"a": net})),
+    }
+    assert len(seen) == 7
+
+
+def test_the_fingerprint_is_of_values_not_of_their_layout() -> None:
+    net = conv()
+    assert fingerprint(copy.deepcopy(net).to(memory_format=torch.channels_last)) == fingerprint(net)  # type: ignore[call-overload]
+
+
+# ---------------------------------------------------------------------------------------------------------- adapters
+
+
+def test_adapters_are_exactly_the_models_they_were_and_share_one_backbone(tmp_path: Path) -> None:
+    net, x = conv().eval(), rows(2, 4, 4)
+    options: dict[str, dict[str, Any]] = {
+        "a": {"components": 4, "prior_std": 0.1, "seed": 1},
+        "b": {"components": 2, "likelihood": "bernoulli", "kl": "components", "seed": 2, "exclude": "0"},
+    }
+    models = {name: ibnn.convert(net, **kwargs) for name, kwargs in options.items()}
+    adapters, before, keys = Adapters(net), fingerprint(net), list(net.state_dict())
+    for name, model in models.items():
+        save_pretrained(model, tmp_path / name, latents_only=True)
+        adapters.load(name, tmp_path / name)
+    for name in ("a", "b", "a", "b"):
+        assert_same(adapters[name], models[name], x)
+        assert_same(adapters[name], load(tmp_path / name, net), x)
+    assert list(adapters) == ["a", "b"]
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        assert all(adapters[a].net.state_dict(keep_vars=True)[name] is tensor for a in adapters)
+    assert (fingerprint(net), list(net.state_dict())) == (before, keys)
+    assert torch.equal(net(x), ibnn.revert(models["a"])(x))
+
+
+def test_adapters_refuse_what_does_not_belong(saved: tuple[ibnn.IBNN, Tensor, Path], tmp_path: Path) -> None:
+    model, _, whole = saved
+    adapters = Adapters(plain(model))
+    with pytest.raises(ValueError, match="a save of latents only, but got one of a whole model"):
+        adapters.load("whole", whole)
+    save_pretrained(ibnn.convert(mlp(), seed=0), tmp_path, latents_only=True)
+    with pytest.raises(ValueError, match="one with other weights"):
+        adapters.load("foreign", tmp_path)
+    assert not adapters
+    adapters.load("forced", tmp_path, force=True)
+    with pytest.raises(KeyError, match=r"Expected `name` to be one of \['forced'\], but got 'nobody'"):
+        adapters["nobody"]
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_other_weights_are_refused_unless_forced(tmp_path: Path) -> None:
+    model = trained("batchnorm")[0]
+    save_pretrained(model, tmp_path, latents_only=True)
+    net: Any = plain(model)
+    net[1].running_var[0] += 1e-3
+    with pytest.raises(ValueError, match=r"Expected `net` to be the network .* but got one with other .* force=True"):
+        load(tmp_path, net)
+    forced = load(tmp_path, net, force=True)
+    assert torch.equal(forced.posterior().mean, model.posterior().mean)
+    assert fingerprint(forced.net) == fingerprint(net)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (lambda: mlp(8), "a layer '2' of 7 nodes, but got one of 8"),
+        (lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU()), "a layer '2' of 7 nodes, but got none of that name"),
+        (lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4)), r"'net\.2\.weight' is \(3, 7\).*\(4, 7\)"),
+        (lambda: nn.Sequential(*mlp(), nn.BatchNorm1d(3)), r"'net\.3\.weight' is absent, but got \(3,\)"),
+        (lambda: ibnn.convert(mlp()), "a plain network"),
+        (lambda: mlp().to("meta"), "on the meta device"),
+    ],
+)
+def test_another_architecture_is_refused_and_untouched(
+    saved: tuple[ibnn.IBNN, Tensor, Path], net: Callable[[], nn.Module], words: str, copy: bool
+) -> None:
+    given = net()
+    before = {name: tensor.clone() for name, tensor in given.state_dict().items()}
+    with pytest.raises((ValueError, TypeError), match=words):
+        load(saved[2], given, copy=copy)
+    assert list(given.state_dict()) == list(before)
+    assert all(t.is_meta or torch.equal(t, before[name]) for name, t in given.state_dict().items())
+
+
+def test_another_order_of_layers_is_refused(tmp_path: Path) -> None:
+    a, b = nn.Linear(5, 5), nn.Linear(5, 5)
+    save_pretrained(ibnn.convert(nn.ModuleDict({"a": a, "b": b}), seed=0), tmp_path)
+    with pytest.raises(ValueError, match=r"in the order \['a', 'b'\], but got \['b', 'a'\]"):
+        load(tmp_path, nn.ModuleDict({"b": b, "a": a}))
+
+
+@pytest.mark.parametrize("place", [3, 200, -1])
+def test_a_flipped_bit_is_found(saved: tuple[ibnn.IBNN, Tensor, Path], place: int) -> None:
+    path = saved[2] / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"model\.safetensors` to be as saved .* a damaged file"):
+        load(saved[2], fresh("mlp"))
+
+
+def test_truncated_missing_and_garbled_files_are_named(saved: tuple[ibnn.IBNN, Tensor, Path]) -> None:
+    folder = saved[2]
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"model\.safetensors` to be as saved"):
+        load(folder, fresh("mlp"))
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        load(folder, fresh("mlp"))
+    whole = config.read_text()
+    config.write_text(whole[:100])
+    with pytest.raises(ValueError, match=r"config\.json` to be JSON, but got a damaged file"):
+        load(folder, fresh("mlp"))
+    config.write_text(whole.replace('"layers"', '"lay_rs"'))
+    with pytest.raises(ValueError, match=r"config\.json` to be complete, but got one without \['layers'\]"):
+        load(folder, fresh("mlp"))
+    config.write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="written by ibnn"):
+        load(folder, fresh("mlp"))
+    config.unlink()
+    with pytest.raises(FileNotFoundError, match=r"one with a config\.json"):
+        load(folder, fresh("mlp"))
+
+
+def test_a_future_format_is_refused(saved: tuple[ibnn.IBNN, Tensor, Path]) -> None:
+    edit(saved[2], format_version=2, ibnn_version="9.9")
+    with pytest.raises(ValueError, match=r"of format version 1, but got 2 \(by ibnn 9\.9\)\. Upgrade"):
+        load(saved[2], fresh("mlp"))
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (os.environ["IBNN_BOMB"],)
+
+
+@pytest.mark.parametrize("dump", [pickle.dump, torch.save])
+def test_a_pickle_is_refused_without_running_it(
+    saved: tuple[ibnn.IBNN, Tensor, Path], dump: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, path = saved[2] / "exploded", saved[2] / "model.safetensors"
+    monkeypatch.setenv("IBNN_BOMB", str(target))
+    with path.open("wb") as file:
+        dump(Bomb(), file)
+    edit(saved[2], sha256=saving._sha256(path))  # even with a matching checksum
+    with pytest.raises(ValueError, match=r"model\.safetensors` to be a safetensors file"):
+        load(saved[2], fresh("mlp"))
+    assert not target.exists()
+    with path.open("rb") as file:  # the bomb is live
+        torch.load(file, weights_only=False) if dump is torch.save else pickle.load(file)
+    assert target.exists()
+
+
+def test_only_converted_networks_are_saved(tmp_path: Path) -> None:
+    model = ibnn.convert(mlp(), seed=0)
+    for wrong in (mlp(), nn.Sequential(model)):
+        with pytest.raises(TypeError, match="a converted network, but got Sequential"):
+            save_pretrained(wrong, tmp_path / "new")  # type: ignore[arg-type]
+    ibnn.revert(model)
+    with pytest.raises(TypeError, match="a converted network"):
+        save_pretrained(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(ImportError, match=r'pip install "ibnn\[hub\]"'):
+        save_pretrained(ibnn.convert(mlp(), seed=0), tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------- likelihoods
+
+
+class Warm(ibnn.Categorical):
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.register_buffer("temperature", torch.tensor(temperature))
+
+    def combine(self, draws: Tensor) -> Tensor:
+        return super().combine(draws / self.temperature)
+
+
+def test_a_likelihood_of_the_users_own_is_given_at_load(tmp_path: Path) -> None:
+    model = ibnn.convert(mlp(), likelihood=Warm(3.0), seed=0).eval()
+    save_pretrained(model, tmp_path)
+    with pytest.raises(
+        ValueError, match=r"an object of the saved class, Warm, but got NoneType\. Pass likelihood=Warm"
+    ):
+        load(tmp_path, mlp())
+    with pytest.raises(ValueError, match="an object of the saved class, Warm, but got Categorical"):
+        load(tmp_path, mlp(), likelihood=ibnn.Categorical())
+    given = Warm(1.0)
+    again = load(tmp_path, mlp(), likelihood=given).eval()
+    assert torch.equal(again(rows(5)), model(rows(5)))
+    assert float(given.temperature) == 1.0  # an argument is not changed
+    assert float(again.likelihood.temperature) == 3.0  # type: ignore[arg-type]
+
+
+def test_every_named_likelihood_comes_back_by_itself(tmp_path: Path) -> None:
+    for name, cls in ibnn.likelihood.LIKELIHOODS.items():
+        save_pretrained(ibnn.convert(mlp(), likelihood=name, seed=0), tmp_path)
+        assert type(load(tmp_path, mlp()).likelihood) is cls
+
+
+# ------------------------------------------------------------------------------------------------- writing is atomic
+
+
+@pytest.mark.parametrize("latents_only", [False, True])
+def test_a_failed_write_leaves_the_old_save_and_no_rubbish(
+    latents_only: bool, saved: tuple[ibnn.IBNN, Tensor, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, folder = saved
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    other = ibnn.convert(fresh("mlp"), seed=5)
+    for function in ("replace", "fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, lambda *_: (_ for _ in ()).throw(OSError("power cut")))
+            with pytest.raises(OSError, match="power cut"):
+                save_pretrained(other, folder, latents_only=latents_only)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert_same(model, load(folder, fresh("mlp")), x)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_permissions_are_what_the_umask_leaves(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        save_pretrained(ibnn.convert(fresh("mlp"), seed=0), tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
+
+
+def test_both_files_are_on_disk_before_the_first_takes_its_place(
+    saved: tuple[ibnn.IBNN, Tensor, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    replace, fsync = os.replace, os.fsync
+    monkeypatch.setattr(os, "replace", lambda a, b: (events.append(Path(b).name), replace(a, b))[1])
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (events.append("fsync"), fsync(descriptor))[1])
+    save_pretrained(saved[0], saved[2])
+    assert events == ["fsync", "fsync", "model.safetensors", "config.json", "fsync"]
+
+
+def test_a_pair_from_two_saves_is_refused(saved: tuple[ibnn.IBNN, Tensor, Path], tmp_path: Path) -> None:
+    save_pretrained(ibnn.convert(fresh("mlp"), seed=5), tmp_path / "other")  # killed between the two renames
+    os.replace(tmp_path / "other" / "model.safetensors", saved[2] / "model.safetensors")
+    with pytest.raises(ValueError, match="one of another save"):
+        load(saved[2], fresh("mlp"))
+
+
+def test_another_programs_config_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(FileExistsError, match="another program's file"):
+        save_pretrained(ibnn.convert(mlp(), seed=0), tmp_path)
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+# ---------------------------------------------------------------------------------------------------------- the hub
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A hub that is a folder, in place of the calls that would use the network."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    root = tmp_path / "hub"
+
+    class Api:
+        def create_repo(self, repo_id: str, *, private: bool | None, exist_ok: bool) -> str:
+            assert exist_ok
+            (root / repo_id).mkdir(parents=True, exist_ok=True)
+            return f"https://hub/{repo_id}"
+
+        def file_exists(self, repo_id: str, filename: str, *, revision: str | None) -> bool:
+            return (root / repo_id / filename).exists()
+
+        def hf_hub_download(self, repo_id: str, filename: str, *, revision: str | None) -> str:
+            return str(root / repo_id / filename)
+
+        def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str = "") -> None:
+            shutil.copytree(folder_path, root / repo_id, dirs_exist_ok=True)
+
+    def snapshot_download(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        target = tmp_path / "cache" / (revision or "main")
+        target.mkdir(parents=True, exist_ok=True)
+        for name in allow_patterns:
+            shutil.copy(root / repo_id / name, target / name)
+        return str(target)
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return root
+
+
+@pytest.mark.parametrize("latents_only", [False, True])
+def test_a_model_goes_to_the_hub_and_comes_back(latents_only: bool, hub: Path, tmp_path: Path) -> None:
+    model, x = trained("mlp")
+    url = push_to_hub(model, "me/net", latents_only=latents_only, commit_message="first")
+    assert url == "https://hub/me/net"
+    file = "latents.safetensors" if latents_only else "model.safetensors"
+    assert sorted(os.listdir(hub / "me/net")) == ["README.md", "config.json", file]
+    net = plain(model) if latents_only else fresh("mlp")
+    assert_same(model, from_pretrained("me/net", net, revision="v1"), x)
+    assert sorted(os.listdir(tmp_path / "cache" / "v1")) == ["config.json", file]  # and no more
+    card = (hub / "me/net/README.md").read_text()
+    assert card.startswith("---\nlibrary_name: ibnn\n")
+    for words in ('from_pretrained("me/net", net)', "| components K | 3 |", "12 in 2 layers", fingerprint(model.net)):
+        assert words in card
+
+
+def test_a_card_that_is_there_is_kept_and_a_foreign_repository_refused(hub: Path) -> None:
+    model = ibnn.convert(mlp(), seed=0)
+    push_to_hub(model, "me/net")
+    (hub / "me/net/README.md").write_text("mine")
+    push_to_hub(model, "me/net")
+    assert (hub / "me/net/README.md").read_text() == "mine"
+    (hub / "me/net/config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(FileExistsError, match="another program's file"):
+        push_to_hub(model, "me/net")
+
+
+def test_what_we_call_on_the_hub_exists_there() -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    calls = {
+        huggingface_hub.HfApi.create_repo: {"repo_id", "private", "exist_ok"},
+        huggingface_hub.HfApi.file_exists: {"repo_id", "filename", "revision"},
+        huggingface_hub.HfApi.hf_hub_download: {"repo_id", "filename", "revision"},
+        huggingface_hub.HfApi.upload_folder: {"repo_id", "folder_path", "revision", "commit_message", "create_pr"},
+        huggingface_hub.snapshot_download: {"repo_id", "revision", "allow_patterns"},
+    }
+    for function, names in calls.items():
+        assert names <= set(inspect.signature(function).parameters), function
+
+
+def test_a_folder_is_loaded_without_the_hub(saved: tuple[ibnn.IBNN, Tensor, Path]) -> None:
+    model, x, folder = saved
+    assert_same(model, from_pretrained(folder, fresh("mlp")), x)
+    assert_same(model, from_pretrained(str(folder), fresh("mlp"), copy=False), x)
+    for wrong in (folder / "nowhere", str(folder / "nowhere"), "./nowhere", "nowhere"):
+        with pytest.raises(FileNotFoundError, match="a folder or user/name"):
+            from_pretrained(wrong, fresh("mlp"))
+
+
+def test_a_save_from_before_there_was_a_temperature_loads(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = ibnn.convert(mlp(), components=2, seed=0).eval()
+    for file, latents_only in (("model.safetensors", False), ("latents.safetensors", True)):
+        save_pretrained(model, tmp_path, latents_only=latents_only)
+        tensors = load_file(tmp_path / file)
+        assert tensors.pop("likelihood.temperature") == 1
+        save_file(tensors, tmp_path / file)
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["sha256"] = saving._sha256(tmp_path / file)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        again = load(tmp_path, model.component(0) if not latents_only else ibnn.revert(copy.deepcopy(model)))
+        assert float(again.likelihood.temperature) == 1
+        assert torch.equal(again.eval()(rows(5)), model(rows(5)))
+
+
+# ------------------------------------------------------------------------------------------------------------- docs
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_page_in_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "saving.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in page.split("```python\n")[1:]:
+        exec(block.split("```")[0], names)
+    assert torch.equal(names["again"].eval()(names["x"]), names["adapters"]["a"].eval()(names["x"]))

@@ -1,0 +1,92 @@
+"""Everything that is measured of a trained classifier, against slow and direct computation."""
+
+import pytest
+import torch
+from torch import nn
+
+from ibnn import metrics
+from ibnn.baselines import Plain
+from ibnn.convert import convert
+from ibnn.data import DataSet, Images, Split, corrupt, gaussian_mix, salt_and_pepper
+from ibnn.lab.evaluation import GAMMAS, SALTS, SEVERITIES, evaluate
+
+MEAN, STD = (0.4,), (0.3,)
+
+
+@pytest.fixture(scope="module")
+def whole() -> DataSet:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (300, 1, 6, 6), generator=generator, dtype=torch.uint8)
+    return DataSet(
+        "made",
+        Split(images, images[:, 0, 0, 0].long() % 4),
+        Split(images, images[:, 0, 0, 0].long() % 4),
+        MEAN,
+        STD,
+        tuple("abcd"),
+        True,
+    )
+
+
+def make_model() -> Plain:
+    torch.manual_seed(0)
+    return Plain(nn.Sequential(nn.Flatten(), nn.Linear(36, 4)))
+
+
+def probs(model: Plain, x: torch.Tensor) -> torch.Tensor:
+    return model.net((x - MEAN[0]) / STD[0]).softmax(1).detach()
+
+
+def test_numbers_are_those_of_direct_computation(whole: DataSet) -> None:
+    model = make_model().eval()
+    found = evaluate(model, whole, None, shifted=280)
+    images, labels = whole.test.images.float() / 255, whole.test.labels  # type: ignore[union-attr]
+    clean = probs(model, images)
+    assert found.result["scores"]["ece"] == pytest.approx(metrics.ece(clean, labels))
+    assert found.result["scores"]["brier"] == pytest.approx(metrics.brier(clean, labels))
+    part = images[:280]
+    blurred = torch.cat([probs(model, corrupt(part, "blur", severity)) for severity in SEVERITIES])
+    assert found.result["corrupted"]["blur"]["error"] == pytest.approx(metrics.error(blurred, labels[:280].repeat(3)))
+    entropy = torch.distributions.Categorical(probs(model, salt_and_pepper(part, SALTS[2]))).entropy().mean()
+    assert found.result["salt"][2]["total"] == pytest.approx(entropy.item(), abs=1e-4)
+    assert found.result["salt"][2]["epistemic"] == 0
+    mixed = model.net(gaussian_mix((part - MEAN[0]) / STD[0], GAMMAS[3])).softmax(1).detach()
+    assert found.result["gaussian"][3]["error"] == pytest.approx(metrics.error(mixed, labels[:280]))
+    worst = torch.cat(
+        [probs(model, corrupt(part, kind, 5)) for kind in ("noise", "blur", "contrast", "rotation", "pixelate")]
+    )
+    auroc = metrics.auroc(1 - clean.amax(1), 1 - worst.amax(1))
+    assert found.result["outsiders"]["corrupted 5"]["max_prob"] == pytest.approx(auroc, abs=1e-4)
+    assert "tempered" not in found.result
+
+
+def test_at_no_noise_the_curves_begin_with_the_clean_answer(whole: DataSet) -> None:
+    found = evaluate(make_model(), whole, None, shifted=300).result
+    assert found["gaussian"][0]["error"] == found["salt"][0]["error"] == found["scores"]["error"]
+
+
+def test_both_temperatures_are_measured_and_the_own_one_is_left(whole: DataSet) -> None:
+    model = convert(make_model().net, components=2, prior_std=0.5)
+    model.likelihood.temperature.fill_(0.7)
+    valid = Images(whole.train, mean=MEAN, std=STD)
+    found = evaluate(model, whole, valid, samples=3, shifted=20).result
+    assert found["temperature"] == pytest.approx(0.7)
+    assert model.likelihood.temperature.item() == pytest.approx(0.7)
+    best = found["tempered"]["temperature"]
+    x = whole.normalise(whole.train.images)  # type: ignore[union-attr]
+    draws = model.draw_logits(x, 3, 0).detach()
+    nll = {t: metrics.nll((draws / t).softmax(-1).mean(0).log(), whole.train.labels) for t in (0.7, best)}
+    assert nll[best] <= nll[0.7]
+    assert found["tempered"]["scores"]["nll"] == pytest.approx(nll[best], abs=1e-5)  # here the same images
+
+
+def test_shown_images_are_the_extremes(whole: DataSet) -> None:
+    model = convert(make_model().net, components=2, prior_std=0.5)
+    answers = evaluate(model, whole, None, samples=3, shifted=20).answers
+    total = answers["aleatoric"] + answers["between"] + answers["within"]
+    rows = answers["shown/rows"]
+    assert total[rows[0]] == total.max()
+    assert total[rows[-1]] == total.min()
+    assert torch.equal(answers["shown/images"], whole.test.images[rows])  # type: ignore[union-attr]
+    assert answers["shown/draws"].shape == (16, 6, 4)
+    torch.testing.assert_close(answers["shown/draws"].mean(1), answers["probs"][rows])

@@ -1,0 +1,45 @@
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ibnn.lab import provenance
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The module's file, where it takes itself to be."""
+    path = tmp_path / "inside" / "provenance.py"
+    path.parent.mkdir()
+    shutil.copyfile(provenance.__file__, path)
+    monkeypatch.setattr(provenance, "__file__", str(path))
+    return path
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="no git")
+def test_the_commit_is_that_of_the_code_and_a_change_is_marked(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):  # as in a hook
+        monkeypatch.delenv(name, raising=False)
+    git(copied.parent, "init", "-q", "..")
+    assert provenance._commit() is None  # installed below a repository
+    git(copied.parent, "commit", "-q", "--allow-empty", "-m", "first")
+    assert provenance._commit() is None
+    git(copied.parent, "add", ".")
+    git(copied.parent, "commit", "-q", "-m", "second")
+    commit = git(copied.parent, "rev-parse", "HEAD")[:12]
+    assert provenance._commit() == commit
+    copied.write_text(copied.read_text() + "\n")
+    assert provenance._commit() == f"{commit}+"
+
+
+def test_nothing_is_known_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert provenance._commit() is None
+    assert provenance.provenance()["python"]

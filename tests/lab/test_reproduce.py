@@ -1,0 +1,154 @@
+"""Experiments: recipes that hold together, a runner that skips, shares and survives, smoke runs of everything."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ibnn.lab import analysis, reproduce
+from ibnn.lab.jobs import Job
+from ibnn.lab.reproduce import Results, names, read, results
+
+BOTH = [(name, preset) for name in names() for preset in ("cpu", "paper")]
+
+
+@pytest.mark.parametrize(("name", "preset"), BOTH)
+def test_every_recipe_describes_valid_jobs(name: str, preset: str) -> None:
+    experiment = read(name, preset)
+    cells = list(experiment.cells())
+    assert cells
+    assert len({cell.name for cell in cells}) == len(cells)
+    if experiment.kind == "jobs":
+        jobs = [Job(**cell.fields) for cell in cells]
+        assert len({job.key for job in jobs}) == len(cells)
+        assert all(job.seed == cell.seed for job, cell in zip(jobs, cells, strict=True))
+
+
+LONG = [(name, "paper") for name in ("regression", "size", "benchmark", "pretrained")]  # as their smaller presets
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [pytest.param(*both, marks=pytest.mark.slow if tuple(both) in LONG else ()) for both in BOTH]
+)
+def test_every_recipe_runs(name: str, preset: str, tmp_path: Path) -> None:
+    options = {"preset": preset, "seeds": 1, "runs": tmp_path / "runs", "out": tmp_path, "quiet": True}
+    written, table = reproduce.reproduce(name, smoke=True, **options)  # type: ignore[arg-type]
+    source = "benchmark" if name in ("calibration", "ood") else name
+    assert written[0] == tmp_path / f"{source}-{preset}-smoke.json"
+    assert all(path.stat().st_size > 100 for path in written)
+    assert len(written) == (1 if name == "table1" else 2)
+    cells = json.loads(written[0].read_text())["cells"]
+    assert len(cells) == sum(cell.seed == 0 for cell in read(name, preset).cells())
+    assert all("commit" in cell["provenance"] for cell in cells.values())
+    assert len(table) > 1
+    assert not [path for path in tmp_path.rglob("*") if "lock" in path.name]
+
+
+def test_cells_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(fields: dict[str, object]) -> dict[str, object]:
+        calls.append(fields)
+        return {"rows": [], "provenance": {}}
+
+    monkeypatch.setattr(analysis, "table1", counted)
+    for _ in range(2):
+        reproduce.reproduce("table1", runs=tmp_path, out=tmp_path, quiet=True)
+    assert len(calls) == 1
+    path = tmp_path / "table1-cpu.json"
+    content = json.loads(path.read_text())
+    content["cells"]["iBNN / seed 0"]["key"] = "of another recipe"
+    path.write_text(json.dumps(content))
+    experiment = read("table1")
+    assert results(experiment, tmp_path).of(experiment) == {}  # no table shows it
+    reproduce.reproduce("table1", runs=tmp_path, out=tmp_path, quiet=True)
+    assert len(calls) == 2
+    assert set(results(experiment, tmp_path).of(experiment)) == {"iBNN / seed 0"}
+
+
+def test_smoke_runs_keep_to_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def counted(fields: dict[str, Any]) -> dict[str, Any]:
+        asked.append(fields["train"]["steps"])
+        return {"layers": fields["layers"], "scores": {"nll": 1.0, "rmse": 1.0, "coverage": 1.0}}
+
+    monkeypatch.setattr(analysis, "regression", counted)
+    monkeypatch.setattr("ibnn.lab.figures.draw", lambda *_: [])
+    for smoke in (True, False, True, False):
+        reproduce.reproduce("regression", smoke=smoke, seeds=1, runs=tmp_path, out=tmp_path, quiet=True)
+    assert asked == [2] * 15 + [2000] * 15
+    assert {path.name for path in tmp_path.glob("*.json")} == {"regression-cpu.json", "regression-cpu-smoke.json"}
+    assert read("size").only(None, 1) != read("size", smoke=True).only(None, 1)
+
+
+def test_seeds_are_as_many_as_asked_for() -> None:
+    experiment = read("benchmark")
+    for seeds in (1, 5):
+        counts = Counter(cell.name.rpartition(" / ")[0] for cell in experiment.only(None, seeds).cells())
+        assert set(counts.values()) == {seeds}
+    one = [cell.name for cell in experiment.only(["BNN-VI, β = 1"], None).cells()]
+    settings = [s["name"] for s in experiment.settings if "BNN-VI, β = 1" not in s.get("skip", ())]
+    assert one == [f"{name} / BNN-VI, β = 1 / seed 0" for name in settings]
+
+
+def test_experiments_share_runs(tmp_path: Path) -> None:
+    options = {"seeds": 1, "runs": tmp_path / "runs", "out": tmp_path, "smoke": True, "quiet": True}
+    reproduce.reproduce("lenet-softmax", **options)  # type: ignore[arg-type]
+    folders = {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()}
+    reproduce.reproduce("components", methods=["iBNN-8"], **options)  # type: ignore[arg-type]
+    assert {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()} == folders
+
+
+def test_processes_add_to_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    mine, other = Results(path, {"about": 1}), Results(path, {"about": 1})
+    mine.add("b", {"value": 1})
+    other.add("a", {"value": 2})
+    assert set(json.loads(path.read_text())["cells"]) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "benchmrk"}, "Did you mean 'benchmark'"),
+        ({"name": "size", "preset": "gpu"}, "one of cpu, paper"),
+        ({"name": "size", "methods": ["SGDD"]}, "SGDD"),
+    ],
+)
+def test_wrong_names_are_named(options: dict[str, object], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        reproduce.reproduce(**options, out=tmp_path, runs=tmp_path, quiet=True)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_plane_holds_the_components(tmp_path: Path) -> None:
+    """Weights put back at a component's place in a plane of two components are that component."""
+    job = Job(
+        net="lenet", data="mnist", method_options={"components": 2}, samples=1, train={"steps": 2, "batch_size": 8}
+    )
+    splits = analysis.made_data(job)
+    from ibnn.lab.jobs import read_run, run
+
+    run(job, tmp_path, splits=splits, quiet=True)
+    model = read_run(tmp_path).model
+    found = analysis.pca(tmp_path, None, splits, points=3, rows=4)
+    base = analysis._flat(analysis.plain_of(model))  # type: ignore[arg-type]
+    away = torch.stack([analysis._flat(model.component(k)) for k in range(2)]) - base  # type: ignore[union-attr]
+    lengths = torch.tensor(found["components"]).norm(dim=1)
+    torch.testing.assert_close(lengths, away.norm(dim=1), atol=1e-3, rtol=1e-3)
+    assert sum(found["explained"]) == pytest.approx(1.0, abs=1e-3)
+    x, y = splits.train.__getitems__(list(range(4)))
+    expected = torch.nn.functional.cross_entropy(analysis.plain_of(model)(x), y)  # type: ignore[arg-type]
+    assert found["train_loss"][1][1] == pytest.approx(expected.item(), abs=1e-3)  # the centre is U
+
+
+def test_regression_scores_are_in_the_target_s_units() -> None:
+    fields = {"method": "vi", "layers": 1, "hidden": 8, "seed": 0, "train": {"steps": 300, "lr": 0.02}}
+    cell = analysis.regression(fields)
+    assert 3.0 < cell["scores"]["rmse"] < 25  # noise alone is 3, y itself has a deviation of 24
+    assert 3.0 < cell["scores"]["nll"] < 6.0  # of N(0, 3²) it is 2.5
+    assert len(cell["x"]) == len(cell["mean"]) == len(cell["epistemic_std"]) == 121

@@ -1,0 +1,152 @@
+"""Run folders: what is damaged is refused by name, what is from before is read with a warning."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ibnn.errors import DamagedError
+from ibnn.lab import runs
+from ibnn.lab.jobs import Job, read_run, run
+from ibnn.lab.report.runs import read_runs
+from ibnn.lab.runs import ANSWERS, HISTORY, JOB, MODEL, RESULT, RunFolder
+
+TINY = Job(
+    net="mlp",
+    net_options={"inputs": 64, "hidden": 8, "layers": 1},
+    data="digits",
+    examples=200,
+    method="sgd",
+    samples=1,
+    train={"steps": 2, "batch_size": 64},
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    run(TINY, folder, quiet=True)
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def flip(path: Path) -> None:
+    """Flips two bytes near the end: numbers of a tensor, which safetensors does not mind."""
+    content = bytearray(path.read_bytes())
+    content[-7] ^= 0x40
+    content[-3] ^= 0x40
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def noise(path: Path) -> None:
+    path.write_bytes(b"\xff\x00\x80" * 20)
+
+
+@pytest.mark.parametrize("damage", [flip, cut, empty, noise])
+@pytest.mark.parametrize("name", [MODEL, JOB, RESULT])
+def test_what_is_damaged_is_not_read(name: str, damage: Callable[[Path], None], folder: Path) -> None:
+    read_run(folder)
+    damage(folder / name)
+    with pytest.raises(DamagedError, match=f"Expected `{folder / name}` to be"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("damage", [flip, cut, empty, noise])
+@pytest.mark.parametrize("name", [ANSWERS, HISTORY, JOB, RESULT])
+def test_what_is_damaged_is_not_reported(name: str, damage: Callable[[Path], None], folder: Path) -> None:
+    read_runs([folder])
+    damage(folder / name)
+    with pytest.raises(DamagedError, match=f"Expected `{folder / name}` to be"):
+        read_runs([folder])
+
+
+@pytest.mark.parametrize("name", [MODEL, ANSWERS])
+@pytest.mark.parametrize("damage", [cut, empty, noise])
+def test_without_checksums_what_is_no_safetensors_file_is_named(
+    name: str, damage: Callable[[Path], None], folder: Path
+) -> None:
+    (folder / RESULT).write_text(json.dumps(_without_checksums(folder)))
+    damage(folder / name)
+    with pytest.raises(DamagedError, match=f"Expected `{folder / name}` to be a safetensors file"):
+        RunFolder(folder).tensors(name)
+
+
+def _without_checksums(folder: Path) -> dict[str, object]:
+    content = json.loads((folder / RESULT).read_text())
+    return {key: value for key, value in content.items() if key not in ("sha256", "format_version")}
+
+
+def test_a_changed_score_is_noticed(folder: Path) -> None:
+    content = json.loads((folder / RESULT).read_text())
+    assert set(content["sha256"]) == {JOB, HISTORY, MODEL, ANSWERS, RESULT}
+    content["scores"]["nll"] += 1e-9
+    (folder / RESULT).write_text(json.dumps(content))
+    with pytest.raises(DamagedError, match=r"result\.json` to be as the run wrote it, but got a damaged or changed"):
+        read_run(folder)
+
+
+def test_runs_from_before_are_read_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / RESULT).write_text(json.dumps(_without_checksums(folder)))
+    with caplog.at_level(logging.WARNING, "ibnn"):
+        model = read_run(folder).model
+        read_runs([folder])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder} has no checksums (an earlier version wrote it): damage to its files would go unnoticed."
+    ]
+    assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
+
+
+def test_a_newer_format_is_refused(folder: Path) -> None:
+    content = json.loads((folder / RESULT).read_text()) | {"format_version": 2}
+    (folder / RESULT).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"of format version 1, but got 2\. Upgrade"):
+        read_run(folder)
+
+
+def test_weights_of_another_network_are_named(folder: Path) -> None:
+    home = RunFolder(folder)
+    home.write_tensors(MODEL, {"net.weight": torch.ones(2)})
+    home.finish(_without_checksums(folder))
+    with pytest.raises(DamagedError, match=r"model\.safetensors` to be weights of the 'mlp' in job\.toml"):
+        read_run(folder)
+
+
+def test_clearing_removes_what_a_run_wrote_and_nothing_else(folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "step-1.safetensors").touch()
+    (folder / runs.HELD_OUT).touch()
+    RunFolder(folder).clear()
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["notes.txt"]
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    home = RunFolder(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match=f"no folder {tmp_path / 'none'}"):
+        home.require([JOB])
+    home.write(JOB, b"")
+    with pytest.raises(FileNotFoundError, match=r"without model\.safetensors and result\.json"):
+        home.require([JOB, MODEL, RESULT])
+
+
+def test_a_run_of_another_job_is_not_overwritten(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write(JOB, TINY.to_toml().encode())  # begun, not finished
+    with pytest.raises(ValueError, match=r"one of another job .*seed 0"):
+        run(TINY.but(seed=1), tmp_path, quiet=True)
+    assert Job.from_toml(tmp_path / JOB) == TINY

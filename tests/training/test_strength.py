@@ -1,0 +1,838 @@
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fit_job import make_data, make_net
+from test_training import JOB, Stop, close, run, same
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
+
+import ibnn
+from ibnn import Recipe, fit
+from ibnn.batches import Source, as_source
+from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
+from ibnn.training import strength
+from ibnn.training.loop import _hold_out, _Run
+
+X, Y = make_data(600)
+VALID = tuple(part[450:] for part in (X, Y))
+TRAIN = tuple(part[:450] for part in (X, Y))
+SHORT: dict[str, Any] = {"steps": 12, "batch_size": 90, "quiet": True}  # 5 or 6 steps an epoch, 9 looks
+
+
+def make_model(kind: str = "linear", components: int = 2, **options: Any) -> ibnn.IBNN:
+    return ibnn.convert(make_net(kind), components=components, seed=0, **options)
+
+
+@pytest.fixture(autouse=True)
+def no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short as the runs are, all looks are taken."""
+    monkeypatch.setattr(strength, "SHARE", 1e9)
+
+
+@pytest.fixture
+def few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only their order counts: before steps 2, 5, 8 and 10 of 12."""
+    monkeypatch.setattr(strength, "LOOKS", 4)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# ------------------------------------------------------------------------------------------------- temperatures
+
+LOG_GRID = np.linspace(-math.log(3), math.log(20), 4001)
+
+
+def tempered(likelihood: Likelihood, scale: float, rows: int = 3000) -> tuple[Tensor, Tensor]:
+    """One draw (1, 1, N, …) and labels that are drawn from it at the temperature `scale`."""
+    logits = 4 * torch.randn(rows, 3, generator=generator())
+    if isinstance(likelihood, Categorical):
+        target = torch.multinomial((logits / scale).softmax(1), 1, generator=generator(1))[:, 0]
+    elif isinstance(likelihood, Bernoulli):
+        target = torch.bernoulli((logits / scale).sigmoid(), generator=generator(1))
+    else:
+        target = logits + scale * torch.randn(rows, 3, generator=generator(1))
+    return logits[None, None], target
+
+
+def nll_reference(likelihood: Likelihood, draws: Tensor, target: Tensor, temperature: float) -> float:
+    """Written out in numpy: the mean over draws of the probability, its logarithm, the mean over data."""
+    z, y = draws.double().numpy().reshape(-1, *draws.shape[2:]), target.numpy()  # (J, N, 3)
+    if isinstance(likelihood, Categorical):
+        p = np.exp(z / temperature) / np.exp(z / temperature).sum(-1, keepdims=True)
+        density = p[:, np.arange(len(y)), y]
+    elif isinstance(likelihood, Bernoulli):
+        density = 1 / (1 + np.exp(-np.where(y == 1, 1, -1) * z / temperature))
+    else:
+        density = np.exp(-0.5 * ((y - z) / temperature) ** 2) / (temperature * math.sqrt(2 * math.pi))
+    return float(-np.log(density.mean(0)).mean())
+
+
+LIKELIHOODS = [Categorical, Bernoulli, Gaussian]
+
+
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_tempered_nll_is_written_out(kind: type[Likelihood], temperature: float) -> None:
+    likelihood = kind()
+    _, target = tempered(likelihood, 2.0, rows=50)
+    draws = torch.randn(2, 3, 50, 3, generator=generator(5))
+    likelihood.temperature.fill_(1.7)
+    found = strength.tempered_nll(likelihood, draws, target, temperature)
+    assert found == pytest.approx(nll_reference(likelihood, draws, target, temperature), rel=1e-5)
+    assert likelihood.temperature == torch.tensor(1.7)
+    with pytest.raises((ValueError, IndexError, RuntimeError)):
+        strength.tempered_nll(likelihood, draws, target[:7], temperature)
+    assert likelihood.temperature == torch.tensor(1.7)
+
+
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+@pytest.mark.parametrize("scale", [0.6, 2.0])
+def test_best_temperature_is_that_of_a_dense_grid(kind: type[Likelihood], scale: float) -> None:
+    likelihood = kind()
+    draws, target = tempered(likelihood, scale, rows=1000)
+    likelihood.temperature.fill_(5.0)  # where the search does not begin
+    found = strength.best_temperature(likelihood, draws, target)
+    grid = LOG_GRID[abs(LOG_GRID - math.log(scale)) < 0.3]
+    nlls = [nll_reference(likelihood, draws, target, math.exp(log_t)) for log_t in grid]
+    best = int(np.argmin(nlls))
+    assert math.log(found) == pytest.approx(grid[best], abs=4e-3)  # float32 NLLs are flat to that
+    curvature = (nlls[best - 50] - 2 * nlls[best] + nlls[best + 50]) / (50 * (grid[1] - grid[0])) ** 2
+    assert abs(math.log(found / scale)) < 4 / math.sqrt(target.numel() * curvature)  # four standard errors
+    assert likelihood.temperature == 5.0
+
+
+def test_best_temperature_of_gaussian_noise_in_closed_form() -> None:
+    """A single draw: T = root mean square residual over standard deviation."""
+    likelihood = Gaussian(init_std=0.4)
+    draws, target = tempered(likelihood, 1.3)
+    expected = (target - draws[0, 0]).square().mean().sqrt().item() / 0.4
+    assert strength.best_temperature(likelihood, draws, target) == pytest.approx(expected, rel=2e-3)
+
+
+def test_the_best_temperature_stays_within_its_bounds() -> None:
+    draws = 30 * nn.functional.one_hot(torch.arange(60) % 3, 3).float()[None, None]
+    right, wrong = torch.arange(60) % 3, (torch.arange(60) + 1) % 3
+    assert strength.best_temperature(Categorical(), draws, right) == pytest.approx(1 / 3, rel=1e-3)
+    assert strength.best_temperature(Categorical(), draws, wrong) == pytest.approx(20, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+def test_settled_temperature_mends_overconfidence(kind: type[Likelihood]) -> None:
+    likelihood = kind()
+    draws, target = tempered(likelihood, 2.0, rows=400)
+    found = strength.settled_temperature(likelihood, draws, target)
+    assert found == strength.best_temperature(likelihood, draws, target)
+    assert found == pytest.approx(2, rel=0.2)
+    assert likelihood.temperature == 1
+
+
+def test_settled_temperature_leaves_calibrated_networks_mostly_alone() -> None:
+    """Of calibrated draws with few labels most keep exactly the present temperature, also one that is not 1."""
+    kept = []
+    for seed in range(12):
+        logits = 2 * torch.randn(200, 3, generator=generator(seed))
+        target = torch.multinomial((logits / 1.5).softmax(1), 1, generator=generator(100 + seed))[:, 0]
+        likelihood = Categorical()
+        likelihood.temperature.fill_(1.5)
+        kept.append(strength.settled_temperature(likelihood, logits[None, None], target) == 1.5)
+        halves = [strength.best_temperature(likelihood, logits[None, None, h::2], target[h::2]) for h in (0, 1)]
+        gain = sum(
+            strength.tempered_nll(likelihood, logits[None, None, 1 - h :: 2], target[1 - h :: 2], 1.5)
+            - strength.tempered_nll(likelihood, logits[None, None, 1 - h :: 2], target[1 - h :: 2], halves[h])
+            for h in (0, 1)
+        )
+        assert kept[-1] == (gain <= 0)
+    assert 6 < sum(kept) < 12
+
+
+# ------------------------------------------------------------------------------------------------- the small laws
+
+
+def test_look_steps_run_from_the_first_to_the_last() -> None:
+    steps = sorted(strength.look_steps(10_000))
+    assert (steps[0], steps[-1], len(steps)) == (2000, 9000, 25)
+    gaps = np.diff(steps)
+    assert gaps.max() - gaps.min() <= 1
+    for total in range(1, 60):
+        looks = strength.look_steps(total)
+        assert all(1 <= step <= 0.9 * total for step in looks), total  # something was seen before each
+
+
+def test_grip_weighs_a_node_alike_for_any_number_of_data_and_nodes() -> None:
+    """β·KL/N of equal posteriors at every node: GRIP times the KL of one node, whatever N and the network."""
+    found = []
+    for width, n_data in ((4, 100), (64, 100), (64, 10_000)):
+        model = ibnn.convert(nn.Sequential(nn.Linear(6, width), nn.Linear(width, 3)), components=1, seed=0)
+        model.set_posterior(mean=1.2, std=0.1)
+        found.append(strength.grip(1.0, n_data=n_data, nodes=model.nodes) * model.kl().item() / n_data)
+    one = 0.5 * (0.1**2 / 0.09 + 0.2**2 / 0.09 - 1 - math.log(0.1**2 / 0.09))
+    assert found == pytest.approx([strength.GRIP * one] * 3, rel=1e-5)
+
+
+def test_grip_rises_until_the_first_look() -> None:
+    at = [strength.grip(t, n_data=300, nodes=30) for t in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)]
+    assert at == pytest.approx([0, 50, 100, 200, 200, 200])
+
+
+def test_wish_has_the_right_sign() -> None:
+    def wish(likelihood: Likelihood = Categorical(), **changes: float) -> float:  # noqa: B008
+        return strength.wish(likelihood, **({"temperature": 1.0, "training_nll": 1.0, "held_out_nll": 1.0} | changes))
+
+    assert wish() == 0
+    assert wish(temperature=2.0) == pytest.approx(math.log(2))
+    assert wish(temperature=0.5) == pytest.approx(math.log(0.5))
+    assert wish(temperature=0.9, training_nll=0.4) == pytest.approx(math.log(0.9 * 0.6 / 0.4))  # it fits too well
+    assert wish(temperature=0.5, training_nll=1e-6) == pytest.approx(math.log(0.5) + 0.5)  # but no further than that
+    gaussian = wish(Gaussian(), temperature=0.9, training_nll=-1.8, held_out_nll=-1.0)  # densities: differences
+    assert gaussian == pytest.approx(math.log(0.9) + 0.8 + math.log(0.6))
+    assert math.isfinite(wish(training_nll=0.0))
+    assert math.isfinite(wish(held_out_nll=0.0))
+    for name, values in (("temperature", (1.0, 1.5, 2.0)), ("training_nll", (0.55, 0.5, 0.45))):
+        wishes = [wish(**{name: value}) for value in values]
+        assert wishes == sorted(set(wishes)), name
+
+
+def test_next_std_follows_within_its_bounds() -> None:
+    assert strength.next_std(0.3, 0.0) == 0.3
+    wishes = np.linspace(-2, 2, 81)
+    changes = [math.log(strength.next_std(0.3, w) / 0.3) for w in wishes]
+    assert changes == pytest.approx([min(max(0.5 * w, -0.06), 0.25) for w in wishes])
+    assert strength.next_std(1.5, 1.0) == 1.5
+    assert strength.next_std(1.4, 1.0) == 1.5
+    assert strength.next_std(0.02, -1.0) == 0.02
+
+
+@pytest.mark.parametrize(
+    ("rows", "out"), [(500, 100), (999, 100), (1000, 100), (1010, 101), (50_000, 5000), (10**7, 5000)]
+)
+def test_held_out_rows(rows: int, out: int) -> None:
+    assert strength.held_out_rows(rows) == out
+
+
+# ------------------------------------------------------------------------------------------------ held-out data
+
+
+class Rows(Dataset[Any]):
+    """Examples that know their number."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((1,), float(index)), torch.tensor(index)
+
+
+NUMBERS = torch.arange(600.0)[:, None], torch.arange(600)
+KINDS = {
+    "tensors": NUMBERS,
+    "arrays": tuple(part.numpy() for part in NUMBERS),
+    "dict": ({"a": NUMBERS[0], "b": (NUMBERS[0] + 1,)}, NUMBERS[1]),
+    "dataset": Rows(600),
+    "subset": Subset(Rows(1000), range(600)),
+    "loader": DataLoader(Rows(600), batch_size=32, shuffle=True),
+    "dropping": DataLoader(Rows(600), batch_size=32, shuffle=True, drop_last=True),
+}
+
+
+def numbers(source: Source) -> list[int]:
+    """Targets of an epoch; the inputs are checked against them."""
+    found = []
+    for share in source.epoch(0, 0):
+        x = share.x["a"] if isinstance(share.x, dict) else share.x
+        assert x.flatten().tolist() == share.y.tolist()
+        if isinstance(share.x, dict):
+            assert (share.x["b"][0] - 1).flatten().tolist() == share.y.tolist()
+        found += share.y.tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_of_the_data_is_held_out(kind: str) -> None:
+    whole = as_source(KINDS[kind], batch_size=32)
+    source, held_out, note = _hold_out(whole, None, seed=3)
+    assert held_out is not None
+    assert note == ""
+    assert (source.rows, held_out.rows) == (500, 100)
+    train, out = numbers(source), numbers(held_out)
+    assert set(train) <= set(range(600)) - set(out)
+    assert len(set(train)) == len(train) == (480 if kind == "dropping" else 500)
+    assert len(set(out)) == 100
+    assert out == sorted(out) == numbers(held_out)
+    assert train != sorted(train)
+    assert (source.shuffled, held_out.shuffled, held_out.drop_last) == (True, False, False)
+    others = _hold_out(whole, None, seed=4)[1]
+    assert others is not None
+    assert numbers(others) != out
+    assert [n for n in out if n >= 300]  # from all over
+    again = source.joined(held_out)
+    assert again.rows == 600
+    if kind != "dropping":
+        assert sorted(numbers(again)) == list(range(600))
+
+
+class Stream(IterableDataset[Any]):
+    def __len__(self) -> int:
+        return 600
+
+    def __iter__(self) -> Any:
+        return iter(zip(X, Y, strict=True))
+
+
+NOT_STEERED = {
+    "few": (tuple(part[:499] for part in (X, Y)), None, "no held-out data, and only 499 examples"),
+    "sampler": (
+        DataLoader(TensorDataset(X, Y), batch_size=90, sampler=WeightedRandomSampler([1.0] * 600, 600)),
+        None,
+        "no held-out data, and none can be split off where a sampler or iterable decides",
+    ),
+    "iterable": (DataLoader(Stream(), batch_size=90), None, "none can be split off where a sampler or iterable"),
+    "valid": ((X, Y), (X[:99], Y[:99]), "only 99 held-out examples"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_STEERED)
+def test_what_cannot_be_steered_has_beta_1_and_says_so(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train, valid, reason = NOT_STEERED[case]
+    options = {"steps": 7, "batch_size": 90, "refit": True}
+    auto, fixed = make_model(), make_model()
+    history = fit(auto, train, valid, **options)
+    said = capsys.readouterr().err
+    assert said.splitlines()[0].startswith('beta = 1 stands in for "auto": ')
+    assert reason in said
+    assert history.looks == ()
+    assert (auto.prior_std, auto.likelihood.temperature) == (0.3, 1)
+    assert fit(fixed, train, valid, **options | {"refit": False}, beta=1.0, quiet=True).rows == history.rows
+    assert capsys.readouterr().err == ""
+    assert same(auto, fixed)
+
+
+def test_nothing_is_said_when_quiet_or_steered(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(make_model(), (X[:90], Y[:90]), steps=1, quiet=True)
+    assert capsys.readouterr().err == ""
+    fit(make_model(), TRAIN, VALID, steps=1)
+    assert "stands in" not in capsys.readouterr().err
+
+
+def test_auto_trains_on_the_rest_and_a_fixed_beta_on_everything() -> None:
+    auto = fit(make_model(), (X, Y), epochs=1, batch_size=600, quiet=True).rows[0]
+    assert auto["loss"] == pytest.approx(auto["nll"] + auto["beta"] * auto["kl"] / 500, rel=1e-6)
+    fixed = fit(make_model(), (X, Y), epochs=1, batch_size=600, quiet=True, beta=1.0, beta_warmup=0.0).rows[0]
+    assert fixed["loss"] == pytest.approx(fixed["nll"] + fixed["kl"] / 600, rel=1e-6)
+    assert "valid_nll" in auto
+    assert "valid_nll" not in fixed
+    rows = []
+    for beta in ("auto", 1.0):
+        model = make_model()
+        fit(model, (X, Y), epochs=2, batch_size=100, quiet=True, beta=beta)
+        rows.append(int(model.examples))
+    assert rows == [1000, 1200]
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_the_callers_n_data_is_shared_out_with_the_rows() -> None:
+    for valid, refit, expected in ((None, False, 500), (VALID, False, 600), (VALID, True, 800), (None, True, 600)):
+        row = fit(
+            make_model(), (X, Y) if valid is None else TRAIN, valid, n_data=600, refit=refit, **SHORT | {"steps": 1}
+        ).rows[0]
+        nodes = make_model().nodes
+        assert row["beta"] == pytest.approx(strength.GRIP * expected / nodes), (valid is None, refit)
+
+
+def test_refit_counts_targets_that_are_ignored() -> None:
+    """All rows in a batch, and held-out rows with more labels than the rest."""
+    y = Y.clone()
+    _, out = as_source((torch.arange(600), Y), batch_size=32).split(100, 0)
+    y[: len(y) // 2] = -100
+    y[out.data[0]] = Y[out.data[0]]
+    history = fit(make_model(), (X, y), steps=2, batch_size=600, refit=True, quiet=True)
+    labels = int((y != -100).sum())
+    assert history.rows[0]["beta"] == pytest.approx(strength.GRIP * labels / make_model().nodes)
+
+
+# ------------------------------------------------------------------------------------------------------ a look
+
+
+def test_unsteered_looks_leave_a_run_of_fixed_beta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With s held still and no temperature, "auto" is a fixed β = GRIP·N/nodes that has risen by the first look."""
+    monkeypatch.setattr(strength, "next_std", lambda prior_std, wish: prior_std)
+    monkeypatch.setattr(strength, "settled_temperature", lambda *arguments: 1.0)
+    auto, fixed = make_model(), make_model()
+    a = fit(auto, TRAIN, VALID, **SHORT)
+    beta = strength.GRIP * 450 / auto.nodes
+    b = fit(fixed, TRAIN, VALID, beta=beta, beta_warmup=strength.FIRST, **SHORT)
+    assert len(a.looks) == 9
+    close(auto, fixed, rtol=1e-4, atol=1e-5)
+    for row, other in zip(a.rows, b.rows, strict=True):
+        assert row == pytest.approx(other | {"prior_std": 0.3}, rel=1e-4)
+
+
+def test_a_look_is_written_out() -> None:
+    """One step an epoch: rows and looks check each other; without latent steps σ is moved by s alone."""
+    model = make_model()
+    before = model.posterior().std.clone()
+    states: dict[int, dict[str, Tensor]] = {}
+    history = fit(
+        model, TRAIN, VALID, epochs=10, batch_size=450, lr=0.05, latent_lr=0.0, quiet=True,
+        callbacks=[lambda row, m: states.__setitem__(row["step"], {k: v.clone() for k, v in m.state_dict().items()})],
+    )  # fmt: skip
+    assert [look["step"] for look in history.looks] == sorted(strength.look_steps(10)) == list(range(2, 10))
+    s, last = 0.3, 0
+    for look in history.looks:
+        step = int(look["step"])
+        assert look["training_nll"] == pytest.approx(np.mean(history["nll"][last:step]), rel=1e-6)
+        plain = make_model()
+        plain.load_state_dict(states[step])  # after the step before the look
+        draws = plain.draw_logits(VALID[0], samples=4).unflatten(0, (2, 4)).detach()
+        mean = draws.softmax(-1).mean((0, 1)).log()[None, None]
+        best = strength.best_temperature(plain.likelihood, mean, VALID[1])
+        assert look["temperature"] == pytest.approx(best, rel=1e-3)
+        assert look["held_out_nll"] == pytest.approx(nll_reference(Categorical(), mean, VALID[1], best), rel=1e-5)
+        told = {name: look[name] for name in ("temperature", "training_nll", "held_out_nll")}
+        s, last = strength.next_std(s, strength.wish(plain.likelihood, **told)), step
+        assert look["prior_std"] == s
+    assert history["prior_std"] == [0.3, 0.3, *(look["prior_std"] for look in history.looks)]
+    assert model.prior_std == s != 0.3
+    weaker = [
+        factor for factor in strength.WEAKER if torch.allclose(model.posterior().std, before * (s / 0.3 * factor))
+    ]
+    assert len(weaker) == 1
+
+
+def test_looks_keep_to_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strength, "SHARE", 0.6)
+    for training, held_out in ((20_000, 100), (30_000, 2_000), (400_000, 900), (10**7, 5_000)):
+        looks, rows = strength.afford(training, held_out)
+        assert 6 <= looks <= 25
+        assert 250 <= rows <= 1000
+        assert looks == 6 or looks * 8 * min(rows, held_out) <= 0.6 * training
+    assert strength.afford(10**7, 5_000) == (25, 1000)
+    assert strength.afford(1_000, 5_000) == (6, 250)
+
+
+@pytest.mark.slow
+def test_an_underconfident_network_ends_with_less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise pinned far too high in training is weakened at the end, by one of the factors, and the NLL with it."""
+    monkeypatch.setattr(strength, "next_std", lambda prior_std, wish: 1.5)
+    clean = (torch.randn(600, 6, generator=generator(3)), torch.zeros(600, dtype=torch.long))
+    clean = (clean[0], (clean[0][:, 0] > 0).long())
+    options: dict[str, Any] = {"epochs": 60, "batch_size": 100, "quiet": True, "latent_lr": 0.0, "lr": 1e-2}
+    model, kept = make_model(), make_model()
+    fit(model, clean, clean, **options)
+    monkeypatch.setattr(strength, "WEAKER", (1.0,))
+    fit(kept, clean, clean, **options)
+    ratio = model.posterior().std / kept.posterior().std
+    assert any(torch.allclose(ratio, torch.full_like(ratio, factor)) for factor in (0.7, 0.5, 0.35, 0.25))
+    nlls = [m.likelihood.score(m.predict(clean[0]), clean[1])["nll"] for m in (model, kept)]
+    assert nlls[0] < nlls[1]
+
+
+def test_temperatures_are_relative_to_the_one_there_is() -> None:
+    """A network whose logits are twice as large and divided by T = 2 is looked at with the same eyes."""
+    plain, scaled = make_model(), make_model()
+    with torch.no_grad():
+        for parameter in (scaled.net[2].weight, scaled.net[2].bias):
+            parameter.mul_(2)
+    scaled.likelihood.temperature.fill_(2.0)
+    looks = [fit(m, TRAIN, VALID, steps=2, batch_size=90, lr=1e-9, quiet=True).looks for m in (plain, scaled)]
+    assert len(looks[0]) == 1
+    assert looks[1][0] == pytest.approx(looks[0][0], rel=1e-3)
+    assert abs(looks[0][0]["temperature"] - 1) > 0.05
+
+
+# ------------------------------------------------------------------------------------------- what it is good for
+
+
+def coins(rows: int, seed: int, flipped: float) -> tuple[Tensor, Tensor]:
+    """A line in eight dimensions parts two classes, some labels are wrong."""
+    x = torch.randn(rows, 8, generator=generator(seed))
+    y = (x[:, 0] + x[:, 1] > 0).long()
+    return x, torch.where(torch.rand(rows, generator=generator(seed + 50)) < flipped, 1 - y, y)
+
+
+def make_coins(width: int, **options: Any) -> ibnn.IBNN:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2))
+    return ibnn.convert(net, components=2, seed=0, **options)
+
+
+TOY: dict[str, Any] = {"steps": 100, "batch_size": 50, "lr": 0.01, "evaluate_every": 1000, "quiet": True}
+
+
+def scores(model: ibnn.IBNN, flipped: float) -> tuple[float, float]:
+    """Test NLL, and how far mean confidence is from accuracy."""
+    x, y = coins(3000, 3, flipped)
+    answer: Any = model.predict(x)
+    confidence = answer.probs.max(1).values.mean().item()
+    return ibnn.metrics.nll(answer.log_probs, y), abs(confidence - 1 + ibnn.metrics.error(answer.probs, y))
+
+
+def settled(model: ibnn.IBNN, valid: tuple[Tensor, Tensor]) -> float:
+    """The temperature that fixed weights would be settled with; the model keeps its own."""
+    before = model.likelihood.temperature.clone()
+    draws = (
+        model.draw_logits(valid[0], samples=-(-16 // model.components)).unflatten(0, (model.components, -1)).detach()
+    )
+    model.likelihood.temperature.fill_(1.0)
+    found = strength.settled_temperature(model.likelihood, draws, valid[1])
+    model.likelihood.temperature.copy_(before)
+    return found
+
+
+def test_few_noisy_labels_ask_for_more_noise() -> None:
+    train, valid = coins(100, 1, 0.25), coins(200, 2, 0.25)
+    auto, plain = make_coins(64), make_coins(64)
+    history = fit(auto, train, valid, **TOY)
+    fit(plain, train, valid, beta=1.0, **TOY)
+    assert auto.prior_std == history.looks[-1]["prior_std"] > 1
+    assert scores(auto, 0.25)[1] < 0.5 * scores(plain, 0.25)[1]
+    assert scores(auto, 0.25)[0] < scores(plain, 0.25)[0] - 0.1
+
+
+@pytest.mark.slow
+def test_the_best_of_a_grid_is_reached() -> None:
+    """The strengths of the grid are fixed, have the same grip, and may be settled, too."""
+    train, valid = coins(300, 1, 0.15), coins(300, 2, 0.15)
+    auto = make_coins(64)
+    fit(auto, train, valid, **TOY | {"steps": 300})
+    raw, mended = [], []
+    for s in (0.02, 0.1, 0.3, 0.6, 1.0, 1.5):
+        fixed = make_coins(64, prior_std=s)
+        beta = strength.GRIP * 300 / fixed.nodes
+        fit(fixed, train, valid, beta=beta, beta_warmup=strength.FIRST, **TOY | {"steps": 300})
+        raw.append(scores(fixed, 0.15)[0])
+        fixed.likelihood.temperature.fill_(settled(fixed, valid))
+        mended.append(scores(fixed, 0.15)[0])
+    assert max(raw) > min(raw) + 0.1  # the grid has something to choose from
+    assert scores(auto, 0.15)[0] < min(raw + mended) + 0.005
+
+
+def test_plenty_of_clean_labels_ask_for_less_noise() -> None:
+    model = make_coins(4)
+    history = fit(model, coins(2000, 1, 0.0), coins(200, 2, 0.0), **TOY | {"steps": 80, "lr": 0.02})
+    assert model.prior_std == history.looks[-1]["prior_std"] < 0.15
+    assert all(look["training_nll"] > 0.6 * look["held_out_nll"] for look in history.looks)
+
+
+# ------------------------------------------------------------------------------------------- the end of training
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_the_temperature_found_acts_and_is_saved(tmp_path: Path) -> None:
+    model = make_coins(64)
+    fit(model, coins(100, 1, 0.25), coins(200, 2, 0.25), **TOY | {"steps": 40})
+    found = model.likelihood.temperature.item()
+    assert found != 1
+    x = coins(20, 3, 0.0)[0]
+    warm, answer = model(x), model.predict(x)
+    draws = model.draw_logits(x).detach()
+    expected = (draws / found).softmax(-1).mean(0)
+    torch.testing.assert_close(answer.probs, expected)
+    torch.testing.assert_close(warm.exp(), (model.draw_logits(x, samples=1) / found).softmax(-1).mean(0))
+    model.save_pretrained(tmp_path)
+    net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
+    loaded = ibnn.IBNN.from_pretrained(tmp_path, net)
+    assert loaded.prior_std == model.prior_std != 0.3
+    assert loaded.likelihood.temperature == found
+    assert torch.equal(loaded.eval()(x), warm)
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_the_settled_temperature_is_that_of_the_held_out_draws() -> None:
+    model = make_coins(64)
+    valid = coins(200, 2, 0.25)
+    fit(model, coins(100, 1, 0.25), valid, **TOY | {"steps": 20})
+    assert model.likelihood.temperature.item() == pytest.approx(settled(model, valid), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "bernoulli"])
+@pytest.mark.parametrize("components", [1, 3])
+def test_every_task_is_steered(kind: str, components: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+    model = ibnn.convert(net, components=components, likelihood=kind, seed=0)
+    y = 2 * X[:, :2] + 0.1 * torch.randn(600, 2) if kind == "gaussian" else (X[:, :2] > 0).float()
+    history = fit(model, (X, y), steps=60, batch_size=100, lr=0.05, quiet=True)
+    assert len(history.looks) == 25
+    assert all(math.isfinite(value) for look in history.looks for value in look.values())
+    assert model.prior_std == history.looks[-1]["prior_std"] != 0.3
+    assert history["valid_nll"][-1] < history["valid_nll"][0] - 0.1
+
+
+@pytest.mark.usefixtures("few_looks")
+@pytest.mark.parametrize("extra", [{"ema": 0.9}, {"swa": 0.5}], ids=str)
+def test_averages_are_settled(extra: dict[str, float]) -> None:
+    """The temperature is that of the average, not of the last weights."""
+    model = make_coins(64)
+    valid = coins(200, 2, 0.25)
+    history = fit(model, coins(100, 1, 0.25), valid, **TOY | {"steps": 20, "evaluate_every": 1}, **extra)
+    assert model.likelihood.temperature.item() == pytest.approx(settled(model, valid), rel=1e-4)
+    assert model.prior_std == history.looks[-1]["prior_std"]
+
+
+def test_patience_goes_back_to_the_strength_of_the_best(tmp_path: Path) -> None:
+    data = coins(100, 1, 0.25), coins(200, 2, 0.25)
+    options = TOY | {"steps": 400, "evaluate_every": 1, "patience": 60, "run_dir": tmp_path}
+    model, again = make_coins(64), make_coins(64)
+    history = fit(model, *data, **options)
+    assert history.stopped == "patience"
+    assert history.looks
+    assert model.prior_std == history.best["prior_std"] != history.rows[-1]["prior_std"]
+    assert model.likelihood.temperature.item() == pytest.approx(settled(model, data[1]), rel=1e-4)
+    fit(again, *data, **options)
+    assert same(model, again)
+    assert again.prior_std == model.prior_std
+
+
+def test_patience_that_ends_before_the_first_look_can_be_refitted() -> None:
+    y = torch.randint(3, (150,))  # nothing to learn: the first evaluation is the best
+    history = fit(
+        make_model(), TRAIN, (VALID[0], y), epochs=100, batch_size=450, lr=0.1, patience=1, refit=True, quiet=True
+    )
+    assert history.stopped == "finished"
+    assert history.looks == ()
+
+
+# ---------------------------------------------------------------------------------------- same bits, and resume
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_same_seed_same_bits_other_seed_another_part() -> None:
+    a, b, c = (make_model("full") for _ in range(3))
+    looks = [
+        fit(a, (X, Y), **SHORT).looks,
+        fit(b, TensorDataset(X, Y), **SHORT).looks,
+        fit(c, (X, Y), seed=1, **SHORT).looks,
+    ]
+    assert same(a, b)
+    assert looks[0] == looks[1]
+    assert a.prior_std == b.prior_std
+    assert looks[0] != looks[2]
+
+
+def test_accumulation_sees_the_same() -> None:
+    whole, pieces = make_model(), make_model()
+    a, b = (fit(m, (X, Y), accumulate=n, **SHORT).looks for m, n in ((whole, 1), (pieces, 2)))
+    close(whole, pieces, rtol=1e-4, atol=1e-5)
+    assert len(a) == len(b) == 9
+    for look, other in zip(a, b, strict=True):
+        assert other == pytest.approx(look, rel=1e-3)
+
+
+def stop_at(step: int) -> Any:
+    def stop(row: dict[str, Any], model: ibnn.IBNN) -> None:
+        if row["step"] >= step:
+            raise Stop
+
+    return stop
+
+
+@pytest.mark.usefixtures("few_looks")
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"ema": 0.9}, {"patience": 50}],
+    ids=str,
+)
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, extra: dict[str, Any]) -> None:
+    options = SHORT | {"checkpoint_every": 1, "evaluate_every": 1} | extra
+    whole, parts = make_model("full"), make_model("full")
+    expected = fit(whole, TRAIN, VALID, **options)
+    for step in (5, 10):
+        with pytest.raises(Stop):
+            fit(make_model("full"), TRAIN, VALID, run_dir=tmp_path, callbacks=[stop_at(step)], **options)
+    history = fit(parts, TRAIN, VALID, run_dir=tmp_path, **options)
+    assert history.rows == expected.rows
+    assert history.looks == expected.looks
+    assert parts.prior_std == whole.prior_std
+    assert same(whole, parts)
+
+
+@pytest.mark.usefixtures("few_looks")
+@pytest.mark.parametrize("dataset", [False, True])
+def test_every_checkpoint_leads_to_the_same_end(tmp_path: Path, dataset: bool) -> None:
+    """As after SIGKILL at any step: before, at and after looks; also where the part held out is split off anew."""
+    data = (TensorDataset(X, Y),) if dataset else (TRAIN, VALID)
+    options = SHORT | {"checkpoint_every": 1, "keep": 100}
+    whole = make_model("full")
+    expected = fit(whole, *data, run_dir=tmp_path / "whole", **options)
+    saved = sorted((tmp_path / "whole" / "checkpoints").iterdir())
+    assert len(saved) == 12
+    for path in saved[1::4] + saved[-1:]:
+        folder = tmp_path / path.stem
+        (folder / "checkpoints").mkdir(parents=True)
+        shutil.copy(path, folder / "checkpoints")
+        model = make_model("full")
+        history = fit(model, *data, run_dir=folder, resume="must", **options)
+        assert history.looks == expected.looks
+        assert history.rows == expected.rows
+        assert same(model, whole)
+        assert model.prior_std == whole.prior_std
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = make_model(), make_model()
+    a = fit(first, (X, Y), run_dir=tmp_path, **SHORT)
+    monkeypatch.setattr(_Run, "_step", None)
+    monkeypatch.setattr(_Run, "_settle", None)
+    b = fit(second, (X, Y), run_dir=tmp_path, **SHORT)
+    assert a == b
+    assert same(first, second)
+    assert first.prior_std == second.prior_std != 0.3
+    with pytest.raises(ValueError, match=r"`run_dir` .*one with beta = auto, "):
+        fit(make_model(), (X, Y), run_dir=tmp_path, beta=1.0, **SHORT)
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_a_run_stopped_before_its_first_look_keeps_its_strength(tmp_path: Path) -> None:
+    """However the model is converted that takes it up: the state has the latents of the first one."""
+    whole, other = make_model(prior_std=0.3), make_model(prior_std=0.1)
+    options = SHORT | {"steps": 26, "checkpoint_every": 3}
+    expected = fit(whole, TRAIN, VALID, **options)
+    with pytest.raises(Stop):
+        fit(make_model(prior_std=0.3), TRAIN, VALID, run_dir=tmp_path, callbacks=[stop_at(1)], **options)
+    assert fit(other, TRAIN, VALID, run_dir=tmp_path, **options).looks == expected.looks
+    assert same(whole, other)
+
+
+# -------------------------------------------------------------------------------------------------------- refit
+
+
+@pytest.mark.usefixtures("few_looks")
+@pytest.mark.parametrize("kind", ["split", "tensors", "datasets"])
+def test_refit_trains_on_everything_with_the_strengths_found(kind: str) -> None:
+    data: tuple[Any, ...] = {
+        "split": ((X, Y),),
+        "tensors": (TRAIN, VALID),
+        "datasets": (TensorDataset(*TRAIN), TensorDataset(*VALID)),
+    }[kind]
+    once, model = make_model("full"), make_model("full")
+    found = fit(once, *data, **SHORT)
+    rows: list[int] = []
+    history = fit(model, *data, refit=True, callbacks=[lambda row, m: rows.append(int(m.examples))], **SHORT)
+    assert [look["prior_std"] for look in history.looks] == [look["prior_std"] for look in found.looks]
+    assert model.prior_std == once.prior_std
+    assert torch.equal(model.likelihood.temperature, once.likelihood.temperature)
+    assert not same(model, once)
+    assert "valid_nll" not in history.rows[0]
+    # 12 steps of 90 rows; 450 rows have 5 batches, 500 rows have 6 with one of 50, 600 have 7 with one of 60
+    assert rows[-1] == 600 + 5 * 90
+    assert history.rows[0]["beta"] > found.rows[0]["beta"]
+    assert history.rows[-1]["beta"] == pytest.approx(strength.GRIP * 600 / model.nodes)
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_refit_is_a_run_from_the_start_with_given_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written out: a fixed model, all data, s set at every look."""
+    once, model, slow = make_model("full"), make_model("full"), make_model("full")
+    found = fit(once, TRAIN, VALID, **SHORT)
+    fit(model, TRAIN, VALID, refit=True, **SHORT)
+    told = iter([look["prior_std"] for look in found.looks])
+    monkeypatch.setattr(strength, "next_std", lambda prior_std, wish: next(told))
+    monkeypatch.setattr(strength, "settled_temperature", lambda *arguments: once.likelihood.temperature.item())
+    fit(slow, (torch.cat([TRAIN[0], VALID[0]]), torch.cat([TRAIN[1], VALID[1]])), VALID, **SHORT)
+    assert same(model, slow)
+    assert model.prior_std == slow.prior_std
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_refit_is_taken_up_again(tmp_path: Path) -> None:
+    """Stopped in the first run, then in the second, then finished; and then not trained again."""
+    options = SHORT | {"refit": True, "checkpoint_every": 3}
+    whole, parts = make_model("full"), make_model("full")
+    expected = fit(whole, TRAIN, VALID, **options)
+    attempts = []
+
+    def stop(row: dict[str, Any], model: ibnn.IBNN) -> None:
+        attempts.append("valid_nll" in row)
+        if len(attempts) in (2, 5):
+            raise Stop
+
+    for resume in ("auto", "must"):  # there is a first run to go on with, but no second one yet
+        with pytest.raises(Stop):
+            fit(make_model("full"), TRAIN, VALID, run_dir=tmp_path, resume=resume, callbacks=[stop], **options)
+    assert attempts == [True, True, True, True, False]
+    history = fit(parts, TRAIN, VALID, run_dir=tmp_path, resume="must", **options)
+    assert history == expected
+    assert same(whole, parts)
+    assert whole.prior_std == parts.prior_std != 0.3
+    last = make_model("full")
+    assert fit(last, TRAIN, VALID, run_dir=tmp_path, callbacks=[stop_at(0)], **options) == expected
+    assert same(whole, last)
+    assert last.prior_std == whole.prior_std
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_a_new_start_forgets_the_old_refit(tmp_path: Path) -> None:
+    """Other data of the same size: what was refitted before must not come back after a crash."""
+    options = SHORT | {"refit": True, "checkpoint_every": 3}
+    fit(make_model(), TRAIN, VALID, run_dir=tmp_path, **options)
+    other = (TRAIN[0].flip(1), TRAIN[1])
+    whole, parts = make_model(), make_model()
+    fit(whole, other, VALID, **options)
+    with pytest.raises(Stop):
+        fit(make_model(), other, VALID, run_dir=tmp_path, resume="never", callbacks=[stop_at(0)], **options)
+    fit(parts, other, VALID, run_dir=tmp_path, **options)
+    assert same(whole, parts)
+
+
+@pytest.mark.usefixtures("few_looks")
+@pytest.mark.parametrize("case", ["kinds", "sampler"])
+def test_refit_refuses_what_cannot_be_joined_before_anything_is_touched(tmp_path: Path, case: str) -> None:
+    data = TensorDataset(*TRAIN)
+    sampled = DataLoader(data, batch_size=90, sampler=WeightedRandomSampler([1.0] * 450, 450))
+    train = {"kinds": data, "sampler": sampled}[case]
+    valid = {"kinds": VALID, "sampler": TensorDataset(*VALID)}[case]
+    model, untouched = make_model(), make_model()
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match=r"`refit` .*alike.*Pass refit=False"):
+        fit(model, train, valid, refit=True, run_dir=folder, **SHORT)
+    assert same(model, untouched)
+    assert not folder.exists()
+    assert len(fit(model, train, valid, **SHORT).looks) == 4  # it is steered all the same
+
+
+def test_refit_belongs_to_auto() -> None:
+    with pytest.raises(ValueError, match="refit"):
+        Recipe(beta=1.0, refit=True)
+    assert Recipe.from_toml(Recipe(refit=True).to_toml()) == Recipe(refit=True)
+
+
+# -------------------------------------------------------------------------------------------------- several workers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refit", [False, True])
+def test_two_workers_are_steered_as_one_is(tmp_path: Path, refit: bool) -> None:
+    options = ["--net=linear", "--epochs=3", "--batch_size=48", "--samples=2", "--rows=360", f"--refit={refit}"]
+    assert run(tmp_path / "one.pt", *options).wait(120) == 0
+    launcher = ["torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    subprocess.run(
+        [sys.executable, "-m", *launcher, JOB, str(tmp_path / "two.pt"), f"--run_dir={tmp_path / 'run'}", *options],
+        check=True, env=os.environ | environment, timeout=300, capture_output=True,
+    )  # fmt: skip
+    one, two = (torch.load(tmp_path / name, weights_only=True) for name in ("one.pt", "two.pt"))
+    assert len(one["looks"]) == len(two["looks"]) > 5
+    for a, b in zip(one["looks"], two["looks"], strict=True):
+        for name, rel in (("step", 0), ("training_nll", 1e-4), ("held_out_nll", 1e-4), ("prior_std", 2e-3)):
+            assert b[name] == pytest.approx(a[name], rel=rel), name
+        assert b["temperature"] == pytest.approx(a["temperature"], rel=5e-3)  # NLLs in float32 are flat to that
+    for a, b in zip(one["rows"], two["rows"], strict=True):
+        assert b == pytest.approx(a, rel=2e-3)
+    assert two["prior_std"] == pytest.approx(one["prior_std"], rel=2e-3)
+    for name, value in one["state"].items():
+        torch.testing.assert_close(two["state"][name], value, rtol=1e-3, atol=1e-3, msg=name)
+    torch.testing.assert_close(two["probs"], one["probs"], rtol=1e-3, atol=1e-4)
