@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ibnn.errors import complaint
-from ibnn.normal import address, normals, words
+from ibnn.normal import Space, address, normals, words
 
 SEVERITIES = {  # 1 to 5; noise, blur and contrast are those of CIFAR-10-C
     "noise": (0.04, 0.06, 0.08, 0.09, 0.1),  # standard deviation of the noise
@@ -22,7 +22,6 @@ SEVERITIES = {  # 1 to 5; noise, blur and contrast are those of CIFAR-10-C
     "pixelate": (0.9, 0.75, 0.5, 0.4, 0.25),  # factor on height and width
 }
 KINDS = tuple(SEVERITIES)
-_NOISE, _ROTATION, _SALT, _MIX = range(4)  # parts of addresses
 
 
 def corrupt(pixels: Tensor, kind: str, severity: int, *, seed: int = 0, first: int = 0) -> Tensor:
@@ -47,14 +46,14 @@ def corrupt(pixels: Tensor, kind: str, severity: int, *, seed: int = 0, first: i
     _check(pixels)
     strength, index = SEVERITIES[kind][severity - 1], _places(pixels, first)
     if kind == "noise":
-        return (pixels + strength * _normals(pixels, address(seed, _NOISE, index))).clamp(0, 1)
+        return (pixels + strength * _normals(pixels, address(seed, Space.NOISE, index))).clamp(0, 1)
     if kind == "blur":
         return _blurred(pixels, strength)
     if kind == "contrast":
         mean = pixels.mean((2, 3), keepdim=True, dtype=torch.float64).to(pixels.dtype)
         return mean + (pixels - mean) * strength
     if kind == "rotation":
-        left = words(address(seed, _ROTATION, index)) & 1
+        left = words(address(seed, Space.ROTATION, index)) & 1
         return _rotated(pixels, strength * (2.0 * left - 1.0))
     small = [max(1, int(side * strength)) for side in pixels.shape[2:]]
     return F.interpolate(F.interpolate(pixels, small, mode="area"), pixels.shape[2:], mode="area")
@@ -73,7 +72,7 @@ def salt_and_pepper(pixels: Tensor, p: float, *, seed: int = 0, first: int = 0) 
     if not 0 <= p <= 1:
         raise ValueError(complaint("p", "a probability", p, "Pass p=0.1."))
     places = torch.arange(pixels[0].numel(), device=pixels.device)
-    word = words(address(seed, _SALT, _places(pixels, first)[:, None], places)).view(pixels.shape)
+    word = words(address(seed, Space.SALT, _places(pixels, first)[:, None], places)).view(pixels.shape)
     half = round(p / 2 * 2**32)
     return pixels.masked_fill(word < half, 0.0).masked_fill(word >= 2**32 - half, 1.0)
 
@@ -87,7 +86,7 @@ def gaussian_mix(x: Tensor, gamma: float, *, seed: int = 0, first: int = 0) -> T
     """
     if not 0 <= gamma <= 1:
         raise ValueError(complaint("gamma", "a number from 0 to 1", gamma, "Pass gamma=0.5."))
-    return (1 - gamma) * x + gamma * _normals(x, address(seed, _MIX, _places(x, first)))
+    return (1 - gamma) * x + gamma * _normals(x, address(seed, Space.MIX, _places(x, first)))
 
 
 def _check(pixels: Tensor) -> None:
