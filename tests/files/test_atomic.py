@@ -96,9 +96,13 @@ def test_files_are_replaced_together_after_the_block(tmp_path: Path) -> None:
 def test_a_failed_write_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("old")
-    with pytest.raises(ZeroDivisionError), replaced(path, tmp_path / "b") as (one, _):
-        one.write_text("half")
+
+    def write_half(path: Path) -> None:
+        path.write_text("half")
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), replaced(path, tmp_path / "b") as (one, _):
+        write_half(one)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
