@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, split_inputs, tree_map
-from ibnn.normal import address, generators_restored, seed_generators, words
+from ibnn.normal import generators_restored, numbered_seed, seed_generators
 
 
 class Share(NamedTuple):
@@ -113,7 +113,7 @@ class Source:
 
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
         """The batches of an epoch from the given one on, as this worker's shares."""
-        worker, word = worker or Worker(), int(words(address(seed, number)))
+        worker, word = worker or Worker(), numbered_seed(seed, number)
         if isinstance(self.data, DataLoader):
             return self._iterable(word, first, worker)
         batches = [b for b in self._order(word) if len(b) >= worker.world]  # no worker goes without
@@ -126,9 +126,7 @@ class Source:
         """
         if isinstance(self.data, DataLoader):
             return None
-        found = {
-            int(self._order(int(words(address(seed, epoch))))[batch][row]) for _ in range(2 if self.sampler else 1)
-        }
+        found = {int(self._order(numbered_seed(seed, epoch))[batch][row]) for _ in range(2 if self.sampler else 1)}
         if len(found) > 1:
             return None
         at = found.pop()

@@ -22,7 +22,7 @@ from ibnn.inputs import Inputs, call_arguments, check_rows, evaluating, slice_ro
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood, Weighted
 from ibnn.network import IBNN, check_seed
-from ibnn.normal import address, generators_restored, normals
+from ibnn.normal import Space, address, generators_restored, normals
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
 
@@ -36,7 +36,6 @@ NARROW, HARDLY = 8, 1e-3  # z of fewer channels (an image's colours) multiply al
 BLOCKS = 10  # parts of the data whose NLL is compared where single rows' cannot be
 STEPS, ROWS, COPIES, RATE = 80, 64, 8, 0.1  # of the profile's gradient search: Adam on rows × copies at a time
 TRIES = 4  # scales, each a quarter of the one before, that are held against temperature scaling
-_SEARCH = 101  # address space of the search's draws, apart from those of `ibnn.network`
 _OTHER = 2**20  # the first draw of the profile's
 
 
@@ -343,7 +342,7 @@ class _Search:
     def _own(self, std: Tensor, draw: int, rows: Tensor) -> Tensor:
         """z of one draw for each of some rows (R, nodes), or one for all if the layers do not see the batch first."""
         rows = rows.to(self.y.device) if self.by_row else torch.zeros(1, dtype=torch.int64, device=self.y.device)
-        noise = normals(address(self.seed, _SEARCH, draw, rows), self.base.shape[1])
+        noise = normals(address(self.seed, Space.SEARCH, draw, rows), self.base.shape[1])
         k = draw // self.few % self.model.components
         z: Tensor = self.mean[k] + std.repeat_interleave(self.sizes) * self.base[k] * noise
         return z if self.by_row else z[0]

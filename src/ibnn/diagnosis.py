@@ -21,8 +21,8 @@ from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.latent import Latent, inverse_softplus
 from ibnn.likelihood import Bernoulli, Categorical, Weighted
 from ibnn.mixture import CLOSED_FORMS, Mixture, kl_components
-from ibnn.network import _INIT_MEAN, _INIT_STD, IBNN
-from ibnn.normal import address, normals
+from ibnn.network import IBNN
+from ibnn.normal import Space, address, normals
 from ibnn.prediction import JointPrediction
 
 Severity = Literal["problem", "warning", "note"]
@@ -336,7 +336,7 @@ def _at_start(case: _Case) -> set[int]:
     """Ids of the latent parameters that are where `convert` put them: ρ = f(seed), μ = 1 + init_std · g(seed)."""
     model, still = case.model, set()
     row, sizes = torch.arange(model.components), [layer.nodes for layer in case.layers]
-    keys = [address(model.init_seed, key, row) for key in (_INIT_MEAN, _INIT_STD)]
+    keys = [address(model.init_seed, Space.INIT_MEAN, row), address(model.init_seed, Space.INIT_STD, row)]
     noises = [normals(key, model.nodes).split(sizes, 1) for key in keys]
     for latent, mean_noise, std_noise in zip(model.latents.values(), *noises, strict=True):
         g, mean = mean_noise.double(), latent.mean.cpu().double()

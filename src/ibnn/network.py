@@ -31,15 +31,13 @@ from ibnn.layers.observe import batch_axes, bypassed, explaining_shapes, returne
 from ibnn.layers.registry import fold, foldable
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.mixture import KLKind, Mixture
-from ibnn.normal import address, normals, words
+from ibnn.normal import Space, address, normals, words
 from ibnn.prediction import Prediction, predict
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
 _CACHED = 2**24  # entries that rows of draws may meet in a pass: more of them go through memory and not through caches
 _KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
-# Address spaces of the draws: the first part of an address after the seed.
-_INIT_MEAN, _INIT_STD, _TRAIN, _ASSIGN, _PREDICT, _KL = range(6)
 
 
 class IBNN(nn.Module):
@@ -141,8 +139,8 @@ class IBNN(nn.Module):
         """μ ~ N(1, σ0²), σ ~ |N(0.05, 0.02²)|."""
         row = torch.arange(self.components)
         seed = self.seed.cpu()
-        mean = 1 + init_std * normals(address(seed, _INIT_MEAN, row), self.nodes)
-        std = (0.05 + 0.02 * normals(address(seed, _INIT_STD, row), self.nodes)).abs()
+        mean = 1 + init_std * normals(address(seed, Space.INIT_MEAN, row), self.nodes)
+        std = (0.05 + 0.02 * normals(address(seed, Space.INIT_STD, row), self.nodes)).abs()
         self.set_posterior(mean=mean, std=std)
 
     def reseed(self, seed: int) -> None:
@@ -205,7 +203,7 @@ class IBNN(nn.Module):
         width = self.components
         groups = -(-rows // width)
         position = torch.arange(groups * width, device=self.examples.device)
-        shuffle = words(address(self.seed, _ASSIGN, self.examples + position))
+        shuffle = words(address(self.seed, Space.ASSIGN, self.examples + position))
         shuffle = torch.where(position < rows, shuffle, 2**32)  # places beyond the batch stay behind those in it
         return (self.examples + position // width * width + shuffle.view(groups, width).argsort(1).flatten())[:rows]
 
@@ -218,7 +216,7 @@ class IBNN(nn.Module):
         copy_number = torch.arange(samples, device=place.device)[:, None]
         component = (place * samples + copy_number if spread else place.expand(samples, -1)) % self.components
         example = self.examples + first + torch.arange(rows, device=place.device)
-        noise = normals(address(self.seed, _TRAIN, example, copy_number), q.mean.shape[1])
+        noise = normals(address(self.seed, Space.TRAIN, example, copy_number), q.mean.shape[1])
         return q.draw(component.flatten(), noise)
 
     def _draws(self, samples: int, seed: int, components: Sequence[int] | None = None, first: int = 0) -> Tensor:
@@ -237,7 +235,7 @@ class IBNN(nn.Module):
             return self._last_noise[1]
         with torch.inference_mode(False):  # others may need gradients
             k, s = torch.tensor(components, device=device), torch.arange(first, first + samples, device=device)
-            noise: Tensor = normals(address(seed, _PREDICT, k[:, None], s), nodes)
+            noise: Tensor = normals(address(seed, Space.PREDICT, k[:, None], s), nodes)
         if noise.numel() <= _KEPT and not torch.compiler.is_compiling():
             self._last_noise = at, noise
         return noise
@@ -405,7 +403,7 @@ class IBNN(nn.Module):
         if kind == "montecarlo":
             row = torch.arange(self.components, device=self.examples.device)
             return mixture.kl_montecarlo(
-                q, self.prior_std, normals(address(self.seed, _KL, self.examples, row), self.nodes)
+                q, self.prior_std, normals(address(self.seed, Space.KL, self.examples, row), self.nodes)
             )
         if kind not in mixture.CLOSED_FORMS:
             names = ", ".join([*mixture.CLOSED_FORMS, "montecarlo"])

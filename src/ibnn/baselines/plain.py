@@ -12,7 +12,7 @@ from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evalua
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.network import check_seed
-from ibnn.normal import address, words
+from ibnn.normal import numbered_seed
 from ibnn.prediction import Prediction, predict
 
 
@@ -144,4 +144,4 @@ def copies(x: Inputs, y: Tensor, samples: int) -> tuple[Inputs, Tensor]:
 
 def generator(seed: int, index: int, device: torch.device) -> torch.Generator:
     """The source of randomness of one draw."""
-    return torch.Generator(device).manual_seed(int(words(address(seed, index))))
+    return torch.Generator(device).manual_seed(numbered_seed(seed, index))

@@ -11,7 +11,6 @@ import json
 import os
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from ibnn._version import __version__
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
+from ibnn.files.atomic import replaced
 from ibnn.inputs import Pick
 from ibnn.latent import Latent
 from ibnn.layers.registry import layer_type
@@ -69,22 +69,10 @@ def save_pretrained(model: IBNN, directory: Folder, *, latents_only: bool = Fals
         "tied": tied,
         "fingerprint": fingerprint(model.net),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = {name: folder / f".{name}.{uuid4().hex}.tmp" for name in (file, CONFIG)}  # the config comes last
-    try:
-        save_file(tensors, temporary[file])
-        config["sha256"] = _sha256(temporary[file])
-        temporary[CONFIG].write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        temporary[file].chmod(temporary[CONFIG].stat().st_mode)  # safetensors' files are their owner's alone
-        for path in temporary.values():
-            _fsync(path, os.O_RDWR)
-        for name, path in temporary.items():
-            os.replace(path, folder / name)
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        _fsync(folder, os.O_RDONLY)
+    with replaced(folder / file, folder / CONFIG) as (weights, description):  # the config comes last
+        save_file(tensors, weights)
+        config["sha256"] = _sha256(weights)
+        description.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def load(
@@ -352,11 +340,3 @@ def extra(module: str) -> Any:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -32,7 +32,7 @@ from ibnn.inputs import batch_length, check_rows, slice_rows, tensors, tree_map
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Heads
 from ibnn.network import IBNN
-from ibnn.normal import generators_restored, seed_generators
+from ibnn.normal import Stream, generators_restored, seed_generators
 from ibnn.objective import ELBO
 from ibnn.prediction import predict, refuse_nan
 from ibnn.training import checkpoint, strength
@@ -322,12 +322,14 @@ class _Run:
             epoch, first = divmod(progress.step, per_epoch)
             shares = self.source.epoch(self.recipe.seed, epoch, first=first, worker=self.worker)
             while True:
-                seed_generators(self.recipe.seed, progress.step, self.worker.rank, 1)
+                seed_generators(self.recipe.seed, progress.step, self.worker.rank, Stream.LOADING)
                 share = next(shares, None)
                 if share is None:  # fewer batches than announced: a last one with too few rows for all workers
                     progress.step = min((epoch + 1) * per_epoch, self.total)
                     break
-                seed_generators(self.recipe.seed, progress.step, self.worker.rank, 2)  # however it was loaded
+                seed_generators(
+                    self.recipe.seed, progress.step, self.worker.rank, Stream.FORWARD
+                )  # however it was loaded
                 sums, rates = self._step(share)
                 progress.step += 1
                 self._record(sums, rates, share)
