@@ -12,7 +12,6 @@ from ibnn.metrics import Interval
 
 METRICS = {"error": ("error %", 1), "nll": ("NLL", 3), "ece": ("ECE", 3), "brier": ("Brier", 3)}  # name, digits
 DOUBTS = ("largest probability", "total entropy", "epistemic part")
-_BINS = 15
 
 
 class Detection(NamedTuple):
@@ -23,33 +22,11 @@ class Detection(NamedTuple):
 
 
 def intervals(answers: Answers, labels: Tensor) -> dict[str, Interval]:
-    """Error in %, NLL, ECE and Brier score with 95 % bootstrap intervals.
-
-    The same as `metrics.bootstrap` of the metrics themselves, but what a row adds is computed once, not per resample.
-    """
+    """Error in %, NLL, ECE and Brier score with 95 % bootstrap intervals."""
     probs = answers.probs
-    confidence, guess = probs.max(1)
-    wrong = (guess != labels).double()
     tiny = torch.finfo(probs.dtype).tiny  # a probability that was rounded to 0 would make the mean infinite
-    surprise = -probs.gather(1, labels[:, None])[:, 0].clamp_min(tiny).double().log()
-    distance = (probs.double() - torch.nn.functional.one_hot(labels, probs.shape[1])).square().sum(1)
-    edges = (torch.arange(_BINS + 1, dtype=torch.float64) / _BINS).to(probs.dtype)
-    bins = torch.bucketize(confidence, edges).sub(1).clamp(0, _BINS - 1)
-    gap = confidence.double() - 1 + wrong
-    return {
-        "error": metrics.bootstrap(_mean, 100 * wrong),
-        "nll": metrics.bootstrap(_mean, surprise),
-        "ece": metrics.bootstrap(_binned, bins, gap),
-        "brier": metrics.bootstrap(_mean, distance),
-    }
-
-
-def _mean(values: Tensor) -> float:
-    return values.mean().item()
-
-
-def _binned(bins: Tensor, gap: Tensor) -> float:
-    return bins.bincount(gap, minlength=_BINS).abs().sum().item() / len(gap)
+    found = metrics.score_intervals(probs, probs.clamp_min(tiny).double().log(), labels)
+    return found | {"error": Interval(*(100 * value for value in found["error"]))}
 
 
 def doubts(answers: Answers) -> dict[str, Tensor | None]:
