@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from ibnn.errors import complaint
 
@@ -73,21 +74,45 @@ def _names(path: Path, descriptor: int) -> bool:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file so that at any moment there is the old one or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with replacing(path) as (temporary,):
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def replacing(*paths: Path) -> Iterator[tuple[Path, ...]]:
+    """Yields temporary files in one folder; after the block all are on disk before they are renamed, in this order.
+
+    If the block or the disk fails, the old files stay and no temporary ones are left.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "numbers.txt"
+    >>> with replacing(path) as (temporary,):
+    ...     size = temporary.write_text("1 2 3")
+    >>> path.read_text(), len(list(path.parent.iterdir()))
+    ('1 2 3', 1)
+    """
+    folder = paths[0].parent
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = tuple(path.with_name(f".{path.name}.{uuid4().hex}.tmp") for path in paths)
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        yield temporary
+        for path in temporary:
+            _fsync(path, os.O_RDWR)
+        for written, path in zip(temporary, paths, strict=True):
+            os.replace(written, path)
     finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+        for path in temporary:
+            path.unlink(missing_ok=True)
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        _fsync(folder, os.O_RDONLY)  # the new names, too, survive a power cut
+
+
+def _fsync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
-        os.fsync(folder)  # the new name, too, survives a power cut
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def read_text(path: Path) -> str:
