@@ -2,11 +2,10 @@
 
 import copy
 import functools
-import os
 import threading
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +32,9 @@ from ibnn.likelihood import Categorical, Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import Space, address, normals, words
 from ibnn.prediction import Prediction, predict
+
+if TYPE_CHECKING:
+    from ibnn.files import hub, saving
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
 _CACHED = 2**24  # entries that rows of draws may meet in a pass: more of them go through memory and not through caches
@@ -65,6 +67,10 @@ class IBNN(nn.Module):
     random = True  # there are draws
     seed: Tensor
     examples: Tensor
+    if TYPE_CHECKING:  # `ibnn.files` gives the class these methods
+        save_pretrained = saving.save_pretrained
+        push_to_hub = hub.push_to_hub
+        from_pretrained = staticmethod(hub.from_pretrained)
 
     def __init__(
         self,
@@ -573,27 +579,6 @@ class IBNN(nn.Module):
         for name, layer in strip(net):
             fold(layer, parts[name], name)
         return net
-
-    # ----------------------------------------------------------------------------------------------------------- files
-
-    def save_pretrained(self, directory: str | os.PathLike[str], *, latents_only: bool = False) -> None:
-        """Writes the model to a folder as safetensors and JSON; see `ibnn.saving.save_pretrained`."""
-        from ibnn.files.saving import save_pretrained  # it imports this file
-
-        save_pretrained(self, directory, latents_only=latents_only)
-
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Uploads the model to the Hugging Face hub; see `ibnn.hub.push_to_hub`."""
-        from ibnn.files.hub import push_to_hub
-
-        return push_to_hub(self, repo_id, **options)
-
-    @staticmethod
-    def from_pretrained(source: str | os.PathLike[str], net: nn.Module, **options: Any) -> "IBNN":
-        """Loads a model from a folder or the Hugging Face hub; see `ibnn.hub.from_pretrained`."""
-        from ibnn.files.hub import from_pretrained
-
-        return from_pretrained(source, net, **options)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles get a lock of their own, and no noise."""

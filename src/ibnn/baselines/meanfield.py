@@ -91,6 +91,11 @@ class MeanField(Plain):
         return functional_call(self.net, weights, args, kwargs)
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The prior."""
+        return {"prior_std": self.prior_std}
+
+    @property
     def random(self) -> bool:
         """There are draws."""
         return True

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ibnn import objective
 from ibnn.errors import complaint
+from ibnn.files.saving import save_pretrained
 from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating, logits_of, repeat_rows, tree_map
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood
@@ -38,6 +39,13 @@ class Plain(nn.Module):
         self.likelihood.to(device)
         self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
         self.training = net.training
+
+    save_pretrained = save_pretrained
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Constructor options besides network and likelihood, from which `ibnn.load` makes the method again."""
+        return {}
 
     @property
     def random(self) -> bool:

@@ -65,6 +65,11 @@ class SWAG(Plain):
         return [part.view_as(p) for part, p in zip(weights.split([p.numel() for p in own]), own, strict=True)]
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The rank."""
+        return {"rank": len(self.deviations)}
+
+    @property
     def random(self) -> bool:
         """Whether there is something to draw: not before the second collection."""
         return int(self.count) > 1

@@ -16,13 +16,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ibnn._version import __version__
-from ibnn.baselines import Ensemble, Plain
 from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
 from ibnn.inputs import Inputs, Pick, as_tensors, batch_length, call_arguments, pick, tensors, tree_map
@@ -30,13 +29,20 @@ from ibnn.latent import Latent
 from ibnn.layers.observe import batch_axes
 from ibnn.likelihood import Likelihood
 from ibnn.network import IBNN, check_seed, duplicate, no_fast_path
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction, JointPrediction, Prediction, predict
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, JointPrediction, Method, Prediction, predict
 
 Format = Literal["onnx", "torch"]
 FACTS = "ibnn"  # name of the metadata in an ONNX file; in torch's it is ibnn.json
 TOLERANCE = 1e-3  # a larger difference to `predict` is no rounding; the usual one is below 1e-5
 _PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
 _LARGEST = 2**31 - 2**20  # bytes of tensors that fit into an ONNX file of one piece
+
+
+class OneNetwork(Method, Protocol):
+    """A method that draws nothing: one network per component, such as `ibnn.baselines.Plain` or `Ensemble`."""
+
+    net: nn.Module  # of several components, an nn.ModuleList
+    likelihood: Likelihood
 
 
 class Exported(NamedTuple):
@@ -57,7 +63,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    model: IBNN | Plain,
+    model: IBNN | OneNetwork,
     example: Inputs,
     path: str | os.PathLike[str],
     *,
@@ -135,7 +141,7 @@ class _Answering(nn.Module):
     """Inputs to answers: the network on a copy of the batch for each draw, and the likelihood's summary of them."""
 
     def __init__(
-        self, model: IBNN | Plain, samples: int, seed: int, pixels: tuple[Sequence[float], Sequence[float]] | None
+        self, model: IBNN | OneNetwork, samples: int, seed: int, pixels: tuple[Sequence[float], Sequence[float]] | None
     ) -> None:
         super().__init__()
         self.name, self.components, self.pixels = type(model).__name__, model.components, pixels
@@ -224,7 +230,7 @@ def _named(answers: Prediction) -> dict[str, Tensor]:
     return {"probabilities": answers.probs} | {n: getattr(answers, n) for n in ("total", "aleatoric", "epistemic")}
 
 
-def _asked(model: IBNN | Plain, x: Inputs, samples: int, seed: int) -> Prediction:
+def _asked(model: IBNN | OneNetwork, x: Inputs, samples: int, seed: int) -> Prediction:
     answers = predict(model, x, samples=samples, seed=seed)
     heads = answers.heads.values() if isinstance(answers, JointPrediction) else [answers]
     if not all(isinstance(head, CategoricalPrediction | GaussianPrediction) for head in heads):
@@ -338,9 +344,9 @@ def _unit(name: str, expected: Mapping[str, Tensor]) -> float:
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
-def _check(model: IBNN | Plain, path: Path, samples: int, seed: int, format: str, facts: dict[str, Any]) -> None:
+def _check(model: IBNN | OneNetwork, path: Path, samples: int, seed: int, format: str, facts: dict[str, Any]) -> None:
     """Raises if it is plain from the arguments that nothing can come of them."""
-    if not (isinstance(model, IBNN) and model.latents) and type(model) not in (Plain, Ensemble):
+    if not model.latents if isinstance(model, IBNN) else getattr(model, "random", True):
         remedy = "Pass what ibnn.convert returned, or model.component(k) in Plain."
         raise TypeError(complaint("model", "an IBNN, Plain or Ensemble", type(model).__name__, remedy))
     if format not in _PACKAGES:
