@@ -22,6 +22,7 @@ from ibnn.prediction import (
     GaussianPrediction,
     JointPrediction,
     Prediction,
+    draws,
     predict,
 )
 from ibnn.shift import ShiftMonitor
@@ -105,6 +106,7 @@ __all__ = [
     "GaussianPrediction",
     "JointPrediction",
     "Prediction",
+    "draws",
     "metrics",
     "predict",
     # watching
