@@ -4,6 +4,7 @@ over draws in numpy that split uncertainty."""
 import contextlib
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -118,3 +119,16 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 def converted(net: nn.Module, **options: object) -> ibnn.IBNN:
     return ibnn.convert(net, **{"components": K, "init_std": 0.3, "likelihood": "gaussian", "seed": 5, **options})
+
+
+def nll_reference(likelihood: ibnn.Likelihood, draws: Tensor, target: Tensor, temperature: float) -> float:
+    """Written out in numpy: the mean over draws of the probability, its logarithm, the mean over data."""
+    z, y = draws.double().numpy().reshape(-1, *draws.shape[2:]), target.numpy()  # (J, N, 3)
+    if isinstance(likelihood, ibnn.Categorical):
+        p = np.exp(z / temperature) / np.exp(z / temperature).sum(-1, keepdims=True)
+        density = p[:, np.arange(len(y)), y]
+    elif isinstance(likelihood, ibnn.Bernoulli):
+        density = 1 / (1 + np.exp(-np.where(y == 1, 1, -1) * z / temperature))
+    else:
+        density = np.exp(-0.5 * ((y - z) / temperature) ** 2) / (temperature * math.sqrt(2 * math.pi))
+    return float(-np.log(density.mean(0)).mean())

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn import Bernoulli, Categorical, Gaussian
-from ibnn.calibration import group_losses
 from ibnn.likelihood import Weighted
 
 SPLIT = ("aleatoric", "between", "within")
@@ -98,7 +97,7 @@ def test_weights_are_repetitions_in_the_loss(kind: type[ibnn.Likelihood]) -> Non
     draws = torch.randn(2, 3, 6, 4, dtype=torch.float64)
     score = weighted.score(weighted.summarise(draws), joined)["nll"]
     assert score == pytest.approx(plain.score(plain.summarise(draws[:, :, rows]), target[rows])["nll"])
-    losses, counts = group_losses(weighted, draws, joined)
+    losses, counts = weighted.losses(draws, joined)
     assert (losses.sum() / counts.sum()).item() == pytest.approx(score)
 
 

@@ -23,6 +23,7 @@ from ibnn.prediction import (
     GaussianPrediction,
     JointPrediction,
     Prediction,
+    draws,
     predict,
 )
 from ibnn.shift import ShiftMonitor
@@ -103,6 +104,7 @@ __all__ = [
     "GaussianPrediction",
     "JointPrediction",
     "Prediction",
+    "draws",
     "metrics",
     "predict",
     # watching

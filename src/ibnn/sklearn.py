@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
 from ibnn.likelihood import Categorical, Gaussian, Likelihood, Weighted
+from ibnn.likelihood.temperature import best_temperature, nll
 from ibnn.normal import generators_restored
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, draws
 from ibnn.training import strength
 from ibnn.training.loop import fit
 from ibnn.training.recipe import Recipe, Schedule
@@ -167,9 +168,9 @@ class _Table(BaseEstimator):  # type: ignore[misc]
             self.model_.load_state_dict(start)
             self._set_strength(std)
             self._fit((inputs[rows], target[rows]), None, epochs=self._epochs(len(rows)))
-            draws = strength.draw(self.model_, iter([(inputs[out],)]), int(self.samples)).outputs
-            best = 1.0 if likelihood.discrete else strength.best_temperature(likelihood, draws, target[out])
-            nlls.append(strength.tempered_nll(likelihood, draws, target[out], best))
+            drawn = draws(self.model_, inputs[out], samples=int(self.samples))
+            best = 1.0 if likelihood.discrete else best_temperature(likelihood, drawn, target[out])
+            nlls.append(nll(likelihood, drawn, target[out], best))
             noises += [p.detach().clone() + np.log(best) for p in likelihood.parameters()]
         shares = _plausibility(nlls, likelihood.data(target[out]))
         noise = torch.tensor(shares, dtype=torch.float32) @ torch.stack(noises) if noises else None

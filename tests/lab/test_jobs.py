@@ -17,8 +17,8 @@ from ibnn.lab import jobs
 from ibnn.lab.evaluation import Evaluation
 from ibnn.lab.jobs import METHODS, Job, make_data, make_method, merged, read_run, run
 from ibnn.lab.runs import RunFolder
-from ibnn.prediction import GaussianPrediction, Method
-from ibnn.training import strength
+from ibnn.prediction import GaussianPrediction, Method, draws
+from ibnn.training import loop
 from ibnn.training.loop import Trainable
 
 DIGITS = Job(
@@ -131,13 +131,12 @@ def test_costs_count_what_was_done(tmp_path: Path) -> None:
 def test_rows_of_looks_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def count(model: Method, batches: Iterable[Any], samples: int) -> strength.Draws:
-        drawn = real(model, batches, samples)
-        seen.append(model.components * samples * drawn.outputs.shape[2])
+    def count(model: Method, batches: Iterable[Any], samples: int) -> torch.Tensor:
+        drawn = draws(model, batches, samples=samples)
+        seen.append(model.components * samples * drawn.shape[2])
         return drawn
 
-    real = strength.draw
-    monkeypatch.setattr(strength, "draw", count)
+    monkeypatch.setattr(loop, "draws", count)
     job = DIGITS.but(method_options={"components": 3}, train={"refit": True})
     assert run(job, tmp_path, quiet=True)["costs"]["steering_rows"] == sum(seen) >= 6 * 9 * 200
 

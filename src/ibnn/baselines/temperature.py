@@ -6,8 +6,9 @@ import torch
 
 from ibnn.baselines.plain import Plain
 from ibnn.batches import as_source
+from ibnn.likelihood.temperature import best_temperature
 from ibnn.network import IBNN
-from ibnn.training.strength import best_temperature, draw
+from ibnn.prediction import draws
 
 
 def scale_temperature(method: IBNN | Plain, valid: Any, *, samples: int = 5) -> float:
@@ -25,7 +26,7 @@ def scale_temperature(method: IBNN | Plain, valid: Any, *, samples: int = 5) -> 
             targets.append(share.y)
             yield (share.x,)
 
-    outputs = draw(method, inputs(), samples).outputs
+    outputs = draws(method, inputs(), samples=samples)
     temperature = best_temperature(method.likelihood, outputs, torch.cat(targets).to(outputs.device))
-    method.likelihood.temperature.fill_(temperature)
+    method.likelihood.set_temperature(temperature)
     return temperature

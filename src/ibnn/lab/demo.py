@@ -146,7 +146,7 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
     """Trains, chooses on validation data, evaluates on test data once, writes figures and results.json."""
     from ibnn.files.atomic import write_atomically
     from ibnn.lab.provenance import provenance
-    from ibnn.training.strength import best_temperature
+    from ibnn.likelihood.temperature import best_temperature
 
     recipe = RECIPE | (recipe or {})
     start = time.monotonic()

@@ -30,11 +30,11 @@ from ibnn.diagnosis import diagnose
 from ibnn.errors import complaint
 from ibnn.inputs import batch_length, check_rows, slice_rows, tensors, tree_map
 from ibnn.layers.observe import explaining_shapes
-from ibnn.likelihood import Heads
+from ibnn.likelihood import Heads, temperature
 from ibnn.network import IBNN
 from ibnn.normal import Stream, generators_restored, seed_generators
 from ibnn.objective import ELBO
-from ibnn.prediction import predict, refuse_nan
+from ibnn.prediction import draws, predict, refuse_nan
 from ibnn.training import checkpoint, strength
 from ibnn.training.averaging import Average, estimate_statistics, load
 from ibnn.training.divergence import DivergedError, first_not_finite
@@ -401,10 +401,10 @@ class _Run:
         """What a look sees, and the strength that follows from it."""
         likelihood = self.model.likelihood
         draws, targets = self._held_out_draws(-(-strength.DRAWS // self.model.components), self.look_rows)
-        temperature, held_out_nll = strength.confidence(likelihood, draws, targets)
+        best, held_out_nll = temperature.confidence(likelihood, draws, targets)
         nll, mass = self._over_workers(self.progress.seen)
         self.progress.seen = [0.0] * 2
-        seen = {"temperature": temperature, "training_nll": nll / max(mass, 1e-12), "held_out_nll": held_out_nll}
+        seen = {"temperature": best, "training_nll": nll / max(mass, 1e-12), "held_out_nll": held_out_nll}
         return seen | {"prior_std": strength.next_std(self.model.prior_std, strength.wish(likelihood, **seen))}
 
     def _settle(self) -> None:
@@ -415,26 +415,26 @@ class _Run:
         model, likelihood = self._converted(), self.model.likelihood
         if self.replayed is not None:
             model.set_posterior(std=model.posterior().std * self.replayed.weaker)
-            likelihood.temperature.fill_(self.replayed.temperature)
+            likelihood.set_temperature(self.replayed.temperature)
             if isinstance(likelihood, Heads):
-                likelihood.relative.copy_(torch.tensor(self.replayed.relative))
+                likelihood.set_temperature(self.replayed.temperature, torch.tensor(self.replayed.relative))
         else:
             if isinstance(likelihood, Heads):
                 drawn = self._held_out_draws(-(-2 * strength.DRAWS // model.components), 2 * self.look_rows)
-                likelihood.balance(*drawn, strength.settled_temperature)
+                likelihood.balance(*drawn, temperature.settled_temperature)
                 self.progress.relative = likelihood.relative.tolist()
             std = model.posterior().std.detach()
             found: list[tuple[float, float, float]] = []  # NLL, factor on σ, temperature
             for weaker in strength.WEAKER:
                 model.set_posterior(std=std * weaker)
                 draws, targets = self._held_out_draws(-(-2 * strength.DRAWS // model.components), 2 * self.look_rows)
-                best = strength.settled_temperature(likelihood, draws, targets)
-                found.append((strength.tempered_nll(likelihood, draws, targets, best), weaker, best))
-                if found[-1] > min(found) or strength.confidence(likelihood, draws, targets)[0] >= 1:
+                best = temperature.settled_temperature(likelihood, draws, targets)
+                found.append((temperature.nll(likelihood, draws, targets, best), weaker, best))
+                if found[-1] > min(found) or temperature.confidence(likelihood, draws, targets)[0] >= 1:
                     break
             _, self.progress.weaker, self.progress.temperature = min(found)
             model.set_posterior(std=std * self.progress.weaker)
-            likelihood.temperature.fill_(self.progress.temperature)
+            likelihood.set_temperature(self.progress.temperature)
 
     def _held_out_draws(self, samples: int, rows: int) -> tuple[Tensor, Tensor]:
         """Draws (K, S, N, …) for so many of the held-out examples, and their targets."""
@@ -443,9 +443,9 @@ class _Run:
         if source.divisible and source.rows > rows:
             source = source.split(rows, self.recipe.seed)[1]  # any, not the first: they may be sorted
         inputs, targets = self._inputs(source, rows)
-        draws, device = strength.draw(self.model, inputs, samples), self.accelerator.device
-        self.progress.looked += math.prod(draws.outputs.shape[:3])
-        return draws.outputs.to(device), torch.cat(targets).to(device)
+        drawn, device = draws(self.model, inputs, samples=samples), self.accelerator.device
+        self.progress.looked += math.prod(drawn.shape[:3])
+        return drawn.to(device), torch.cat(targets).to(device)
 
     # -------------------------------------------------------------------------------------------------- parts of it
 
