@@ -8,18 +8,5 @@ from ibnn.nets.resnet import CifarResNet, ResNet
 from ibnn.nets.vgg import VGG16, VGG16Large
 from ibnn.nets.wideresnet import WideResNet
 
-__all__ = [
-    # families
-    "mlp",
-    "LeNet",
-    "AlexNet",
-    "VGG16",
-    "VGG16Large",
-    "ResNet",
-    "CifarResNet",
-    "WideResNet",
-    # by name
-    "input_shape",
-    "make",
-    "names",
-]
+__all__ = ["mlp", "LeNet", "AlexNet", "VGG16", "VGG16Large", "ResNet", "CifarResNet", "WideResNet"]  # families
+__all__ += ["input_shape", "make", "names"]  # by name

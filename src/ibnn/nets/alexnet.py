@@ -1,11 +1,12 @@
 """AlexNet, in torchvision's layout."""
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from collections import OrderedDict
+
+from torch import nn
 
 
-class AlexNet(nn.Module):
-    """AlexNet for 224 × 224 images; torchvision's checkpoints load as they are.
+class AlexNet(nn.Sequential):
+    """AlexNet for 224 × 224 images, or any from 63 × 63; torchvision's checkpoints load as they are.
 
     >>> import torch
     >>> with torch.device("meta"):
@@ -15,9 +16,7 @@ class AlexNet(nn.Module):
     """
 
     def __init__(self, classes: int = 1000, *, dropout: float = 0.5) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        # the places in the Sequential are the checkpoint's names
+        layers: list[nn.Module] = []  # whose indices are the checkpoint's names
         for channels, out, kernel, stride, padding, pooled in (
             (3, 64, 11, 4, 2, True),
             (64, 192, 5, 1, 2, True),
@@ -27,13 +26,8 @@ class AlexNet(nn.Module):
         ):
             layers += [nn.Conv2d(channels, out, kernel, stride, padding), nn.ReLU(inplace=True)]
             layers += [nn.MaxPool2d(3, 2)] if pooled else []
-        self.features = nn.Sequential(*layers)
         hidden = ((256 * 6 * 6, 4096), (4096, 4096))
         head = [m for a, b in hidden for m in (nn.Dropout(dropout), nn.Linear(a, b), nn.ReLU(inplace=True))]
-        self.classifier = nn.Sequential(*head, nn.Linear(4096, classes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, 224, 224), or any from 63 × 63, to class scores (B, C)."""
-        x = F.adaptive_avg_pool2d(self.features(x), 6)
-        scores: Tensor = self.classifier(x.flatten(1))
-        return scores
+        features, pool = nn.Sequential(*layers), nn.AdaptiveAvgPool2d(6)
+        classifier = nn.Sequential(*head, nn.Linear(4096, classes))
+        super().__init__(OrderedDict(features=features, avgpool=pool, flatten=nn.Flatten(), classifier=classifier))

@@ -1,10 +1,10 @@
-"""The start of the convolutional families."""
+"""Initial weights of the convolutional families."""
 
 from torch import nn
 
 
 def he_convolutions(net: nn.Module) -> None:
-    """Draws every convolution's weight from He's normal over its outputs, as torchvision does, and zeroes its bias.
+    """Draws convolution weights from He's normal by fan-out, as torchvision does, and zeroes biases.
 
     >>> conv = nn.Conv2d(3, 4, 1)
     >>> he_convolutions(conv)

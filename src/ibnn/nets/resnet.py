@@ -1,4 +1,4 @@
-"""ResNets with the layer names of torchvision's: for ImageNet, and for 32 × 32 images."""
+"""ResNets with torchvision's layer names: for ImageNet, and for 32 × 32 images."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,13 +24,12 @@ class _BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn1(self.conv1(x)).relu()
-        y = self.bn2(self.conv2(y)) + (x if self.downsample is None else self.downsample(x))
-        rectified: Tensor = y.relu()
-        return rectified
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
 class _Bottleneck(nn.Module):
-    """A 3 × 3 convolution, which has the stride, between two of 1 × 1, each with BatchNorm, around a shortcut."""
+    """A strided 3 × 3 convolution between two of 1 × 1, each with BatchNorm, around a shortcut."""
 
     expansion = 4
 
@@ -45,15 +44,13 @@ class _Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn1(self.conv1(x)).relu()
         y = self.bn2(self.conv2(y)).relu()
-        y = self.bn3(self.conv3(y)) + (x if self.downsample is None else self.downsample(x))
-        rectified: Tensor = y.relu()
-        return rectified
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
 _Block = type[_BasicBlock] | type[_Bottleneck]
 
-# depth: block, blocks of each stage
-_STAGES: dict[int, tuple[_Block, tuple[int, int, int, int]]] = {
+_STAGES: dict[int, tuple[_Block, tuple[int, int, int, int]]] = {  # by depth: the block, and how many in each stage
     18: (_BasicBlock, (2, 2, 2, 2)),
     34: (_BasicBlock, (3, 4, 6, 3)),
     50: (_Bottleneck, (3, 4, 6, 3)),
@@ -84,13 +81,13 @@ class ResNet(nn.Module):
             known = ", ".join(map(str, _STAGES))
             raise ValueError(complaint("depth", f"one of {known}", repr(depth), "For 32 × 32 images see CifarResNet."))
         block, (one, two, three, four) = _STAGES[depth]
-        grown = block.expansion
+        factor = block.expansion
         self.conv1, self.bn1 = _conv(3, 64, 7, 2), nn.BatchNorm2d(64)
         self.layer1 = _stage(block, 64, 64, one, 1)
-        self.layer2 = _stage(block, 64 * grown, 128, two, 2)
-        self.layer3 = _stage(block, 128 * grown, 256, three, 2)
-        self.layer4 = _stage(block, 256 * grown, 512, four, 2)
-        self.fc = nn.Linear(512 * grown, classes)
+        self.layer2 = _stage(block, 64 * factor, 128, two, 2)
+        self.layer3 = _stage(block, 128 * factor, 256, three, 2)
+        self.layer4 = _stage(block, 256 * factor, 512, four, 2)
+        self.fc = nn.Linear(512 * factor, classes)
         he_convolutions(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,7 +99,7 @@ class ResNet(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """ResNet-depth for 32 × 32 images (depth 6n + 2: 20, 32, 44, …), with the layer names of torchvision's ResNets.
+    """ResNet for 32 × 32 images, of depth 6n + 2: 20, 32, 44, …; layer names are torchvision's.
 
     >>> sum(p.numel() for p in CifarResNet(depth=20).parameters())
     272474
@@ -117,7 +114,7 @@ class CifarResNet(nn.Module):
         self.layer3 = _stage(_BasicBlock, 32, 64, blocks, 2)
         for module in self.modules():
             if isinstance(module, _BasicBlock) and module.downsample is None:
-                # drawn and dropped, as when each block drew a shortcut: a seed goes on giving the net it gave
+                # drawn and dropped, since every block once drew a shortcut: seeds keep giving the same weights
                 _conv(module.conv1.in_channels, module.conv1.out_channels, 1)
         self.fc = nn.Linear(64, classes)
         he_convolutions(self)

@@ -1,13 +1,14 @@
 """VGG-16: small for 32 × 32 images, large for ImageNet in torchvision's layout."""
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from collections import OrderedDict
+
+from torch import nn
 
 from ibnn.nets.initialise import he_convolutions
 
 
 def _features(*, width: float = 1.0, batchnorm: bool = False) -> nn.Sequential:
-    """The thirteen convolutions; their places in the Sequential are the names in torchvision's checkpoints."""
+    """Returns the thirteen convolutions; their indices are the names in torchvision's checkpoints."""
     channels = 3
     layers: list[nn.Module] = []
     for size, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
@@ -20,7 +21,7 @@ def _features(*, width: float = 1.0, batchnorm: bool = False) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class VGG16(nn.Module):
+class VGG16(nn.Sequential):
     """VGG-16 for 32 × 32 images, 512-512-C head; torchvision's names for the features.
 
     `width` scales the channels: 1 is the paper's network, 0.25 a quarter of its width. The paper's has no BatchNorm.
@@ -31,21 +32,15 @@ class VGG16(nn.Module):
     """
 
     def __init__(self, classes: int = 10, *, width: float = 1.0, batchnorm: bool = False, dropout: float = 0.5) -> None:
-        super().__init__()
-        self.features = _features(width=width, batchnorm=batchnorm)
-        last = int(512 * width)
+        features, last = _features(width=width, batchnorm=batchnorm), int(512 * width)
         head = [m for _ in range(2) for m in (nn.Dropout(dropout), nn.Linear(last, last), nn.ReLU(inplace=True))]
-        self.classifier = nn.Sequential(*head, nn.Linear(last, classes))
+        classifier = nn.Sequential(*head, nn.Linear(last, classes))
+        super().__init__(OrderedDict(features=features, flatten=nn.Flatten(), classifier=classifier))
         he_convolutions(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, 32, 32) to class scores (B, C)."""
-        scores: Tensor = self.classifier(self.features(x).flatten(1))
-        return scores
 
-
-class VGG16Large(nn.Module):
-    """VGG-16 for 224 × 224 images, 4096-4096-C head; torchvision's vgg16 and vgg16_bn checkpoints load as they are.
+class VGG16Large(nn.Sequential):
+    """VGG-16 for 224 × 224 images, or any from 32 × 32; torchvision's vgg16 and vgg16_bn checkpoints load as they are.
 
     >>> import torch
     >>> with torch.device("meta"):
@@ -55,19 +50,12 @@ class VGG16Large(nn.Module):
     """
 
     def __init__(self, classes: int = 1000, *, batchnorm: bool = False, dropout: float = 0.5) -> None:
-        super().__init__()
-        self.features = _features(batchnorm=batchnorm)
-        hidden = ((512 * 7 * 7, 4096), (4096, 4096))
+        features, hidden = _features(batchnorm=batchnorm), ((512 * 7 * 7, 4096), (4096, 4096))
         head = [m for a, b in hidden for m in (nn.Linear(a, b), nn.ReLU(inplace=True), nn.Dropout(dropout))]
-        self.classifier = nn.Sequential(*head, nn.Linear(4096, classes))
+        classifier, pool = nn.Sequential(*head, nn.Linear(4096, classes)), nn.AdaptiveAvgPool2d(7)
+        super().__init__(OrderedDict(features=features, avgpool=pool, flatten=nn.Flatten(), classifier=classifier))
         he_convolutions(self)
-        for module in self.classifier:
+        for module in classifier:
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, 0.0, 0.01)
                 nn.init.zeros_(module.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, 224, 224), or any from 32 × 32, to class scores (B, C)."""
-        x = F.adaptive_avg_pool2d(self.features(x), 7)
-        scores: Tensor = self.classifier(x.flatten(1))
-        return scores

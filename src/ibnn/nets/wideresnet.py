@@ -1,4 +1,4 @@
-"""Wide residual networks."""
+"""Wide ResNets."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class _WideBlock(nn.Module):
-    """Two pre-activated 3 × 3 convolutions around a shortcut."""
+    """Two 3 × 3 convolutions with pre-activation around a shortcut."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class _WideBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WideResNet-depth-width for 32 × 32 images, with biased convolutions; (28, 10) is the paper's.
+    """Wide ResNet for 32 × 32 images, whose convolutions have biases; the paper's is 28 deep and 10 wide.
 
     >>> sum(p.numel() for p in WideResNet(depth=10, width=1).parameters())
     78186
@@ -33,11 +33,10 @@ class WideResNet(nn.Module):
         super().__init__()
         blocks, sizes = (depth - 4) // 6, [16, 16 * width, 32 * width, 64 * width]
         self.conv1 = nn.Conv2d(3, sizes[0], 3, padding=1)
-        stages = []
-        for stage, (before, after) in enumerate(pairwise(sizes)):
-            for block in range(blocks):
-                first = block == 0
-                stages.append(_WideBlock(before if first else after, after, 2 if first and stage else 1))
+        stages: list[nn.Module] = []
+        for before, after in pairwise(sizes):
+            stride = 2 if stages else 1
+            stages += [_WideBlock(after if i else before, after, 1 if i else stride) for i in range(blocks)]
         self.blocks = nn.Sequential(*stages)
         self.bn = nn.BatchNorm2d(sizes[-1])
         self.fc = nn.Linear(sizes[-1], classes)
