@@ -125,8 +125,9 @@ def data_get(
 ) -> None:
     """Downloads data sets and checks them; what is there already is left alone."""
     from ibnn.data import get, status
-    from ibnn.data.download import SOURCES, server
+    from ibnn.data.download import server
     from ibnn.data.sets import known
+    from ibnn.data.sources import SOURCES
 
     places = {row.name: row.where for row in status(data)}
     with misuse():
