@@ -105,9 +105,6 @@ def _right(path: Path, md5: str | None, size: int | None = None) -> bool:
         return hashlib.file_digest(file, "md5").hexdigest() == md5
 
 
-# ------------------------------------------------------------------------------------------------------------- fetching
-
-
 def _download(url: str, md5: str, folder: Path, fetch: partial[None]) -> Path:
     """Downloads one file with pooch, which checks its md5."""
     try:
@@ -168,9 +165,6 @@ def _fetch_rest(url: str, path: Path, bar: Bar) -> None:
                 file.write(chunk)
                 have += len(chunk)
                 bar.update(done=have, total=total, title=url.rsplit("/", 1)[1])
-
-
-# ------------------------------------------------------------------------------------------------------------ unpacking
 
 
 def _unpack(archive: Path, members: Mapping[str, tuple[int, str | None]], into: Path) -> None:

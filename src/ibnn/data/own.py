@@ -265,7 +265,7 @@ def _representable(sheet: Sheet, name: str, values: Tensor) -> Tensor:
 def _divided(points: Points, rows: int) -> tuple[Points, Points]:
     """Returns so many random points, stratified by class, and the others."""
     chosen = stratified(points.y if points.y.dim() == 1 else torch.zeros(len(points), dtype=torch.int64), rows, seed=0)
-    return Points(points.x[chosen], points.y[chosen]), Points(points.x[~chosen], points.y[~chosen])
+    return Points(*points[chosen]), Points(*points[~chosen])
 
 
 def _moments(values: Tensor) -> tuple[list[float], list[float]]:

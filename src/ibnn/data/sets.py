@@ -187,9 +187,6 @@ def status(folder: str | Path | None = None) -> tuple[Status, ...]:
     return (*rows, *(Status(name, True, 0, "ibnn") for name in TABLES))
 
 
-# ---------------------------------------------------------------------------------------------------------------- parts
-
-
 def subset(split: Rows, n: int, seed: int) -> Rows:
     """Returns `n` random rows, each class in proportion to within one row, in their original order.
 
