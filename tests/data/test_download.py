@@ -12,8 +12,7 @@ import pooch
 import pytest
 
 from ibnn.data import download, get
-from ibnn.data.sets import KNOWN, names
-from ibnn.data.sources import SOURCES, Source
+from ibnn.data.sets import KNOWN
 
 FOUR_PARTS = r"Expected `.*` to be .*, but got .*\. \w+"
 
@@ -73,7 +72,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(download, "PAUSE", 0.001)
     for name in ("mnist", "cifar-100"):
-        monkeypatch.setitem(SOURCES, name, SOURCES[name])  # put back after the test
+        monkeypatch.setitem(KNOWN, name, KNOWN[name])  # put back after the test
     with Server() as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.01,))
         thread.start()
@@ -91,7 +90,8 @@ def files(server: Server) -> dict[str, bytes]:
     """Four files in place of MNIST's, at the publishers' address."""
     made = {name: gzip.compress(bytes(range(256)) * 400 + name.encode()) for name in KNOWN["mnist"].files}
     server.files = {f"/published/{name}": content for name, content in made.items()}
-    SOURCES["mnist"] = Source(f"{server.url}/published", {name: md5(content) for name, content in made.items()})
+    published = {name: md5(content) for name, content in made.items()}
+    KNOWN["mnist"] = KNOWN["mnist"]._replace(url=f"{server.url}/published", files=published)
     return made
 
 
@@ -100,11 +100,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_registry() -> None:
-    assert set(SOURCES) == set(names()) - {"digits"}
-    for name, source in SOURCES.items():
-        kept = source.members or {f"{KNOWN[name].where}/{file}": None for file in source.files}
-        assert set(kept) == {f"{KNOWN[name].where}/{file}" for file in KNOWN[name].files}
-        assert all(len(value) == 32 for value in source.files.values())
+    for name, entry in KNOWN.items():
+        assert (entry.url is None) == (name == "digits")
+        assert {Path(path).parent.name for path in entry.members} <= {entry.where}
+        digests = [*entry.files.values(), *(digest for _, digest in entry.members.values() if digest)]
+        assert all(len(bytes.fromhex(digest)) == 16 for digest in digests)
+    assert sum(len(entry.files) for entry in KNOWN.values()) == 10
 
 
 def test_get(files: dict[str, bytes], server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -253,7 +254,9 @@ def publish_archive(server: Server, content: bytes) -> None:
     name = "cifar-100-binary.tar.gz"
     server.files = {f"/published/{name}": content}
     members = {"cifar-100-binary/train.bin": (len(TRAIN), None), "cifar-100-binary/test.bin": (len(TEST), md5(TEST))}
-    SOURCES["cifar-100"] = Source(f"{server.url}/published", {name: md5(content)}, members)
+    KNOWN["cifar-100"] = KNOWN["cifar-100"]._replace(
+        url=f"{server.url}/published", files={name: md5(content)}, members=members
+    )
 
 
 def test_archive(server: Server, tmp_path: Path) -> None:
@@ -276,7 +279,7 @@ def test_archive_that_was_put_there(server: Server, tmp_path: Path) -> None:
     (tmp_path / "cifar-100-binary.tar.gz").write_bytes(content)
     get("cifar-100", tmp_path)
     assert server.asked == []
-    assert set(contents(tmp_path)) == {"cifar-100-binary.tar.gz", *SOURCES["cifar-100"].members}
+    assert set(contents(tmp_path)) == {"cifar-100-binary.tar.gz", *KNOWN["cifar-100"].members}
 
 
 LINK = {"type": tarfile.SYMTYPE, "linkname": "/etc"}
