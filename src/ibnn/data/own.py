@@ -36,7 +36,8 @@ class Sheet(NamedTuple):
     def column(self, name: str) -> list[str]:
         """Returns the cells below a name; raises unless there is one such column."""
         if (count := self.names.count(name)) > 1:
-            raise self.error(f"a table with one column {name!r}", f"{count}", "Rename or remove the others.")
+            remedy = "Rename or remove all but one."
+            raise self.error("a table whose columns have different names", f"{count} called {name!r}", remedy)
         if not count:
             remedy = f"Is it called {nearest(name, self.names)!r} there?"
             raise self.error(f"a table with a column {name!r}", "none", remedy)
@@ -59,8 +60,9 @@ class Sheet(NamedTuple):
     def cell(self, row: int, name: str) -> str:
         """Describes a cell by its content and place; rows count from 1."""
         content = self.rows[row][self.names.index(name)].strip()
-        shown = repr(content[:40]) if content else "nothing"
-        return f"{shown} in row {row + 1} (line {self.lines[row]}), column {name!r}"
+        return (
+            f"{repr(content[:40]) if content else 'nothing'} in row {row + 1} (line {self.lines[row]}), column {name!r}"
+        )
 
     def error(self, expected: str, got: str, remedy: str) -> ValueError:
         """Returns an error about the file."""
@@ -193,7 +195,7 @@ def read_table(
 
 
 def _columns(sheet: Sheet, target: str, ignore: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of the inputs; raises if there is no header, or names are missing, unknown or repeated."""
+    """Returns the names of the inputs; raises if there is no header, or names are missing or unknown."""
     names = sheet.names
     if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
         remedy = "Save it with commas between the cells."
@@ -209,13 +211,9 @@ def _columns(sheet: Sheet, target: str, ignore: Sequence[str]) -> tuple[str, ...
     if target in ignore:
         raise ValueError(complaint("ignore", "columns other than the target", repr(target), "Leave it out."))
     columns = tuple(name for name in names if name != target and name not in ignore)
-    for name in (target, *columns):
-        if (count := names.count(name)) > 1:
-            remedy = "Rename or remove all but one."
-            raise sheet.error("a table whose columns have different names", f"{count} called {name!r}", remedy)
-        if not name:
-            remedy = "Name it, or save the table without its index (pandas: index=False)."
-            raise sheet.error("a table whose columns all have names", "one without", remedy)
+    if "" in (target, *columns):
+        remedy = "Name it, or save the table without its index (pandas: index=False)."
+        raise sheet.error("a table whose columns all have names", "one without", remedy)
     if not columns:
         remedy = "Add the columns to predict it from."
         raise sheet.error("a table with inputs beside the target", f"{target!r} alone", remedy)

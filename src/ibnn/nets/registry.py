@@ -8,12 +8,9 @@ from typing import NamedTuple
 from torch import nn
 
 from ibnn.errors import complaint, nearest
-from ibnn.nets.alexnet import AlexNet
+from ibnn.nets.convnets import VGG16, AlexNet, LeNet, VGG16Large
 from ibnn.nets.dense import mlp
-from ibnn.nets.lenet import LeNet
-from ibnn.nets.resnet import CifarResNet, ResNet
-from ibnn.nets.vgg import VGG16, VGG16Large
-from ibnn.nets.wideresnet import WideResNet
+from ibnn.nets.resnet import CifarResNet, ResNet, WideResNet
 
 _PIXELS = 28 * 28
 _SIZES = ("inputs", "hidden", "width", "depth")  # must be positive
