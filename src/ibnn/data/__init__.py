@@ -12,38 +12,10 @@ from ibnn.data.own import OwnTable, read_table
 from ibnn.data.sets import DataSet, Status, hold_out, load, names, status, subset
 from ibnn.data.tables import TABLES, Points, Table, Units, toy_regression, two_moons
 
-__all__ = [
-    # sets by name
-    "DataSet",
-    "Status",
-    "get",
-    "load",
-    "names",
-    "status",
-    # embedded
-    "Points",
-    "TABLES",
-    "Table",
-    "Units",
-    "toy_regression",
-    "two_moons",
-    # tables of your own
-    "OwnTable",
-    "read_table",
-    # files
-    "Folder",
-    "Split",
-    "load_cifar10",
-    "load_cifar100",
-    "load_idx",
-    # parts
-    "hold_out",
-    "subset",
-    # batches
-    "Images",
-    # damage
-    "KINDS",
-    "corrupt",
-    "gaussian_mix",
-    "salt_and_pepper",
-]
+__all__ = ["DataSet", "Status", "get", "load", "names", "status"]  # image sets by name
+__all__ += ["TABLES", "Points", "Table", "Units", "toy_regression", "two_moons"]  # synthetic tables
+__all__ += ["OwnTable", "read_table"]  # tables of your own
+__all__ += ["Folder", "Split", "load_cifar10", "load_cifar100", "load_idx"]  # files
+__all__ += ["hold_out", "subset"]  # parts
+__all__ += ["Images"]  # batches
+__all__ += ["KINDS", "corrupt", "gaussian_mix", "salt_and_pepper"]  # corruptions

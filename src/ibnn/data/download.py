@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from ibnn.data.sets import data_folder, known
-from ibnn.data.sources import SOURCES, Source
+from ibnn.data.sets import Known, data_folder, known
 from ibnn.errors import complaint
 from ibnn.files.atomic import replaced
 from ibnn.progress import Bar
@@ -49,15 +48,15 @@ def get(
         progress: Shows a bar, in a terminal.
         retries: How often to try again after a broken connection.
     """
-    root = data_folder(folder)
-    place = root / known(name).where
-    if name not in SOURCES:  # comes with a package
+    root, entry = data_folder(folder), known(name)
+    place = root / entry.where
+    if entry.url is None:
         return place
-    mirror, source = server(mirror), SOURCES[name]
-    url = f"{mirror.rstrip('/')}/{name}" if mirror else source.url
+    mirror = server(mirror)
+    url = f"{mirror.rstrip('/')}/{name}" if mirror else entry.url
     try:
         with Bar(name, shown=progress, in_bytes=True) as bar:
-            _fill(source, url, root, place, partial(_fetch, retries=retries, bar=bar))
+            _fill(entry, url, root, partial(_fetch, retries=retries, bar=bar))
     except ConnectionError:
         raise
     except OSError as error:
@@ -74,23 +73,24 @@ def server(mirror: str | None) -> str | None:
     return mirror
 
 
-def _fill(source: Source, url: str, root: Path, place: Path, fetch: partial[None]) -> None:
+def _fill(entry: Known, url: str, root: Path, fetch: partial[None]) -> None:
     """Puts every file that is missing or wrong into its place."""
-    if source.members and all(_right(root / path, md5, size) for path, (size, md5) in source.members.items()):
+    if entry.members and all(_right(root / path, md5, size) for path, (size, md5) in entry.members.items()):
         return
-    missing = [file for file in source.files if source.members or not _right(place / file, source.files[file])]
+    place = root / entry.where
+    missing = [file for file, md5 in entry.files.items() if entry.members or not _right(place / file, md5)]
     if not missing:
         return
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".get-", dir=root) as temporary:
         beside = Path(temporary)
         for file in missing:
-            given = source.members and _right(root / file, source.files[file])
-            got = root / file if given else _download(f"{url}/{file}", source.files[file], beside, fetch)
+            given = entry.members and _right(root / file, entry.files[file])
+            got = root / file if given else _download(f"{url}/{file}", entry.files[file], beside, fetch)
             moves = {place / file: got}
-            if source.members:
-                _unpack(got, source.members, beside)
-                moves = {root / path: beside / path for path in source.members}
+            if entry.members:
+                _unpack(got, entry.members, beside)
+                moves = {root / path: beside / path for path in entry.members}
             with replaced(*moves) as targets:
                 for made, target in zip(moves.values(), targets, strict=True):
                     os.replace(made, target)
@@ -103,9 +103,6 @@ def _right(path: Path, md5: str | None, size: int | None = None) -> bool:
         return True
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "md5").hexdigest() == md5
-
-
-# ------------------------------------------------------------------------------------------------------------- fetching
 
 
 def _download(url: str, md5: str, folder: Path, fetch: partial[None]) -> Path:
@@ -168,9 +165,6 @@ def _fetch_rest(url: str, path: Path, bar: Bar) -> None:
                 file.write(chunk)
                 have += len(chunk)
                 bar.update(done=have, total=total, title=url.rsplit("/", 1)[1])
-
-
-# ------------------------------------------------------------------------------------------------------------ unpacking
 
 
 def _unpack(archive: Path, members: Mapping[str, tuple[int, str | None]], into: Path) -> None:

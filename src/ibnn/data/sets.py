@@ -1,10 +1,12 @@
 """SETS: image sets by name, in one form for training, evaluation and corruption, and fixed parts of them."""
 
 import os
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import torch
@@ -13,7 +15,6 @@ from torch import Tensor
 from ibnn.data.files import Split, load_cifar10, load_cifar100, load_idx
 from ibnn.data.folder import Folder
 from ibnn.data.images import normalised
-from ibnn.data.sources import SOURCES
 from ibnn.data.tables import TABLES
 from ibnn.errors import complaint
 
@@ -63,15 +64,31 @@ class Status(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is known of a set before it is read: `read` finds `files` in the folder `where`."""
+    """An entry of `sets.toml`.
+
+    Attributes:
+        where: Folder of the set.
+        read: Reads its training or test part from there.
+        mean: See `DataSet`; so are std, flip and classes.
+        url: Where its files are published; None if a package brings them.
+        files: md5 of each file as published.
+        members: If the file is an archive: bytes and md5, or None, of each path that is extracted.
+    """
 
     where: str
-    files: tuple[str, ...]
     read: Callable[..., Rows]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    classes: tuple[str, ...]
     flip: bool
+    classes: tuple[str, ...]
+    url: str | None
+    files: Mapping[str, str]
+    members: Mapping[str, tuple[int, str | None]]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of the files in the set's folder."""
+        return tuple(PurePosixPath(path).name for path in self.members or self.files)
 
 
 def _digits(_: Path, *, train: bool) -> Rows:
@@ -85,40 +102,18 @@ def _digits(_: Path, *, train: bool) -> Rows:
     return hold_out(Split(images, torch.from_numpy(found.target).long()), 360, seed=0)[0 if train else 1]
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.replace("_", " ").split(","))
+def _read_known() -> Iterator[tuple[str, Known]]:
+    readers = {"idx": load_idx, "cifar-10": load_cifar10, "cifar-100": load_cifar100, "digits": _digits}
+    text = (resources.files("ibnn.data") / "sets.toml").read_text(encoding="utf-8")
+    for name, entry in tomllib.loads(text).items():
+        mean, std, classes = (tuple(entry[key]) for key in ("mean", "std", "classes"))
+        members = {path: (member["bytes"], member.get("md5")) for path, member in entry.get("members", {}).items()}
+        read, url, files = readers[entry["format"]], entry.get("url"), entry.get("files", {})
+        yield name, Known(entry["where"], read, mean, std, entry["flip"], classes, url, files, members)
 
 
 PHOTOGRAPHS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation that suit most photographs
-_DIGITS = tuple("0123456789")
-_CLOTHES = _words("T-shirt,trouser,pullover,dress,coat,sandal,shirt,sneaker,bag,ankle boot")
-_CIFAR10 = _words("airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck")
-_CIFAR100 = _words(
-    "apple,aquarium_fish,baby,bear,beaver,bed,bee,beetle,bicycle,bottle,bowl,boy,bridge,bus,butterfly,camel,can,castle,"
-    "caterpillar,cattle,chair,chimpanzee,clock,cloud,cockroach,couch,crab,crocodile,cup,dinosaur,dolphin,elephant,"
-    "flatfish,forest,fox,girl,hamster,house,kangaroo,keyboard,lamp,lawn_mower,leopard,lion,lizard,lobster,man,"
-    "maple_tree,motorcycle,mountain,mouse,mushroom,oak_tree,orange,orchid,otter,palm_tree,pear,pickup_truck,pine_tree,"
-    "plain,plate,poppy,porcupine,possum,rabbit,raccoon,ray,road,rocket,rose,sea,seal,shark,shrew,skunk,skyscraper,"
-    "snail,snake,spider,squirrel,streetcar,sunflower,sweet_pepper,table,tank,telephone,television,tiger,tractor,train,"
-    "trout,tulip,turtle,wardrobe,whale,willow_tree,wolf,woman,worm"
-)
-_STATISTICS = {  # mean and standard deviation per channel
-    "cifar-10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar-100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-}
-KNOWN = {
-    "mnist": Known("mnist", SOURCES["mnist"].kept, load_idx, (0.1307,), (0.3081,), _DIGITS, False),
-    "fashion-mnist": Known(
-        "fashion-mnist", SOURCES["fashion-mnist"].kept, load_idx, (0.2860,), (0.3530,), _CLOTHES, True
-    ),
-    "cifar-10": Known(
-        "cifar-10-batches-bin", SOURCES["cifar-10"].kept, load_cifar10, *_STATISTICS["cifar-10"], _CIFAR10, True
-    ),
-    "cifar-100": Known(
-        "cifar-100-binary", SOURCES["cifar-100"].kept, load_cifar100, *_STATISTICS["cifar-100"], _CIFAR100, True
-    ),
-    "digits": Known("scikit-learn", (), _digits, (0.3058,), (0.3759,), _DIGITS, False),
-}
+KNOWN = dict(_read_known())
 
 
 def names() -> tuple[str, ...]:
@@ -164,7 +159,7 @@ def load(name: str, folder: str | Path | None = None, *, size: int = 224) -> Dat
         return DataSet(name, train, test, *PHOTOGRAPHS, train.classes, True)
     entry = known(name)
     place = root / entry.where
-    missing = [file for file in entry.files if not (place / file).is_file()]
+    missing = [file for file in entry.kept if not (place / file).is_file()]
     if missing:
         remedy = f"Run: ibnn data get {name}"
         raise FileNotFoundError(complaint("folder", f"one with {entry.where}/{missing[0]}", root, remedy))
@@ -180,14 +175,11 @@ def status(folder: str | Path | None = None) -> tuple[Status, ...]:
     """
     rows = []
     for name, entry in KNOWN.items():
-        paths = [data_folder(folder) / entry.where / file for file in entry.files]
+        paths = [data_folder(folder) / entry.where / file for file in entry.kept]
         sizes = [path.stat().st_size for path in paths if path.is_file()]
         found = len(sizes) == len(paths) if paths else find_spec("sklearn") is not None
         rows.append(Status(name, found, sum(sizes), str(paths[0].parent) if paths else entry.where))
     return (*rows, *(Status(name, True, 0, "ibnn") for name in TABLES))
-
-
-# ---------------------------------------------------------------------------------------------------------------- parts
 
 
 def subset(split: Rows, n: int, seed: int) -> Rows:

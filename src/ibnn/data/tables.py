@@ -24,13 +24,12 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int | Tensor) -> tuple[Tensor, Tensor]:
         return self.x[index], self.y[index]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns a batch."""
-        index = torch.as_tensor(indices)
-        return self.x[index], self.y[index]
+        return self[torch.as_tensor(indices)]
 
 
 class Target(NamedTuple):

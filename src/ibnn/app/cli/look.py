@@ -125,8 +125,8 @@ def data_get(
 ) -> None:
     """Downloads data sets and checks them; what is there already is left alone."""
     from ibnn.data import get, status
-    from ibnn.data.download import SOURCES, server
-    from ibnn.data.sets import known
+    from ibnn.data.download import server
+    from ibnn.data.sets import KNOWN, known
 
     places = {row.name: row.where for row in status(data)}
     with misuse():
@@ -135,7 +135,7 @@ def data_get(
             if name not in places:
                 known(name)  # complains
     for name in names:
-        if name in SOURCES:
+        if name in KNOWN:
             get(name, data, mirror=mirror, progress=not screen.quiet)
     where = {name: places[name] for name in names}
     if json:
