@@ -18,7 +18,7 @@ from ibnn.data.sets import KNOWN
 from ibnn.lab import sizes
 from ibnn.lab.jobs import Job, Splits, make_data, merged, read_run
 from ibnn.lab.provenance import provenance
-from ibnn.lab.runs import ANSWERS, RunFolder
+from ibnn.lab.runs import RunFolder
 from ibnn.likelihood import Gaussian
 from ibnn.network import IBNN
 from ibnn.normal import generators_restored, seed_generators
@@ -104,7 +104,7 @@ def _numbers(values: Tensor) -> list[float]:
 def softmax(folder: Path, data: str | Path | None, splits: Splits | None) -> dict[str, Any]:
     """The least and the most certain test images, and what every draw says of them."""
     home = RunFolder(folder)
-    found, classes = home.tensors(ANSWERS), home.result["classes"]
+    found, classes = home.answers(), home.result["classes"]
     entries = []
     for row, image, draws in zip(found["shown/rows"], found["shown/images"], found["shown/draws"], strict=True):
         words = {"label": classes[found["labels"][row]], "predicted": classes[found["probs"][row].argmax()]}
