@@ -16,7 +16,7 @@ from ibnn.lab.evaluation import Evaluation, evaluate
 from ibnn.lab.job import Job, meanings, merged
 from ibnn.lab.methods import METHODS
 from ibnn.lab.models import check_net, check_weights, make_method, start_weights
-from ibnn.lab.provenance import provenance
+from ibnn.lab.provenance import commit, provenance
 from ibnn.lab.runs import COSTS, JOB, MODEL, RESULT, TABLE, RunFolder
 from ibnn.lab.splits import Splits, check_data, make_data
 from ibnn.network import IBNN
@@ -81,6 +81,7 @@ def run(
     with nullcontext() if held else home.lock(note=None if quiet else log.warning):
         if (found := finished(job, home)) is not None:  # by the process that had the lock
             return found
+        commit()  # which may change while it trains
         splits, model = _made(job, data_folder, splits)
         if splits.units is not None and splits.units.sha256 is not None:
             _keep_units(splits.units, home)
