@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import safetensors
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from ibnn.app.asking.inputs import Form
 from ibnn.data import Units
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.lab import jobs
-from ibnn.lab.runs import ANSWERS, HELD_OUT, MODEL, RunFolder
+from ibnn.lab.runs import RunFolder
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
 
 BATCH = 250
@@ -32,12 +31,14 @@ class HeldOut(NamedTuple):
         epistemic: The part of it that the draws disagree about.
         wrong: Whether the label was; a number is never.
         source: Of what they are.
+        stored: Whether the run stored them, with the draws of its job and not those that were asked for.
     """
 
     total: Tensor
     epistemic: Tensor
     wrong: Tensor
     source: str
+    stored: bool = False
 
     @property
     def checksum(self) -> str:
@@ -154,9 +155,8 @@ class Asked:
             stored = stored_in(self.folder)
             epistemic = (stored["between"] + stored["within"]).flatten()
             wrong = stored["probs"].argmax(1) != stored["labels"] if self.classes else epistemic < 0
-            return HeldOut(
-                stored["aleatoric"].flatten() + epistemic, epistemic, wrong, "test answers of the run folder"
-            )
+            total = stored["aleatoric"].flatten() + epistemic
+            return HeldOut(total, epistemic, wrong, "test answers of the run folder", stored=True)
         index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
         parts = [valid.__getitems__(part) for part in index.sort().values.split(BATCH)]
         answers = [self._answer(x) for x, _ in parts]
@@ -171,33 +171,28 @@ class Asked:
     @cached_property
     def _key(self) -> str:
         """Of all that the kept answers depend on."""
-        model = RunFolder(self.folder).checksum(MODEL)
+        model = RunFolder(self.folder).checksum()
         return json.dumps([model, self.run.job.key, self.samples, self.seed, MOST])
 
     def _kept(self) -> HeldOut | None:
-        try:
-            with safetensors.safe_open(self.folder / HELD_OUT, "pt") as file:
-                facts = file.metadata() or {}
-                if facts.get("key") != self._key:
-                    return None
-                total, epistemic, wrong = (file.get_tensor(name) for name in HeldOut._fields[:3])
-                found = HeldOut(total, epistemic, wrong, facts["source"])
-                return found if facts.get("sha256") == found.checksum else None
-        except (OSError, safetensors.SafetensorError):
+        tensors, facts = RunFolder(self.folder).held_out()
+        if facts.get("key") != self._key:
             return None
+        found = HeldOut(tensors["total"], tensors["epistemic"], tensors["wrong"], facts["source"])
+        return found if facts.get("sha256") == found.checksum else None
 
     def _keep(self, found: HeldOut) -> None:
         tensors = {name: value for name, value in found._asdict().items() if isinstance(value, Tensor)}
         try:
             facts = {"key": self._key, "source": found.source, "sha256": found.checksum}
-            RunFolder(self.folder).write_tensors(HELD_OUT, tensors, facts)
+            RunFolder(self.folder).write_held_out(tensors, facts)
         except OSError:  # a folder that may only be read
             return
 
 
 def stored_in(folder: Path) -> dict[str, Tensor]:
     """What a run answered on its test set."""
-    return RunFolder(folder).tensors(ANSWERS)
+    return RunFolder(folder).answers()
 
 
 def scale(data: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -1,8 +1,6 @@
 """SETTINGS: `--set key=value` as changes to a job, and recipes of jobs by name or file."""
 
-import inspect
 import tomllib
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,19 +107,10 @@ def check_net(net: str, options: dict[str, Any]) -> None:
 
 def _check_options(job: "Job") -> None:
     """Options that a method does not have are found before anything is loaded."""
-    from ibnn import baselines
-    from ibnn.convert import convert
+    from ibnn.lab.methods import METHODS
 
     check_net(job.net, job.net_options)
-    makers: dict[str, Callable[..., Any]] = {
-        "ibnn": convert,
-        "swag": baselines.SWAG,
-        "dropout": baselines.MCDropout,
-        "vi": baselines.MeanField,
-    }
-    options = ["members"] if job.method == "ensemble" else []
-    if job.method in makers:
-        options = list(inspect.signature(makers[job.method]).parameters)[1:]  # the first is the network
+    options = METHODS[job.method].options
     for name in job.method_options:
         if name not in options:
             remedy = f"Did you mean {nearest(name, options, _SYNONYMS)!r}?" if options else "Leave it out."

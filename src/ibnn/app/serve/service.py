@@ -83,7 +83,7 @@ class Service:
     def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
         asked, scores = self.asked, getattr(self.held_out, self.watched)
         other = (asked.samples, asked.seed) != (asked.run.job.samples, 0)
-        if not self.held_out.source.startswith("validation") and other:  # their scores cannot be compared
+        if self.held_out.stored and other:  # their scores cannot be compared
             self.unwatched = "there are no held-out answers of these draws"
             return None
         if not asked.classes and self.watched == "total":

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ibnn import metrics
-from ibnn.lab.jobs import COSTS
 from ibnn.lab.report import figures, scores
 from ibnn.lab.report.examples import examples
 from ibnn.lab.report.glossary import glossary
@@ -25,6 +24,7 @@ from ibnn.lab.report.markup import (
 )
 from ibnn.lab.report.runs import PARTS, Run, classifying
 from ibnn.lab.report.style import CSS
+from ibnn.lab.runs import COSTS
 from ibnn.metrics import Interval
 
 OF_CLASSES = ("reliability", "ood", "risk", "split", "examples")  # what regression alone has nothing for

@@ -1,6 +1,6 @@
-"""LOOK: colours, sizes and labels that all figures share. Colours are Okabe and Ito's, told apart by the colour-blind.
+"""STYLE: colours, sizes and labels that all figures share, in colours that the colour-blind tell apart (Okabe and Ito).
 
-Matplotlib is imported when something is drawn, not before, and left as it was.
+Matplotlib is imported only when something is drawn, and its settings are restored.
 """
 
 import io
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ibnn.lab.figures.grid import Grid
-
 WIDTH = 7.0  # inches
 DPI = 120
 BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE, GREY = (
@@ -21,19 +19,15 @@ BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE, GREY = (
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 SOFT = "#666666"  # of words beside the data
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
-_FAMILIES = (  # what a method's name, in lower case, contains; the first that fits
-    ("ensemble", PURPLE),
-    ("dropout", GREEN),
-    ("ibnn", BLUE),
-    ("swag", "#882255"),
-    ("swa", "#999933"),
-    ("vi", VERMILION),
-    ("calibrat", SKY),
-    ("temperature", ORANGE),
-    ("+ t", ORANGE),
-    ("sgd", GREY),
-    ("plain", GREY),
-)
+METHODS = {  # by the method of a job
+    "sgd": GREY,
+    "swa": "#999933",
+    "swag": "#882255",
+    "dropout": GREEN,
+    "vi": VERMILION,
+    "ensemble": PURPLE,
+    "ibnn": BLUE,
+}
 _STYLE = {
     "text.parse_math": False,  # names are not formulas
     "font.family": "DejaVu Sans",  # comes with matplotlib
@@ -58,55 +52,50 @@ _STYLE = {
 }
 
 
-def house_look() -> AbstractContextManager[None]:
-    """Draws in our style, whatever the user's is."""
+def house_style() -> AbstractContextManager[None]:
+    """Replaces the user's matplotlib settings by ours while something is drawn."""
     import matplotlib.style
 
     return matplotlib.style.context(["default", _STYLE])
 
 
 def canvas(height: float) -> "Figure":
-    """A figure as wide as a page of the documentation, and so many inches high without its title."""
+    """Returns a figure as wide as a page of the documentation; the height, in inches, excludes its title."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(WIDTH, height + 0.25), dpi=DPI, layout="constrained")
 
 
 def png(figure: "Figure") -> bytes:
-    """The same bytes for the same figure."""
+    """Returns the figure's PNG, the same bytes each time."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return file.getvalue()
 
 
-def family(method: str) -> str:
-    """The first known part of a method's name, which decides its colour; the name itself if there is none.
+def styles(methods: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Returns colour and marker of every variant of a method, by name; variants have shades of the method's colour.
 
-    >>> family("iBNN-8"), family("BNN-VI"), family("SWAG")
-    ('ibnn', 'vi', 'swag')
+    >>> styles({"iBNN-8": "ibnn", "SGD": "sgd", "iBNN-16": "ibnn"})["iBNN-16"]
+    {'color': '#0072b2', 'marker': 'o'}
     """
-    return next((part for part, _ in _FAMILIES if part in method.lower()), method)
-
-
-def looks(grid: "Grid") -> dict[str, dict[str, Any]]:
-    """Colour and marker of every method: a family has a colour, its members have lighter ones and other markers."""
     chosen = {}
-    for name in grid.methods:
-        kin = [other for other in grid.methods if family(other) == family(name)]
-        place = kin.index(name)
-        colour = _lighter(dict(_FAMILIES).get(family(name), "#222222"), 0.6 * (1 - (place + 1) / len(kin)))
-        chosen[name] = {"color": colour, "marker": MARKERS[(len(kin) - 1 - place) % len(MARKERS)]}
+    for name, method in methods.items():
+        variants = [other for other in methods if methods[other] == method]
+        place = variants.index(name)
+        colour = _lighter(METHODS[method], 0.6 * (1 - (place + 1) / len(variants)))
+        chosen[name] = {"color": colour, "marker": MARKERS[(len(variants) - 1 - place) % len(MARKERS)]}
     return chosen
 
 
 def _lighter(colour: str, share: float) -> str:
-    """A colour with a share of white in it."""
+    """Mixes a share of white into a colour."""
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(p + (255 - p) * share):02x}" for p in parts)
 
 
 def panels(figure: "Figure", count: int, columns: int, **options: Any) -> "list[Axes]":
-    """So many axes in rows; places left over are empty."""
+    """Returns `count` axes in rows; the rest of the last row is empty."""
     columns = min(columns, count)
     every = figure.subplots(-(-count // columns), columns, squeeze=False, **options).flatten().tolist()
     for spare in every[count:]:
@@ -115,7 +104,7 @@ def panels(figure: "Figure", count: int, columns: int, **options: Any) -> "list[
 
 
 def stacked(figure: "Figure", titles: list[str], heights: list[float]) -> "list[Any]":
-    """A subfigure below the other, each with its title, if there are several."""
+    """Returns subfigures one below the other, each with its title."""
     parts = list(figure.subfigures(len(titles), 1, squeeze=False, height_ratios=heights)[:, 0])
     for part, title in zip(parts, titles, strict=True):
         if title:
@@ -124,7 +113,7 @@ def stacked(figure: "Figure", titles: list[str], heights: list[float]) -> "list[
 
 
 def label_ends(axes: "Axes", ends: list[tuple[float, str, str]], gap: float = 0.085) -> None:
-    """Writes names right of the last points (y, name, colour) of lines, moved apart where they would overlap."""
+    """Writes names right of the last points (y, name, colour) of lines, moved apart so that they do not overlap."""
     low, high = axes.get_ylim()
     ends = sorted(end for end in ends if low <= end[0] <= high)
     places = [(y - low) / (high - low) for y, _, _ in ends]
@@ -138,13 +127,13 @@ def label_ends(axes: "Axes", ends: list[tuple[float, str, str]], gap: float = 0.
 
 
 def legend(figure: Any, handles: list[Any], columns: int = 8) -> None:
-    """One legend below all panels; handles have their labels."""
+    """Draws one legend below all panels; handles have their labels."""
     place = "outside lower center"
     figure.legend(handles=handles, loc=place, ncols=min(columns, len(handles)), columnspacing=1.4, handletextpad=0.5)
 
 
 def mark(label: str, **options: Any) -> Any:
-    """A line, a marker or both for a legend."""
+    """Returns a line, a marker or both for a legend."""
     from matplotlib.lines import Line2D
 
     defaults: dict[str, Any] = {"ls": "", "ms": 5}
@@ -152,7 +141,7 @@ def mark(label: str, **options: Any) -> Any:
 
 
 def patch(label: str, colour: str, **options: Any) -> Any:
-    """An area for a legend."""
+    """Returns an area for a legend."""
     from matplotlib.patches import Patch
 
     return Patch(color=colour, label=label, lw=0, **options)
