@@ -37,6 +37,7 @@ from ibnn.data.sets import data_folder as place_of_data
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
 from ibnn.inputs import logits_of
+from ibnn.lab.display import COSTS as COSTS
 from ibnn.lab.evaluation import evaluate
 from ibnn.lab.provenance import provenance
 from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
@@ -632,17 +633,6 @@ def _training(history: History) -> dict[str, Any]:
     valid = [row["valid_nll"] for row in history.rows if "valid_nll" in row]
     strength = {"prior_std": history.looks[-1]["prior_std"]} if history.looks else {}
     return last | ({"lowest_valid_nll": min(valid)} if valid else {}) | strength
-
-
-COSTS = {  # in words
-    "train_seconds": "seconds of training",
-    "rows": "rows trained on",
-    "steering_rows": "held-out forward passes for steering",
-    "parameters": "parameters",
-    "latents": "of them latents",
-    "stored": "numbers stored",
-    "forwards": "forward passes per prediction",
-}
 
 
 def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | None = None) -> dict[str, Any]:
