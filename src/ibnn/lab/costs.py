@@ -9,7 +9,7 @@ from ibnn.training.monitor import History
 
 
 def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the costs of a run, by the names of `ibnn.lab.runs.COSTS`.
+    """Returns the costs of a run, by the names of `ibnn.lab.display.COSTS`.
 
     Args:
         job: What was run.

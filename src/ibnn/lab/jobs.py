@@ -12,12 +12,13 @@ from torch import Tensor
 from ibnn.data import TABLES, Units
 from ibnn.errors import complaint
 from ibnn.lab.costs import costs
+from ibnn.lab.display import COSTS
 from ibnn.lab.evaluation import Evaluation, evaluate
 from ibnn.lab.job import Job, meanings, merged
 from ibnn.lab.methods import METHODS
 from ibnn.lab.models import check_net, check_weights, make_method, start_weights
 from ibnn.lab.provenance import commit, provenance
-from ibnn.lab.runs import COSTS, JOB, MODEL, RESULT, TABLE, RunFolder
+from ibnn.lab.runs import JOB, MODEL, RESULT, TABLE, RunFolder
 from ibnn.lab.splits import Splits, check_data, make_data
 from ibnn.network import IBNN
 from ibnn.training.loop import Trainable, fit

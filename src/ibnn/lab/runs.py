@@ -27,16 +27,6 @@ from ibnn.files.atomic import locked, read_json, read_text, read_toml, write_ato
 JOB, TABLE, RECIPE, HISTORY = "job.toml", "table.json", "recipe.toml", "history.csv"
 MODEL, ANSWERS, HELD_OUT, RESULT = "model.safetensors", "answers.safetensors", "held_out.safetensors", "result.json"
 FORMAT_VERSION = 1
-COSTS = {  # in words
-    "train_seconds": "seconds of training",
-    "rows": "rows trained on",
-    "steering_rows": "held-out forward passes for steering",
-    "parameters": "parameters",
-    "latents": "of them latents",
-    "stored": "numbers stored",
-    "forwards": "forward passes per prediction",
-}
-
 _CHECKED = (JOB, TABLE, HISTORY, MODEL, ANSWERS)
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
 log = logging.getLogger("ibnn")
