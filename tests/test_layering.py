@@ -50,8 +50,6 @@ KNOWN = {
     "calibration is too long a file",
     "calibration.calibrate is too long",
     "diagnosis is too long a file",
-    "files.export.export is too long",
-    "files.saving.load is too long",
     "lab.analysis.regression is too long",
     "lab.evaluation.evaluate is too long",
     "lab.jobs is too long a file",
