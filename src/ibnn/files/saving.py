@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from ibnn.network import IBNN
 from ibnn.normal import generators_restored
 
 Folder = str | os.PathLike[str]
+M = TypeVar("M", bound=nn.Module)
 Architecture = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 METHODS: dict[str, type[nn.Module]] = {}  # other methods that can be saved, by class name: see `register_method`
@@ -113,10 +114,8 @@ def load(
     if method is not None:
         members = [net, *(copying.deepcopy(net) for _ in range(1, config["components"]))]
         baseline = METHODS[method](members if len(members) > 1 else net, likelihood, **config["options"])
-        _fill(baseline, tensors)
-        return cast(IBNN, baseline)
-    model = _convert(net, config, likelihood)
-    _fill(model, tensors, latents_only=config["latents_only"])
+        return cast(IBNN, _filled(baseline, tensors))
+    model = _filled(_convert(net, config, likelihood), tensors, latents_only=config["latents_only"])
     model.eval_samples, model.eval_seed, model.logits = config["eval_samples"], config["eval_seed"], logits
     model.gradient_scale = config.get("gradient_scale", 1.0)  # older saves do not have it
     return model
@@ -253,14 +252,15 @@ def _convert(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) -> 
     return model
 
 
-def _fill(model: nn.Module, tensors: dict[str, Tensor], *, latents_only: bool = False) -> None:
-    """Puts the saved tensors, in their saved dtype, into a model."""
+def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False) -> M:
+    """Returns a model with the saved tensors, in their saved dtype."""
     state = _saved_state(model, latents_only)
     tensors = {"likelihood.temperature": torch.ones(())} | tensors  # older saves do not have it
     _check_tensors(state, tensors)
     for name, tensor in state.items():
         tensor.data = tensor.data.to(tensors[name].dtype)
     model.load_state_dict(tensors, strict=False)  # the names were checked
+    return model
 
 
 def _logits(config: dict[str, Any], given: Pick | None) -> Pick | None:
