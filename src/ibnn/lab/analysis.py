@@ -149,7 +149,7 @@ def pca(folder: Path, data: str | Path | None, splits: Splits | None, *, points:
 
 def plain_of(model: IBNN) -> nn.Module:
     """The network at z = 1: the weights U alone."""
-    return model._folded(torch.ones(model.nodes))
+    return model.folded(torch.ones(model.nodes))
 
 
 def _flat(net: nn.Module) -> Tensor:
