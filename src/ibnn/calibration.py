@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, call_arguments, check_rows, evaluating, slice_rows, tree_map
+from ibnn.inputs import Inputs, check_rows, evaluating, slice_rows, tree_map
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Weighted
 from ibnn.likelihood.temperature import helpful_temperature
@@ -253,7 +253,7 @@ class _Search:
         layers, kept, reason = flat, False, "One scale for all layers, as asked for."
         if profile:
             layers, kept, reason = self._profile(flat)
-        zero = self._candidate(plain, 0.0, self.y)
+        zero = self._candidate(plain, 0.0, self.y, crossed=True)
         curve = self._curve(layers, zero)
         scaled = self._scores(plain, zero.temperature)
         scale, temperature, after, cross_nll, words = self._settle(layers, curve, scaled)
@@ -292,7 +292,7 @@ class _Search:
         for step in range(TRIES if chosen.scale else 0):
             scale = chosen.scale / 4**step
             draws = self._outputs(layers, scale, self.whole, self.samples)
-            tried = self._candidate(draws, scale, self.y)
+            tried = self._candidate(draws, scale, self.y, crossed=True)
             after, cross = self._scores(draws, tried.temperature), self._crossed([tried], temper=True)
             if cross <= alone and after["nll"] <= scaled["nll"]:
                 return scale, tried.temperature, after, (alone, cross), words and f"{words}: {scale:.3g} is not."
@@ -322,18 +322,18 @@ class _Search:
             z = self.mean[: count if self.trained else 1]
         elif samples is not None:
             self.model.set_posterior(std=self._std(layers, scale))
-            z = self.model._draws(samples, self.seed)
+            z = self.model.draw_latents(samples, self.seed)
         parts = []
         for start in range(rows.start, rows.stop, self.batch_size):
             part = slice(start, min(start + self.batch_size, rows.stop))
-            args, kwargs = call_arguments(self._inputs(part))
+            inputs = self._inputs(part)
             if scale == 0 or samples is not None:
-                parts.append(self.model._outputs(args, kwargs, z))
+                parts.append(self.model.outputs(inputs, z))
             else:
                 draws = (
                     self._own(layers * scale, j, torch.arange(part.start, part.stop)) for j in range(self.few * count)
                 )
-                parts.append(torch.cat([self.model._outputs(args, kwargs, z[None]) for z in draws]))
+                parts.append(torch.cat([self.model.outputs(inputs, z[None]) for z in draws]))
             self.tick()
         outputs: Tensor = torch.cat(parts, 1).unflatten(0, (-1, 1 if scale == 0 else samples or self.few))
         return outputs
@@ -351,11 +351,11 @@ class _Search:
         inputs: Inputs = tree_map(lambda t: (t[rows] if t.dim() and len(t) == count else t).to(device), self.x)
         return inputs
 
-    def _candidate(self, draws: Tensor, scale: float, y: Tensor) -> _Candidate:
+    def _candidate(self, draws: Tensor, scale: float, y: Tensor, *, crossed: bool = False) -> _Candidate:
         plain, counts = self.likelihood.losses(draws, y, 1.0)
         best = helpful_temperature(self.likelihood, draws, y)
         tempered, halves = self.likelihood.losses(draws, y, best)[0], [plain, plain]
-        if len(y) == len(self.y) and (self.temper or scale == 0):
+        if crossed:
             parts = slice(0, self.half), slice(self.half, len(y))
             own = [helpful_temperature(self.likelihood, draws[:, :, part], y[part]) for part in parts]
             halves = [self.likelihood.losses(draws, y, temperature)[0] for temperature in own]
@@ -451,9 +451,8 @@ class _Search:
         for step in range(STEPS):
             order = order or list(torch.randperm(self.half, generator=generator).split(ROWS))
             rows = order.pop()
-            args, kwargs = call_arguments(self._inputs(rows))
             z = torch.stack([self._own(log_std.exp(), _OTHER + step * COPIES + c, rows) for c in range(COPIES)])
-            draws = self.model._outputs(args, kwargs, z)
+            draws = self.model.outputs(self._inputs(rows), z)
             losses, counts = self.likelihood.losses(draws[None], self.y[rows.to(device)], log_t.exp())
             gradients = torch.autograd.grad(losses.sum() / counts.sum(), learnt)
             if not all(g.isfinite().all() for g in gradients):

@@ -169,7 +169,7 @@ class IBNN(nn.Module):
                 output = self._run(args, kwargs, self._training_draws(self.posterior(), rows, 1, spread=False))
             self.examples.add_(rows)
             return output
-        z = self._means() if self.eval_samples == 0 else self._draws(self.eval_samples, self.eval_seed)
+        z = self._means() if self.eval_samples == 0 else self.draw_latents(self.eval_samples, self.eval_seed)
         draws = self._outputs(args, kwargs, z)
         labelled = kwargs.get("labels") is not None and not torch.compiler.is_compiling()
         return self._with_loss(args, kwargs, z[0], draws) if labelled else self.likelihood.combine(draws)
@@ -225,8 +225,19 @@ class IBNN(nn.Module):
         noise = normals(address(self.seed, Space.TRAIN, example, copy_number), q.mean.shape[1])
         return q.draw(component.flatten(), noise)
 
-    def _draws(self, samples: int, seed: int, components: Sequence[int] | None = None, first: int = 0) -> Tensor:
-        """z of addressed draws, (K·S, nodes), component-major; z of (seed, k, s) depends on nothing else."""
+    def draw_latents(
+        self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
+    ) -> Tensor:
+        """Returns z of the draws that `predict` makes, (K·S, nodes), component-major.
+
+        z of (seed, k, s) depends on nothing else but the posterior.
+
+        Args:
+            samples: S.
+            seed: Decides the draws.
+            components: Which components; default all.
+            first: Index of the first draw of every component.
+        """
         chosen = tuple(range(self.components) if components is None else components)
         k = torch.tensor(chosen, device=self.examples.device)
         noise = self._noise(seed, chosen, first, samples, self.examples.device, self.nodes)
@@ -554,25 +565,34 @@ class IBNN(nn.Module):
         The model stays in eval mode, and locked for other threads, until the last one is taken or the iterator closed.
         """
         with self._lock, evaluating(self):
-            yield from self._each_output(*call_arguments(x), self._draws(samples, seed, first=first), batch_size)
+            yield from self._each_output(*call_arguments(x), self.draw_latents(samples, seed, first=first), batch_size)
+
+    def outputs(self, x: Inputs, z: Tensor) -> Tensor:
+        """Returns the outputs of the network in its present mode for given latents, (J, B, …).
+
+        Args:
+            x: What one call of the network takes, of B rows.
+            z: J draws of the latents, (J, nodes); or (J, B, nodes), a draw for each row.
+        """
+        return self._outputs(*call_arguments(x), z)
 
     def component(self, k: int) -> nn.Module:
         """The plain network at the mean of component k, W = U diag(μₖ), in eval mode: no trace of ibnn is left."""
-        return self._folded(self._means()[self._component_index(k)])
+        return self.folded(self._means()[self._component_index(k)])
 
     def draw(self, component: int, index: int = 0, seed: int = 0) -> nn.Module:
         """The plain network of one draw, in eval mode: it computes row component·S + index of `draw_logits`."""
         if index < 0:
             raise IndexError(complaint("index", "0 or more", index, "Count draws from 0."))
-        return self._folded(self._draws(1, seed, components=[self._component_index(component)], first=index)[0])
+        return self.folded(self.draw_latents(1, seed, components=[self._component_index(component)], first=index)[0])
 
     def _component_index(self, k: int) -> int:
         if not 0 <= k < self.components:
             raise IndexError(complaint("component", f"in 0 … {self.components - 1}", k, "Count components from 0."))
         return k
 
-    def _folded(self, z: Tensor) -> nn.Module:
-        """A copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
+    def folded(self, z: Tensor) -> nn.Module:
+        """Returns a copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
         sizes = {name: latent.nodes for name, latent in self.latents.items()}
         parts = dict(zip(sizes, z.detach().split(list(sizes.values())), strict=True))
         net = duplicate(self.net).eval()

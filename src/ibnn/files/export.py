@@ -156,7 +156,7 @@ class _Answering(nn.Module):
         self.nets = nn.ModuleList(duplicate(net) for net in nets)
         for parameter in self.nets.parameters():
             parameter.data = parameter.data.contiguous()  # runs keep channels last
-        self.copies = self._hold(model._draws(samples, seed).detach()) if isinstance(model, IBNN) else 1
+        self.copies = self._hold(model.draw_latents(samples, seed).detach()) if isinstance(model, IBNN) else 1
         for name, values in zip(("centre", "spread"), pixels or (), strict=False):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1))
 

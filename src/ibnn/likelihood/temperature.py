@@ -11,7 +11,6 @@ from torch import Tensor
 from ibnn.likelihood.base import Likelihood
 
 LOW, HIGH = -math.log(3), math.log(20)  # bounds of log T, where the search looks first
-SHRINKINGS = 24  # each leaves 60 % of the interval of log T
 FARTHEST = 2.0**30  # beyond this, or its inverse, no temperature is looked for
 
 
@@ -22,7 +21,9 @@ def nll(likelihood: Likelihood, draws: Tensor, target: Tensor, temperature: floa
     return float(losses.sum() / counts.sum())
 
 
-def best_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor, *, bounded: bool = True) -> float:
+def best_temperature(
+    likelihood: Likelihood, draws: Tensor, target: Tensor, *, bounded: bool = True, shrinkings: int = 24
+) -> float:
     """Returns the temperature of the lowest NLL.
 
     Args:
@@ -30,6 +31,7 @@ def best_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor, *, b
         draws: Outputs (K, S, N, …).
         target: Targets of the N rows.
         bounded: Keeps to 1/3 … 20. Else the search goes on where the NLL falls towards an end of that.
+        shrinkings: How often 60 % of the interval of log T are kept: 24 leave an error of 0.001 %, 16 of 0.06 %.
 
     >>> import ibnn
     >>> logits, labels = torch.tensor([[[[2.0, 0.0]] * 4]]), torch.tensor([0, 0, 0, 1])  # right in 3 of 4
@@ -38,11 +40,11 @@ def best_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor, *, b
     """
     exact = draws.double()  # the NLL is flat at its minimum: rounding would choose
     low, high = LOW, HIGH
-    best = _shrink(likelihood, exact, target, low, high)
-    while not bounded and min(best - low, high - best) < 1e-3 and abs(best) < math.log(FARTHEST):
+    best = _shrink(likelihood, exact, target, low, high, shrinkings)
+    while not bounded and min(best - low, high - best) < 2e-3 and abs(best) < math.log(FARTHEST):
         step = math.copysign((high - low) / 2, best)
         low, high = low + step, high + step
-        further = _shrink(likelihood, exact, target, low, high)
+        further = _shrink(likelihood, exact, target, low, high, shrinkings)
         nlls = [nll(likelihood, draws, target, math.exp(log_t)) for log_t in (best, further)]
         if not nlls[1] < nlls[0]:
             break
@@ -50,9 +52,9 @@ def best_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor, *, b
     return math.exp(best)
 
 
-def _shrink(likelihood: Likelihood, draws: Tensor, target: Tensor, low: float, high: float) -> float:
+def _shrink(likelihood: Likelihood, draws: Tensor, target: Tensor, low: float, high: float, times: int) -> float:
     """Returns the log of the best temperature in an interval of logs."""
-    for _ in range(SHRINKINGS):
+    for _ in range(times):
         left, right = low + (high - low) * 0.4, low + (high - low) * 0.6
         nlls = [nll(likelihood, draws, target, math.exp(log_t)) for log_t in (left, right)]
         low, high = (low, right) if nlls[0] <= nlls[1] else (left, high)
@@ -64,7 +66,7 @@ def helpful_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor) -
     below, one, above = (nll(likelihood, draws, target, t) for t in (0.5, 1.0, 2.0))
     if below == one == above:  # a likelihood that ignores it
         return 1.0
-    best = best_temperature(likelihood, draws, target, bounded=False)
+    best = best_temperature(likelihood, draws, target, bounded=False, shrinkings=16)
     return best if nll(likelihood, draws, target, best) < one else 1.0
 
 
