@@ -1228,13 +1228,19 @@ def test_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "preset" in call("reproduce", first, "--preset", "gpu", code=2).stderr
 
 
-def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-    monkeypatch.setattr("ibnn.lab.demo.main", lambda words: asked.append(words) or 0)
-    call("demo", "--out", "there", "--seed", 3, "--json")
-    call("demo", "--quiet")
-    assert asked == [["--out", "there", "--seed", "3", "--json"], ["--out", "demo", "--seed", "0", "--quiet"]]
+def test_demo_shows_its_table_and_where_its_figures_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = json.loads((Path(__file__).parents[2] / "experiments" / "results" / "demo.json").read_text())
+    asked: list[object] = []
+    monkeypatch.setattr("ibnn.lab.demo.run", lambda *options, quiet: asked.append((*options, quiet)) or stored)
+    assert json.loads(call("demo", "--out", "there", "--seed", 3, "--json").stdout) == stored
+    short, long = call("demo", "--quiet").stdout, call("demo").stdout
+    assert asked == [(Path("there"), 3, False), (Path("demo"), 0, True), (Path("demo"), 0, False)]
+    assert long.startswith(short)
+    assert f"{stored['metrics']['iBNN']['nll'][0]:.3f}" in short
+    assert "Look at: demo/reliability.png" in long.removeprefix(short)
     call("demo", "--seed", -1, code=2)
+    assert "--out" in call("demo", "--out", __file__, code=2).stderr
+    assert len(asked) == 3
 
 
 # ---------------------------------------------------------------------------------------------------------- processes

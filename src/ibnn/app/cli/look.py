@@ -32,12 +32,18 @@ def demo(
     json: Json = False,
 ) -> None:
     """Trains a plain network and an iBNN on embedded digits: a table and three figures. Start here."""
-    from ibnn.lab.demo import main
-
     with misuse():
         check_out("--out", out, folder=True)
-    flags = [name for name, given in (("--json", json), ("--quiet", screen.quiet)) if given]
-    raise typer.Exit(main(["--out", str(out), "--seed", str(seed), *flags]))
+    from ibnn.lab.demo import explain, run, table
+
+    result = run(out, seed, quiet=screen.quiet)
+    if json:
+        screen.json(result)
+        return
+    screen.table(table(result))
+    if not screen.quiet:
+        files = ", ".join(str(out / name) for name in ("reliability.png", "digits.png", "entropy.png", "results.json"))
+        print(f"{explain(result)}\n\nLook at: {files} ({result['seconds']:.0f} s)")
 
 
 def plan(
