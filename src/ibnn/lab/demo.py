@@ -20,9 +20,9 @@ from ibnn import metrics
 from ibnn.files.atomic import write_atomically
 from ibnn.lab.provenance import commit, provenance
 from ibnn.likelihood import Categorical
+from ibnn.likelihood.temperature import best_temperature
 from ibnn.prediction import CategoricalPrediction
 from ibnn.progress import Bar
-from ibnn.likelihood.temperature import best_temperature
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -106,11 +106,6 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def classifiers(runs: Sequence[Run]) -> list[Classifier]:
-    """Returns the runs that predict classes."""
-    return [run for run in runs if isinstance(run, Classifier)]
-
-
 def _read(home: RunFolder, number: int) -> Run:
     result = _result(home)
     scores = _numbers(result["scores"])

@@ -124,16 +124,19 @@ def warnings(run: Classifier, found: Mapping[str, Interval]) -> list[str]:
     return words
 
 
-def reliability(run: Classifier) -> Card:
-    """Returns a reliability diagram."""
-    curve = metrics.reliability_curve(run.test.probs, run.labels)
-    confidence = 100 * float(run.test.probs.max(1).values.double().mean())
-    accuracy = 100 - 100 * metrics.error(run.test.probs, run.labels)
-    lean = f"{'over' if confidence > accuracy else 'under'}confident by {abs(confidence - accuracy):.1f} points"
-    note = f"Mean confidence {confidence:.1f} %, accuracy {accuracy:.1f} %: {lean}."
-    ece = metrics.ece(run.test.probs, run.labels)
-    alt = f"Reliability diagram of {run.name}: ECE {ece:.3f} over {len(run.labels)} rows. {note}"
-    return Card(figures.reliability(curve, run.colour), alt, run.name, note)
+def reliability(runs: Sequence[Classifier]) -> list[Card]:
+    """Returns a reliability diagram of each run."""
+    cards = []
+    for run in runs:
+        curve = metrics.reliability_curve(run.test.probs, run.labels)
+        confidence = 100 * float(run.test.probs.max(1).values.double().mean())
+        accuracy = 100 - 100 * metrics.error(run.test.probs, run.labels)
+        lean = f"{'over' if confidence > accuracy else 'under'}confident by {abs(confidence - accuracy):.1f} points"
+        note = f"Mean confidence {confidence:.1f} %, accuracy {accuracy:.1f} %: {lean}."
+        ece = metrics.ece(run.test.probs, run.labels)
+        alt = f"Reliability diagram of {run.name}: ECE {ece:.3f} over {len(run.labels)} rows. {note}"
+        cards.append(Card(figures.reliability(curve, run.colour), alt, run.name, note))
+    return cards
 
 
 def detection(runs: Sequence[Classifier]) -> tuple[Table, list[Card]]:
@@ -236,22 +239,29 @@ def _range(probs: Tensor) -> tuple[str, str]:
     return f"{mean} %", f"(draws: {low}–{high} %)" if len(probs) > 1 else ""
 
 
-def training(run: Run) -> Card | None:
-    """Returns the curves of a run's training, if it has any."""
-    columns = {name: values for name, values in run.history.items() if any(map(math.isfinite, values))}
-    labels = {"nll": "train NLL", "valid_nll": "validation NLL"}
-    losses = {label: columns[name] for name, label in labels.items() if name in columns}
-    losses = losses or {name: columns[name] for name in ("loss",) if name in columns}
-    if not losses:
-        return None
-    axis = next((name for name in ("epoch", "step") if name in columns), "row")
-    x = columns.get(axis) or list(range(len(next(iter(losses.values())))))
-    finite = {name: [v for v in values if math.isfinite(v)] for name, values in losses.items()}
-    note = "; ".join(f"{name}: last {v[-1]:.3f}, lowest {min(v):.3f}" for name, v in finite.items()) + "."
-    prior_std = columns.get("prior_std")
-    note += f" Prior std ends at {[v for v in prior_std if math.isfinite(v)][-1]:.3f}." if prior_std else ""
-    picture = figures.training((axis, x), losses, {"prior std": prior_std} if prior_std else {})
-    return Card(picture, f"Training curves of {run.name} over {axis}s. {note}", run.name, note)
+def losses(run: Run) -> dict[str, list[float]]:
+    """Returns the curves of a run's training by name."""
+    named = {"train NLL": run.history.get("nll", []), "validation NLL": run.history.get("valid_nll", [])}
+    found = {name: values for name, values in named.items() if any(map(math.isfinite, values))}
+    loss = run.history.get("loss", [])
+    return found or ({"loss": loss} if any(map(math.isfinite, loss)) else {})
+
+
+def training(runs: Sequence[Run]) -> list[Card]:
+    """Returns the training curves of the runs that have any."""
+    cards = []
+    for run in (run for run in runs if losses(run)):
+        axis = next((name for name in ("epoch", "step") if any(map(math.isfinite, run.history.get(name, [])))), "row")
+        x = run.history.get(axis) or list(range(len(next(iter(losses(run).values())))))
+        finite = {name: [v for v in values if math.isfinite(v)] for name, values in losses(run).items()}
+        note = "; ".join(f"{name}: last {v[-1]:.3f}, lowest {min(v):.3f}" for name, v in finite.items()) + "."
+        below = {}
+        if prior_std := [v for v in run.history.get("prior_std", []) if math.isfinite(v)]:
+            note += f" Prior std ends at {prior_std[-1]:.3f}."
+            below = {"prior std": run.history["prior_std"]}
+        picture = figures.training((axis, x), losses(run), below)
+        cards.append(Card(picture, f"Training curves of {run.name} over {axis}s. {note}", run.name, note))
+    return cards
 
 
 def facts(run: Run) -> dict[str, str]:
