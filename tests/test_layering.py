@@ -49,7 +49,6 @@ KNOWN = {
     "app.serve.app.make_app is too long",
     "calibration is too long a file",
     "calibration.calibrate is too long",
-    "diagnosis is too long a file",
     "lab.analysis.regression is too long",
     "lab.evaluation.evaluate is too long",
     "lab.jobs is too long a file",

@@ -101,7 +101,8 @@ class IBNN(nn.Module):
         ] = {}  # by batch length: entries met by a draw that passes as rows, 0 if it may not
         self._last_noise: tuple[Any, Tensor] | None = None
         self.reseed(seed)
-        self._initialise(init_std)
+        for_mean, for_std = self.initial_noise()
+        self.set_posterior(mean=1 + init_std * for_mean, std=initial_std(for_std))
         self.training = net.training  # of the modules in it, each keeps its own mode
         likelihood.train(net.training)
 
@@ -141,13 +142,13 @@ class IBNN(nn.Module):
         for latent, layer_mean, layer_std in zip(self.latents.values(), *parts, strict=True):
             latent.set(mean=layer_mean, std=layer_std)
 
-    def _initialise(self, init_std: float) -> None:
-        """μ ~ N(1, σ0²), σ ~ |N(0.05, 0.02²)|."""
+    def initial_noise(self) -> tuple[Tensor, Tensor]:
+        """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
         row = torch.arange(self.components)
-        seed = self.seed.cpu()
-        mean = 1 + init_std * normals(address(seed, Space.INIT_MEAN, row), self.nodes)
-        std = (0.05 + 0.02 * normals(address(seed, Space.INIT_STD, row), self.nodes)).abs()
-        self.set_posterior(mean=mean, std=std)
+        for_mean, for_std = (
+            normals(address(self.init_seed, space, row), self.nodes) for space in (Space.INIT_MEAN, Space.INIT_STD)
+        )
+        return for_mean, for_std
 
     def reseed(self, seed: int) -> None:
         """Starts the draws of training anew from a seed."""
@@ -614,6 +615,11 @@ class IBNN(nn.Module):
             f"components={self.components}, nodes={self.nodes}, prior_std={self.prior_std}, kl={self.kl_kind!r}, "
             f"eval_samples={self.eval_samples}, eval_seed={self.eval_seed}"
         )
+
+
+def initial_std(noise: Tensor) -> Tensor:
+    """Returns the σ that a latent starts with, |N(0.05, 0.02²)|."""
+    return (0.05 + 0.02 * noise).abs()
 
 
 def check_seed(seed: int) -> None:
