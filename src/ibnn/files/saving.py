@@ -23,7 +23,7 @@ from ibnn.inputs import Pick
 from ibnn.latent import Latent
 from ibnn.layers.registry import layer_type
 from ibnn.likelihood import LIKELIHOODS, Bernoulli, Categorical, Gaussian, Heads, Likelihood
-from ibnn.network import IBNN
+from ibnn.network import IBNN, NUMBERS
 
 Folder = str | os.PathLike[str]
 FORMAT_VERSION, CONFIG = 1, "config.json"
@@ -55,14 +55,14 @@ def save_pretrained(model: IBNN, directory: Folder, *, latents_only: bool = Fals
         raise TypeError(complaint("model", "a converted network", type(model).__name__, remedy))
     folder, file, save_file = Path(directory), FILES[latents_only], extra("safetensors.torch").save_file
     check_replaceable(folder / CONFIG)
-    left_out = _base(model.net, "net.") if latents_only else {}
+    left_out = {*NUMBERS, *(_base(model.net, "net.") if latents_only else ())}  # the config has the numbers
     tensors, tied = _untied({name: tensor for name, tensor in _state(model).items() if name not in left_out})
     config = {
         "format": "ibnn",
         "format_version": FORMAT_VERSION,
         "ibnn_version": __version__,
         "latents_only": bool(latents_only),
-        **{name: getattr(model, name) for name in _ATTRIBUTES},
+        **{name: getattr(model, name) for name in (*_ATTRIBUTES, "gradient_scale")},
         "likelihood": _described(model.likelihood),
         "logits": _FUNCTION if callable(model.logits) else model.logits,
         "layers": {name: latent.nodes for name, latent in model.latents.items()},
@@ -133,13 +133,14 @@ def load(
         raise ValueError(
             complaint("net", f"a network with layers in the order {list(config['layers'])}", order, remedy)
         )
-    left_out = _base(model.net, "net.") if config["latents_only"] else {}
+    left_out = {*NUMBERS, *(_base(model.net, "net.") if config["latents_only"] else ())}
     state = {name: tensor for name, tensor in _state(model).items() if name not in left_out}
     _check_tensors(state, tensors)
     for name, tensor in state.items():  # the saved dtype holds
         tensor.data = tensor.data.to(tensors[name].dtype)
     model.load_state_dict(tensors, strict=False)  # the names were checked
     model.eval_samples, model.eval_seed, model.logits = config["eval_samples"], config["eval_seed"], logits
+    model.gradient_scale = config.get("gradient_scale", 1.0)  # files from before it was part of the state have none
     return model
 
 

@@ -43,7 +43,7 @@ from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
 from ibnn.likelihood import Gaussian, Likelihood
 from ibnn.nets.dense import Affine
 from ibnn.nets.own import FORM, is_own, make_own, takes
-from ibnn.network import IBNN
+from ibnn.network import NUMBERS
 from ibnn.normal import generators_restored, seed_generators
 from ibnn.training.loop import Trainable, fit
 from ibnn.training.monitor import History
@@ -664,6 +664,7 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
     copies = {"sgd": 1, "swa": 1, "swag": 1, "ensemble": model.components}.get(job.method, job.full_recipe().samples)
     latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
     repeated = model.mean.numel() if isinstance(model, SWAG) else 0  # which the network has, too
+    numbers = [value for name, value in model.state_dict().items() if name not in NUMBERS]
     one = job.method in ("sgd", "swa", "ensemble")  # one answer a component
     return {
         "train_seconds": round(first["train_seconds"] + sum(training.seconds for training in trainings), 3),
@@ -671,7 +672,7 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
         "steering_rows": sum(training.looked for training in trainings),
         "parameters": sum(p.numel() for p in model.parameters()),
         "latents": latents,
-        "stored": sum(v.numel() for v in model.state_dict().values() if v.is_floating_point()) - repeated,
+        "stored": sum(value.numel() for value in numbers if value.is_floating_point()) - repeated,
         "forwards": model.components * (1 if one else job.samples),
     }
 
@@ -711,17 +712,21 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
     units = _read_units(home) if job.has_file else TABLES[job.data].units if job.data in TABLES else None
     model = make_method(job, len(result["classes"]), units=units)
     try:
-        model.load_state_dict(home.tensors(MODEL))
+        model.load_state_dict(_with_prior(home.tensors(MODEL), result))
     except RuntimeError as error:
         got = f"other ones ({str(error).splitlines()[-1].strip()})"
         if job.has_code:
             raise _other_code(job, got) from error
         raise home.damaged(MODEL, f"weights of the {job.net!r} in {JOB}", got) from error
-    if isinstance(model, IBNN) and "prior_std" in result["training"]:
-        model.prior_std = float(result["training"]["prior_std"])
     if job.has_code:
         _check_code(job, model, result.get("probe", {}), units)
     return Run(job, model.eval(), result, units)
+
+
+def _with_prior(state: dict[str, Tensor], result: dict[str, Any]) -> dict[str, Tensor]:
+    """Adds the steered `prior_std` to a state from before it was part of states."""
+    found = result["training"].get("prior_std")
+    return ({} if found is None else {"prior_std": torch.tensor(found, dtype=torch.float64)}) | state
 
 
 def _check_code(job: Job, model: Trainable, probe: dict[str, Any], units: Units | None) -> None:
