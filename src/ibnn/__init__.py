@@ -30,8 +30,8 @@ if _typing.TYPE_CHECKING:
     from ibnn.budget import Cost, cost
     from ibnn.files.saving import Adapters, load
     from ibnn.training.divergence import DivergedError
+    from ibnn.training.history import History
     from ibnn.training.loop import fit
-    from ibnn.training.monitor import History
     from ibnn.training.recipe import Recipe, Schedule
 
 # What needs more than torch, or parts of torch that take time to import, is imported when it is first used.
@@ -39,7 +39,7 @@ _LAZY = {
     "Adapters": "files.saving",
     "Cost": "budget",
     "DivergedError": "training.divergence",
-    "History": "training.monitor",
+    "History": "training.history",
     "Recipe": "training.recipe",
     "Schedule": "training.recipe",
     "cost": "budget",

@@ -45,9 +45,10 @@ from ibnn.nets.dense import Affine
 from ibnn.nets.own import FORM, is_own, make_own, takes
 from ibnn.network import NUMBERS
 from ibnn.normal import generators_restored, seed_generators
-from ibnn.training.loop import Trainable, fit
-from ibnn.training.monitor import History
+from ibnn.training.history import History
+from ibnn.training.loop import fit
 from ibnn.training.recipe import Recipe, explain, to_toml
+from ibnn.training.trainable import Trainable
 
 log = logging.getLogger("ibnn")
 

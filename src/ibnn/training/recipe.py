@@ -73,8 +73,8 @@ class Recipe(_Frozen):
         latent_schedule: Of `latent_lr`.
         clip: Largest gradient norm of the weights; 0 for no limit.
         latent_clip: Largest gradient norm of the latents; 0 for no limit.
-        beta: Weight of the KL at the end of its warm-up, or "auto": held-out labels steer the strength of the noise as
-            training goes on (`training.strength`). Without validation data a tenth of the training data is held out;
+        beta: Weight of the KL at the end of its warm-up, or "auto": held-out labels steer the noise as training goes on
+            (`training.steering`). Without validation data a tenth of the training data is held out;
             where that cannot be (fewer than 500 examples, a sampler of your own) "auto" stands for 1.
         beta_warmup: Share of training over which a fixed β rises linearly from 0.
         refit: With "auto": trains a second time from the start, on training and held-out data together, with the
