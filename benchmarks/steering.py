@@ -14,7 +14,7 @@ from report import parser, tell
 
 import ibnn
 from ibnn.nets import LeNet
-from ibnn.training import strength
+from ibnn.training import steering
 
 CASES = {"2,000 images": (1_800, 200, 25), "10,000 images": (9_000, 1_000, 10)}  # training, held out, epochs
 
@@ -34,6 +34,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     ratios = {}
     for name, case in CASES.items():
-        fixed = {"beta": strength.GRIP * case[0] / 207, "beta_warmup": strength.FIRST}
+        fixed = {"beta": steering.KL_WEIGHT * case[0] / 207, "beta_warmup": steering.FIRST}
         ratios[name] = round(seconds(*case, beta="auto") / seconds(*case, **fixed), 3)
     tell({"what": "CPU seconds of a steered run over a run of fixed strength, LeNet", "ratio": ratios}, options.json)

@@ -15,7 +15,7 @@ from common import Data, Results, scores
 from trained import NETS, data, trained
 
 import ibnn
-from ibnn.training import strength
+from ibnn.training import steering
 
 
 def cell(name: str, seed: int) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def cell(name: str, seed: int) -> dict[str, Any]:
     sizes = torch.tensor([latent.nodes for latent in model.latents.values()])
     model.set_posterior(mean=1.0, std=torch.tensor(list(report["profile"].values())).repeat_interleave(sizes))
     model.likelihood.set_temperature(report["temperature"])
-    model.prior_std = max(report["scale"], strength.WEAKEST)
+    model.prior_std = max(report["scale"], steering.MIN_STD)
     model.set_posterior(std=model.posterior().std.clamp_min(1e-3))
     epochs = NETS[name][3] / 10
     steps = round(epochs * -(-len(train.y) // 128))

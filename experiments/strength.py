@@ -18,7 +18,8 @@ from torch import nn
 import ibnn
 from ibnn.likelihood.temperature import best_temperature
 from ibnn.nets import LeNet, mlp
-from ibnn.training import strength
+from ibnn.training import steering
+from ibnn.training.heldout import held_out_rows
 
 GRID = (0.2, 0.3, 0.45, 0.65)
 COMPONENTS = 8
@@ -38,7 +39,7 @@ def fashion(cell: str, seed: int) -> Splits:
     count = FASHION[cell][0]
     whole, test = (images(data_folder(), "fashion-mnist", train=train) for train in (True, False))
     order = torch.randperm(len(whole.y), generator=torch.Generator().manual_seed(seed))[:count]
-    held = strength.held_out_rows(count)
+    held = held_out_rows(count)
     return Splits(*(Data(whole.x[part], whole.y[part]) for part in (order[held:], order[:held])), test)
 
 
@@ -96,8 +97,8 @@ def ibnn_cell(cell: str, seed: int, *, prior_std: float, kl: Any = "components",
     likelihood = "gaussian" if regression else "categorical"
     model = ibnn.convert(net, components=components, likelihood=likelihood, seed=seed, **converted)
     if "beta" not in options:  # fixed: the grip of the steered runs, s constant
-        beta = strength.GRIP * len(data.train.y) / model.nodes
-        options |= {"beta": beta, "beta_warmup": strength.FIRST}
+        beta = steering.KL_WEIGHT * len(data.train.y) / model.nodes
+        options |= {"beta": beta, "beta_warmup": steering.FIRST}
     recipe = {"epochs": epochs, "seed": seed, "evaluate_every": epochs, **options}
     history = ibnn.fit(model, data.train, data.valid, quiet=True, **recipe)
     samples = 5 * max(1, COMPONENTS // components)

@@ -1,6 +1,10 @@
-"""A training script that tests start, kill, and run on several workers: python fit_job.py OUT [--key=value …]."""
+"""A training script that tests start, kill, and run on several workers: python fit_job.py OUT [--key=value …].
+
+Also what several tests of training share.
+"""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +15,7 @@ from torch import nn
 import ibnn
 
 torch.set_num_threads(1)
+JOB = str(Path(__file__))
 
 
 def make_net(kind: str) -> nn.Module:
@@ -24,6 +29,24 @@ def make_data(rows: int = 203) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(rows, 6, generator=generator)
     return x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
+
+
+def run(out: Path, *options: str, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    """Starts this script."""
+    return subprocess.Popen([sys.executable, JOB, str(out), *options], stderr=stderr, text=True)
+
+
+class Stop(Exception):
+    """What a callback raises to end a run."""
+
+
+def same(a: ibnn.IBNN, b: ibnn.IBNN) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def close(a: ibnn.IBNN, b: ibnn.IBNN, **tolerance: float) -> None:
+    for (name, p), q in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        torch.testing.assert_close(p, q, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def main() -> None:

@@ -517,3 +517,26 @@ def test_compiled_forward_gives_the_same_numbers(training: bool) -> None:
     for (name, p), (_, q) in zip(eager.named_parameters(), model.named_parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4, msg=name)
     assert torch.equal(eager.examples, model.examples)
+
+
+def test_prior_and_gradient_scale_are_numbers_of_the_state() -> None:
+    """They stay floats, whatever the dtype; older states without them load strictly and leave them as they are."""
+    model, other = (ibnn.convert(nn.Linear(3, 2), components=4, seed=0).half() for _ in range(2))
+    model.prior_std = 0.1 + 0.2  # no float32
+    model.parameter_groups(0.1)
+    state = model.state_dict()
+    assert {name: value.dtype for name, value in state.items() if name in ("prior_std", "gradient_scale")} == {
+        "prior_std": torch.float64,
+        "gradient_scale": torch.float64,
+    }
+    other.load_state_dict(state)
+    assert (other.prior_std, other.gradient_scale) == (0.1 + 0.2, 4.0)
+    assert type(other.prior_std) is float
+    old = {name: value for name, value in state.items() if name not in ("prior_std", "gradient_scale")}
+    other.prior_std = 0.7
+    other.load_state_dict(old, strict=True)
+    assert (other.prior_std, other.gradient_scale) == (0.7, 4.0)
+    inside = nn.ModuleDict({"inner": other})
+    inside.load_state_dict({f"inner.{name}": value for name, value in state.items()}, strict=True)
+    assert other.prior_std == 0.1 + 0.2
+    assert "prior_std" not in dict(model.named_buffers()) | dict(model.named_parameters())

@@ -31,15 +31,15 @@ from ibnn.shift import ShiftMonitor
 if _typing.TYPE_CHECKING:
     from ibnn.budget import Cost, cost
     from ibnn.training.divergence import DivergedError
+    from ibnn.training.history import History
     from ibnn.training.loop import fit
-    from ibnn.training.monitor import History
     from ibnn.training.recipe import Recipe, Schedule
 
 # What needs more than torch, or parts of torch that take time to import, is imported when it is first used.
 _LAZY = {
     "Cost": "budget",
     "DivergedError": "training.divergence",
-    "History": "training.monitor",
+    "History": "training.history",
     "Recipe": "training.recipe",
     "Schedule": "training.recipe",
     "cost": "budget",

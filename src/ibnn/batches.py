@@ -35,6 +35,15 @@ class Share(NamedTuple):
     offset: int  # where the part begins in the batch
     total: int  # rows of the whole batch
 
+    def pieces(self, count: int) -> Iterator["Share"]:
+        """Cuts the part into at most so many pieces of (nearly) equal length."""
+        rows = batch_length(self.x)
+        count = min(count, rows)
+        for number in range(count):
+            start, stop = rows * number // count, rows * (number + 1) // count
+            x = slice_rows(self.x, slice(start, stop), rows)
+            yield Share(x, self.y[start:stop], self.offset + start, self.total)
+
 
 class Worker(NamedTuple):
     """Which of how many workers this process is."""

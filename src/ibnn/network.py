@@ -40,6 +40,7 @@ FEW = 16  # rows of a batch that is worth repeating for several draws at once
 _CACHED = 2**24  # entries that rows of draws may meet in a pass: more of them go through memory and not through caches
 _KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
+NUMBERS = ("prior_std", "gradient_scale")  # plain attributes that are part of the state
 
 
 class IBNN(nn.Module):
@@ -54,7 +55,8 @@ class IBNN(nn.Module):
         likelihood: What its output says about a target.
         logits: Which part of the network's output that is: a path, a function, or None for all of it.
         components: K.
-        prior_std: s, standard deviation of the prior of every latent.
+        prior_std: s, standard deviation of the prior of every latent; like `gradient_scale` a plain number that is
+            part of the state dict.
         kl_kind: Which KL `kl` and `elbo` use.
         eval_samples: Draws per component in eval mode; 0 stands for the K networks at the component means.
         eval_seed: Seed of those draws.
@@ -485,10 +487,11 @@ class IBNN(nn.Module):
     def parameter_groups(
         self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
     ) -> list[dict[str, Any]]:
-        """Groups for any torch optimiser: weights, latents, and the likelihood's own parameters if it has any.
+        """Sets `gradient_scale`, and returns parameter groups for any torch optimiser.
 
-        Latents get no weight decay. The mean over a batch gives every component 1/K of its rows' gradient; from this
-        call on the latents' gradients are multiplied by K, so that one learning rate serves any K.
+        The groups are the weights, the latents (without weight decay) and the likelihood's own parameters, if it has
+        any. The mean over a batch gives every component 1/K of its rows' gradient. `gradient_scale = K` undoes that
+        from this call on, so that one learning rate serves any K; a state dict loaded later brings its own scale.
 
         Args:
             lr: Learning rate of the weights, and of the likelihood's parameters.
@@ -510,6 +513,14 @@ class IBNN(nn.Module):
             {"name": "likelihood", "params": list(self.likelihood.parameters()), "lr": lr, "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
+
+    def adapt_recipe(self, recipe: Any) -> Any:
+        """Returns how `fit` trains this method by a recipe: an iBNN follows all of it."""
+        return recipe
+
+    def end_epoch(self, *, collect: bool, last: bool) -> bool:
+        """Tells `fit` that this method averages no weights of its own (see `ibnn.training.trainable`)."""
+        return False
 
     # -------------------------------------------------------------------------------------------------- prediction
 
@@ -600,6 +611,19 @@ class IBNN(nn.Module):
         for name, layer in strip(net):
             fold(layer, parts[name], name)
         return net
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Adds the numbers of the state, in double precision so that no bit is lost."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in NUMBERS:
+            destination[prefix + name] = torch.tensor(float(getattr(self, name)), dtype=torch.float64)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """States without the numbers, from before they were part of it, leave the present ones."""
+        for name in NUMBERS:
+            if prefix + name in state_dict:
+                setattr(self, name, float(state_dict.pop(prefix + name)))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles get a lock of their own, and no noise."""

@@ -30,7 +30,12 @@ def elbo(nll: Tensor, kl: Tensor, entropy: Tensor, *, n_data: int, beta: float, 
     >>> elbo(torch.tensor(2.0), torch.tensor(10.0), torch.tensor(0.0), n_data=100, beta=1.0, gamma=0.0).loss.item()
     2.0999999046325684
     """
-    return ELBO(nll + (beta * kl - gamma * entropy) / n_data, nll, kl, entropy)
+    return ELBO(nll + penalty(kl, entropy, n_data=n_data, beta=beta, gamma=gamma), nll, kl, entropy)
+
+
+def penalty(kl: Tensor, entropy: Tensor, *, n_data: int, beta: float, gamma: float) -> Tensor:
+    """Returns the part of the loss that all parts of a batch share, (β·kl − γ·entropy)/N."""
+    return (beta * kl - gamma * entropy) / n_data
 
 
 def check_weights(*, n_data: int, data: int, samples: int, beta: float, gamma: float) -> None:

@@ -27,9 +27,9 @@ from ibnn.likelihood import Categorical, Gaussian, Likelihood, Weighted
 from ibnn.likelihood.temperature import best_temperature, nll
 from ibnn.normal import generators_restored
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, draws
-from ibnn.training import strength
 from ibnn.training.loop import fit
 from ibnn.training.recipe import Recipe, Schedule
+from ibnn.training.steering import kl_weight
 
 Array = np.ndarray[Any, Any]
 Builder = Callable[[int, int], nn.Module]
@@ -200,13 +200,13 @@ class _Table(BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor] | None, **fields: Any) -> None:
         """One call of `ibnn.fit`, with the fixed β that holds the noise near its prior."""
-        grip = strength.grip(1.0, n_data=self.model_.likelihood.data(train[1]), nodes=self.model_.nodes)
+        beta = kl_weight(1.0, n_data=self.model_.likelihood.data(train[1]), nodes=self.model_.nodes)
         recipe = Recipe(
             batch_size=int(self.batch_size),  # numpy's numbers come from searches
             lr=float(self.lr),
             noise_lr=max(NOISE_LR, float(self.lr)),
             weight_decay=float(self.weight_decay),
-            beta=grip,
+            beta=beta,
             beta_warmup=0.0 if self._calls else WARMUP,
             patience=int(self.patience) if valid else 0,
             evaluate_every=1 if valid else fields["epochs"],

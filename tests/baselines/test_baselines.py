@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain, scale_temperature
-from ibnn.training.loop import Trainable, fit
+from ibnn.training.loop import fit
+from ibnn.training.trainable import Trainable
 
 N, D, C = 64, 5, 3
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from ibnn.lab import jobs
 from ibnn.lab.evaluation import Evaluation
 from ibnn.lab.jobs import METHODS, Job, make_data, make_method, merged, read_run, run
 from ibnn.lab.runs import RunFolder
-from ibnn.prediction import GaussianPrediction, Method, draws
-from ibnn.training import loop
-from ibnn.training.loop import Trainable
+from ibnn.prediction import GaussianPrediction
+from ibnn.training.heldout import HeldOut
+from ibnn.training.trainable import Trainable
 
 DIGITS = Job(
     net="mlp",
@@ -131,12 +131,14 @@ def test_costs_count_what_was_done(tmp_path: Path) -> None:
 def test_rows_of_looks_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def count(model: Method, batches: Iterable[Any], samples: int) -> torch.Tensor:
-        drawn = draws(model, batches, samples=samples)
-        seen.append(model.components * samples * drawn.shape[2])
-        return drawn
+    real = HeldOut.draws
 
-    monkeypatch.setattr(loop, "draws", count)
+    def count(self: HeldOut, samples: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs, targets = real(self, samples, rows)
+        seen.append(self.model.components * samples * len(targets))
+        return outputs, targets
+
+    monkeypatch.setattr(HeldOut, "draws", count)
     job = DIGITS.but(method_options={"components": 3}, train={"refit": True})
     assert run(job, tmp_path, quiet=True)["costs"]["steering_rows"] == sum(seen) >= 6 * 9 * 200
 

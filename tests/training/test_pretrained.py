@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn import Recipe, fit
-from ibnn.training import strength
+from ibnn.training import steering
 
 
 def blobs(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -49,7 +49,7 @@ def test_it_starts_from_what_calibrate_finds(net: nn.Module) -> None:
     model, _ = run(net, steps=1, lr=1e-12, latent_lr=0.0)
     torch.testing.assert_close(model.posterior().std, calibrated.posterior().std, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(model.posterior().mean, torch.ones_like(model.posterior().mean))
-    assert model.prior_std == max(report.scale, strength.WEAKEST)
+    assert model.prior_std == max(report.scale, steering.MIN_STD)
     x = VALID[0]
     torch.testing.assert_close(model.draw_logits(x), calibrated.draw_logits(x), rtol=1e-3, atol=1e-4)
 
@@ -60,7 +60,7 @@ def test_it_improves_on_the_trained_network(net: nn.Module) -> None:
     plain.set_posterior(mean=1.0, std=0.0)
     model, history = run(net, epochs=20)
     assert nll(model) < nll(plain) - 0.1
-    assert len(history.looks) >= strength.FEWEST_LOOKS
+    assert len(history.looks) >= steering.MIN_LOOKS
 
 
 @pytest.mark.parametrize("frozen", [True, False])

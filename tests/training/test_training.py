@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fit_job import make_data, make_net
+from fit_job import JOB, Stop, close, make_data, make_net, run, same
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
@@ -22,22 +22,12 @@ from ibnn import Recipe, fit
 from ibnn.training import checkpoint
 from ibnn.training.recipe import Schedule
 
-JOB = str(Path(__file__).parents[1] / "fit_job.py")
 X, Y = make_data()
 OPTIONS: dict[str, Any] = {"epochs": 3, "batch_size": 32, "samples": 2, "quiet": True}
 
 
 def make_model(kind: str = "full", components: int = 4) -> ibnn.IBNN:
     return ibnn.convert(make_net(kind), components=components, seed=0)
-
-
-def same(a: ibnn.IBNN, b: ibnn.IBNN) -> bool:
-    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
-
-
-def close(a: ibnn.IBNN, b: ibnn.IBNN, **tolerance: float) -> None:
-    for (name, p), q in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
-        torch.testing.assert_close(p, q, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
 # ---------------------------------------------------------------------------------------------------- what a step is
@@ -466,10 +456,6 @@ def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         fit(make_model(), (X, Y), run_dir=tmp_path / "new", resume="must", **OPTIONS)
 
 
-class Stop(Exception):
-    pass
-
-
 class Jittered(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Random transforms, from each of the generators that people use."""
 
@@ -516,10 +502,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, data: str, e
     history = fit(parts, train, valid, run_dir=tmp_path, **options)
     assert history.rows == expected.rows
     assert same(whole, parts)
-
-
-def run(out: Path, *options: str, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, JOB, str(out), *options], stderr=stderr, text=True)
 
 
 def kill_and_resume(tmp_path: Path, kills: int, epochs: int) -> None:

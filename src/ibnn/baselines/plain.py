@@ -1,7 +1,7 @@
 """SGD/MAP: a network as it is. The frame that the other baselines fill in."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from ibnn.network import check_seed
 from ibnn.normal import numbered_seed
 from ibnn.prediction import Prediction, predict
 
+if TYPE_CHECKING:
+    from ibnn.training.recipe import Recipe
+
 
 class Plain(nn.Module):
     """One network with one answer; with weight decay it is the MAP estimate.
@@ -28,6 +31,7 @@ class Plain(nn.Module):
     """
 
     components, nodes, prior_std = 1, 0, 0.0
+    kl_kind: Any = None  # there is no choice
     examples: Tensor
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None) -> None:
@@ -95,6 +99,17 @@ class Plain(nn.Module):
             {"name": "likelihood", "params": list(self.likelihood.parameters()), "lr": lr, "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
+
+    def adapt_recipe(self, recipe: "Recipe") -> "Recipe":
+        """Adapts a recipe to a baseline: latent settings are ignored and a steered β is 1."""
+        if recipe.calibrate or recipe.refit:
+            got = "a recipe with calibrate or refit"
+            raise ValueError(complaint("recipe", "one for a network without latents", got, "Leave them out."))
+        return recipe.but(beta=1.0) if recipe.beta == "auto" else recipe
+
+    def end_epoch(self, *, collect: bool, last: bool) -> bool:
+        """Leaves averages of the weights to `fit`."""
+        return False
 
     def draw_logits(
         self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None

@@ -60,6 +60,14 @@ class SWAG(Plain):
             for parameter, value in zip(self.net.parameters(), self._parts(self.mean), strict=True):
                 parameter.copy_(value)
 
+    def end_epoch(self, *, collect: bool, last: bool) -> bool:
+        """Collects where `fit` asks for it; at the end the mean takes the weights' place, if anything was collected."""
+        if collect:
+            self.collect()
+        if last and int(self.count):
+            self.settle()
+        return int(self.count) > 0
+
     def _parts(self, weights: Tensor) -> list[Tensor]:
         own = list(self.net.parameters())
         return [part.view_as(p) for part, p in zip(weights.split([p.numel() for p in own]), own, strict=True)]

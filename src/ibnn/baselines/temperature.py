@@ -4,14 +4,13 @@ from typing import Any
 
 import torch
 
-from ibnn.baselines.plain import Plain
 from ibnn.batches import as_source
 from ibnn.likelihood.temperature import best_temperature
-from ibnn.network import IBNN
 from ibnn.prediction import draws
+from ibnn.training.trainable import Trainable
 
 
-def scale_temperature(method: IBNN | Plain, valid: Any, *, samples: int = 5) -> float:
+def scale_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> float:
     """Sets the temperature of a method's likelihood to that of the lowest held-out NLL, and returns it.
 
     Args:

@@ -24,7 +24,7 @@ from ibnn.latent import Latent
 from ibnn.layers.registry import layer_type
 from ibnn.likelihood import LIKELIHOODS, Bernoulli, Categorical, Gaussian, Heads, Likelihood
 from ibnn.nets.dense import Affine
-from ibnn.network import IBNN
+from ibnn.network import IBNN, NUMBERS
 from ibnn.normal import generators_restored
 
 Folder = str | os.PathLike[str]
@@ -34,7 +34,6 @@ Architecture = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 METHODS: dict[str, type[nn.Module]] = {}  # other methods that can be saved, by class name: see `register_method`
 _FUNCTION = {"function": True}  # stands for a function, which no file holds
 _ATTRIBUTES = ("components", "prior_std", "kl_kind", "eval_samples", "eval_seed")
-_NUMBERS = {"prior_std", "gradient_scale"}  # parts of a state that the config holds
 
 
 def save_pretrained(
@@ -345,7 +344,7 @@ def _check_tensors(state: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
 def _saved_state(model: nn.Module, latents_only: bool) -> dict[str, Tensor]:
     """Returns the tensors of a model that its file holds."""
     assert isinstance(model.net, nn.Module)
-    left_out = {*_NUMBERS, *(_base(model.net, "net.") if latents_only else ())}
+    left_out = {*NUMBERS, *(_base(model.net, "net.") if latents_only else ())}
     return {name: tensor for name, tensor in _state(model).items() if name not in left_out}
 
 

@@ -15,7 +15,7 @@ from ibnn.lab.jobs import read_run
 from ibnn.lab.runs import RunFolder
 from ibnn.lab.splits import Splits, make_data
 from ibnn.network import IBNN
-from ibnn.prediction import GaussianPrediction
+from ibnn.prediction import GaussianPrediction, predict
 
 
 def curve(folder: Path, data: str | Path | None, splits: Splits | None) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def curve(folder: Path, data: str | Path | None, splits: Splits | None) -> dict[
     train = (splits or make_data(found.job, data)).train
     assert isinstance(train, Points)
     line = torch.linspace(-6, 6, 121)[:, None]
-    answer = found.model.predict(line, samples=found.job.samples)
+    answer = predict(found.model, line, samples=found.job.samples)
     assert isinstance(answer, GaussianPrediction)
     parts = {"x": line, "mean": answer.mean, "train_x": train.x, "train_y": train.y}
     parts |= {"aleatoric_std": answer.aleatoric.sqrt(), "epistemic_std": answer.epistemic.sqrt()}

@@ -4,8 +4,9 @@ from typing import Any
 
 from ibnn.lab.job import Job
 from ibnn.lab.methods import METHODS
-from ibnn.training.loop import Trainable
-from ibnn.training.monitor import History
+from ibnn.network import NUMBERS
+from ibnn.training.history import History
+from ibnn.training.trainable import Trainable
 
 
 def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -22,7 +23,8 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
     trainings = [history.first, history] if history.first else [history]
     passes = recipe.samples if method.noisy_training else model.components  # of a training row
     latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
-    stored = sum(v.numel() for v in model.state_dict().values() if v.is_floating_point())
+    numbers = [value for name, value in model.state_dict().items() if name not in NUMBERS]
+    stored = sum(value.numel() for value in numbers if value.is_floating_point())
     return {
         "train_seconds": round(first["train_seconds"] + sum(training.seconds for training in trainings), 3),
         "rows": first["rows"] + passes * sum(_rows(job, training) for training in trainings),

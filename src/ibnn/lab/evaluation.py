@@ -30,7 +30,7 @@ from ibnn.data import (
     salt_and_pepper,
 )
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, draws
-from ibnn.training.loop import Trainable
+from ibnn.training.trainable import Trainable
 
 OUTSIDERS = {"fashion-mnist": "mnist", "mnist": "fashion-mnist"}  # images of another kind, of the same shape
 SEVERITIES = (1, 3, 5)

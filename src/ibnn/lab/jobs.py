@@ -20,9 +20,9 @@ from ibnn.lab.models import check_net, check_weights, make_method, start_weights
 from ibnn.lab.provenance import commit, provenance
 from ibnn.lab.runs import JOB, MODEL, RESULT, TABLE, RunFolder
 from ibnn.lab.splits import Splits, check_data, make_data
-from ibnn.network import IBNN
-from ibnn.training.loop import Trainable, fit
-from ibnn.training.monitor import History
+from ibnn.training.history import History
+from ibnn.training.loop import fit
+from ibnn.training.trainable import Trainable
 
 __all__ = [
     # a job as data, and its parts
@@ -211,17 +211,21 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
     units = _read_units(home) if job.has_file else TABLES[job.data].units if job.data in TABLES else None
     model = make_method(job, len(result["classes"]), units=units)
     try:
-        model.load_state_dict(home.tensors(MODEL))
+        model.load_state_dict(_with_prior(home.tensors(MODEL), result))
     except RuntimeError as error:
         got = f"other ones ({str(error).splitlines()[-1].strip()})"
         if job.has_code:
             raise _other_code(job, got) from error
         raise home.damaged(MODEL, f"weights of the {job.net!r} in {JOB}", got) from error
-    if isinstance(model, IBNN) and "prior_std" in result["training"]:
-        model.prior_std = float(result["training"]["prior_std"])
     if job.has_code:
         _check_code(job, model, result.get("probe", {}), units)
     return Run(job, model.eval(), result, units)
+
+
+def _with_prior(state: dict[str, Tensor], result: dict[str, Any]) -> dict[str, Tensor]:
+    """Adds the steered `prior_std` to a state from before it was part of states."""
+    found = result["training"].get("prior_std")
+    return ({} if found is None else {"prior_std": torch.tensor(found, dtype=torch.float64)}) | state
 
 
 def _check_code(job: Job, model: Trainable, probe: dict[str, Any], units: Units | None) -> None:

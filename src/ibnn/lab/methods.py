@@ -8,7 +8,7 @@ from torch import nn
 
 from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
 from ibnn.convert import convert
-from ibnn.training.loop import Trainable
+from ibnn.training.trainable import Trainable
 
 Make = Callable[[int], nn.Module]  # makes the plain network of an ensemble's member, 0 for the only one
 

@@ -19,7 +19,7 @@ from ibnn.likelihood import Gaussian
 from ibnn.nets.dense import Affine
 from ibnn.nets.own import make_own, takes
 from ibnn.normal import generators_restored, seed_generators
-from ibnn.training.loop import Trainable
+from ibnn.training.trainable import Trainable
 
 State = dict[str, Tensor]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ibnn.errors import DamagedError, complaint
 from ibnn.files.atomic import locked, read_json, read_text, read_toml, write_atomically
@@ -83,7 +83,7 @@ class RunFolder:
         """Writes what a run has to remember of its .csv file."""
         self.write(TABLE, f"{json}\n".encode())
 
-    def write_model(self, model: nn.Module) -> None:
+    def write_model(self, model: Any) -> None:
         """Writes the trained model."""
         self.write_tensors(MODEL, model.state_dict())
 

@@ -1,60 +1,13 @@
-"""EYES: what one sees of a run while it goes on: a progress bar or plain lines, and the history on disk."""
+"""MONITOR: shows a run while it goes on, as a live bar in a terminal or as plain lines."""
 
-import csv
-import io
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from ibnn.files.atomic import write_atomically
 from ibnn.progress import Bar
 
-_LIVE = ("loss", "nll", "kl", "beta", "lr")
-
-
-@dataclass(frozen=True)
-class History:
-    """What `fit` returns: a row an evaluation, and how it ended.
-
-    Attributes:
-        rows: One dict a row: epoch, step, loss, nll, kl, beta, lr, latent_lr, and valid_nll and others with validation.
-        best: The row of the lowest validation NLL; the last row without validation.
-        stopped: "finished" or "patience".
-        summary: What the posterior doctor says (`ibnn.diagnose`), as text.
-        looks: Where held-out labels steered the noise: step, temperature (above 1: overconfident), training_nll,
-            held_out_nll (at that temperature), and prior_std from then on.
-        seconds: How long training took, over all sittings.
-        examples: How many an epoch has.
-        looked: Rows that went through the network for the looks and for what they settle at the end.
-        first: With `refit`, the history of the training that found the strengths.
-    """
-
-    rows: tuple[dict[str, Any], ...]
-    best: dict[str, Any]
-    stopped: str
-    summary: str = field(default="", repr=False)
-    looks: tuple[dict[str, float], ...] = field(default=(), repr=False)
-    seconds: float = field(default=0.0, compare=False)
-    examples: int = field(default=0, repr=False)
-    looked: int = field(default=0, repr=False)
-    first: "History | None" = field(default=None, repr=False)
-
-    def __getitem__(self, column: str) -> list[Any]:
-        """A column, over the rows that have it."""
-        return [row[column] for row in self.rows if column in row]
-
-
-def write_history(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes the rows as CSV, atomically."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode())
+_LIVE = ("loss", "nll", "kl", "beta", "lr")  # values beside the bar
 
 
 class Monitor:

@@ -1,16 +1,15 @@
 """RECIPE: every number of a training run, as frozen, validated data that reads and writes TOML."""
 
-import difflib
-import json
 import math
 import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ibnn.errors import complaint
+from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
 from ibnn.mixture import KLKind
 
@@ -73,8 +72,8 @@ class Recipe(_Frozen):
         latent_schedule: Of `latent_lr`.
         clip: Largest gradient norm of the weights; 0 for no limit.
         latent_clip: Largest gradient norm of the latents; 0 for no limit.
-        beta: Weight of the KL at the end of its warm-up, or "auto": held-out labels steer the strength of the noise as
-            training goes on (`training.strength`). Without validation data a tenth of the training data is held out;
+        beta: Weight of the KL at the end of its warm-up, or "auto": held-out labels steer the noise as training goes on
+            (`training.steering`). Without validation data a tenth of the training data is held out;
             where that cannot be (fewer than 500 examples, a sampler of your own) "auto" stands for 1.
         beta_warmup: Share of training over which a fixed β rises linearly from 0.
         refit: With "auto": trains a second time from the start, on training and held-out data together, with the
@@ -214,8 +213,7 @@ class Recipe(_Frozen):
         1.2
         """
         if name not in cls.names():
-            near = difflib.get_close_matches(name, cls.names(), n=1, cutoff=0.0)
-            remedy = f"Did you mean {near[0]!r}?"
+            remedy = f"Did you mean {nearest(name, cls.names())!r}?"
             raise ValueError(complaint("recipe", f"one of {', '.join(cls.names())}", repr(name), remedy))
         return cls.from_toml(
             (resources.files("ibnn.training") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
@@ -237,19 +235,13 @@ def to_toml(fields: dict[str, Any]) -> str:
     [b]
     c = "d"
     """
-    lines, tables = _toml_lines(fields, "")
-    return "\n".join([*lines, *tables]).lstrip("\n") + "\n"
+    return tomli_w.dumps(_without_none(fields))
 
 
-def _toml_lines(fields: dict[str, Any], prefix: str) -> tuple[list[str], list[str]]:
-    lines, tables = [], []
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            own, inner = _toml_lines(value, f"{prefix}{name}.")
-            tables += ["", f"[{prefix}{name}]", *own, *inner]
-        elif value is not None:
-            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
-    return lines, tables
+def _without_none(fields: Any) -> Any:
+    if not isinstance(fields, dict):
+        return fields
+    return {name: _without_none(value) for name, value in fields.items() if value is not None}
 
 
 # What others call the fields.
@@ -267,8 +259,10 @@ _SYNONYMS = {
     "freeze_batchnorm": ("freeze_bn",),
     "gamma": ("entropy_weight",),
     "latent_lr": ("latent_learning_rate",),
+    "latent_optimiser": ("latent_optimizer",),
     "lr": ("learning_rate", "rate", "step_size", "eta"),
     "noise_lr": ("noise_learning_rate",),
+    "optimiser": ("optimizer",),
     "patience": ("early_stopping", "early_stop", "early_stopping_patience"),
     "precision": ("mixed_precision", "amp", "dtype"),
     "samples": ("num_samples", "n_samples", "mc_samples"),
@@ -282,15 +276,8 @@ _SYNONYMS = {
 }
 
 
-def _nearest(word: str, names: list[str]) -> str:
-    """The name that a word stands for: one that others call so, or else the one spelt most like it."""
-    plain = word.lower().replace("-", "_").replace("optimizer", "optimiser")
-    meant = (name for name, others in _SYNONYMS.items() if plain in others and name in names)
-    return next(meant, difflib.get_close_matches(plain, names, n=1, cutoff=0.0)[0])
-
-
 def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> str:
-    """Pydantic's complaint in our four parts; an unknown key gets the nearest known one. `table` is where it stands."""
+    """Words an error of pydantic in our four parts; `table` is the TOML table it is about."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"]]
     for depth, part in enumerate(place[:-1], 1):
@@ -301,12 +288,13 @@ def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> 
         model = nested
     name = ".".join(filter(None, (table, *place))) or "recipe"
     if first["type"] == "extra_forbidden":
-        near = _nearest(place[-1], list(model.model_fields))
-        return complaint(name, "a key of the recipe", repr(first["input"]), f"Did you mean {near!r}?")
+        synonyms = {other: name for name, others in _SYNONYMS.items() for other in others}
+        remedy = f"Did you mean {nearest(place[-1], model.model_fields, synonyms)!r}?"
+        return complaint(name, "a key of the recipe", repr(first["input"]), remedy)
     if first["type"] == "missing":
         return complaint(name, "given", "none", f"Add {name} = …")
-    wishes = (e["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for e in error.errors())
-    wish = " or ".join(wishes) if len(place) < len(first["loc"]) else next(wishes)  # one of several types
+    messages = (e["msg"].removeprefix("Value error, ").removeprefix("Input should be ") for e in error.errors())
+    expected = " or ".join(messages) if len(place) < len(first["loc"]) else next(messages)  # one of several types
     if not place:
-        return complaint(name, "consistent", "fields that exclude each other", f"{wish[0].upper()}{wish[1:]}.")
-    return complaint(name, wish, f"{first['input']!r} ({type(first['input']).__name__})", f"Change {name}.")
+        return complaint(name, "consistent", "fields that exclude each other", f"{expected[0].upper()}{expected[1:]}.")
+    return complaint(name, expected, f"{first['input']!r} ({type(first['input']).__name__})", f"Change {name}.")

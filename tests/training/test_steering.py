@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fit_job import make_data, make_net
+from fit_job import JOB, Stop, close, make_data, make_net, run, same
 from reference import nll_reference
-from test_training import JOB, Stop, close, run, same
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
 import ibnn
 from ibnn import Recipe, fit
 from ibnn.batches import Source, as_source
 from ibnn.likelihood import Categorical, Gaussian, Likelihood, temperature
-from ibnn.training import strength
-from ibnn.training.loop import _hold_out, _Run
+from ibnn.training import steering
+from ibnn.training.heldout import held_out_rows, hold_out
 
 X, Y = make_data(600)
 VALID = tuple(part[450:] for part in (X, Y))
@@ -35,13 +35,13 @@ def make_model(kind: str = "linear", components: int = 2, **options: Any) -> ibn
 @pytest.fixture(autouse=True)
 def no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short as the runs are, all looks are taken."""
-    monkeypatch.setattr(strength, "SHARE", 1e9)
+    monkeypatch.setattr(steering, "BUDGET", 1e9)
 
 
 @pytest.fixture
 def few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only their order counts: before steps 2, 5, 8 and 10 of 12."""
-    monkeypatch.setattr(strength, "LOOKS", 4)
+    monkeypatch.setattr(steering, "LOOKS", 4)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -52,64 +52,66 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def test_look_steps_run_from_the_first_to_the_last() -> None:
-    steps = sorted(strength.look_steps(10_000))
+    steps = sorted(steering.look_steps(10_000))
     assert (steps[0], steps[-1], len(steps)) == (2000, 9000, 25)
     gaps = np.diff(steps)
     assert gaps.max() - gaps.min() <= 1
     for total in range(1, 60):
-        looks = strength.look_steps(total)
+        looks = steering.look_steps(total)
         assert all(1 <= step <= 0.9 * total for step in looks), total  # something was seen before each
 
 
-def test_grip_weighs_a_node_alike_for_any_number_of_data_and_nodes() -> None:
-    """β·KL/N of equal posteriors at every node: GRIP times the KL of one node, whatever N and the network."""
+def test_the_kl_weighs_a_node_alike_for_any_number_of_data_and_nodes() -> None:
+    """β·KL/N of equal posteriors at every node: KL_WEIGHT times the KL of one node, whatever N and the network."""
     found = []
     for width, n_data in ((4, 100), (64, 100), (64, 10_000)):
         model = ibnn.convert(nn.Sequential(nn.Linear(6, width), nn.Linear(width, 3)), components=1, seed=0)
         model.set_posterior(mean=1.2, std=0.1)
-        found.append(strength.grip(1.0, n_data=n_data, nodes=model.nodes) * model.kl().item() / n_data)
+        found.append(steering.kl_weight(1.0, n_data=n_data, nodes=model.nodes) * model.kl().item() / n_data)
     one = 0.5 * (0.1**2 / 0.09 + 0.2**2 / 0.09 - 1 - math.log(0.1**2 / 0.09))
-    assert found == pytest.approx([strength.GRIP * one] * 3, rel=1e-5)
+    assert found == pytest.approx([steering.KL_WEIGHT * one] * 3, rel=1e-5)
 
 
-def test_grip_rises_until_the_first_look() -> None:
-    at = [strength.grip(t, n_data=300, nodes=30) for t in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)]
+def test_the_kl_weight_rises_until_the_first_look() -> None:
+    at = [steering.kl_weight(t, n_data=300, nodes=30) for t in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)]
     assert at == pytest.approx([0, 50, 100, 200, 200, 200])
 
 
-def test_wish_has_the_right_sign() -> None:
-    def wish(likelihood: Likelihood = Categorical(), **changes: float) -> float:  # noqa: B008
-        return strength.wish(likelihood, **({"temperature": 1.0, "training_nll": 1.0, "held_out_nll": 1.0} | changes))
+def test_the_desired_change_has_the_right_sign() -> None:
+    def change(likelihood: Likelihood = Categorical(), **changes: float) -> float:  # noqa: B008
+        return steering.desired_change(
+            likelihood, **({"temperature": 1.0, "training_nll": 1.0, "held_out_nll": 1.0} | changes)
+        )
 
-    assert wish() == 0
-    assert wish(temperature=2.0) == pytest.approx(math.log(2))
-    assert wish(temperature=0.5) == pytest.approx(math.log(0.5))
-    assert wish(temperature=0.9, training_nll=0.4) == pytest.approx(math.log(0.9 * 0.6 / 0.4))  # it fits too well
-    assert wish(temperature=0.5, training_nll=1e-6) == pytest.approx(math.log(0.5) + 0.5)  # but no further than that
-    gaussian = wish(Gaussian(), temperature=0.9, training_nll=-1.8, held_out_nll=-1.0)  # densities: differences
+    assert change() == 0
+    assert change(temperature=2.0) == pytest.approx(math.log(2))
+    assert change(temperature=0.5) == pytest.approx(math.log(0.5))
+    assert change(temperature=0.9, training_nll=0.4) == pytest.approx(math.log(0.9 * 0.6 / 0.4))  # it fits too well
+    assert change(temperature=0.5, training_nll=1e-6) == pytest.approx(math.log(0.5) + 0.5)  # but no further than that
+    gaussian = change(Gaussian(), temperature=0.9, training_nll=-1.8, held_out_nll=-1.0)  # densities: differences
     assert gaussian == pytest.approx(math.log(0.9) + 0.8 + math.log(0.6))
-    assert math.isfinite(wish(training_nll=0.0))
-    assert math.isfinite(wish(held_out_nll=0.0))
+    assert math.isfinite(change(training_nll=0.0))
+    assert math.isfinite(change(held_out_nll=0.0))
     for name, values in (("temperature", (1.0, 1.5, 2.0)), ("training_nll", (0.55, 0.5, 0.45))):
-        wishes = [wish(**{name: value}) for value in values]
-        assert wishes == sorted(set(wishes)), name
+        found = [change(**{name: value}) for value in values]
+        assert found == sorted(set(found)), name
 
 
 def test_next_std_follows_within_its_bounds() -> None:
-    assert strength.next_std(0.3, 0.0) == 0.3
-    wishes = np.linspace(-2, 2, 81)
-    changes = [math.log(strength.next_std(0.3, w) / 0.3) for w in wishes]
-    assert changes == pytest.approx([min(max(0.5 * w, -0.06), 0.25) for w in wishes])
-    assert strength.next_std(1.5, 1.0) == 1.5
-    assert strength.next_std(1.4, 1.0) == 1.5
-    assert strength.next_std(0.02, -1.0) == 0.02
+    assert steering.next_std(0.3, 0.0) == 0.3
+    wanted = np.linspace(-2, 2, 81)
+    changes = [math.log(steering.next_std(0.3, w) / 0.3) for w in wanted]
+    assert changes == pytest.approx([min(max(0.5 * w, -0.06), 0.25) for w in wanted])
+    assert steering.next_std(1.5, 1.0) == 1.5
+    assert steering.next_std(1.4, 1.0) == 1.5
+    assert steering.next_std(0.02, -1.0) == 0.02
 
 
 @pytest.mark.parametrize(
     ("rows", "out"), [(500, 100), (999, 100), (1000, 100), (1010, 101), (50_000, 5000), (10**7, 5000)]
 )
 def test_held_out_rows(rows: int, out: int) -> None:
-    assert strength.held_out_rows(rows) == out
+    assert held_out_rows(rows) == out
 
 
 # ------------------------------------------------------------------------------------------------ held-out data
@@ -155,9 +157,9 @@ def numbers(source: Source) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_of_the_data_is_held_out(kind: str) -> None:
     whole = as_source(KINDS[kind], batch_size=32)
-    source, held_out, note = _hold_out(whole, None, seed=3)
+    source, held_out, again, given, note = hold_out(whole, None, seed=3)
     assert held_out is not None
-    assert note == ""
+    assert (again, given, note) == (whole, 600, "")
     assert (source.rows, held_out.rows) == (500, 100)
     train, out = numbers(source), numbers(held_out)
     assert set(train) <= set(range(600)) - set(out)
@@ -166,7 +168,7 @@ def test_a_part_of_the_data_is_held_out(kind: str) -> None:
     assert out == sorted(out) == numbers(held_out)
     assert train != sorted(train)
     assert (source.shuffled, held_out.shuffled, held_out.drop_last) == (True, False, False)
-    others = _hold_out(whole, None, seed=4)[1]
+    others = hold_out(whole, None, seed=4).held_out
     assert others is not None
     assert numbers(others) != out
     assert [n for n in out if n >= 300]  # from all over
@@ -241,7 +243,7 @@ def test_the_callers_n_data_is_shared_out_with_the_rows() -> None:
             make_model(), (X, Y) if valid is None else TRAIN, valid, n_data=600, refit=refit, **SHORT | {"steps": 1}
         ).rows[0]
         nodes = make_model().nodes
-        assert row["beta"] == pytest.approx(strength.GRIP * expected / nodes), (valid is None, refit)
+        assert row["beta"] == pytest.approx(steering.KL_WEIGHT * expected / nodes), (valid is None, refit)
 
 
 def test_refit_counts_targets_that_are_ignored() -> None:
@@ -252,20 +254,20 @@ def test_refit_counts_targets_that_are_ignored() -> None:
     y[out.data[0]] = Y[out.data[0]]
     history = fit(make_model(), (X, y), steps=2, batch_size=600, refit=True, quiet=True)
     labels = int((y != -100).sum())
-    assert history.rows[0]["beta"] == pytest.approx(strength.GRIP * labels / make_model().nodes)
+    assert history.rows[0]["beta"] == pytest.approx(steering.KL_WEIGHT * labels / make_model().nodes)
 
 
 # ------------------------------------------------------------------------------------------------------ a look
 
 
 def test_unsteered_looks_leave_a_run_of_fixed_beta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With s held still and no temperature, "auto" is a fixed β = GRIP·N/nodes that has risen by the first look."""
-    monkeypatch.setattr(strength, "next_std", lambda prior_std, wish: prior_std)
-    monkeypatch.setattr(temperature, "settled_temperature", lambda *arguments: 1.0)
+    """With s held still and no temperature, "auto" is a fixed β that has risen by the first look."""
+    monkeypatch.setattr(steering, "next_std", lambda prior_std, change: prior_std)
+    monkeypatch.setattr(steering, "settled_temperature", lambda *arguments: 1.0)
     auto, fixed = make_model(), make_model()
     a = fit(auto, TRAIN, VALID, **SHORT)
-    beta = strength.GRIP * 450 / auto.nodes
-    b = fit(fixed, TRAIN, VALID, beta=beta, beta_warmup=strength.FIRST, **SHORT)
+    beta = steering.KL_WEIGHT * 450 / auto.nodes
+    b = fit(fixed, TRAIN, VALID, beta=beta, beta_warmup=steering.FIRST, **SHORT)
     assert len(a.looks) == 9
     close(auto, fixed, rtol=1e-4, atol=1e-5)
     for row, other in zip(a.rows, b.rows, strict=True):
@@ -281,7 +283,7 @@ def test_a_look_is_written_out() -> None:
         model, TRAIN, VALID, epochs=10, batch_size=450, lr=0.05, latent_lr=0.0, quiet=True,
         callbacks=[lambda row, m: states.__setitem__(row["step"], {k: v.clone() for k, v in m.state_dict().items()})],
     )  # fmt: skip
-    assert [look["step"] for look in history.looks] == sorted(strength.look_steps(10)) == list(range(2, 10))
+    assert [look["step"] for look in history.looks] == sorted(steering.look_steps(10)) == list(range(2, 10))
     s, last = 0.3, 0
     for look in history.looks:
         step = int(look["step"])
@@ -294,37 +296,37 @@ def test_a_look_is_written_out() -> None:
         assert look["temperature"] == pytest.approx(best, rel=1e-3)
         assert look["held_out_nll"] == pytest.approx(nll_reference(Categorical(), mean, VALID[1], best), rel=1e-5)
         told = {name: look[name] for name in ("temperature", "training_nll", "held_out_nll")}
-        s, last = strength.next_std(s, strength.wish(plain.likelihood, **told)), step
+        s, last = steering.next_std(s, steering.desired_change(plain.likelihood, **told)), step
         assert look["prior_std"] == s
     assert history["prior_std"] == [0.3, 0.3, *(look["prior_std"] for look in history.looks)]
     assert model.prior_std == s != 0.3
     weaker = [
-        factor for factor in strength.WEAKER if torch.allclose(model.posterior().std, before * (s / 0.3 * factor))
+        factor for factor in steering.SHRINKAGES if torch.allclose(model.posterior().std, before * (s / 0.3 * factor))
     ]
     assert len(weaker) == 1
 
 
 def test_looks_keep_to_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strength, "SHARE", 0.6)
+    monkeypatch.setattr(steering, "BUDGET", 0.6)
     for training, held_out in ((20_000, 100), (30_000, 2_000), (400_000, 900), (10**7, 5_000)):
-        looks, rows = strength.afford(training, held_out)
+        looks, rows = steering.look_budget(training, held_out)
         assert 6 <= looks <= 25
         assert 250 <= rows <= 1000
         assert looks == 6 or looks * 8 * min(rows, held_out) <= 0.6 * training
-    assert strength.afford(10**7, 5_000) == (25, 1000)
-    assert strength.afford(1_000, 5_000) == (6, 250)
+    assert steering.look_budget(10**7, 5_000) == (25, 1000)
+    assert steering.look_budget(1_000, 5_000) == (6, 250)
 
 
 @pytest.mark.slow
 def test_an_underconfident_network_ends_with_less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise pinned far too high in training is weakened at the end, by one of the factors, and the NLL with it."""
-    monkeypatch.setattr(strength, "next_std", lambda prior_std, wish: 1.5)
+    monkeypatch.setattr(steering, "next_std", lambda prior_std, change: 1.5)
     clean = (torch.randn(600, 6, generator=generator(3)), torch.zeros(600, dtype=torch.long))
     clean = (clean[0], (clean[0][:, 0] > 0).long())
     options: dict[str, Any] = {"epochs": 60, "batch_size": 100, "quiet": True, "latent_lr": 0.0, "lr": 1e-2}
     model, kept = make_model(), make_model()
     fit(model, clean, clean, **options)
-    monkeypatch.setattr(strength, "WEAKER", (1.0,))
+    monkeypatch.setattr(steering, "SHRINKAGES", (1.0,))
     fit(kept, clean, clean, **options)
     ratio = model.posterior().std / kept.posterior().std
     assert any(torch.allclose(ratio, torch.full_like(ratio, factor)) for factor in (0.7, 0.5, 0.35, 0.25))
@@ -399,8 +401,8 @@ def test_the_best_of_a_grid_is_reached() -> None:
     raw, mended = [], []
     for s in (0.02, 0.1, 0.3, 0.6, 1.0, 1.5):
         fixed = make_coins(64, prior_std=s)
-        beta = strength.GRIP * 300 / fixed.nodes
-        fit(fixed, train, valid, beta=beta, beta_warmup=strength.FIRST, **TOY | {"steps": 300})
+        beta = steering.KL_WEIGHT * 300 / fixed.nodes
+        fit(fixed, train, valid, beta=beta, beta_warmup=steering.FIRST, **TOY | {"steps": 300})
         raw.append(scores(fixed, 0.15)[0])
         fixed.likelihood.temperature.fill_(settled(fixed, valid))
         mended.append(scores(fixed, 0.15)[0])
@@ -574,8 +576,8 @@ def test_every_checkpoint_leads_to_the_same_end(tmp_path: Path, dataset: bool) -
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = make_model(), make_model()
     a = fit(first, (X, Y), run_dir=tmp_path, **SHORT)
-    monkeypatch.setattr(_Run, "_step", None)
-    monkeypatch.setattr(_Run, "_settle", None)
+    monkeypatch.setattr(Optimizer, "step", None)
+    monkeypatch.setattr(steering.Steering, "settle", None)
     b = fit(second, (X, Y), run_dir=tmp_path, **SHORT)
     assert a == b
     assert same(first, second)
@@ -619,7 +621,7 @@ def test_refit_trains_on_everything_with_the_strengths_found(kind: str) -> None:
     # 12 steps of 90 rows; 450 rows have 5 batches, 500 rows have 6 with one of 50, 600 have 7 with one of 60
     assert rows[-1] == 600 + 5 * 90
     assert history.rows[0]["beta"] > found.rows[0]["beta"]
-    assert history.rows[-1]["beta"] == pytest.approx(strength.GRIP * 600 / model.nodes)
+    assert history.rows[-1]["beta"] == pytest.approx(steering.KL_WEIGHT * 600 / model.nodes)
 
 
 @pytest.mark.usefixtures("few_looks")
@@ -629,8 +631,8 @@ def test_refit_is_a_run_from_the_start_with_given_strengths(monkeypatch: pytest.
     found = fit(once, TRAIN, VALID, **SHORT)
     fit(model, TRAIN, VALID, refit=True, **SHORT)
     told = iter([look["prior_std"] for look in found.looks])
-    monkeypatch.setattr(strength, "next_std", lambda prior_std, wish: next(told))
-    monkeypatch.setattr(temperature, "settled_temperature", lambda *arguments: once.likelihood.temperature.item())
+    monkeypatch.setattr(steering, "next_std", lambda prior_std, change: next(told))
+    monkeypatch.setattr(steering, "settled_temperature", lambda *arguments: once.likelihood.temperature.item())
     fit(slow, (torch.cat([TRAIN[0], VALID[0]]), torch.cat([TRAIN[1], VALID[1]])), VALID, **SHORT)
     assert same(model, slow)
     assert model.prior_std == slow.prior_std

@@ -1,0 +1,98 @@
+"""ENGINE: accelerate's devices, workers, precision and trackers, for the length of a run."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import ProjectConfiguration
+from torch import nn
+from torch.optim import Optimizer
+
+from ibnn.batches import Worker
+from ibnn.errors import complaint
+from ibnn.inputs import tree_map
+from ibnn.training.precision import bf16_fault
+from ibnn.training.recipe import Recipe
+
+
+class Engine:
+    """One run's Accelerator.
+
+    Attributes:
+        accelerator: The Accelerator itself.
+        worker: Which of how many workers this process is.
+        device: Where this worker computes.
+        main: Whether this worker writes files and messages.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path | None, rows: int) -> None:
+        """Makes the Accelerator for a recipe; trackers write to the folder. There are `rows` training examples."""
+        self._tracks = bool(recipe.trackers)
+        if self._tracks and folder is None:
+            raise ValueError(complaint("run_dir", "a folder when there are trackers", None, "Pass run_dir=..."))
+        self._owns_state = not AcceleratorState._shared_state
+        if not self._owns_state and AcceleratorState().mixed_precision != recipe.precision:
+            got = f"an Accelerator of {AcceleratorState().mixed_precision!r}"
+            raise ValueError(complaint("precision", "that of the Accelerator made before", got, "Make them equal."))
+        self.accelerator = Accelerator(
+            mixed_precision=recipe.precision,
+            log_with=list(recipe.trackers) or None,
+            project_config=ProjectConfiguration(project_dir=str(folder)) if folder else None,
+        )
+        self.worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
+        self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
+        on_cpu = self.device.type == "cpu"
+        self._plain_steps = on_cpu and recipe.precision == "no"
+        fault = bf16_fault() if recipe.precision == "bf16" and on_cpu else ""
+        if rows < self.worker.world:
+            fault = complaint("train", "at least a row for each worker", rows, "Use fewer workers.")
+        if fault:
+            self._give_back()
+            raise ValueError(fault)
+        if self._tracks:
+            self.accelerator.init_trackers("ibnn")
+
+    def prepare(self, loss: nn.Module, optimisers: Sequence[Optimizer]) -> tuple[nn.Module, Sequence[Any]]:
+        """Returns the loss as it runs on this worker's device, and what steps in place of the optimisers."""
+        module, *steppers = self.accelerator.prepare(loss, *optimisers)
+        # The same steps without accelerate's look-ups, which take a tenth of a small network's step:
+        return module, optimisers if self._plain_steps else steppers
+
+    def to_device(self, tree: Any) -> Any:
+        """Returns tensors in nested containers on this worker's device."""
+        return tree_map(lambda tensor: tensor.to(self.device), tree)
+
+    def total(self, sums: Sequence[float]) -> list[float]:
+        """Returns the sums over all workers."""
+        if self.worker.world == 1:
+            return list(sums)
+        mine = torch.tensor(sums, dtype=torch.float64, device=self.device)
+        return list(self.accelerator.reduce(mine, "sum").tolist())
+
+    def moved_to_main(self, sums: Sequence[float]) -> list[float]:
+        """Returns the sums over all workers to the main one, zeros to the others."""
+        total = self.total(sums)
+        return total if self.main else [0.0] * len(total)
+
+    def highest(self, number: int) -> int:
+        """Returns the largest of the workers' numbers."""
+        if self.worker.world == 1:
+            return number
+        return int(self.accelerator.gather(torch.tensor([number], device=self.device)).max())
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Hands a row of the history to the trackers."""
+        self.accelerator.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])
+
+    def close(self) -> None:
+        """Ends the trackers, and forgets the global state so that a later run may choose another precision."""
+        if self._tracks:
+            self.accelerator.end_training()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._owns_state:
+            AcceleratorState._reset_state()

@@ -1,0 +1,132 @@
+"""SPLITS: the data of a run: what is trained on, what is held out, how that scores, and what steering draws for it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ibnn.batches import Source, as_source
+from ibnn.errors import complaint
+from ibnn.likelihood import Likelihood
+from ibnn.normal import generators_restored
+from ibnn.prediction import draws, predict
+from ibnn.training.checks import check_data
+from ibnn.training.recipe import Recipe
+from ibnn.training.trainable import Trainable
+
+MIN_TRAIN_ROWS = 500  # of fewer training examples none are held out
+MIN_HELD_OUT, MAX_HELD_OUT = 100, 5000  # with fewer held-out examples the noise is not steered
+
+
+class Split(NamedTuple):
+    """The data of a run.
+
+    Attributes:
+        train: What is trained on.
+        held_out: What is evaluated, and steered by; None if there is nothing.
+        whole: Both together, which `refit` trains on.
+        given: Number of training examples before some were held out.
+        note: Why the noise is not steered although the recipe asks for it; "" if it is, or need not be.
+    """
+
+    train: Source
+    held_out: Source | None
+    whole: Source
+    given: int
+    note: str = ""
+
+
+def read_data(model: Trainable, train: Any, valid: Any, recipe: Recipe) -> Split:
+    """Reads and checks the data; where the noise is steered without validation data, some rows are held out."""
+    pack = model.likelihood.pack
+    source = as_source(train, batch_size=recipe.batch_size, workers=recipe.workers, pack=pack)
+    held_out = None
+    if valid is not None:
+        held_out = as_source(valid, batch_size=256, name="valid", workers=recipe.workers, shuffled=False, pack=pack)
+    elif recipe.patience:
+        raise ValueError(complaint("patience", "0 without validation data", recipe.patience, "Pass valid=(x, y)."))
+    check_data(model, source, "train")
+    if held_out is not None:
+        check_data(model, held_out, "valid")
+    split = Split(source, held_out, source, source.rows)
+    if recipe.beta == "auto":
+        split = hold_out(source, held_out, recipe.seed)
+        if recipe.refit and held_out is not None and not split.note:
+            split = split._replace(whole=source.joined(held_out))
+    if recipe.calibrate and split.held_out is None:
+        raise ValueError(complaint("valid", "held-out data to calibrate by", None, "Pass valid=(x, y)."))
+    return split
+
+
+def hold_out(source: Source, held_out: Source | None, seed: int) -> Split:
+    """Returns the data to train on and to steer by, or a note why the noise cannot be steered."""
+    if held_out is not None:
+        few = held_out.rows < MIN_HELD_OUT
+        note = f"only {held_out.rows} held-out examples" if few else ""
+    elif not source.divisible:
+        note = "no held-out data, and none can be split off where a sampler or iterable decides"
+    elif source.rows < MIN_TRAIN_ROWS:
+        note = f"no held-out data, and only {source.rows} examples"
+    else:
+        train, held_out = source.split(held_out_rows(source.rows), seed)
+        return Split(train, held_out, source, source.rows)
+    return Split(source, held_out, source, source.rows, note)
+
+
+def held_out_rows(rows: int) -> int:
+    """Returns how many training examples are held out: a tenth, but at least 100 and at most 5,000.
+
+    >>> held_out_rows(2_000), held_out_rows(60_000)
+    (200, 5000)
+    """
+    return min(max(rows // 10, MIN_HELD_OUT), MAX_HELD_OUT)
+
+
+def count_targets(likelihood: Likelihood, source: Source) -> int:
+    """Returns N: counted in tensors; in a Dataset, as many targets per example as the first batch has."""
+    if isinstance(source.data, tuple):
+        return likelihood.data(source.data[1])
+    with generators_restored():
+        first = next(source.epoch(0, 0))
+    return max(round(source.rows * likelihood.data(first.y) / len(first.y)), source.batch_size)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Predicts held-out data; several workers share the batches."""
+
+    model: Trainable
+    source: Source
+    device: torch.device
+    seed: int
+
+    def scores(self, samples: int) -> dict[str, float]:
+        """Returns the likelihood's scores for S draws per component."""
+        inputs, targets = self._inputs(self.source)
+        prediction = predict(self.model, inputs, samples=samples, progress=False)
+        return self.model.likelihood.score(prediction, torch.cat(targets).cpu())
+
+    def draws(self, samples: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Returns draws (K, S, N, …) for about so many of the examples, and their targets."""
+        source = self.source
+        if source.divisible and source.rows > rows:
+            source = source.split(rows, self.seed)[1]  # a random part: they may be sorted
+        inputs, targets = self._inputs(source, rows)
+        outputs = draws(self.model, inputs, samples=samples)
+        return outputs.to(self.device), torch.cat(targets).to(self.device)
+
+    @staticmethod
+    def _inputs(source: Source, rows: int | None = None) -> tuple[Iterator[Any], list[Tensor]]:
+        """Returns the inputs of a source's first batches, and a list that their targets go to as they are taken."""
+        targets: list[Tensor] = []
+
+        def inputs() -> Iterator[Any]:
+            for share in source.epoch(0, 0):
+                targets.append(share.y)
+                yield (share.x,)
+                if rows is not None and sum(map(len, targets)) >= rows:
+                    return
+
+        return inputs(), targets

@@ -1,0 +1,214 @@
+"""STEERING: held-out labels decide, while training goes on, how large the prior's standard deviation s is.
+
+A *look* is an evaluation on held-out data that moves s. A network needs more noise if it is overconfident there (the
+temperature T that minimises its held-out NLL is above 1), and less if T is below 1; a network that fits its training
+data, noise and all, much better than held-out data is steered to be a little underconfident. The KL has a fixed weight
+per node and datum, so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for 1,000,000 examples.
+`prior_std` as converted is where s starts.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ibnn.batches import Source
+from ibnn.calibration import Calibration, calibrate
+from ibnn.likelihood import Heads, Likelihood
+from ibnn.likelihood.temperature import confidence, nll, settled_temperature
+from ibnn.training.heldout import HeldOut
+from ibnn.training.trainable import Steerable
+
+FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and their largest number
+GAIN, RISE, FALL = 0.5, 0.25, 0.06  # log s moves by this part of the desired change, at most so far up and down
+OVERFIT = 0.6  # a training NLL below this share of the held-out NLL shows overfitting
+UNDERCONFIDENCE = 0.5  # an overfitting network is steered to log T = −0.5 at the lowest
+SHRINKAGES = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried in turn at the end, while T is below 1
+MIN_STD, MAX_STD = 0.02, 1.5  # bounds of s
+BUDGET, MIN_LOOKS = 0.6, 6  # forward passes of all looks, as a share of training's; but there are at least six looks
+KL_WEIGHT = 20.0  # nats of loss per datum for a KL of one nat per node
+ROWS, DRAWS = 1000, 8  # held-out examples of a look, and the least number of draws for each
+
+
+def look_steps(total: int, looks: int | None = None) -> frozenset[int]:
+    """Returns the steps before which there is a look.
+
+    >>> sorted(look_steps(1000))[:3]
+    [200, 229, 258]
+    """
+    looks = looks or LOOKS
+    steps = (int(total * (FIRST + (LAST - FIRST) * look / max(looks - 1, 1))) for look in range(looks))
+    return frozenset(step for step in steps if step)  # a look needs a training NLL
+
+
+def look_budget(training_rows: int, held_out: int) -> tuple[int, int]:
+    """Returns how many looks there are, and how many held-out examples each evaluates.
+
+    Their forward passes are at most `BUDGET` of training's with `DRAWS` draws for each example. A model of more than
+    `DRAWS` components makes a draw of each, and as many more passes.
+
+    >>> look_budget(30_000, 2_000), look_budget(1_000_000, 2_000)
+    ((9, 250), (25, 1000))
+    """
+    budget = BUDGET * training_rows / DRAWS  # held-out examples in all
+    looks = min(max(int(budget / min(held_out, ROWS // 4)), MIN_LOOKS), LOOKS)
+    return looks, min(max(int(budget / looks), ROWS // 4), ROWS)
+
+
+def kl_weight(t: float, *, n_data: int, nodes: int) -> float:
+    """Returns β when the share t of training is done: it rises to `KL_WEIGHT` per node and datum by the first look."""
+    return KL_WEIGHT * n_data / nodes * min(1.0, t / FIRST)
+
+
+def desired_change(likelihood: Likelihood, *, temperature: float, training_nll: float, held_out_nll: float) -> float:
+    """Returns the logarithm of the factor by which the noise should change.
+
+    It is log T, and more if the network overfits: such a network is steered to be underconfident (down to
+    T = e^−`UNDERCONFIDENCE`), because noise lowers its error and a temperature can restore its confidence.
+
+    Args:
+        likelihood: Says whether NLLs are compared by ratio (of probabilities) or by difference (of densities).
+        temperature: T that minimises the held-out NLL, relative to the current temperature.
+        training_nll: Of single draws, as in the training loss.
+        held_out_nll: Of all draws together, at that temperature.
+    """
+    if likelihood.discrete:
+        gap = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9))
+    else:
+        gap = held_out_nll - training_nll
+    return math.log(temperature) + max(0.0, min(UNDERCONFIDENCE, gap + math.log(OVERFIT)))
+
+
+def next_std(prior_std: float, change: float) -> float:
+    """Returns s after a look that desires a change of log s.
+
+    >>> round(next_std(0.3, 0.2), 3), round(next_std(0.3, -5.0), 3)
+    (0.332, 0.283)
+    """
+    step = max(-FALL, min(RISE, GAIN * change))
+    return max(MIN_STD, min(MAX_STD, prior_std * math.exp(step)))
+
+
+@dataclass
+class Found:
+    """What steering has found so far. A checkpoint holds it; a refit repeats it.
+
+    Attributes:
+        looks: What each look saw and did (see `History.looks`).
+        looked: Forward passes for the looks and at the end, in rows.
+        temperature: The temperature set at the end.
+        weaker: The factor on σ at the end.
+        relative: Temperatures of several heads relative to the common one.
+    """
+
+    looks: list[dict[str, float]] = field(default_factory=list)
+    looked: int = 0
+    temperature: float = 1.0
+    weaker: float = 1.0
+    relative: list[float] = field(default_factory=list)
+
+
+class Steering:
+    """Moves s at the looks of a run, and sets temperature and noise at its end.
+
+    Attributes:
+        steps: The steps before which there is a look.
+        found: What it has found so far.
+    """
+
+    def __init__(self, model: Steerable, data: HeldOut | Found, *, total: int, batch_size: int, n_data: int) -> None:
+        """Prepares the looks of a run.
+
+        Args:
+            model: What is trained.
+            data: Held-out data to steer by, or what another run found, to repeat it.
+            total: Number of steps.
+            batch_size: Rows of a step.
+            n_data: Number of targets in the training set.
+        """
+        self.model, self.n_data, self.found = model, n_data, Found()
+        self.replay = data if isinstance(data, Found) else None
+        if isinstance(data, Found):
+            looks = len(data.looks)  # none, if patience ended that run before its first look
+        else:
+            self.held_out = data
+            looks, self.rows = look_budget(total * batch_size, data.source.rows)
+        self.steps = look_steps(total, looks) if looks else frozenset()
+
+    def beta(self, t: float) -> float:
+        """Returns β when the share t of training is done."""
+        return kl_weight(t, n_data=self.n_data, nodes=self.model.nodes)
+
+    def look(self, step: int, training_nll: float) -> None:
+        """Moves s, and σ with it, by what held-out labels say, or as in the run that is repeated.
+
+        Args:
+            step: Number of steps done.
+            training_nll: Mean NLL of training since the last look.
+        """
+        model, looks = self.model, self.found.looks
+        if self.replay is not None:
+            look = self.replay.looks[min(len(looks), len(self.replay.looks) - 1)] | {"step": step}
+        else:
+            draws, targets = self._draws(DRAWS, self.rows)
+            temperature, held_out_nll = confidence(model.likelihood, draws, targets)
+            seen = {"temperature": temperature, "training_nll": training_nll, "held_out_nll": held_out_nll}
+            change = desired_change(model.likelihood, **seen)
+            look = {"step": step} | seen | {"prior_std": next_std(model.prior_std, change)}
+        model.set_posterior(std=model.posterior().std * (look["prior_std"] / model.prior_std))
+        model.prior_std = look["prior_std"]
+        looks.append(look)
+
+    def settle(self) -> None:
+        """Sets the temperature that held-out labels ask for, and less noise if the network is underconfident.
+
+        A temperature below 1 sharpens every draw but leaves their disagreement; less noise reduces it.
+        """
+        model, likelihood = self.model, self.model.likelihood
+        std = model.posterior().std.detach()
+        if self.replay is not None:
+            self.found.weaker, self.found.temperature = self.replay.weaker, self.replay.temperature
+            if isinstance(likelihood, Heads):
+                likelihood.relative.copy_(torch.tensor(self.replay.relative))
+        else:
+            if isinstance(likelihood, Heads):
+                likelihood.balance(*self._draws(2 * DRAWS, 2 * self.rows), settled_temperature)
+                self.found.relative = likelihood.relative.tolist()
+            self.found.weaker, self.found.temperature = self._shrunk(std)
+        model.set_posterior(std=std * self.found.weaker)
+        likelihood.set_temperature(self.found.temperature)
+
+    def _shrunk(self, std: Tensor) -> tuple[float, float]:
+        """Returns the factor on σ with the lowest held-out NLL, and its temperature; stops where T reaches 1."""
+        model, likelihood = self.model, self.model.likelihood
+        found: list[tuple[float, float, float]] = []  # NLL, factor on σ, temperature
+        for factor in SHRINKAGES:
+            model.set_posterior(std=std * factor)
+            draws, targets = self._draws(2 * DRAWS, 2 * self.rows)
+            best = settled_temperature(likelihood, draws, targets)
+            found.append((nll(likelihood, draws, targets, best), factor, best))
+            if found[-1] > min(found) or confidence(likelihood, draws, targets)[0] >= 1:
+                break
+        return min(found)[1:]
+
+    def _draws(self, draws: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Returns at least so many draws for each of so many held-out examples, (K, S, N, …), and their targets."""
+        outputs, targets = self.held_out.draws(-(-draws // self.model.components), rows)
+        self.found.looked += math.prod(outputs.shape[:3])
+        return outputs, targets
+
+
+def start_calibrated(model: Steerable, held_out: Source, *, seed: int, progress: bool) -> Calibration:
+    """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights as they are.
+
+    Args:
+        model: What is trained.
+        held_out: Data to calibrate by.
+        seed: Decides the draws.
+        progress: Whether a bar is shown.
+    """
+    found = calibrate(model, held_out, seed=seed, progress=progress)  # type: ignore[arg-type]
+    model.prior_std = max(found.scale, MIN_STD)
+    model.set_posterior(std=model.posterior().std.clamp_min(1e-3))  # σ = 0 could not be trained
+    return found

@@ -1,0 +1,120 @@
+"""TRAINABLE: what `fit` asks of a method. Whatever has this is trained by the one loop, which names no method."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, Self
+
+from torch import Tensor, nn
+
+from ibnn.errors import complaint
+from ibnn.inputs import Inputs
+from ibnn.likelihood import Likelihood
+from ibnn.mixture import Mixture
+from ibnn.objective import ELBO
+from ibnn.prediction import Method
+
+
+class _Module(Protocol):
+    """The part of nn.Module that training uses."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def train(self, mode: bool = True) -> Self: ...
+    def eval(self) -> Self: ...
+    def zero_grad(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any: ...
+    def named_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def named_buffers(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]: ...
+
+
+class Trainable(_Module, Method, Protocol):
+    """An nn.Module with draws for `predict`, an objective with named terms, and parameter groups.
+
+    Attributes:
+        net: The network that is trained.
+        examples: Number of training examples seen so far, a buffer; `fit` counts whole batches.
+        prior_std: Standard deviation of the prior, where there is one.
+        kl_kind: Which KL the objective has, where there is a choice.
+    """
+
+    net: Any
+    examples: Tensor
+    prior_std: float
+    kl_kind: Any
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What the network's output says about a target."""
+
+    @property
+    def nodes(self) -> int:
+        """Number of latent variables; 0 for a method without."""
+
+    def reseed(self, seed: int) -> None:
+        """Starts the noise of training, and the count of examples, anew."""
+
+    def adapt_recipe(self, recipe: Any) -> Any:
+        """Returns the recipe that this method follows when it is given one; raises if it cannot follow it."""
+
+    def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0, *, batch_size: int | None = None) -> Tensor:
+        """Returns draws of the network's output in eval mode, (J, B, …), component-major."""
+
+    def parameter_groups(
+        self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
+    ) -> list[dict[str, Any]]:
+        """Prepares gradients and returns groups for an optimiser, named "weights", "latents" and "likelihood"."""
+
+    def elbo(
+        self,
+        x: Inputs,
+        y: Tensor,
+        *,
+        n_data: int,
+        samples: int = 1,
+        beta: float = 1.0,
+        gamma: float = 0.0,
+        spread: bool = False,
+        part: tuple[int, int] | None = None,
+    ) -> ELBO:
+        """The loss of a batch, or of a part of one, and its terms (see `IBNN.elbo`)."""
+
+    def end_epoch(self, *, collect: bool, last: bool) -> bool:
+        """Averages weights in the method's own way at an epoch's end; returns False to leave averaging to `fit`.
+
+        Args:
+            collect: Whether the present weights go into the average.
+            last: Whether training ends, so that the average takes the weights' place.
+        """
+
+
+class Steerable(Trainable, Protocol):
+    """A method whose noise can be steered: a mixture of Gaussians around 1, and a prior of that kind."""
+
+    def posterior(self) -> Mixture:
+        """The mixture over all nodes."""
+
+    def set_posterior(self, *, mean: Tensor | float | None = None, std: Tensor | float | None = None) -> None:
+        """Overwrites means and standard deviations."""
+
+
+def as_trainable(model: Any) -> Trainable:
+    """Returns a model, or what torch.compile wraps, if `fit` can train it; raises TypeError if not."""
+    model = getattr(model, "_orig_mod", model)
+    needed = ("elbo", "parameter_groups", "adapt_recipe", "end_epoch", "reseed", "each_draw")
+    if not isinstance(model, nn.Module) or not all(hasattr(model, name) for name in needed):
+        expected = "made by ibnn.convert, or one of ibnn.baselines"
+        raise TypeError(complaint("model", expected, type(model).__name__, "Convert the network first."))
+    return model  # type: ignore[return-value]
+
+
+@contextmanager
+def restored_on_error(model: Trainable) -> Iterator[None]:
+    """Restores train and eval modes, and the kind of KL, if the block fails."""
+    modes, kl_kind = [(module, module.training) for module in model.modules()], model.kl_kind
+    try:
+        yield
+    except BaseException:
+        for module, training in modes:
+            module.training = training
+        model.kl_kind = kl_kind
+        raise
