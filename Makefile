@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## train a plain network and an iBNN on embedded digits, show a table and figures
-	@$(RUN) -m ibnn.lab.demo --out demo
+	@$(RUN) -m ibnn demo --out demo
 
 test: $(STAMP) ## all tests but the slow ones
 	@$(RUN) -m pytest -q -n 2

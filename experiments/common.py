@@ -16,7 +16,7 @@ from ibnn.data import load_cifar10, load_idx
 from ibnn.lab import reproduce
 from ibnn.lab.provenance import provenance
 from ibnn.likelihood import Categorical
-from ibnn.training.strength import best_temperature
+from ibnn.likelihood.temperature import best_temperature
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"

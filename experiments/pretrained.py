@@ -27,7 +27,7 @@ def cell(name: str, seed: int) -> dict[str, Any]:
     model = ibnn.convert(net, components=4, seed=seed)
     sizes = torch.tensor([latent.nodes for latent in model.latents.values()])
     model.set_posterior(mean=1.0, std=torch.tensor(list(report["profile"].values())).repeat_interleave(sizes))
-    model.likelihood.temperature.fill_(report["temperature"])
+    model.likelihood.set_temperature(report["temperature"])
     model.prior_std = max(report["scale"], steering.MIN_STD)
     model.set_posterior(std=model.posterior().std.clamp_min(1e-3))
     epochs = NETS[name][3] / 10

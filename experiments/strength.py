@@ -16,8 +16,9 @@ from common import Data, Results, Splits, data_folder, fit_temperature, images, 
 from torch import nn
 
 import ibnn
+from ibnn.likelihood.temperature import best_temperature
 from ibnn.nets import LeNet, mlp
-from ibnn.training import steering, strength
+from ibnn.training import steering
 from ibnn.training.heldout import held_out_rows
 
 GRID = (0.2, 0.3, 0.45, 0.65)
@@ -137,8 +138,8 @@ def plain_cell(cell: str, seed: int) -> dict[str, Any]:
         result[name] = model.likelihood.score(p, data.test.y)
         result[name]["coverage of 90 %"] = ((data.test.y > low) & (data.test.y < high)).double().mean().item()
         drawn = model.draw_logits(data.valid.x, samples=1).unsqueeze(0)
-        t = strength.best_temperature(model.likelihood, drawn, data.valid.y)
-        model.likelihood.temperature.fill_(t)
+        t = best_temperature(model.likelihood, drawn, data.valid.y)
+        model.likelihood.set_temperature(t)
     return result | {"temperature": t}
 
 

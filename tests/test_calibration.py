@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ibnn
 from ibnn import calibration
-from ibnn.calibration import Calibration, calibrate, choose, group_losses
+from ibnn.calibration import Calibration, calibrate, choose
 from ibnn.files.saving import Adapters, load
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
 
@@ -215,7 +215,7 @@ def test_group_losses_agree_with_the_score(kind: str) -> None:
     if kind in ("bernoulli", "gaussian"):
         y = torch.rand(10, 4, generator=generator).round() if kind == "bernoulli" else torch.randn(10, 4)
     with torch.no_grad():
-        losses, counts = group_losses(likelihood, draws, y)
+        losses, counts = likelihood.losses(draws, y)
     assert len(losses) == 10
     assert int(counts.sum()) == likelihood.data(y)
     mean = float(losses.sum() / counts.sum())
@@ -395,11 +395,37 @@ def test_dense_outputs_and_ignored_pixels() -> None:
         assert F.nll_loss(model.eval()(x), y).item() == pytest.approx(report.after["nll"], abs=1e-4)
 
 
-class Untempered(Categorical):
+class Untempered(Likelihood):
     """A user's likelihood, which has never heard of temperatures."""
 
-    def _tempered(self, logits: Tensor) -> Tensor:
-        return logits
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Categorical()
+
+    def _read(self, draws: Tensor) -> Tensor:
+        return draws
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        self.inner.check(output, target)
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.inner.nll(self._read(output), target)
+
+    def combine(self, draws: Tensor) -> Tensor:
+        return self.inner.combine(self._read(draws))
+
+    def summarise(self, draws: Tensor) -> ibnn.Prediction:
+        return self.inner.summarise(self._read(draws))
+
+    def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
+        return self.inner.score(prediction, target)
+
+
+class Tempered(Untempered):
+    """Another, which reads its temperature but takes none."""
+
+    def _read(self, draws: Tensor) -> Tensor:
+        return draws / self.temperature
 
 
 def test_a_likelihood_of_the_users_own() -> None:
@@ -409,6 +435,19 @@ def test_a_likelihood_of_the_users_own() -> None:
     assert report.after["nll"] < report.before["nll"] - 0.05
     assert "likelihood" in report.reason
     assert not report.profile_kept
+
+
+def test_a_likelihood_of_the_users_own_is_tempered_without_an_argument_for_it() -> None:
+    net, x, y = problem()
+    own, report = quick(net, x, y, likelihood=Tempered())
+    assert report.curve[0].temperature == pytest.approx(quick(net, x, y)[1].curve[0].temperature, rel=1e-5)
+    assert report.temperature != 1.0
+    draws = ibnn.draws(own, x, samples=2)
+    expected = Categorical().summarise(draws, 2.5)
+    for found in (own.likelihood.summarise(draws, 2.5), own.likelihood.running(4, 2, temperature=2.5).summarise(draws)):
+        torch.testing.assert_close(found.probs, expected.probs)
+    torch.testing.assert_close(own.likelihood.nll(draws[0, 0], y, 2.5), F.cross_entropy(draws[0, 0] / 2.5, y))
+    assert float(own.likelihood.temperature) == pytest.approx(report.temperature)
 
 
 class SequenceFirst(nn.Module):

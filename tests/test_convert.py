@@ -1,6 +1,7 @@
 """Plan, convert, revert: structure, names, identity, bad input, and what torch does to modules."""
 
 import copy
+import inspect
 import io
 import itertools
 import pickle
@@ -428,11 +429,11 @@ def refuses(argument: str, value: object, expected: str, remedy: str, got: str |
         refuses("kl", "pair", "one of mean, components, pairwise, montecarlo", "'pairwise'"),
         refuses("likelihood", "gausian", "one of categorical, bernoulli, gaussian", "'gaussian'"),
         refuses("likelihood", 3, "a name, a Likelihood object, or a dict of them", "categorical", got="int"),
-        refuses("include", "haed", "match layers", r"Nearest names: \['head'"),
+        refuses("include", "haed", "match layers", "Did you mean 'head'"),
         refuses("include", 3, "names, globs or classes", r'\["conv1"\]'),
-        refuses("include", ["head", nn.Conv1d], "match layers", "Nearest names", got="Conv1d"),
-        refuses("include", "norm", "match layers", "Nearest names"),  # is there, but has no input weights
-        refuses("exclude", "cnov", "match layers", r"Nearest names: \['conv'"),
+        refuses("include", ["head", nn.Conv1d], "match layers", "Did you mean", got="Conv1d"),
+        refuses("include", "norm", "match layers", "Did you mean"),  # is there, but has no input weights
+        refuses("exclude", "cnov", "match layers", "Did you mean 'conv'"),
         *[refuses("seed", v, "2⁶³", "seed=0") for v in (-1, 2**63)],
         pytest.param(
             {"exclude": "*"}, four_parts("net", "layers to convert", "conv .excluded.", "register_layer"), id="all out"
@@ -448,6 +449,15 @@ def test_bad_options_are_refused_before_anything_changes(options: dict[str, Any]
     assert anatomy(net) == before
     assert equal(net.state_dict(), values)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_misspelt_option_is_a_type_error_that_names_the_nearest() -> None:
+    for name, near in (("component", "components"), ("inclde", "include")):
+        with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'\. Did you mean '{near}'\?"):
+            ibnn.convert(nn.Linear(2, 2), **{name: 3})
+    shown = str(inspect.signature(ibnn.convert))
+    for option in ("components: int = 8", "include:", "exclude:", "copy: bool = True", "logits:", "example:"):
+        assert option in shown
 
 
 def lazy() -> nn.Module:

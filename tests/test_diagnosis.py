@@ -12,8 +12,9 @@ from torch import nn
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
 import ibnn
-from ibnn import diagnosis, mixture
+from ibnn import mixture
 from ibnn.diagnosis import Finding, diagnose
+from ibnn.diagnosis.checks import CHECKS
 
 Optimisers = Optimizer | Sequence[Optimizer] | None
 
@@ -278,7 +279,7 @@ def test_each_finding_is_provoked_alone(
 
 def test_every_check_has_a_case() -> None:
     names = [case[0].__name__ for case in CASES] + ["agreement"]  # which needs inputs
-    for check in diagnosis._CHECKS:
+    for check in CHECKS:
         assert check.__name__.removeprefix("_") in names
 
 

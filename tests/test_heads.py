@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ibnn
-import ibnn.likelihood
+import ibnn.likelihood.running
 import ibnn.network
 from ibnn import Bernoulli, Categorical, Gaussian, Heads
 from ibnn.layers.memory import Peak
@@ -198,7 +198,7 @@ def test_draws_summed_up_as_they_come_give_the_same_answer(
 ) -> None:
     draws = 2 * torch.randn(components * samples, B, T, C, dtype=torch.float64)
     expected = likelihood.summarise(draws.unflatten(0, (components, samples)))
-    monkeypatch.setattr(ibnn.likelihood, "HELD", 0)
+    monkeypatch.setattr(ibnn.likelihood.running, "HELD", 0)
     running = likelihood.running(components, samples)
     for part in draws.split(at_once):
         running.add(part)
@@ -208,7 +208,7 @@ def test_draws_summed_up_as_they_come_give_the_same_answer(
 
 
 def test_a_large_vocabulary_takes_the_memory_of_a_few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ibnn.likelihood, "HELD", 2**10)
+    monkeypatch.setattr(ibnn.likelihood.running, "HELD", 2**10)
     monkeypatch.setattr(ibnn.network, "_CACHED", 2**10)
     torch.manual_seed(0)
     words, x = 2_000, torch.randn(2, T, D)

@@ -15,15 +15,22 @@ from torch import Tensor
 
 from ibnn import metrics
 from ibnn.metrics import (
+    aurc,
     auroc,
     bootstrap,
     brier,
+    coverage,
+    crps,
     ece,
     error,
     fpr_at_95_tpr,
+    interval_score,
     nll,
     reliability_curve,
     risk_coverage,
+    rmse,
+    score_intervals,
+    scores,
 )
 
 NAN = float("nan")
@@ -275,6 +282,81 @@ def test_risk_coverage_is_the_mean_over_all_orders_of_ties(rows: list[tuple[int,
     assert torch.equal(risk_coverage(*turned).risk, curve.risk)
 
 
+# --- regression --------------------------------------------------------------------------------
+
+
+def mixture(draws: int = 3, rows: int = 7) -> tuple[Tensor, Tensor, Tensor]:
+    """Means and standard deviations (J, N) of Gaussian mixtures, and targets (N,), in float64."""
+    generator = torch.Generator().manual_seed(0)
+    means, target = (torch.randn(n, rows, generator=generator, dtype=torch.float64) for n in (draws, 1))
+    return means, 0.2 + torch.rand(draws, rows, generator=generator, dtype=torch.float64), 2 * target[0]
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+def test_crps_is_the_integral_of_the_squared_error_of_the_distribution_function(draws: int) -> None:
+    means, stds, target = mixture(draws)
+    y = torch.linspace(-15, 15, 60_001, dtype=torch.float64)[:, None, None]
+    cdf = torch.distributions.Normal(means, stds).cdf(y).mean(1)  # (grid, N)
+    squares = (cdf - (y[:, 0] >= target).double()).square()
+    integral = torch.trapezoid(squares, y[:, 0], dim=0)
+    assert crps(means, stds, target) == pytest.approx(integral.mean().item(), abs=1e-3)  # the grid has steps of 5e-4
+
+
+def test_crps_of_a_sharp_prediction_is_the_absolute_error() -> None:
+    mean, _, target = mixture(1)
+    assert crps(mean, torch.full_like(mean, 1e-9), target) == pytest.approx((mean[0] - target).abs().mean().item())
+    means, stds, target = mixture()
+    assert crps(means.repeat(2, 1), stds.repeat(2, 1), target) == pytest.approx(crps(means, stds, target))
+    dense = [values.reshape(*values.shape[:-1], 7, 1) for values in (means, stds, target)]
+    assert crps(*dense) == crps(means, stds, target)
+
+
+def test_coverage_interval_score_and_rmse_agree_with_a_count() -> None:
+    generator = torch.Generator().manual_seed(1)
+    low, width, target = (torch.randn(500, generator=generator, dtype=torch.float64) for _ in range(3))
+    high = low + width.abs()
+    inside, penalised, squares = 0, 0.0, 0.0
+    for a, b, y in zip(low.tolist(), high.tolist(), target.tolist(), strict=True):
+        inside += a <= y <= b
+        penalised += b - a + 10 * (max(a - y, 0) + max(y - b, 0))
+        squares += (a - y) ** 2
+    assert coverage(low, high, target) == inside / 500
+    assert interval_score(low, high, target, level=0.8) == pytest.approx(penalised / 500)
+    assert rmse(low, target) == pytest.approx(math.sqrt(squares / 500))
+
+
+def test_interval_score_is_lowest_for_the_true_quantiles() -> None:
+    target = torch.randn(20_000, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    ends = {z: interval_score(torch.full_like(target, -z), torch.full_like(target, z), target) for z in (1.3, 1.645, 2)}
+    assert min(ends, key=ends.__getitem__) == 1.645
+
+
+# --- several scores ------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_the_single_metrics_in_the_order_asked_for() -> None:
+    logs, labels = example()
+    found = scores(logs.exp(), logs, labels)
+    assert found == {
+        "error": error(logs.exp(), labels),
+        "nll": nll(logs, labels),
+        "ece": ece(logs.exp(), labels),
+        "brier": brier(logs.exp(), labels),
+        "aurc": risk_coverage(1 - logs.exp().amax(1), logs.argmax(1) == labels).area,
+    }
+    assert list(scores(logs.exp(), logs, labels, ("nll", "error"))) == ["nll", "error"]
+    dense = logs.reshape(20, 10, 5).movedim(-1, 1)
+    assert aurc(dense.exp(), labels.reshape(20, 10)) == pytest.approx(found["aurc"])
+
+
+def test_score_intervals_are_those_of_the_bootstrap() -> None:
+    logs, labels = example(rows=60)
+    found = score_intervals(logs.exp(), logs, labels)
+    for name, metric in (("error", error), ("ece", ece), ("brier", brier)):
+        assert found[name] == pytest.approx(bootstrap(metric, logs.exp(), labels))
+    assert found["nll"] == pytest.approx(bootstrap(nll, logs, labels))
+
+
 # --- bootstrap ---------------------------------------------------------------------------------
 
 
@@ -399,7 +481,7 @@ def row(*values: float) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("call", "argument", "expected", "came", "remedy"),
+    ("call", "argument", "expected", "got", "remedy"),
     [
         # distributions
         (lambda: error(LOGITS, Y), "probs", "in [0, 1]", LOGIT_ROW, "pass prediction.probs"),
@@ -439,13 +521,17 @@ def row(*values: float) -> tuple[Tensor, Tensor]:
         (lambda: bootstrap(mean, S, resamples=0), "resamples", "at least 1", "0", "1000"),
         (lambda: bootstrap(mean, S, level=95), "level", "between 0 and 1", "95", "0.95"),
         (lambda: bootstrap(mean, S, level=1), "level", "between 0 and 1", "1", "0.95"),
+        (lambda: rmse(S, S[:, None]), "target", "non-empty, of the shape of mean", "(2,) and (2, 1)", "view_as(mean)"),
+        (lambda: coverage(S, S, S * NAN), "target", "numbers", "NaN in row 0", "upstream"),
+        (lambda: interval_score(S, S, S, level=90), "level", "between 0 and 1", "90", "0.95"),
+        (lambda: crps(S[None], 0 * S[None], S), "stds", "positive", "not positive", "draw_stds"),
         (lambda: bootstrap(mean, S, level=0), "level", "between 0 and 1", "0", "0.95"),
     ],
 )
 def test_an_error_has_four_parts(
-    call: Callable[[], object], argument: str, expected: str, came: str, remedy: str
+    call: Callable[[], object], argument: str, expected: str, got: str, remedy: str
 ) -> None:
-    parts = f"Expected `{argument}` to be ", expected, ", but got ", came, ". ", remedy, "."
+    parts = f"Expected `{argument}` to be ", expected, ", but got ", got, ". ", remedy, "."
     with pytest.raises(ValueError, match="(?si)^" + ".*".join(map(re.escape, parts)) + "$"):
         call()
 

@@ -273,7 +273,7 @@ def test_draws_are_addressable() -> None:
 def test_draws_have_the_posterior_s_moments() -> None:
     model = make_model(2, init_std=0.5)
     model.set_posterior(std=0.2)
-    z = model._draws(4000, seed=0).view(2, 4000, -1)
+    z = model.draw_latents(4000, seed=0).view(2, 4000, -1)
     q = model.posterior()
     assert ((z.mean(1) - q.mean).abs() < 5 * 0.2 / 4000**0.5).all()
     assert ((z.std(1) - 0.2).abs() < 5 * 0.2 / 8000**0.5).all()

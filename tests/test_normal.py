@@ -1,13 +1,19 @@
+import ast
 import math
+import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from ibnn.normal import address, normals, words
+from ibnn.normal import Space, Stream, address, generators_restored, normals, seed_generators, words
 
 ROWS, NODES = 2000, 1500
 GOLDEN_WORD = 973211550
+GOLDEN_SEED = 2784611358  # of (0, 5)
+HOME = Path(__file__).parent.parent
 GOLDEN_NORMALS = [-1.170042, 1.52383, -0.637956]
 
 
@@ -66,3 +72,81 @@ def test_global_generator_is_left_alone() -> None:
 def test_operators_are_sound() -> None:
     torch.library.opcheck(words, (address(0, torch.arange(3)),))
     torch.library.opcheck(normals, (address(0, torch.arange(3)), 5))
+
+
+# --------------------------------------------------------------------------------------------------------------- spaces
+
+
+def test_spaces_are_distinct() -> None:
+    for registry in (Space, Stream):
+        assert len({member.value for member in registry}) == len(registry.__members__)
+    drawn = {int(words(address(0, space, 1))) for space in Space}
+    assert len(drawn) == len(Space)
+
+
+def test_numbers_that_weights_and_predictions_depend_on() -> None:
+    assert [space.name for space in sorted(Space) if space < 7] == [
+        *("INIT_MEAN", "INIT_STD", "TRAIN", "ASSIGN", "PREDICT", "KL", "TIES")
+    ]
+    assert (Space.SEARCH, Stream.LOADING, Stream.FORWARD) == (101, 1, 2)
+
+
+def calls(name: str) -> list[tuple[str, ast.Call]]:
+    """Every call of a function of `normal` outside of its module, with the file."""
+    paths = [p for room in ("src", "experiments", "benchmarks", "examples") for p in (HOME / room).rglob("*.py")]
+    return [
+        (path.name, node)
+        for path in paths
+        if path != HOME / "src/ibnn/normal.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and name in (getattr(node.func, "id", None), getattr(node.func, "attr", None))
+    ]
+
+
+def test_every_address_names_a_registered_space() -> None:
+    spaces = {ast.unparse(call.args[1]): file for file, call in calls("address")}
+    assert set(spaces) == {f"Space.{name}" for name in Space.__members__}, spaces  # each is used, and no other
+    for function in ("normals", "words"):
+        made = [(file, ast.unparse(call.args[0])) for file, call in calls(function)]
+        assert all(at.startswith("address(") or at in ("key", "at") for _, at in made), made
+
+
+def test_generators_are_seeded_by_names_alone() -> None:
+    parts = [(file, part) for file, call in calls("seed_generators") for part in call.args]
+    assert parts
+    assert not [(file, ast.unparse(part)) for file, part in parts if isinstance(part, ast.Constant)]
+
+
+# ----------------------------------------------------------------------------------------------------------- generators
+
+
+def drawn() -> list[float]:
+    return [torch.rand(()).item(), random.random(), np.random.rand()]  # noqa: NPY002  its global generator
+
+
+def test_one_address_seeds_all_generators() -> None:
+    with generators_restored():
+        seed_generators(3, 1)
+        first = drawn()
+        seed_generators(3, Stream.LOADING)  # a name is its number
+        assert drawn() == first
+        seed_generators(3, 2)
+        assert all(a != b for a, b in zip(first, drawn(), strict=True))
+        seed_generators(0, 5)
+        assert torch.initial_seed() == GOLDEN_SEED  # decides the start of networks: it may never change
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_generators_are_restored_even_after_an_error(fails: bool) -> None:
+    seed_generators(1)
+    expected = drawn()
+    seed_generators(1)
+    try:
+        with generators_restored():
+            seed_generators(2)
+            drawn()
+            if fails:
+                raise KeyError
+    except KeyError:
+        pass
+    assert drawn() == expected

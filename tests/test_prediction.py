@@ -11,9 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ibnn
 from ibnn.baselines import Ensemble, Plain
-from ibnn.inputs import tensors
+from ibnn.inputs import evaluating, tensors
 from ibnn.layers.memory import Peak
-from ibnn.prediction import evaluating
 
 FIELDS = ("probs", "log_probs", "total", "aleatoric", "between", "within", "standard_error")
 

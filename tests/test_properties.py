@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import close
+from reference import check_split, close, entropy_split
 from torch import Tensor, nn
 
 import ibnn
@@ -161,4 +161,5 @@ def test_predict_does_not_depend_on_the_batch_size(case: tuple[nn.Module, Tensor
         for name in ("probs", "log_probs", "aleatoric", "between", "within", "standard_error"):
             value, other = getattr(whole, name), getattr(parts, name)
             assert torch.allclose(other, value, rtol=1e-7, atol=1e-9), name
-    assert torch.allclose(whole.total, whole.aleatoric + whole.between + whole.within, rtol=1e-12)
+    draws = model.draw_logits(x, samples=2, seed=seed).unflatten(0, (components, 2))
+    check_split(whole, entropy_split(draws), rtol=1e-7, atol=1e-12)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from reference import check_split, entropy_split
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -177,7 +178,7 @@ def test_prediction_and_files(case: Any, tmp_path: Path) -> None:
     model = converted(net)
     answers = model.predict(inputs, samples=2)
     assert answers.probs.shape == (B, C)
-    assert torch.allclose(answers.total, answers.aleatoric + answers.between + answers.within)
+    check_split(answers, entropy_split(model.draw_logits(inputs, samples=2).unflatten(0, (-1, 2))))
     pieces = model.predict(inputs, samples=2, batch_size=1)
     assert torch.allclose(pieces.probs, answers.probs, atol=1e-5)
     rows = [{name: x[i] for name, x in inputs.items()} | {"labels": torch.tensor(0)} for i in range(B)]

@@ -10,6 +10,7 @@ from ibnn.calibration import Calibration, calibrate
 from ibnn.convert import Plan, convert, plan, revert
 from ibnn.diagnosis import Diagnosis, diagnose
 from ibnn.files.export import Exported, export
+from ibnn.files.saving import Adapters, load
 from ibnn.latent import Latent
 from ibnn.layers.registry import register_layer
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood
@@ -22,13 +23,13 @@ from ibnn.prediction import (
     GaussianPrediction,
     JointPrediction,
     Prediction,
+    draws,
     predict,
 )
 from ibnn.shift import ShiftMonitor
 
 if _typing.TYPE_CHECKING:
     from ibnn.budget import Cost, cost
-    from ibnn.files.saving import Adapters, load
     from ibnn.training.divergence import DivergedError
     from ibnn.training.history import History
     from ibnn.training.loop import fit
@@ -36,7 +37,6 @@ if _typing.TYPE_CHECKING:
 
 # What needs more than torch, or parts of torch that take time to import, is imported when it is first used.
 _LAZY = {
-    "Adapters": "files.saving",
     "Cost": "budget",
     "DivergedError": "training.divergence",
     "History": "training.history",
@@ -44,7 +44,6 @@ _LAZY = {
     "Schedule": "training.recipe",
     "cost": "budget",
     "fit": "training",
-    "load": "files.saving",
 }
 
 
@@ -105,6 +104,7 @@ __all__ = [
     "GaussianPrediction",
     "JointPrediction",
     "Prediction",
+    "draws",
     "metrics",
     "predict",
     # watching

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, split_inputs, tree_map
-from ibnn.normal import address, generators_restored, seed_generators, words
+from ibnn.normal import generators_restored, numbered_seed, seed_generators
 
 
 class Share(NamedTuple):
@@ -122,7 +122,7 @@ class Source:
 
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
         """Returns this worker's shares of an epoch's batches, from batch `first` on."""
-        worker, word = worker or Worker(), int(words(address(seed, number)))
+        worker, word = worker or Worker(), numbered_seed(seed, number)
         if isinstance(self.data, DataLoader):
             return self._iterable(word, first, worker)
         batches = [b for b in self._order(word) if len(b) >= worker.world]  # no worker goes without
@@ -135,7 +135,7 @@ class Source:
         """
         if isinstance(self.data, DataLoader):
             return None
-        word, tries = int(words(address(seed, epoch))), range(2 if self.sampler else 1)
+        word, tries = numbered_seed(seed, epoch), range(2 if self.sampler else 1)
         at, *others = {int(self._order(word)[batch][row]) for _ in tries}
         if others:
             return None

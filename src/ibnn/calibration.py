@@ -5,7 +5,6 @@ point of it has a best temperature T(a). Noise that costs no NLL is worth having
 error, and its disagreement is the epistemic uncertainty.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,11 +17,12 @@ from torch import Tensor
 
 from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, call_arguments, check_rows, evaluating, slice_rows, tree_map
+from ibnn.inputs import Inputs, check_rows, evaluating, slice_rows, tree_map
 from ibnn.layers.observe import explaining_shapes
-from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood, Weighted
+from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Weighted
+from ibnn.likelihood.temperature import helpful_temperature
 from ibnn.network import IBNN, check_seed
-from ibnn.normal import address, generators_restored, normals
+from ibnn.normal import Space, address, generators_restored, normals
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
 
@@ -33,10 +33,8 @@ FEWEST = 20  # labels
 NEGLIGIBLE = 0.001  # nats per datum that noise may cost: the least of it already tells known inputs from unknown ones
 DRAWS = 8  # of all components together, in the search
 NARROW, HARDLY = 8, 1e-3  # z of fewer channels (an image's colours) multiply all that follows: nothing averages out
-BLOCKS = 10  # parts of the data whose NLL is compared where single rows' cannot be
 STEPS, ROWS, COPIES, RATE = 80, 64, 8, 0.1  # of the profile's gradient search: Adam on rows × copies at a time
 TRIES = 4  # scales, each a quarter of the one before, that are held against temperature scaling
-_SEARCH = 101  # address space of the search's draws, apart from those of `ibnn.network`
 _OTHER = 2**20  # the first draw of the profile's
 
 
@@ -251,17 +249,17 @@ class _Search:
         else:
             before = self._scores(plain, 1.0)
         if isinstance(self.likelihood, Heads) and self.temper:
-            self.likelihood.balance(plain, self.y, _best_temperature)
+            self.likelihood.balance(plain, self.y, helpful_temperature)
         layers, kept, reason = flat, False, "One scale for all layers, as asked for."
         if profile:
             layers, kept, reason = self._profile(flat)
-        zero = self._candidate(plain, 0.0, self.y)
+        zero = self._candidate(plain, 0.0, self.y, crossed=True)
         curve = self._curve(layers, zero)
         scaled = self._scores(plain, zero.temperature)
         scale, temperature, after, cross_nll, words = self._settle(layers, curve, scaled)
         std = self._std(layers, scale)
         self.model.set_posterior(std=std)
-        self.likelihood.temperature.fill_(temperature)
+        self.likelihood.set_temperature(temperature)
         self.model.eval_samples, self.model.eval_seed = self.samples, self.seed
         means = [float(part.mean()) for part in std.split(self.sizes.tolist(), 1)]
         return Calibration(
@@ -294,7 +292,7 @@ class _Search:
         for step in range(TRIES if chosen.scale else 0):
             scale = chosen.scale / 4**step
             draws = self._outputs(layers, scale, self.whole, self.samples)
-            tried = self._candidate(draws, scale, self.y)
+            tried = self._candidate(draws, scale, self.y, crossed=True)
             after, cross = self._scores(draws, tried.temperature), self._crossed([tried], temper=True)
             if cross <= alone and after["nll"] <= scaled["nll"]:
                 return scale, tried.temperature, after, (alone, cross), words and f"{words}: {scale:.3g} is not."
@@ -324,18 +322,18 @@ class _Search:
             z = self.mean[: count if self.trained else 1]
         elif samples is not None:
             self.model.set_posterior(std=self._std(layers, scale))
-            z = self.model._draws(samples, self.seed)
+            z = self.model.draw_latents(samples, self.seed)
         parts = []
         for start in range(rows.start, rows.stop, self.batch_size):
             part = slice(start, min(start + self.batch_size, rows.stop))
-            args, kwargs = call_arguments(self._inputs(part))
+            inputs = self._inputs(part)
             if scale == 0 or samples is not None:
-                parts.append(self.model._outputs(args, kwargs, z))
+                parts.append(self.model.outputs(inputs, z))
             else:
                 draws = (
                     self._own(layers * scale, j, torch.arange(part.start, part.stop)) for j in range(self.few * count)
                 )
-                parts.append(torch.cat([self.model._outputs(args, kwargs, z[None]) for z in draws]))
+                parts.append(torch.cat([self.model.outputs(inputs, z[None]) for z in draws]))
             self.tick()
         outputs: Tensor = torch.cat(parts, 1).unflatten(0, (-1, 1 if scale == 0 else samples or self.few))
         return outputs
@@ -343,7 +341,7 @@ class _Search:
     def _own(self, std: Tensor, draw: int, rows: Tensor) -> Tensor:
         """z of one draw for each of some rows (R, nodes), or one for all if the layers do not see the batch first."""
         rows = rows.to(self.y.device) if self.by_row else torch.zeros(1, dtype=torch.int64, device=self.y.device)
-        noise = normals(address(self.seed, _SEARCH, draw, rows), self.base.shape[1])
+        noise = normals(address(self.seed, Space.SEARCH, draw, rows), self.base.shape[1])
         k = draw // self.few % self.model.components
         z: Tensor = self.mean[k] + std.repeat_interleave(self.sizes) * self.base[k] * noise
         return z if self.by_row else z[0]
@@ -353,25 +351,18 @@ class _Search:
         inputs: Inputs = tree_map(lambda t: (t[rows] if t.dim() and len(t) == count else t).to(device), self.x)
         return inputs
 
-    def _candidate(self, draws: Tensor, scale: float, y: Tensor) -> _Candidate:
-        plain, counts = self._at(1.0, draws, y)
-        best = self._temperature(draws, y)
-        tempered, halves = self._at(best, draws, y)[0], [plain, plain]
-        if len(y) == len(self.y) and (self.temper or scale == 0):
+    def _candidate(self, draws: Tensor, scale: float, y: Tensor, *, crossed: bool = False) -> _Candidate:
+        plain, counts = self.likelihood.losses(draws, y, 1.0)
+        best = helpful_temperature(self.likelihood, draws, y)
+        tempered, halves = self.likelihood.losses(draws, y, best)[0], [plain, plain]
+        if crossed:
             parts = slice(0, self.half), slice(self.half, len(y))
-            halves = [self._at(self._temperature(draws[:, :, part], y[part]), draws, y)[0] for part in parts]
+            own = [helpful_temperature(self.likelihood, draws[:, :, part], y[part]) for part in parts]
+            halves = [self.likelihood.losses(draws, y, temperature)[0] for temperature in own]
         return _Candidate(scale, best, counts, plain, tempered, (halves[0], halves[1]))
 
-    def _at(self, temperature: float, draws: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        self.likelihood.temperature.fill_(temperature)
-        return group_losses(self.likelihood, draws, y)
-
-    def _temperature(self, draws: Tensor, y: Tensor) -> float:
-        return _best_temperature(self.likelihood, draws, y)
-
     def _scores(self, draws: Tensor, temperature: float) -> dict[str, float]:
-        self.likelihood.temperature.fill_(temperature)
-        return self.likelihood.score(self.likelihood.summarise(draws), self.y)
+        return self.likelihood.score(self.likelihood.summarise(draws, temperature), self.y)
 
     # ------------------------------------------------------------------------------------------------ the choice
 
@@ -449,7 +440,7 @@ class _Search:
         """Standard deviations by layer (L,) that lower the NLL of the first half, by Adam through the draws."""
         if type(self.likelihood) not in (Categorical, Bernoulli, Gaussian):
             raise NotImplementedError("its likelihood is not one of the library's own")
-        device, buffer = self.y.device, self.likelihood.temperature
+        device = self.y.device
         log_std = torch.full((len(self.sizes),), math.log(scale), device=device, requires_grad=True)
         log_t = torch.tensor(math.log(temperature), device=device, requires_grad=self.temper)
         learnt = [log_std, log_t] if self.temper else [log_std]
@@ -457,79 +448,22 @@ class _Search:
         generator = torch.Generator().manual_seed(self.seed)
         order: list[Tensor] = []
         late = torch.zeros_like(log_std)  # the mean over the last quarter
-        try:
-            for step in range(STEPS):
-                order = order or list(torch.randperm(self.half, generator=generator).split(ROWS))
-                rows = order.pop()
-                args, kwargs = call_arguments(self._inputs(rows))
-                z = torch.stack([self._own(log_std.exp(), _OTHER + step * COPIES + c, rows) for c in range(COPIES)])
-                draws = self.model._outputs(args, kwargs, z)
-                self.likelihood.temperature = log_t.exp()
-                losses, counts = group_losses(self.likelihood, draws[None], self.y[rows.to(device)])
-                gradients = torch.autograd.grad(losses.sum() / counts.sum(), learnt)
-                if not all(g.isfinite().all() for g in gradients):
-                    raise ValueError("the gradient is not finite")
-                for parameter, gradient in zip(learnt, gradients, strict=True):
-                    parameter.grad = gradient
-                optimiser.param_groups[0]["lr"] = RATE * min(1.0, 2 * (1 - step / STEPS))
-                optimiser.step()
-                late += log_std.detach() if step >= STEPS * 3 // 4 else 0
-                self.tick()
-        finally:
-            self.likelihood.temperature = buffer
+        for step in range(STEPS):
+            order = order or list(torch.randperm(self.half, generator=generator).split(ROWS))
+            rows = order.pop()
+            z = torch.stack([self._own(log_std.exp(), _OTHER + step * COPIES + c, rows) for c in range(COPIES)])
+            draws = self.model.outputs(self._inputs(rows), z)
+            losses, counts = self.likelihood.losses(draws[None], self.y[rows.to(device)], log_t.exp())
+            gradients = torch.autograd.grad(losses.sum() / counts.sum(), learnt)
+            if not all(g.isfinite().all() for g in gradients):
+                raise ValueError("the gradient is not finite")
+            for parameter, gradient in zip(learnt, gradients, strict=True):
+                parameter.grad = gradient
+            optimiser.param_groups[0]["lr"] = RATE * min(1.0, 2 * (1 - step / STEPS))
+            optimiser.step()
+            late += log_std.detach() if step >= STEPS * 3 // 4 else 0
+            self.tick()
         return (late / (STEPS - STEPS * 3 // 4)).exp()
-
-
-def _best_temperature(likelihood: Likelihood, draws: Tensor, y: Tensor) -> float:
-    """Returns the temperature of the lowest NLL, or 1 if none is better; the likelihood is left at another one."""
-
-    @functools.cache
-    def nll(log_t: float) -> float:
-        likelihood.temperature.fill_(2**log_t)
-        losses, counts = group_losses(likelihood, draws, y)
-        return float(losses.sum() / counts.sum())
-
-    if nll(-1.0) == nll(0.0) == nll(1.0):  # a likelihood that does not read it
-        return 1.0
-    best = _lowest(nll)
-    return 2**best if nll(best) < nll(0.0) else 1.0
-
-
-def group_losses(likelihood: Likelihood, draws: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of −log p(y) of the mixture of draws (K, S, N, …), and numbers of data, by groups of rows: two of (G,).
-
-    A group is a row; for likelihoods that are not the library's own, which say the mean alone, a block of rows.
-
-    >>> group_losses(Categorical(), torch.zeros(1, 1, 2, 4), torch.tensor([0, 3]))[0]  # log 4
-    tensor([1.3863, 1.3863], dtype=torch.float64)
-    """
-    if isinstance(likelihood, Weighted):
-        weight, target = likelihood.part(y)
-        own = group_losses(likelihood.inner, draws, target)
-        return own[0] * weight, own[1] * weight
-    if isinstance(likelihood, Heads):
-        parts = [group_losses(head, own, target) for _, head, own, target in likelihood.by_head(draws, y)]
-        if all(len(losses) == len(y) for losses, _ in parts):
-            return torch.stack([part[0] for part in parts]).sum(0), torch.stack([part[1] for part in parts]).sum(0)
-    kind = type(likelihood)
-    if kind is Categorical and isinstance(likelihood, Categorical):
-        kept, log_probs = y != likelihood.ignore_index, likelihood.log_likelihoods(draws.flatten(0, 1), y)
-        losses = (math.log(len(log_probs)) - log_probs.logsumexp(0)) * kept
-        return _by_row(losses), _by_row(kept)
-    if kind in (Bernoulli, Gaussian):
-        prediction: Any = likelihood.summarise(draws)
-        if kind is Gaussian:
-            losses = -prediction.log_prob(y)
-        else:
-            yes = y.to(prediction.probs.dtype)
-            losses = -(yes * prediction.log_probs + (1 - yes) * prediction.log_complements)
-        return _by_row(losses), _by_row(torch.ones_like(losses))
-    sums, counts = [], []
-    for rows in torch.arange(len(y), device=y.device).tensor_split(BLOCKS):
-        if len(rows) and (count := likelihood.data(y[rows])):
-            sums.append(count * likelihood.score(likelihood.summarise(draws[:, :, rows]), y[rows])["nll"])
-            counts.append(count)
-    return torch.tensor(sums, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
 
 
 def choose(losses: list[Tensor], counts: Tensor, *, largest: bool) -> int:
@@ -560,32 +494,6 @@ def _paired(losses: Tensor, others: Tensor, counts: Tensor) -> tuple[float, floa
     mean = difference.sum() / counts.sum()
     spread = (difference - mean * counts).square().sum() * len(counts) / max(len(counts) - 1, 1)
     return float(mean), float(spread.sqrt() / counts.sum())
-
-
-def _by_row(values: Tensor) -> Tensor:
-    return values.double().reshape(len(values), -1).sum(1)
-
-
-def _lowest(function: Callable[[float], float]) -> float:
-    """Where a function with one minimum has it: steps of 1 from 0 to where it rises again, then the golden section."""
-    middle, value = 0.0, function(0.0)
-    for direction in (1.0, -1.0):
-        while abs(middle) < 30 and (next_value := function(middle + direction)) < value:
-            middle, value = middle + direction, next_value
-    golden = (math.sqrt(5) - 1) / 2
-    low, high = middle - 1, middle + 1
-    a, b = high - golden * (high - low), low + golden * (high - low)
-    at_a, at_b = function(a), function(b)
-    for _ in range(13):
-        if at_a < at_b:
-            high, b, at_b = b, a, at_a
-            a = high - golden * (high - low)
-            at_a = function(a)
-        else:
-            low, a, at_a = a, b, at_b
-            b = low + golden * (high - low)
-            at_b = function(b)
-    return (low + high) / 2
 
 
 # ------------------------------------------------------------------------------------------------------- around it

@@ -1,14 +1,14 @@
 """SURGERY: plan · convert · revert. Everything is checked before anything is touched."""
 
 import copy as copying
-import difflib
 import fnmatch
 import glob
+import inspect
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 import ibnn.layers.attention
 import ibnn.layers.recurrent  # noqa: F401  # both register their layer types
-from ibnn.errors import complaint
+from ibnn.errors import complaint, nearest
 from ibnn.inputs import Inputs, Pick, call_arguments, evaluating
 from ibnn.latent import Latent
 from ibnn.layers.observe import bypassed
@@ -26,6 +26,7 @@ from ibnn.mixture import CLOSED_FORMS, KLKind
 from ibnn.network import IBNN, check_seed, duplicate, strip
 
 Pattern = str | type[nn.Module]
+Patterns = Pattern | Sequence[Pattern]
 
 _NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -69,15 +70,11 @@ class Plan:
         return sum(layer.nodes for layer in self.layers)
 
     def __str__(self) -> str:
-        """A table."""
-        entries: tuple[PlannedLayer | SkippedLayer, ...] = (*self.layers, *self.skipped)
-        width = max(len("layer"), *(len(entry.name or "(net)") for entry in entries))
-        kinds = max(len(entry.type) for entry in entries)
-        lines = [f"{'layer':<{width}}  {'type':<{kinds}}  {'nodes':>9}  {'weights':>12}"]
-        lines += [
-            f"{e.name or '(net)':<{width}}  {e.type:<{kinds}}  {e.nodes:>9,}  {e.weights:>12,}" for e in self.layers
-        ]
-        lines += [f"{e.name or '(net)':<{width}}  {e.type:<{kinds}}  {'skipped':>9}  {e.reason}" for e in self.skipped]
+        cells = [("layer", "type", "nodes", f"{'weights':>12}")]
+        cells += [(e.name or "(net)", e.type, f"{e.nodes:,}", f"{e.weights:>12,}") for e in self.layers]
+        cells += [(e.name or "(net)", e.type, "skipped", e.reason) for e in self.skipped]
+        names, types = (max(len(row[column]) for row in cells) for column in (0, 1))
+        lines = [f"{name:<{names}}  {kind:<{types}}  {nodes:>9}  {rest}" for name, kind, nodes, rest in cells]
         ratio = f", {self.weights / self.nodes:,.0f} weights per node" if self.nodes else ""
         return "\n".join([*lines, f"{self.nodes:,} nodes, {self.weights:,} weights{ratio}"])
 
@@ -85,18 +82,18 @@ class Plan:
 def plan(
     net: nn.Module,
     *,
-    include: Pattern | Sequence[Pattern] | None = None,
-    exclude: Pattern | Sequence[Pattern] | None = None,
+    include: Patterns | None = None,
+    exclude: Patterns | None = None,
     example: Inputs | None = None,
 ) -> Plan:
     """Says what `convert` would do, without touching the network.
 
     Args:
         net: Any network.
-        include: Layers to convert, by name ("conv1"), by the name of a module above them ("layer4"), by glob
-            ("*.attention.*") or by class (nn.Conv2d); default all that can be, but embeddings, which must be asked for
-            by their own name or class and get a latent on their output.
-        exclude: Layers to leave out, likewise.
+        include: Layers to convert, by name ("conv1"), by the name of a module that contains them ("layer4"), by glob
+            ("*.attention.*") or by class (nn.Conv2d). Default: all that can be converted except embeddings, which must
+            be included by their own name or class and get a latent on their output.
+        exclude: Layers to leave out, named likewise.
         example: Inputs for one forward pass, which finds layers whose weight the network reads outside their call.
 
     >>> print(plan(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))))
@@ -106,57 +103,35 @@ def plan(
     1      BatchNorm2d    skipped  normalisation: scales and shifts, no input weights
     17 nodes, 82 weights, 5 weights per node
     """
-    if not isinstance(net, nn.Module):
-        raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))
-    if hasattr(net, "_orig_mod"):  # latents are hooks, which a compiled graph would not see
-        remedy = "Convert first, then compile: torch.compile(ibnn.convert(net))."
-        raise TypeError(complaint("net", "a plain network", "one that torch.compile returned", remedy))
-    if isinstance(net, torch.jit.ScriptModule):
-        remedy = "Convert the network before torch.jit.script or trace; ibnn.export writes what has been converted."
-        raise TypeError(complaint("net", "an nn.Module in Python", "a ScriptModule", remedy))
-    for name, module in net.named_modules():
-        if isinstance(module, Latent):
-            raise ValueError(
-                complaint(
-                    "net", "a plain network", f"one converted before (see {name!r})", "Revert it: ibnn.revert(model)."
-                )
-            )
-    lazy = [name for name, parameter in net.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ValueError(
-            complaint("net", "materialised", f"lazy parameters {lazy[:3]}", "Run net(x) once on a batch, then convert.")
-        )
+    _check_plain(net)
     modules = {name: m for name, m in net.named_modules() if "parametrizations" not in name.split(".")}
-    reasons = {name: _why_not(net, name, module) for name, module in modules.items()}
-    idle = _idle(net)
-    reasons |= {name: "does not run with the adapters set as they are" for name, m in modules.items() if m in idle}
-    convertible = [name for name, reason in reasons.items() if reason is None]
-    optional = {name: kind.optional for name in convertible if (kind := layer_type(modules[name])) and kind.optional}
-    if include is None:
-        reasons |= optional
-    else:
-        chosen = _matches(modules, convertible, include, "include", by_itself=optional)
-        reasons |= {name: "not in include" for name in convertible if name not in chosen}
-    if exclude is not None:
-        left_out = _matches(modules, list(modules), exclude, "exclude")
-        reasons |= {name: "excluded" for name in convertible if name in left_out}
-    if example is not None:
-        reasons |= dict.fromkeys(
-            _bypassed(net, modules, convertible, example), "its weight is read outside its own call"
-        )
+    reasons = _reasons(net, modules, include, exclude, example)
     layers, skipped = [], []
     for name, module in modules.items():
-        kind, reason = layer_type(module), reasons[name]
+        kind, reason, type_name = layer_type(module), reasons[name], type(module).__name__
         if kind is not None and reason is None:
-            layers.append(PlannedLayer(name, _type_name(module), kind.nodes(module), _count(module)))
-        elif any(True for _ in module.parameters(recurse=False)) or kind is not None:
-            skipped.append(SkippedLayer(name, _type_name(module), str(reason)))
+            weights = sum(parameter.numel() for parameter in module.parameters())
+            layers.append(PlannedLayer(name, type_name, kind.nodes(module), weights))
+        elif kind is not None or any(True for _ in module.parameters(recurse=False)):
+            skipped.append(SkippedLayer(name, type_name, str(reason)))
     if not layers:
         found = ", ".join(f"{e.name or '(net)'} ({e.reason})" for e in skipped[:5]) or "no weights at all"
-        raise ValueError(
-            complaint("net", "a network with layers to convert", found, "Register your layer: ibnn.register_layer.")
-        )
+        remedy = "Register your layer: ibnn.register_layer."
+        raise ValueError(complaint("net", "a network with layers to convert", found, remedy))
     return Plan(tuple(layers), tuple(skipped), sum(p.numel() for p in net.parameters()))
+
+
+class Options(TypedDict, total=False):
+    """The less common options of `convert`."""
+
+    logits: Pick | None
+    include: Patterns | None
+    exclude: Patterns | None
+    copy: bool
+    example: Inputs | None
+
+
+_DEFAULTS: Options = {"logits": None, "include": None, "exclude": None, "copy": True, "example": None}
 
 
 def convert(
@@ -166,13 +141,9 @@ def convert(
     prior_std: float = 0.3,
     init_std: float = 0.1,
     likelihood: str | Likelihood | Mapping[str, str | Likelihood] = "categorical",
-    logits: Pick | None = None,
     kl: KLKind = "components",
-    include: Pattern | Sequence[Pattern] | None = None,
-    exclude: Pattern | Sequence[Pattern] | None = None,
-    copy: bool = True,
     seed: int | None = None,
-    example: Inputs | None = None,
+    **options: Unpack[Options],
 ) -> IBNN:
     """Turns any network into an implicit Bayesian neural network; its weights keep their values and names.
 
@@ -180,69 +151,49 @@ def convert(
         net: Any network; pretrained is fine.
         components: K, the number of Gaussians in the posterior's mixture.
         prior_std: s, standard deviation of the prior of every latent.
-        init_std: σ0, how far the component means start from 1. Keep it near 0.1 for a pretrained network; from scratch
-            up to 0.75. At 0 every component mean starts as exactly the given network.
-        likelihood: "categorical", "gaussian", "bernoulli", or a `Likelihood` object. For a network with several
-            outputs, a dict of these by name: {"age": "gaussian", "sex": "bernoulli"}; targets and predictions are then
-            dicts of the same names.
-        logits: Which part of the network's output is predicted, where that is not the output itself or its `logits`: a
-            path of keys, attributes or numbers ("heads.age", "0"), or a function of the output.
-        kl: Which KL the training loss uses: "components", "mean" (the paper's), "pairwise" or "montecarlo".
-        include: As in `plan`.
-        exclude: As in `plan`.
-        copy: False converts the given network itself, so that its weights keep their identity too.
+        init_std: σ0, how far the component means start from 1: about 0.1 for a pretrained network, up to 0.75 from
+            scratch. At 0 every component mean starts as exactly the given network.
+        likelihood: "categorical", "gaussian", "bernoulli", or a `Likelihood`. For several outputs, a dict of these by
+            name, {"age": "gaussian", "sex": "bernoulli"}; targets and predictions are then dicts of the same names.
+        kl: The KL of the training loss: "components", "mean" (the paper's), "pairwise" or "montecarlo".
         seed: Decides the start of the latents and every draw of training; default from torch's global generator.
-        example: As in `plan`.
+        **options: `logits`: which part of the network's output is predicted, if it is not the output itself or its
+            `logits`: a path of keys, attributes or numbers ("heads.age", "0"), or a function of the output. `include`,
+            `exclude`, `example`: as in `plan`. `copy`: False converts the given network itself, not a copy.
 
     >>> model = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), components=4, seed=0)
     >>> model.eval()(torch.zeros(2, 4)).shape
     torch.Size([2, 3])
     """
-    if isinstance(components, bool) or not isinstance(components, int) or components < 1:
-        raise ValueError(complaint("components", "an integer of at least 1", repr(components), "Pass components=8."))
-    if not (isinstance(prior_std, int | float) and 0 < prior_std < math.inf):
-        raise ValueError(complaint("prior_std", "positive and finite", repr(prior_std), "Pass prior_std=0.3."))
-    if not (isinstance(init_std, int | float) and 0 <= init_std < math.inf):
-        raise ValueError(
-            complaint(
-                "init_std", "finite and not negative", repr(init_std), "Pass init_std=0 to start all components alike."
-            )
-        )
-    if kl not in (*CLOSED_FORMS, "montecarlo"):
-        names = ", ".join([*CLOSED_FORMS, "montecarlo"])
-        raise ValueError(complaint("kl", f"one of {names}", repr(kl), f"Did you mean {_nearest(kl, CLOSED_FORMS)}?"))
-    likelihood = _likelihood(likelihood)
-    if logits is not None and not callable(logits) and not (isinstance(logits, str) and logits):
-        remedy = 'Pass e.g. logits="heads.age", or a function of the output.'
-        raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))
-    if seed is not None:
-        check_seed(seed)
-    planned = plan(net, include=include, exclude=exclude, example=example)
-    meta = [name for name, parameter in net.named_parameters() if parameter.is_meta]
-    if meta:
-        remedy = "Load its weights first, for example with net.to_empty(device='cpu') and net.load_state_dict(...)."
-        raise ValueError(complaint("net", "a network with weights", f"{meta[:3]} on the meta device", remedy))
-    if seed is None:
-        seed = int(torch.randint(2**31, ()))
-    net, likelihood = (duplicate(net), copying.deepcopy(likelihood)) if copy else (net, likelihood)
+    more = _completed(options)
+    _check_numbers(components, prior_std, init_std, kl)
+    speaks, logits = _likelihood(likelihood), _checked_logits(more["logits"])
+    check_seed(0 if seed is None else seed)
+    planned = plan(net, include=more["include"], exclude=more["exclude"], example=more["example"])
+    _check_has_weights(net)
+    seed = int(torch.randint(2**31, ())) if seed is None else seed
+    net, speaks = (duplicate(net), copying.deepcopy(speaks)) if more["copy"] else (net, speaks)
     for entry in planned.layers:
         _attach(net.get_submodule(entry.name), entry, components)
-    return IBNN(
-        net,
-        likelihood.to(next(net.parameters()).device),
-        components=components,
-        prior_std=float(prior_std),
-        init_std=float(init_std),
-        kl_kind=kl,
-        seed=seed,
-        logits=logits,
-    )
+    start: dict[str, Any] = {"prior_std": float(prior_std), "init_std": float(init_std), "kl_kind": kl, "seed": seed}
+    return IBNN(net, speaks.to(next(net.parameters()).device), components=components, logits=logits, **start)
+
+
+def _spelt_out(function: Any) -> inspect.Signature:
+    """Returns the signature of `convert` with all its options, for `help` and `inspect`."""
+    own, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+    fields = zip(_DEFAULTS.items(), Options.__annotations__.values(), strict=True)
+    more = [inspect.Parameter(name, keyword, default=value, annotation=kind) for (name, value), kind in fields]
+    return own.replace(parameters=[*list(own.parameters.values())[:-1], *more])
+
+
+convert.__signature__ = _spelt_out(convert)  # type: ignore[attr-defined]
 
 
 def revert(model: IBNN) -> nn.Module:
-    """Takes the latents out of a converted network, in place, and returns it: the plain network with its weights U.
+    """Removes the latents from a converted network, in place, and returns the plain network with its weights U.
 
-    With `convert(..., copy=False)` that is the very network that was converted. The model is of no use afterwards.
+    After `convert(..., copy=False)` that is the very network that was converted. The model cannot be used afterwards.
 
     >>> net = nn.Linear(3, 2)
     >>> revert(convert(net, copy=False)) is net
@@ -260,13 +211,68 @@ def _likelihood(named: str | Likelihood | Mapping[str, str | Likelihood]) -> Lik
         return Heads({name: _likelihood(head) for name, head in named.items()})
     if isinstance(named, str):
         if named not in LIKELIHOODS:
-            names, remedy = ", ".join(LIKELIHOODS), f"Did you mean {_nearest(named, LIKELIHOODS)}?"
+            names, remedy = ", ".join(LIKELIHOODS), f"Did you mean {nearest(named, LIKELIHOODS)!r}?"
             raise ValueError(complaint("likelihood", f"one of {names}, or a Likelihood", repr(named), remedy))
         return LIKELIHOODS[named]()
     if not isinstance(named, Likelihood):
         expected, got = "a name, a Likelihood object, or a dict of them", type(named).__name__
         raise TypeError(complaint("likelihood", expected, got, 'Pass "categorical".'))
     return named
+
+
+def _completed(options: Options) -> Options:
+    """Returns the options with their defaults; raises a TypeError for names that `convert` does not have."""
+    if unknown := sorted(set(options) - set(_DEFAULTS)):
+        known = [*inspect.signature(convert).parameters][1:]
+        remedy = f"Did you mean {nearest(unknown[0], known)!r}?"
+        raise TypeError(f"convert() got an unexpected keyword argument {unknown[0]!r}. {remedy}")
+    return _DEFAULTS | options
+
+
+def _check_numbers(components: int, prior_std: float, init_std: float, kl: str) -> None:
+    if isinstance(components, bool) or not isinstance(components, int) or components < 1:
+        raise ValueError(complaint("components", "an integer of at least 1", repr(components), "Pass components=8."))
+    if not (isinstance(prior_std, int | float) and 0 < prior_std < math.inf):
+        raise ValueError(complaint("prior_std", "positive and finite", repr(prior_std), "Pass prior_std=0.3."))
+    if not (isinstance(init_std, int | float) and 0 <= init_std < math.inf):
+        remedy = "Pass init_std=0 to start all components alike."
+        raise ValueError(complaint("init_std", "finite and not negative", repr(init_std), remedy))
+    kinds = [*CLOSED_FORMS, "montecarlo"]
+    if kl not in kinds:
+        remedy = f"Did you mean {nearest(kl, kinds)!r}?"
+        raise ValueError(complaint("kl", f"one of {', '.join(kinds)}", repr(kl), remedy))
+
+
+def _checked_logits(logits: Pick | None) -> Pick | None:
+    if logits is not None and not callable(logits) and not (isinstance(logits, str) and logits):
+        remedy = 'Pass e.g. logits="heads.age", or a function of the output.'
+        raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))
+    return logits
+
+
+def _check_plain(net: nn.Module) -> None:
+    """Raises unless a network is an nn.Module of plain Python, not converted yet, whose parameters have shapes."""
+    if not isinstance(net, nn.Module):
+        raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))
+    if hasattr(net, "_orig_mod"):  # latents are hooks, which a compiled graph would not see
+        remedy = "Convert first, then compile: torch.compile(ibnn.convert(net))."
+        raise TypeError(complaint("net", "a plain network", "one that torch.compile returned", remedy))
+    if isinstance(net, torch.jit.ScriptModule):
+        remedy = "Convert the network before torch.jit.script or trace; ibnn.export writes what has been converted."
+        raise TypeError(complaint("net", "an nn.Module in Python", "a ScriptModule", remedy))
+    for name, module in net.named_modules():
+        if isinstance(module, Latent):
+            got, remedy = f"one converted before (see {name!r})", "Revert it: ibnn.revert(model)."
+            raise ValueError(complaint("net", "a plain network", got, remedy))
+    if lazy := [name for name, parameter in net.named_parameters() if is_lazy(parameter)]:
+        remedy = "Run net(x) once on a batch, then convert."
+        raise ValueError(complaint("net", "materialised", f"lazy parameters {lazy[:3]}", remedy))
+
+
+def _check_has_weights(net: nn.Module) -> None:
+    if meta := [name for name, parameter in net.named_parameters() if parameter.is_meta]:
+        remedy = "Load its weights first, for example with net.to_empty(device='cpu') and net.load_state_dict(...)."
+        raise ValueError(complaint("net", "a network with weights", f"{meta[:3]} on the meta device", remedy))
 
 
 def _attach(layer: nn.Module, entry: PlannedLayer, components: int) -> None:
@@ -283,8 +289,37 @@ def _attach(layer: nn.Module, entry: PlannedLayer, components: int) -> None:
     layer.register_forward_hook(latent.release, always_call=True)  # its being there keeps torch's fast path away, too
 
 
+def _reasons(
+    net: nn.Module,
+    modules: dict[str, nn.Module],
+    include: Patterns | None,
+    exclude: Patterns | None,
+    example: Inputs | None,
+) -> dict[str, str | None]:
+    """Returns why each module gets no latent, None for those that get one."""
+    reasons = {name: _why_not(net, name, module) for name, module in modules.items()}
+    idle = _idle(net)
+    reasons |= {name: "does not run with the adapters set as they are" for name, m in modules.items() if m in idle}
+    convertible = [name for name, reason in reasons.items() if reason is None]
+    optional = {name: kind.optional for name in convertible if (kind := layer_type(modules[name])) and kind.optional}
+    if include is None:
+        reasons |= optional
+    else:
+        chosen = _matches(modules, convertible, include, "include", by_itself=optional)
+        reasons |= {name: "not in include" for name in convertible if name not in chosen}
+    if exclude is not None:
+        left_out = _matches(modules, list(modules), exclude, "exclude")
+        reasons |= {name: "excluded" for name in convertible if name in left_out}
+    if example is not None:
+        args, kwargs = call_arguments(example)
+        with evaluating(net), torch.no_grad(), bypassed(net, {name: modules[name] for name in convertible}) as read:
+            net(*args, **kwargs)
+        reasons |= dict.fromkeys(read, "its weight is read outside its own call")
+    return reasons
+
+
 def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:
-    """Why a module cannot carry a latent, or None."""
+    """Returns why a module cannot carry a latent, or None."""
     parent = net.get_submodule(name.rpartition(".")[0])
     if isinstance(parent, nn.MultiheadAttention) and parent is not module:
         return "read by nn.MultiheadAttention without a call: its nodes are in the latent there"
@@ -294,7 +329,7 @@ def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:
             return "normalisation: scales and shifts, no input weights"
         if isinstance(module, nn.EmbeddingBag):
             return "looks rows up: has no inputs to multiply"
-        return f"no latent for {_type_name(module)}: see ibnn.register_layer"
+        return f"no latent for {type(module).__name__}: see ibnn.register_layer"
     if not layer_parameter(module).is_floating_point():
         return f"its weight is of dtype {layer_parameter(module).dtype}"
     if hasattr(module, "latent"):
@@ -307,7 +342,7 @@ def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:
 
 
 def _idle(net: nn.Module) -> set[nn.Module]:
-    """What peft keeps but does not run: adapters that are not active, and the originals of heads that it saves."""
+    """Returns what peft keeps but does not run: inactive adapters, and the originals of modules that it replaces."""
     idle: set[nn.Module] = set()
     for owner in net.modules():
         held: Any = {name: owner._modules.get(name) or {} for name in getattr(type(owner), "adapter_layer_names", ())}
@@ -325,11 +360,15 @@ def _idle(net: nn.Module) -> set[nn.Module]:
 def _matches(
     modules: dict[str, nn.Module],
     candidates: list[str],
-    patterns: Pattern | Sequence[Pattern],
+    patterns: Patterns,
     argument: str,
     by_itself: Container[str] = (),
 ) -> set[str]:
-    """The candidates that match a pattern, some only by their whole name or class; each pattern must match one."""
+    """Returns the candidates that match a pattern; those `by_itself` must be named in full or by class.
+
+    Raises:
+        ValueError: If a pattern matches none.
+    """
     matched: set[str] = set()
     alone = isinstance(patterns, str | type) or not isinstance(patterns, Iterable)
     listed: list[Any] = [patterns] if alone else list(patterns)  # type: ignore[arg-type]
@@ -343,31 +382,7 @@ def _matches(
         wide = pattern is nn.Module or isinstance(pattern, str)
         hits -= {n for n in hits if n in by_itself and wide and pattern not in (n, glob.escape(n))}
         if not hits:
-            near = difflib.get_close_matches(str(pattern), candidates, n=3, cutoff=0.0)
-            raise ValueError(
-                complaint(
-                    argument, "patterns that match layers of the network", repr(pattern), f"Nearest names: {near}."
-                )
-            )
+            remedy = f"Did you mean {nearest(pattern, candidates)!r}?" if candidates else "Leave it out."
+            raise ValueError(complaint(argument, "patterns that match layers of the network", repr(pattern), remedy))
         matched |= hits
     return matched
-
-
-def _bypassed(net: nn.Module, modules: dict[str, nn.Module], names: list[str], example: Inputs) -> set[str]:
-    """Which of the layers an example's forward pass reads without calling."""
-    args, kwargs = call_arguments(example)
-    with evaluating(net), torch.no_grad(), bypassed(net, {name: modules[name] for name in names}) as found:
-        net(*args, **kwargs)
-    return found
-
-
-def _nearest(word: str, names: object) -> str:
-    return repr(difflib.get_close_matches(str(word), list(names), n=1, cutoff=0.0)[0])  # type: ignore[call-overload]
-
-
-def _type_name(module: nn.Module) -> str:
-    return type(module).__name__
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

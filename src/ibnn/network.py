@@ -2,11 +2,10 @@
 
 import copy
 import functools
-import os
 import threading
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,16 +30,17 @@ from ibnn.layers.observe import batch_axes, bypassed, explaining_shapes, returne
 from ibnn.layers.registry import fold, foldable
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.mixture import KLKind, Mixture
-from ibnn.normal import address, normals, words
+from ibnn.normal import Space, address, normals, words
 from ibnn.prediction import Prediction, predict
+
+if TYPE_CHECKING:
+    from ibnn.files import hub, saving
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
 _CACHED = 2**24  # entries that rows of draws may meet in a pass: more of them go through memory and not through caches
 _KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
 NUMBERS = ("prior_std", "gradient_scale")  # plain attributes that are part of the state
-# Address spaces of the draws: the first part of an address after the seed.
-_INIT_MEAN, _INIT_STD, _TRAIN, _ASSIGN, _PREDICT, _KL = range(6)
 
 
 class IBNN(nn.Module):
@@ -69,6 +69,10 @@ class IBNN(nn.Module):
     random = True  # there are draws
     seed: Tensor
     examples: Tensor
+    if TYPE_CHECKING:  # `ibnn.files` gives the class these methods
+        save_pretrained = saving.save_pretrained
+        push_to_hub = hub.push_to_hub
+        from_pretrained = staticmethod(hub.from_pretrained)
 
     def __init__(
         self,
@@ -99,7 +103,8 @@ class IBNN(nn.Module):
         ] = {}  # by batch length: entries met by a draw that passes as rows, 0 if it may not
         self._last_noise: tuple[Any, Tensor] | None = None
         self.reseed(seed)
-        self._initialise(init_std)
+        for_mean, for_std = self.initial_noise()
+        self.set_posterior(mean=1 + init_std * for_mean, std=initial_std(for_std))
         self.training = net.training  # of the modules in it, each keeps its own mode
         likelihood.train(net.training)
 
@@ -139,13 +144,13 @@ class IBNN(nn.Module):
         for latent, layer_mean, layer_std in zip(self.latents.values(), *parts, strict=True):
             latent.set(mean=layer_mean, std=layer_std)
 
-    def _initialise(self, init_std: float) -> None:
-        """μ ~ N(1, σ0²), σ ~ |N(0.05, 0.02²)|."""
+    def initial_noise(self) -> tuple[Tensor, Tensor]:
+        """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
         row = torch.arange(self.components)
-        seed = self.seed.cpu()
-        mean = 1 + init_std * normals(address(seed, _INIT_MEAN, row), self.nodes)
-        std = (0.05 + 0.02 * normals(address(seed, _INIT_STD, row), self.nodes)).abs()
-        self.set_posterior(mean=mean, std=std)
+        for_mean, for_std = (
+            normals(address(self.init_seed, space, row), self.nodes) for space in (Space.INIT_MEAN, Space.INIT_STD)
+        )
+        return for_mean, for_std
 
     def reseed(self, seed: int) -> None:
         """Starts the draws of training anew from a seed."""
@@ -167,7 +172,7 @@ class IBNN(nn.Module):
                 output = self._run(args, kwargs, self._training_draws(self.posterior(), rows, 1, spread=False))
             self.examples.add_(rows)
             return output
-        z = self._means() if self.eval_samples == 0 else self._draws(self.eval_samples, self.eval_seed)
+        z = self._means() if self.eval_samples == 0 else self.draw_latents(self.eval_samples, self.eval_seed)
         draws = self._outputs(args, kwargs, z)
         labelled = kwargs.get("labels") is not None and not torch.compiler.is_compiling()
         return self._with_loss(args, kwargs, z[0], draws) if labelled else self.likelihood.combine(draws)
@@ -207,7 +212,7 @@ class IBNN(nn.Module):
         width = self.components
         groups = -(-rows // width)
         position = torch.arange(groups * width, device=self.examples.device)
-        shuffle = words(address(self.seed, _ASSIGN, self.examples + position))
+        shuffle = words(address(self.seed, Space.ASSIGN, self.examples + position))
         shuffle = torch.where(position < rows, shuffle, 2**32)  # places beyond the batch stay behind those in it
         return (self.examples + position // width * width + shuffle.view(groups, width).argsort(1).flatten())[:rows]
 
@@ -220,11 +225,22 @@ class IBNN(nn.Module):
         copy_number = torch.arange(samples, device=place.device)[:, None]
         component = (place * samples + copy_number if spread else place.expand(samples, -1)) % self.components
         example = self.examples + first + torch.arange(rows, device=place.device)
-        noise = normals(address(self.seed, _TRAIN, example, copy_number), q.mean.shape[1])
+        noise = normals(address(self.seed, Space.TRAIN, example, copy_number), q.mean.shape[1])
         return q.draw(component.flatten(), noise)
 
-    def _draws(self, samples: int, seed: int, components: Sequence[int] | None = None, first: int = 0) -> Tensor:
-        """z of addressed draws, (K·S, nodes), component-major; z of (seed, k, s) depends on nothing else."""
+    def draw_latents(
+        self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
+    ) -> Tensor:
+        """Returns z of the draws that `predict` makes, (K·S, nodes), component-major.
+
+        z of (seed, k, s) depends on nothing else but the posterior.
+
+        Args:
+            samples: S.
+            seed: Decides the draws.
+            components: Which components; default all.
+            first: Index of the first draw of every component.
+        """
         chosen = tuple(range(self.components) if components is None else components)
         k = torch.tensor(chosen, device=self.examples.device)
         noise = self._noise(seed, chosen, first, samples, self.examples.device, self.nodes)
@@ -239,7 +255,7 @@ class IBNN(nn.Module):
             return self._last_noise[1]
         with torch.inference_mode(False):  # others may need gradients
             k, s = torch.tensor(components, device=device), torch.arange(first, first + samples, device=device)
-            noise: Tensor = normals(address(seed, _PREDICT, k[:, None], s), nodes)
+            noise: Tensor = normals(address(seed, Space.PREDICT, k[:, None], s), nodes)
         if noise.numel() <= _KEPT and not torch.compiler.is_compiling():
             self._last_noise = at, noise
         return noise
@@ -407,7 +423,7 @@ class IBNN(nn.Module):
         if kind == "montecarlo":
             row = torch.arange(self.components, device=self.examples.device)
             return mixture.kl_montecarlo(
-                q, self.prior_std, normals(address(self.seed, _KL, self.examples, row), self.nodes)
+                q, self.prior_std, normals(address(self.seed, Space.KL, self.examples, row), self.nodes)
             )
         if kind not in mixture.CLOSED_FORMS:
             names = ", ".join([*mixture.CLOSED_FORMS, "montecarlo"])
@@ -561,52 +577,40 @@ class IBNN(nn.Module):
         The model stays in eval mode, and locked for other threads, until the last one is taken or the iterator closed.
         """
         with self._lock, evaluating(self):
-            yield from self._each_output(*call_arguments(x), self._draws(samples, seed, first=first), batch_size)
+            yield from self._each_output(*call_arguments(x), self.draw_latents(samples, seed, first=first), batch_size)
+
+    def outputs(self, x: Inputs, z: Tensor) -> Tensor:
+        """Returns the outputs of the network in its present mode for given latents, (J, B, …).
+
+        Args:
+            x: What one call of the network takes, of B rows.
+            z: J draws of the latents, (J, nodes); or (J, B, nodes), a draw for each row.
+        """
+        return self._outputs(*call_arguments(x), z)
 
     def component(self, k: int) -> nn.Module:
         """The plain network at the mean of component k, W = U diag(μₖ), in eval mode: no trace of ibnn is left."""
-        return self._folded(self._means()[self._component_index(k)])
+        return self.folded(self._means()[self._component_index(k)])
 
     def draw(self, component: int, index: int = 0, seed: int = 0) -> nn.Module:
         """The plain network of one draw, in eval mode: it computes row component·S + index of `draw_logits`."""
         if index < 0:
             raise IndexError(complaint("index", "0 or more", index, "Count draws from 0."))
-        return self._folded(self._draws(1, seed, components=[self._component_index(component)], first=index)[0])
+        return self.folded(self.draw_latents(1, seed, components=[self._component_index(component)], first=index)[0])
 
     def _component_index(self, k: int) -> int:
         if not 0 <= k < self.components:
             raise IndexError(complaint("component", f"in 0 … {self.components - 1}", k, "Count components from 0."))
         return k
 
-    def _folded(self, z: Tensor) -> nn.Module:
-        """A copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
+    def folded(self, z: Tensor) -> nn.Module:
+        """Returns a copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
         sizes = {name: latent.nodes for name, latent in self.latents.items()}
         parts = dict(zip(sizes, z.detach().split(list(sizes.values())), strict=True))
         net = duplicate(self.net).eval()
         for name, layer in strip(net):
             fold(layer, parts[name], name)
         return net
-
-    # ----------------------------------------------------------------------------------------------------------- files
-
-    def save_pretrained(self, directory: str | os.PathLike[str], *, latents_only: bool = False) -> None:
-        """Writes the model to a folder as safetensors and JSON; see `ibnn.saving.save_pretrained`."""
-        from ibnn.files.saving import save_pretrained  # it imports this file
-
-        save_pretrained(self, directory, latents_only=latents_only)
-
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Uploads the model to the Hugging Face hub; see `ibnn.hub.push_to_hub`."""
-        from ibnn.files.hub import push_to_hub
-
-        return push_to_hub(self, repo_id, **options)
-
-    @staticmethod
-    def from_pretrained(source: str | os.PathLike[str], net: nn.Module, **options: Any) -> "IBNN":
-        """Loads a model from a folder or the Hugging Face hub; see `ibnn.hub.from_pretrained`."""
-        from ibnn.files.hub import from_pretrained
-
-        return from_pretrained(source, net, **options)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Adds the numbers of the state, in double precision so that no bit is lost."""
@@ -635,6 +639,11 @@ class IBNN(nn.Module):
             f"components={self.components}, nodes={self.nodes}, prior_std={self.prior_std}, kl={self.kl_kind!r}, "
             f"eval_samples={self.eval_samples}, eval_seed={self.eval_seed}"
         )
+
+
+def initial_std(noise: Tensor) -> Tensor:
+    """Returns the σ that a latent starts with, |N(0.05, 0.02²)|."""
+    return (0.05 + 0.02 * noise).abs()
 
 
 def check_seed(seed: int) -> None:

@@ -1,9 +1,9 @@
 """RANDOMNESS: standard normals that are a pure function of their address.
 
-Every draw of the library has an address, such as (seed, component, draw) or (seed, example, copy). Integer hashing
-turns the address into random bits and Box-Muller turns the bits into normals, so a draw is the same whatever the batch
-size, the number of workers, the order of calls or the device, and no generator state has to be saved. Both functions
-are custom operators, which `torch.compile` calls as they are: the compiled network draws the same numbers.
+Every draw has an address (seed, space, …), such as (seed, Space.PREDICT, component, draw). Integer hashing turns it
+into random bits, and Box-Muller turns these into normals. So a draw does not depend on the batch size, the number of
+workers, the order of calls or the device, and there is no generator state to save. `words` and `normals` are custom
+operators: `torch.compile` calls them as they are, so a compiled network draws the same numbers.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum, unique
 
 import torch
 from torch import Tensor
@@ -19,11 +20,40 @@ from torch import Tensor
 _WORD = 0xFFFFFFFF  # words have 32 bits and are carried in int64, so that no product overflows
 
 
-def address(*parts: Tensor | int) -> Tensor:
-    """Lines up the parts of addresses, integers or integer tensors that broadcast: (parts, R).
+@unique
+class Space(IntEnum):
+    """Second part of every address, after the seed: no two uses share a draw.
 
-    >>> address(7, torch.arange(2)).tolist()
-    [[7, 7], [0, 1]]
+    Renumbering a space changes its draws. Trained weights, predictions and saved streams depend on 0 to 6 and 101.
+    """
+
+    INIT_MEAN = 0  # network: initial means of the latents, by component
+    INIT_STD = 1  # network: their initial standard deviations, by component
+    TRAIN = 2  # network: latents of a training example, by example and copy
+    ASSIGN = 3  # network: which component a training example gets, by example
+    PREDICT = 4  # network: latents of a prediction, by component and draw
+    KL = 5  # network: draws of the Monte Carlo KL, by examples seen and component
+    TIES = 6  # shift: order of equal scores, by place in the stream
+    NOISE = 7  # corruptions: pixel noise, by image
+    ROTATION = 8  # corruptions: direction of the rotation, by image
+    SALT = 9  # corruptions: salt and pepper, by image and pixel
+    MIX = 10  # corruptions: noise mixed into inputs, by row
+    SEARCH = 101  # calibration: latents of the search, by draw and row
+
+
+@unique
+class Stream(IntEnum):
+    """Last part of what seeds the global generators in a training step: (seed, step, worker, stream)."""
+
+    LOADING = 1  # augmentation and whatever else loading a batch draws
+    FORWARD = 2  # dropout and whatever else the network draws, however the batch was loaded
+
+
+def address(*parts: Tensor | int) -> Tensor:
+    """Broadcasts the parts of addresses, integers or integer tensors, to columns (parts, R).
+
+    >>> address(7, Space.PREDICT, torch.arange(2)).tolist()
+    [[7, 7], [4, 4], [0, 1]]
     """
     device = next((part.device for part in parts if isinstance(part, Tensor)), None)
     columns = torch.broadcast_tensors(*[torch.as_tensor(part, device=device) for part in parts])
@@ -68,6 +98,18 @@ def _(at: Tensor, nodes: int) -> Tensor:
     return at.new_empty((at.shape[1], nodes), dtype=torch.float32)
 
 
+def numbered_seed(seed: int, number: int) -> int:
+    """Returns the generator seed of an epoch's order, or of a baseline's draw, by its number.
+
+    The address has no space, for trained weights depend on it. The n-th epoch and the n-th draw of the same seed share
+    a number, which does no harm: one permutes rows, the other perturbs weights.
+
+    >>> numbered_seed(0, 1) == int(words(address(0, 1)))
+    True
+    """
+    return int(words(address(seed, number)))
+
+
 def _hash(at: Tensor) -> Tensor:
     word = torch.full_like(at[0], 0x9E3779B9)
     for part in at:
@@ -85,8 +127,8 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def seed_generators(*parts: int) -> None:
-    """Seeds torch's, numpy's and Python's generators from an address."""
-    seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
+    """Seeds the global generators of torch, numpy and Python with a hash of integers."""
+    seed = int.from_bytes(hashlib.blake2b(repr(tuple(map(int, parts))).encode(), digest_size=4).digest(), "big")
     torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond where there is no GPU
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
@@ -97,7 +139,7 @@ def seed_generators(*parts: int) -> None:
 
 @contextmanager
 def generators_restored() -> Iterator[None]:
-    """Gives torch's, numpy's and Python's generators back as they were."""
+    """Restores the global generators of torch, numpy and Python at the end of a block."""
     numpy = sys.modules.get("numpy")
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []

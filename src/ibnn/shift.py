@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from ibnn.errors import complaint
-from ibnn.normal import address, words
+from ibnn.normal import Space, address, words
 
 POWERS = (0.1, 0.3, 0.5, 0.7, 0.9)  # ε of the bets ε p^(ε−1): strong shifts first
 _BITS = 8  # of a score that count: equal ones are stored once, so the bag stays small however long the stream
-_TIES = 6  # address space of the draws that break ties; the network's end at 5
 
 
 class ShiftMonitor:
@@ -109,7 +108,7 @@ class ShiftMonitor:
         """Takes the next scores of the stream; returns their p-values, (N,) float64: small for a high score."""
         stream = _checked(scores, "scores")
         index = torch.arange(self.seen, self.seen + len(stream))
-        ties = (words(address(self.seed, _TIES, index)).double() + 0.5) / 2**32
+        ties = (words(address(self.seed, Space.TIES, index)).double() + 0.5) / 2**32
         return torch.tensor([self._next(*each) for each in zip(stream, ties.tolist(), strict=True)], dtype=torch.double)
 
     def _next(self, score: float, u: float) -> float:

@@ -9,7 +9,9 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -96,7 +98,14 @@ def test_every_command_has_help(command: str) -> None:
 
 def test_help_teaches() -> None:
     text = call("--help").stdout
-    for words in ("Start here", "ibnn demo", "ibnn train digits-mlp", "130 interrupted", "--install-completion"):
+    for words in (
+        "Start here",
+        "Explore",
+        "ibnn demo",
+        "ibnn train digits-mlp",
+        "130 interrupted",
+        "--install-completion",
+    ):
         assert words in text
     assert "\x1b" not in text  # NO_COLOR
 
@@ -110,11 +119,11 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
-def test_help_of_predict_says_what_is_not_promised() -> None:
+def test_help_of_predict_says_what_is_not_guaranteed() -> None:
     words = " ".join(call("predict", "--help").stdout.split())
-    assert "a little optimistic where those images also steered the training" in words
-    assert "what is transparent on white" in words
-    assert "A file that cannot be read has no row" in words
+    assert "slightly optimistic if these inputs also steered the training" in words
+    assert "transparent parts become white" in words
+    assert "A file that cannot be read gets no row" in words
 
 
 def test_version_and_usage() -> None:
@@ -287,19 +296,26 @@ def test_fresh_starts_anew_and_own_files_work(tmp_path: Path, run: Path) -> None
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
-def test_fresh_waits_for_a_folder_in_use_and_says_so(run: Path, tmp_path: Path) -> None:
+def test_fresh_waits_for_a_folder_in_use_and_says_so(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
-    words = [sys.executable, "-m", "ibnn", "train", "digits-mlp", *TINY, "--out", str(copy), "--fresh"]
-    with RunFolder(copy).lock():
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
-        assert process.stderr is not None
-        lines = [process.stderr.readline(), process.stderr.readline()]
-        assert lines[1] == f"{copy} is in use: waiting for process {os.getpid()} to finish.\n", lines
-        assert jobs.read_run(copy).result["scores"] == jobs.read_run(run).result["scores"]  # nothing was cleared
-        before = (copy / "result.json").stat().st_mtime_ns
-    assert process.wait(120) == 0
-    process.stderr.close()
+    before, held, waiting = (copy / "result.json").stat().st_mtime_ns, threading.Event(), threading.Event()
+    note = Screen.note
+    monkeypatch.setattr(Screen, "note", lambda self, text: (note(self, text), "is in use" in text and waiting.set()))
+
+    def hold() -> bool:
+        with RunFolder(copy).lock():
+            held.set()
+            assert waiting.wait(60)
+            return (copy / "result.json").stat().st_mtime_ns == before  # nothing is cleared meanwhile
+
+    with ThreadPoolExecutor(1) as pool:
+        untouched = pool.submit(hold)
+        assert held.wait(60)
+        result = call("train", "digits-mlp", *TINY, "--out", copy, "--fresh")
+        assert untouched.result(60)
+    assert f"{copy} is in use: waiting for process {os.getpid()} to finish.\n" in result.stderr
     assert (copy / "result.json").stat().st_mtime_ns > before
     assert not list(tmp_path.rglob("*.lock"))
 
@@ -501,11 +517,10 @@ def test_predict_reads_all_kinds_alike(
     expected = model.predict(data.load("digits").normalise(torch.from_numpy(pixels)[:, None]), samples=3, seed=0)
     assert list(rows[0]) == FIELDS
     assert [row["label"] for row in rows] == [str(int(label)) for label in expected.labels]
-    for name, values in (("probability", expected.probs.amax(1)), ("total", expected.total)):
-        assert [float(row[name]) for row in rows] == pytest.approx(values.tolist(), rel=1e-4)
-    for row in rows:
-        assert float(row["total"]) == pytest.approx(float(row["aleatoric"]) + float(row["epistemic"]), rel=1e-4)
-        assert row["abstain"] == "no"
+    named = {name: getattr(expected, name) for name in ("total", "aleatoric", "epistemic")}
+    for name, values in ({"probability": expected.probs.amax(1)} | named).items():
+        assert [float(row[name]) for row in rows] == pytest.approx(values.tolist(), rel=1e-4, abs=1e-6), name
+    assert {row["abstain"] for row in rows} == {"no"}
 
 
 @pytest.mark.parametrize(
@@ -719,7 +734,7 @@ def test_runs_of_points_are_evaluated_and_reported(curve: Path, tmp_path: Path) 
     assert json.loads(call("evaluate", curve, "--json").stdout)["scores"] == pytest.approx(stored["scores"])
     call("report", curve, "-o", tmp_path / "report.html")
     assert "Scores of regression" in (tmp_path / "report.html").read_text()
-    assert "one of the points toy-regression" in call("evaluate", curve, "--data-set", "digits", code=2).stderr
+    assert "one on the points toy-regression" in call("evaluate", curve, "--data-set", "digits", code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -743,7 +758,6 @@ def test_points_of_classes_are_labelled_and_abstained_from(tmp_path: Path) -> No
     assert (found["risk"]["by"], found["risk"]["examples"]) == ("validation points", 200)
     expected = jobs.read_run(tmp_path / "run").model.predict(torch.tensor([[0.0, 1.0], [1.0, -0.5]]), samples=5, seed=0)
     assert [row["total"] for row in found["rows"]] == pytest.approx(expected.total.tolist(), rel=1e-4)
-    call("report", tmp_path / "run", "-o", tmp_path / "report.html")
 
 
 def _answers_of(path: Path, x: np.ndarray[Any, Any]) -> tuple[dict[str, Any], Any]:
@@ -763,10 +777,10 @@ def test_runs_of_points_are_exported(curve: Path, tmp_path: Path) -> None:
     for name in ("mean", "std", "aleatoric", "epistemic"):
         assert found[name] == pytest.approx(getattr(expected, name).numpy(), rel=1e-4)
     assert (facts["columns"], facts["classes"], facts["pixels"]) == (["x1"], [], None)
-    assert "`--pixels` to be of a run of images" in call("export", curve, "--pixels", code=2).stderr
+    assert "`--pixels` to be for a run on images" in call("export", curve, "--pixels", code=2).stderr
     words = " ".join(call("export", "--help").stdout.split())
     assert "swag, dropout and vi cannot" in words
-    assert "rows of numbers in their own units" in words
+    assert "rows of numbers in their original units" in words
 
 
 # ------------------------------------------------------------------------------------------------ own tables and nets
@@ -836,7 +850,7 @@ def test_rows_of_a_table_are_predicted_by_the_names_of_their_columns(
     [
         ("width,hight\n1,2\n", "a column 'height', but got none. Is it called 'hight' there?"),
         ("1,2\n3,4\n", "a column 'width'"),
-        ("width,height,width\n1,2,3\n", "one column 'width', but got 2"),
+        ("width,height,width\n1,2,3\n", "different names, but got 2 called 'width'"),
         ("width,height\n1,2\n1,tall\n", "'tall' in row 2 (line 3), column 'height'"),
         ("width,height\n1,\n", "nothing in row 1 (line 2), column 'height'"),
         ("width,height\n1,1e39\n", "finite"),
@@ -1188,7 +1202,7 @@ def test_report(run: Path, tmp_path: Path) -> None:
     assert "no folder" in call("report", run, tmp_path / "none", code=2).stderr
 
 
-def test_report_leaves_out_what_is_no_finished_run(run: Path, tmp_path: Path) -> None:
+def test_report_skips_unfinished_runs(run: Path, tmp_path: Path) -> None:
     begun, lock, page = tmp_path / "begun", tmp_path / "run.lock", tmp_path / "report.html"
     begun.mkdir()
     lock.touch()
@@ -1196,10 +1210,8 @@ def test_report_leaves_out_what_is_no_finished_run(run: Path, tmp_path: Path) ->
     assert not page.exists()
     shutil.copy(run / "job.toml", begun)
     result = call("report", run, begun, lock, "-o", page)
-    assert result.stderr == f"Left out: {begun}, which has not finished.\n"
-    alone = tmp_path / "alone.html"
-    call("report", run, "-o", alone)
-    assert page.read_bytes() == alone.read_bytes()
+    assert result.stderr == f"Skipped: {begun}, which has not finished.\n"
+    assert '<p class="lead">1 run. ' in page.read_text()
 
 
 def test_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1229,13 +1241,19 @@ def test_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "preset" in call("reproduce", first, "--preset", "gpu", code=2).stderr
 
 
-def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-    monkeypatch.setattr("ibnn.lab.demo.main", lambda words: asked.append(words) or 0)
-    call("demo", "--out", "there", "--seed", 3, "--json")
-    call("demo", "--quiet")
-    assert asked == [["--out", "there", "--seed", "3", "--json"], ["--out", "demo", "--seed", "0", "--quiet"]]
+def test_demo_shows_its_table_and_where_its_figures_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = json.loads((Path(__file__).parents[2] / "experiments" / "results" / "demo.json").read_text())
+    asked: list[object] = []
+    monkeypatch.setattr("ibnn.lab.demo.run", lambda *options, quiet: asked.append((*options, quiet)) or stored)
+    assert json.loads(call("demo", "--out", "there", "--seed", 3, "--json").stdout) == stored
+    short, long = call("demo", "--quiet").stdout, call("demo").stdout
+    assert asked == [(Path("there"), 3, False), (Path("demo"), 0, True), (Path("demo"), 0, False)]
+    assert long.startswith(short)
+    assert f"{stored['metrics']['iBNN']['nll'][0]:.3f}" in short
+    assert "Look at: demo/reliability.png" in long.removeprefix(short)
     call("demo", "--seed", -1, code=2)
+    assert "--out" in call("demo", "--out", __file__, code=2).stderr
+    assert len(asked) == 3
 
 
 # ---------------------------------------------------------------------------------------------------------- processes
@@ -1257,8 +1275,9 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 def test_export_answers_as_predict(run: Path, pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    result = call("export", run, "-o", tmp_path / "m.onnx", "--pixels", "--samples", 2, "--seed", 3, "--json")
-    assert json.loads(result.stdout)["bytes"] == (tmp_path / "m.onnx").stat().st_size
+    result = call("export", run, "-o", tmp_path / "m.onnx", "--pixels", "--samples", 2, "--seed", 3)
+    assert result.stdout == f"{tmp_path / 'm.onnx'}\n"
+    assert "are draws" in result.stderr
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     probabilities, total, *_ = session.run(None, {"x": pixels[:, None].astype(np.float32) / 255})
     np.save(tmp_path / "a.npy", pixels)
@@ -1270,11 +1289,8 @@ def test_export_answers_as_predict(run: Path, pixels: np.ndarray[Any, Any], tmp_
 
 
 def test_export_of_normalised_images_and_wrong_exports(run: Path, tmp_path: Path) -> None:
-    result = call("export", run, "-o", tmp_path / "m.pt2", "--format", "torch", "--samples", 1)
-    assert result.stdout == f"{tmp_path / 'm.pt2'}\n"
-    assert "are draws" in result.stderr
-    words = ["-o", tmp_path / "m.pt2", "--format", "torch", "--json"]
-    assert json.loads(call("export", run, *words).stdout)["samples"] == 3  # the job's
+    found = json.loads(call("export", run, "-o", tmp_path / "m.pt2", "--format", "torch", "--json").stdout)
+    assert (found["samples"], found["bytes"]) == (3, (tmp_path / "m.pt2").stat().st_size)  # the job's draws
     assert "job.toml" in call("export", tmp_path, code=2).stderr
     assert "the folder" in call("export", run, "-o", tmp_path, "--format", "torch", code=2).stderr
     assert "tflite" in call("export", run, "--format", "tflite", code=2).stderr
@@ -1290,18 +1306,16 @@ def test_bench_prints_ratios(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(bench, "ONE", (2, 2))
     result = call("bench", "--quick", "-o", tmp_path / "speed.json")
     assert "lenet / step" in result.stderr
-    assert "above its bar" not in result.stderr
-    assert "bound by overhead" in result.stderr
+    assert "above its limit" not in result.stderr
+    assert "Overhead dominates" in result.stderr
     assert "deep ensemble of 4" in result.stdout
     assert "at most" not in result.stdout
-    assert "above its bar" not in result.stderr
-    assert "bound by overhead" in result.stderr
     content = json.loads(call("bench", "--quick", "--json", "-o", tmp_path / "speed.json").stdout)
     assert content == json.loads((tmp_path / "speed.json").read_text())
     content["cells"]["lenet / step"]["ratio"] = 1.2
     monkeypatch.setattr(bench, "bench", lambda *_, **__: content)
     whole = call("bench")
     assert "at most" in whole.stdout
-    assert "above its bar: lenet, step 1.200 (1.10)\n" in whole.stderr
-    assert "bound by overhead" in whole.stderr
+    assert "above its limit: lenet, step 1.200 (1.10)\n" in whole.stderr
+    assert "Overhead dominates" in whole.stderr
     assert "--quick" not in whole.stderr

@@ -155,7 +155,7 @@ def test_errors(kind: str, severity: int, pixels: Tensor) -> None:
         corrupt(pixels, kind, severity)
 
 
-def test_errors_of_strengths() -> None:
+def test_impossible_amounts_of_noise_are_refused() -> None:
     with pytest.raises(ValueError, match="`p`"):
         salt_and_pepper(torch.rand(1, 1, 8, 8), 1.1)
     with pytest.raises(ValueError, match="`gamma`"):

@@ -233,7 +233,7 @@ def test_load_by_name(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
         for prefix in ("train", "t10k"):
             write_idx(folder, prefix, picture(4, 28, 28), torch.arange(4))
     else:
-        for file in KNOWN[name].files:
+        for file in KNOWN[name].kept:
             write_cifar(folder / file, torch.zeros(4, 1 if name == "cifar-10" else 2), picture(4, 3, 32, 32))
     monkeypatch.setenv("IBNN_DATA", str(tmp_path))
     found, row = data.load(name), next(row for row in data.status() if row.name == name)

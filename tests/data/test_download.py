@@ -12,14 +12,13 @@ import pooch
 import pytest
 
 from ibnn.data import download, get
-from ibnn.data.download import SOURCES, Source
-from ibnn.data.sets import KNOWN, names
+from ibnn.data.sets import KNOWN
 
 FOUR_PARTS = r"Expected `.*` to be .*, but got .*\. \w+"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`; breaks off the first `breaks` answers in the middle; keeps what it was asked."""
+    """Publishes `files`; breaks off the first `breaks` answers in the middle; keeps what it was asked."""
 
     daemon_threads = True
 
@@ -29,6 +28,7 @@ class Server(ThreadingHTTPServer):
         self.asked: list[tuple[str, str | None]] = []
         self.breaks, self.errors = 0, 0
         self.ranges = "right"  # or "none", "other", "beyond"
+        self.headers: dict[str, str] = {}
 
     @property
     def url(self) -> str:
@@ -53,7 +53,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {shown}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(body)))
+        for name, value in ({"Content-Length": str(len(body))} | server.headers).items():
+            self.send_header(name, value)
         self.end_headers()
         if server.breaks:
             server.breaks -= 1
@@ -70,6 +71,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(download, "PAUSE", 0.001)
+    for name in ("mnist", "cifar-100"):
+        monkeypatch.setitem(KNOWN, name, KNOWN[name])  # put back after the test
     with Server() as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.01,))
         thread.start()
@@ -82,13 +85,14 @@ def md5(content: bytes) -> str:
     return hashlib.md5(content).hexdigest()
 
 
-def publish(server: Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+@pytest.fixture
+def files(server: Server) -> dict[str, bytes]:
     """Four files in place of MNIST's, at the publishers' address."""
-    files = {name: gzip.compress(bytes(range(256)) * 400 + name.encode()) for name in KNOWN["mnist"].files}
-    server.files = {f"/published/{name}": content for name, content in files.items()}
-    source = Source(f"{server.url}/published", {name: md5(content) for name, content in files.items()})
-    monkeypatch.setitem(SOURCES, "mnist", source)
-    return files
+    made = {name: gzip.compress(bytes(range(256)) * 400 + name.encode()) for name in KNOWN["mnist"].files}
+    server.files = {f"/published/{name}": content for name, content in made.items()}
+    published = {name: md5(content) for name, content in made.items()}
+    KNOWN["mnist"] = KNOWN["mnist"]._replace(url=f"{server.url}/published", files=published)
+    return made
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -96,17 +100,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_registry() -> None:
-    assert set(SOURCES) == set(names()) - {"digits"}
-    for name, source in SOURCES.items():
-        kept = source.members or {f"{KNOWN[name].where}/{file}": None for file in source.files}
-        assert set(kept) == {f"{KNOWN[name].where}/{file}" for file in KNOWN[name].files}
-        assert all(len(value) == 32 for value in source.files.values())
+    for name, entry in KNOWN.items():
+        assert (entry.url is None) == (name == "digits")
+        assert {Path(path).parent.name for path in entry.members} <= {entry.where}
+        digests = [*entry.files.values(), *(digest for _, digest in entry.members.values() if digest)]
+        assert all(len(bytes.fromhex(digest)) == 16 for digest in digests)
+    assert sum(len(entry.files) for entry in KNOWN.values()) == 10
 
 
-def test_get(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    files = publish(server, monkeypatch)
+def test_get(files: dict[str, bytes], server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     level = pooch.get_logger().level
     assert get("mnist", tmp_path / "new" / "data") == tmp_path / "new" / "data" / "mnist"
     assert contents(tmp_path / "new" / "data") == {f"mnist/{name}": content for name, content in files.items()}
@@ -116,9 +118,8 @@ def test_get(
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
 def test_permissions_are_what_the_umask_leaves(
-    umask: int, mode: int, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, bytes], umask: int, mode: int, server: Server, tmp_path: Path
 ) -> None:
-    publish(server, monkeypatch)
     before = os.umask(umask)
     try:
         get("mnist", tmp_path)
@@ -127,10 +128,7 @@ def test_permissions_are_what_the_umask_leaves(
     assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.gz")} == {mode}
 
 
-def test_what_is_there_and_right_is_not_downloaded(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = publish(server, monkeypatch)
+def test_what_is_there_and_right_is_not_downloaded(files: dict[str, bytes], server: Server, tmp_path: Path) -> None:
     get("mnist", tmp_path)
     server.asked.clear()
     get("mnist", tmp_path)
@@ -143,8 +141,7 @@ def test_what_is_there_and_right_is_not_downloaded(
     assert contents(tmp_path) == {f"mnist/{name}": content for name, content in files.items()}
 
 
-def test_a_broken_connection_is_taken_up(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = publish(server, monkeypatch)
+def test_a_broken_connection_is_taken_up(files: dict[str, bytes], server: Server, tmp_path: Path) -> None:
     server.breaks = 2
     get("mnist", tmp_path)
     size = len(next(iter(files.values())))
@@ -153,25 +150,28 @@ def test_a_broken_connection_is_taken_up(server: Server, tmp_path: Path, monkeyp
     assert contents(tmp_path) == {f"mnist/{name}": content for name, content in files.items()}
 
 
-@pytest.mark.parametrize("ranges", ["none", "other", "beyond"])
-def test_servers_without_right_ranges(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: str
+def test_files_are_kept_as_published_even_if_their_compression_is_labelled(
+    files: dict[str, bytes], server: Server, tmp_path: Path
 ) -> None:
-    files = publish(server, monkeypatch)
+    server.headers = {"Content-Encoding": "gzip"}  # as Apache says of .gz files
+    get("mnist", tmp_path)
+    assert contents(tmp_path) == {f"mnist/{name}": content for name, content in files.items()}
+
+
+@pytest.mark.parametrize("ranges", ["none", "other", "beyond"])
+def test_servers_without_right_ranges(files: dict[str, bytes], server: Server, tmp_path: Path, ranges: str) -> None:
     server.breaks, server.ranges = 1, ranges
     get("mnist", tmp_path)
     assert contents(tmp_path) == {f"mnist/{name}": content for name, content in files.items()}
 
 
-def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(server, monkeypatch)
+def test_a_busy_server_is_asked_again(files: dict[str, bytes], server: Server, tmp_path: Path) -> None:
     server.errors = 2
     get("mnist", tmp_path)
     assert len(server.asked) == 6
 
 
-def test_retries_end(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(server, monkeypatch)
+def test_retries_end(files: dict[str, bytes], server: Server, tmp_path: Path) -> None:
     server.breaks = 100
     with pytest.raises(ConnectionError, match=FOUR_PARTS):
         get("mnist", tmp_path, retries=2)
@@ -179,8 +179,7 @@ def test_retries_end(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_such_file(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(server, monkeypatch)
+def test_no_such_file(files: dict[str, bytes], server: Server, tmp_path: Path) -> None:
     server.files.clear()
     with pytest.raises(ConnectionError, match="HTTP 404") as error:
         get("mnist", tmp_path)
@@ -195,8 +194,7 @@ def test_no_server(tmp_path: Path, server: Server) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wrong_checksum(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = publish(server, monkeypatch)
+def test_wrong_checksum(files: dict[str, bytes], server: Server, tmp_path: Path) -> None:
     first, second, *_ = files
     server.files[f"/published/{second}"] = b"another file"
     with pytest.raises(ValueError, match=FOUR_PARTS) as error:
@@ -205,8 +203,7 @@ def test_wrong_checksum(server: Server, tmp_path: Path, monkeypatch: pytest.Monk
     assert contents(tmp_path) == {f"mnist/{first}": files[first]}  # what was right stays
 
 
-def test_mirror(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = publish(server, monkeypatch)
+def test_mirror(files: dict[str, bytes], server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.files = {f"/mirror/mnist/{name}": content for name, content in files.items()}
     get("mnist", tmp_path / "a", mirror=f"{server.url}/mirror/")
     monkeypatch.setenv("IBNN_MIRROR", f"{server.url}/mirror")
@@ -224,8 +221,7 @@ def test_unknown_and_embedded_sets(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_that_cannot_be_written(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(server, monkeypatch)
+def test_folder_that_cannot_be_written(files: dict[str, bytes], server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match=FOUR_PARTS):
         get("mnist", tmp_path / "file")
@@ -254,15 +250,17 @@ def archive(files: dict[str, bytes], *extra: tuple[tarfile.TarInfo, bytes]) -> b
         return buffer.getvalue()
 
 
-def publish_archive(server: Server, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+def publish_archive(server: Server, content: bytes) -> None:
     name = "cifar-100-binary.tar.gz"
     server.files = {f"/published/{name}": content}
     members = {"cifar-100-binary/train.bin": (len(TRAIN), None), "cifar-100-binary/test.bin": (len(TEST), md5(TEST))}
-    monkeypatch.setitem(SOURCES, "cifar-100", Source(f"{server.url}/published", {name: md5(content)}, members))
+    KNOWN["cifar-100"] = KNOWN["cifar-100"]._replace(
+        url=f"{server.url}/published", files={name: md5(content)}, members=members
+    )
 
 
-def test_archive(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish_archive(server, monkeypatch, archive(GOOD))
+def test_archive(server: Server, tmp_path: Path) -> None:
+    publish_archive(server, archive(GOOD))
     expected = {"cifar-100-binary/train.bin": TRAIN, "cifar-100-binary/test.bin": TEST}
     get("cifar-100", tmp_path)
     get("cifar-100", tmp_path)
@@ -275,13 +273,13 @@ def test_archive(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(server.asked) == 3
 
 
-def test_archive_that_was_put_there(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_that_was_put_there(server: Server, tmp_path: Path) -> None:
     content = archive(GOOD)
-    publish_archive(server, monkeypatch, content)
+    publish_archive(server, content)
     (tmp_path / "cifar-100-binary.tar.gz").write_bytes(content)
     get("cifar-100", tmp_path)
     assert server.asked == []
-    assert set(contents(tmp_path)) == {"cifar-100-binary.tar.gz", *SOURCES["cifar-100"].members}
+    assert set(contents(tmp_path)) == {"cifar-100-binary.tar.gz", *KNOWN["cifar-100"].members}
 
 
 LINK = {"type": tarfile.SYMTYPE, "linkname": "/etc"}
@@ -305,8 +303,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_archives(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    publish_archive(server, monkeypatch, HOSTILE[kind])
+def test_hostile_archives(server: Server, tmp_path: Path, kind: str) -> None:
+    publish_archive(server, HOSTILE[kind])
     folder = tmp_path / "deep" / "data"
     with pytest.raises(ValueError, match=FOUR_PARTS) as error:
         get("cifar-100", folder)
@@ -316,19 +314,16 @@ def test_hostile_archives(server: Server, tmp_path: Path, monkeypatch: pytest.Mo
     assert not Path("/tmp/ibnn-evil").exists()
 
 
-def test_checksum_comes_before_unpacking(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish_archive(server, monkeypatch, archive(GOOD))
-    server.files["/published/cifar-100-binary.tar.gz"] = archive(GOOD, (member("cifar-100-binary/x", 1), b"x"))
-    monkeypatch.setattr(tarfile, "open", lambda *a, **k: pytest.fail("opened"))
-    with pytest.raises(ValueError, match="md5"):
+def test_checksum_comes_before_unpacking(server: Server, tmp_path: Path) -> None:
+    publish_archive(server, archive(GOOD))
+    server.files["/published/cifar-100-binary.tar.gz"] = HOSTILE["upwards"]
+    with pytest.raises(ValueError, match="md5"):  # not "one with the path"
         get("cifar-100", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_member_of_the_same_name_is_not_taken(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_member_of_the_same_name_is_not_taken(server: Server, tmp_path: Path) -> None:
     again = member("cifar-100-binary/train.bin", len(TRAIN)), b"z" * len(TRAIN)
-    publish_archive(server, monkeypatch, archive(GOOD, again))
+    publish_archive(server, archive(GOOD, again))
     get("cifar-100", tmp_path)
     assert contents(tmp_path)["cifar-100-binary/train.bin"] == TRAIN

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ibnn.files.atomic import locked, read_json, read_text, read_toml, write_atomically
+from ibnn.files.atomic import locked, read_json, read_text, read_toml, replaced, write_atomically
 
 
 def test_a_lock_keeps_others_out_and_leaves_nothing(tmp_path: Path) -> None:
@@ -69,6 +69,47 @@ def test_a_dead_process_leaves_its_file_but_not_its_lock(tmp_path: Path) -> None
     with locked(tmp_path / ".lock", wait=False) as mine:
         assert mine
     assert not list(tmp_path.iterdir())
+
+
+def test_a_write_replaces_the_content_and_makes_folders(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "a"
+    for content in (b"old and long", b"new"):
+        write_atomically(path, content)
+        assert path.read_bytes() == content
+    assert [p.name for p in path.parent.iterdir()] == ["a"]
+
+
+def test_files_are_replaced_together_after_the_block(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.write_text("old")
+    with replaced(first, second) as (one, two):
+        one.write_text("new")
+        one.chmod(0o600)  # as some writers do
+        two.write_text("other")
+        assert first.read_text() == "old"
+        assert not second.exists()
+    assert (first.read_text(), second.read_text()) == ("new", "other")
+    assert first.stat().st_mode == second.stat().st_mode
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_failed_write_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def write_half(path: Path) -> None:
+        path.write_text("half")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), replaced(path, tmp_path / "b") as (one, _):
+        write_half(one)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writers_of_one_path_do_not_share_a_temporary_file(tmp_path: Path) -> None:
+    with replaced(tmp_path / "a") as (mine,), replaced(tmp_path / "a") as (theirs,):
+        assert mine != theirs
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])

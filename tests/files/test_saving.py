@@ -1,4 +1,5 @@
 import copy
+import hashlib
 import inspect
 import json
 import os
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.files import saving
+import ibnn.nets
+from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
 from ibnn.files.hub import from_pretrained, push_to_hub
 from ibnn.files.saving import Adapters, fingerprint, load, save_pretrained
+from ibnn.nets.dense import Affine
 
 pytest.importorskip("safetensors")
 
@@ -261,6 +264,89 @@ def test_the_config_says_what_was_saved(saved: tuple[ibnn.IBNN, Tensor, Path]) -
     assert config["fingerprint"] == fingerprint(model.net) == fingerprint(plain(model))
 
 
+# ----------------------------------------------------------------------------------------- architectures and baselines
+
+
+def test_a_save_with_its_architecture_needs_no_network(tmp_path: Path) -> None:
+    options = {"classes": 3, "inputs": 5, "hidden": 7, "layers": 1}
+    net = ibnn.nets.make("mlp", **options)
+    affine = Affine(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]), -1.0)
+    parts = [{"name": "affine", "options": {"scale": affine.scale.tolist(), "shift": -1.0}}]
+    parts.append({"name": "mlp", "options": options})
+    for whole, architecture in ((net, parts[1]), (nn.Sequential(affine, net), parts)):
+        model = ibnn.convert(whole, components=2, seed=0).eval()
+        model.save_pretrained(tmp_path, architecture=architecture)
+        state = torch.get_rng_state()
+        assert_same(model, load(tmp_path), rows(5))
+        assert torch.equal(torch.get_rng_state(), state)
+        assert not load(tmp_path).training
+        assert_same(model, ibnn.IBNN.from_pretrained(tmp_path), rows(5))
+
+
+@pytest.mark.parametrize(
+    ("latents_only", "architecture", "words"),
+    [
+        (False, None, "the save names no architecture, but got None. Build the network yourself"),
+        (True, {"name": "lenet"}, "the save holds latents only, but got None"),
+        (False, {"name": "os:abort"}, r"its code is your own \(os:abort\), which load does not import, but got None"),
+        (False, {"name": "mpl"}, "Did you mean 'mlp'"),
+        (False, {"name": "mlp"}, "a layer '0' of 5 nodes"),
+    ],
+)
+def test_without_a_network_it_is_said_why_one_is_needed(
+    latents_only: bool, architecture: Any, words: str, tmp_path: Path
+) -> None:
+    save_pretrained(ibnn.convert(mlp(), seed=0), tmp_path, latents_only=latents_only, architecture=architecture)
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [[], "lenet", {"net": "lenet"}, [{"options": {}}], {"name": torch.relu}, 3])
+def test_an_architecture_of_another_form_is_refused(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`architecture` to be \{\"name\""):
+        save_pretrained(ibnn.convert(mlp(), seed=0), tmp_path / "new", architecture=wrong)
+    assert not (tmp_path / "new").exists()
+
+
+BASELINES: dict[str, Callable[[], Plain]] = {
+    "plain": lambda: Plain(mlp(), ibnn.Gaussian(init_std=0.3, outputs=3)),
+    "dropout": lambda: MCDropout(mlp(), rate=0.25),
+    "vi": lambda: MeanField(mlp(), prior_std=0.2),
+    "swag": lambda: SWAG(mlp(), rank=3),
+    "ensemble": lambda: Ensemble([mlp() for _ in range(3)]),
+}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = BASELINES[name]().eval()
+    if isinstance(model, SWAG):
+        for _ in range(4):
+            model.net[0].weight.data += torch.randn(7, 5)
+            model.collect()
+    model.likelihood.temperature.fill_(1.5)
+    model.save_pretrained(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+    again: Any = load(tmp_path, mlp().eval())
+    assert type(again) is type(model)
+    assert again.options == model.options
+    ours, theirs = model.draw_logits(rows(5), 4, 1), again.draw_logits(rows(5), 4, 1)
+    assert torch.equal(ours, theirs)
+    assert vars(model.predict(rows(5))).keys() == vars(again.predict(rows(5))).keys()
+    state = model.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in again.state_dict().items())
+    with pytest.raises(ValueError, match="`latents_only` to be False for a baseline"):
+        save_pretrained(model, tmp_path, latents_only=True)
+
+
+def test_a_method_that_is_not_imported_is_named(tmp_path: Path) -> None:
+    Plain(mlp()).save_pretrained(tmp_path)
+    edit(tmp_path, method="Laplace")
+    with pytest.raises(ValueError, match=r"but got Laplace\. Import it first: from ibnn\.baselines import Laplace"):
+        load(tmp_path, mlp())
+
+
 # ------------------------------------------------------------------------------------------------------ fingerprints
 
 
@@ -427,7 +513,7 @@ def test_a_pickle_is_refused_without_running_it(
     monkeypatch.setenv("IBNN_BOMB", str(target))
     with path.open("wb") as file:
         dump(Bomb(), file)
-    edit(saved[2], sha256=saving._sha256(path))  # even with a matching checksum
+    edit(saved[2], sha256=hashlib.sha256(path.read_bytes()).hexdigest())  # even with a matching checksum
     with pytest.raises(ValueError, match=r"model\.safetensors` to be a safetensors file"):
         load(saved[2], fresh("mlp"))
     assert not target.exists()
@@ -636,7 +722,7 @@ def test_a_save_from_before_there_was_a_temperature_loads(tmp_path: Path) -> Non
         assert tensors.pop("likelihood.temperature") == 1
         save_file(tensors, tmp_path / file)
         config = json.loads((tmp_path / "config.json").read_text())
-        config["sha256"] = saving._sha256(tmp_path / file)
+        config["sha256"] = hashlib.sha256((tmp_path / file).read_bytes()).hexdigest()
         (tmp_path / "config.json").write_text(json.dumps(config))
         again = load(tmp_path, model.component(0) if not latents_only else ibnn.revert(copy.deepcopy(model)))
         assert float(again.likelihood.temperature) == 1

@@ -11,17 +11,22 @@ import pytest
 from PIL import Image
 
 from ibnn.lab import figures
+from ibnn.lab.experiment import Experiment
 from ibnn.lab.figures.grid import grid_of
-from ibnn.lab.figures.look import label_ends, looks
 from ibnn.lab.figures.reliability import pooled
-from ibnn.lab.figures.scores import _components, _far, _sizes
-from ibnn.lab.reproduce import Experiment
+from ibnn.lab.figures.scores import _far
+from ibnn.lab.figures.style import label_ends, styles
 
 METHODS = ("SGD", "MC-dropout", "BNN-VI", "ensemble", "SWAG", "iBNN-4", "iBNN-8", "iBNN-16")
+KINDS = {"SGD": "sgd", "MC-dropout": "dropout", "BNN-VI": "vi", "ensemble": "ensemble", "SWAG": "swag"}
+SIZES = {"1×": 1, "4×": 4, "16×": 16}
 
 
 def experiment(figure: str, settings: tuple[str, ...] = ("",), methods: tuple[str, ...] = METHODS) -> Experiment:
-    named = [tuple({"name": name} for name in names) for names in (settings, methods)]
+    named = (
+        tuple({"name": name} | ({"size": SIZES[name]} if name in SIZES else {}) for name in settings),
+        tuple({"name": name, "method": KINDS.get(name, "ibnn")} for name in methods),
+    )
     title = f"What a {figure} figure shows, in a line"
     return Experiment(figure, "cpu", title, "Section 4", figure=figure, settings=named[0], methods=named[1], seeds=3)
 
@@ -93,16 +98,17 @@ def regression() -> tuple[Experiment, dict[str, Any]]:
         layers, vi = int(cell.setting["name"][0]), cell.method["name"] == "BNN-VI"
         fit = 1 - 0.2 * layers if vi else 0.95
         train_x = [rng.uniform(-4, 4) for _ in range(30)]
-        cells[cell.name] = {
-            "layers": layers,
+        analysis = {
             "x": x,
             "mean": [fit * (v**3 if abs(v) < 4 else math.copysign(64 + 30 * (abs(v) - 4), v)) for v in x],
             "aleatoric_std": [3 + 30 * (1 - fit)] * len(x),
             "epistemic_std": [2 + (0 if vi else 1) * 12 * max(0, abs(v) - 3) for v in x],
             "train_x": train_x,
             "train_y": [v**3 + rng.gauss(0, 3) for v in train_x],
-            "scores": {"nll": 2.6 + layers * vi / 3 + rng.gauss(0, 0.05), "rmse": 4 + layers * vi, "coverage": 0.9},
         }
+        scores = {"nll": 2.6 + layers * vi / 3 + rng.gauss(0, 0.05), "rmse": 4 + layers * vi, "coverage": 0.9}
+        job = {"net_options": {"layers": layers}}
+        cells[cell.name] = {"analysis": analysis, "scores": scores, "job": job}
     return of, cells
 
 
@@ -152,7 +158,7 @@ def grid(figure: str) -> tuple[Experiment, dict[str, Any]]:
         "calibration": experiment(figure, two, ("SGD", "MC-dropout", "BNN-VI", "iBNN-8", "iBNN-16")),
         "ood": experiment(figure, methods=("SGD", "MC-dropout", "BNN-VI", "ensemble", "iBNN-8")),
         "size": experiment(figure, ("1×", "4×", "16×"), ("SGD", "BNN-VI", "iBNN-8")),
-        "pretrained": experiment(figure, two[:1], ("SGD", "calibrated", "iBNN-16")),
+        "pretrained": experiment(figure, two[:1], ("SGD", "SWAG", "iBNN-16")),
     }.get(figure, experiment(figure, two))
     return of, jobs(of, (1, 4, 16) if figure == "size" else (1, 1))
 
@@ -320,26 +326,22 @@ def test_pooled_bins_are_those_of_all_rows_together() -> None:
 
 def test_colours_stay_when_cells_are_missing() -> None:
     of, cells = grid("benchmark")
-    whole = looks(grid_of(of, cells))
-    assert looks(grid_of(of, dict([next(iter(cells.items()))]))) == whole
-    assert len({look["color"] for look in whole.values()}) == len(METHODS)
+    whole = styles(grid_of(of, cells).methods)
+    assert styles(grid_of(of, dict([next(iter(cells.items()))])).methods) == whole
+    assert len({style["color"] for style in whole.values()}) == len(METHODS)
     assert whole["iBNN-16"]["color"].lower() == "#0072b2"
 
 
-def test_components_are_read_from_the_job_else_from_the_name() -> None:
-    assert _components("iBNN", [{"job": {"method_options": {"components": 8}}}]) == 8
-    assert _components("iBNN-16", [{}]) == 16
-    assert _components("ensemble-4", [{}]) is None
-
-
-def test_sizes_are_as_named_else_as_counted() -> None:
-    named = experiment("size", ("1×", "4×", "16×"), ("SGD", "BNN-VI"))
-    cells = jobs(named)
-    del cells["1× / SGD / seed 0"]
-    assert _sizes(grid_of(named, cells)) == {"1×": 1, "4×": 4, "16×": 16}
-    counted = experiment("size", ("narrow", "wide"), ("BNN-VI", "iBNN-8"))
-    found = _sizes(grid_of(counted, jobs(counted, (1, 4))))
-    assert found == {"narrow": 1, "wide": 4}  # 41,806 and 167,224, latents left out
+def test_places_in_a_figure_do_not_depend_on_names(tmp_path: Path) -> None:
+    """Components, sizes and methods are fields: other names give the same lines in the same colours."""
+    of, cells = grid("size")
+    found = grid_of(of, cells)
+    assert (found.sizes, found.methods) == (SIZES, {"SGD": "sgd", "BNN-VI": "vi", "iBNN-8": "ibnn"})
+    renamed = replace(of, methods=tuple(method | {"name": "abc"[i]} for i, method in enumerate(of.methods)))
+    assert list(styles(grid_of(renamed, {}).methods).values()) == list(styles(found.methods).values())
+    of, cells = grid("components")
+    del cells["LeNet / Fashion-MNIST / iBNN-8 / seed 0"]["job"]  # nothing but its name says 8
+    assert len(figures.draw(of, cells, tmp_path)) == 1
 
 
 def test_what_is_too_far_off_is_four_times_the_median() -> None:

@@ -130,6 +130,7 @@ def test_costs_count_what_was_done(tmp_path: Path) -> None:
 
 def test_rows_of_looks_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
+
     real = HeldOut.draws
 
     def count(self: HeldOut, samples: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,10 +1,18 @@
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ibnn.lab import provenance
+
+
+def commit() -> str | None:
+    """The commit as a new process would see it."""
+    provenance.commit.cache_clear()
+    return provenance.commit()
 
 
 def git(folder: Path, *words: str) -> str:
@@ -14,13 +22,14 @@ def git(folder: Path, *words: str) -> str:
 
 
 @pytest.fixture
-def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The module's file, where it takes itself to be."""
     path = tmp_path / "inside" / "provenance.py"
     path.parent.mkdir()
     shutil.copyfile(provenance.__file__, path)
     monkeypatch.setattr(provenance, "__file__", str(path))
-    return path
+    yield path
+    provenance.commit.cache_clear()
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
@@ -28,18 +37,25 @@ def test_the_commit_is_that_of_the_code_and_a_change_is_marked(copied: Path, mon
     for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):  # as in a hook
         monkeypatch.delenv(name, raising=False)
     git(copied.parent, "init", "-q", "..")
-    assert provenance._commit() is None  # installed below a repository
+    assert commit() is None  # installed below a repository
     git(copied.parent, "commit", "-q", "--allow-empty", "-m", "first")
-    assert provenance._commit() is None
+    assert commit() is None
     git(copied.parent, "add", ".")
     git(copied.parent, "commit", "-q", "-m", "second")
-    commit = git(copied.parent, "rev-parse", "HEAD")[:12]
-    assert provenance._commit() == commit
+    head = git(copied.parent, "rev-parse", "HEAD")[:12]
+    assert commit() == head
     copied.write_text(copied.read_text() + "\n")
-    assert provenance._commit() == f"{commit}+"
+    assert commit() == f"{head}+"
 
 
 def test_nothing_is_known_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert provenance._commit() is None
+    assert commit() is None
     assert provenance.provenance()["python"]
+    provenance.commit.cache_clear()
+
+
+def test_importing_the_library_starts_no_process() -> None:
+    code = "import sys; sys.addaudithook(lambda event, _: event == 'subprocess.Popen' and sys.exit(event))\n"
+    modules = ("ibnn.lab.jobs", "ibnn.lab.reproduce", "ibnn.lab.bench", "ibnn.lab.demo", "ibnn.app.cli")
+    subprocess.run([sys.executable, "-c", code + f"import {', '.join(modules)}"], check=True, timeout=120)

@@ -302,6 +302,22 @@ def test_hostile_strings_are_only_text(tmp_path: Path) -> None:
     assert "\x00" not in html
 
 
+def test_a_name_cannot_leave_an_attribute_or_an_element(tmp_path: Path) -> None:
+    """In `alt`, in a caption, in a legend and in a table; the values read back are the names themselves."""
+    classes = ["a</script><b>", "b' x='", 'c" onerror="y', "d&amp;", "e-->"]
+    run = make_run(tmp_path / "a", name='n"><img src=x>', rows=60)
+    change(run, classes=classes)
+    write_report([run], tmp_path / "r.html")
+    page = Page((tmp_path / "r.html").read_text())
+    assert not page.all("b", "script")
+    assert {key for image in page.all("img") for key in image} == {"class", "src", "width", "height", "alt"}
+    told = [image["alt"] or "" for image in page.all("img")]
+    named = {tuple(re.findall("true (.*), predicted (.*)\\.", alt)) for alt in told if alt.startswith("Test row")}
+    assert {name for (pair,) in named for name in pair} <= set(classes)
+    assert any('Reliability diagram of n"><img src=x>: ' in alt for alt in told)
+    assert any(row[0] == 'n"><img src=x>' for row in page.tables[0])
+
+
 def test_bytes_are_the_same_again(made: tuple[list[Path], str], tmp_path: Path) -> None:
     write_report(made[0], tmp_path / "r.html", title="Two <runs>")
     assert (tmp_path / "r.html").read_text() == made[1]
@@ -311,7 +327,7 @@ def test_bytes_are_the_same_again(made: tuple[list[Path], str], tmp_path: Path) 
 def test_missing_files_are_named_and_nothing_is_written(name: str, tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b")]
     (runs[1] / name).unlink()
-    with pytest.raises(FileNotFoundError, match=re.escape(f"but got {runs[1]} without {name}. Let the run finish")):
+    with pytest.raises(FileNotFoundError, match=re.escape(f"but got {runs[1]} without {name}. ")):
         write_report(runs, tmp_path / "out" / "r.html")
     assert not (tmp_path / "out").exists()
 
@@ -369,11 +385,11 @@ def test_absent_parts_are_said_in_a_sentence(tmp_path: Path) -> None:
     write_report([run], tmp_path / "r.html")
     page = Page((tmp_path / "r.html").read_text())
     for sentence in (
-        "None of the runs has stored answers for inputs out of distribution.",
-        "bare has stored no split of its uncertainty.",
-        "bare has stored no examples.",
+        "No run stored answers for inputs out of distribution.",
+        "bare stored no split of its uncertainty.",
+        "bare stored no examples.",
         "bare has no history of training.",
-        "bare: the doctor was not asked, or has nothing to say.",
+        "bare has no diagnosis.",
         "Careful, bare: NLL is 9 in result.json but ",
         "true classes have a stored probability of 0",
     ):
@@ -397,7 +413,7 @@ def test_regression_runs_have_scores_and_curves(tmp_path: Path) -> None:
 def test_a_page_of_regression_alone_has_no_empty_sections(tmp_path: Path) -> None:
     write_report([make_regression(tmp_path / "r")], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "None of the runs" not in page
+    assert "No run stored" not in page
     assert re.findall(r'<li><a href="#(\w+)">', page) == ["summary", "training", "doctor", "provenance", "glossary"]
 
 

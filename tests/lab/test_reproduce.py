@@ -1,4 +1,4 @@
-"""Experiments: recipes that hold together, a runner that skips, shares and survives, smoke runs of everything."""
+"""Experiments: grids of valid jobs, a runner that skips, shares and survives, smoke runs of everything."""
 
 import json
 from collections import Counter
@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from ibnn.convert import revert
 from ibnn.lab import analysis, reproduce
-from ibnn.lab.jobs import Job
+from ibnn.lab.jobs import Job, read_run, run
 from ibnn.lab.reproduce import Results, names, read, results
+from ibnn.lab.smoke import made_data
+from ibnn.network import IBNN
+from ibnn.prediction import GaussianPrediction
 
 BOTH = [(name, preset) for name in names() for preset in ("cpu", "paper")]
 
@@ -50,11 +55,11 @@ def test_every_recipe_runs(name: str, preset: str, tmp_path: Path) -> None:
 def test_cells_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def counted(fields: dict[str, object]) -> dict[str, object]:
-        calls.append(fields)
-        return {"rows": [], "provenance": {}}
+    def counted() -> list[Any]:
+        calls.append("table1")
+        return []
 
-    monkeypatch.setattr(analysis, "table1", counted)
+    monkeypatch.setattr(reproduce.sizes, "table1", counted)
     for _ in range(2):
         reproduce.reproduce("table1", runs=tmp_path, out=tmp_path, quiet=True)
     assert len(calls) == 1
@@ -72,11 +77,12 @@ def test_cells_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pyt
 def test_smoke_runs_keep_to_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def counted(fields: dict[str, Any]) -> dict[str, Any]:
-        asked.append(fields["train"]["steps"])
-        return {"layers": fields["layers"], "scores": {"nll": 1.0, "rmse": 1.0, "coverage": 1.0}}
+    def counted(job: Job, *_: Any, **__: Any) -> dict[str, Any]:
+        asked.append(job.train["steps"])
+        return {"scores": {"nll": 1.0}, "costs": {}, "job": job.model_dump(exclude_unset=True), "provenance": {}}
 
-    monkeypatch.setattr(analysis, "regression", counted)
+    monkeypatch.setattr(reproduce, "run", counted)
+    monkeypatch.setitem(analysis.ANALYSES, "curve", lambda *_: {})
     monkeypatch.setattr("ibnn.lab.figures.draw", lambda *_: [])
     for smoke in (True, False, True, False):
         reproduce.reproduce("regression", smoke=smoke, seeds=1, runs=tmp_path, out=tmp_path, quiet=True)
@@ -130,25 +136,35 @@ def test_the_plane_holds_the_components(tmp_path: Path) -> None:
     job = Job(
         net="lenet", data="mnist", method_options={"components": 2}, samples=1, train={"steps": 2, "batch_size": 8}
     )
-    splits = analysis.made_data(job)
-    from ibnn.lab.jobs import read_run, run
-
+    splits = made_data(job)
+    assert splits is not None
     run(job, tmp_path, splits=splits, quiet=True)
     model = read_run(tmp_path).model
     found = analysis.pca(tmp_path, None, splits, points=3, rows=4)
-    base = analysis._flat(analysis.plain_of(model))  # type: ignore[arg-type]
-    away = torch.stack([analysis._flat(model.component(k)) for k in range(2)]) - base  # type: ignore[union-attr]
+    assert isinstance(model, IBNN)
+
+    def weights(net: nn.Module) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+    members = torch.stack([weights(model.component(k)) for k in range(2)])
+    plain = revert(model)
+    away = members - weights(plain)
     lengths = torch.tensor(found["components"]).norm(dim=1)
     torch.testing.assert_close(lengths, away.norm(dim=1), atol=1e-3, rtol=1e-3)
     assert sum(found["explained"]) == pytest.approx(1.0, abs=1e-3)
     x, y = splits.train.__getitems__(list(range(4)))
-    expected = torch.nn.functional.cross_entropy(analysis.plain_of(model)(x), y)  # type: ignore[arg-type]
+    expected = nn.functional.cross_entropy(plain(x), y)
     assert found["train_loss"][1][1] == pytest.approx(expected.item(), abs=1e-3)  # the centre is U
 
 
-def test_regression_scores_are_in_the_target_s_units() -> None:
-    fields = {"method": "vi", "layers": 1, "hidden": 8, "seed": 0, "train": {"steps": 300, "lr": 0.02}}
-    cell = analysis.regression(fields)
-    assert 3.0 < cell["scores"]["rmse"] < 25  # noise alone is 3, y itself has a deviation of 24
-    assert 3.0 < cell["scores"]["nll"] < 6.0  # of N(0, 3²) it is 2.5
-    assert len(cell["x"]) == len(cell["mean"]) == len(cell["epistemic_std"]) == 121
+def test_the_curve_is_what_the_run_predicts(tmp_path: Path) -> None:
+    options = {"hidden": 8, "layers": 1}
+    job = Job(net="mlp", net_options=options, data="toy-regression", samples=2, train={"steps": 5})
+    run(job, tmp_path, quiet=True)
+    found = analysis.curve(tmp_path, None, None)
+    answer = read_run(tmp_path).model.predict(torch.tensor([found["x"]]).T, samples=2)
+    assert isinstance(answer, GaussianPrediction)
+    total = [a**2 + e**2 for a, e in zip(found["aleatoric_std"], found["epistemic_std"], strict=True)]
+    assert found["mean"] == pytest.approx(answer.mean.flatten().tolist(), abs=1e-4)
+    assert total == pytest.approx(answer.variance.flatten().tolist(), rel=1e-3)
+    assert (found["x"][0], found["x"][-1], len(found["train_x"])) == (-6, 6, 30)

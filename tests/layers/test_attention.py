@@ -117,7 +117,7 @@ def test_draws_are_exact(case: Any) -> None:
     with torch.no_grad():
         rows = model.draw_logits(inputs, samples=2)
         assert close(model.draw_logits(inputs, samples=2, batch_size=512), rows)  # draws as rows
-        z = model._draws(2, 0)
+        z = model.draw_latents(2, 0)
         for j, row in enumerate(rows):
             assert close(row, reference(z[j]))
             assert close(row, model.draw(component=j // 2, index=j % 2)(*inputs))
@@ -230,7 +230,7 @@ def test_a_transformer_is_one_row_at_a_time_the_network_of_that_rows_z(transform
         output = model(*inputs)
     z = torch.cat([calls[0] for calls in met.values()], 1)
     with no_fast_path():
-        rows = [model._folded(z[b])(*(x[b : b + 1] for x in inputs)) for b in range(B)]
+        rows = [model.folded(z[b])(*(x[b : b + 1] for x in inputs)) for b in range(B)]
     assert close(output, torch.cat(rows))
     output.square().sum().backward()
     assert all(latent.mean.grad is not None and latent.mean.grad.ne(0).any() for latent in model.latents.values())
@@ -260,7 +260,7 @@ def test_torchs_fast_path_stays_away_even_where_nobody_switches_it_off() -> None
     model, x = converted(net, include=nn.MultiheadAttention), torch.randn(B, L, E).double()
     z = torch.rand(4 * E).double()
     with torch.no_grad(), model._multiplied_by(z):
-        assert close(model.net(x), model._folded(z)(x))
+        assert close(model.net(x), model.folded(z)(x))
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])

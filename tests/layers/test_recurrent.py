@@ -156,7 +156,7 @@ def test_every_row_has_its_own_z_at_all_steps(case: Case) -> None:
 def test_draws_are_exact(case: Case) -> None:
     net, inputs = case.net, case.inputs
     model = converted(net)
-    z = model._draws(2, 0)
+    z = model.draw_latents(2, 0)
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
             rows = model.draw_logits(inputs, samples=2)
@@ -179,7 +179,7 @@ def test_weights_replaced_since_are_the_ones_that_count(case: Case) -> None:
     for name in net.layer._flat_weights_names:
         setattr(net.layer, name, nn.Parameter(getattr(net.layer, name).detach() * 1.5))
     model.load_state_dict({n: t * 1.1 for n, t in model.state_dict().items()}, assign=True, strict=False)
-    z = model._draws(1, 0)
+    z = model.draw_latents(1, 0)
     with torch.no_grad():
         assert close(model.draw_logits(inputs, samples=1)[1], case.reference(z[1]))
         assert close(model.draw_logits(inputs, samples=1)[1], case.reference(z[1]))
@@ -253,7 +253,7 @@ def test_cells(kind: str, initial: bool, bias: bool) -> None:
     expected = reference(model.latents["0"].z)
     assert close(one[0] if isinstance(one, tuple) else one, expected[0][0])
     model.latents["0"].z = None
-    folded = model._folded(torch.full((D + H,), 0.5).double())[0]
+    folded = model.folded(torch.full((D + H,), 0.5).double())[0]
     found = folded(x, hx)
     assert close(found[0] if isinstance(found, tuple) else found, reference(torch.full((D + H,), 0.5).double())[0])
 
@@ -308,7 +308,7 @@ def test_rows_that_fold_several_sequences_share_their_z() -> None:
     model(x)
     with captured(model) as met:
         output = model(x)
-    rows = [model._folded(z)(x[b : b + 1]) for b, z in enumerate(met["gru"][0])]
+    rows = [model.folded(z)(x[b : b + 1]) for b, z in enumerate(met["gru"][0])]
     assert close(output, torch.cat(rows))
 
 
@@ -340,7 +340,7 @@ def test_computed_weights_are_read_as_they_are() -> None:
     model.latents["0"].z = z
     assert close(layer(x, h), expected)
     model.latents["0"].z = None
-    assert close(model._folded(z)[0](x, h), expected)
+    assert close(model.folded(z)[0](x, h), expected)
 
 
 TYPES: dict[str, Callable[[], nn.Module]] = {
@@ -361,7 +361,7 @@ def test_bilinear_multiplies_both_inputs(name: str) -> None:
     expected = torch.einsum("oij,bi,bj->bo", layer.weight, a * z[:, :3], b * z[:, 3:])
     assert close(output, expected + (0 if layer.bias is None else layer.bias))
     assert close(model.draw_logits((a, b), samples=1)[1], model.draw(1)(a, b))
-    drawn = model._draws(1, 0)[1]
+    drawn = model.draw_latents(1, 0)[1]
     expected = torch.einsum("oij,bi,bj->bo", layer.weight, a * drawn[:3], b * drawn[3:])
     assert close(model.draw(1)(a, b), expected + (0 if layer.bias is None else layer.bias))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fit_job import JOB, Stop, close, make_data, make_net, run, same
+from reference import nll_reference
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
@@ -17,8 +18,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 import ibnn
 from ibnn import Recipe, fit
 from ibnn.batches import Source, as_source
-from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
-from ibnn.training import steering, strength
+from ibnn.likelihood import Categorical, Gaussian, Likelihood, temperature
+from ibnn.training import steering
 from ibnn.training.heldout import held_out_rows, hold_out
 
 X, Y = make_data(600)
@@ -45,114 +46,6 @@ def few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-# ------------------------------------------------------------------------------------------------- temperatures
-
-LOG_GRID = np.linspace(-math.log(3), math.log(20), 4001)
-
-
-def tempered(likelihood: Likelihood, scale: float, rows: int = 3000) -> tuple[Tensor, Tensor]:
-    """One draw (1, 1, N, …) and labels that are drawn from it at the temperature `scale`."""
-    logits = 4 * torch.randn(rows, 3, generator=generator())
-    if isinstance(likelihood, Categorical):
-        target = torch.multinomial((logits / scale).softmax(1), 1, generator=generator(1))[:, 0]
-    elif isinstance(likelihood, Bernoulli):
-        target = torch.bernoulli((logits / scale).sigmoid(), generator=generator(1))
-    else:
-        target = logits + scale * torch.randn(rows, 3, generator=generator(1))
-    return logits[None, None], target
-
-
-def nll_reference(likelihood: Likelihood, draws: Tensor, target: Tensor, temperature: float) -> float:
-    """Written out in numpy: the mean over draws of the probability, its logarithm, the mean over data."""
-    z, y = draws.double().numpy().reshape(-1, *draws.shape[2:]), target.numpy()  # (J, N, 3)
-    if isinstance(likelihood, Categorical):
-        p = np.exp(z / temperature) / np.exp(z / temperature).sum(-1, keepdims=True)
-        density = p[:, np.arange(len(y)), y]
-    elif isinstance(likelihood, Bernoulli):
-        density = 1 / (1 + np.exp(-np.where(y == 1, 1, -1) * z / temperature))
-    else:
-        density = np.exp(-0.5 * ((y - z) / temperature) ** 2) / (temperature * math.sqrt(2 * math.pi))
-    return float(-np.log(density.mean(0)).mean())
-
-
-LIKELIHOODS = [Categorical, Bernoulli, Gaussian]
-
-
-@pytest.mark.parametrize("kind", LIKELIHOODS)
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_tempered_nll_is_written_out(kind: type[Likelihood], temperature: float) -> None:
-    likelihood = kind()
-    _, target = tempered(likelihood, 2.0, rows=50)
-    draws = torch.randn(2, 3, 50, 3, generator=generator(5))
-    likelihood.temperature.fill_(1.7)
-    found = strength.tempered_nll(likelihood, draws, target, temperature)
-    assert found == pytest.approx(nll_reference(likelihood, draws, target, temperature), rel=1e-5)
-    assert likelihood.temperature == torch.tensor(1.7)
-    with pytest.raises((ValueError, IndexError, RuntimeError)):
-        strength.tempered_nll(likelihood, draws, target[:7], temperature)
-    assert likelihood.temperature == torch.tensor(1.7)
-
-
-@pytest.mark.parametrize("kind", LIKELIHOODS)
-@pytest.mark.parametrize("scale", [0.6, 2.0])
-def test_best_temperature_is_that_of_a_dense_grid(kind: type[Likelihood], scale: float) -> None:
-    likelihood = kind()
-    draws, target = tempered(likelihood, scale, rows=1000)
-    likelihood.temperature.fill_(5.0)  # where the search does not begin
-    found = strength.best_temperature(likelihood, draws, target)
-    grid = LOG_GRID[abs(LOG_GRID - math.log(scale)) < 0.3]
-    nlls = [nll_reference(likelihood, draws, target, math.exp(log_t)) for log_t in grid]
-    best = int(np.argmin(nlls))
-    assert math.log(found) == pytest.approx(grid[best], abs=4e-3)  # float32 NLLs are flat to that
-    curvature = (nlls[best - 50] - 2 * nlls[best] + nlls[best + 50]) / (50 * (grid[1] - grid[0])) ** 2
-    assert abs(math.log(found / scale)) < 4 / math.sqrt(target.numel() * curvature)  # four standard errors
-    assert likelihood.temperature == 5.0
-
-
-def test_best_temperature_of_gaussian_noise_in_closed_form() -> None:
-    """A single draw: T = root mean square residual over standard deviation."""
-    likelihood = Gaussian(init_std=0.4)
-    draws, target = tempered(likelihood, 1.3)
-    expected = (target - draws[0, 0]).square().mean().sqrt().item() / 0.4
-    assert strength.best_temperature(likelihood, draws, target) == pytest.approx(expected, rel=2e-3)
-
-
-def test_the_best_temperature_stays_within_its_bounds() -> None:
-    draws = 30 * nn.functional.one_hot(torch.arange(60) % 3, 3).float()[None, None]
-    right, wrong = torch.arange(60) % 3, (torch.arange(60) + 1) % 3
-    assert strength.best_temperature(Categorical(), draws, right) == pytest.approx(1 / 3, rel=1e-3)
-    assert strength.best_temperature(Categorical(), draws, wrong) == pytest.approx(20, rel=1e-3)
-
-
-@pytest.mark.parametrize("kind", LIKELIHOODS)
-def test_settled_temperature_mends_overconfidence(kind: type[Likelihood]) -> None:
-    likelihood = kind()
-    draws, target = tempered(likelihood, 2.0, rows=400)
-    found = strength.settled_temperature(likelihood, draws, target)
-    assert found == strength.best_temperature(likelihood, draws, target)
-    assert found == pytest.approx(2, rel=0.2)
-    assert likelihood.temperature == 1
-
-
-def test_settled_temperature_leaves_calibrated_networks_mostly_alone() -> None:
-    """Of calibrated draws with few labels most keep exactly the present temperature, also one that is not 1."""
-    kept = []
-    for seed in range(12):
-        logits = 2 * torch.randn(200, 3, generator=generator(seed))
-        target = torch.multinomial((logits / 1.5).softmax(1), 1, generator=generator(100 + seed))[:, 0]
-        likelihood = Categorical()
-        likelihood.temperature.fill_(1.5)
-        kept.append(strength.settled_temperature(likelihood, logits[None, None], target) == 1.5)
-        halves = [strength.best_temperature(likelihood, logits[None, None, h::2], target[h::2]) for h in (0, 1)]
-        gain = sum(
-            strength.tempered_nll(likelihood, logits[None, None, 1 - h :: 2], target[1 - h :: 2], 1.5)
-            - strength.tempered_nll(likelihood, logits[None, None, 1 - h :: 2], target[1 - h :: 2], halves[h])
-            for h in (0, 1)
-        )
-        assert kept[-1] == (gain <= 0)
-    assert 6 < sum(kept) < 12
 
 
 # ------------------------------------------------------------------------------------------------- the small laws
@@ -370,7 +263,7 @@ def test_refit_counts_targets_that_are_ignored() -> None:
 def test_unsteered_looks_leave_a_run_of_fixed_beta(monkeypatch: pytest.MonkeyPatch) -> None:
     """With s held still and no temperature, "auto" is a fixed β that has risen by the first look."""
     monkeypatch.setattr(steering, "next_std", lambda prior_std, change: prior_std)
-    monkeypatch.setattr(strength, "settled_temperature", lambda *arguments: 1.0)
+    monkeypatch.setattr(steering, "settled_temperature", lambda *arguments: 1.0)
     auto, fixed = make_model(), make_model()
     a = fit(auto, TRAIN, VALID, **SHORT)
     beta = steering.KL_WEIGHT * 450 / auto.nodes
@@ -399,7 +292,7 @@ def test_a_look_is_written_out() -> None:
         plain.load_state_dict(states[step])  # after the step before the look
         draws = plain.draw_logits(VALID[0], samples=4).unflatten(0, (2, 4)).detach()
         mean = draws.softmax(-1).mean((0, 1)).log()[None, None]
-        best = strength.best_temperature(plain.likelihood, mean, VALID[1])
+        best = temperature.best_temperature(plain.likelihood, mean, VALID[1])
         assert look["temperature"] == pytest.approx(best, rel=1e-3)
         assert look["held_out_nll"] == pytest.approx(nll_reference(Categorical(), mean, VALID[1], best), rel=1e-5)
         told = {name: look[name] for name in ("temperature", "training_nll", "held_out_nll")}
@@ -482,15 +375,11 @@ def scores(model: ibnn.IBNN, flipped: float) -> tuple[float, float]:
 
 
 def settled(model: ibnn.IBNN, valid: tuple[Tensor, Tensor]) -> float:
-    """The temperature that fixed weights would be settled with; the model keeps its own."""
-    before = model.likelihood.temperature.clone()
+    """The temperature that fixed weights would be settled with."""
     draws = (
         model.draw_logits(valid[0], samples=-(-16 // model.components)).unflatten(0, (model.components, -1)).detach()
     )
-    model.likelihood.temperature.fill_(1.0)
-    found = strength.settled_temperature(model.likelihood, draws, valid[1])
-    model.likelihood.temperature.copy_(before)
-    return found
+    return temperature.settled_temperature(model.likelihood.at(1.0), draws, valid[1])
 
 
 def test_few_noisy_labels_ask_for_more_noise() -> None:
@@ -743,7 +632,7 @@ def test_refit_is_a_run_from_the_start_with_given_strengths(monkeypatch: pytest.
     fit(model, TRAIN, VALID, refit=True, **SHORT)
     told = iter([look["prior_std"] for look in found.looks])
     monkeypatch.setattr(steering, "next_std", lambda prior_std, change: next(told))
-    monkeypatch.setattr(strength, "settled_temperature", lambda *arguments: once.likelihood.temperature.item())
+    monkeypatch.setattr(steering, "settled_temperature", lambda *arguments: once.likelihood.temperature.item())
     fit(slow, (torch.cat([TRAIN[0], VALID[0]]), torch.cat([TRAIN[1], VALID[1]])), VALID, **SHORT)
     assert same(model, slow)
     assert model.prior_std == slow.prior_std

@@ -10,5 +10,8 @@ from ibnn.baselines.meanfield import MeanField
 from ibnn.baselines.plain import Plain
 from ibnn.baselines.swag import SWAG
 from ibnn.baselines.temperature import scale_temperature
+from ibnn.files.saving import register_method
+
+register_method(Ensemble, MCDropout, MeanField, Plain, SWAG)
 
 __all__ = ["Ensemble", "MCDropout", "MeanField", "Plain", "SWAG", "scale_temperature"]

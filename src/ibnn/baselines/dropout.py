@@ -48,6 +48,7 @@ class MCDropout(Plain):
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None, *, rate: float | None = None) -> None:
         super().__init__(net, likelihood)
+        self.rate = rate
         if rate is not None and not 0 < rate < 1:
             raise ValueError(complaint("rate", "between 0 and 1", rate, "Pass 0.1, or None for the network's own."))
         places = [(m, n, c) for m in net.modules() for n, c in m.named_children()]
@@ -61,6 +62,11 @@ class MCDropout(Plain):
             layer.dropout = _Mask(rate or 0.0)
             layer.register_forward_pre_hook(layer.dropout.hook)
         self.train(self.training)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The rate."""
+        return {"rate": self.rate}
 
     def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
         return self._loss(*copies(x, y, samples))

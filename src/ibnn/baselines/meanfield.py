@@ -83,6 +83,11 @@ class MeanField(Plain):
         }
         return functional_call(self.net, weights, args, kwargs)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The prior."""
+        return {"prior_std": self.prior_std}
+
     def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
         return torch.stack([self._loss(x, y) for _ in range(samples)]).mean()  # a draw of the weights for each
 

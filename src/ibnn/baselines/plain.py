@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from ibnn import objective
 from ibnn.errors import complaint
+from ibnn.files.saving import save_pretrained
 from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating, logits_of, repeat_rows, tree_map
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.network import check_seed
-from ibnn.normal import address, words
+from ibnn.normal import numbered_seed
 from ibnn.prediction import Prediction, predict
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ class Plain(nn.Module):
         self.likelihood.to(device)
         self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
         self.training = net.training
+
+    save_pretrained = save_pretrained
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Constructor options besides network and likelihood, from which `ibnn.load` makes the method again."""
+        return {}
 
     def reseed(self, seed: int) -> None:
         """Sets the count of examples to 0; the noise of training comes from torch's generator, which `fit` seeds."""
@@ -155,4 +163,4 @@ def copies(x: Inputs, y: Tensor, samples: int) -> tuple[Inputs, Tensor]:
 
 def generator(seed: int, index: int, device: torch.device) -> torch.Generator:
     """Returns the random generator of one draw."""
-    return torch.Generator(device).manual_seed(int(words(address(seed, index))))
+    return torch.Generator(device).manual_seed(numbered_seed(seed, index))

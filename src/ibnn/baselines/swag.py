@@ -73,6 +73,11 @@ class SWAG(Plain):
         return [part.view_as(p) for part, p in zip(weights.split([p.numel() for p in own]), own, strict=True)]
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The rank."""
+        return {"rank": len(self.deviations)}
+
+    @property
     def random(self) -> bool:  # type: ignore[override]
         """Whether draws differ: not before the second collection."""
         return int(self.count) > 1

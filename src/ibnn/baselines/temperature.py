@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from ibnn.batches import as_source
-from ibnn.training.strength import best_temperature, draw
+from ibnn.likelihood.temperature import best_temperature
+from ibnn.prediction import draws
 from ibnn.training.trainable import Trainable
 
 
@@ -24,7 +25,7 @@ def scale_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> flo
             targets.append(share.y)
             yield (share.x,)
 
-    outputs = draw(method, inputs(), samples).outputs
+    outputs = draws(method, inputs(), samples=samples)
     temperature = best_temperature(method.likelihood, outputs, torch.cat(targets).to(outputs.device))
-    method.likelihood.temperature.fill_(temperature)
+    method.likelihood.set_temperature(temperature)
     return temperature

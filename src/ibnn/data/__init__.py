@@ -1,8 +1,6 @@
-"""DATA: image sets as uint8 tensors, batches of them, their corruptions, and how to get them.
+"""DATA: image sets as uint8 tensors, tables of points, batches, corruptions, and downloads.
 
-`files` and `folder` read canonical formats, `own` reads tables of yours, `sets` names sets, `images` makes batches,
-`corruptions` damages them, and `download` fetches. Importing this needs only torch; what more a function needs is
-imported when it is called.
+Importing it needs only torch; functions import whatever else they need when they are called.
 """
 
 from ibnn.data.corruptions import KINDS, corrupt, gaussian_mix, salt_and_pepper
@@ -11,41 +9,13 @@ from ibnn.data.files import Split, load_cifar10, load_cifar100, load_idx
 from ibnn.data.folder import Folder
 from ibnn.data.images import Images
 from ibnn.data.own import OwnTable, read_table
-from ibnn.data.sets import DataSet, Status, hold_out, load, names, status, subset, toy_regression, two_moons
-from ibnn.data.tables import TABLES, Points, Table, Units
+from ibnn.data.sets import DataSet, Status, hold_out, load, names, status, subset
+from ibnn.data.tables import TABLES, Points, Table, Units, toy_regression, two_moons
 
-__all__ = [
-    # sets by name
-    "DataSet",
-    "Status",
-    "get",
-    "load",
-    "names",
-    "status",
-    # embedded
-    "Points",
-    "TABLES",
-    "Table",
-    "Units",
-    "toy_regression",
-    "two_moons",
-    # tables of your own
-    "OwnTable",
-    "read_table",
-    # files
-    "Folder",
-    "Split",
-    "load_cifar10",
-    "load_cifar100",
-    "load_idx",
-    # parts
-    "hold_out",
-    "subset",
-    # batches
-    "Images",
-    # damage
-    "KINDS",
-    "corrupt",
-    "gaussian_mix",
-    "salt_and_pepper",
-]
+__all__ = ["DataSet", "Status", "get", "load", "names", "status"]  # image sets by name
+__all__ += ["TABLES", "Points", "Table", "Units", "toy_regression", "two_moons"]  # synthetic tables
+__all__ += ["OwnTable", "read_table"]  # tables of your own
+__all__ += ["Folder", "Split", "load_cifar10", "load_cifar100", "load_idx"]  # files
+__all__ += ["hold_out", "subset"]  # parts
+__all__ += ["Images"]  # batches
+__all__ += ["KINDS", "corrupt", "gaussian_mix", "salt_and_pepper"]  # corruptions

@@ -1,7 +1,7 @@
-"""DAMAGE: images made worse by degrees, to see whether a network notices.
+"""CORRUPTIONS: images degraded by known severities, to test whether a network notices.
 
-Pure functions. Randomness is addressed by (seed, kind, place of the image), `first` being the place of the first one,
-so an image is damaged in the same way whatever batch it comes in, and by the same noise at every degree.
+Pure functions. Randomness is addressed by seed, kind and index of the image, where `first` is the index of the first
+one. So an image gets the same noise in every batch and at every severity.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ibnn.errors import complaint
-from ibnn.normal import address, normals, words
+from ibnn.normal import Space, address, normals, words
 
 SEVERITIES = {  # 1 to 5; noise, blur and contrast are those of CIFAR-10-C
     "noise": (0.04, 0.06, 0.08, 0.09, 0.1),  # standard deviation of the noise
@@ -22,11 +22,10 @@ SEVERITIES = {  # 1 to 5; noise, blur and contrast are those of CIFAR-10-C
     "pixelate": (0.9, 0.75, 0.5, 0.4, 0.25),  # factor on height and width
 }
 KINDS = tuple(SEVERITIES)
-_NOISE, _ROTATION, _SALT, _MIX = range(4)  # parts of addresses
 
 
 def corrupt(pixels: Tensor, kind: str, severity: int, *, seed: int = 0, first: int = 0) -> Tensor:
-    """Damages images (B, C, H, W) in [0, 1], which stay there.
+    """Corrupts images (B, C, H, W) with values in [0, 1], which stay in [0, 1].
 
     >>> pixels = torch.rand(4, 3, 32, 32)
     >>> whole = corrupt(pixels, "noise", 3)
@@ -37,34 +36,34 @@ def corrupt(pixels: Tensor, kind: str, severity: int, *, seed: int = 0, first: i
         pixels: Images before normalising.
         kind: One of `KINDS`.
         severity: From 1 to 5.
-        seed: Of noise, and of the directions of rotation.
-        first: Place of the first image in its set.
+        seed: Decides noise and the directions of rotations.
+        first: Index of the first image in its set.
     """
     if kind not in SEVERITIES:
         raise ValueError(complaint("kind", f"one of {', '.join(KINDS)}", repr(kind), 'Pass kind="noise".'))
     if severity not in range(1, 6):
         raise ValueError(complaint("severity", "an integer from 1 to 5", severity, "Pass severity=3."))
     _check(pixels)
-    strength, index = SEVERITIES[kind][severity - 1], _places(pixels, first)
+    amount, index = SEVERITIES[kind][severity - 1], _indices(pixels, first)
     if kind == "noise":
-        return (pixels + strength * _normals(pixels, address(seed, _NOISE, index))).clamp(0, 1)
+        return (pixels + amount * _normals(pixels, address(seed, Space.NOISE, index))).clamp(0, 1)
     if kind == "blur":
-        return _blurred(pixels, strength)
+        return _blurred(pixels, amount)
     if kind == "contrast":
         mean = pixels.mean((2, 3), keepdim=True, dtype=torch.float64).to(pixels.dtype)
-        return mean + (pixels - mean) * strength
+        return mean + (pixels - mean) * amount
     if kind == "rotation":
-        left = words(address(seed, _ROTATION, index)) & 1
-        return _rotated(pixels, strength * (2.0 * left - 1.0))
-    small = [max(1, int(side * strength)) for side in pixels.shape[2:]]
+        left = words(address(seed, Space.ROTATION, index)) & 1
+        return _rotated(pixels, amount * (2.0 * left - 1.0))
+    small = [max(1, int(side * amount)) for side in pixels.shape[2:]]
     return F.interpolate(F.interpolate(pixels, small, mode="area"), pixels.shape[2:], mode="area")
 
 
 def salt_and_pepper(pixels: Tensor, p: float, *, seed: int = 0, first: int = 0) -> Tensor:
     """Sets each value of images (B, C, H, W) in [0, 1] to 0 with probability p/2 and to 1 with probability p/2.
 
-    Each channel of a pixel has its own chance, as in scikit-image and in the impulse noise of CIFAR-10-C. What a small
-    p damages, a larger one damages alike.
+    Channels of a pixel are independent, as in scikit-image and in the impulse noise of CIFAR-10-C. A larger p changes
+    all values that a smaller one changes, to the same.
 
     >>> salt_and_pepper(torch.full((1, 1, 2, 4), 0.5), 1.0).unique().tolist()
     [0.0, 1.0]
@@ -72,14 +71,14 @@ def salt_and_pepper(pixels: Tensor, p: float, *, seed: int = 0, first: int = 0) 
     _check(pixels)
     if not 0 <= p <= 1:
         raise ValueError(complaint("p", "a probability", p, "Pass p=0.1."))
-    places = torch.arange(pixels[0].numel(), device=pixels.device)
-    word = words(address(seed, _SALT, _places(pixels, first)[:, None], places)).view(pixels.shape)
+    place = torch.arange(pixels[0].numel(), device=pixels.device)
+    word = words(address(seed, Space.SALT, _indices(pixels, first)[:, None], place)).view(pixels.shape)
     half = round(p / 2 * 2**32)
     return pixels.masked_fill(word < half, 0.0).masked_fill(word >= 2**32 - half, 1.0)
 
 
 def gaussian_mix(x: Tensor, gamma: float, *, seed: int = 0, first: int = 0) -> Tensor:
-    """Inputs (B, …) of a network, already normalised, on their way to noise: (1 − γ) x + γ ε with ε ~ N(0, 1).
+    """Mixes noise into normalised inputs (B, …): (1 − γ) x + γ ε with ε ~ N(0, 1).
 
     >>> x = torch.rand(2, 3)
     >>> torch.equal(gaussian_mix(x, 0.0), x), bool((gaussian_mix(x, 1.0) == gaussian_mix(0 * x, 1.0)).all())
@@ -87,7 +86,7 @@ def gaussian_mix(x: Tensor, gamma: float, *, seed: int = 0, first: int = 0) -> T
     """
     if not 0 <= gamma <= 1:
         raise ValueError(complaint("gamma", "a number from 0 to 1", gamma, "Pass gamma=0.5."))
-    return (1 - gamma) * x + gamma * _normals(x, address(seed, _MIX, _places(x, first)))
+    return (1 - gamma) * x + gamma * _normals(x, address(seed, Space.MIX, _indices(x, first)))
 
 
 def _check(pixels: Tensor) -> None:
@@ -99,7 +98,7 @@ def _check(pixels: Tensor) -> None:
         raise ValueError(complaint("pixels", "in [0, 1]", got, "Pass images before they are normalised."))
 
 
-def _places(x: Tensor, first: int) -> Tensor:
+def _indices(x: Tensor, first: int) -> Tensor:
     return torch.arange(first, first + len(x), device=x.device)
 
 
@@ -109,7 +108,7 @@ def _normals(x: Tensor, at: Tensor) -> Tensor:
 
 
 def _blurred(pixels: Tensor, std: float) -> Tensor:
-    """Gaussian of 9 × 9 pixels, one axis at a time; sums of shifted images, which do not depend on the batch."""
+    """Convolves with a 9 × 9 Gaussian, an axis at a time, by sums of shifted images, which no batch size can change."""
     bell = torch.exp(-0.5 * (torch.arange(-4, 5) / std) ** 2)
     line = (bell / bell.sum()).tolist()
     height, width = pixels.shape[2:]
@@ -120,14 +119,14 @@ def _blurred(pixels: Tensor, std: float) -> Tensor:
 
 
 def _mirrored(side: int) -> Tensor:
-    """Places of a side with 4 more beyond either end, reflected at the ends as often as a short side needs."""
+    """Returns indices of a side padded by 4 at both ends, reflected as often as a short side needs."""
     period = max(1, 2 * (side - 1))
     places = torch.arange(-4, side + 4) % period
     return torch.minimum(places, period - places)
 
 
 def _rotated(pixels: Tensor, degrees: Tensor) -> Tensor:
-    """Each image turned by its own angle about its centre, counterclockwise, bilinear; edges are mirrored."""
+    """Rotates each image by its own angle about its centre, counterclockwise and bilinear; edges are mirrored."""
     height, width = pixels.shape[2:]
     angle = (degrees * (math.pi / 180)).to(pixels.dtype)
     cos, sin, none = angle.cos(), angle.sin(), torch.zeros_like(angle)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ibnn.errors import DamagedError, complaint
 
 _PIXELS = 3 * 32 * 32  # of a CIFAR image
-_ANEW = "Delete the file and get the set again: ibnn data get NAME."
+_REMEDY = "Delete the file and get the set again: ibnn data get NAME."
 
 
 class Split(NamedTuple):
@@ -28,31 +28,32 @@ class Split(NamedTuple):
     labels: Tensor
 
     def rows(self, index: Tensor) -> "Split":
-        """The given rows, in the given order."""
+        """Returns the given rows, in the given order."""
         return Split(self.images.index_select(0, index), self.labels[index])
 
     def part(self, index: Tensor) -> "Split":
-        """The same, as of a `Folder`, whose parts are not decoded yet."""
+        """Returns the given rows, as `Folder.part` does without decoding them."""
         return self.rows(index)
 
 
 def load_idx(folder: str | Path, *, train: bool) -> Split:
-    """MNIST or Fashion-MNIST from its idx .gz files.
+    """Reads MNIST or Fashion-MNIST from its idx .gz files.
 
     >>> load_idx("data/mnist", train=True).images.shape  # doctest: +SKIP
     torch.Size([60000, 1, 28, 28])
     """
     prefix = Path(folder) / ("train" if train else "t10k")
-    images = read_idx(Path(f"{prefix}-images-idx3-ubyte.gz"), dims=3)
+    images = _read_idx(Path(f"{prefix}-images-idx3-ubyte.gz"), dims=3)
     path = Path(f"{prefix}-labels-idx1-ubyte.gz")
-    labels = read_idx(path, dims=1)
+    labels = _read_idx(path, dims=1)
     if len(images) != len(labels):
-        raise DamagedError(complaint("folder", f"one with a label in {path} per image", _counts(images, labels), _ANEW))
+        got = f"{len(images)} images and {len(labels)} labels"
+        raise DamagedError(complaint("folder", f"one with a label in {path} per image", got, _REMEDY))
     return Split(images.unsqueeze(1), labels.long())
 
 
 def load_cifar10(folder: str | Path, *, train: bool) -> Split:
-    """CIFAR-10 from the files of its binary version.
+    """Reads CIFAR-10 from the files of its binary version.
 
     >>> load_cifar10("data/cifar-10-batches-bin", train=False).images.shape  # doctest: +SKIP
     torch.Size([10000, 3, 32, 32])
@@ -62,7 +63,7 @@ def load_cifar10(folder: str | Path, *, train: bool) -> Split:
 
 
 def load_cifar100(folder: str | Path, *, train: bool) -> Split:
-    """CIFAR-100 with its fine labels, from the files of its binary version.
+    """Reads CIFAR-100, with its fine labels, from the files of its binary version.
 
     >>> load_cifar100("data/cifar-100-binary", train=True).images.shape  # doctest: +SKIP
     torch.Size([50000, 3, 32, 32])
@@ -70,8 +71,8 @@ def load_cifar100(folder: str | Path, *, train: bool) -> Split:
     return _cifar([Path(folder) / ("train.bin" if train else "test.bin")], classes=(20, 100))
 
 
-def read_idx(path: Path, *, dims: int) -> Tensor:
-    """An idx .gz file of unsigned bytes with so many dimensions.
+def _read_idx(path: Path, *, dims: int) -> Tensor:
+    """Reads an idx .gz file of unsigned bytes with `dims` dimensions.
 
     The header is two zero bytes, the type (8 is an unsigned byte), the number of dimensions, and each of them as a
     big-endian 32-bit integer; then come the values, the last dimension fastest.
@@ -79,32 +80,32 @@ def read_idx(path: Path, *, dims: int) -> Tensor:
     try:
         content = gzip.decompress(_read(path))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DamagedError(complaint(str(path), "a whole gzip file", f"a broken one ({error})", _ANEW)) from None
+        raise DamagedError(complaint(str(path), "a whole gzip file", f"a broken one ({error})", _REMEDY)) from None
     magic = bytes([0, 0, 8, dims])
     if content[:4] != magic or len(content) < 4 + 4 * dims:
         start = content[:4].hex(" ") or "nothing"
-        raise DamagedError(complaint(str(path), f"an idx file that starts {magic.hex(' ')}", start, _ANEW))
+        raise DamagedError(complaint(str(path), f"an idx file that starts {magic.hex(' ')}", start, _REMEDY))
     shape = struct.unpack_from(f">{dims}I", content, 4)
     values = content[4 + 4 * dims :]
     if len(values) != math.prod(shape) or not values:
         expected = f"{math.prod(shape)} values, as its header {shape} says, and more than none"
-        raise DamagedError(complaint(str(path), expected, len(values), _ANEW))
+        raise DamagedError(complaint(str(path), expected, len(values), _REMEDY))
     return _tensor(values).view(shape)
 
 
 def _cifar(paths: list[Path], *, classes: tuple[int, ...]) -> Split:
-    """Rows of label bytes, one for each of `classes`, and 3 × 32 × 32 pixels; the last label is the finest."""
+    """Reads rows of label bytes, one for each of `classes`, and 3 × 32 × 32 pixels; the last label is the finest."""
     width, parts = len(classes) + _PIXELS, []
     for path in paths:
         content = _read(path)
         if len(content) % width or not content:
             expected = f"whole rows of {width} bytes, at least one"
-            raise DamagedError(complaint(str(path), expected, f"{len(content)} bytes", _ANEW))
+            raise DamagedError(complaint(str(path), expected, f"{len(content)} bytes", _REMEDY))
         rows = _tensor(content).view(-1, width)
         highest = rows[:, : len(classes)].amax(0).tolist()
         if any(label >= count for label, count in zip(highest, classes, strict=True)):
             expected = f"a file whose labels are below {classes}"
-            raise DamagedError(complaint(str(path), expected, f"labels up to {tuple(highest)}", _ANEW))
+            raise DamagedError(complaint(str(path), expected, f"labels up to {tuple(highest)}", _REMEDY))
         parts.append(rows)
     whole = torch.cat(parts)
     return Split(whole[:, len(classes) :].reshape(-1, 3, 32, 32), whole[:, len(classes) - 1].long())
@@ -119,7 +120,3 @@ def _read(path: Path) -> bytes:
 
 def _tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
-def _counts(images: Tensor, labels: Tensor) -> str:
-    return f"{len(images)} images and {len(labels)} labels"

@@ -18,7 +18,7 @@ _SUFFIXES = {".png", ".jpg", ".jpeg"}
 
 
 def flattened(image: "Picture", mode: str) -> "Picture":
-    """An image of pillow in mode "L" or "RGB": greys of 16 bits are scaled to 8, what is transparent is put on white.
+    """Converts a pillow image to mode "L" or "RGB": composites transparent pixels on white, scales 16-bit greys to 8.
 
     >>> from PIL import Image
     >>> flattened(Image.new("RGBA", (1, 1), (0, 0, 0, 51)), "L").getpixel((0, 0))  # a fifth of black
@@ -39,24 +39,23 @@ def flattened(image: "Picture", mode: str) -> "Picture":
 
 
 class Folder(Dataset[tuple[Tensor, Tensor]]):
-    """Images of a folder in uint8 (3, size, size): shorter side resized, then the centre cut out.
+    """Images of a folder as uint8 (3, size, size): the shorter side is resized, then the centre is cropped.
 
-    What is transparent is put on white; greys of 16 bits are scaled to 8.
-
-    `Images` takes it in place of a `Split`: batches are decoded as they are needed (so give the loader some
-    `num_workers`). `split()` decodes everything once and holds it in memory.
+    Transparent images are composited on white; 16-bit greys become 8-bit. `Images` takes a folder in place of a `Split`
+    and decodes each batch as it is needed (so give the loader some `num_workers`); `split()` decodes everything at once
+    into memory.
 
     >>> Folder("imagenet", train=False, size=224)[0][0].shape  # doctest: +SKIP
     torch.Size([3, 224, 224])
 
     Attributes:
-        classes: Names of the classes of train and val together, sorted; a label is a place in it.
-        paths: The files, sorted by class and name.
+        classes: Sorted names of the classes of train and val together; a label is an index into it.
+        paths: Files, sorted by class and name.
         labels: Their classes, (N,) int64.
     """
 
     def __init__(self, root: str | Path, *, train: bool, size: int, resize: int | None = None) -> None:
-        """Lists the files; `resize` is the shorter side before the cut, 8/7 of `size` if not given (224 from 256)."""
+        """Lists the files; `resize` is the shorter side before the crop, by default 8/7 of `size` (256 for 224)."""
         self.size, self.resize = size, resize or size * 8 // 7
         if not 1 <= size <= self.resize:
             raise ValueError(complaint("size", f"between 1 and resize = {self.resize}", size, "Pass a larger resize."))
@@ -83,17 +82,17 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
         return self._decode(self.paths[index]), self.labels[index]
 
     def rows(self, index: Tensor) -> Split:
-        """The given rows, decoded."""
+        """Decodes the given rows."""
         return Split(torch.stack([self._decode(self.paths[i]) for i in index.tolist()]), self.labels[index])
 
     def part(self, index: Tensor) -> "Folder":
-        """The given rows, not yet decoded."""
+        """Returns the given rows, not yet decoded."""
         found = copy.copy(self)
         found.paths, found.labels = [self.paths[i] for i in index.tolist()], self.labels[index]
         return found
 
     def split(self) -> Split:
-        """All rows, decoded: 3·size² bytes each."""
+        """Decodes all rows, 3·size² bytes each."""
         return self.rows(torch.arange(len(self)))
 
     def _decode(self, path: Path) -> Tensor:
@@ -103,10 +102,8 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
             with Image.open(path) as file:
                 image = flattened(file, "RGB")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all that pillow raises
-            remedy = "Replace or delete the file."
-            raise DamagedError(
-                complaint(str(path), "a readable image", f"{type(error).__name__}: {error}", remedy)
-            ) from error
+            got, remedy = f"{type(error).__name__}: {error}", "Replace or delete the file."
+            raise DamagedError(complaint(str(path), "a readable image", got, remedy)) from error
         short = min(image.size)
         width, height = (side * self.resize // short for side in image.size)
         image = image.resize((width, height), Image.Resampling.BILINEAR)

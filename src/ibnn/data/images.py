@@ -1,4 +1,4 @@
-"""BATCHES: images held as bytes, normalised and augmented a whole batch at a time."""
+"""IMAGE BATCHES: images held as bytes, normalised and augmented a whole batch at a time."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,15 @@ from ibnn.data.files import Split
 from ibnn.data.folder import Folder
 from ibnn.errors import complaint
 
-PADDING = 4  # pixels on each side, black (zero before normalising), that a random crop can reach into
+PADDING = 4  # black pixels on each side, zero before normalising, for random crops
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
-    """Normalised images and labels; whole batches come from `__getitems__`, already put together.
+    """Normalised images and labels; `__getitems__` returns whole batches.
 
-    Augmentation draws from torch's global generator, two numbers for the crop and, with `flip`, one for the mirror
-    image, of every image of a batch at once: a seed before a batch fixes it. In a DataLoader of your own, pass
-    `collate_fn=tuple`, for there is nothing left to collate.
+    Augmentation draws from torch's global generator, for the whole batch at once: two numbers an image for the crop
+    and, with `flip`, one for the mirror image. In a DataLoader of your own, pass `collate_fn=tuple`: batches are
+    already collated.
 
     >>> split = Split(torch.full((8, 1, 4, 4), 255, dtype=torch.uint8), torch.arange(8))
     >>> images = Images(split, mean=(0.5,), std=(0.25,))
@@ -37,14 +37,14 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         augment: bool = False,
         flip: bool = True,
     ) -> None:
-        """Takes the images as they are.
+        """Wraps images.
 
         Args:
-            data: Images in memory, or a folder of them, which is decoded batch by batch.
-            mean: Of each channel, of pixels in [0, 1].
-            std: Likewise.
-            augment: Random crops out of the image with 4 black pixels around it.
-            flip: Whether augmentation also mirrors every other image, left to right; False for digits and letters.
+            data: Images in memory, or a folder, which is decoded batch by batch.
+            mean: Mean of each channel, for pixels in [0, 1].
+            std: Standard deviation of each channel, likewise.
+            augment: Whether to crop randomly from the image padded by 4 black pixels.
+            flip: Whether augmentation also mirrors half of the images left to right; False for digits and letters.
         """
         channels = data.images.shape[1] if isinstance(data, Split) else 3
         if not len(mean) == len(std) == channels:
@@ -61,21 +61,21 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         return x[0], y[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch: float32 (B, C, H, W) and int64 (B,)."""
+        """Returns a batch: float32 (B, C, H, W) and int64 (B,)."""
         images, labels = self.data.rows(torch.as_tensor(indices))
         if self.augment:
-            images = _moved(images, self.flip)
+            images = _augmented(images, self.flip)
         return normalised(images, self.mean, self.std), labels
 
 
 def normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Bytes (B, C, H, W) to (pixel − mean) / std in float32, pixels in [0, 1]."""
+    """Turns bytes (B, C, H, W) into float32 (pixel − mean) / std, for pixels in [0, 1]."""
     centre, spread = (torch.tensor(values).view(-1, 1, 1).to(images.device) * 255 for values in (mean, std))
     return images.float().sub_(centre).div_(spread)
 
 
-def _moved(images: Tensor, flip: bool) -> Tensor:
-    """Each image cut at its own place out of its padded self, and half of them mirrored: one gather for the batch."""
+def _augmented(images: Tensor, flip: bool) -> Tensor:
+    """Crops each padded image at its own place, and mirrors half of them, with one gather for the batch."""
     batch, channels, height, width = images.shape
     down, right = torch.randint(2 * PADDING + 1, (2, batch, 1))
     rows, columns = torch.arange(height), torch.arange(width)

@@ -1,11 +1,12 @@
-"""SETS: data by name, in a form that training, evaluation and corruption share, and fixed parts of them."""
+"""SETS: image sets by name, in one form for training, evaluation and corruption, and fixed parts of them."""
 
-import math
 import os
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from ibnn.data.files import Split, load_cifar10, load_cifar100, load_idx
 from ibnn.data.folder import Folder
 from ibnn.data.images import normalised
+from ibnn.data.tables import TABLES
 from ibnn.errors import complaint
 
 Rows = Split | Folder
@@ -30,13 +32,13 @@ class DataSet:
     True
 
     Attributes:
-        name: What `load` knows it by.
-        train: Training images, as they were published.
-        test: Test images, which nothing is to be chosen by.
-        mean: Of the training pixels in [0, 1], per channel.
+        name: Its name for `load`.
+        train: Training images, as published.
+        test: Test images, by which nothing may be chosen.
+        mean: Mean of the training pixels in [0, 1], per channel.
         std: Their standard deviation.
         classes: Names of the classes.
-        flip: Whether a mirror image, left to right, is as good an image of its class.
+        flip: Whether mirroring an image left to right keeps its class.
     """
 
     name: str
@@ -48,7 +50,7 @@ class DataSet:
     flip: bool
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Bytes (B, C, H, W) to floats of mean 0 and deviation 1 over the training set."""
+        """Turns bytes (B, C, H, W) into floats of mean 0 and standard deviation 1 over the training set."""
         return normalised(images, self.mean, self.std)
 
 
@@ -61,42 +63,36 @@ class Status(NamedTuple):
     where: str
 
 
-@dataclass(frozen=True)
-class Known:
-    """What is known of a set before it is read; `files` are in the folder `where`."""
+class Known(NamedTuple):
+    """An entry of `sets.toml`.
+
+    Attributes:
+        where: Folder of the set.
+        read: Reads its training or test part from there.
+        mean: See `DataSet`; so are std, flip and classes.
+        url: Where its files are published; None if a package brings them.
+        files: md5 of each file as published.
+        members: If the file is an archive: bytes and md5, or None, of each path that is extracted.
+    """
 
     where: str
-    files: tuple[str, ...]
     read: Callable[..., Rows]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    classes: tuple[str, ...]
     flip: bool
+    classes: tuple[str, ...]
+    url: str | None
+    files: Mapping[str, str]
+    members: Mapping[str, tuple[int, str | None]]
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.replace("_", " ").split(","))
-
-
-_DIGITS = tuple("0123456789")
-PHOTOGRAPHS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and deviation, which serve for photographs at large
-_IDX = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
-_CIFAR10 = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
-_FASHION_CLASSES = _words("T-shirt,trouser,pullover,dress,coat,sandal,shirt,sneaker,bag,ankle boot")
-_CIFAR10_CLASSES = _words("airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck")
-_CIFAR100_CLASSES = _words(
-    "apple,aquarium_fish,baby,bear,beaver,bed,bee,beetle,bicycle,bottle,bowl,boy,bridge,bus,butterfly,camel,can,castle,"
-    "caterpillar,cattle,chair,chimpanzee,clock,cloud,cockroach,couch,crab,crocodile,cup,dinosaur,dolphin,elephant,"
-    "flatfish,forest,fox,girl,hamster,house,kangaroo,keyboard,lamp,lawn_mower,leopard,lion,lizard,lobster,man,"
-    "maple_tree,motorcycle,mountain,mouse,mushroom,oak_tree,orange,orchid,otter,palm_tree,pear,pickup_truck,pine_tree,"
-    "plain,plate,poppy,porcupine,possum,rabbit,raccoon,ray,road,rocket,rose,sea,seal,shark,shrew,skunk,skyscraper,"
-    "snail,snake,spider,squirrel,streetcar,sunflower,sweet_pepper,table,tank,telephone,television,tiger,tractor,train,"
-    "trout,tulip,turtle,wardrobe,whale,willow_tree,wolf,woman,worm"
-)
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of the files in the set's folder."""
+        return tuple(PurePosixPath(path).name for path in self.members or self.files)
 
 
 def _digits(_: Path, *, train: bool) -> Rows:
-    """scikit-learn's 1,797 digits, of which 360 are for testing, once and for all."""
+    """Reads scikit-learn's 1,797 digits; always the same 360 are for testing."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
@@ -106,33 +102,22 @@ def _digits(_: Path, *, train: bool) -> Rows:
     return hold_out(Split(images, torch.from_numpy(found.target).long()), 360, seed=0)[0 if train else 1]
 
 
-KNOWN = {
-    "mnist": Known("mnist", _IDX, load_idx, (0.1307,), (0.3081,), _DIGITS, False),
-    "fashion-mnist": Known("fashion-mnist", _IDX, load_idx, (0.2860,), (0.3530,), _FASHION_CLASSES, True),
-    "cifar-10": Known(
-        "cifar-10-batches-bin",
-        _CIFAR10,
-        load_cifar10,
-        (0.4914, 0.4822, 0.4465),
-        (0.2470, 0.2435, 0.2616),
-        _CIFAR10_CLASSES,
-        True,
-    ),
-    "cifar-100": Known(
-        "cifar-100-binary",
-        ("train.bin", "test.bin"),
-        load_cifar100,
-        (0.5071, 0.4865, 0.4409),
-        (0.2673, 0.2564, 0.2762),
-        _CIFAR100_CLASSES,
-        True,
-    ),
-    "digits": Known("scikit-learn", (), _digits, (0.3058,), (0.3759,), _DIGITS, False),
-}
+def _read_known() -> Iterator[tuple[str, Known]]:
+    readers = {"idx": load_idx, "cifar-10": load_cifar10, "cifar-100": load_cifar100, "digits": _digits}
+    text = (resources.files("ibnn.data") / "sets.toml").read_text(encoding="utf-8")
+    for name, entry in tomllib.loads(text).items():
+        mean, std, classes = (tuple(entry[key]) for key in ("mean", "std", "classes"))
+        members = {path: (member["bytes"], member.get("md5")) for path, member in entry.get("members", {}).items()}
+        read, url, files = readers[entry["format"]], entry.get("url"), entry.get("files", {})
+        yield name, Known(entry["where"], read, mean, std, entry["flip"], classes, url, files, members)
+
+
+PHOTOGRAPHS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation that suit most photographs
+KNOWN = dict(_read_known())
 
 
 def names() -> tuple[str, ...]:
-    """The sets that `load` knows.
+    """Returns the sets that `load` knows.
 
     >>> names()
     ('mnist', 'fashion-mnist', 'cifar-10', 'cifar-100', 'digits')
@@ -141,7 +126,7 @@ def names() -> tuple[str, ...]:
 
 
 def known(name: str) -> Known:
-    """The entry of a set."""
+    """Returns the entry of a set."""
     if name not in KNOWN:
         remedy = f"Pass one of {', '.join(names())}, or a folder of the data folder with train/CLASS/*.png and val/."
         raise ValueError(complaint("name", "the name of a set", repr(name), remedy))
@@ -149,7 +134,7 @@ def known(name: str) -> Known:
 
 
 def data_folder(folder: str | Path | None = None) -> Path:
-    """Where sets are: the given folder, or the environment variable IBNN_DATA, or `data` in the working folder.
+    """Returns where sets are: the given folder, else the environment variable IBNN_DATA, else `data`.
 
     >>> data_folder("here").name
     'here'
@@ -158,7 +143,7 @@ def data_folder(folder: str | Path | None = None) -> Path:
 
 
 def load(name: str, folder: str | Path | None = None, *, size: int = 224) -> DataSet:
-    """Reads a set; one of your own is a folder of images in the data folder, NAME/train/CLASS/… and NAME/val/CLASS/….
+    """Reads a known set, or a folder of images in the data folder: NAME/train/CLASS/… and NAME/val/CLASS/….
 
     >>> load("digits").classes[:3]
     ('0', '1', '2')
@@ -166,7 +151,7 @@ def load(name: str, folder: str | Path | None = None, *, size: int = 224) -> Dat
     Args:
         name: One of `names()`, or that of a folder of images, such as "imagenet".
         folder: Where sets are; see `data_folder`.
-        size: Height and width that images of a folder are brought to.
+        size: Height and width that images of a folder are resized to.
     """
     root = data_folder(folder)
     if name not in KNOWN and (root / name / "train").is_dir():
@@ -174,7 +159,7 @@ def load(name: str, folder: str | Path | None = None, *, size: int = 224) -> Dat
         return DataSet(name, train, test, *PHOTOGRAPHS, train.classes, True)
     entry = known(name)
     place = root / entry.where
-    missing = [file for file in entry.files if not (place / file).is_file()]
+    missing = [file for file in entry.kept if not (place / file).is_file()]
     if missing:
         remedy = f"Run: ibnn data get {name}"
         raise FileNotFoundError(complaint("folder", f"one with {entry.where}/{missing[0]}", root, remedy))
@@ -183,27 +168,22 @@ def load(name: str, folder: str | Path | None = None, *, size: int = 224) -> Dat
 
 
 def status(folder: str | Path | None = None) -> tuple[Status, ...]:
-    """Which sets are there, how large, and where.
+    """Tells which sets are there, how large they are, and where.
 
     >>> [(row.name, row.where) for row in status("nowhere") if row.found]
     [('digits', 'scikit-learn'), ('toy-regression', 'ibnn'), ('two-moons', 'ibnn')]
     """
-    from ibnn.data.tables import TABLES  # which are made by functions below
-
     rows = []
     for name, entry in KNOWN.items():
-        paths = [data_folder(folder) / entry.where / file for file in entry.files]
+        paths = [data_folder(folder) / entry.where / file for file in entry.kept]
         sizes = [path.stat().st_size for path in paths if path.is_file()]
         found = len(sizes) == len(paths) if paths else find_spec("sklearn") is not None
         rows.append(Status(name, found, sum(sizes), str(paths[0].parent) if paths else entry.where))
     return (*rows, *(Status(name, True, 0, "ibnn") for name in TABLES))
 
 
-# ---------------------------------------------------------------------------------------------------------------- parts
-
-
 def subset(split: Rows, n: int, seed: int) -> Rows:
-    """`n` rows at random, each class in its proportion to within one row, in the order of the whole.
+    """Returns `n` random rows, each class in proportion to within one row, in their original order.
 
     >>> split = Split(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), torch.arange(100) % 4)
     >>> subset(split, 10, seed=0).labels.bincount().tolist()
@@ -214,7 +194,7 @@ def subset(split: Rows, n: int, seed: int) -> Rows:
 
 
 def hold_out(split: Rows, rows: int, seed: int) -> tuple[Rows, Rows]:
-    """The split without so many rows, and those rows, chosen as by `subset`: to train on and to choose by.
+    """Returns a stratified (train, held-out) split; the held-out rows are those of `subset`.
 
     >>> split = Split(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), torch.arange(100) % 4)
     >>> train, valid = hold_out(split, 20, seed=0)
@@ -233,7 +213,7 @@ def _check_rows(rows: int, most: int, argument: str) -> None:
 
 
 def stratified(labels: Tensor, rows: int, seed: int) -> Tensor:
-    """Marks rows, (N,) bool: of each class its share rounded down, and one more where most was lost by rounding."""
+    """Marks random rows, (N,) bool: each class's share, rounded by largest remainder."""
     share = labels.bincount() * rows
     take, lost = share // len(labels), share % len(labels)
     take[lost.argsort(descending=True, stable=True)[: rows - int(take.sum())]] += 1
@@ -242,33 +222,3 @@ def stratified(labels: Tensor, rows: int, seed: int) -> Tensor:
     for label, count in enumerate(take.tolist()):
         chosen[order[labels[order] == label][:count]] = True
     return chosen
-
-
-# ------------------------------------------------------------------------------------------------------------- embedded
-
-
-def two_moons(n: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Two half circles, each around an end of the other: points (n, 2) and classes (n,), in random order.
-
-    >>> x, y = two_moons(101, noise=0.1, seed=0)
-    >>> x.shape, y.bincount().tolist()
-    (torch.Size([101, 2]), [50, 51])
-    """
-    upper, lower = (torch.linspace(0, math.pi, count) for count in (n // 2, n - n // 2))
-    x = torch.cat([torch.stack([upper.cos(), upper.sin()], 1), torch.stack([1 - lower.cos(), 0.5 - lower.sin()], 1)])
-    y = torch.cat([torch.zeros(len(upper)), torch.ones(len(lower))]).long()
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(n, generator=generator)
-    return x[order] + noise * torch.randn(n, 2, generator=generator), y[order]
-
-
-def toy_regression(n: int = 30, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """The paper's curve: x ~ U(−4, 4), y = x³ + 3ε with ε ~ N(0, 1); both (n, 1).
-
-    >>> x, y = toy_regression()
-    >>> x.shape, bool((y - x**3).std() < 6)
-    (torch.Size([30, 1]), True)
-    """
-    generator = torch.Generator().manual_seed(seed)
-    x = 8 * torch.rand(n, 1, generator=generator) - 4
-    return x, x**3 + 3 * torch.randn(n, 1, generator=generator)

@@ -1,6 +1,7 @@
-"""TABLES: embedded sets of points: rows of numbers, each with a class or a number to predict."""
+"""POINTS: rows of numbers, each with a class or a number to predict, and the sets of them that need no file."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
@@ -8,8 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-
-from ibnn.data.sets import toy_regression, two_moons
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
@@ -25,17 +24,16 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int | Tensor) -> tuple[Tensor, Tensor]:
         return self.x[index], self.y[index]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch."""
-        index = torch.as_tensor(indices)
-        return self.x[index], self.y[index]
+        """Returns a batch."""
+        return self[torch.as_tensor(indices)]
 
 
 class Target(NamedTuple):
-    """Units of a number to predict: where it lies, how it spreads, and the noise that learning starts from."""
+    """Location and scale of a number to predict, and the noise at which training starts."""
 
     centre: float
     scale: float
@@ -44,14 +42,14 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Units:
-    """What a network of points needs to know of its columns.
+    """Columns of a table and how they are standardised.
 
     Attributes:
         columns: Names of the inputs, in order.
-        centre: Of the inputs, a number for each.
-        scale: What they are divided by.
+        centre: What is subtracted from each input.
+        scale: What each input is then divided by.
         target: Units of the number to predict; None for classes.
-        sha256: Of the file, where the points are from one.
+        sha256: Checksum of the file, if the points are from one.
     """
 
     columns: tuple[str, ...]
@@ -61,7 +59,7 @@ class Units:
     sha256: str | None = None
 
     def to_json(self) -> str:
-        """As `from_json` reads it.
+        """Writes what `from_json` reads.
 
         >>> units = Units(("x", "y"), (0.0, 1.0), (1.0, 2.0), Target(3.0, 4.0, 2.0), "ab12")
         >>> Units.from_json(units.to_json()) == units
@@ -71,7 +69,7 @@ class Units:
 
     @classmethod
     def from_json(cls, text: str) -> "Units":
-        """Raises ValueError for what `to_json` did not write."""
+        """Reads what `to_json` wrote; raises ValueError for anything else."""
         try:
             columns, centre, scale, target, sha256 = (json.loads(text)[field.name] for field in fields(cls))
             numbers = torch.tensor([centre, scale, [0.0] * len(columns)], dtype=torch.float64)  # of equal lengths
@@ -83,24 +81,24 @@ class Units:
         return cls(tuple(map(str, columns)), tuple(centre), tuple(scale), target, sha256)
 
     def made_up(self, rows: int) -> Tensor:
-        """Made-up points (rows, D), spread as the training points are."""
+        """Returns random points (rows, D) with the location and scale of the training points."""
         normal = torch.randn(rows, len(self.columns), generator=torch.Generator().manual_seed(0))
         return normal * torch.tensor(self.scale) + torch.tensor(self.centre)
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A set of points, drawn anew from their law as many as are asked for.
+    """A synthetic set: as many points as asked for, drawn from their distribution.
 
     >>> TABLES["toy-regression"].draw().x.shape, TABLES["two-moons"].test.x.shape
     (torch.Size([30, 1]), torch.Size([1000, 2]))
 
     Attributes:
-        name: What jobs know it by.
-        make: Inputs and targets, of a number of rows and a seed.
-        rows: Training rows unless a job says otherwise.
-        centre: Of the inputs, a number for each.
-        scale: What they are divided by.
+        name: Its name in jobs.
+        make: Returns inputs and targets for a number of rows and a seed.
+        rows: Default number of training rows.
+        centre: See `Units`.
+        scale: See `Units`.
         classes: Names of the classes; none for a number to predict.
         target: Units of the number to predict; None for classes.
     """
@@ -114,29 +112,52 @@ class Table:
     target: Target | None = None
 
     def draw(self, rows: int | None = None) -> Points:
-        """Points to train on, in random order, the same each time."""
+        """Returns the training points, always the same, in random order."""
         return Points(*self.make(rows or self.rows, 0))
 
     @property
     def test(self) -> Points:
-        """A thousand others."""
+        """A thousand test points."""
         return Points(*self.make(1000, 1000))
 
     @property
     def units(self) -> Units:
-        """Of its inputs and targets."""
+        """Units of its inputs and targets."""
         columns = tuple(f"x{number}" for number in range(1, len(self.centre) + 1))
         return Units(columns, self.centre, self.scale, self.target)
 
 
-def _moons(rows: int, seed: int) -> tuple[Tensor, Tensor]:
-    return two_moons(rows, noise=0.2, seed=seed)
+def two_moons(n: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Draws two interleaved half circles: points (n, 2) and classes (n,), in random order.
+
+    >>> x, y = two_moons(101, noise=0.1, seed=0)
+    >>> x.shape, y.bincount().tolist()
+    (torch.Size([101, 2]), [50, 51])
+    """
+    upper, lower = (torch.linspace(0, math.pi, count) for count in (n // 2, n - n // 2))
+    x = torch.cat([torch.stack([upper.cos(), upper.sin()], 1), torch.stack([1 - lower.cos(), 0.5 - lower.sin()], 1)])
+    y = torch.cat([torch.zeros(len(upper)), torch.ones(len(lower))]).long()
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(n, generator=generator)
+    return x[order] + noise * torch.randn(n, 2, generator=generator), y[order]
+
+
+def toy_regression(n: int = 30, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Draws the paper's curve: x ~ U(−4, 4), y = x³ + 3ε with ε ~ N(0, 1); both (n, 1).
+
+    >>> x, y = toy_regression()
+    >>> x.shape, bool((y - x**3).std() < 6)
+    (torch.Size([30, 1]), True)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = 8 * torch.rand(n, 1, generator=generator) - 4
+    return x, x**3 + 3 * torch.randn(n, 1, generator=generator)
 
 
 TABLES = {
     table.name: table
     for table in (
         Table("toy-regression", toy_regression, 30, (0.0,), (4.0,), target=Target(0.0, 24.0, 3.0)),
-        Table("two-moons", _moons, 1000, (0.5, 0.25), (1.0, 0.5), ("upper", "lower")),
+        Table("two-moons", lambda n, seed: two_moons(n, 0.2, seed), 1000, (0.5, 0.25), (1.0, 0.5), ("upper", "lower")),
     )
 }

@@ -1,4 +1,4 @@
-"""FILES: written whole or not at all, locked by one process at a time, and named where they cannot be read."""
+"""WHOLE FILES: written completely or not at all, locked by one process at a time, read with errors that name them."""
 
 import json
 import os
@@ -7,23 +7,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from ibnn.errors import complaint
 
-_AGAIN = "Correct the file, or copy it again if it was damaged."
+_REMEDY = "Correct the file, or copy it again if it was damaged."
 
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
-    """Holds the lock of a file beside, or in, what it protects; without waiting, False if another process has it.
+    """Holds a lock file; yields False, without waiting, if `wait` is False and another process has it.
 
-    The file is hidden, holds the number of the process, and is removed when the lock is released; so are folders that
-    were made for it and stayed empty, unless another process waits. A killed process leaves the file, but no lock.
+    The file contains the process id. On release it is removed, with folders that were made for it and stayed empty,
+    unless another process waits. A killed process leaves the file behind, but not the lock.
 
     Args:
-        path: The lock file; its name should begin with a dot.
+        path: The lock file, in or beside what it protects; its name should begin with a dot.
         wait: Whether to wait for another process.
-        waiting: Told once, before waiting, which process has the lock.
+        waiting: Called once, before waiting, with the id of the process that has the lock.
     """
     import fcntl  # not on Windows
 
@@ -32,7 +33,7 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, "a+")  # noqa: SIM115  closed below, in every case
-        except (FileExistsError, FileNotFoundError):  # the process before removed the folder in between
+        except (FileExistsError, FileNotFoundError):  # the previous holder removed the folder in between
             if path.parent.exists() and not path.parent.is_dir():
                 raise
             continue
@@ -48,7 +49,7 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
                     waiting(file.read().strip())
                     waiting = None
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if not _names(path, file.fileno()):  # removed by the process before, which had it
+            if not _names(path, file.fileno()):  # the previous holder has removed this file
                 continue
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -56,38 +57,60 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
             try:
                 yield True
             finally:
-                path.unlink(missing_ok=True)  # while the lock is held: who opened it before sees that it is gone
-                with suppress(OSError):  # no longer empty
+                path.unlink(missing_ok=True)  # while the lock is held, so that others who opened it notice
+                with suppress(OSError):  # not empty
                     for folder in made:
                         folder.rmdir()
             return
 
 
 def _names(path: Path, descriptor: int) -> bool:
-    """Whether a path is that of an open file."""
+    """Whether a path names an open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 
 
+@contextmanager
+def replaced(*paths: Path) -> Iterator[list[Path]]:
+    """Yields an empty temporary file beside each path; if the block succeeds, they replace the paths, in this order.
+
+    At any moment, and after a power cut, each path has its old content or its new one, whole. Files get the permissions
+    that the umask leaves, and missing folders are made.
+    """
+    temporary = [path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp") for path in paths]
+    try:
+        for path in temporary:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        mode = temporary[0].stat().st_mode
+        yield temporary
+        for path in temporary:
+            path.chmod(mode)  # whoever wrote it may have made it the owner's alone
+            _fsync(path, os.O_RDWR)
+        for path, place in zip(temporary, paths, strict=True):
+            os.replace(path, place)
+    finally:
+        for path in temporary:
+            path.unlink(missing_ok=True)
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        for folder in {path.parent for path in paths}:
+            _fsync(folder, os.O_RDONLY)  # so that the new name survives, too
+
+
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that at any moment there is the old one or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Writes a file by `replaced`."""
+    with replaced(path) as (temporary,):
+        temporary.write_bytes(content)
+
+
+def _fsync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.fsync(descriptor)
     finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name, too, survives a power cut
-    finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def read_text(path: Path) -> str:
@@ -95,7 +118,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(complaint(str(path), "text in UTF-8", error, _AGAIN)) from None
+        raise ValueError(complaint(str(path), "text in UTF-8", error, _REMEDY)) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -112,6 +135,6 @@ def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:
     text = read_text(path)
     try:
         return parse(text)
-    except (ValueError, RecursionError) as error:  # both parsers say in which line, unless it is the last
+    except (ValueError, RecursionError) as error:  # parsers name the line, unless it is the last
         where = str(error).replace("at end of document", f"at the end, line {len(text.splitlines()) or 1}")
-        raise ValueError(complaint(str(path), kind, f"an error: {where}", _AGAIN)) from None
+        raise ValueError(complaint(str(path), kind, f"an error: {where}", _REMEDY)) from None

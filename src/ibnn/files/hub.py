@@ -8,12 +8,19 @@ from typing import Any
 from torch import nn
 
 from ibnn.errors import complaint
-from ibnn.files.saving import CONFIG, FILES, Folder, check_replaceable, extra, load, read_config, save_pretrained
+from ibnn.files.model_folder import CONFIG, FILES, check_replaceable, extra, read_config
+from ibnn.files.saving import Architecture, Folder, load, save_pretrained
 from ibnn.network import IBNN
 
 
 def push_to_hub(
-    model: IBNN, repo_id: str, *, latents_only: bool = False, private: bool | None = None, **upload: Any
+    model: IBNN,
+    repo_id: str,
+    *,
+    latents_only: bool = False,
+    architecture: Architecture | None = None,
+    private: bool | None = None,
+    **upload: Any,
 ) -> str:
     """Saves a model to a repository of the Hugging Face hub ("user/name"), made if need be; returns its address.
 
@@ -22,7 +29,7 @@ def push_to_hub(
     """
     api, revision = extra("huggingface_hub").HfApi(), upload.get("revision")
     with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(model, folder, latents_only=latents_only)
+        save_pretrained(model, folder, latents_only=latents_only, architecture=architecture)
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         if api.file_exists(repo_id, CONFIG, revision=revision):
             check_replaceable(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision)))
@@ -32,8 +39,10 @@ def push_to_hub(
     return str(url)
 
 
-def from_pretrained(source: Folder, net: nn.Module, *, revision: str | None = None, **options: Any) -> IBNN:
-    """As `load` with its options, from a folder or else a repository of the Hugging Face hub ("user/name").
+def from_pretrained(
+    source: Folder, net: nn.Module | None = None, *, revision: str | None = None, **options: Any
+) -> IBNN:
+    """Loads a model as `load` does, from a folder or else a repository of the Hugging Face hub ("user/name").
 
     `revision` is a branch, tag or commit of the repository; only a commit stands for the same model for good.
     """
@@ -48,8 +57,10 @@ def from_pretrained(source: Folder, net: nn.Module, *, revision: str | None = No
 
 
 def _card(config: dict[str, Any], repo_id: str) -> str:
-    """The text of a model card."""
+    """Returns the text of a model card."""
     what = "latents only, for the network they were trained on" if config["latents_only"] else "a whole model"
+    built = "architecture" in config and not config["latents_only"]
+    net = "" if built else "net = ...  # the plain network, built as it was when the model was made\n"
     return f"""---
 library_name: ibnn
 tags: [ibnn, bayesian-neural-network, uncertainty, pytorch]
@@ -61,8 +72,7 @@ An implicit Bayesian neural network ({what}). It predicts with uncertainty, spli
 ```python
 import ibnn  # pip install "ibnn[hub]"
 
-net = ...  # the plain network, built as it was when the model was made
-model = ibnn.IBNN.from_pretrained("{repo_id}", net)
+{net}model = ibnn.IBNN.from_pretrained("{repo_id}"{", net" if net else ""})
 prediction = model.predict(x)
 ```
 

@@ -1,13 +1,9 @@
-"""DEMO: a plain network, with a temperature, calibrated, and an iBNN, on scikit-learn's digits: table and figures.
-
-    python -m ibnn.lab.demo [--out demo] [--seed 0] [--json] [--quiet]
+"""DEMO on scikit-learn's digits: a plain network, with a temperature, calibrated, and an iBNN; table and figures.
 
 Few training images, so that overconfidence shows; the digits 8 and 9 are held out as out-of-distribution inputs.
 """
 
-import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +17,10 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn import metrics
+from ibnn.files.atomic import write_atomically
+from ibnn.lab.provenance import commit, provenance
 from ibnn.likelihood import Categorical
+from ibnn.likelihood.temperature import best_temperature
 from ibnn.prediction import CategoricalPrediction
 from ibnn.progress import Bar
 
@@ -61,7 +60,7 @@ class Answer(NamedTuple):
 
 
 def load_splits(seed: int, recipe: dict[str, Any]) -> tuple[Digits, Digits, Digits, Tensor]:
-    """Training, validation and test images, stratified, and the images of the held-out classes."""
+    """Returns stratified training, validation and test images, and the images of the held-out classes."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -80,7 +79,7 @@ def load_splits(seed: int, recipe: dict[str, Any]) -> tuple[Digits, Digits, Digi
 
 
 def make_net(seed: int) -> nn.Module:
-    """A small convolutional network."""
+    """Returns a small convolutional network."""
     torch.manual_seed(seed)
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()),
@@ -89,7 +88,7 @@ def make_net(seed: int) -> nn.Module:
 
 
 def train_plain(data: Digits, seed: int, recipe: dict[str, Any], tick: Callable[[], None]) -> nn.Module:
-    """Cross-entropy and Adam."""
+    """Trains a network by cross-entropy and Adam, in an order of its own: `fit` has another, and other bits."""
     net = make_net(seed)
     optimiser = torch.optim.Adam(net.parameters(), recipe["lr"])
     generator = torch.Generator().manual_seed(seed)
@@ -105,7 +104,7 @@ def train_plain(data: Digits, seed: int, recipe: dict[str, Any], tick: Callable[
 def train_ibnn(
     train: Digits, valid: Digits, seed: int, recipe: dict[str, Any], tick: Callable[[], None]
 ) -> tuple[ibnn.IBNN, ibnn.History]:
-    """The same network from the same weights, trained by `ibnn.fit`; the validation labels steer the noise."""
+    """Trains the same network from the same weights by `ibnn.fit`; the validation labels steer the noise."""
     model = ibnn.convert(make_net(seed), components=recipe["components"], seed=seed)
     options = {name: recipe[name] for name in ("epochs", "batch_size", "lr", "evaluate_every")}
     ticks = [lambda row, model: tick()]
@@ -113,26 +112,22 @@ def train_ibnn(
 
 
 def answer(logits: list[Tensor], temperature: float = 1.0) -> Answer:
-    """From logits (or log-probabilities) of test and OOD images; the uncertainty is the entropy."""
+    """Returns the answer of logits (or log-probabilities) of test and OOD images; the uncertainty is the entropy."""
     logs = [(tensor / temperature).log_softmax(1) for tensor in logits]
     return Answer(logs[0], *(-(log.exp() * log).sum(1) for log in logs))
 
 
 def score(answer: Answer, labels: Tensor) -> dict[str, list[float]]:
-    """Metrics with 95 % bootstrap intervals: [value, low, high]."""
-    probs = answer.log_probs.exp()
-    intervals = {
-        "error": metrics.bootstrap(metrics.error, probs, labels),
-        "nll": metrics.bootstrap(metrics.nll, answer.log_probs, labels),
-        "ece": metrics.bootstrap(metrics.ece, probs, labels),
-        "ood_auroc": metrics.bootstrap(metrics.auroc, answer.test_uncertainty, answer.ood_uncertainty, paired=False),
-    }
-    return {name: [round(value, 4) for value in interval] for name, interval in intervals.items()}
+    """Returns metrics with 95 % bootstrap intervals: [value, low, high]."""
+    found = metrics.score_intervals(answer.log_probs.exp(), answer.log_probs, labels)
+    del found["brier"]
+    ood = metrics.bootstrap(metrics.auroc, answer.test_uncertainty, answer.ood_uncertainty, paired=False)
+    return {name: [round(value, 4) for value in interval] for name, interval in (found | {"ood_auroc": ood}).items()}
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One thread for a block: for a network this small, more only wait for each other."""
+    """Uses one thread: for a network this small, more only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -144,10 +139,7 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet: bool = False) -> dict[str, Any]:
     """Trains, chooses on validation data, evaluates on test data once, writes figures and results.json."""
-    from ibnn.files.atomic import write_atomically
-    from ibnn.lab.provenance import provenance
-    from ibnn.training.strength import best_temperature
-
+    commit()  # which may change while it trains
     recipe = RECIPE | (recipe or {})
     start = time.monotonic()
     train, valid, test, ood = load_splits(seed, recipe)
@@ -195,7 +187,7 @@ def _categorical(prediction: ibnn.Prediction) -> CategoricalPrediction:
 
 
 def table(result: dict[str, Any]) -> list[list[str]]:
-    """The result as rows of text, the header first."""
+    """Returns the result as rows of text, the header first."""
     rows = [["", "error %", "NLL", "ECE", "OOD AUROC"]]
     for name, values in result["metrics"].items():
         error = [100 * v for v in values["error"]]
@@ -204,25 +196,10 @@ def table(result: dict[str, Any]) -> list[list[str]]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table and its explanation as the README shows them."""
+    """Returns the table and its explanation as the README shows them."""
     head, *rows = table(result)
     lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
     return "\n".join([*lines, "", explain(result), ""])
-
-
-def seeds_markdown(results: list[dict[str, Any]]) -> str:
-    """Means over several seeds in a line each, and how often the iBNN wins, as the README shows them."""
-    lines = []
-    for name in NAMES:
-        means = {m: sum(r["metrics"][name][m][0] for r in results) / len(results) for m in results[0]["metrics"][name]}
-        values = (f"{100 * means['error']:.1f}", *(f"{means[m]:.3f}" for m in ("nll", "ece", "ood_auroc")))
-        lines.append(f"| {' | '.join((name, *values))} |")
-    wins = sum(r["metrics"][NAMES[3]]["nll"][0] < r["metrics"][NAMES[1]]["nll"][0] for r in results)
-    seeds = f"{results[0]['seed']}–{results[-1]['seed']}"
-    head = f"| mean of seeds {seeds} | error % | NLL | ECE | OOD AUROC |\n|---|---|---|---|---|\n"
-    return (
-        head + "\n".join(lines) + f"\n\n{NAMES[3]} has a lower NLL than {NAMES[1]} on {wins} of {len(results)} seeds.\n"
-    )
 
 
 def _interval(values: list[float], digits: int) -> str:
@@ -231,20 +208,20 @@ def _interval(values: list[float], digits: int) -> str:
 
 
 def explain(result: dict[str, Any]) -> str:
-    """What stands behind the table, in words."""
+    """Describes data, methods and choices behind the table."""
     images, chosen = result["images"], result["chosen"]
     scale, own = chosen["calibrated"], chosen["iBNN"]
-    strengths = own["prior_std"] or ["nothing"]
     noise = f"noise of standard deviation {scale['scale']}" if scale["scale"] else "no noise, which would have cost NLL"
+    steered = (own["prior_std"] or ["nothing"])[-1]
     return (
         f"{images['train']} training and {images['test']} test images; in brackets 95 % bootstrap intervals. "
         f"*plain + T*: temperature scaling (T = {chosen['temperature']}). *calibrated*: the same weights after "
         f"`ibnn.calibrate`, no training ({noise}, T = {scale['temperature']}). "
-        f"*iBNN*: the same network trained by `ibnn.fit` for as many epochs (noise steered from 0.3 to "
-        f"{strengths[-1]}, T = {own['temperature']}). The same {images['valid']} validation labels choose in all "
-        f"three. {result['recipe']['components']} components over {result['nodes']} nodes, {result['weights']:,} "
-        f"weights. OOD AUROC: the digits 8 and 9, never seen in training, against the test images, by the entropy of "
-        f"the prediction (by the iBNN's epistemic part alone: {result['ood_auroc_of_epistemic']:.3f})."
+        f"*iBNN*: the same network trained by `ibnn.fit` for as many epochs (noise steered from 0.3 to {steered}, "
+        f"T = {own['temperature']}). The same {images['valid']} validation labels choose in all three. "
+        f"{result['recipe']['components']} components over {result['nodes']} nodes, {result['weights']:,} weights. "
+        f"OOD AUROC: the digits 8 and 9, never seen in training, against the test images, by the entropy of the "
+        f"prediction (by the iBNN's epistemic part alone: {result['ood_auroc_of_epistemic']:.3f})."
     )
 
 
@@ -293,7 +270,7 @@ def _draw_reliability(answers: dict[str, Answer], labels: Tensor, figure: Any) -
 
 
 def _draw_digits(model: ibnn.IBNN, test: Digits, seen: CategoricalPrediction, figure: Any) -> None:
-    """Four most and four least certain images, each over its draws' probabilities."""
+    """Draws the four most and the four least certain images, each above its draws' probabilities."""
     order = seen.total.argsort()
     picks = torch.cat([order[:4], order[-4:]])
     draws = model.draw_logits(test.x[picks]).softmax(-1)  # (K·S, 8, C)
@@ -337,50 +314,3 @@ def _draw_entropy(seen: CategoricalPrediction, unseen: CategoricalPrediction, fi
     right.set(ylabel="mean entropy (nats)")
     right.legend(frameon=False, fontsize=8)
     figure.suptitle("Uncertainty of the test digits against digits of classes never seen in training", fontsize=10)
-
-
-# ------------------------------------------------------------------------------------------------------------------ CLI
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the demo; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="ibnn demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for figures and results.json")
-    parser.add_argument("--seed", type=int, default=0, help="decides splits, weights, order and draws")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
-    parser.add_argument("--quiet", action="store_true", help="no progress, and no words about the table")
-    options = parser.parse_args(arguments)
-    if options.seed < 0:
-        parser.error(f"--seed must be 0 or more, not {options.seed}")
-    if options.out.exists() and not options.out.is_dir():
-        parser.error(f"--out must be a folder, but {options.out} is a file")
-    try:
-        result = run(options.out, options.seed, quiet=options.quiet)
-        from rich.console import Console
-        from rich.table import Table
-    except ModuleNotFoundError as error:
-        print(f"The demo needs {error.name}: pip install 'ibnn[demo,train]'", file=sys.stderr)
-        return 1
-    if options.json:
-        print(json.dumps(result, indent=1))
-        return 0
-    console = Console()
-    rows = table(result)
-    shown = Table(*rows[0])
-    for row in rows[1:]:
-        shown.add_row(*row)
-    console.print(shown)
-    if options.quiet:
-        return 0
-    console.print(explain(result), highlight=False)
-    names = ", ".join(
-        f"{options.out / name}" for name in ("reliability.png", "digits.png", "entropy.png", "results.json")
-    )
-    console.print(f"\nLook at: {names} ({result['seconds']:.0f} s)", highlight=False, soft_wrap=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -29,7 +29,7 @@ from ibnn.data import (
     load,
     salt_and_pepper,
 )
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, draws
 from ibnn.training.trainable import Trainable
 
 OUTSIDERS = {"fashion-mnist": "mnist", "mnist": "fashion-mnist"}  # images of another kind, of the same shape
@@ -78,19 +78,17 @@ def evaluate(
     temperatures = [own]
     if valid is not None:
         temperatures.append(scale_temperature(model, valid, samples=samples))
+        model.likelihood.set_temperature(own)
     if not isinstance(whole, DataSet):
         return _of_points(model, whole.test, temperatures, samples)
     test = whole.test
     measure = _Measure(model, whole, temperatures, samples)
-    try:
-        clean = measure.answers(test)
-        part = test.part(torch.arange(min(shifted, len(test.labels))))
-        corrupted = {kind: [measure.corrupted(part, kind, severity) for severity in SEVERITIES] for kind in KINDS}
-        noisy = {"gaussian": [measure.mixed(part, g) for g in GAMMAS], "salt": [measure.salted(part, p) for p in SALTS]}
-        outsider = measure.outsider(shifted * 4, data_folder)
-        shown = measure.shown(clean[0])
-    finally:
-        model.likelihood.temperature.fill_(own)
+    clean = measure.answers(test)
+    part = test.part(torch.arange(min(shifted, len(test.labels))))
+    corrupted = {kind: [measure.corrupted(part, kind, severity) for severity in SEVERITIES] for kind in KINDS}
+    noisy = {"gaussian": [measure.mixed(part, g) for g in GAMMAS], "salt": [measure.salted(part, p) for p in SALTS]}
+    outsider = measure.outsider(shifted * 4, data_folder)
+    shown = measure.shown(clean[0])
     results = []
     for index, temperature in enumerate(temperatures):
         reading = _Reading(part.labels, clean[index])
@@ -118,9 +116,9 @@ def _of_points(model: Trainable, test: Points, temperatures: list[float], sample
     """What is measured of test points; the method's own temperature is the first."""
     results: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
+    drawn = draws(model, test.x, samples=samples, batch_size=BATCH).to(next(model.parameters()).device)
     for temperature in reversed(temperatures):
-        model.likelihood.temperature.fill_(temperature)
-        answer = predict(model, test.x, samples=samples, seed=0, batch_size=BATCH).to("cpu")
+        answer = model.likelihood.summarise(drawn, temperature).to("cpu")
         found: dict[str, Any] = {"temperature": temperature, "outsiders": {}}
         if isinstance(answer, GaussianPrediction):
             found |= {"scores": regression_scores(answer, test.y)}
@@ -150,10 +148,9 @@ class _Measure:
         for rows in torch.arange(len(images.labels)).split(BATCH):
             x, first = images.rows(rows).images.float() / 255, int(rows[0])
             x = ((damage(x, first) if damage else x) - self.mean) / self.std
-            draws = self._draws(noise(x, first) if noise else x).unflatten(0, (self.model.components, -1))
+            drawn = self._draws(noise(x, first) if noise else x).unflatten(0, (self.model.components, -1))
             for temperature, answers in zip(self.temperatures, parts, strict=True):
-                self.model.likelihood.temperature.fill_(temperature)
-                answers.append(self.model.likelihood.summarise(draws).to("cpu"))
+                answers.append(self.model.likelihood.summarise(drawn, temperature).to("cpu"))
         return [CategoricalPrediction.cat(answers) for answers in parts]
 
     @torch.no_grad()

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,27 @@ from ibnn._version import __version__
 
 
 def provenance(*packages: str) -> dict[str, Any]:
-    """Versions of Python, torch, ibnn and the named packages, the commit, and the size of the machine.
+    """Returns the versions of Python, torch, ibnn and the named packages, the commit, and the size of the machine.
 
     >>> sorted(provenance())
     ['commit', 'cores', 'ibnn', 'machine', 'python', 'threads', 'torch']
     """
     facts: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "ibnn": __version__}
     facts |= {package: importlib.metadata.version(package) for package in packages}
-    return facts | {
-        "commit": COMMIT,
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
+    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    return facts | {"commit": commit()} | machine
 
 
-def _commit() -> str | None:
-    """The commit the library runs from, with + if files of it are changed; None without git or outside a checkout."""
+@cache
+def commit() -> str | None:
+    """Returns the commit that the library runs from, with + if its files are changed; None outside a checkout.
+
+    Asks git only once: call it before a long run, during which the checkout may change.
+    """
     try:
-        # that of this file, too: installed below a repository, it is not part of its commits
-        commit, _ = _git("rev-parse", "HEAD", f"HEAD:./{Path(__file__).name}").split()
-        return commit[:12] + ("+" if _git("status", "--porcelain", "--", ".") else "")
+        # the commit has this file, too: installed below a repository, the library is not part of its commits
+        found, _ = _git("rev-parse", "HEAD", f"HEAD:./{Path(__file__).name}").split()
+        return found[:12] + ("+" if _git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -42,6 +43,3 @@ def _git(*words: str) -> str:
     here = Path(__file__).parent
     done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
-
-
-COMMIT = _commit()  # read with the code: a long run may see later commits

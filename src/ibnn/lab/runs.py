@@ -1,10 +1,10 @@
-"""RUN FOLDERS: their files, who may write them, and checksums, so that a damaged one is refused.
+"""RUN FOLDERS: the files of a run, who may write them, and checksums, so that a damaged one is refused.
 
-A run folder holds job.toml, what `fit` writes (recipe.toml, history.csv, checkpoints), model.safetensors,
-answers.safetensors (what was answered on the test set), result.json (scores, costs, provenance), of a table of your own
-table.json (its columns, and how they are standardised) and, once it was asked, held_out.safetensors. Nothing in it is
-pickled. result.json is written last: with it the run has finished. It holds the SHA-256 of the others and of itself. A
-run folder from before there were checksums is read, with a warning.
+A run folder holds job.toml, what `fit` writes (recipe.toml, history.csv, checkpoints), the trained model
+(model.safetensors), answers.safetensors (the answers for the test set), result.json (scores, costs, provenance), for a
+.csv file table.json (its columns, and how they are standardised) and, after it was asked, held_out.safetensors. Nothing
+in it is pickled. result.json is written last: with it the run has finished. It holds the SHA-256 of the others and of
+itself. Run folders from before there were checksums are read, with a warning.
 """
 
 import hashlib
@@ -27,7 +27,6 @@ from ibnn.files.atomic import locked, read_json, read_text, read_toml, write_ato
 JOB, TABLE, RECIPE, HISTORY = "job.toml", "table.json", "recipe.toml", "history.csv"
 MODEL, ANSWERS, HELD_OUT, RESULT = "model.safetensors", "answers.safetensors", "held_out.safetensors", "result.json"
 FORMAT_VERSION = 1
-
 _CHECKED = (JOB, TABLE, HISTORY, MODEL, ANSWERS)
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
 log = logging.getLogger("ibnn")
@@ -35,7 +34,7 @@ log = logging.getLogger("ibnn")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run folder, there or to be.
+    """A run folder, which need not exist yet.
 
     >>> import tempfile, torch
     >>> folder = RunFolder(Path(tempfile.mkdtemp()) / "run")
@@ -54,11 +53,11 @@ class RunFolder:
     # ------------------------------------------------------------------------------------------------------- writing
 
     def lock(self, *, wait: bool = True, note: Callable[[str], None] | None = None) -> AbstractContextManager[bool]:
-        """Keeps other processes from writing the folder; see `ibnn.atomic.locked`.
+        """Keeps other processes from writing the folder; see `ibnn.files.atomic.locked`.
 
         Args:
-            wait: Whether to wait for another process; without, the context is False if one has the folder.
-            note: Told that there is something to wait for.
+            wait: Whether to wait for another process; if not, the context is False where one has the folder.
+            note: Called with a message before waiting.
         """
 
         def waiting(process: str) -> None:
@@ -72,15 +71,35 @@ class RunFolder:
         write_atomically(self.path / name, content)
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
-        """Writes tensors and facts about them; what is not contiguous is copied."""
+        """Writes tensors and facts about them."""
         whole = {key: value.contiguous() for key, value in tensors.items()}
         self.write(name, safetensors.torch.save(whole, metadata=dict(facts) if facts else None))
 
+    def write_job(self, toml: str) -> None:
+        """Begins a run."""
+        self.write(JOB, toml.encode())
+
+    def write_table(self, json: str) -> None:
+        """Writes what a run has to remember of its .csv file."""
+        self.write(TABLE, f"{json}\n".encode())
+
+    def write_model(self, model: Any) -> None:
+        """Writes the trained model."""
+        self.write_tensors(MODEL, model.state_dict())
+
+    def write_answers(self, answers: Mapping[str, Tensor]) -> None:
+        """Writes the answers for the test set."""
+        self.write_tensors(ANSWERS, answers)
+
+    def write_held_out(self, answers: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+        """Writes answers for held-out data, and facts that tell whether they still hold."""
+        self.write_tensors(HELD_OUT, answers, facts)
+
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Writes result.json with the checksums of all files, removes the checkpoints, and returns its content."""
-        there = [name for name in _CHECKED if (self.path / name).is_file()]
+        present = [name for name in _CHECKED if (self.path / name).is_file()]
         content = {**result, "format_version": FORMAT_VERSION}
-        sums = {name: self.checksum(name) for name in there} | {RESULT: _checksum_of(content)}
+        sums = {name: self.checksum(name) for name in present} | {RESULT: _checksum_of(content)}
         content["sha256"] = sums
         self.write(RESULT, (json.dumps(content, indent=1) + "\n").encode())
         self._remove_checkpoints()  # there is nothing left to resume
@@ -88,16 +107,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Removes what a run has written, and nothing else; hold the lock."""
-        for name in (
-            RESULT,
-            JOB,
-            TABLE,
-            MODEL,
-            ANSWERS,
-            HELD_OUT,
-            RECIPE,
-            HISTORY,
-        ):  # what says "finished" first
+        for name in (RESULT, JOB, TABLE, MODEL, ANSWERS, HELD_OUT, RECIPE, HISTORY):  # result.json says "finished"
             (self.path / name).unlink(missing_ok=True)
         self._remove_checkpoints()
 
@@ -107,19 +117,23 @@ class RunFolder:
 
     # ------------------------------------------------------------------------------------------------------- reading
 
+    def has(self, *names: str) -> bool:
+        """Whether the files exist."""
+        return all((self.path / name).is_file() for name in names)
+
     @property
     def begun(self) -> bool:
         """Whether a run was begun here."""
-        return (self.path / JOB).is_file()
+        return self.has(JOB)
 
     @property
     def finished(self) -> bool:
         """Whether it has ended."""
-        return all((self.path / name).is_file() for name in (JOB, HISTORY, RESULT))
+        return self.has(JOB, HISTORY, RESULT)
 
-    def require(self, names: Sequence[str]) -> None:
-        """Raises a FileNotFoundError unless the files are there."""
-        if missing := [name for name in names if not (self.path / name).is_file()]:
+    def require(self, names: Sequence[str] = (JOB, MODEL, RESULT)) -> None:
+        """Raises a FileNotFoundError unless the files exist; by default those of a finished run."""
+        if missing := [name for name in names if not self.has(name)]:
             got = f"{self.path} without {' and '.join(missing)}" if self.path.is_dir() else f"no folder {self.path}"
             remedy = "Pass a folder that `ibnn train` has finished."
             raise FileNotFoundError(complaint("run", f"a folder with {', '.join(names)}", got, remedy))
@@ -143,19 +157,20 @@ class RunFolder:
         return content
 
     def job(self) -> dict[str, Any]:
-        """The fields of job.toml."""
+        """Reads the fields of job.toml."""
         self._check(JOB)
         fields: dict[str, Any] = self._parsed(read_toml, JOB)
         return fields
 
     def text(self, name: str) -> str:
-        """The text of a file."""
+        """Reads the text of a file."""
+        self.require([name])
         self._check(name)
         text: str = self._parsed(read_text, name)
         return text
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of a file."""
+        """Reads the tensors of a file."""
         self.require([name])
         self._check(name)
         try:
@@ -163,19 +178,31 @@ class RunFolder:
         except (safetensors.SafetensorError, OSError) as error:
             raise self.damaged(name, "a safetensors file", error) from None
 
-    def checksum(self, name: str) -> str:
-        """The SHA-256 of a file."""
+    def answers(self) -> dict[str, Tensor]:
+        """Reads the answers for the test set."""
+        return self.tensors(ANSWERS)
+
+    def held_out(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Reads answers for held-out data, and the facts beside them; both are empty if there are none to read."""
+        try:
+            with safetensors.safe_open(self.path / HELD_OUT, "pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        except (OSError, safetensors.SafetensorError):
+            return {}, {}
+
+    def checksum(self, name: str = MODEL) -> str:
+        """Returns the SHA-256 of a file."""
         with open(self.path / name, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def damaged(self, name: str, expected: str = "as the run wrote it", got: object = "") -> DamagedError:
-        """An error that names a file; without more words, of one whose checksum is wrong."""
+        """Returns an error that names a file; by default one whose checksum is wrong."""
         got = got or "a damaged or changed file (its checksum differs)"
         return DamagedError(complaint(str(self.path / name), expected, got, _AGAIN))
 
     def _check(self, name: str) -> None:
         """Raises if a file is not what it was when the run finished."""
-        if not (self.path / RESULT).is_file():  # not finished: there are no checksums yet
+        if not self.has(RESULT):  # not finished: there are no checksums yet
             return
         expected = self.result.get("sha256", {}).get(name)
         if expected is not None and self.checksum(name) != expected:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating, tensors, tree_map
-from ibnn.latent import Latent
 from ibnn.layers.memory import out_of_memory
 from ibnn.layers.registry import layer_type
+
+
+class Placed(Protocol):
+    """What `batch_axes` asks of a latent."""
+
+    z: Tensor | None
+    batch_axis: int
 
 
 class _Reads(TorchFunctionMode):
@@ -177,7 +183,7 @@ def _misfit(net: Any, inputs: Inputs, argument: str) -> str | None:
 
 
 @contextmanager
-def batch_axes(net: nn.Module, latents: Mapping[str, Latent], args: Any, kwargs: Any) -> Iterator[None]:
+def batch_axes(net: nn.Module, latents: Mapping[str, Placed], args: Any, kwargs: Any) -> Iterator[None]:
     """Watches a forward pass with a z for each row and tells each latent which axis of its layer's input is the batch.
 
     The batch is expected first, or where a layer says it is. At the first input whose shape leaves that open (steps

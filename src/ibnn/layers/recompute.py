@@ -1,4 +1,4 @@
-"""MEMORY: a layer that keeps x ∘ z for its backward pass keeps x and z instead, and multiplies them again there.
+"""RECOMPUTATION: for its backward pass a layer keeps x and z instead of x ∘ z, and multiplies them again there.
 
 x is kept by whatever made it (an activation's output is what its own backward needs), so a converted network keeps
 hardly more than the plain one. The trick is in autograd's saved-tensor hooks around one call of one layer: it needs

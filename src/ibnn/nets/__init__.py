@@ -1,25 +1,9 @@
 """NETWORKS: plain modules that know nothing of ibnn, for experiments, benchmarks and tests; a file per family."""
 
-from ibnn.nets.alexnet import AlexNet
+from ibnn.nets.convnets import VGG16, AlexNet, LeNet, VGG16Large
 from ibnn.nets.dense import mlp
-from ibnn.nets.lenet import LeNet
 from ibnn.nets.registry import input_shape, make, names
-from ibnn.nets.resnet import CifarResNet, ResNet
-from ibnn.nets.vgg import VGG16, VGG16Large
-from ibnn.nets.wideresnet import WideResNet
+from ibnn.nets.resnet import CifarResNet, ResNet, WideResNet
 
-__all__ = [
-    # families
-    "mlp",
-    "LeNet",
-    "AlexNet",
-    "VGG16",
-    "VGG16Large",
-    "ResNet",
-    "CifarResNet",
-    "WideResNet",
-    # by name
-    "input_shape",
-    "make",
-    "names",
-]
+__all__ = ["mlp", "LeNet", "AlexNet", "VGG16", "VGG16Large", "ResNet", "CifarResNet", "WideResNet"]  # families
+__all__ += ["input_shape", "make", "names"]  # by name

@@ -1,4 +1,4 @@
-"""Fully connected."""
+"""Fully connected networks, and changes of units."""
 
 from itertools import pairwise
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def mlp(inputs: int, outputs: int, *, hidden: int = 256, layers: int = 2) -> nn.Sequential:
-    """Fully connected, ReLU; `layers` hidden layers.
+    """Builds a fully connected network with ReLU and `layers` hidden layers.
 
     >>> sum(p.numel() for p in mlp(1, 1, hidden=4, layers=1).parameters())
     13
@@ -18,7 +18,7 @@ def mlp(inputs: int, outputs: int, *, hidden: int = 256, layers: int = 2) -> nn.
 
 
 class Affine(nn.Module):
-    """x · scale + shift, fixed: changes units.
+    """Computes x · scale + shift, both fixed: a change of units.
 
     >>> Affine(2.0, 1.0)(torch.tensor([3.0]))
     tensor([7.])
@@ -33,5 +33,5 @@ class Affine(nn.Module):
             self.register_buffer(name, torch.as_tensor(value), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape whose last axis is that of the numbers."""
+        """Takes any shape that broadcasts with scale and shift."""
         return x * self.scale + self.shift

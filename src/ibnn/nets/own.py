@@ -1,6 +1,5 @@
 """Networks of your own, named `package.module:function` and imported from the current folder alone."""
 
-import difflib
 import importlib
 import inspect
 import os
@@ -14,14 +13,14 @@ from typing import Any
 
 from torch import nn
 
-from ibnn.errors import complaint
+from ibnn.errors import complaint, nearest
 
 FORM = "package.module:function"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is one of code.
+    """Whether a name is that of a function.
 
     >>> is_own("mynets:make_net"), is_own("lenet"), is_own("mynets.py:make_net()")
     (True, False, False)
@@ -35,16 +34,14 @@ def make_own(name: str, outputs: int, options: Mapping[str, Any]) -> nn.Module:
     try:
         inspect.signature(function).bind(outputs, **options)
     except TypeError as error:
-        got = f"{dict(options) or 'none'} ({error})"
+        expected, got = f"what {name} takes beside the number of outputs", f"{dict(options) or 'none'} ({error})"
         remedy = f"It is called as {name.partition(':')[2]}(outputs, **net_options)."
-        raise ValueError(
-            complaint("net_options", f"what {name} takes beside the number of outputs", got, remedy)
-        ) from None
+        raise ValueError(complaint("net_options", expected, got, remedy)) from None
     try:
         with _importable(Path.cwd()):
             net = function(outputs, **options)
     except Exception as error:
-        raise _stops(name, f"a function that makes a network of {outputs} outputs", error) from error
+        raise _failure(name, f"a function that makes a network of {outputs} outputs", error) from error
     if not isinstance(net, nn.Module):
         got = f"{name}, which returned {type(net).__name__}"
         raise TypeError(complaint("net", "a function that returns a torch.nn.Module", got, "Return the network."))
@@ -57,10 +54,7 @@ def takes(name: str, option: str) -> bool:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """Imports the function; only the current folder is searched for its module.
-
-    The folder is on `sys.path` for the length of the import alone.
-    """
+    """Imports the function from a module in the current folder, which is on `sys.path` during the import alone."""
     module, _, function = name.partition(":")
     top, here = module.partition(".")[0], Path.cwd()
     importlib.invalidate_caches()
@@ -77,11 +71,10 @@ def find(name: str) -> Callable[..., Any]:
         with _importable(here):
             found = getattr(importlib.import_module(module), function, None)
     except (Exception, SystemExit) as error:
-        raise _stops(name, "of a module that can be imported", error) from error
+        raise _failure(name, "of a module that can be imported", error) from error
     if found is None:
         there = [each for each, value in vars(sys.modules[module]).items() if callable(value) and each[0] != "_"]
-        near = difflib.get_close_matches(function, there, n=1, cutoff=0.0)
-        remedy = f"Did you mean {near[0]!r}?" if near else f"Define it in {module}."
+        remedy = f"Did you mean {nearest(function, there)!r}?" if there else f"Define it in {module}."
         raise ValueError(complaint("net", f"a function of {module}", f"{function!r}, which it does not have", remedy))
     if not callable(found):
         got = f"{name}, which is a {type(found).__name__}"
@@ -89,20 +82,20 @@ def find(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _stops(name: str, expected: str, error: BaseException) -> ValueError:
+def _failure(name: str, expected: str, error: BaseException) -> ValueError:
     got = f"{name}, which stops: {type(error).__name__}: {error}"
     return ValueError(complaint("net", expected, got, "Mend it; --debug shows where."))
 
 
 def _place(spec: ModuleSpec | None) -> str | None:
-    """The file of a module, or the folder of a package without __init__.py."""
+    """Returns the file of a module, or the folder of a package without __init__.py."""
     place = next(iter(spec.submodule_search_locations or ()), spec.origin) if spec else None
     return os.path.realpath(place) if place else None
 
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Puts a folder first on the path of imports, and takes it off again."""
+    """Puts a folder first on `sys.path` for the length of a block."""
     sys.path.insert(0, str(folder))
     try:
         yield

@@ -8,17 +8,12 @@ from typing import NamedTuple
 from torch import nn
 
 from ibnn.errors import complaint, nearest
-from ibnn.nets.alexnet import AlexNet
+from ibnn.nets.convnets import VGG16, AlexNet, LeNet, VGG16Large
 from ibnn.nets.dense import mlp
-from ibnn.nets.lenet import LeNet
-from ibnn.nets.resnet import CifarResNet, ResNet
-from ibnn.nets.vgg import VGG16, VGG16Large
-from ibnn.nets.wideresnet import WideResNet
+from ibnn.nets.resnet import CifarResNet, ResNet, WideResNet
 
 _PIXELS = 28 * 28
-_SIZES = ("inputs", "hidden", "width", "depth")  # there is no network without
-
-
+_SIZES = ("inputs", "hidden", "width", "depth")  # must be positive
 _SYNONYMS = {"dropout_rate": "dropout", "p": "dropout", "hidden_size": "hidden", "hidden_dim": "hidden"}
 _SYNONYMS |= {"units": "hidden", "n_layers": "layers", "num_layers": "layers", "batch_norm": "batchnorm"}
 _SYNONYMS |= {"input_size": "inputs", "in_features": "inputs", "widen_factor": "width"}
@@ -51,7 +46,7 @@ _NETS = {
 
 
 def names() -> tuple[str, ...]:
-    """The names that `make` knows.
+    """Returns the names that `make` knows.
 
     >>> names()[:3]
     ('mlp', 'lenet', 'alexnet')
@@ -76,31 +71,25 @@ def make(name: str, classes: int = 10, **options: float) -> nn.Module:
 
 
 def input_shape(name: str, **options: float) -> tuple[int, ...]:
-    """The shape of one example that the net takes.
-
-    Args:
-        name: One of `names()`.
-        **options: As given to `make`.
+    """Returns the shape of one example for the net that `make` builds from the same name and options.
 
     >>> input_shape("resnet50"), input_shape("mlp", inputs=8)
     ((3, 224, 224), (8,))
     """
-    entry = _entry(name, options)
-    return (int(options["inputs"]),) if "inputs" in options else entry.shape
+    shape = _entry(name, options).shape
+    return (int(options["inputs"]),) if "inputs" in options else shape
 
 
 def _entry(name: str, options: Mapping[str, float]) -> _Entry:
-    """The net of that name, which knows all these options."""
+    """Returns the net of that name; raises unless it knows all these options."""
     if name not in _NETS:
         remedy = f"Did you mean {nearest(name, _NETS)!r}?"
         raise ValueError(complaint("name", f"one of {', '.join(_NETS)}", repr(name), remedy))
-    entry = _NETS[name]
+    known = _NETS[name].options
     for option, value in options.items():
-        if option not in entry.options:
-            expected = f"among {', '.join(entry.options)} for {name!r}" if entry.options else f"none for {name!r}"
-            remedy = (
-                f"Did you mean {nearest(option, entry.options, _SYNONYMS)!r}?" if entry.options else "Leave it out."
-            )
+        if option not in known:
+            expected = f"among {', '.join(known)} for {name!r}" if known else f"none for {name!r}"
+            remedy = f"Did you mean {nearest(option, known, _SYNONYMS)!r}?" if known else "Leave it out."
             raise ValueError(complaint("options", expected, repr(option), remedy))
         expected = "positive" if option in _SIZES else "at least 0"
         fits = 0 < value < inf if option in _SIZES else 0 <= value < inf  # nor NaN
@@ -110,4 +99,4 @@ def _entry(name: str, options: Mapping[str, float]) -> _Entry:
             expected, fits = f"{expected} and a whole number", fits and isinstance(value, int)
         if not fits:
             raise ValueError(complaint(option, expected, value, "Leave it out for the default."))
-    return entry
+    return _NETS[name]

@@ -1,71 +1,48 @@
-"""ResNets with the layer names of torchvision's: for ImageNet, and for 32 × 32 images."""
+"""Residual networks: ResNets with torchvision's layer names, for ImageNet and for 32 × 32 images, and wide ResNets."""
+
+from functools import partial
+from itertools import pairwise
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.nets.initialise import he_convolutions
+from ibnn.nets.convnets import he_convolutions
 
 
 def _conv(channels: int, out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2, bias=False)
 
 
-class _BasicBlock(nn.Module):
-    """Two 3 × 3 convolutions, each with BatchNorm, around a shortcut."""
+class _Block(nn.Module):
+    """Two 3 × 3 convolutions, or, as a bottleneck, one between two of 1 × 1; with BatchNorm, around a shortcut."""
 
-    expansion = 1
-
-    def __init__(self, channels: int, width: int, stride: int = 1, downsample: nn.Module | None = None) -> None:
+    def __init__(self, channels: int, width: int, stride: int = 1, *, bottleneck: bool = False) -> None:
         super().__init__()
-        self.conv1, self.bn1 = _conv(channels, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = _conv(width, width, 3), nn.BatchNorm2d(width)
-        self.downsample = downsample
+        out = 4 * width if bottleneck else width
+        downsample = None
+        if stride != 1 or channels != out:  # drawn first, as seeds expect
+            downsample = nn.Sequential(_conv(channels, out, 1, stride), nn.BatchNorm2d(out))
+        first, second = ((1, 1), (3, stride)) if bottleneck else ((3, stride), (3, 1))  # kernel and stride
+        self.conv1, self.bn1 = _conv(channels, width, *first), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _conv(width, width, *second), nn.BatchNorm2d(width)
+        if bottleneck:
+            self.conv3, self.bn3 = _conv(width, out, 1), nn.BatchNorm2d(out)
+        self.downsample, self.bottleneck = downsample, bottleneck
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.bn1(self.conv1(x)).relu()
-        y = self.bn2(self.conv2(y)) + (x if self.downsample is None else self.downsample(x))
-        rectified: Tensor = y.relu()
-        return rectified
+        y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        if self.bottleneck:
+            y = self.bn3(self.conv3(y.relu()))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
-class _Bottleneck(nn.Module):
-    """A 3 × 3 convolution, which has the stride, between two of 1 × 1, each with BatchNorm, around a shortcut."""
-
-    expansion = 4
-
-    def __init__(self, channels: int, width: int, stride: int = 1, downsample: nn.Module | None = None) -> None:
-        super().__init__()
-        out = width * self.expansion
-        self.conv1, self.bn1 = _conv(channels, width, 1), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = _conv(width, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv3, self.bn3 = _conv(width, out, 1), nn.BatchNorm2d(out)
-        self.downsample = downsample
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn1(self.conv1(x)).relu()
-        y = self.bn2(self.conv2(y)).relu()
-        y = self.bn3(self.conv3(y)) + (x if self.downsample is None else self.downsample(x))
-        rectified: Tensor = y.relu()
-        return rectified
+def _stage(channels: int, width: int, blocks: int, stride: int, *, bottleneck: bool = False) -> nn.Sequential:
+    first, out = _Block(channels, width, stride, bottleneck=bottleneck), 4 * width if bottleneck else width
+    return nn.Sequential(first, *(_Block(out, width, bottleneck=bottleneck) for _ in range(blocks - 1)))
 
 
-_Block = type[_BasicBlock] | type[_Bottleneck]
-
-# depth: block, blocks of each stage
-_STAGES: dict[int, tuple[_Block, tuple[int, int, int, int]]] = {
-    18: (_BasicBlock, (2, 2, 2, 2)),
-    34: (_BasicBlock, (3, 4, 6, 3)),
-    50: (_Bottleneck, (3, 4, 6, 3)),
-}
-
-
-def _stage(block: _Block, channels: int, width: int, blocks: int, stride: int) -> nn.Sequential:
-    out, downsample = width * block.expansion, None
-    if stride != 1 or channels != out:
-        downsample = nn.Sequential(_conv(channels, out, 1, stride), nn.BatchNorm2d(out))
-    rest = (block(out, width) for _ in range(blocks - 1))
-    return nn.Sequential(block(channels, width, stride, downsample), *rest)
+_STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # blocks of each stage, by depth
 
 
 class ResNet(nn.Module):
@@ -83,14 +60,14 @@ class ResNet(nn.Module):
         if depth not in _STAGES:
             known = ", ".join(map(str, _STAGES))
             raise ValueError(complaint("depth", f"one of {known}", repr(depth), "For 32 × 32 images see CifarResNet."))
-        block, (one, two, three, four) = _STAGES[depth]
-        grown = block.expansion
+        one, two, three, four = _STAGES[depth]
+        stage, factor = partial(_stage, bottleneck=depth == 50), 4 if depth == 50 else 1
         self.conv1, self.bn1 = _conv(3, 64, 7, 2), nn.BatchNorm2d(64)
-        self.layer1 = _stage(block, 64, 64, one, 1)
-        self.layer2 = _stage(block, 64 * grown, 128, two, 2)
-        self.layer3 = _stage(block, 128 * grown, 256, three, 2)
-        self.layer4 = _stage(block, 256 * grown, 512, four, 2)
-        self.fc = nn.Linear(512 * grown, classes)
+        self.layer1 = stage(64, 64, one, 1)
+        self.layer2 = stage(64 * factor, 128, two, 2)
+        self.layer3 = stage(128 * factor, 256, three, 2)
+        self.layer4 = stage(256 * factor, 512, four, 2)
+        self.fc = nn.Linear(512 * factor, classes)
         he_convolutions(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,7 +79,7 @@ class ResNet(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """ResNet-depth for 32 × 32 images (depth 6n + 2: 20, 32, 44, …), with the layer names of torchvision's ResNets.
+    """ResNet for 32 × 32 images, of depth 6n + 2: 20, 32, 44, …; layer names are torchvision's.
 
     >>> sum(p.numel() for p in CifarResNet(depth=20).parameters())
     272474
@@ -112,12 +89,12 @@ class CifarResNet(nn.Module):
         super().__init__()
         self.conv1, self.bn1 = _conv(3, 16, 3), nn.BatchNorm2d(16)
         blocks = (depth - 2) // 6
-        self.layer1 = _stage(_BasicBlock, 16, 16, blocks, 1)
-        self.layer2 = _stage(_BasicBlock, 16, 32, blocks, 2)
-        self.layer3 = _stage(_BasicBlock, 32, 64, blocks, 2)
+        self.layer1 = _stage(16, 16, blocks, 1)
+        self.layer2 = _stage(16, 32, blocks, 2)
+        self.layer3 = _stage(32, 64, blocks, 2)
         for module in self.modules():
-            if isinstance(module, _BasicBlock) and module.downsample is None:
-                # drawn and dropped, as when each block drew a shortcut: a seed goes on giving the net it gave
+            if isinstance(module, _Block) and module.downsample is None:
+                # drawn and dropped, since every block once drew a shortcut: seeds keep giving the same weights
                 _conv(module.conv1.in_channels, module.conv1.out_channels, 1)
         self.fc = nn.Linear(64, classes)
         he_convolutions(self)
@@ -126,5 +103,48 @@ class CifarResNet(nn.Module):
         """Images (B, 3, 32, 32) to class scores (B, C)."""
         x = self.bn1(self.conv1(x)).relu()
         x = self.layer3(self.layer2(self.layer1(x)))
+        scores: Tensor = self.fc(x.mean((2, 3)))
+        return scores
+
+
+class _WideBlock(nn.Module):
+    """Two 3 × 3 convolutions with pre-activation around a shortcut."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.bn1, self.conv1 = nn.BatchNorm2d(channels), nn.Conv2d(channels, out, 3, padding=1)
+        self.bn2, self.conv2 = nn.BatchNorm2d(out), nn.Conv2d(out, out, 3, stride=stride, padding=1)
+        same = stride == 1 and channels == out
+        self.shortcut: nn.Module = nn.Identity() if same else nn.Conv2d(channels, out, 1, stride=stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv1(self.bn1(x).relu())
+        y = self.conv2(self.bn2(y).relu())
+        total: Tensor = y + self.shortcut(x)
+        return total
+
+
+class WideResNet(nn.Module):
+    """Wide ResNet for 32 × 32 images, whose convolutions have biases; the paper's is 28 deep and 10 wide.
+
+    >>> sum(p.numel() for p in WideResNet(depth=10, width=1).parameters())
+    78186
+    """
+
+    def __init__(self, classes: int = 10, *, depth: int = 28, width: int = 10) -> None:
+        super().__init__()
+        blocks, sizes = (depth - 4) // 6, [16, 16 * width, 32 * width, 64 * width]
+        self.conv1 = nn.Conv2d(3, sizes[0], 3, padding=1)
+        stages: list[nn.Module] = []
+        for before, after in pairwise(sizes):
+            stride = 2 if stages else 1
+            stages += [_WideBlock(after if i else before, after, 1 if i else stride) for i in range(blocks)]
+        self.blocks = nn.Sequential(*stages)
+        self.bn = nn.BatchNorm2d(sizes[-1])
+        self.fc = nn.Linear(sizes[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, 32, 32) to class scores (B, C)."""
+        x = self.bn(self.blocks(self.conv1(x))).relu()
         scores: Tensor = self.fc(x.mean((2, 3)))
         return scores

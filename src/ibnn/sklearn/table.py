@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
 from ibnn.likelihood import Likelihood, Weighted
+from ibnn.likelihood.temperature import best_temperature, nll
 from ibnn.normal import generators_restored
-from ibnn.training import strength
+from ibnn.prediction import draws
 from ibnn.training.loop import fit
 from ibnn.training.recipe import Recipe, Schedule
 from ibnn.training.steering import kl_weight
@@ -153,9 +154,9 @@ class Table(BaseEstimator):  # type: ignore[misc]
             self.model_.load_state_dict(start)
             self._set_noise(std)
             self._fit((inputs[rows], target[rows]), None, epochs=self._epochs(len(rows)))
-            draws = strength.draw(self.model_, iter([(inputs[out],)]), int(self.samples)).outputs
-            best = 1.0 if likelihood.discrete else strength.best_temperature(likelihood, draws, target[out])
-            nlls.append(strength.tempered_nll(likelihood, draws, target[out], best))
+            drawn = draws(self.model_, inputs[out], samples=int(self.samples))
+            best = 1.0 if likelihood.discrete else best_temperature(likelihood, drawn, target[out])
+            nlls.append(nll(likelihood, drawn, target[out], best))
             noises += [p.detach().clone() + np.log(best) for p in likelihood.parameters()]
         shares = _posterior_weights(nlls, likelihood.data(target[out]))
         log_noise = torch.tensor(shares, dtype=torch.float32) @ torch.stack(noises) if noises else None

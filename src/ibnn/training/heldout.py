@@ -11,10 +11,9 @@ from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
 from ibnn.likelihood import Likelihood
 from ibnn.normal import generators_restored
-from ibnn.prediction import predict
+from ibnn.prediction import draws, predict
 from ibnn.training.checks import check_data
 from ibnn.training.recipe import Recipe
-from ibnn.training.strength import draw
 from ibnn.training.trainable import Trainable
 
 MIN_TRAIN_ROWS = 500  # of fewer training examples none are held out
@@ -115,7 +114,7 @@ class HeldOut:
         if source.divisible and source.rows > rows:
             source = source.split(rows, self.seed)[1]  # a random part: they may be sorted
         inputs, targets = self._inputs(source, rows)
-        outputs = draw(self.model, inputs, samples).outputs
+        outputs = draws(self.model, inputs, samples=samples)
         return outputs.to(self.device), torch.cat(targets).to(self.device)
 
     @staticmethod

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibnn.batches import Share
-from ibnn.normal import generators_restored, seed_generators
+from ibnn.normal import Stream, generators_restored, seed_generators
 from ibnn.objective import ELBO, penalty
 from ibnn.training.averaging import estimate_statistics
 from ibnn.training.checks import Callback, check_options
@@ -157,12 +157,12 @@ class _Run:
         epoch, first = divmod(progress.step, per_epoch)
         shares = self.source.epoch(seed, epoch, first=first, worker=worker)
         while True:
-            seed_generators(seed, progress.step, worker.rank, 1)
+            seed_generators(seed, progress.step, worker.rank, Stream.LOADING)
             share = next(shares, None)
             if share is None:  # fewer batches than announced: a last one with too few rows for all workers
                 progress.step = min((epoch + 1) * per_epoch, self.total)
                 return
-            seed_generators(seed, progress.step, worker.rank, 2)  # however it was loaded
+            seed_generators(seed, progress.step, worker.rank, Stream.FORWARD)  # however it was loaded
             self._steer()
             rates = self._rates(progress.step)
             sums = self._step(share, rates)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ibnn.batches import Source
 from ibnn.calibration import Calibration, calibrate
 from ibnn.likelihood import Heads, Likelihood
-from ibnn.training import strength
+from ibnn.likelihood.temperature import confidence, nll, settled_temperature
 from ibnn.training.heldout import HeldOut
 from ibnn.training.trainable import Steerable
 
@@ -152,7 +152,7 @@ class Steering:
             look = self.replay.looks[min(len(looks), len(self.replay.looks) - 1)] | {"step": step}
         else:
             draws, targets = self._draws(DRAWS, self.rows)
-            temperature, held_out_nll = strength.confidence(model.likelihood, draws, targets)
+            temperature, held_out_nll = confidence(model.likelihood, draws, targets)
             seen = {"temperature": temperature, "training_nll": training_nll, "held_out_nll": held_out_nll}
             change = desired_change(model.likelihood, **seen)
             look = {"step": step} | seen | {"prior_std": next_std(model.prior_std, change)}
@@ -173,11 +173,11 @@ class Steering:
                 likelihood.relative.copy_(torch.tensor(self.replay.relative))
         else:
             if isinstance(likelihood, Heads):
-                likelihood.balance(*self._draws(2 * DRAWS, 2 * self.rows), strength.settled_temperature)
+                likelihood.balance(*self._draws(2 * DRAWS, 2 * self.rows), settled_temperature)
                 self.found.relative = likelihood.relative.tolist()
             self.found.weaker, self.found.temperature = self._shrunk(std)
         model.set_posterior(std=std * self.found.weaker)
-        likelihood.temperature.fill_(self.found.temperature)
+        likelihood.set_temperature(self.found.temperature)
 
     def _shrunk(self, std: Tensor) -> tuple[float, float]:
         """Returns the factor on σ with the lowest held-out NLL, and its temperature; stops where T reaches 1."""
@@ -186,9 +186,9 @@ class Steering:
         for factor in SHRINKAGES:
             model.set_posterior(std=std * factor)
             draws, targets = self._draws(2 * DRAWS, 2 * self.rows)
-            best = strength.settled_temperature(likelihood, draws, targets)
-            found.append((strength.tempered_nll(likelihood, draws, targets, best), factor, best))
-            if found[-1] > min(found) or strength.confidence(likelihood, draws, targets)[0] >= 1:
+            best = settled_temperature(likelihood, draws, targets)
+            found.append((nll(likelihood, draws, targets, best), factor, best))
+            if found[-1] > min(found) or confidence(likelihood, draws, targets)[0] >= 1:
                 break
         return min(found)[1:]
 

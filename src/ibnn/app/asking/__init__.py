@@ -1,1 +1,1 @@
-"""ASKING a finished run: images read, answers given, abstentions. What the command line and the service share."""
+"""ASKING a finished run: read inputs, predict, abstain. Shared by the command line and the service."""

@@ -1,4 +1,4 @@
-"""ABSTAINING: the doubt above which no answer is given, so that those given are wrong at most so often."""
+"""ABSTAINING: the uncertainty above which no answer is given, so that at most a chosen share of answers is wrong."""
 
 import math
 from typing import NamedTuple
@@ -7,40 +7,33 @@ from torch import Tensor
 
 from ibnn.errors import complaint
 
-LEVELS = 20  # nested sets of the most certain answers that are tried: 5 %, 10 %, … 100 %
+LEVELS = 20  # sets of the most certain answers that are tried: 5 %, 10 %, … 100 %
 
 
 class Threshold(NamedTuple):
-    """Where to abstain, and the evidence.
+    """Where to abstain, and the evidence."""
 
-    Attributes:
-        limit: Answers of more doubt than this are withheld; −inf withholds all.
-        coverage: Share of the labelled answers that are given.
-        errors: How many of those given are wrong.
-        bound: Upper confidence bound of the share of wrong answers among those given.
-    """
-
-    limit: float
-    coverage: float
-    errors: int
-    bound: float
+    limit: float  # answers above this uncertainty are withheld; −inf withholds all
+    coverage: float  # share of the labelled answers that are given
+    errors: int  # wrong answers among those given
+    bound: float  # upper confidence bound on the share of wrong answers among those given
 
 
 def threshold(doubt: Tensor, wrong: Tensor, risk: float, *, confidence: float = 0.95) -> Threshold:
-    """The largest of the nested sets whose share of errors is, with confidence, at most `risk`.
+    """Returns the largest set of the most certain answers whose error rate is, with confidence, at most `risk`.
 
-    The bound of a set is that of Clopper and Pearson at 1 − (1 − confidence) / 20, for one of 20 sets is chosen by the
-    same labels (Bonferroni): whichever it is, the promise holds, for inputs like those that were labelled.
+    A set's bound is that of Clopper and Pearson at 1 − (1 − confidence) / 20, because the same labels choose one of 20
+    sets (Bonferroni). The guarantee holds for inputs like the labelled ones.
 
     >>> import torch
     >>> threshold(torch.arange(100.0), torch.arange(100) >= 95, 0.1).coverage
     0.95
 
     Args:
-        doubt: Of labelled answers, (N,).
-        wrong: Whether each was wrong, (N,).
-        risk: Largest share of errors that is accepted.
-        confidence: Probability with which the promise holds.
+        doubt: Uncertainty of labelled answers, (N,).
+        wrong: Whether each is wrong, (N,).
+        risk: Largest accepted share of errors.
+        confidence: Probability that the guarantee holds.
     """
     if not 0 < risk < 1:
         raise ValueError(complaint("risk", "between 0 and 1", risk, "Pass 0.05."))
@@ -48,7 +41,7 @@ def threshold(doubt: Tensor, wrong: Tensor, risk: float, *, confidence: float = 
     ordered = doubt.sort().values
     for level in range(LEVELS, 0, -1):
         limit = ordered[math.ceil(len(doubt) * level / LEVELS) - 1].item()
-        given = doubt <= limit  # with all ties
+        given = doubt <= limit  # ties included
         count, errors = int(given.sum()), int(wrong[given].sum())
         if at_most(errors, count, risk) <= miss:  # then the bound is at most the risk
             return Threshold(limit, count / len(doubt), errors, upper_bound(errors, count, miss))
@@ -56,7 +49,7 @@ def threshold(doubt: Tensor, wrong: Tensor, risk: float, *, confidence: float = 
 
 
 def at_most(errors: int, count: int, rate: float) -> float:
-    """Probability of so many errors or fewer, each answer being wrong at the same rate: the binomial's CDF.
+    """Returns the probability of at most this many errors: the binomial CDF.
 
     >>> round(at_most(1, 2, 0.5), 9)
     0.75
@@ -67,7 +60,7 @@ def at_most(errors: int, count: int, rate: float) -> float:
 
 
 def upper_bound(errors: int, count: int, miss: float) -> float:
-    """Clopper–Pearson: the rate at which so few errors, or fewer, have probability `miss`; by bisection.
+    """Returns the Clopper–Pearson bound: the rate at which at most this many errors have probability `miss`.
 
     >>> round(upper_bound(0, 59, 0.05), 3), upper_bound(3, 3, 0.05)
     (0.05, 1.0)

@@ -1,10 +1,10 @@
-"""INPUTS: images and numbers as pixels in [0, 1] of one form; files of them one example after another."""
+"""INPUT FILES: images as pixels in [0, 1], and rows of numbers, one example after another."""
 
 import csv
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ibnn.errors import complaint
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from ibnn.data import Units
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # of pillow: what these files are, and nothing else
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # that pillow may try: those of the suffixes above
 KINDS = f"{', '.join(sorted(IMAGES))}, .npy, .csv or a folder of images"
 PIXELS = 25_000_000  # of the largest image that is decoded
-_LIST = "Clean the file."
-_DIVIDE = "Give pixels before any normalising, divided by the value of white: 255 for bytes."
+_CLEAN = "Clean the file."
+_DIVIDE = "Send pixels that are not normalised, divided by the value of white: 255 for bytes."
 _SCALE = "Pass --scale with the value of white, 255 for bytes or 16 for scikit-learn's digits, and unnormalised pixels."
+
+Note = Callable[[str], None]
 
 
 class Form(NamedTuple):
-    """What a network takes."""
+    """Shape of the images that a network takes."""
 
     channels: int
     height: int
@@ -32,15 +34,18 @@ class Form(NamedTuple):
 
 
 class Example(NamedTuple):
-    """An image (C, H, W) in [0, 1], or a point (D,), and where it came from; `row` is None for a file of its own."""
+    """An image (C, H, W) in [0, 1], or a point (D,), and its origin; `row` is None for an image file."""
 
     file: str
     row: int | None
     pixels: "Tensor"
 
 
+Reader = Callable[[Path], list[Example]]
+
+
 def listed(paths: list[Path]) -> list[Path]:
-    """The files to read, those of folders sorted; everything is there and of a kind that can be read."""
+    """Returns the files to read, those of folders sorted; raises if one is missing or of an unknown kind."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -49,7 +54,7 @@ def listed(paths: list[Path]) -> list[Path]:
                 raise FileNotFoundError(complaint("INPUT", "a folder with images", path, f"Known: {KINDS}."))
             found += inside
         elif not path.exists():
-            raise FileNotFoundError(complaint("INPUT", "a file or folder", f"no such {path}", "Check it."))
+            raise FileNotFoundError(complaint("INPUT", "a file or folder", f"no such {path}", "Check the name."))
         elif path.suffix.lower() not in IMAGES | {".npy", ".csv"}:
             raise ValueError(complaint("INPUT", KINDS, path, "Convert the file."))
         else:
@@ -57,58 +62,8 @@ def listed(paths: list[Path]) -> list[Path]:
     return found
 
 
-def examples(
-    files: list[Path],
-    form: Form,
-    note: Callable[[str], None],
-    failed: Callable[[Exception], None],
-    scale: float | None = None,
-) -> Iterator[Example]:
-    """All examples in order; images are brought to the form, which is said once a size.
-
-    Args:
-        files: What `listed` found.
-        form: What the network takes.
-        note: Told what was done to files.
-        failed: Told of every file that cannot be read; the others are.
-        scale: The value of white in .csv and .npy files; None for 255 in .npy files of bytes (uint8), else 1.
-    """
-    noted: set[tuple[int, int]] = set()
-
-    def read(path: Path) -> list[Example]:
-        if path.suffix.lower() in IMAGES:
-            return [Example(str(path), None, _image(path, form, noted, note))]
-        return [Example(str(path), row, pixels) for row, pixels in enumerate(_pixels(path, form, scale, note))]
-
-    return _readable(files, read, failed)
-
-
-def points(
-    files: list[Path], units: "Units", note: Callable[[str], None], failed: Callable[[Exception], None]
-) -> Iterator[Example]:
-    """All rows of numbers in order, as they are.
-
-    For a network of a table of your own, the columns of a .csv file go by their names; all others go by their order.
-
-    Args:
-        files: What `listed` found.
-        units: Of the network's inputs.
-        note: Told which columns are not used.
-        failed: Told of every file that cannot be read; the others are.
-    """
-
-    def read(path: Path) -> list[Example]:
-        if path.suffix.lower() not in (".csv", ".npy"):
-            raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, "Convert the file."))
-        named = units.sha256 is not None and path.suffix.lower() == ".csv"
-        return _points(path, _named(path, units.columns, note) if named else None, len(units.columns))
-
-    return _readable(files, read, failed)
-
-
-def _readable(
-    files: list[Path], read: Callable[[Path], list[Example]], failed: Callable[[Exception], None]
-) -> Iterator[Example]:
+def examples(files: list[Path], read: Reader, failed: Callable[[Exception], None]) -> Iterator[Example]:
+    """Yields the examples of all files in order; reports a file that cannot be read to `failed`, and goes on."""
     for path in files:
         try:
             found = read(path)
@@ -118,29 +73,74 @@ def _readable(
             yield from found
 
 
-def _image(path: Path, form: Form, noted: set[tuple[int, int]], note: Callable[[str], None]) -> "Tensor":
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pillow warns of large images; we refuse them
-        pixels, size = decoded(path, form, name=str(path))
-    if size != (form.width, form.height) and size not in noted:
-        note(f"{path} and others of its size: {resized(size, form)}")
-        noted.add(size)
-    return pixels
+def image_reader(form: Form, note: Note, scale: float | None = None) -> Reader:
+    """Returns a function that reads images and resizes them; it reports each source size once.
+
+    Args:
+        form: Shape of the network's inputs.
+        note: Called with each report.
+        scale: Value of white in .csv and .npy files; None for 255 in .npy files of bytes (uint8), else 1.
+    """
+    noted: set[tuple[int, int]] = set()
+
+    def read(path: Path) -> list[Example]:
+        if path.suffix.lower() not in IMAGES:
+            return _rows(path, _pixels(path, form, scale, note))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pillow warns about large images; we refuse them
+            pixels, size = decoded(path, form, name=str(path))
+        if size != (form.width, form.height) and size not in noted:
+            note(f"{path} and others of its size: {resized(size, form)}")
+            noted.add(size)
+        return [Example(str(path), None, pixels)]
+
+    return read
+
+
+def point_reader(units: "Units", note: Note) -> Reader:
+    """Returns a function that reads rows of numbers.
+
+    If the network was trained on a table of your own, columns of a .csv file go by name; otherwise by order.
+
+    Args:
+        units: Units of the network's inputs.
+        note: Called with the names of unused columns.
+    """
+
+    def read(path: Path) -> list[Example]:
+        if path.suffix.lower() == ".npy":
+            found = _array(path)[0]
+        elif path.suffix.lower() == ".csv":
+            found = _values(path) if units.sha256 is None else _named(path, units.columns, note)
+        else:
+            raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, "Convert the file."))
+        if found.ndim != 2 or found.shape[1] != len(units.columns) or not len(found):
+            expected, remedy = f"of shape (N, {len(units.columns)})", "Give one row per example, one column per input."
+            raise ValueError(complaint(str(path), expected, tuple(found.shape), remedy))
+        if not bool(found.isfinite().all()):
+            raise ValueError(complaint(str(path), "finite", "NaN or infinity", "Leave such rows out."))
+        return _rows(path, found)
+
+    return read
+
+
+def _rows(path: Path, values: "Tensor") -> list[Example]:
+    return [Example(str(path), row, x) for row, x in enumerate(values)]
 
 
 def resized(size: tuple[int, int], form: Form) -> str:
-    """What was done to an image of another size."""
-    cut = "" if size[0] * form.height == size[1] * form.width else ", what is too long cut off evenly"
-    return f"resized from {size[0]}×{size[1]} to {form.width}×{form.height}{cut}."
+    """Describes what was done to an image of another size."""
+    cropped = "" if size[0] * form.height == size[1] * form.width else ", the longer side cropped"
+    return f"resized from {size[0]}×{size[1]} to {form.width}×{form.height}{cropped}."
 
 
 def decoded(file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS) -> tuple["Tensor", tuple[int, int]]:
-    """An image brought to the form, what is transparent on white, and the width and height it had.
+    """Returns an image in the network's shape, and its original width and height; transparent parts become white.
 
     Args:
-        file: Where the bytes of the image are.
-        form: What the network takes.
-        name: Of the image, for messages.
+        file: Image file.
+        form: Shape of the network's inputs.
+        name: Name of the image for messages.
         most: Pixels of the largest image that is decoded.
     """
     import torch
@@ -150,7 +150,7 @@ def decoded(file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS)
 
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
-        with Image.open(file, formats=FORMATS) as image:  # only its head is read so far
+        with Image.open(file, formats=FORMATS) as image:  # reads only the header
             size = image.size
             if size[0] * size[1] > most:
                 raise ValueError(f"{size[0]}×{size[1]} pixels, more than {most:,}")
@@ -160,8 +160,7 @@ def decoded(file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS)
         got = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         if isinstance(error, UnidentifiedImageError):
             got = f"no image, a damaged one, or one of another kind than {', '.join(FORMATS)}"
-        remedy = "Replace or leave out the file."
-        raise ValueError(complaint(name, "a readable image", got, remedy)) from error
+        raise ValueError(complaint(name, "a readable image", got, "Replace or omit the file.")) from error
     size = upright.size
     if size != (form.width, form.height):
         upright = ImageOps.fit(upright, (form.width, form.height), Image.Resampling.BILINEAR)
@@ -169,8 +168,8 @@ def decoded(file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS)
     return pixels.view(form.height, form.width, form.channels).permute(2, 0, 1).float() / 255, size
 
 
-def _array(path: Path, fits: "Callable[[np.dtype[Any]], bool]", expected: str) -> "tuple[Tensor, np.dtype[Any]]":
-    """The numbers of an .npy file, and what they were."""
+def _array(path: Path) -> "tuple[Tensor, np.dtype[Any]]":
+    """Returns the numbers of an .npy file as floats, and their original type."""
     import numpy as np
     import torch
 
@@ -178,20 +177,20 @@ def _array(path: Path, fits: "Callable[[np.dtype[Any]], bool]", expected: str) -
         array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise ValueError(complaint(str(path), "an .npy file of numbers", error, "Save it by numpy.save.")) from error
-    if not isinstance(array, np.ndarray) or not fits(array.dtype):
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf":
         got = getattr(array, "dtype", type(array).__name__)
-        raise ValueError(complaint(str(path), expected, got, "Convert the array."))
+        raise ValueError(complaint(str(path), "an array of numbers", got, "Convert the array."))
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), array.dtype
 
 
-def _pixels(path: Path, form: Form, scale: float | None, note: Callable[[str], None]) -> "Tensor":
-    """The images of a .csv or .npy file."""
+def _pixels(path: Path, form: Form, scale: float | None, note: Note) -> "Tensor":
+    """Returns the images of a .csv or .npy file."""
     white = 1.0
     if path.suffix.lower() == ".csv":
         values = _values(path)
     else:
-        values, of = _array(path, lambda of: of.kind in "iuf", "an array of numbers")
-        if of.str == "|u1":
+        values, dtype = _array(path)
+        if dtype.str == "|u1":
             white = 255.0
             if scale is None and values.numel() and values.amax() < 128:
                 high = f"{values.amax().item():g}"
@@ -199,8 +198,8 @@ def _pixels(path: Path, form: Form, scale: float | None, note: Callable[[str], N
     return formed(values, path, form, scale=scale or white, remedy=_SCALE)
 
 
-def _named(path: Path, columns: Sequence[str], note: Callable[[str], None]) -> "Tensor":
-    """The columns of these names, in this order."""
+def _named(path: Path, columns: Sequence[str], note: Note) -> "Tensor":
+    """Returns the columns of these names, in this order."""
     import torch
 
     from ibnn.data.own import read_sheet
@@ -212,46 +211,34 @@ def _named(path: Path, columns: Sequence[str], note: Callable[[str], None]) -> "
     return found.float()
 
 
-def _points(path: Path, found: "Tensor | None", columns: int) -> list[Example]:
-    if found is None and path.suffix.lower() == ".csv":
-        found = _values(path)
-    elif found is None:
-        found = _array(path, lambda of: of.kind in "iuf", "an array of numbers")[0]
-    if found.ndim != 2 or found.shape[1] != columns or not len(found):
-        remedy = "Give a row an example, a column for each of the network's inputs."
-        raise ValueError(complaint(str(path), f"of shape (N, {columns})", tuple(found.shape), remedy))
-    if not bool(found.isfinite().all()):
-        raise ValueError(complaint(str(path), "finite", "NaN or infinity", "Leave such rows out."))
-    return [Example(str(path), row, x) for row, x in enumerate(found)]
-
-
 def _values(path: Path) -> "Tensor":
-    """A row an example; a first row of words is a header."""
+    """Returns the rows of a CSV file; a first row of words is a header."""
     import torch
 
     rows: list[list[float]] = []
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
-        for number, cells in enumerate(_lines(file, path), 1):
-            try:
-                values = [float(cell) for cell in cells]
-            except ValueError as error:
-                if number == 1:
-                    continue
-                raise ValueError(complaint(str(path), "numbers", f"{error} in line {number}", _LIST)) from None
-            if rows and len(values) != len(rows[0]):
-                got = f"{len(values)} in line {number}"
-                raise ValueError(complaint(str(path), f"{len(rows[0])} values a line", got, _LIST))
-            rows += [values] if values else []
+        lines = csv.reader(file)
+        try:
+            for number, cells in enumerate(lines, 1):
+                values = _floats(path, cells, number)
+                if rows and len(values) != len(rows[0]):
+                    got = f"{len(values)} in line {number}"
+                    raise ValueError(complaint(str(path), f"{len(rows[0])} values a line", got, _CLEAN))
+                rows += [values] if values else []
+        except csv.Error as error:
+            raise ValueError(complaint(str(path), "a CSV file", f"one with an error: {error}", _CLEAN)) from None
     if not rows:
-        raise ValueError(complaint(str(path), "a row an example", "no row of numbers", _LIST))
+        raise ValueError(complaint(str(path), "one row per example", "no row of numbers", _CLEAN))
     return torch.tensor(rows)
 
 
-def _lines(file: TextIO, path: Path) -> Iterator[list[str]]:
+def _floats(path: Path, cells: list[str], number: int) -> list[float]:
     try:
-        yield from csv.reader(file)
-    except csv.Error as error:
-        raise ValueError(complaint(str(path), "a CSV file", f"one with an error: {error}", _LIST)) from None
+        return [float(cell) for cell in cells]
+    except ValueError as error:
+        if number == 1:
+            return []
+        raise ValueError(complaint(str(path), "numbers", f"{error} in line {number}", _CLEAN)) from None
 
 
 def formed(pixels: "Tensor", name: object, form: Form, *, scale: float = 1.0, remedy: str = _DIVIDE) -> "Tensor":
@@ -259,10 +246,10 @@ def formed(pixels: "Tensor", name: object, form: Form, *, scale: float = 1.0, re
 
     Args:
         pixels: Of that shape, (N, H, W) or (N, C·H·W), in [0, scale].
-        name: Of the pixels, for messages.
-        form: What the network takes.
-        scale: The value of white.
-        remedy: What to do about values out of that range.
+        name: Name of the pixels for messages.
+        form: Shape of the network's inputs.
+        scale: Value of white.
+        remedy: What to do about values outside that range.
     """
     shape, size = tuple(pixels.shape), form.channels * form.height * form.width
     fits: tuple[Any, ...] = (tuple(form), tuple(form)[1:] if form.channels == 1 else None, (size,))

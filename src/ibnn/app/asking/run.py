@@ -1,4 +1,4 @@
-"""A RUN that is asked: pixels or points in, answers out, and the doubt of held-out ones that they are measured by."""
+"""ASKED RUN: a finished run that answers for pixels or points, and the held-out answers that set its thresholds."""
 
 import hashlib
 import json
@@ -7,16 +7,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import safetensors
 import torch
 from torch import Tensor
 
 from ibnn.app.asking.abstain import threshold
 from ibnn.app.asking.inputs import Form
-from ibnn.data import Units
+from ibnn.data import Images, Points, Units
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.lab import jobs
-from ibnn.lab.runs import ANSWERS, HELD_OUT, MODEL, RunFolder
+from ibnn.lab.runs import RunFolder
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
 
 BATCH = 250
@@ -25,92 +24,94 @@ CONFIDENCE = 0.95
 
 
 class HeldOut(NamedTuple):
-    """Answers for images or points whose labels are known and that were not trained on, (N,) each.
+    """Answers for labelled inputs that were not trained on, (N,) each."""
 
-    Attributes:
-        total: Entropy; variance of a number.
-        epistemic: The part of it that the draws disagree about.
-        wrong: Whether the label was; a number is never.
-        source: Of what they are.
-    """
+    total: Tensor  # entropy, or the variance of a predicted number
+    epistemic: Tensor  # the part of it that comes from disagreement among the draws
+    wrong: Tensor  # whether the label was wrong; False for numbers
+    source: str  # describes the inputs
+    stored: bool = False  # whether the run stored them, with the job's number of draws and seed 0
 
-    total: Tensor
-    epistemic: Tensor
-    wrong: Tensor
-    source: str
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The answers by name."""
+        return {"total": self.total, "epistemic": self.epistemic, "wrong": self.wrong}
 
     @property
     def checksum(self) -> str:
         """SHA-256 of the numbers."""
-        parts = (self.total, self.epistemic, self.wrong)
-        return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
+        return hashlib.sha256(b"".join(part.numpy().tobytes() for part in self.tensors.values())).hexdigest()
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A finished run and how it is asked.
+    """A finished run, and the draws to predict by."""
 
-    Attributes:
-        folder: The run folder.
-        run: What is in it.
-        samples: Draws per component.
-        seed: Decides the draws.
-    """
-
-    folder: Path
-    run: jobs.Run
-    samples: int
-    seed: int = 0
+    folder: Path  # the run folder
+    run: jobs.Run  # its content
+    samples: int  # draws per component
+    seed: int = 0  # of the draws
 
     @classmethod
     def read(cls, folder: Path, samples: int | None = None, seed: int = 0, *, trust_code: bool = False) -> Self:
-        """Of a folder that `ibnn train` has finished; the draws are as many as its job says unless given.
+        """Reads a folder that `ibnn train` has finished; `samples` defaults to the job's.
 
-        `trust_code` as in `jobs.read_run`.
+        `trust_code` is that of `jobs.read_run`.
         """
         run = jobs.read_run(folder, trust_code=trust_code)
         return cls(folder, run, samples or run.job.samples, seed)
 
     @property
     def classes(self) -> list[str]:
-        """Their names; none where a number is predicted."""
+        """Names of the classes; empty where a number is predicted."""
         return [str(name) for name in self.run.result["classes"]]
 
     @property
     def units(self) -> Units | None:
-        """Of the points that the run was trained on, unless it was images."""
+        """Units of the points that the run was trained on; None for images."""
         return self.run.units
 
     @cached_property
     def form(self) -> Form:
-        """Of the images that the run was trained on."""
-        return Form(*stored_in(self.folder)["shown/images"].shape[1:])
+        """Shape of the images that the run was trained on."""
+        return Form(*self.test_answers["shown/images"].shape[1:])
+
+    @cached_property
+    def test_answers(self) -> dict[str, Tensor]:
+        """The run's answers on its test set."""
+        return RunFolder(self.folder).answers()
+
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel that images are normalised by."""
+        data = self.run.job.data
+        return (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS
 
     def normalised(self, pixels: Tensor) -> Tensor:
-        """What the network takes, of images in [0, 1]."""
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in scale(self.run.job.data))
+        """Returns what the network takes, from images in [0, 1]."""
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in self.normalisation)
         return (pixels - mean) / std
 
     def answer(self, inputs: Tensor) -> CategoricalPrediction | GaussianPrediction:
-        """For images (N, C, H, W) in [0, 1], or points (N, D)."""
+        """Predicts for images (N, C, H, W) in [0, 1], or points (N, D)."""
         return self._answer(self.normalised(inputs) if self.units is None else inputs)
 
     def _answer(self, x: Tensor) -> CategoricalPrediction | GaussianPrediction:
         found = predict(self.run.model, x, samples=self.samples, seed=self.seed, batch_size=BATCH)
-        assert isinstance(found, CategoricalPrediction | GaussianPrediction), "as all runs"
+        assert isinstance(found, CategoricalPrediction | GaussianPrediction), "as for all runs"
         return found
 
     @torch.no_grad()
     def draws(self, inputs: Tensor) -> Tensor:
-        """What every draw says, (N, K·S, classes); their mean is the answer's probabilities. Of a number (N, K·S)."""
+        """Returns the answer of every draw: probabilities (N, K·S, classes) or, for numbers, means (N, K·S)."""
         model, x = self.run.model, self.normalised(inputs) if self.units is None else inputs
         outputs = model.draw_logits(x, self.samples, self.seed, batch_size=BATCH).movedim(0, 1)
         return (outputs / model.likelihood.temperature).softmax(2) if self.classes else outputs[..., 0]
 
     def described(self, found: CategoricalPrediction | GaussianPrediction) -> list[dict[str, Any]]:
-        """What is told of every answer.
+        """Describes every answer in plain data.
 
-        Of classes the label, its probability, and the entropies in nats; of a number its mean, deviation, 90 % interval
+        A class comes with its probability and entropies in nats; a number with its standard deviation, 90 % interval
         and variances.
         """
         names: list[dict[str, Any]] = [{} for _ in range(len(found))]
@@ -125,81 +126,64 @@ class Asked:
         return [name | {n: float(v[i]) for n, v in numbers.items()} for i, name in enumerate(names)]
 
     def limit(self, risk: float, held_out: HeldOut) -> tuple[float, dict[str, Any]]:
-        """The entropy above which nothing is answered, so that at most so many answers are wrong; and the evidence."""
+        """Returns the entropy above which to abstain for at most this share of wrong answers, and the evidence."""
         found = threshold(held_out.total, held_out.wrong, risk, confidence=CONFIDENCE)
         facts = {"risk": risk, "confidence": CONFIDENCE, "by": held_out.source, "examples": len(held_out.total)}
         return found.limit, facts | found._asdict()
 
     def held_out(self, data: Path | None = None) -> HeldOut:
-        """Answers for the run's validation images, or those stored for its test images where the others are not there.
+        """Returns answers for the run's validation inputs or, if these are not available, for its test inputs.
 
-        Those for validation images are kept in the run folder, and hold as long as the model, the samples and the seed
-        are the same.
-
-        Args:
-            data: Where data sets are.
+        Answers for validation inputs are cached in the run folder, for the same model, samples and seed. `data` is the
+        folder of data sets.
         """
-        kept = self._kept()
-        if kept is not None:
-            return kept
-        try:
-            valid = jobs.make_data(self.run.job, data, self.units).valid if self.run.job.valid else None
-        except (FileNotFoundError, ModuleNotFoundError):  # the data are not here
-            valid = None
-        except ValueError:  # the table has changed
-            if not self.run.job.has_file:
-                raise
-            valid = None
+        if (cached := self._cached()) is not None:
+            return cached
+        valid = self._validation(data)
         if valid is None:
-            stored = stored_in(self.folder)
-            epistemic = (stored["between"] + stored["within"]).flatten()
-            wrong = stored["probs"].argmax(1) != stored["labels"] if self.classes else epistemic < 0
-            return HeldOut(
-                stored["aleatoric"].flatten() + epistemic, epistemic, wrong, "test answers of the run folder"
+            epistemic = (self.test_answers["between"] + self.test_answers["within"]).flatten()
+            total = self.test_answers["aleatoric"].flatten() + epistemic
+            wrong = (
+                self.test_answers["probs"].argmax(1) != self.test_answers["labels"] if self.classes else epistemic < 0
             )
+            return HeldOut(total, epistemic, wrong, "test answers of the run folder", stored=True)
         index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
         parts = [valid.__getitems__(part) for part in index.sort().values.split(BATCH)]
         answers = [self._answer(x) for x, _ in parts]
-        total, epistemic = (torch.cat([getattr(a, name).flatten() for a in answers]) for name in HeldOut._fields[:2])
-        told = zip(answers, parts, strict=True)
-        misses = [a.labels != y for a, (_, y) in told if isinstance(a, CategoricalPrediction)]
+        total, epistemic = (torch.cat([getattr(a, n).flatten() for a in answers]) for n in ("total", "epistemic"))
+        pairs = zip(answers, parts, strict=True)
+        misses = [a.labels != y for a, (_, y) in pairs if isinstance(a, CategoricalPrediction)]
         source = "validation images" if self.units is None else "validation points"
-        answered = HeldOut(total, epistemic, torch.cat(misses) if misses else epistemic < 0, source)
-        self._keep(answered)
-        return answered
+        found = HeldOut(total, epistemic, torch.cat(misses) if misses else epistemic < 0, source)
+        self._cache(found)
+        return found
+
+    def _validation(self, data: Path | None) -> Images | Points | None:
+        """Returns the validation split, or None if the run had none, or if its data are missing or have changed."""
+        try:
+            return jobs.make_data(self.run.job, data, self.units).valid if self.run.job.valid else None
+        except (FileNotFoundError, ModuleNotFoundError):
+            return None
+        except ValueError:
+            if not self.run.job.has_file:
+                raise
+            return None
 
     @cached_property
     def _key(self) -> str:
-        """Of all that the kept answers depend on."""
-        model = RunFolder(self.folder).checksum(MODEL)
-        return json.dumps([model, self.run.job.key, self.samples, self.seed, MOST])
+        """Names all that the cached answers depend on."""
+        return json.dumps([RunFolder(self.folder).checksum(), self.run.job.key, self.samples, self.seed, MOST])
 
-    def _kept(self) -> HeldOut | None:
-        try:
-            with safetensors.safe_open(self.folder / HELD_OUT, "pt") as file:
-                facts = file.metadata() or {}
-                if facts.get("key") != self._key:
-                    return None
-                total, epistemic, wrong = (file.get_tensor(name) for name in HeldOut._fields[:3])
-                found = HeldOut(total, epistemic, wrong, facts["source"])
-                return found if facts.get("sha256") == found.checksum else None
-        except (OSError, safetensors.SafetensorError):
+    def _cached(self) -> HeldOut | None:
+        tensors, facts = RunFolder(self.folder).held_out()
+        if facts.get("key") != self._key:
             return None
+        found = HeldOut(tensors["total"], tensors["epistemic"], tensors["wrong"], facts["source"])
+        return found if facts.get("sha256") == found.checksum else None
 
-    def _keep(self, found: HeldOut) -> None:
-        tensors = {name: value for name, value in found._asdict().items() if isinstance(value, Tensor)}
+    def _cache(self, found: HeldOut) -> None:
+        facts = {"key": self._key, "source": found.source, "sha256": found.checksum}
         try:
-            facts = {"key": self._key, "source": found.source, "sha256": found.checksum}
-            RunFolder(self.folder).write_tensors(HELD_OUT, tensors, facts)
-        except OSError:  # a folder that may only be read
+            RunFolder(self.folder).write_held_out(found.tensors, facts)
+        except OSError:  # a read-only folder
             return
-
-
-def stored_in(folder: Path) -> dict[str, Tensor]:
-    """What a run answered on its test set."""
-    return RunFolder(folder).tensors(ANSWERS)
-
-
-def scale(data: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation that a set is normalised by, whether it is here or not."""
-    return (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS

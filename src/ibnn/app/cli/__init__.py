@@ -1,4 +1,4 @@
-"""COMMAND LINE: `ibnn …`. `app` lists the commands; each group has a file; `screen` prints and words errors."""
+"""COMMAND LINE: `ibnn …`. `app` lists the commands, each group has a file, `screen` prints results and errors."""
 
 import sys
 
@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """The entry point of `ibnn` and `python -m ibnn`."""
+    """Runs the command line: the entry point of `ibnn` and `python -m ibnn`."""
     try:
         from ibnn.app.cli.app import app
     except ModuleNotFoundError as error:

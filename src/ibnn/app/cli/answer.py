@@ -1,4 +1,4 @@
-"""`evaluate` and `predict`: what a finished run answers."""
+"""`evaluate` and `predict`: the answers of a finished run."""
 
 import csv
 import io
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibnn.app.asking.inputs import Example, examples, listed, points
-from ibnn.app.cli.screen import Json, MisuseError, Screen, check_out, finite, misuse
-from ibnn.app.cli.settings import check_set
-from ibnn.app.cli.train import Data, show
+from ibnn.app.asking.inputs import examples, image_reader, listed, point_reader
+from ibnn.app.cli.options import Data, Json, Risk, RunFolder, Samples, Seed, TrustCode
+from ibnn.app.cli.screen import MisuseError, Screen, check_out, finite, misuse
+from ibnn.app.cli.train import show
 from ibnn.errors import complaint
 
 if TYPE_CHECKING:
@@ -24,60 +24,67 @@ if TYPE_CHECKING:
 
 BATCH = 250  # examples read at once
 
-RunFolder = Annotated[Path, typer.Argument(help="A run folder that `ibnn train` has finished.", metavar="RUN")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Draws per component; default the job's.")]
-Seed = Annotated[int, typer.Option(min=0, help="Decides the draws.")]
-TrustCode = Annotated[
-    bool, typer.Option("--trust-code", help="Imports a network of your own, which the run names, from this folder.")
-]
-
 
 def evaluate(
     screen: Screen,
     folder: RunFolder,
     data: Data = None,
-    data_set: Annotated[str | None, typer.Option(help="Another data set of the same classes.")] = None,
+    data_set: Annotated[str | None, typer.Option(help="Another data set with the same classes.")] = None,
     samples: Samples = None,
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
-    """Evaluates a run again: error, NLL, ECE, Brier; corrupted images; images of another kind.
+    """Evaluates a run again: error, NLL, ECE and Brier score, also on corrupted images and on other kinds of images.
 
-    Of points, the test points alone; of a number to predict NLL, RMSE and the share inside 90 % intervals. A run on a
-    table of your own needs that table, unchanged, in the current folder or in --data.
+    A run on points is evaluated on its test points alone; if it predicts a number, by NLL, RMSE and the coverage of
+    90 % intervals. A run on a table of your own needs that table, unchanged, in the current folder or in --data.
     """
-    from ibnn.data import TABLES, DataSet, load
     from ibnn.lab.evaluation import evaluate as measure
     from ibnn.lab.jobs import make_data
 
     asked = read(folder, samples, trust_code=trust_code)
-    run = asked.run
+    run, name = asked.run, asked.run.result["name"]
     if data_set is not None:
-        with misuse():
-            if asked.units is not None:
-                got = f"one of the points {run.job.data}"
-                raise ValueError(complaint("RUN", "one of images", got, "Leave out --data-set."))
-            check_set(data_set, data)
-            if data_set in TABLES:
-                remedy = "Leave it out for the run's own."
-                raise ValueError(complaint("--data-set", "a set of images", f"the points {data_set}", remedy))
+        _check_other(data_set, data, asked)
     with misuse() if run.job.has_file else nullcontext():
         splits = make_data(run.job, data, asked.units)
     whole = splits.whole
     if data_set is not None:
-        other = load(data_set, data)
-        assert isinstance(whole, DataSet), "a run of images"
-        with misuse():
-            _same(_shape(other), _shape(whole), len(other.classes), len(whole.classes))
-        if other.classes != whole.classes:
-            screen.note(f"The classes of {data_set} have other names than those of {run.job.data}.")
-        whole = replace(whole, name=data_set, test=other.test)  # normalised as in training
+        whole, name = _other(screen, data_set, data, whole), f"{name} on {data_set}"
     found = measure(run.model, whole, splits.valid, samples=asked.samples, data_folder=data).result
     for reading in (found, found.get("tempered", found)):
-        reading.get("outsiders", {}).pop(run.job.data, None)  # what was trained on is no outsider
-    name = run.result["name"] + (f" on {data_set}" if data_set else "")
+        reading.get("outsiders", {}).pop(run.job.data, None)  # the training data are no outsiders
     result = {"name": name, "data": whole.name, **found, "costs": run.result["costs"]}
     screen.json(result) if json else show(screen, result)
+
+
+def _check_other(name: str, folder: Path | None, asked: "Asked") -> None:
+    from ibnn.data import TABLES
+    from ibnn.lab.jobs import check_data
+
+    with misuse():
+        if asked.units is not None:
+            got = f"one on the points {asked.run.job.data}"
+            raise ValueError(complaint("RUN", "a run on images", got, "Leave out --data-set."))
+        check_data(name, folder)
+        if name in TABLES:
+            remedy = "Leave it out for the run's own set."
+            raise ValueError(complaint("--data-set", "a set of images", f"the points {name}", remedy))
+
+
+def _other(screen: Screen, name: str, folder: Path | None, trained_on: Any) -> "DataSet":
+    """Returns another data set, normalised as in training, with its own test images."""
+    from ibnn.data import DataSet, load
+
+    other = load(name, folder)
+    assert isinstance(trained_on, DataSet), "a run on images"
+    expected, got = (f"{len(each.classes)} classes and images {_shape(each)}" for each in (trained_on, other))
+    if expected != got:
+        remedy = "Leave it out for the run's own set."
+        raise MisuseError(complaint("--data-set", f"one of {expected}", got, remedy))
+    if other.classes != trained_on.classes:
+        screen.note(f"The classes of {name} have other names than those of {trained_on.name}.")
+    return replace(trained_on, name=name, test=other.test)
 
 
 def _shape(data: "DataSet") -> tuple[int, ...]:
@@ -86,100 +93,111 @@ def _shape(data: "DataSet") -> tuple[int, ...]:
     return tuple(data.test.rows(torch.tensor([0])).images.shape[1:])
 
 
-def _same(shape: tuple[int, ...], wanted: tuple[int, ...], classes: int, wanted_classes: int) -> None:
-    if (shape, classes) != (wanted, wanted_classes):
-        expected, got = f"one of {wanted_classes} classes and images {wanted}", f"{classes} classes and images {shape}"
-        raise ValueError(complaint("--data-set", expected, got, "Leave it out for the run's own."))
+_INPUTS = "Images, folders of images, .npy or .csv files; points as .npy or .csv files."
+_SCALE = "Value of white in .csv and .npy files; default: 255 for uint8 in .npy, else 1."
 
 
 def predict(
     screen: Screen,
     folder: RunFolder,
-    inputs: Annotated[
-        list[Path],
-        typer.Argument(help="Images, folders of them, .npy or .csv; points as .npy or .csv.", metavar="INPUT…"),
-    ],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file; default stdout.")] = None,
+    inputs: Annotated[list[Path], typer.Argument(help=_INPUTS, metavar="INPUT…")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file; default: stdout.")] = None,
     samples: Samples = None,
     seed: Seed = 0,
-    risk: Annotated[
-        float, typer.Option(help="Abstains so that at most this share of the given answers is wrong; 1 never does.")
-    ] = 0.05,
-    scale: Annotated[
-        float | None,
-        typer.Option(help="Value of white in .csv and .npy files: 255 for bytes; default 1, of uint8 in .npy 255."),
-    ] = None,
+    risk: Risk = 0.05,
+    scale: Annotated[float | None, typer.Option(help=_SCALE)] = None,
     data: Data = None,
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
-    """Labels images, says how uncertain each label is, and abstains where it would be wrong too often.
+    """Labels images or rows with their uncertainty, and abstains where a label would be wrong too often.
 
-    The promise of --risk holds with 95 % confidence for images like the run's held-out ones, not for others; it is a
-    little optimistic where those images also steered the training.
+    The guarantee of --risk holds with 95 % confidence, and only for inputs like the run's held-out ones. It is slightly
+    optimistic if these inputs also steered the training.
 
-    Images are brought to the network's size and channels, what is transparent on white, greys of 16 bits scaled to 8. A
-    file that cannot be read has no row: it is named on stderr, the others are answered, and the exit code is 1.
+    Images are resized to the network's input; transparent parts become white, 16-bit greys become 8-bit. A file that
+    cannot be read gets no row: it is named on stderr, the others are answered, and the exit code is 1.
 
-    Where a run predicts a number, it says mean, std, the 90 % interval (low, high) and the aleatoric and epistemic
-    variance, and never abstains. For a run on a table of your own, a .csv file has its columns by name, in any order;
-    other columns are not used, which is said.
+    A run that predicts a number returns its mean, std, 90 % interval (low, high) and aleatoric and epistemic variance,
+    and never abstains. For a run on a table of your own, columns of a .csv file go by name; unused ones are reported.
     """
     with misuse():
-        check_risk(risk)
-        if out is not None and out.suffix not in (".csv", ".json"):
-            raise ValueError(complaint("--out", "a .csv or .json file", out, "Pass -o out.csv."))
-        if out is not None:
-            check_out("--out", out)
-        if scale is not None and not 0 < scale < math.inf:
-            raise ValueError(complaint("--scale", "a positive number", scale, "Pass 255 for bytes."))
+        _check_predict(out, risk, scale)
         files = listed(inputs)
     asked = read(folder, samples, seed, trust_code)
-    if asked.units and scale is not None:
-        remedy = "Leave it out: points are taken as they are."
-        raise MisuseError(complaint("--scale", "absent for a run of points", scale, remedy))
-    unread: list[Exception] = []
-    stream = (
-        points(files, asked.units, screen.note, unread.append)
-        if asked.units
-        else examples(files, asked.form, screen.note, unread.append, scale)
-    )
-    rows: list[dict[str, Any]] = []
-    while batch := list(islice(stream, BATCH)):
-        rows += _rows(asked, batch)
-    for error in unread:
-        screen.error(str(error))
-    if not rows:
-        raise typer.Exit(1)
-    never = risk == 1 or not asked.classes
-    limit, facts = (math.inf, None) if never else asked.limit(risk, asked.held_out(data))
-    if facts is not None:
-        screen.note(worded(facts))
-    if asked.classes:
-        rows = [row | {"abstain": row["total"] > limit} for row in rows]
-    result = {"run": asked.run.result["name"], "samples": asked.samples, "seed": seed, "risk": facts, "rows": rows}
-    as_json = json if out is None else out.suffix == ".json"
-    text = jsons.dumps(finite(result), indent=1, ensure_ascii=False) + "\n" if as_json else _csv(rows)
-    if out is None:
-        print(text, end="")
-    else:
-        from ibnn.files.atomic import write_atomically
-
-        write_atomically(out, text.encode())
-        screen.json({"out": str(out), "rows": len(rows), "risk": facts}) if json else screen.note(f"wrote {out}")
-    if unread:
+    rows, unread = _rows(screen, asked, files, scale)
+    if rows:
+        never = risk == 1 or not asked.classes
+        limit, facts = (math.inf, None) if never else asked.limit(risk, asked.held_out(data))
+        if facts is not None:
+            screen.note(worded(facts))
+        if asked.classes:
+            rows = [row | {"abstain": row["total"] > limit} for row in rows]
+        result = {"run": asked.run.result["name"], "samples": asked.samples, "seed": seed, "risk": facts, "rows": rows}
+        _write(screen, result, out, json)
+    if unread or not rows:
         raise typer.Exit(1)
 
 
-def _rows(asked: "Asked", batch: list[Example]) -> list[dict[str, Any]]:
+def _check_predict(out: Path | None, risk: float, scale: float | None) -> None:
+    check_risk(risk)
+    if out is not None and out.suffix not in (".csv", ".json"):
+        raise ValueError(complaint("--out", "a .csv or .json file", out, "Pass -o out.csv."))
+    if out is not None:
+        check_out("--out", out)
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(complaint("--scale", "a positive number", scale, "Pass 255 for bytes."))
+
+
+def _rows(screen: Screen, asked: "Asked", files: list[Path], scale: float | None) -> tuple[list[dict[str, Any]], bool]:
+    """Returns the answers for all files, and whether some could not be read; reports these."""
     import torch
 
-    found = asked.described(asked.answer(torch.stack([example.pixels for example in batch])))
-    return [{"file": of.file, "row": of.row} | row for of, row in zip(batch, found, strict=True)]
+    if asked.units and scale is not None:
+        remedy = "Leave it out: points are taken as they are."
+        raise MisuseError(complaint("--scale", "absent for a run on points", scale, remedy))
+    unread: list[Exception] = []
+    reader = point_reader(asked.units, screen.note) if asked.units else image_reader(asked.form, screen.note, scale)
+    stream, rows = examples(files, reader, unread.append), []
+    while batch := list(islice(stream, BATCH)):
+        found = asked.described(asked.answer(torch.stack([example.pixels for example in batch])))
+        rows += [{"file": of.file, "row": of.row} | row for of, row in zip(batch, found, strict=True)]
+    for error in unread:
+        screen.error(str(error))
+    return rows, bool(unread)
+
+
+def _write(screen: Screen, result: dict[str, Any], out: Path | None, json: bool) -> None:
+    as_json = json if out is None else out.suffix == ".json"
+    text = jsons.dumps(finite(result), indent=1, ensure_ascii=False) + "\n" if as_json else _csv(result["rows"])
+    if out is None:
+        print(text, end="")
+        return
+    from ibnn.files.atomic import write_atomically
+
+    write_atomically(out, text.encode())
+    if json:
+        screen.json({"out": str(out), "rows": len(result["rows"]), "risk": result["risk"]})
+    else:
+        screen.note(f"wrote {out}")
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def read(folder: Path, samples: int | None, seed: int = 0, trust_code: bool = False) -> "Asked":
-    """A finished run to be asked; a folder without one is misuse."""
+    """Reads a finished run; a folder without one is misuse."""
     from ibnn.app.asking.run import Asked
 
     with misuse():
@@ -187,33 +205,18 @@ def read(folder: Path, samples: int | None, seed: int = 0, trust_code: bool = Fa
 
 
 def check_risk(risk: float) -> None:
-    """Complains of a share that is none."""
+    """Raises for a number that is not a share."""
     if not 0 < risk <= 1:
         raise ValueError(complaint("--risk", "above 0 and at most 1", risk, "Pass 0.05."))
 
 
 def worded(facts: dict[str, Any]) -> str:
-    """Where it abstains, and what that promises."""
+    """Describes where a run abstains, and what that guarantees."""
     by = f"{facts['examples']:,} {facts['by']}"
     if not facts["coverage"]:
-        return f"All abstain: no threshold keeps the error at or below {facts['risk']:g} by the {by}."
+        return f"All abstain: by the {by}, no threshold keeps the error at or below {facts['risk']:g}."
     return (
-        f"Abstains where total > {facts['limit']:.4g}: so {facts['coverage']:.0%} of the {by} are answered, and with "
+        f"Abstains where total > {facts['limit']:.4g}: this answers {facts['coverage']:.0%} of the {by}; with "
         f"{facts['confidence']:.0%} confidence at most {facts['bound']:.2%} of such answers are wrong "
-        f"({facts['risk']:.2%} were allowed)."
+        f"({facts['risk']:.2%} allowed)."
     )
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(_cells, rows))
-    return text.getvalue()
-
-
-def _cells(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: f"{value:.6g}" if isinstance(value, float) else ("yes" if value else "no") if name == "abstain" else value
-        for name, value in row.items()
-    }

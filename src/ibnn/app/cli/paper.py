@@ -1,12 +1,12 @@
-"""`reproduce` and `report`: the paper's experiments, and pages about runs."""
+"""`reproduce` and `report`: the paper's experiments, and a page about runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibnn.app.cli.screen import Json, MisuseError, Screen, check_out, misuse
-from ibnn.app.cli.train import Data
+from ibnn.app.cli.options import Data, Json
+from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse
 from ibnn.errors import complaint
 
 if TYPE_CHECKING:
@@ -19,23 +19,22 @@ def _names() -> list[str]:
     return ["list", "all", *reproduce.names()]
 
 
+_METHODS = "Names separated by commas; may be repeated. Default: all."
+
+
 def reproduce(
     screen: Screen,
     name: Annotated[str, typer.Argument(metavar="NAME|all|list", autocompletion=_names)] = "list",
-    preset: Annotated[str, typer.Option(help="cpu (two cores) or paper (the full recipe).")] = "cpu",
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many; default the preset's.")] = None,
-    methods: Annotated[
-        list[str] | None, typer.Option(help="A name, or several with commas between; may be repeated. Default all.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of results and figures.")] = Path("results"),
-    runs: Annotated[Path, typer.Option(help="Folder of run folders.")] = Path("runs"),
+    preset: Annotated[str, typer.Option(help="cpu (for two cores) or paper (the full experiment).")] = "cpu",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: the preset's.")] = None,
+    methods: Annotated[list[str] | None, typer.Option(help=_METHODS)] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results and figures.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
     data: Data = None,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="Tiny made data: does it run? The numbers mean nothing.")
-    ] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Tests the code on tiny synthetic data.")] = False,
     json: Json = False,
 ) -> None:
-    """Runs the paper's experiments; what is done already is not run again."""
+    """Runs the paper's experiments; finished parts are not run again."""
     from ibnn.lab import reproduce as paper
 
     known = paper.names()
@@ -65,7 +64,7 @@ def reproduce(
 
 
 def _wanted(methods: list[str] | None, experiment: "Experiment") -> list[str] | None:
-    """The methods named; names may have commas themselves."""
+    """Returns the named methods; a name may itself contain commas."""
     known = {method["name"] for method in experiment.methods}
     named = [[text] if text in known else map(str.strip, text.split(",")) for text in methods or ()]
     return [name for some in named for name in some] or None
@@ -73,14 +72,12 @@ def _wanted(methods: list[str] | None, experiment: "Experiment") -> list[str] | 
 
 def report(
     screen: Screen,
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run folders; what is no finished run is left out.", metavar="RUNS…")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page's file.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="The page's heading.")] = "Calibration report",
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; unfinished runs are skipped.", metavar="RUNS…")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Calibration report",
     json: Json = False,
 ) -> None:
-    """Writes one HTML page about one or several runs."""
+    """Writes one self-contained HTML page about one or more runs: scores, calibration, uncertainty, provenance."""
     from ibnn.lab.report import write_report
     from ibnn.lab.runs import RunFolder
 
@@ -95,12 +92,9 @@ def report(
             raise ValueError(complaint("RUNS", "folders of finished runs", got, "Let a run finish: ibnn train."))
     for run in runs:
         if run.is_dir() and run not in done:
-            screen.note(f"Left out: {run}, which has not finished.")
+            screen.note(f"Skipped: {run}, which has not finished.")
     try:
         write_report(done, out, title=title)
     except FileNotFoundError as error:  # a folder without its answers
         raise MisuseError(str(error)) from error
-    if json:
-        screen.json({"report": str(out)})
-    else:
-        print(out)
+    screen.result({"report": str(out)}, str(out), json)

@@ -1,4 +1,4 @@
-"""SCREEN: results go to stdout and everything else to stderr; errors become one message and an exit code."""
+"""SCREEN: prints results to stdout and the rest to stderr; turns errors into a message and an exit code."""
 
 import functools
 import inspect
@@ -10,11 +10,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
+from ibnn.app.cli.options import Debug, Quiet
 from ibnn.errors import DamagedError, complaint, nearest
 
 _SYNONYMS = {
@@ -42,32 +43,32 @@ _SYNONYMS = {
     }.items()
     for word in words.split()
 }
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results and errors only.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Shows where an error came from.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else there.")]
+
+
+_WRONG_ARGUMENTS = (ValueError, TypeError, FileNotFoundError)
 
 
 class MisuseError(Exception):
-    """Something is wrong with the command itself, not with its work."""
+    """The command was used wrongly: exit code 2."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with what to do next."""
+    """Ctrl-C; the message says how to go on."""
 
 
 @contextmanager
-def misuse() -> Iterator[None]:
-    """What goes wrong inside was asked wrongly."""
+def misuse(kinds: tuple[type[Exception], ...] = _WRONG_ARGUMENTS, hint: str = "") -> Iterator[None]:
+    """Turns errors inside into `MisuseError`."""
     try:
         yield
-    except DamagedError:  # not the fault of the one who asked
+    except DamagedError:  # not the user's fault
         raise
-    except (ValueError, TypeError, FileNotFoundError) as error:
-        raise MisuseError(str(error)) from error
+    except kinds as error:
+        raise MisuseError(f"{error}{hint}") from error
 
 
 def check_out(option: str, path: Path, *, folder: bool = False) -> None:
-    """Complains, before any work, of a file or folder that could not be written. Missing folders are made later."""
+    """Raises, before any work, for a file or folder that cannot be written. Missing folders are created later."""
     kind, other = ("a folder", "the file") if folder else ("a file", "the folder")
     if path.exists() and path.is_dir() != folder:
         raise ValueError(complaint(option, kind, f"{other} {path}", "Pass another one."))
@@ -80,30 +81,30 @@ def check_out(option: str, path: Path, *, folder: bool = False) -> None:
 
 
 class Screen:
-    """Where a command prints.
-
-    Attributes:
-        quiet: Notes and progress are left out.
-    """
+    """Prints for a command; `quiet` omits notes and progress."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
 
     def note(self, text: str) -> None:
-        """A line that is not a result, on stderr."""
+        """Prints a line that is not a result to stderr."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def error(self, text: str) -> None:
-        """Something that failed while the command goes on, on stderr."""
+        """Prints a failure after which the command goes on to stderr."""
         print(f"Error: {text}", file=sys.stderr, flush=True)
 
     def json(self, value: Any) -> None:
-        """A result on stdout; numbers that JSON does not have become null."""
+        """Prints a result; numbers that JSON does not have become null."""
         print(json.dumps(finite(value), indent=1, ensure_ascii=False))
 
+    def result(self, value: Any, text: str, as_json: bool) -> None:
+        """Prints a result as JSON or as text."""
+        self.json(value) if as_json else print(text)
+
     def table(self, rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-        """A header and rows on stdout; names to the left, numbers to the right."""
+        """Prints a header and rows; words are aligned left, numbers right."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -114,12 +115,12 @@ class Screen:
             shown.add_column(name, justify="right" if numeric else "left", overflow="fold")
         for row in rows[1:]:
             shown.add_row(*map(Text, row))
-        # a pipe has no width: nothing is folded or cut there
+        # a pipe has no width: nothing is wrapped there
         Console(width=None if sys.stdout.isatty() else 500, highlight=False).print(shown)
 
 
 def finite(value: Any) -> Any:
-    """The same plain data with None for numbers that are not finite.
+    """Returns plain data with None in place of numbers that are not finite.
 
     >>> finite({"a": [1.5, float("nan")]})
     {'a': [1.5, None]}
@@ -132,7 +133,7 @@ def finite(value: Any) -> Any:
 
 
 def register(app: typer.Typer, function: Callable[..., None], *, name: str | None = None, panel: str = "") -> None:
-    """Makes a command of a function whose first parameter is the screen; adds --quiet and --debug, and words errors."""
+    """Registers a function, whose first parameter is the screen, as a command with --quiet and --debug."""
     _, *own = inspect.signature(function).parameters.values()
     flags = {"ctx": typer.Context, "quiet": Quiet, "debug": Debug}
     more = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=kind) for key, kind in flags.items()]
@@ -141,7 +142,7 @@ def register(app: typer.Typer, function: Callable[..., None], *, name: str | Non
     @functools.wraps(function)
     def command(*, ctx: typer.Context, quiet: bool, debug: bool, **options: Any) -> None:
         before = ctx.find_root().params  # ibnn --quiet COMMAND
-        with told(debug or before.get("debug", False)):
+        with reported(debug or before.get("debug", False)):
             function(Screen(quiet or before.get("quiet", False)), **options)
             sys.stdout.flush()
 
@@ -152,18 +153,18 @@ def register(app: typer.Typer, function: Callable[..., None], *, name: str | Non
 
 
 class _Command(TyperCommand):
-    """A command that knows synonyms of its options, and of what `--set` changes."""
+    """A command that suggests options by synonyms, and fields of a job where there is `--set`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer's; an option that there is not comes with the one that was probably meant."""
+        """Parses as typer does; suggests the nearest option for an unknown one."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            if hasattr(error, "possibilities"):  # the class itself is typer's own affair
-                error.possibilities = [self._meant(error.option_name.lstrip("-"))]  # type: ignore[attr-defined]
+            if hasattr(error, "possibilities"):  # typer does not export the class
+                error.possibilities = [self._suggestion(error.option_name.lstrip("-"))]  # type: ignore[attr-defined]
             raise
 
-    def _meant(self, word: str) -> str:
+    def _suggestion(self, word: str) -> str:
         given = (option for each in self.params for option in (*each.opts, *each.secondary_opts))
         known = {option.lstrip("-"): option for option in given if option.startswith("--")}
         if "set" in known:
@@ -175,13 +176,13 @@ class _Command(TyperCommand):
 
 
 @contextmanager
-def told(debug: bool) -> Iterator[None]:
+def reported(debug: bool) -> Iterator[None]:
     """Turns errors into a message on stderr and an exit code."""
     try:
         yield
     except typer.Exit:
         raise
-    except BrokenPipeError:  # the reader has seen enough; nothing more is flushed to it
+    except BrokenPipeError:  # the reader has closed the pipe; flush nothing more to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(1) from None
     except (Exception, KeyboardInterrupt) as error:
@@ -193,16 +194,14 @@ def told(debug: bool) -> Iterator[None]:
 
 
 def _worded(error: BaseException) -> tuple[str, int]:
-    """What is said of an error, and its exit code."""
+    """Returns the message for an error, and its exit code."""
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted. {error}".rstrip(), 130
     if isinstance(error, MisuseError):
         return f"Error: {error}", 2
     if isinstance(error, ModuleNotFoundError):
-        known = "pip install" in str(error)
-        return f"Error: {error}" + (
-            "" if known else f". Install what is missing: pip install 'ibnn[{_extra(error)}]'"
-        ), 1
+        hint = "" if "pip install" in str(error) else f". To install it: pip install 'ibnn[{_extra(error)}]'"
+        return f"Error: {error}{hint}", 1
     if isinstance(error, ValueError | TypeError | OSError) or type(error).__module__.startswith("ibnn."):
         return f"Error: {error}", 1
     return f"Error: unexpected {type(error).__name__}: {error}. Run again with --debug to see where.", 1

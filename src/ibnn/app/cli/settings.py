@@ -1,8 +1,6 @@
-"""SETTINGS: `--set key=value` as changes to a job, and recipes of jobs by name or file."""
+"""SETTINGS: a job read from a file or by name, with the changes of `--set key=value`."""
 
-import inspect
 import tomllib
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ _SYNONYMS |= {"num_components": "components", "n_members": "members", "size": "m
 
 
 def parsed(settings: list[str], flag: str) -> dict[str, Any]:
-    """Settings as nested tables; a value is TOML if it can be, else a string.
+    """Returns settings as nested tables; a value that is not TOML is a string.
 
     >>> parsed(["train.lr=0.01", "train.steps=5", "net=lenet", "augment=true"], "--set")
     {'train': {'lr': 0.01, 'steps': 5}, 'net': 'lenet', 'augment': True}
@@ -34,7 +32,9 @@ def parsed(settings: list[str], flag: str) -> dict[str, Any]:
         for part in path:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise ValueError(complaint(flag, "one value a key", f"{key!r} below a value", "Leave one of them out."))
+                raise ValueError(
+                    complaint(flag, "one value per key", f"{key!r} below a value", "Leave one of them out.")
+                )
         table[last] = _value(text.strip())
     return found
 
@@ -48,7 +48,7 @@ def _value(text: str) -> Any:
 
 
 def names() -> list[str]:
-    """Recipes of jobs that come with the library.
+    """Returns the names of the jobs that come with the library.
 
     >>> names()
     ['cifar10-vgg16', 'digits-mlp', 'fashion-mnist-lenet', 'toy-regression', 'two-moons']
@@ -58,17 +58,17 @@ def names() -> list[str]:
 
 
 def read_job(recipe: str, settings: list[str], data: Path | None = None) -> "Job":
-    """The job of a file or of a recipe's name, with changes, checked as far as can be without data."""
-    from ibnn.lab.jobs import Job, check_weights, merged
+    """Returns a job by file or by name, with changes; checks all that can be checked without data."""
+    from ibnn.lab.jobs import Job, check_data, check_weights, merged
 
     changes = parsed(settings, "--set")
     fields = merged(_fields(recipe), changes)
     given = changes.get("train")
-    for one, other in (("epochs", "steps"), ("steps", "epochs")):  # the one that was set rules
+    for one, other in (("epochs", "steps"), ("steps", "epochs")):  # the setting wins over the file
         if isinstance(given, dict) and one in given and other not in given:
             fields["train"].pop(other, None)
     job = Job(**fields)
-    check_set(job.data, data)
+    check_data(job.data, data)
     check_weights(job)
     _check_options(job)
     return job
@@ -84,15 +84,8 @@ def _fields(recipe: str) -> dict[str, Any]:
     raise FileNotFoundError(complaint("RECIPE", expected, repr(recipe), f"Did you mean {near!r}?"))
 
 
-def check_set(name: str, folder: Path | None) -> None:
-    """Complains of a data set that is neither known nor a folder of images."""
-    from ibnn.lab.jobs import check_data
-
-    check_data(name, folder)
-
-
 def check_net(net: str, options: dict[str, Any]) -> None:
-    """Complains of a network that is not known, or does not know its options; imports one of your own."""
+    """Raises for an unknown network or option; imports a network of your own."""
     from ibnn import nets
     from ibnn.nets.own import find, is_own
 
@@ -108,20 +101,11 @@ def check_net(net: str, options: dict[str, Any]) -> None:
 
 
 def _check_options(job: "Job") -> None:
-    """Options that a method does not have are found before anything is loaded."""
-    from ibnn import baselines
-    from ibnn.convert import convert
+    """Raises for options that the method does not have, before anything is loaded."""
+    from ibnn.lab.methods import METHODS
 
     check_net(job.net, job.net_options)
-    makers: dict[str, Callable[..., Any]] = {
-        "ibnn": convert,
-        "swag": baselines.SWAG,
-        "dropout": baselines.MCDropout,
-        "vi": baselines.MeanField,
-    }
-    options = ["members"] if job.method == "ensemble" else []
-    if job.method in makers:
-        options = list(inspect.signature(makers[job.method]).parameters)[1:]  # the first is the network
+    options = METHODS[job.method].options
     for name in job.method_options:
         if name not in options:
             remedy = f"Did you mean {nearest(name, options, _SYNONYMS)!r}?" if options else "Leave it out."

@@ -1,4 +1,4 @@
-"""BATCHING: one thread answers; whatever has come meanwhile is answered together next."""
+"""BATCHING: one thread answers; the questions that arrive meanwhile are answered together next."""
 
 import queue
 import threading
@@ -11,11 +11,11 @@ Answer = TypeVar("Answer")
 
 
 class OverloadedError(Exception):
-    """So many questions wait that no more are taken."""
+    """The queue is full."""
 
 
 class Batcher(Generic[Question, Answer]):
-    """Gathers questions that come from many threads into batches; nobody waits for a batch to fill.
+    """Gathers questions from many threads into batches; nobody waits for a batch to fill.
 
     >>> batcher = Batcher(lambda questions: [2 * q for q in questions], most=8, waiting=100, rows=lambda q: 1)
     >>> [future.result() for future in [batcher.submit(3), batcher.submit(4)]]
@@ -34,10 +34,10 @@ class Batcher(Generic[Question, Answer]):
         """Starts the thread.
 
         Args:
-            answer: Answers some questions, in order.
-            most: Rows from which on a batch takes no more questions.
-            waiting: Questions that may wait.
-            rows: How many a question has.
+            answer: Answers a batch of questions, in order.
+            most: A batch with this many rows takes no more questions.
+            waiting: Largest number of waiting questions.
+            rows: Counts the rows of a question.
         """
         self._answer, self._most, self._rows = answer, most, rows
         self._queue: queue.Queue[tuple[Question, Future[Answer]] | None] = queue.Queue(waiting)
@@ -45,7 +45,7 @@ class Batcher(Generic[Question, Answer]):
         self._thread.start()
 
     def submit(self, question: Question) -> Future[Answer]:
-        """The answer to come; raises `OverloadedError` if too many wait."""
+        """Returns the future answer; raises `OverloadedError` if too many questions wait."""
         future: Future[Answer] = Future()
         try:
             self._queue.put_nowait((question, future))
@@ -54,7 +54,7 @@ class Batcher(Generic[Question, Answer]):
         return future
 
     def close(self) -> None:
-        """Answers what was submitted and ends the thread."""
+        """Answers the waiting questions and ends the thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -63,7 +63,7 @@ class Batcher(Generic[Question, Answer]):
         while not ending:
             batch: list[tuple[Question, Future[Answer]]] = []
             while not batch or (sum(self._rows(q) for q, _ in batch) < self._most and not self._queue.empty()):
-                following = self._queue.get()  # nobody else takes from it
+                following = self._queue.get()  # this thread is the only reader
                 if following is None:
                     ending = True
                     break
@@ -77,7 +77,7 @@ class Batcher(Generic[Question, Answer]):
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
                 return
-            for each in batch:  # one that fails shall not fail the others
+            for each in batch:  # so that one failure does not fail the others
                 self._settle([each])
             return
         for (_, future), answer in zip(batch, answers, strict=True):

@@ -1,4 +1,4 @@
-"""RUNNING the service until it is told to stop."""
+"""SERVER: listens on a socket and runs the service until SIGTERM or Ctrl-C."""
 
 import errno
 import signal
@@ -10,31 +10,31 @@ from fastapi import FastAPI
 
 from ibnn.errors import complaint
 
-GRACE = 30  # seconds that requests have to end after SIGTERM
-CONNECTIONS = 512  # more are refused with 503
+GRACE = 30  # seconds to finish requests after SIGTERM
+CONNECTIONS = 512  # further ones get 503
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at an address; port 0 takes any that is free."""
+    """Returns a listening socket; port 0 takes any free port."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
         if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
-            expected, remedy = "a port that is free and may be opened", "Pass --port 0 for any that is free."
+            expected, remedy = "a free port that may be opened", "Pass --port 0 for any free port."
             raise OSError(complaint("--port", expected, f"{port} at {host} ({reason})", remedy)) from error
         expected, remedy = "an address of this machine", "Pass --host 127.0.0.1, or 0.0.0.0 for all its addresses."
         raise ValueError(complaint("--host", expected, f"{host!r} ({reason})", remedy)) from error
 
 
 def serve(app: FastAPI, at: socket.socket, *, ready: Callable[[], None]) -> None:
-    """Serves until SIGTERM or Ctrl-C, then finishes what is in flight.
+    """Serves until SIGTERM or Ctrl-C, then finishes the requests in flight.
 
     Args:
-        app: What `make_app` made.
-        at: A socket of `listen`.
-        ready: Called when requests are taken.
+        app: The application, from `make_app`.
+        at: A socket, from `listen`.
+        ready: Called once the server accepts requests.
     """
 
     class Server(uvicorn.Server):
@@ -51,7 +51,7 @@ def serve(app: FastAPI, at: socket.socket, *, ready: Callable[[], None]) -> None
         timeout_graceful_shutdown=GRACE,
         lifespan="on",
     )
-    before = signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it once more when all is done
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again at the end
     try:
         Server(config).run(sockets=[at])
     finally:

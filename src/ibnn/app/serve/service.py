@@ -1,4 +1,4 @@
-"""THE SERVICE behind the web: a run, where it abstains, the monitor that watches its inputs, and what is counted."""
+"""SERVICE: answers for a run, its abstention threshold, the monitor of its inputs, and its counters."""
 
 import hashlib
 import json
@@ -21,29 +21,29 @@ from ibnn.files.atomic import read_json, write_atomically
 from ibnn.prediction import CategoricalPrediction
 from ibnn.shift import ShiftMonitor, fewest_scores
 
-MOST = 256  # inputs of a request, and rows from which on a batch takes no more requests
-WAITING = 256  # requests that may wait
+MOST = 256  # inputs of a request; a batch with this many rows takes no more requests
+WAITING = 256  # requests
 
 Row = dict[str, Any]
 
 
 class Question(NamedTuple):
-    """Images (N, C, H, W) in [0, 1] or points (N, D), and whether each draw's answer is wanted."""
+    """Images (N, C, H, W) in [0, 1] or points (N, D), and whether the answers of single draws are wanted."""
 
     inputs: Tensor
     draws: bool
 
 
 class Service:
-    """Answers questions, in batches and one batch at a time; counts and watches.
+    """Answers questions, one batch at a time; counts and monitors them.
 
     Attributes:
         asked: The run.
-        risk: Share of wrong answers among those given that is accepted unless a request says otherwise.
+        risk: Accepted share of wrong answers among those given, unless a request sets another.
         held_out: Answers that decide where to abstain and what the monitor compares with.
         watched: The score that the monitor ranks.
-        monitor: None where there is nothing to compare with.
-        unwatched: Why there is none.
+        monitor: None if there is nothing to compare with.
+        unwatched: Why there is no monitor.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Service:
         data: Path | None = None,
         state: Path | None = None,
     ) -> None:
-        """Reads or computes the held-out answers, and starts the thread that answers.
+        """Reads or computes the held-out answers, and starts the answering thread.
 
         Args:
             asked: The run.
             risk: Default of requests.
-            false_alarm: Probability that the monitor ever rings although nothing has shifted.
-            data: Where data sets are.
-            state: A file that keeps the monitor's state from one start to the next.
+            false_alarm: Probability that the monitor ever raises an alarm although nothing has shifted.
+            data: Folder of data sets.
+            state: File that keeps the monitor's state between runs of the service.
         """
         self.asked, self.risk, self._state = asked, risk, state
         self.unwatched = ""
@@ -70,8 +70,8 @@ class Service:
         self.limit = lru_cache(maxsize=64)(self._limit)
         self.limit(risk)
         least = 1e-6 if asked.classes else 1e-6 * float(self.held_out.total.max())  # variances have units
-        one = asked.run.model.components == 1 and not float(self.held_out.epistemic.abs().max()) > least
-        self.watched: Literal["epistemic", "total"] = "total" if one else "epistemic"  # one network never disagrees
+        agrees = asked.run.model.components == 1 and not float(self.held_out.epistemic.abs().max()) > least
+        self.watched: Literal["epistemic", "total"] = "total" if agrees else "epistemic"
         self.monitor = self._monitor(false_alarm)
         self.counts = Counts()
         self._batcher = Batcher(self._answer, most=MOST, waiting=WAITING, rows=lambda q: len(q.inputs))
@@ -82,34 +82,31 @@ class Service:
 
     def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
         asked, scores = self.asked, getattr(self.held_out, self.watched)
-        other = (asked.samples, asked.seed) != (asked.run.job.samples, 0)
-        if not self.held_out.source.startswith("validation") and other:  # their scores cannot be compared
-            self.unwatched = "there are no held-out answers of these draws"
-            return None
-        if not asked.classes and self.watched == "total":
-            self.unwatched = "a single network is as uncertain of every number"
-            return None
-        if len(scores) < (fewest := fewest_scores(false_alarm)):
-            self.unwatched = (
-                f"that takes {fewest} held-out answers at this false-alarm rate, and there are {len(scores)}"
-            )
+        fewest = fewest_scores(false_alarm)
+        if self.held_out.stored and (asked.samples, asked.seed) != (asked.run.job.samples, 0):
+            self.unwatched = "the stored test answers come from other draws"
+        elif not asked.classes and self.watched == "total":
+            self.unwatched = "a single network is equally uncertain about every number"
+        elif len(scores) < fewest:
+            self.unwatched = f"this false-alarm rate needs {fewest} held-out answers, and there are {len(scores)}"
+        if self.unwatched:
             return None
         fresh = ShiftMonitor(scores, false_alarm=false_alarm, seed=asked.seed)
-        self._begin = hashlib.sha256(json.dumps(fresh.state()).encode()).hexdigest()
-        if self._state is None or not self._state.exists():
-            return fresh
-        kept = read_json(self._state)
+        self._start = hashlib.sha256(json.dumps(fresh.state()).encode()).hexdigest()
+        return fresh if self._state is None or not self._state.exists() else self._restored(self._state)
+
+    def _restored(self, path: Path) -> ShiftMonitor:
+        kept = read_json(path)
         try:
-            if kept["begin"] == self._begin:
+            if kept["begin"] == self._start:
                 return ShiftMonitor.restored(kept["monitor"])
         except (ValueError, TypeError, KeyError):
             pass
-        remedy = "Pass another file, or delete this one to begin anew."
-        got = f"{self._state}, of another run or false-alarm rate"
-        raise ValueError(complaint("state", "a file that a service of this run has written", got, remedy))
+        expected, got = "a file written by a service of this run", f"{path}, of another run or false-alarm rate"
+        raise ValueError(complaint("state", expected, got, "Pass another file, or delete this one to start over."))
 
     def ask(self, question: Question) -> Future[list[Row]]:
-        """The rows to come, one for each input; raises `OverloadedError` if too many wait."""
+        """Returns the future rows, one for each input; raises `OverloadedError` if too many questions wait."""
         return self._batcher.submit(question)
 
     def _answer(self, questions: Sequence[Question]) -> list[list[Row]]:
@@ -131,16 +128,14 @@ class Service:
         return answers
 
     def close(self) -> None:
-        """Answers what waits, then writes the monitor's state."""
+        """Answers the waiting questions, then writes the monitor's state."""
         self._batcher.close()
         if self._state is not None and self.monitor is not None:
-            kept = {"begin": self._begin, "monitor": self.monitor.state()}
+            kept = {"begin": self._start, "monitor": self.monitor.state()}
             write_atomically(self._state, json.dumps(kept, allow_nan=False).encode())
 
-    # -------------------------------------------------------------------------------------------- what it tells
-
     def health(self) -> dict[str, Any]:
-        """How it is: what it serves, where it abstains, whether inputs have shifted."""
+        """Returns what is served, where it abstains, and whether inputs have shifted."""
         run, units, limit = self.asked.run, self.asked.units, self.limit(self.risk)[1]
         return {
             "status": "ok",
@@ -171,7 +166,7 @@ class Service:
         }
 
     def metrics(self) -> bytes:
-        """The counts in Prometheus' text format."""
+        """Returns the counters in Prometheus' text format."""
         if self.monitor is not None:
             self.counts.shift_seen.set(self.monitor.seen)
             self.counts.shift_wealth.set(self.monitor.log_wealth)
@@ -180,7 +175,7 @@ class Service:
 
 
 class Counts:
-    """What is counted, in a registry of its own."""
+    """The service's counters, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
@@ -196,5 +191,5 @@ class Counts:
 
 
 def finite(value: float) -> float | None:
-    """None for what JSON does not have."""
+    """Returns None for numbers that JSON does not have."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""FIGURES: an experiment's cells as a figure and as a table, whatever part of its grid there is.
+"""FIGURES: the results of an experiment as a figure and as a table, also while cells are missing.
 
 >>> print(markdown([["method", "NLL"], ["SGD", "0.658"]]))
 | method | NLL |
@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
+from ibnn.lab.experiment import Experiment
 from ibnn.lab.figures.cubic import regression
 from ibnn.lab.figures.entropy import ood
 from ibnn.lab.figures.grid import Grid, grid_of
 from ibnn.lab.figures.images import softmax
-from ibnn.lab.figures.look import house_look, png
 from ibnn.lab.figures.plane import pca
 from ibnn.lab.figures.reliability import calibration
 from ibnn.lab.figures.scores import benchmark, components, size
+from ibnn.lab.figures.style import house_style, png
 from ibnn.lab.figures.tables import markdown, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from ibnn.lab.reproduce import Experiment
 
 __all__ = ["draw", "table", "markdown"]
 
@@ -44,12 +43,12 @@ FIGURES: dict[str, Callable[[Grid], "Figure | None"]] = {
 }
 
 
-def draw(experiment: "Experiment", cells: dict[str, Any], out: Path) -> list[Path]:
-    """Draws what there is of an experiment.
+def draw(experiment: Experiment, cells: dict[str, Any], out: Path) -> list[Path]:
+    """Draws the results of an experiment.
 
     Args:
         experiment: The grid.
-        cells: What its cells gave, by name; any may be missing.
+        cells: Its results by name of the cell; any may be missing.
         out: Folder to write to.
 
     Returns:
@@ -62,7 +61,7 @@ def draw(experiment: "Experiment", cells: dict[str, Any], out: Path) -> list[Pat
     if not grid.settings or experiment.figure == "table1":
         return []
     path = out / f"{experiment.name}-{experiment.preset}.png"
-    with house_look():
+    with house_style():
         figure = FIGURES[experiment.figure](grid)
         if figure is None:
             return []

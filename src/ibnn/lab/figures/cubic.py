@@ -1,10 +1,10 @@
-"""CUBIC: the toy regression, method by method and layer by layer."""
+"""CUBIC: regression of y = x³ by method and number of hidden layers."""
 
 import math
 from typing import TYPE_CHECKING, Any
 
 from ibnn.lab.figures.grid import Grid
-from ibnn.lab.figures.look import BLUE, SKY, VERMILION, canvas, legend, mark, patch
+from ibnn.lab.figures.style import BLUE, SKY, VERMILION, canvas, legend, mark, patch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -12,25 +12,24 @@ if TYPE_CHECKING:
 
 def regression(grid: Grid) -> "Figure | None":
     """Training points, mean and bands of ± 2 sd of the first seed; rows are methods, columns hidden layers."""
-    grid = grid.having("mean")
+    grid = grid.having("analysis", "mean")
     drawn: dict[tuple[str, int], dict[str, Any]] = {}
     for _, method, cells in grid.groups():
-        for cell in cells:
-            drawn.setdefault((method, cell["layers"]), cell)
+        drawn[method, cells[0]["job"]["net_options"]["layers"]] = cells[0]
     if not drawn:
         return None
     methods = [method for method in grid.methods if any(method == m for m, _ in drawn)]
     depths = sorted({depth for _, depth in drawn})
     figure = canvas(0.5 + 1.65 * len(methods))
     every = figure.subplots(len(methods), len(depths), squeeze=False, sharex=True, sharey=True)
-    top = 1.25 * max(abs(x) ** 3 for cell in drawn.values() for x in cell["x"])
+    top = 1.25 * max(abs(x) ** 3 for cell in drawn.values() for x in cell["analysis"]["x"])
     for row, (line, method) in enumerate(zip(every, methods, strict=True)):
         for axes, depth in zip(line, depths, strict=True):
             found = drawn.get((method, depth))
             layers = f"{depth} hidden layer{'s' * (depth > 1)}\n" if row == 0 else ""
             axes.set_title(f"{layers}test NLL {found['scores']['nll']:.2f}" if found else f"{layers}not there yet")
             if found:
-                _draw(axes, found)
+                _draw(axes, found["analysis"])
         line[0].set(ylabel="y", ylim=(-top, top))
         beside = {"xycoords": "axes fraction", "xytext": (-46, 0), "textcoords": "offset points"}
         line[0].annotate(method, (0, 0.5), **beside, rotation=90, va="center", ha="right", fontweight="bold")
@@ -49,13 +48,13 @@ def regression(grid: Grid) -> "Figure | None":
     return figure
 
 
-def _draw(axes: Any, cell: dict[str, Any]) -> None:
-    x, mean, epistemic = cell["x"], cell["mean"], cell["epistemic_std"]
-    total = [math.hypot(a, e) for a, e in zip(cell["aleatoric_std"], epistemic, strict=True)]
+def _draw(axes: Any, curve: dict[str, Any]) -> None:
+    x, mean, epistemic = curve["x"], curve["mean"], curve["epistemic_std"]
+    total = [math.hypot(a, e) for a, e in zip(curve["aleatoric_std"], epistemic, strict=True)]
     for sd, alpha in ((total, 0.3), (epistemic, 0.65)):
         low, high = ([m + sign * 2 * s for m, s in zip(mean, sd, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=SKY, alpha=alpha, lw=0)
     axes.plot(x, [value**3 for value in x], color="black", lw=0.9, ls="--")
     axes.plot(x, mean, color=BLUE, lw=1.4)
-    axes.scatter(cell["train_x"], cell["train_y"], s=7, color=VERMILION, lw=0, zorder=3)
+    axes.scatter(curve["train_x"], curve["train_y"], s=7, color=VERMILION, lw=0, zorder=3)
     axes.set_xlim(min(x), max(x))

@@ -1,9 +1,9 @@
-"""ENTROPY: what the networks do not know, split in two, as the images get noisier."""
+"""ENTROPY: aleatoric and epistemic parts as the images get noisier."""
 
 from typing import TYPE_CHECKING, Any
 
-from ibnn.lab.figures.grid import Cells, Grid, at, numbers, outsider, spread
-from ibnn.lab.figures.look import SKY, VERMILION, canvas, legend, patch, stacked
+from ibnn.lab.figures.grid import Cells, Grid, numbers, outsider, single_network, spread
+from ibnn.lab.figures.style import SKY, VERMILION, canvas, legend, patch, stacked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,17 +54,16 @@ def _draw(part: Any, methods: dict[str, Cells]) -> None:
 
 def _bands(cells: Cells, noise: str) -> tuple[list[float], list[list[float]]]:
     """Levels, and the mean over seeds of both parts at each."""
-    looks: dict[float, Cells] = {}
+    measured: dict[float, Cells] = {}
     for cell in cells:
-        for look in cell.get(noise) or []:
-            looks.setdefault(look["level"], []).append(look)
-    levels = sorted(looks)
-    return levels, [[spread(numbers(looks[level], name)).mean for level in levels] for name, _ in PARTS]
+        for point in cell.get(noise) or []:
+            measured.setdefault(point["level"], []).append(point)
+    levels = sorted(measured)
+    return levels, [[spread(numbers(measured[level], name)).mean for level in levels] for name, _ in PARTS]
 
 
 def _auroc(cells: Cells) -> str:
     strange = outsider(cells)
     values = [numbers(cells, "outsiders", strange, score) for score in ("max_prob", "epistemic")] if strange else []
-    one = all(at(cell, "costs", "forwards") == 1 for cell in cells)  # one network alone has no epistemic part
-    words = [f"{spread(v).mean:.3f}" for v in (values[:1] if one else values) if v]
+    words = [f"{spread(v).mean:.3f}" for v in (values[:1] if single_network(cells) else values) if v]
     return " | ".join(words)

@@ -1,38 +1,39 @@
-"""GRID: the cells there are, by setting and method, and numbers out of them."""
+"""GRID: the results of an experiment by setting and method, and numbers of them."""
 
 import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from ibnn.lab.reproduce import Experiment
+from ibnn.lab.experiment import Experiment
 
 Cells = list[dict[str, Any]]  # of one setting and method, by seed
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What there is of an experiment.
+    """The results of an experiment, which need not be complete.
 
     Attributes:
-        settings: Setting → method → cells, in the experiment's order; no group is empty.
-        methods: All methods of the experiment, so that colours do not depend on what is there.
+        settings: Setting → name of a method → cells, in the experiment's order; no group is empty.
+        methods: Name → method of its jobs, for all of the experiment, so that colours do not depend on the results.
+        sizes: Setting → number of weights relative to the smallest one, where the experiment varies it.
         seeds: How many there will be of each setting and method.
     """
 
     settings: dict[str, dict[str, Cells]]
-    methods: list[str]
+    methods: dict[str, str]
+    sizes: dict[str, float]
     seeds: Counter[tuple[str, str]]
 
     def having(self, *path: str) -> "Grid":
-        """The part whose cells have something there."""
+        """Returns the part whose cells have a value at a path."""
         groups = ((s, m, [c for c in cells if at(c, *path) is not None]) for s, m, cells in self.groups())
         return replace(self, settings=_nested(groups))
 
     def groups(self) -> Iterator[tuple[str, str, Cells]]:
-        """Every setting and method with its cells."""
+        """Yields every setting and method with its cells."""
         for setting, methods in self.settings.items():
             for method, cells in methods.items():
                 yield setting, method, cells
@@ -46,21 +47,25 @@ def _nested(groups: Iterator[tuple[str, str, Cells]]) -> dict[str, dict[str, Cel
     return nested
 
 
-def grid_of(experiment: "Experiment", cells: dict[str, Any]) -> Grid:
+def grid_of(experiment: Experiment, cells: dict[str, Any]) -> Grid:
     """Groups the cells of an experiment by setting and method."""
     found: dict[tuple[str, str], Cells] = {
         (s["name"], m["name"]): [] for s in experiment.settings for m in experiment.methods
     }
+    seeds: Counter[tuple[str, str]] = Counter()
     for cell in experiment.cells():
+        group = cell.setting["name"], cell.method["name"]
+        seeds[group] += 1
         if cell.name in cells:
-            found[cell.setting["name"], cell.method["name"]].append(cells[cell.name])
-    methods = [method["name"] for method in experiment.methods]
-    seeds = Counter((cell.setting["name"], cell.method["name"]) for cell in experiment.cells())
-    return Grid(_nested((*key, group) for key, group in found.items()), methods, seeds)
+            found[group].append(cells[cell.name])
+    shared = experiment.job.get("method", "ibnn")
+    methods = {method["name"]: method.get("method", shared) for method in experiment.methods}
+    sizes = {setting["name"]: float(setting["size"]) for setting in experiment.settings if "size" in setting}
+    return Grid(_nested((*key, group) for key, group in found.items()), methods, sizes, seeds)
 
 
 def at(cell: Any, *path: str) -> Any:
-    """What is at a path of keys; None if it is not there.
+    """Returns the value at a path of keys, None if there is none.
 
     >>> at({"scores": {"nll": 0.3}}, "scores", "nll"), at({}, "scores", "nll")
     (0.3, None)
@@ -71,19 +76,19 @@ def at(cell: Any, *path: str) -> Any:
 
 
 def numbers(cells: Cells, *path: str) -> list[float]:
-    """The number at a path of every cell that has it."""
+    """Returns the number at a path of every cell that has it."""
     return [float(value) for cell in cells if (value := at(cell, *path)) is not None]
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation (with n − 1) of some numbers; of none nan, and of one the latter is 0."""
+    """Mean and standard deviation (with n − 1) of some numbers; nan of none, and the latter is 0 of one."""
 
     mean: float
     sd: float
 
 
 def spread(values: list[float]) -> Spread:
-    """Over seeds.
+    """Returns mean and standard deviation, usually over seeds.
 
     >>> spread([1.0, 3.0])
     Spread(mean=2.0, sd=1.4142135623730951)
@@ -95,6 +100,11 @@ def spread(values: list[float]) -> Spread:
 
 
 def outsider(cells: Cells) -> str | None:
-    """The images the test images are told from: those of another data set, else the corrupted ones."""
-    known = sorted({name for cell in cells for name in cell.get("outsiders") or {}})
-    return min(known, key=lambda name: name.startswith("corrupted"), default=None)
+    """Returns the images that test images are told from: another data set, which comes last, else corrupted ones."""
+    known = list(dict.fromkeys(name for cell in cells for name in cell.get("outsiders") or {}))
+    return known[-1] if known else None
+
+
+def single_network(cells: Cells) -> bool:
+    """Whether answers come from one network, which has no epistemic part."""
+    return all(at(cell, "costs", "forwards") == 1 for cell in cells)

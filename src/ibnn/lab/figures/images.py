@@ -1,10 +1,10 @@
-"""IMAGES: the least and the most certain test images, and what every draw says of them."""
+"""IMAGES: the least and the most certain test images, and every draw's probabilities."""
 
 import statistics
 from typing import TYPE_CHECKING, Any
 
 from ibnn.lab.figures.grid import Grid, at
-from ibnn.lab.figures.look import BLUE, VERMILION, canvas, legend, mark, stacked
+from ibnn.lab.figures.style import BLUE, VERMILION, canvas, legend, mark, stacked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,9 +45,9 @@ def _draw(part: Any, entries: list[dict[str, Any]], classes: list[str]) -> None:
         entry = entries[place]
         _picture(top, entry["image"])
         top.set_title(f"{entry['label']}\nsaid: {entry['predicted']}", loc="center", fontsize=7.5)
-        told = {entry["predicted"]: VERMILION, entry["label"]: BLUE}
+        special = {entry["predicted"]: VERMILION, entry["label"]: BLUE}
         strips = [[draw[index] for draw in entry["draws"]] for index in kept]
-        _strips(bottom, strips, [told.get(classes[index], OTHER) for index in kept])
+        _strips(bottom, strips, [special.get(classes[index], OTHER) for index in kept])
         bottom.set(xlim=(-0.04, 1.04), ylim=(len(kept) - 0.4, -0.6), xlabel="probability", xticks=(0, 0.5, 1))
         bottom.set_xticklabels(("0", "½", "1"))
         bottom.set_yticks(range(len(kept)), [classes[i] for i in kept] if place == 0 else [""] * len(kept))
@@ -56,14 +56,14 @@ def _draw(part: Any, entries: list[dict[str, Any]], classes: list[str]) -> None:
 
 
 def _probable(entries: list[dict[str, Any]], count: int) -> list[int]:
-    """The classes that are somewhere most probable, in their own order."""
+    """Returns the classes of the highest mean probability for any of the images, in their own order."""
     means = [[sum(column) / len(column) for column in zip(*entry["draws"], strict=True)] for entry in entries]
     best = sorted(range(count), key=lambda index: -max(mean[index] for mean in means))
     return sorted(best[:CLASSES])
 
 
 def _picture(axes: Any, image: list[Any]) -> None:
-    """Grey if it has one channel or none at all."""
+    """Shows an image, grey if it has one channel."""
     import numpy as np
 
     pixels = np.asarray(image, dtype=np.uint8)
@@ -74,7 +74,7 @@ def _picture(axes: Any, image: list[Any]) -> None:
 
 
 def _strips(axes: Any, rows: list[list[float]], colours: list[str]) -> None:
-    """A row of dots per class, one a draw, beside each other; and their medians."""
+    """Draws a row of dots per class, one a draw, and their median."""
     x = [value for values in rows for value in values]
     y = [row + 0.5 * ((7 * i % 11) / 10 - 0.5) for row, values in enumerate(rows) for i in range(len(values))]
     each = [colour for colour, values in zip(colours, rows, strict=True) for _ in values]

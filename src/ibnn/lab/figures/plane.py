@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ibnn.lab.figures.grid import Grid
-from ibnn.lab.figures.look import ORANGE, canvas, legend, mark, stacked
+from ibnn.lab.figures.style import ORANGE, canvas, legend, mark, stacked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

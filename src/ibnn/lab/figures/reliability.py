@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ibnn.lab.figures.grid import Cells, Grid, at
-from ibnn.lab.figures.look import SOFT, canvas, legend, looks, mark, panels
+from ibnn.lab.figures.style import SOFT, canvas, legend, mark, panels, styles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,7 +16,7 @@ Bin = tuple[float, float, float]  # confidence, accuracy, count
 
 
 def pooled(cells: Cells) -> list[Bin]:
-    """The bins of all seeds together, weighted by their counts.
+    """Returns the bins of all seeds together, weighted by their counts.
 
     >>> one = {"reliability": {"confidence": [0.9], "accuracy": [1.0], "count": [1]}}
     >>> two = {"reliability": {"confidence": [0.92], "accuracy": [0.5], "count": [3]}}
@@ -52,9 +52,9 @@ def calibration(grid: Grid) -> "Figure | None":
             total = sum(n for _, _, n in bins)
             bins = [bin for bin in bins if bin[2] >= FEWEST]
             x, y = [c for c, _, _ in bins], [c - a for c, a, _ in bins]
-            look = looks(grid)[method]
-            axes.plot(x, y, color=look["color"], lw=1.4)
-            axes.scatter(x, y, s=[8 + 110 * n / total for _, _, n in bins], **look, lw=0, alpha=0.85)
+            style = styles(grid.methods)[method]
+            axes.plot(x, y, color=style["color"], lw=1.4)
+            axes.scatter(x, y, s=[8 + 110 * n / total for _, _, n in bins], **style, lw=0, alpha=0.85)
         axes.set_title(setting, fontweight="bold")
         axes.grid()
         axes.margins(y=0.12)
@@ -66,6 +66,7 @@ def calibration(grid: Grid) -> "Figure | None":
         if i + columns >= count:
             axes.set_xlabel("confidence (area of a dot: share of the images)")
             axes.tick_params(labelbottom=True)
-    there = {method for _, method, _ in grid.groups()}
-    legend(figure, [mark(name, ls="-", lw=1.4, **look) for name, look in looks(grid).items() if name in there])
+    present = {method for _, method, _ in grid.groups()}
+    shown = {name: style for name, style in styles(grid.methods).items() if name in present}
+    legend(figure, [mark(name, ls="-", lw=1.4, **style) for name, style in shown.items()])
     return figure

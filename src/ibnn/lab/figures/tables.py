@@ -1,46 +1,42 @@
-"""TABLES: the cells as rows of text, mean ± standard deviation over seeds."""
+"""TABLES of results: cells as rows of text, mean ± standard deviation over seeds."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from ibnn.lab.figures.grid import Cells, Grid, at, grid_of, numbers, outsider, spread
-from ibnn.lab.figures.look import family
-
-if TYPE_CHECKING:
-    from ibnn.lab.reproduce import Experiment
+from ibnn.lab.experiment import Experiment
+from ibnn.lab.figures.grid import Cells, Grid, grid_of, numbers, outsider, single_network, spread
 
 NOTHING = "–"
 Text = Callable[[Cells], str]
 
 
-def table(experiment: "Experiment", cells: dict[str, Any]) -> list[list[str]]:
-    """The result of an experiment, so far.
+def table(experiment: Experiment, cells: dict[str, Any]) -> list[list[str]]:
+    """Returns the results of an experiment as rows of text.
 
     Args:
         experiment: The grid.
-        cells: What its cells gave, by name; any may be missing.
+        cells: Its results by name of the cell; any may be missing.
 
     Returns:
-        Rows of text, the header first. A method of which seeds are missing says so.
+        The rows, the header first. A method with missing seeds says so.
     """
     grid = grid_of(experiment, cells)
     if experiment.figure == "table1":
         return _sizes(grid)
     if experiment.figure == "regression":
         return _regression(grid)
-    columns = _columns(grid)
-    wanted = WANTED.get(experiment.figure, list(columns))
-    kept = {header: text for header, text in columns.items() if any(header.startswith(w) for w in wanted)}
+    wanted = WANTED.get(experiment.figure)
+    columns = [column for column in _columns(grid) if wanted is None or column.kind in wanted]
     rows = [
-        [s, _named(m, group, grid.seeds[s, m]), *(text(group) for text in kept.values())]
+        [s, _named(m, group, grid.seeds[s, m]), *(column.text(group) for column in columns)]
         for s, m, group in grid.groups()
     ]
-    rows = [["setting", "method", *kept], *rows]
+    rows = [["setting", "method", *(column.header for column in columns)], *rows]
     return rows if any(setting["name"] for setting in experiment.settings) else [row[1:] for row in rows]
 
 
 def markdown(rows: list[list[str]]) -> str:
-    """A table in Markdown, numbers to the right."""
+    """Returns a table in Markdown, numbers aligned right."""
     if not rows:
         return ""
     head, *body = [[text.replace("|", "\\|") for text in row] for row in rows]
@@ -53,8 +49,8 @@ def _named(method: str, cells: Cells, seeds: int) -> str:
     return method if len(cells) == seeds else f"{method} ({len(cells)} of {seeds} seeds)"
 
 
-def _said(values: list[float], digits: int = 3) -> str:
-    """Mean ± standard deviation; of one value itself."""
+def _worded(values: list[float], digits: int = 3) -> str:
+    """Words mean ± standard deviation, or a single value."""
     if not values:
         return NOTHING
     mean, sd = spread(values)
@@ -62,66 +58,69 @@ def _said(values: list[float], digits: int = 3) -> str:
 
 
 def _mean(*path: str, digits: int = 3, unit: float = 1.0) -> Text:
-    return lambda cells: _said([unit * value for value in numbers(cells, *path)], digits)
+    return lambda cells: _worded([unit * value for value in numbers(cells, *path)], digits)
 
 
 def _count(*path: str) -> Text:
-    """Of what no seed changes."""
+    """Shows a number that is the same for all seeds."""
     return lambda cells: f"{values[0]:,.0f}" if (values := numbers(cells, *path)) else NOTHING
 
 
-_SCORES = ["error %", "NLL", "ECE", "own T"]
-WANTED = {  # beginnings of headers; a figure that is not here has all
-    "components": [*_SCORES, "training seconds", "parameters", "forwards"],
-    "size": [*_SCORES, "training seconds", "parameters"],
-    "calibration": [*_SCORES],
-    "ood": ["error %", "NLL", "corrupted", "OOD"],
-    "pca": [*_SCORES],
-    "softmax": [*_SCORES],
+WANTED = {  # kinds of columns; a figure that is not here has all
+    "components": ("error", "nll", "ece", "temperature", "seconds", "parameters", "forwards"),
+    "size": ("error", "nll", "ece", "temperature", "seconds", "parameters"),
+    "calibration": ("error", "nll", "ece", "temperature"),
+    "ood": ("error", "nll", "corrupted", "ood"),
+    "pca": ("error", "nll", "ece", "temperature"),
+    "softmax": ("error", "nll", "ece", "temperature"),
 }
 
 
-def _columns(grid: Grid) -> dict[str, Text]:
-    """Header → what a group of cells has there."""
+class Column(NamedTuple):
+    """A column: the kind that figures choose by, its header, and its text for a group of cells."""
+
+    kind: str
+    header: str
+    text: Text
+
+
+def _columns(grid: Grid) -> list[Column]:
     strange = list(dict.fromkeys(name for *_, cells in grid.groups() if (name := outsider(cells))))
     outside = f"OOD AUROC ({', '.join(strange)})" if strange else "OOD AUROC"
-    return {
-        "error %": _mean("scores", "error", digits=2, unit=100),
-        "NLL": _mean("scores", "nll"),
-        "ECE": _mean("scores", "ece"),
-        "own T": _mean("temperature", digits=2),
-        "NLL + T": _mean("tempered", "scores", "nll"),
-        "ECE + T": _mean("tempered", "scores", "ece"),
-        "corrupted error %": _mean("corrupted", "all", "error", digits=2, unit=100),
-        "corrupted NLL": _mean("corrupted", "all", "nll"),
-        "corrupted ECE": _mean("corrupted", "all", "ece"),
-        "corrupted NLL + T": _mean("tempered", "corrupted", "all", "nll"),
-        "corrupted ECE + T": _mean("tempered", "corrupted", "all", "ece"),
-        outside: lambda cells: _auroc(cells, "max_prob"),
-        f"{outside} by epistemic": lambda cells: NOTHING if _alone(cells) else _auroc(cells, "epistemic"),
-        "training seconds": _mean("costs", "train_seconds", digits=0),
-        "rows ×": _times(grid),
-        "parameters": _count("costs", "parameters"),
-        "forwards": _count("costs", "forwards"),
-    }
+    return [
+        Column("error", "error %", _mean("scores", "error", digits=2, unit=100)),
+        Column("nll", "NLL", _mean("scores", "nll")),
+        Column("ece", "ECE", _mean("scores", "ece")),
+        Column("temperature", "own T", _mean("temperature", digits=2)),
+        Column("nll", "NLL + T", _mean("tempered", "scores", "nll")),
+        Column("ece", "ECE + T", _mean("tempered", "scores", "ece")),
+        Column("corrupted", "corrupted error %", _mean("corrupted", "all", "error", digits=2, unit=100)),
+        Column("corrupted", "corrupted NLL", _mean("corrupted", "all", "nll")),
+        Column("corrupted", "corrupted ECE", _mean("corrupted", "all", "ece")),
+        Column("corrupted", "corrupted NLL + T", _mean("tempered", "corrupted", "all", "nll")),
+        Column("corrupted", "corrupted ECE + T", _mean("tempered", "corrupted", "all", "ece")),
+        Column("ood", outside, lambda cells: _auroc(cells, "max_prob")),
+        Column("ood", f"{outside} by epistemic", lambda cells: _auroc(cells, "epistemic")),
+        Column("seconds", "training seconds", _mean("costs", "train_seconds", digits=0)),
+        Column("rows", "rows ×", _times(grid)),
+        Column("parameters", "parameters", _count("costs", "parameters")),
+        Column("forwards", "forwards", _count("costs", "forwards")),
+    ]
 
 
 def _auroc(cells: Cells, score: str) -> str:
     strange = outsider(cells)
-    return _said(numbers(cells, "outsiders", strange, score)) if strange else NOTHING
-
-
-def _alone(cells: Cells) -> bool:
-    """One network alone has no epistemic part."""
-    return all(at(cell, "costs", "forwards") == 1 for cell in cells)
+    if not strange or (score == "epistemic" and single_network(cells)):
+        return NOTHING
+    return _worded(numbers(cells, "outsiders", strange, score))
 
 
 def _times(grid: Grid) -> Text:
-    """Rows through a network in training, as a multiple of plain training's in the same setting, else of the fewest."""
+    """Shows training rows as a multiple of plain training's in the same setting, else of the smallest number."""
     bases: dict[int, float] = {}
     for methods in grid.having("costs", "rows").settings.values():
         rows = {method: cells[0]["costs"]["rows"] for method, cells in methods.items()}
-        plain = [count for method, count in rows.items() if family(method) in ("sgd", "plain")]
+        plain = [count for method, count in rows.items() if grid.methods[method] == "sgd"]
         bases |= {id(c): (plain or [min(rows.values())])[0] for cells in methods.values() for c in cells}
 
     def text(cells: Cells) -> str:
@@ -132,28 +131,19 @@ def _times(grid: Grid) -> Text:
 
 
 def _regression(grid: Grid) -> list[list[str]]:
-    """By method, then by hidden layers."""
-    groups: dict[tuple[str, int], Cells] = {}
-    seeds = dict[str, int]()
-    for setting, method, cells in grid.having("layers").groups():
-        seeds[method] = grid.seeds[setting, method]
-        for cell in cells:
-            groups.setdefault((method, cell["layers"]), []).append(cell)
-    rows = [
-        [
-            _named(method, cells, seeds[method]),
-            f"{layers}",
-            *(_mean("scores", name)(cells) for name in ("nll", "rmse", "coverage")),
-        ]
-        for (method, layers), cells in sorted(
-            groups.items(), key=lambda group: (grid.methods.index(group[0][0]), group[0][1])
-        )
-    ]
-    return [["method", "L", "NLL", "RMSE", "coverage"], *rows]
+    """Returns rows by method, then by number of hidden layers."""
+    rows = [["method", "L", "NLL", "RMSE", "coverage"]]
+    for name in grid.methods:
+        for setting, method, cells in grid.having("scores").groups():
+            if method == name:
+                scores = (_mean("scores", score)(cells) for score in ("nll", "rmse", "coverage"))
+                layers = cells[0]["job"]["net_options"]["layers"]
+                rows.append([_named(name, cells, grid.seeds[setting, name]), f"{layers}", *scores])
+    return rows
 
 
 def _sizes(grid: Grid) -> list[list[str]]:
-    """The paper's Table 1."""
+    """Returns the paper's Table 1."""
     found: Cells = next((cells[0]["rows"] for *_, cells in grid.having("rows").groups()), [])
     names = ("weights", "nodes", "ratio", "printed")
     rows = [[row["net"], *(f"{row[n]:,.0f}" if row.get(n) is not None else NOTHING for n in names)] for row in found]

@@ -1,4 +1,4 @@
-"""REPORT: one HTML page about one or several runs, whole in itself: no network, no scripts, always the same bytes."""
+"""REPORT: one self-contained HTML page about one or more runs: no network, no scripts, reproducible to the byte."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +12,16 @@ __all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[Path], out: Path, *, title: str = "Calibration report") -> None:
-    """Reads run folders and writes the page; if anything is wrong with a folder, nothing is written.
+    """Reads run folders and writes the page; if anything is wrong with a folder, writes nothing.
 
     Args:
-        runs: Folders with job.toml, result.json, history.csv and answers.safetensors (regression does without it).
-        out: The page's file. Its folder is made if need be.
+        runs: Folders of finished runs.
+        out: The page's file; missing folders are created.
         title: The page's heading.
 
-    >>> write_report([Path("nowhere")], Path("report.html"))
+    >>> write_report([], Path("report.html"))
     Traceback (most recent call last):
-    FileNotFoundError: Expected `runs` to be run folders, but got no folder nowhere. Pass folders that ibnn wrote.
+    ValueError: Expected `runs` to be a list of one or more run folders, but got none. Pass [Path('runs/mine')].
     """
     if Path(out).is_dir():
         raise IsADirectoryError(complaint("out", "a file's name", f"the folder {out}", "Pass report.html in it."))

@@ -1,9 +1,9 @@
-"""RUNS: what a report reads from run folders. The files are not trusted: plain data only, checked before it is used."""
+"""REPORTED RUNS: what a report reads from run folders. The files are not trusted: plain data, checked before use."""
 
 import csv
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ibnn import metrics
-from ibnn.errors import DamagedError, complaint
+from ibnn.errors import complaint
+from ibnn.lab.display import COLOURS
 from ibnn.lab.runs import ANSWERS, HISTORY, JOB, RESULT, RunFolder
 
 PARTS = ("aleatoric", "between", "within")
 _ROUNDING = 1e-5  # nats: what float32 leaves of a difference of equal entropies
-_FILES = (JOB, RESULT, HISTORY)
 _KINDS = {
     "name": str,
     "job": dict,
@@ -43,7 +43,7 @@ class Answers:
 
     @property
     def epistemic(self) -> Tensor | None:
-        """What the draws disagree about, (N,); None where no draws ever do, as for a plain network."""
+        """Disagreement of the draws in nats, (N,); None if they never disagree, as those of a plain network."""
         if self.parts is None or self.parts[1:].max() < _ROUNDING:
             return None
         return self.parts[1:].sum(0)
@@ -51,175 +51,172 @@ class Answers:
 
 @dataclass(frozen=True)
 class Shown:
-    """The examples to show, with what each draw says of them."""
+    """Examples to show and the probabilities of each draw, from the most to the least certain example."""
 
     rows: Tensor  # of the test set (n,)
     draws: Tensor  # (n, J, C)
     images: Tensor | None  # uint8 (n, channels, H, W)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run folder. Of a regression run `test` is None."""
+    """One finished run; `number` counts the runs of a report."""
 
+    number: int
     name: str
-    recipe: str  # the text of job.toml
+    job_text: str  # job.toml
     job: Mapping[str, Any]
     scores: Mapping[str, float]
     costs: Mapping[str, float]
-    classes: tuple[str, ...]
     diagnosis: str
     temperature: float | None
     provenance: Mapping[str, Any]
     history: Mapping[str, list[float]]
-    labels: Tensor
-    test: Answers | None
+
+    @property
+    def colour(self) -> str:
+        """The run's colour in all figures and tables."""
+        return COLOURS[self.number % len(COLOURS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier(Run):
+    """A run that predicts classes, with its answers on the test set and on further sets."""
+
+    classes: tuple[str, ...]
+    labels: Tensor  # (N,)
+    test: Answers
     ood: Mapping[str, Answers]
     shown: Shown | None
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Reads and checks all folders; runs of one name get their folder's name, too."""
+    """Reads and checks all folders; runs that share a name get their folder's name as well."""
     if isinstance(folders, str | Path) or not folders:
         got = f"`{folders}`" if isinstance(folders, str | Path) else "none"
         raise ValueError(complaint("runs", "a list of one or more run folders", got, "Pass [Path('runs/mine')]."))
-    for folder in map(Path, folders):
-        if not folder.is_dir():
-            got, remedy = f"no folder {folder}", "Pass folders that ibnn wrote."
-            raise FileNotFoundError(complaint("runs", "run folders", got, remedy))
-        _require(folder, _FILES)
-    runs = [_read(Path(folder)) for folder in folders]
-    for labels in ([Path(folder).name for folder in folders], [f"#{i}" for i in range(1, len(runs) + 1)]):
-        often = Counter(run.name for run in runs)
+    homes = [RunFolder(Path(folder)) for folder in folders]
+    for home in homes:
+        home.require([JOB, RESULT, HISTORY])
+    runs = [_read(home, number) for number, home in enumerate(homes)]
+    for labels in ([home.path.name for home in homes], [f"#{i}" for i in range(1, len(runs) + 1)]):
+        count = Counter(run.name for run in runs)
         pairs = zip(runs, labels, strict=True)
-        runs = [replace(run, name=f"{run.name} ({label})") if often[run.name] > 1 else run for run, label in pairs]
+        runs = [replace(run, name=f"{run.name} ({label})") if count[run.name] > 1 else run for run, label in pairs]
     return runs
 
 
-def classifying(runs: Sequence[Run]) -> Iterator[tuple[int, Run, Answers]]:
-    """The runs that classify, with their numbers and answers."""
-    yield from ((number, run, run.test) for number, run in enumerate(runs) if run.test is not None)
-
-
-def _require(folder: Path, names: Sequence[str]) -> None:
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        got = f"{folder} without {' and '.join(missing)}"
-        remedy = "Let the run finish or leave this folder out."
-        raise FileNotFoundError(complaint("runs", f"folders with {', '.join((*_FILES, ANSWERS))}", got, remedy))
-
-
-def _wrong(path: Path, expected: str, got: object) -> DamagedError:
-    return DamagedError(complaint(str(path), expected, got, "Run it again or leave this folder out."))
-
-
-def _read(folder: Path) -> Run:
-    home = RunFolder(folder)
+def _read(home: RunFolder, number: int) -> Run:
     result = _result(home)
     scores = _numbers(result["scores"])
-    tensors: dict[str, Tensor] = {}
-    if "rmse" not in scores or (folder / ANSWERS).is_file():
-        _require(folder, [ANSWERS])
-        tensors = home.tensors(ANSWERS)
-    run = Run(
-        name=result["name"].strip() or folder.name,
-        recipe=home.text(JOB),
-        job=home.job(),
-        scores=scores,
-        costs=_numbers(result["costs"]),
-        classes=tuple(map(str, result["classes"])),
-        diagnosis=result["diagnosis"].strip(),
-        temperature=_numbers({"T": result.get("temperature")}).get("T"),
-        provenance=result["provenance"],
-        history=_history(home),
-        labels=torch.zeros(0, dtype=torch.int64),
-        test=None,
-        ood={},
-        shown=None,
-    )
-    return run if "rmse" in scores else _with_answers(run, tensors, folder / ANSWERS)
+    shared: dict[str, Any] = {
+        "number": number,
+        "name": result["name"].strip() or home.path.name,
+        "job_text": home.text(JOB),
+        "job": home.job(),
+        "scores": scores,
+        "costs": _numbers(result["costs"]),
+        "diagnosis": result["diagnosis"].strip(),
+        "temperature": _numbers({"T": result.get("temperature")}).get("T"),
+        "provenance": result["provenance"],
+        "history": _history(home),
+    }
+    if "rmse" in scores:
+        if (home.path / ANSWERS).is_file():
+            home.tensors(ANSWERS)  # not shown, but a damaged folder is refused
+        return Run(**shared)
+    return Classifier(**shared, **_answered(home, tuple(map(str, result["classes"]))))
 
 
 def _result(home: RunFolder) -> dict[str, Any]:
-    result, path = dict(home.result), home.path / RESULT
+    result = dict(home.result)
     if missing := {"name", "scores"} - set(result):
-        raise _wrong(path, "an object with name and scores", f"none of {' and '.join(sorted(missing))}")
+        raise home.damaged(RESULT, "an object with name and scores", f"none of {' and '.join(sorted(missing))}")
     for key, kind in _KINDS.items():
         if not isinstance(result.setdefault(key, kind()), kind):
-            raise _wrong(path, f"an object whose {key} is a {kind.__name__}", type(result[key]).__name__)
+            raise home.damaged(RESULT, f"an object whose {key} is a {kind.__name__}", type(result[key]).__name__)
     return result
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The entries that are finite numbers."""
+    """Returns the entries that are finite numbers."""
     numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return {k: float(v) for k, v in numbers.items() if abs(v) < 1e300}  # nan is not, nor are giants
+    return {k: float(v) for k, v in numbers.items() if abs(v) < 1e300}  # false for nan and for giant integers
 
 
 def _history(home: RunFolder) -> dict[str, list[float]]:
-    """Columns of the CSV; nan where a row has no entry."""
+    """Returns the columns of the CSV, with nan for empty cells."""
+    lines = home.text(HISTORY).splitlines()
     try:
-        rows = list(csv.DictReader(home.text(HISTORY).splitlines()))
+        rows = list(csv.DictReader(lines))
         columns = [column for column in (rows[0] if rows else ()) if column]
         return {column: [float(row[column] or "nan") for row in rows] for column in columns}
-    except DamagedError:
-        raise
-    except (csv.Error, ValueError) as why:
-        raise _wrong(home.path / HISTORY, "CSV with numbers in all columns", why) from None
+    except (csv.Error, ValueError) as error:
+        raise home.damaged(HISTORY, "CSV with numbers in all columns", error) from None
 
 
-def _with_answers(run: Run, tensors: Mapping[str, Tensor], path: Path) -> Run:
+def _answered(home: RunFolder, classes: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the fields of a classifier that its stored answers give."""
+    tensors = home.tensors(ANSWERS)
     if missing := [name for name in ("labels", "probs") if name not in tensors]:
-        raise _wrong(path, "tensors with labels and probs", f"no {' and no '.join(missing)}")
-    test = _answers(tensors, "", tensors["labels"], path)
-    wide = test.probs.shape[1]
-    if run.classes and len(run.classes) != wide:
-        raise _wrong(path, f"probs for the {len(run.classes)} classes of result.json", f"{wide} columns")
+        raise home.damaged(ANSWERS, "tensors with labels and probs", f"no {' and no '.join(missing)}")
+    test = _answers(home, tensors, "", tensors["labels"])
+    width = test.probs.shape[1]
+    if classes and len(classes) != width:
+        raise home.damaged(ANSWERS, f"probs for the {len(classes)} classes of result.json", f"{width} columns")
     ood: dict[str, Answers] = {}
     for name in sorted({key[4:].rpartition("/")[0] for key in tensors if key.startswith("ood/")} - {""}):
         if f"ood/{name}/probs" not in tensors:
-            raise _wrong(path, f"tensors with ood/{name}/probs", "the set's other tensors only")
-        ood[name] = _answers(tensors, f"ood/{name}/", None, path)
-        if ood[name].probs.shape[1] != wide:
-            raise _wrong(path, f"ood/{name}/probs with {wide} columns", f"{ood[name].probs.shape[1]}")
-    classes = run.classes or tuple(f"class {c}" for c in range(wide))
-    shown = _shown(tensors, test, path)
-    return replace(run, classes=classes, labels=tensors["labels"].long(), test=test, ood=ood, shown=shown)
+            raise home.damaged(ANSWERS, f"tensors with ood/{name}/probs", "the set's other tensors only")
+        ood[name] = _answers(home, tensors, f"ood/{name}/", None)
+        if ood[name].probs.shape[1] != width:
+            raise home.damaged(ANSWERS, f"ood/{name}/probs with {width} columns", ood[name].probs.shape[1])
+    return {
+        "classes": classes or tuple(f"class {c}" for c in range(width)),
+        "labels": tensors["labels"].long(),
+        "test": test,
+        "ood": ood,
+        "shown": _shown(home, tensors, test),
+    }
 
 
-def _answers(tensors: Mapping[str, Tensor], prefix: str, labels: Tensor | None, path: Path) -> Answers:
+def _answers(home: RunFolder, tensors: Mapping[str, Tensor], prefix: str, labels: Tensor | None) -> Answers:
     probs = tensors[f"{prefix}probs"]
     probs = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
     if probs.ndim != 2:
-        raise _wrong(path, f"{prefix}probs of shape (N, C)", f"{tuple(probs.shape)}")
+        raise home.damaged(ANSWERS, f"{prefix}probs of shape (N, C)", tuple(probs.shape))
     try:
         metrics.error(probs, torch.zeros(len(probs), dtype=torch.int64) if labels is None else labels)
-    except ValueError as why:
-        raise _wrong(path, f"{prefix}probs and labels to measure", f"this: {why}") from None
-    there = [part for part in PARTS if f"{prefix}{part}" in tensors]
-    if not there:
+    except ValueError as error:
+        raise home.damaged(ANSWERS, f"{prefix}probs and labels to measure", f"this: {error}") from None
+    found = [part for part in PARTS if f"{prefix}{part}" in tensors]
+    if not found:
         return Answers(probs, None)
-    if len(there) < 3:
-        raise _wrong(path, f"all or none of {', '.join(prefix + part for part in PARTS)}", f"only {', '.join(there)}")
+    if len(found) < 3:
+        expected = f"all or none of {', '.join(prefix + part for part in PARTS)}"
+        raise home.damaged(ANSWERS, expected, f"only {', '.join(found)}")
     for part in PARTS:
         values = tensors[prefix + part]
         if values.shape != probs[:, 0].shape or not values.double().isfinite().all():
-            raise _wrong(path, f"{prefix}{part} with {len(probs)} finite numbers", f"shape {tuple(values.shape)}")
+            expected = f"{prefix}{part} with {len(probs)} finite numbers"
+            raise home.damaged(ANSWERS, expected, f"shape {tuple(values.shape)}")
     return Answers(probs, torch.stack([tensors[prefix + part].double() for part in PARTS]).clamp_min(0))
 
 
-def _shown(tensors: Mapping[str, Tensor], test: Answers, path: Path) -> Shown | None:
-    """The examples, from the most to the least certain."""
+def _shown(home: RunFolder, tensors: Mapping[str, Tensor], test: Answers) -> Shown | None:
     if "shown/rows" not in tensors or "shown/draws" not in tensors:
         return None
     rows, draws, images = tensors["shown/rows"], tensors["shown/draws"].double(), tensors.get("shown/images")
-    size, (count, wide) = rows.shape[0] if rows.ndim == 1 else -1, test.probs.shape
+    size, (count, width) = rows.shape[0] if rows.ndim == 1 else -1, test.probs.shape
     if size < 0 or rows.is_floating_point() or bool(((rows < 0) | (rows >= count)).any()):
-        raise _wrong(path, f"shown/rows of whole numbers from 0 to {count - 1}", f"{rows.dtype} {tuple(rows.shape)}")
-    if draws.ndim != 3 or draws.shape[::2] != (size, wide) or not draws.shape[1] or not bool((draws >= 0).all()):
-        raise _wrong(path, f"shown/draws of probabilities ({size}, J, {wide})", f"{tuple(draws.shape)}")
+        expected = f"shown/rows of whole numbers from 0 to {count - 1}"
+        raise home.damaged(ANSWERS, expected, f"{rows.dtype} {tuple(rows.shape)}")
+    if draws.ndim != 3 or draws.shape[::2] != (size, width) or not draws.shape[1] or not bool((draws >= 0).all()):
+        raise home.damaged(ANSWERS, f"shown/draws of probabilities ({size}, J, {width})", tuple(draws.shape))
     if images is not None and (
         images.ndim != 4 or len(images) != size or images.dtype != torch.uint8 or not math.prod(images.shape[1:])
     ):
-        raise _wrong(path, f"shown/images uint8 ({size}, channels, H, W)", f"{images.dtype} {tuple(images.shape)}")
+        expected = f"shown/images uint8 ({size}, channels, H, W)"
+        raise home.damaged(ANSWERS, expected, f"{images.dtype} {tuple(images.shape)}")
     order = test.total[rows.long()].argsort(stable=True)
     return Shown(rows.long()[order], draws[order], None if images is None else images[order]) if size else None

@@ -1,4 +1,4 @@
-"""SCORES: the numbers of a report, from the answers of the runs."""
+"""REPORTED SCORES: the numbers of a report, computed from the stored answers of the runs."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,76 +7,52 @@ import torch
 from torch import Tensor
 
 from ibnn import metrics
-from ibnn.lab.report.runs import Answers, Run
+from ibnn.lab.display import SCORES, UNCERTAINTIES
+from ibnn.lab.report.runs import Answers, Classifier
 from ibnn.metrics import Interval
 
-METRICS = {"error": ("error %", 1), "nll": ("NLL", 3), "ece": ("ECE", 3), "brier": ("Brier", 3)}  # name, digits
-DOUBTS = ("largest probability", "total entropy", "epistemic part")
-_BINS = 15
+DIGITS = {"error": 1, "nll": 3, "ece": 3, "brier": 3}  # that are printed
 
 
 class Detection(NamedTuple):
-    """How well a score of doubt tells one set from the test set."""
+    """How well an uncertainty separates one set from the test set."""
 
     auroc: float
     fpr95: float
 
 
 def intervals(answers: Answers, labels: Tensor) -> dict[str, Interval]:
-    """Error in %, NLL, ECE and Brier score with 95 % bootstrap intervals.
-
-    The same as `metrics.bootstrap` of the metrics themselves, but what a row adds is computed once, not per resample.
-    """
+    """Returns error in %, NLL, ECE and Brier score with 95 % bootstrap intervals."""
     probs = answers.probs
-    confidence, guess = probs.max(1)
-    wrong = (guess != labels).double()
     tiny = torch.finfo(probs.dtype).tiny  # a probability that was rounded to 0 would make the mean infinite
-    surprise = -probs.gather(1, labels[:, None])[:, 0].clamp_min(tiny).double().log()
-    distance = (probs.double() - torch.nn.functional.one_hot(labels, probs.shape[1])).square().sum(1)
-    edges = (torch.arange(_BINS + 1, dtype=torch.float64) / _BINS).to(probs.dtype)
-    bins = torch.bucketize(confidence, edges).sub(1).clamp(0, _BINS - 1)
-    gap = confidence.double() - 1 + wrong
-    return {
-        "error": metrics.bootstrap(_mean, 100 * wrong),
-        "nll": metrics.bootstrap(_mean, surprise),
-        "ece": metrics.bootstrap(_binned, bins, gap),
-        "brier": metrics.bootstrap(_mean, distance),
-    }
+    found = metrics.score_intervals(probs, probs.clamp_min(tiny).double().log(), labels)
+    return found | {"error": Interval(*(100 * value for value in found["error"]))}
 
 
-def _mean(values: Tensor) -> float:
-    return values.mean().item()
-
-
-def _binned(bins: Tensor, gap: Tensor) -> float:
-    return bins.bincount(gap, minlength=_BINS).abs().sum().item() / len(gap)
-
-
-def doubts(answers: Answers) -> dict[str, Tensor | None]:
-    """Scores that grow with doubt, by name, (N,)."""
+def uncertainties(answers: Answers) -> dict[str, Tensor | None]:
+    """Returns scores (N,) that grow with uncertainty; None where the method has no such score."""
     scores = (1 - answers.probs.max(1).values.double(), answers.total, answers.epistemic)
-    return dict(zip(DOUBTS, scores, strict=True))
+    return dict(zip(UNCERTAINTIES, scores, strict=True))
 
 
 def detections(test: Answers, other: Answers) -> dict[str, Detection | None]:
-    """AUROC and FPR95 of each score of doubt; None where the method has no such score."""
+    """Returns AUROC and FPR95 by each uncertainty; None where the method has no such score."""
     found: dict[str, Detection | None] = {}
-    for (name, inside), outside in zip(doubts(test).items(), doubts(other).values(), strict=True):
+    for (name, inside), outside in zip(uncertainties(test).items(), uncertainties(other).values(), strict=True):
         found[name] = None
         if inside is not None and outside is not None:
             found[name] = Detection(metrics.auroc(inside, outside), metrics.fpr_at_95_tpr(inside, outside))
     return found
 
 
-def selective(answers: Answers, labels: Tensor) -> metrics.RiskCoverage:
-    """Risk over coverage when the rows of the highest confidence are answered first."""
-    confidence, guess = answers.probs.max(1)
-    return metrics.risk_coverage(1 - confidence, guess == labels)
+def selective(run: Classifier) -> metrics.RiskCoverage:
+    """Returns risk over coverage when the rows of the highest confidence are answered first."""
+    confidence, guess = run.test.probs.max(1)
+    return metrics.risk_coverage(1 - confidence, guess == run.labels)
 
 
-def mean_parts(run: Run) -> dict[str, Tensor]:
-    """Mean aleatoric, between and within (3,) of right answers, wrong answers and each further set."""
-    assert run.test is not None
+def mean_parts(run: Classifier) -> dict[str, Tensor]:
+    """Returns mean aleatoric, between and within (3,) of right answers, wrong answers and each further set."""
     if run.test.parts is None:
         return {}
     wrong = run.test.probs.argmax(1) != run.labels
@@ -86,7 +62,7 @@ def mean_parts(run: Run) -> dict[str, Tensor]:
 
 
 def best(scores: Mapping[int, float], digits: int) -> set[int]:
-    """The runs of the lowest score as it is printed, ties included; none if there is nothing to compare.
+    """Returns the runs with the lowest printed score, ties included; none if there is nothing to compare.
 
     >>> sorted(best({0: 0.1001, 1: 0.1002, 2: 0.2}, 3))
     [0, 1]
@@ -95,12 +71,12 @@ def best(scores: Mapping[int, float], digits: int) -> set[int]:
     return {number for number, value in printed.items() if len(printed) > 1 and value == min(printed.values())}
 
 
-def contradictions(run: Run, found: Mapping[str, Interval]) -> list[str]:
-    """Scores in result.json that are not those of the answers beside it, in words; the error may be a share or in %."""
+def contradictions(run: Classifier, found: Mapping[str, Interval]) -> list[str]:
+    """Describes scores of result.json that disagree with the stored answers; an error may be a share or in %."""
     words = []
     for name, (value, _, _) in found.items():
-        said = run.scores.get(name, value)
-        ways = (said, 100 * said) if name == "error" else (said,)
+        stored = run.scores.get(name, value)
+        ways = (stored, 100 * stored) if name == "error" else (stored,)
         if min(abs(way - value) for way in ways) > 1e-3 * max(1, abs(value)):
-            words.append(f"{METRICS[name][0]} is {said:.4g} in result.json but {value:.4g} by the stored answers")
+            words.append(f"{SCORES[name]} is {stored:.4g} in result.json but {value:.4g} by the stored answers")
     return words

@@ -1,0 +1,105 @@
+"""DOCTOR: reads a model and says in plain words what is wrong with its posterior or its training, and what to do.
+
+Nothing is changed, and nothing is run except on inputs that are given. `checks` has a function for every finding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ibnn.diagnosis.checks import CHECKS, TINY, Case, non_finite
+from ibnn.diagnosis.findings import Diagnosis, Finding, LayerDiagnosis, Severity, splitting
+from ibnn.errors import complaint
+from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
+from ibnn.likelihood import Categorical
+from ibnn.mixture import CLOSED_FORMS, Mixture
+from ibnn.network import IBNN
+from ibnn.prediction import JointPrediction
+
+__all__ = ["Diagnosis", "Finding", "LayerDiagnosis", "Severity", "diagnose"]
+
+_ROWS = 64  # inputs at once
+
+
+def diagnose(
+    model: IBNN, *, optimiser: Optimizer | Sequence[Optimizer] | None = None, inputs: Inputs | None = None
+) -> Diagnosis:
+    """Examines a model's posterior, gradients and modes, without changing anything.
+
+    Args:
+        model: A converted network, before, during or after training.
+        optimiser: What trains it, one or several; reveals weight decay on latents, forgotten latents and more.
+        inputs: What one call of the network takes, a hundred rows or so like those it will meet. Predicting them
+            reveals draws that hardly disagree, and a network that ends in a softmax of its own.
+
+    >>> import ibnn
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> print(diagnose(ibnn.convert(net, components=4, kl="mean", seed=0)))
+    layer    nodes  KL share  mean σ  σ/prior  spread of μ  mean |μ−1|
+    0            4     31.1%   0.055     0.18        0.098       0.088
+    2            8     68.9%   0.045     0.15        0.100       0.078
+    KL 23.8 nats ('mean'), distinct components 4.0
+    note: The latents are where convert put them.
+        Train the model.
+    """
+    if not isinstance(model, IBNN):
+        remedy = "Pass the model itself, `.module` of a wrapped one."
+        raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
+    optimisers = [optimiser] if isinstance(optimiser, Optimizer) else list(optimiser or ())
+    for each in optimisers:
+        if not isinstance(each, Optimizer):
+            raise TypeError(complaint("optimiser", "torch optimisers", type(each).__name__, "Pass a list of them."))
+    with torch.no_grad():
+        q = Mixture(*(part.cpu().double() for part in model.posterior()))
+        inner = [getattr(each, "optimizer", each) for each in optimisers]  # accelerate wraps them
+        case = Case(model, q, _layers(model, q), _overlap(q), inner)
+        if inputs is not None and non_finite(case) is None:
+            case = replace(case, **_answers(model, as_tensors(inputs)))
+        findings = [finding for check in CHECKS if (finding := check(case))]
+    findings.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
+    return Diagnosis(case.layers, tuple(findings), model.kl_kind, case.effective_components, case.share)
+
+
+def _answers(model: IBNN, inputs: Inputs) -> dict[str, Any]:
+    """Returns the epistemic share of the uncertainty of inputs, and the network's outputs for some of them."""
+    found: Any = model.predict(inputs, samples=2, batch_size=_ROWS, progress=False)
+    heads = list(found.heads.values()) if isinstance(found, JointPrediction) else [found]
+    heads = [head for head in heads if hasattr(head, "total") and hasattr(head, "epistemic")]
+    totals, epistemics = ([float(getattr(h, name).double().mean()) for h in heads] for name in ("total", "epistemic"))
+    shares = [epistemic / total for total, epistemic in zip(totals, epistemics, strict=True) if total > 0]
+    rows, device = batch_length(inputs), model.examples.device
+    some = tree_map(lambda t: t.to(device), slice_rows(inputs, slice(0, _ROWS), rows))
+    outputs = model.draw_logits(some, 1) if len(heads) == 1 else None  # those of several heads stand side by side
+    if outputs is not None and isinstance(model.likelihood, Categorical):
+        outputs = outputs.movedim(model.likelihood.class_dim(outputs, 1), 2)
+    return {"share": max(shares, default=None), "outputs": outputs}
+
+
+def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
+    sizes, s = [latent.nodes for latent in model.latents.values()], model.prior_std
+    parts = list(zip(q.mean.split(sizes, 1), q.std.split(sizes, 1), strict=True))
+    kl_of = CLOSED_FORMS[splitting(model.kl_kind)]
+    kls = [kl_of(Mixture(mean, std.clamp_min(TINY)), s).item() for mean, std in parts]
+    rows = []
+    for name, (mean, std), kl in zip(model.latents, parts, kls, strict=True):
+        share, width = kl / (sum(kls) or 1.0), std.mean().item()
+        spread, shift = mean.var(0, correction=0).mean().sqrt().item(), (mean - 1).abs().mean().item()
+        rows.append(LayerDiagnosis(name, mean.shape[1], kl, share, width, width / s, spread, shift))
+    return tuple(rows)
+
+
+def _overlap(q: Mixture) -> Tensor:
+    """Returns exp(−BD) of all pairs of components, (K, K), row by row: K²·nodes numbers may not fit in memory."""
+    std = q.std.clamp_min(TINY)
+    distance = torch.zeros(len(std), len(std), dtype=std.dtype)
+    for i in range(len(std) - 1):
+        summed = std[i].square() + std[i + 1 :].square()  # (K − 1 − i, D)
+        per_node = (
+            0.25 * (q.mean[i] - q.mean[i + 1 :]).square() / summed + 0.5 * (summed / (2 * std[i] * std[i + 1 :])).log()
+        )
+        distance[i, i + 1 :] = per_node.sum(-1)
+    return (-distance - distance.T).exp()

@@ -1,0 +1,142 @@
+"""EXPERIMENT: a grid of settings × methods × seeds as data, read from `experiments/*.toml`. A cell of it is a job."""
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from importlib import resources
+from typing import Any
+
+from ibnn.errors import complaint, nearest
+from ibnn.lab.job import Job, merged, short_hash
+from ibnn.lab.smoke import cut_down
+
+_NO_FIELDS = ("name", "with", "seeds", "skip", "size")  # entries of settings and methods that are no fields of a job
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A grid, read from its TOML file.
+
+    Attributes:
+        name: Its name.
+        preset: "cpu" or "paper", followed by "-smoke" for a smoke run.
+        title: What it shows, in a line.
+        paper: Where the paper shows it.
+        kind: "jobs", or "table1", which trains nothing.
+        figure: Name of the function in `ibnn.lab.figures` that draws it.
+        analysis: Name of the function in `ibnn.lab.analysis` that is applied to every run folder.
+        job: Fields of the job that all cells share.
+        settings: What is varied besides the method. Each has a name and fields of the job; "with" has fields for single
+            methods, "skip" names methods to leave out, "seeds" reduces the seeds, and "size" is the number of weights
+            relative to the smallest setting.
+        methods: What is compared. Each has a name and fields of the job; "seeds" reduces the seeds.
+        seeds: How many.
+        source: The experiment whose result file it shares: itself, or the one that it is like.
+    """
+
+    name: str
+    preset: str
+    title: str
+    paper: str
+    kind: str = "jobs"
+    figure: str = "benchmark"
+    analysis: str = ""
+    job: dict[str, Any] = field(default_factory=dict)
+    settings: tuple[dict[str, Any], ...] = ({"name": ""},)
+    methods: tuple[dict[str, Any], ...] = ()
+    seeds: int = 1
+    source: str = ""
+
+    @property
+    def smoke(self) -> bool:
+        """Whether its jobs are cut down to see if they run at all."""
+        return self.preset.endswith("-smoke")
+
+    def only(self, methods: list[str] | None, seeds: int | None) -> "Experiment":
+        """Returns the experiment with these methods and this number of seeds; None changes nothing."""
+        known = [method["name"] for method in self.methods]
+        if unknown := [name for name in methods or () if name not in known]:
+            expected, got = (", ".join(map(repr, some)) for some in (known, unknown))
+            raise ValueError(complaint("methods", f"some of {expected}", got, "Leave it out for all."))
+        kept = [method for method in self.methods if methods is None or method["name"] in methods]
+        if seeds is None:
+            return replace(self, methods=tuple(kept))
+        kept, settings = ([{**entry, "seeds": seeds} for entry in some] for some in (kept, self.settings))
+        return replace(self, methods=tuple(kept), settings=tuple(settings), seeds=seeds)
+
+    def cells(self) -> Iterator["Cell"]:
+        """Yields all cells, seed by seed, so that an interrupted run has every method."""
+        for seed in range(self.seeds):
+            for setting in self.settings:
+                for method in self.methods:
+                    seeds = min(setting.get("seeds", self.seeds), method.get("seeds", self.seeds))
+                    if seed < seeds and method["name"] not in setting.get("skip", ()):
+                        yield Cell(self, setting, method, seed)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting, method and seed."""
+
+    experiment: Experiment
+    setting: dict[str, Any]
+    method: dict[str, Any]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its name in the result file."""
+        return " / ".join(filter(None, (self.setting["name"], self.method["name"], f"seed {self.seed}")))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of its job. Later ones win: the experiment's, the setting's, the method's, those of the pair."""
+        own, method = ({k: v for k, v in part.items() if k not in _NO_FIELDS} for part in (self.setting, self.method))
+        both = self.setting.get("with", {}).get(self.method["name"], {})
+        fields = reduce(merged, (own, method, both, {"seed": self.seed}), self.experiment.job)
+        return cut_down(fields) if self.experiment.smoke else fields
+
+    @property
+    def key(self) -> str:
+        """Configuration hash; results with another hash are stale."""
+        if self.experiment.kind != "jobs":
+            return short_hash(self.fields)
+        return "-".join(filter(None, (Job(**self.fields).key, self.experiment.analysis)))
+
+
+def names() -> list[str]:
+    """Returns the names of the experiments."""
+    folder = resources.files("ibnn.lab") / "experiments"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read(name: str, preset: str = "cpu", *, smoke: bool = False) -> Experiment:
+    """Returns an experiment at one of its presets, on request cut down to see if it runs at all."""
+    if name not in names():
+        remedy = f"Did you mean {nearest(name, names())!r}?"
+        raise ValueError(complaint("name", f"one of {', '.join(names())}", repr(name), remedy))
+    found = content(name)
+    presets = found.pop("presets")
+    if preset not in presets:
+        raise ValueError(complaint("preset", f"one of {', '.join(presets)}", repr(preset), 'Pass preset="cpu".'))
+    chosen = presets[preset]
+    kept = chosen.pop("only", None)  # names of methods
+    methods = [m for m in chosen.pop("methods", []) if kept is None or m["name"] in kept]
+    settings = chosen.pop("settings", [{"name": ""}])
+    preset += "-smoke" if smoke else ""
+    return Experiment(name, preset, **found, **chosen, settings=tuple(settings), methods=tuple(methods))
+
+
+def content(name: str) -> dict[str, Any]:
+    """Reads the TOML of an experiment, merged into that of the one it is like."""
+    text = (resources.files("ibnn.lab") / "experiments" / f"{name}.toml").read_text(encoding="utf-8")
+    own = tomllib.loads(text)
+    like = own.pop("like", None)
+    return merged(content(like), own) if like else own | {"source": name}
+
+
+def about(name: str) -> str:
+    """Describes an experiment in a line."""
+    found = content(name)
+    return f"{found['title']} ({found['paper']})"

@@ -1,0 +1,264 @@
+"""JOB: one training run as data: which network, data, method and recipe. Jobs read and write TOML."""
+
+import json
+import math
+import tomllib
+from collections.abc import Sequence
+from hashlib import sha256
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ibnn import nets
+from ibnn.errors import complaint, nearest
+from ibnn.files.atomic import read_toml
+from ibnn.lab.methods import METHODS
+from ibnn.nets.own import FORM, is_own
+from ibnn.training.recipe import Recipe, explain, to_toml
+
+SYNONYMS = {  # what users of other libraries call fields and options
+    word: name
+    for name, words in {
+        "data": "dataset data_set",
+        "net": "model network architecture arch backbone",
+        "net_options": "model_options network_options net_kwargs model_kwargs",
+        "method": "algorithm inference",
+        "valid": "validation val n_valid held_out",
+        "examples": "n_train subset rows",
+        "augment": "augmentation augmentations",
+        "weights": "checkpoint pretrained",
+        "samples": "n_samples num_samples draws",
+        "seed": "random_state random_seed",
+        "train": "training fit",
+        "train.lr": "learning_rate",
+        "train.epochs": "n_epochs num_epochs max_epochs",
+        "train.steps": "max_steps iterations",
+        "train.batch_size": "batch batchsize",
+        "train.optimiser": "optimizer",
+        "method_options.components": "components n_components num_components",
+        "method_options.members": "members n_members",
+        "method_options.rate": "dropout_rate drop_rate dropout",
+        "net_options.hidden": "hidden hidden_size",
+        "net_options.layers": "layers num_layers",
+        "net_options.width": "width",
+    }.items()
+    for word in words.split()
+}
+METHOD_SYNONYMS = {"plain": "sgd", "map": "sgd", "mc_dropout": "dropout", "mcdropout": "dropout", "bnn": "vi"}
+METHOD_SYNONYMS |= {"mean_field": "vi", "meanfield": "vi", "deep_ensemble": "ensemble", "deep_ensembles": "ensemble"}
+_OF_TABLES = ("target", "task", "ignore", "test_share")  # fields that only a .csv file has
+
+
+class Job(BaseModel):
+    """What is trained, on what, and how.
+
+    Attributes:
+        net: Name of a network of `ibnn.nets`, or "package.module:function" of the current folder, which is imported and
+            called as `function(outputs, **net_options)`.
+        net_options: Its options. An "mlp", or a function that takes `inputs`, gets those of a table by default.
+        data: Name of a data set of `ibnn.data`, of a folder of images, or of a table of points: "toy-regression",
+            "two-moons"; or a .csv file, looked for in the current folder and then in the data folder.
+        target: Column of a .csv file to predict.
+        task: What the target holds, "classes" or "numbers"; guessed by default, see `ibnn.data.read_table`.
+        ignore: Columns of a .csv file that are left out.
+        test_share: Share of the rows of a .csv file that are kept for testing.
+        image_size: Height and width that images of a folder are resized to; default what the network takes, and 224
+            for one of your own.
+        examples: Size of a stratified subset of the training images or rows, held-out ones included; None for all. For
+            points that are drawn, how many.
+        valid: How many of them are held out, to steer and choose by.
+        augment: Random crops and flips.
+        method: "ibnn" or a baseline: "sgd", "swa", "swag", "dropout", "vi", "ensemble".
+        method_options: Its options, such as `components`.
+        first: Changes to `train` for a plain training that comes first; the method starts from its weights.
+        weights: A safetensors file of trained weights to start from instead.
+        samples: Draws per component in the evaluation at the end.
+        seed: Decides initial weights, order and noise; subset and held-out rows are the same for all seeds. It is the
+            only seed: `train`, `first` and `method_options` have none.
+        recipe: Name of a recipe of the library that `train` changes.
+        train: Fields of the `Recipe`.
+
+    >>> Job(net="lenet", data="mnist", train={"epochs": 2}).full_recipe().epochs
+    2
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    net: str
+    net_options: dict[str, Any] = {}
+    data: str
+    target: str | None = None
+    task: Literal["classes", "numbers"] | None = None
+    ignore: list[str] = []
+    test_share: float = Field(0.2, gt=0, lt=1)
+    image_size: int | None = Field(None, ge=1)
+    examples: int | None = Field(None, ge=1)
+    valid: int = Field(0, ge=0)
+    augment: bool = False
+    method: str = "ibnn"
+    method_options: dict[str, Any] = {}
+    first: dict[str, Any] | None = None
+    weights: str | None = None
+    samples: int = Field(5, ge=1)
+    seed: int = Field(0, ge=0)
+    recipe: str | None = None
+    train: dict[str, Any] = {}
+
+    def __init__(self, **fields: Any) -> None:
+        _check_names(fields)
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ValueError(explain(error, type(self))) from None
+        if not is_own(self.net):
+            _check_known("net", self.net, nets.names(), f", or {FORM}")
+        _check_known("method", self.method, tuple(METHODS))
+        self._check_table()
+        _check_plain("net_options", self.net_options)
+        for field in ("first", "weights"):
+            if self.method == "ensemble" and getattr(self, field) is not None:
+                got = "a start that all members would share, so that they stay alike"
+                remedy = "Leave it out: members start apart."
+                raise ValueError(complaint(field, 'absent where method = "ensemble"', got, remedy))
+        self.full_recipe()  # checks `train`
+        self.before()  # checks `first`
+
+    def _check_table(self) -> None:
+        """Raises for a .csv file without a target, and for a target without a .csv file."""
+        if self.has_file and self.target is None:
+            raise ValueError(complaint("target", f"the column of {self.data} to predict", "none", "Set target."))
+        given = [name for name in _OF_TABLES if getattr(self, name) != type(self).model_fields[name].default]
+        if given and not self.has_file:
+            expected = f"absent unless data is a .csv file, which {self.data!r} is not"
+            raise ValueError(complaint(given[0], expected, repr(getattr(self, given[0])), "Leave it out."))
+
+    @property
+    def has_file(self) -> bool:
+        """Whether the data are a .csv file."""
+        return self.data.lower().endswith(".csv")
+
+    @property
+    def has_code(self) -> bool:
+        """Whether the network is code of the user's."""
+        return is_own(self.net)
+
+    def full_recipe(self) -> Recipe:
+        """Returns the recipe that `fit` trains by."""
+        return self._recipe(self.recipe, "train")
+
+    def _recipe(self, base: str | None, table: str) -> Recipe:
+        """Returns a recipe of the library with the changes in a table, "train" or "first"."""
+        given = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in getattr(self, table).items()
+        }
+        try:
+            return (Recipe.named(base) if base else Recipe()).but(**{"seed": self.seed, **given})
+        except ValueError as error:
+            if isinstance(error.__context__, ValidationError):  # worded for a recipe that stands alone
+                raise ValueError(explain(error.__context__, Recipe, table)) from None
+            raise
+
+    def but(self, **changes: Any) -> Self:
+        """Returns a copy with some fields changed; tables are merged.
+
+        >>> Job(net="lenet", data="mnist", train={"epochs": 2}).but(train={"lr": 0.1}).train
+        {'epochs': 2, 'lr': 0.1}
+        """
+        return type(self)(**merged(self.model_dump(exclude_unset=True), changes))
+
+    def before(self) -> "Job | None":
+        """Returns the plain training that comes first, if there is one."""
+        if self.first is None:
+            return None
+        self._recipe(None, "first")  # errors name `first`, not the `train` of the other job
+        fields = {"method": "sgd", "method_options": {}, "first": None, "recipe": None, "train": self.first}
+        return Job(**(self.model_dump(exclude_unset=True) | fields))
+
+    @property
+    def key(self) -> str:
+        """A short hash of all fields; fields of .csv files and image folders count only where they are set."""
+        defaults = {name: type(self).model_fields[name].default for name in (*_OF_TABLES, "image_size")}
+        fields = {name: value for name, value in self.model_dump().items() if defaults.get(name, ...) != value}
+        return short_hash(fields)
+
+    @classmethod
+    def from_toml(cls, source: str | Path) -> "Job":
+        """Reads a TOML file (a Path) or text."""
+        return cls(**(read_toml(source) if isinstance(source, Path) else tomllib.loads(source)))
+
+    def to_toml(self) -> str:
+        """Returns the fields that are set; `from_toml` gives back an equal job."""
+        return to_toml(self.model_dump(exclude_unset=True))
+
+
+def names() -> list[str]:
+    """Returns the names of the jobs that come with the library.
+
+    >>> names()
+    ['cifar10-vgg16', 'digits-mlp', 'fashion-mnist-lenet', 'toy-regression', 'two-moons']
+    """
+    folder = resources.files("ibnn.lab") / "job_files"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def fields_of(name: str) -> dict[str, Any]:
+    """Returns the fields of a named job."""
+    return tomllib.loads((resources.files("ibnn.lab") / "job_files" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def meanings() -> dict[str, str]:
+    """Maps every word for a field of a job to that field: its name, a field of the recipe in `train`, or a synonym.
+
+    >>> [meanings()[word] for word in ("net", "lr", "dataset", "learning_rate")]
+    ['net', 'train.lr', 'data', 'train.lr']
+    """
+    recipe = {name: f"train.{name}" for name in Recipe.model_fields}
+    return recipe | SYNONYMS | {name: name for name in Job.model_fields}
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns a dict with changes; where both have a dict, these are merged too.
+
+    >>> merged({"a": 1, "b": {"c": 2}}, {"b": {"d": 3}})
+    {'a': 1, 'b': {'c': 2, 'd': 3}}
+    """
+    both = {k: merged(base[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(base.get(k), dict)}
+    return base | changes | both
+
+
+def short_hash(fields: dict[str, Any]) -> str:
+    """Returns 12 hexadecimal digits of the SHA-256 of some plain data."""
+    return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _check_names(fields: dict[str, Any]) -> None:
+    """Raises for a field that a job does not have, and for a seed in the wrong place."""
+    for name, value in fields.items():
+        if name not in Job.model_fields:
+            near = nearest(name, meanings().values(), meanings())
+            raise ValueError(complaint(name, "a field of a job", repr(value), f"Did you mean {near!r}?"))
+    for table in ("train", "first", "method_options"):
+        if isinstance(given := fields.get(table), dict) and "seed" in given:
+            expected = f"absent: the seed of a job also decides its first weights and stands outside {table}"
+            remedy = f"Set seed = {given['seed']} instead (--set seed={given['seed']})."
+            raise ValueError(complaint(f"{table}.seed", expected, given["seed"], remedy))
+
+
+def _check_known(field: str, value: str, known: Sequence[str], more: str = "") -> None:
+    if value not in known:
+        remedy = f"Did you mean {nearest(value, known, METHOD_SYNONYMS)!r}?"
+        raise ValueError(complaint(field, f"one of {', '.join(known)}{more}", repr(value), remedy))
+
+
+def _check_plain(name: str, value: Any) -> None:
+    """Raises for options that a TOML file cannot hold: dates, NaN, tables in lists."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _check_plain(f"{name}.{key}", entry)
+        return
+    for entry in value if isinstance(value, list) else [value]:
+        if not isinstance(entry, str | int | float) or (isinstance(entry, float) and not math.isfinite(entry)):
+            expected = "text, a finite number, true or false, or a list of these"
+            raise ValueError(complaint(name, expected, repr(entry), "Pass it as one of these."))

@@ -1,0 +1,270 @@
+"""SECTIONS: the tables, figures and sentences of a report's sections as plain data; the template arranges them."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ibnn import metrics
+from ibnn.lab.display import COLOURS, COSTS, OTHER, SCORES
+from ibnn.lab.report import figures, scores
+from ibnn.lab.report.runs import PARTS, Classifier, Run, Shown
+from ibnn.metrics import Interval
+
+Rated = Sequence[tuple[Classifier, Mapping[str, Interval]]]
+_SHOWN = 6  # examples of each kind
+
+
+class Score(NamedTuple):
+    """A cell with a value and its interval."""
+
+    value: str
+    low: str
+    high: str
+    best: bool
+
+
+class Table(NamedTuple):
+    """A table whose rows begin with a run; the first `words` cells of a row are words, the others numbers."""
+
+    name: str
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[tuple[Run, Sequence[str | Score]]]
+    words: int = 0
+
+
+class Card(NamedTuple):
+    """A figure with its caption."""
+
+    picture: figures.Picture
+    alt: str
+    caption: str
+    note: str
+
+
+class Example(NamedTuple):
+    """One row of the test set and what the draws say of it; `shares` are classes with colour and probabilities."""
+
+    pictures: Sequence[tuple[str, figures.Picture, str]]  # class in the page, picture, alternative text
+    right: bool
+    predicted: str
+    true: str
+    shares: Sequence[tuple[str, str, str, str]]
+    note: str
+
+
+def lead(runs: Sequence[Run], rated: Rated) -> str:
+    """Returns the first sentence of the page."""
+    count = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+    if not rated:
+        return f"{count} of regression."
+    if (sets := len(_groups(rated))) > 1:
+        return f"{count} on {sets} data sets; compare runs on the same data only."
+    run, found = min(rated, key=lambda each: each[1]["nll"].value)
+    value, low, high = found["nll"]
+    which = "NLL" if len(rated) == 1 else "Lowest NLL"
+    interval = f"{value:.3f} (95 % interval {low:.3f} to {high:.3f})"
+    return f"{count}. {which}: {run.name}, {interval}. The glossary explains the terms."
+
+
+def _groups(rated: Rated) -> list[Rated]:
+    """Groups the runs that can be compared: same data, same number of test rows."""
+    groups: dict[object, list[tuple[Classifier, Mapping[str, Interval]]]] = {}
+    for run, found in rated:
+        groups.setdefault((str(run.job.get("data")), len(run.labels)), []).append((run, found))
+    return list(groups.values())
+
+
+def ratings(rated: Rated) -> Table:
+    """Returns the scores of classifiers; the best of each group is marked."""
+    winners = {
+        (name, number)
+        for name, digits in scores.DIGITS.items()
+        for group in _groups(rated)
+        for number in scores.best({run.number: found[name].value for run, found in group}, digits)
+    }
+    rows: list[tuple[Run, list[str | Score]]] = []
+    for run, found in rated:
+        rows.append((run, []))
+        for name, digits in scores.DIGITS.items():
+            value, low, high = (f"{number:.{digits}f}" for number in found[name])
+            rows[-1][1].append(Score(value, low, high, (name, run.number) in winners))
+        rows[-1][1].append(_short(len(run.labels)))
+    head = ["run", *(SCORES[name] for name in scores.DIGITS), "test rows"]
+    return Table("scores-table", "Scores", head, rows)
+
+
+def regressions(runs: Sequence[Run]) -> Table:
+    """Returns the scores of runs that predict a number."""
+    names = {"nll": "NLL", "rmse": "RMSE", "coverage": "coverage"}
+    rows = [(run, [_short(run.scores.get(name)) for name in names]) for run in runs]
+    return Table("regression-table", "Scores of regression", ["run", *names.values()], rows)
+
+
+def costs(runs: Sequence[Run]) -> Table:
+    """Returns what each run took."""
+    rows = [(run, [*(_short(run.costs.get(key)) for key in COSTS), _short(run.temperature)]) for run in runs]
+    return Table("costs-table", "Costs", ["run", *COSTS.values(), "temperature"], rows)
+
+
+def _short(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+
+
+def warnings(run: Classifier, found: Mapping[str, Interval]) -> list[str]:
+    """Describes what is suspicious about a run's scores."""
+    words = scores.contradictions(run, found)
+    if lost := int((run.test.probs.gather(1, run.labels[:, None]) == 0).sum()):
+        words.append(f"{lost} true classes have a stored probability of 0, which the NLL counts as the smallest number")
+    return words
+
+
+def reliability(runs: Sequence[Classifier]) -> list[Card]:
+    """Returns a reliability diagram of each run."""
+    cards = []
+    for run in runs:
+        curve = metrics.reliability_curve(run.test.probs, run.labels)
+        confidence = 100 * float(run.test.probs.max(1).values.double().mean())
+        accuracy = 100 - 100 * metrics.error(run.test.probs, run.labels)
+        lean = f"{'over' if confidence > accuracy else 'under'}confident by {abs(confidence - accuracy):.1f} points"
+        note = f"Mean confidence {confidence:.1f} %, accuracy {accuracy:.1f} %: {lean}."
+        ece = metrics.ece(run.test.probs, run.labels)
+        alt = f"Reliability diagram of {run.name}: ECE {ece:.3f} over {len(run.labels)} rows. {note}"
+        cards.append(Card(figures.reliability(curve, run.colour), alt, run.name, note))
+    return cards
+
+
+def detection(runs: Sequence[Classifier]) -> tuple[Table, list[Card]]:
+    """Returns how well uncertainty separates further sets from the test set, and its histograms."""
+    rows: list[tuple[Run, list[str]]] = []
+    cards = []
+    for run in runs:
+        found = {name: scores.detections(run.test, answers) for name, answers in run.ood.items()}
+        for name, detected in found.items():
+            numbers = [cell for d in detected.values() for cell in ([f"{v:.3f}" for v in d] if d else ["–", "–"])]
+            rows.append((run, [name, *numbers]))
+        sets = {"test set": run.test} | {name: answers for name, answers in run.ood.items() if name != "test set"}
+        for kind in ("total", "epistemic"):
+            values = {name: v for name, a in sets.items() if (v := scores.uncertainties(a)[kind]) is not None}
+            if "test set" not in values:
+                continue
+            areas = [f"{name}: AUROC {d.auroc:.3f}" for name, all in found.items() if (d := all[kind]) is not None]
+            note = "; ".join(areas) or f"Mean {float(values['test set'].mean()):.3f} nats."
+            alt = f"Histogram of the {kind} uncertainty of {run.name}. {note}"
+            cards.append(Card(figures.histograms(values, f"{kind} uncertainty"), alt, f"{run.name}: {kind}", note))
+    head = [f"{score} {by}" for by in ("max-prob", "total", "epistemic") for score in ("AUROC", "FPR95")]
+    caption = "Detection of each set by three uncertainty scores"
+    return Table("ood-table", caption, ["run", "set", *head], rows, words=1), cards
+
+
+def risk(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
+    """Returns risk over coverage, as curves of up to six runs and as a table."""
+    curves = [(run, scores.selective(run)) for run in runs]
+    cards = []
+    for some in (curves[first : first + 6] for first in range(0, len(curves), 6)):
+        areas = "; ".join(f"{run.name}: AURC {curve.area:.4f}" for run, curve in some)
+        alt = f"Error rate among the most certain rows over coverage. {areas}."
+        picture = figures.risk_coverage([(run.name, run.number, curve) for run, curve in some])
+        cards.append(Card(picture, alt, "Risk over coverage", "Rows of high confidence are answered first."))
+    shares = (50, 80, 95, 100)
+    rows = []
+    for run, curve in curves:
+        answered = [max(1, math.ceil(share / 100 * len(curve.risk))) for share in shares]
+        errors = [f"{100 * float(curve.risk[count - 1]):.1f}" for count in answered]
+        rows.append((run, [f"{curve.area:.4f}", *errors]))
+    head = ["run", "AURC", *(f"error % at {share} % coverage" for share in shares)]
+    return cards, Table("risk-table", "Error rate if the most uncertain rows are declined", head, rows)
+
+
+def split(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
+    """Returns the mean aleatoric and epistemic uncertainty of the runs that stored it, as bars and as a table."""
+    cards, rows = [], []
+    for run in runs:
+        if not (parts := scores.mean_parts(run)):
+            continue
+        shares = {name: float(values[1:].sum() / values.sum().clamp_min(1e-12)) for name, values in parts.items()}
+        note = "Epistemic share of " + ", ".join(f"{name}: {100 * share:.0f} %" for name, share in shares.items()) + "."
+        alt = f"Mean aleatoric, between and within uncertainty of {run.name}. {note}"
+        cards.append(Card(figures.split(parts), alt, run.name, note))
+        for name, values in parts.items():
+            numbers = [*values.tolist(), float(values[1:].sum()), float(values.sum())]
+            rows.append((run, [name, *(f"{value:.3f}" for value in numbers)]))
+    head = ["run", "rows", *PARTS, "epistemic", "total"]
+    return cards, Table("split-table", "Mean uncertainty in nats", head, rows, words=1)
+
+
+def examples(run: Classifier) -> dict[str, list[Example]]:
+    """Returns the least and the most certain examples of a run."""
+    if run.shown is None:
+        return {}
+    half, count = len(run.shown.rows) // 2, len(run.shown.rows)
+    kinds = {"Least certain": range(half, count)[-_SHOWN:][::-1], "Most certain": range(half)[:_SHOWN]}
+    return {kind: [_example(run, run.shown, i) for i in rows] for kind, rows in kinds.items() if rows}
+
+
+def _example(run: Classifier, shown: Shown, i: int) -> Example:
+    row, draws = int(shown.rows[i]), shown.draws[i]
+    true, guess = int(run.labels[row]), int(run.test.probs[row].argmax())
+    mean, tally = draws.mean(0), _tally(draws, run.classes)
+    order = [c for c in mean.argsort(descending=True, stable=True).tolist() if mean[c] >= 0.01][:4] or [guess]
+    alt = f"{tally}; the predicted class has {100 * float(mean[guess]):.0f} %."
+    pictures = [("strips", figures.strips(draws, order), alt)]
+    if shown.images is not None:
+        alt = f"Test row {row}: true {run.classes[true]}, predicted {run.classes[guess]}."
+        pictures.insert(0, ("photo", figures.photo(shown.images[i]), alt))
+    shares = [(COLOURS[rank], run.classes[c], *_range(draws[:, c])) for rank, c in enumerate(order)]
+    if 1 - float(mean[order].sum()) >= 0.005:
+        shares.append((OTHER, "all others", *_range(draws.sum(1) - draws[:, order].sum(1))))
+    epistemic = "" if run.test.parts is None else f", epistemic {float(run.test.parts[1:, row].sum()):.3f}"
+    note = f"Test row {row}; total {float(run.test.total[row]):.3f} nats{epistemic}. {tally}."
+    return Example(pictures, true == guess, run.classes[guess], run.classes[true], shares, note)
+
+
+def _tally(draws: Tensor, classes: Sequence[str]) -> str:
+    votes = draws.argmax(1).bincount(minlength=draws.shape[1])
+    named = [c for c in votes.argsort(descending=True, stable=True).tolist() if votes[c]][:3]
+    if len(draws) == 1:
+        return f"The only draw says {classes[named[0]]}"
+    return f"Of {len(draws)} draws " + ", ".join(f"{int(votes[c])} say {classes[c]}" for c in named)
+
+
+def _range(probs: Tensor) -> tuple[str, str]:
+    """Returns a mean probability and, if there are several draws, the range of their probabilities."""
+    low, mean, high = (f"{100 * float(p):.0f}" for p in (probs.min(), probs.mean(), probs.max()))
+    return f"{mean} %", f"(draws: {low}–{high} %)" if len(probs) > 1 else ""
+
+
+def losses(run: Run) -> dict[str, list[float]]:
+    """Returns the curves of a run's training by name."""
+    named = {"train NLL": run.history.get("nll", []), "validation NLL": run.history.get("valid_nll", [])}
+    found = {name: values for name, values in named.items() if any(map(math.isfinite, values))}
+    loss = run.history.get("loss", [])
+    return found or ({"loss": loss} if any(map(math.isfinite, loss)) else {})
+
+
+def training(runs: Sequence[Run]) -> list[Card]:
+    """Returns the training curves of the runs that have any."""
+    cards = []
+    for run in (run for run in runs if losses(run)):
+        axis = next((name for name in ("epoch", "step") if any(map(math.isfinite, run.history.get(name, [])))), "row")
+        x = run.history.get(axis) or list(range(len(next(iter(losses(run).values())))))
+        finite = {name: [v for v in values if math.isfinite(v)] for name, values in losses(run).items()}
+        note = "; ".join(f"{name}: last {v[-1]:.3f}, lowest {min(v):.3f}" for name, v in finite.items()) + "."
+        below = {}
+        if prior_std := [v for v in run.history.get("prior_std", []) if math.isfinite(v)]:
+            note += f" Prior std ends at {prior_std[-1]:.3f}."
+            below = {"prior std": run.history["prior_std"]}
+        picture = figures.training((axis, x), losses(run), below)
+        cards.append(Card(picture, f"Training curves of {run.name} over {axis}s. {note}", run.name, note))
+    return cards
+
+
+def facts(run: Run) -> dict[str, str]:
+    """Returns the provenance of a run, as text."""
+    known: dict[str, Any] = {"seed": run.job.get("seed", 0)} | dict(run.provenance)
+    return {k: v if isinstance(v, str) else json.dumps(v, default=str, ensure_ascii=False) for k, v in known.items()}

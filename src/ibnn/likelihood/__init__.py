@@ -1,0 +1,27 @@
+"""LIKELIHOODS: what a network's output says about a target, one file a kind of target."""
+
+from ibnn.likelihood.base import Likelihood, Temperature
+from ibnn.likelihood.bernoulli import Bernoulli
+from ibnn.likelihood.categorical import Categorical
+from ibnn.likelihood.gaussian import Gaussian
+from ibnn.likelihood.heads import Heads
+from ibnn.likelihood.running import HELD
+from ibnn.likelihood.weighted import Weighted
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    "categorical": Categorical,
+    "bernoulli": Bernoulli,
+    "gaussian": Gaussian,
+}
+
+__all__ = [
+    "HELD",
+    "LIKELIHOODS",
+    "Bernoulli",
+    "Categorical",
+    "Gaussian",
+    "Heads",
+    "Likelihood",
+    "Temperature",
+    "Weighted",
+]

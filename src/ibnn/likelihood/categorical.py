@@ -1,0 +1,188 @@
+"""CLASSES: one of several, by softmax."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ibnn import metrics
+from ibnn.errors import complaint
+from ibnn.likelihood.base import Temperature, log_mean
+from ibnn.likelihood.running import Discrete, Split
+from ibnn.prediction import CategoricalPrediction, Prediction
+
+
+class Categorical(Discrete):
+    """Classes by softmax over one axis of the output, (B, C), (B, C, …) or (B, …, C); targets are class indices.
+
+    Attributes:
+        axis: The axis of the classes in the network's output; None until it is known.
+
+    >>> likelihood = Categorical(label_smoothing=0.1)
+    >>> round(likelihood.nll(torch.zeros(2, 4), torch.tensor([0, 3])).item(), 4)  # uniform: log 4
+    1.3863
+    """
+
+    masks = True
+    fewest = 2  # classes: a softmax over one is always 1
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        axis: int | None = None,
+    ) -> None:
+        """Takes what `torch.nn.functional.cross_entropy` takes, and where the classes are.
+
+        Args:
+            weight: Weight of each class in the training loss, (C,).
+            ignore_index: Target value that counts for nothing.
+            label_smoothing: Share of the target that is spread evenly over the classes, in the training loss.
+            axis: The axis of the classes: 1 for (B, C, …), as in a segmentation of images; −1 for (B, …, C), as in
+                token classification and language models. By default the first targets tell (`elbo`, `fit`,
+                `calibrate`); until then it is 1, and outputs of three axes are refused, for they may be either.
+        """
+        super().__init__()
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(complaint("label_smoothing", "in [0, 1)", label_smoothing, "Pass 0 for none."))
+        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int) or axis == 0):
+            raise ValueError(complaint("axis", "an axis of the output beyond the batch", repr(axis), "Pass 1 or -1."))
+        self.register_buffer("weight", weight)
+        self.ignore_index, self.label_smoothing, self.axis = ignore_index, label_smoothing, axis
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """The axis, if it is known, is part of the state: targets may have told it."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.axis is not None:
+            destination[prefix + "axis"] = torch.tensor(self.axis)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if prefix + "axis" in state_dict:
+            self.axis = int(state_dict.pop(prefix + "axis"))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def class_dim(self, outputs: Tensor, leading: int = 0) -> int:
+        """Returns the axis of the classes, counted from the end, in outputs with so many axes before the batch's."""
+        shape = tuple(outputs.shape[leading:])
+        if self.axis is None and len(shape) == 3:
+            expected = f"known for an output of shape {shape}: (B, C, …) or (B, …, C)"
+            remedy = "Convert with likelihood=ibnn.Categorical(axis=-1) if the classes come last, or axis=1."
+            raise ValueError(complaint("axis", expected, "none", remedy))
+        dim = self._from_end(len(shape))
+        if not -len(shape) < dim < 0 or shape[dim] < self.fewest:
+            expected = f"a network with class scores in axis {self.axis or 1} of its output, two or more"
+            remedy = 'For yes/no targets convert with likelihood="bernoulli", for numbers with "gaussian".'
+            raise ValueError(complaint("net", expected, f"an output of shape {shape}", remedy))
+        return dim
+
+    def _from_end(self, dims: int) -> int:
+        """The axis of the classes in an output of so many axes, counted from its end."""
+        axis = self.axis or 1
+        return axis - dims if axis > 0 else axis
+
+    def _find_axis(self, output: Tensor, target: Tensor) -> None:
+        """Finds out where the classes are, if that is open and the target's shape tells."""
+        if self.axis is not None or output.dim() < 3:
+            return
+        fitting = [axis for axis in (1, -1) if _without(output, axis) == tuple(target.shape[1:])]
+        if len(fitting) == 2:
+            got = f"both possible for outputs {tuple(output.shape)} and targets {tuple(target.shape)}"
+            remedy = "Convert with likelihood=ibnn.Categorical(axis=-1) if the classes come last, or axis=1."
+            raise ValueError(complaint("axis", "given where 1 and -1 are both possible", got, remedy))
+        self.axis = fitting[0] if fitting else None
+
+    def check_dtype(self, target: Tensor) -> None:
+        """Raises if labels are not integers."""
+        if target.is_floating_point() or target.dtype == torch.bool:
+            raise TypeError(
+                complaint("y", "integer class indices", f"dtype {target.dtype}", "Pass y.long(), or one-hot.argmax(1).")
+            )
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raises if labels are not integers, out of range, or do not fit the output's shape; finds the class axis."""
+        self.check_dtype(target)
+        self._find_axis(output, target)
+        dim = self.class_dim(output) if self.axis is not None or output.dim() != 3 else -2
+        expected = (len(target), *_without(output, dim))
+        if tuple(target.shape) != expected:
+            raise ValueError(
+                complaint("y", f"of shape {expected}", f"shape {tuple(target.shape)}", "Pass one class index a datum.")
+            )
+        used, classes = target[target != self.ignore_index], output.shape[dim]
+        if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < classes:
+            raise ValueError(
+                complaint(
+                    "y",
+                    f"in 0 … {classes - 1} (the network has {classes} outputs)",
+                    f"labels from {int(used.min())} to {int(used.max())}",
+                    f"Renumber the classes, or mark what to leave out with {self.ignore_index}.",
+                )
+            )
+
+    def nll(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Tensor:
+        """Returns the cross-entropy, the (weighted) mean over all targets that are not ignored; 0 if all are."""
+        logits, dim = self._tempered(output, temperature), self.class_dim(output)
+        last = dim == -1 and output.dim() > 2
+        loss = F.cross_entropy(
+            logits.flatten(0, -2) if last else logits.movedim(dim, 1),
+            (target.flatten() if last else target).long(),
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            reduction="sum",
+        )
+        return loss / self.mass(target).to(loss).clamp_min(torch.finfo(loss.dtype).tiny)
+
+    def mass(self, target: Tensor) -> Tensor:
+        """The sum of the class weights of the targets that are not ignored; their number without class weights."""
+        kept = target != self.ignore_index
+        return (kept.float() if self.weight is None else self.weight[target.long() * kept] * kept).sum()
+
+    def data(self, target: Tensor) -> int:
+        """How many targets are not ignored."""
+        return int((target != self.ignore_index).sum())
+
+    def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
+        """Returns the log of the mean softmax, of the output's shape: as good as logits to whatever reads them."""
+        return log_mean(self._tempered(draws, temperature).log_softmax(self.class_dim(draws, 1)))
+
+    def _log_probs(self, draws: Tensor, temperature: Temperature) -> Tensor:
+        """Returns log-probabilities (K, S, B, …, C) of draws."""
+        dim = self.class_dim(draws, 2)
+        return self._tempered(draws, temperature).log_softmax(dim).movedim(dim, -1)
+
+    def _datum_losses(self, draws: Tensor, target: Tensor, temperature: Temperature) -> tuple[Tensor, Tensor]:
+        draws, kept = draws.flatten(0, 1), target != self.ignore_index
+        logits = self._tempered(draws, temperature).movedim(self.class_dim(draws, 1), -1)
+        index = (target.long() * kept).expand(len(draws), *target.shape)[..., None]
+        log_probs = (logits.gather(-1, index)[..., 0] - logits.logsumexp(-1)) * kept  # of each draw
+        return (math.log(len(draws)) - log_probs.logsumexp(0)) * kept, kept
+
+    def _prediction(self, logs: Tensor, split: Split, error: Tensor) -> Prediction:
+        dim = self._from_end(logs.dim())
+        logs, error = (values.movedim(-1, dim) for values in (logs, error))
+        return CategoricalPrediction(logs.exp(), logs, *split, error, axis=1 if dim + logs.dim() == 1 else dim)
+
+    def score(self, prediction: CategoricalPrediction, target: Tensor) -> dict[str, float]:
+        """NLL, error and ECE over the targets that are not ignored; without class weights or smoothing."""
+        kept = target.flatten() != self.ignore_index
+        labels = target.flatten()[kept]
+        probs, log_probs = (
+            p.movedim(prediction.axis, -1).flatten(0, -2)[kept] for p in (prediction.probs, prediction.log_probs)
+        )
+        return {
+            "nll": metrics.nll(log_probs, labels),
+            "error": metrics.error(probs, labels),
+            "ece": metrics.ece(probs, labels),
+        }
+
+
+def _without(output: Tensor, axis: int) -> tuple[int, ...]:
+    """Returns the shape of an output beyond the batch and without the axis of the classes."""
+    axis %= output.dim()
+    return tuple(size for number, size in enumerate(output.shape) if number not in (0, axis))

@@ -1,0 +1,124 @@
+"""NUMBERS: real targets with Gaussian noise."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ibnn.errors import complaint
+from ibnn.likelihood.base import Likelihood, Temperature, check_shape, full
+from ibnn.prediction import GaussianPrediction
+
+
+class Gaussian(Likelihood):
+    """Real targets of the shape of the output's mean, with Gaussian noise.
+
+    The noise is one learnt number per output (`noise="learnt"`), or the network predicts it (`noise="predicted"`): then
+    the last axis of its output holds the means first and as many noise parameters after them, variance = softplus.
+
+    >>> likelihood = Gaussian(init_std=1.0)
+    >>> round(likelihood.nll(torch.zeros(2, 1), torch.zeros(2, 1)).item(), 4)  # ½ log 2π
+    0.9189
+    """
+
+    log_std: Tensor | None
+    discrete = False
+
+    def __init__(
+        self, *, noise: Literal["learnt", "predicted"] = "learnt", init_std: float = 1.0, outputs: int = 1
+    ) -> None:
+        """Chooses where the noise comes from.
+
+        Args:
+            noise: "learnt" or "predicted".
+            init_std: Where learnt noise starts, in units of the target.
+            outputs: How many outputs have a learnt noise of their own; 1 shares one noise between all.
+        """
+        super().__init__()
+        if noise not in ("learnt", "predicted"):
+            raise ValueError(complaint("noise", '"learnt" or "predicted"', repr(noise), "Pass one of the two."))
+        if not init_std > 0:
+            raise ValueError(complaint("init_std", "positive", init_std, "Pass the target's standard deviation."))
+        self.noise = noise
+        learnt = nn.Parameter(torch.full((outputs,), math.log(init_std))) if noise == "learnt" else None
+        self.register_parameter("log_std", learnt)
+
+    def split(self, output: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
+        """Returns the mean and the standard deviation in an output, of equal shape."""
+        output, factor = full(output), self._resolve(temperature)
+        if self.log_std is not None:
+            return output, (self.log_std.to(output.dtype).exp() * factor).expand_as(output)
+        mean, raw = output.chunk(2, dim=-1)
+        std = (F.softplus(raw) + 1e-6).sqrt()  # the floor keeps the loss finite on targets fitted exactly
+        return mean, std * factor
+
+    def check_dtype(self, target: Tensor) -> None:
+        """Raises if targets are not floating point."""
+        if not target.is_floating_point():
+            raise TypeError(complaint("y", "floating point", f"dtype {target.dtype}", "Pass y.float()."))
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raises if targets are not finite real numbers of the mean's shape."""
+        if self.log_std is None and output.shape[-1] % 2:
+            raise ValueError(
+                complaint(
+                    "net",
+                    'a network whose last axis has means and as many variances (noise="predicted")',
+                    f"an output of shape {tuple(output.shape)}",
+                    "Double the outputs of its last layer.",
+                )
+            )
+        if self.log_std is not None and len(self.log_std) not in (1, output.shape[-1]):
+            got = f"{len(self.log_std)} for an output of shape {tuple(output.shape)}"
+            raise ValueError(complaint("outputs", "1 or the size of the network's last axis", got, "Pass outputs=1."))
+        self.check_dtype(target)
+        check_shape(self.split(output)[0], target)
+        if not target.isfinite().all():
+            raise ValueError(complaint("y", "finite", "NaN or infinity", "Drop the rows without a target."))
+
+    def nll(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Tensor:
+        """Returns −log N(target; mean, std²), mean over all targets."""
+        mean, std = self.split(output, temperature)
+        return (0.5 * ((target - mean) / std).square() + std.log()).mean() + 0.5 * math.log(2 * math.pi)
+
+    def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
+        """Returns the predictive mean."""
+        return self.split(draws, temperature)[0].mean(0)
+
+    def summarise(self, draws: Tensor, temperature: Temperature = None) -> GaussianPrediction:
+        """Returns mean and variance, split by the law of total variance, and the mixture itself for intervals."""
+        means, stds = self.split(draws, temperature)  # (K, S, B, …)
+        by_component = means.mean(1)
+        return GaussianPrediction(
+            mean=by_component.mean(0),
+            aleatoric=stds.square().mean((0, 1)),
+            between=by_component.var(0, correction=0),
+            within=means.var(1, correction=0).mean(0),
+            standard_error=_standard_error(means),
+            draw_means=means.flatten(0, 1),
+            draw_stds=stds.flatten(0, 1),
+        )
+
+    def _datum_losses(self, draws: Tensor, target: Tensor, temperature: Temperature) -> tuple[Tensor, Tensor]:
+        losses = -self.summarise(draws, temperature).log_prob(target)
+        return losses, torch.ones_like(losses)
+
+    def score(self, prediction: GaussianPrediction, target: Tensor) -> dict[str, float]:
+        """NLL of the mixture, and root mean squared error."""
+        nll = -prediction.log_prob(target).mean()  # refuses a target of another shape
+        return {"nll": nll.item(), "rmse": (prediction.mean - target).square().mean().sqrt().item()}
+
+
+def _standard_error(values: Tensor) -> Tensor:
+    """Of the mean over draws (K, S, B, …) stratified by component.
+
+    S = 1 does not show how much of the spread is between components, where it does no harm: all of it counts.
+    """
+    components, samples = values.shape[:2]
+    if components == samples == 1:
+        return torch.full_like(values[0, 0], math.nan)
+    if samples == 1:
+        return values[:, 0].std(0) / math.sqrt(components)
+    return (values.var(1).sum(0) / samples).sqrt() / components

@@ -1,0 +1,76 @@
+"""CHECKS of what metrics are given."""
+
+import torch
+from torch import Tensor
+
+from ibnn.errors import complaint
+
+_SUM_TOLERANCE = 1e-3  # of a row's total probability
+_TOP_TOLERANCE = 1e-4  # of the largest (log-)probability, which rounding may lift above its bound
+
+
+def problem(argument: str, expected: str, got: str, remedy: str) -> ValueError:
+    """An error in four parts; the remedy becomes a sentence."""
+    return ValueError(complaint(argument, expected, got, f"{remedy[0].upper()}{remedy[1:]}."))
+
+
+def check_numbers(name: str, values: Tensor) -> None:
+    """Raises if a value is NaN."""
+    if len(nans := values.isnan().nonzero()):
+        raise problem(name, "numbers", f"NaN in row {nans[0, 0]}", "find what made it upstream")
+
+
+def check_level(level: float) -> None:
+    """Raises if the level of an interval is not a share."""
+    if not 0 < level < 1:
+        raise problem("level", "a share between 0 and 1", f"{level}", "pass 0.95 for 95 %")
+
+
+def _check_distributions(name: str, values: Tensor) -> None:
+    """Checks that every row of `values` (R, C), probs or log_probs by name, is a distribution."""
+    logs = name == "log_probs"
+    probs, top, what = (values.exp(), 0, "exps") if logs else (values, 1, "values")
+    total = probs.sum(1)  # (R,)
+    outside = ((values > top + _TOP_TOLERANCE) | (probs < 0)).any(1)
+    if len(bad := (outside | ((total - 1).abs() > _SUM_TOLERANCE)).nonzero()):
+        row = int(bad[0])
+        expected = f"values {'of at most 0' if logs else 'in [0, 1]'} with {what} summing to 1"
+        low, high = values[row].aminmax()
+        got = f"{low:.4g} to {high:.4g} with {what} summing to {total[row]:.4g} in row {row}"
+        remedy = f"did you pass logits? pass prediction.{name}, in float32 or wider"
+        raise problem(name, expected, got, remedy)
+
+
+def class_rows(name: str, values: Tensor, labels: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Checks `values` (N, C, ...), named probs or log_probs, classes in an axis, and flattens both: (R, C), (R,)."""
+    values, labels = values.detach().cpu(), labels.detach().cpu()
+    shape = tuple(values.shape)
+    if values.ndim < 2 or values.numel() == 0 or not values.is_floating_point():
+        expected = "a non-empty float tensor (N, C) or (N, C, ...)"
+        raise problem(name, expected, f"{values.dtype} {shape}", f"pass prediction.{name}")
+    if axis in (0, -values.ndim) or not -values.ndim <= axis < values.ndim:
+        raise problem("axis", f"one of {name} {shape} beyond the first", f"{axis}", "pass 1 or -1")
+    values = values.movedim(axis, 1)
+    if labels.shape != values[:, 0].shape:
+        expected = f"of shape {tuple(values[:, 0].shape)} to go with {name} {shape}"
+        got = f"shape {tuple(labels.shape)}"
+        raise problem("labels", expected, got, f"pass one class index per row, classes on axis {axis}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise problem("labels", "of an integer dtype", f"{labels.dtype}", "pass labels.long()")
+    values, labels = values.movedim(1, -1).flatten(0, -2), labels.long().reshape(-1)
+    classes = values.shape[1]
+    if len(wrong := labels[(labels < 0) | (labels >= classes)]):
+        remedy = "drop rows without a label and count classes from 0"
+        raise problem("labels", f"in 0 to {classes - 1}", f"{wrong[0]}", remedy)
+    check_numbers(name, values)
+    _check_distributions(name, values.double())
+    return values, labels
+
+
+def score_column(name: str, values: Tensor) -> Tensor:
+    """Checks that `values` are one or more numbers along one axis."""
+    if values.ndim != 1 or len(values) == 0:
+        got, remedy = f"shape {tuple(values.shape)}", f"pass {name}.flatten() of some data"
+        raise problem(name, "a non-empty 1-D tensor", got, remedy)
+    check_numbers(name, values)
+    return values.detach().cpu().double().contiguous()  # else searchsorted warns

@@ -1,0 +1,203 @@
+"""CLASSIFICATION: error, likelihood, calibration and usefulness of uncertainty of class probabilities.
+
+Axes: N rows, C classes. Dense predictions (N, C, ...) count every position as a row; `axis` is the axis of their
+classes, -1 for tokens (N, T, C): pass `axis=prediction.axis`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ibnn.metrics.checks import class_rows, problem, score_column
+
+BINS = 15  # of reliability curves and the ECE, as in the paper
+
+
+class ReliabilityCurve(NamedTuple):
+    """What a reliability diagram draws, one entry per bin; empty bins have nan means and count 0.
+
+    >>> reliability_curve(torch.tensor([[0.9, 0.1]]), torch.tensor([0]), bins=2).count.tolist()
+    [0, 1]
+    """
+
+    confidence: Tensor  # mean probability of the predicted class (bins,)
+    accuracy: Tensor  # share of rows predicted right (bins,)
+    count: Tensor  # type: ignore[assignment]  # rows (bins,); hides tuple.count
+    edges: Tensor  # borders of the bins (bins + 1,)
+
+
+class RiskCoverage(NamedTuple):
+    """Error rate among the i most certain rows, for i = 1 to N.
+
+    >>> risk_coverage(torch.tensor([0.1, 0.9]), torch.tensor([True, False])).coverage.tolist()
+    [0.5, 1.0]
+    """
+
+    coverage: Tensor  # i / N (N,)
+    risk: Tensor  # errors among the first i, over i (N,)
+    area: float  # AURC, the mean of risk
+
+
+def error(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
+    """Share of rows whose most probable class (the first, if tied) is not the label.
+
+    >>> error(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+    0.5
+    """
+    probs, labels = class_rows("probs", probs, labels, axis)
+    return (probs.argmax(1) != labels).double().mean().item()
+
+
+def nll(log_probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
+    """Mean of -log p(label), in nats; takes log-probabilities, since probabilities underflow.
+
+    >>> round(nll(torch.tensor([[0.25, 0.75]]).log(), torch.tensor([0])), 6)  # log 4
+    1.386294
+    """
+    log_probs, labels = class_rows("log_probs", log_probs, labels, axis)
+    return 0 - log_probs.gather(1, labels[:, None]).double().mean().item()  # 0, never -0
+
+
+def brier(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
+    """Squared distance of the probabilities to the one-hot label, summed over classes: 0 to 2.
+
+    >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+    0.5
+    """
+    probs, labels = class_rows("probs", probs, labels, axis)
+    hit = F.one_hot(labels, probs.shape[1])
+    return (probs.double() - hit).square().sum(1).mean().item()
+
+
+def reliability_curve(probs: Tensor, labels: Tensor, bins: int = BINS, *, axis: int = 1) -> ReliabilityCurve:
+    """Confidence and accuracy of the predicted class in bins of equal width, each (lo, hi].
+
+    Confidence 1 falls in the last bin and 0 in the first. Borders are rounded as `probs` are, so
+    that 0.6 lies on the border 9/15 in float32 too.
+
+    >>> probs = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.5, 0.5]])
+    >>> reliability_curve(probs, torch.tensor([0, 1, 1]), bins=2).accuracy.tolist()
+    [0.0, 0.5]
+    """
+    if bins < 1:
+        raise problem("bins", "an integer of at least 1", f"{bins}", "pass bins=15 as the paper")
+    probs, labels = class_rows("probs", probs, labels, axis)
+    confidence, guess = probs.max(1)
+    edges = torch.arange(bins + 1, dtype=torch.float64) / bins  # linspace would miss some by an ulp
+    index = bin_numbers(confidence, edges)
+    count = index.bincount(minlength=bins)
+    total = index.bincount(confidence.double(), minlength=bins)
+    hits = index.bincount((guess == labels).double(), minlength=bins)
+    return ReliabilityCurve(total / count, hits / count, count, edges)
+
+
+def bin_numbers(confidence: Tensor, edges: Tensor) -> Tensor:
+    """Returns the bin, (lo, hi], of each confidence."""
+    return torch.bucketize(confidence, edges.to(confidence.dtype)).sub(1).clamp(0, len(edges) - 2)
+
+
+def ece(probs: Tensor, labels: Tensor, bins: int = BINS, *, axis: int = 1) -> float:
+    """Expected calibration error: mean gap of confidence and accuracy over the bins, by their rows.
+
+    >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
+    0.25
+    """
+    curve = reliability_curve(probs, labels, bins, axis=axis)
+    gap = (curve.confidence - curve.accuracy).abs()
+    return ((gap * curve.count).nansum() / curve.count.sum()).item()
+
+
+def auroc(negatives: Tensor, positives: Tensor) -> float:
+    """Probability that a positive scores higher than a negative, ties counted one half; exact.
+
+    Args:
+        negatives: Scores such as the uncertainty of in-distribution inputs, (N,).
+        positives: Scores such as the uncertainty of out-of-distribution inputs, (M,).
+
+    >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 0.3]))
+    0.875
+    """
+    negatives, positives = score_column("negatives", negatives), score_column("positives", positives)
+    negatives = negatives.sort().values
+    below = torch.searchsorted(negatives, positives)  # (M,)
+    not_above = torch.searchsorted(negatives, positives, right=True)  # (M,)
+    twice_wins = int((below + not_above).sum())
+    return twice_wins / (2 * len(negatives) * len(positives))  # of integers: rounded only once
+
+
+def fpr_at_95_tpr(negatives: Tensor, positives: Tensor) -> float:
+    """Share of negatives at or above the largest threshold that at least 95 % of positives reach.
+
+    >>> fpr_at_95_tpr(torch.tensor([0.0, 0.1, 0.2, 0.3]), torch.tensor([0.2, 0.4]))
+    0.5
+    """
+    negatives, positives = score_column("negatives", negatives), score_column("positives", positives)
+    needed = -(-95 * len(positives) // 100)  # ceil of 0.95 M without its rounding
+    threshold = positives.sort(descending=True).values[needed - 1]
+    return (negatives >= threshold).double().mean().item()
+
+
+def risk_coverage(uncertainty: Tensor, correct: Tensor) -> RiskCoverage:
+    """Error rate when only the most certain rows are answered, for every coverage.
+
+    Rows of equal uncertainty share their errors evenly (the mean over their orders), so the result
+    does not depend on the order of rows.
+
+    Args:
+        uncertainty: Any score that grows with doubt, (N,).
+        correct: Whether each row was predicted right, bool or 0 and 1, (N,).
+
+    >>> risk_coverage(torch.tensor([0.3, 0.1]), torch.tensor([False, True])).risk.tolist()
+    [0.0, 0.5]
+    """
+    uncertainty, right = score_column("uncertainty", uncertainty), score_column("correct", correct)
+    rows = len(uncertainty)
+    if len(right) != rows:
+        remedy = "pass one entry per row of `uncertainty`"
+        raise problem("correct", f"of length {rows}", f"length {len(right)}", remedy)
+    if len(odd := right[(right != 0) & (right != 1)]):
+        raise problem("correct", "True or False", f"{odd[0]}", "pass probs.argmax(1) == labels")
+    uncertainty, order = uncertainty.sort(stable=True)
+    new = (uncertainty[1:] != uncertainty[:-1]).long()
+    group = F.pad(new.cumsum(0), (1, 0))  # (N,) number of the tie
+    size, errors = group.bincount(), group.bincount(1 - right[order])  # (groups,)
+    kept = torch.arange(1, rows + 1, dtype=torch.float64)
+    within = kept - (size.cumsum(0) - size)[group]  # how many of its own group are kept
+    risk = ((errors.cumsum(0) - errors)[group] + within * errors[group] / size[group]) / kept
+    return RiskCoverage(kept / rows, risk, risk.mean().item())
+
+
+def aurc(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
+    """Area under the risk-coverage curve when the most confident rows are answered first.
+
+    >>> aurc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+    0.25
+    """
+    probs, labels = class_rows("probs", probs, labels, axis)
+    confidence, guess = probs.max(1)
+    return risk_coverage(1 - confidence, guess == labels).area
+
+
+_SCORES: dict[str, Callable[..., float]] = {"error": error, "nll": nll, "ece": ece, "brier": brier, "aurc": aurc}
+
+
+def scores(
+    probs: Tensor, log_probs: Tensor, labels: Tensor, names: Sequence[str] = tuple(_SCORES), *, axis: int = 1
+) -> dict[str, float]:
+    """Scores of a classifier by name.
+
+    Args:
+        probs: Class probabilities, (N, C) or dense.
+        log_probs: Their logarithms, which `nll` needs.
+        labels: Class indices.
+        names: Which scores, in order: some of error, nll, ece, brier, aurc.
+        axis: Axis of the classes.
+
+    >>> probs = torch.tensor([[0.9, 0.1], [0.6, 0.4]])
+    >>> scores(probs, probs.log(), torch.tensor([0, 1]), ("error", "aurc"))
+    {'error': 0.5, 'aurc': 0.25}
+    """
+    return {name: _SCORES[name](log_probs if name == "nll" else probs, labels, axis=axis) for name in names}

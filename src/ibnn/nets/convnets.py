@@ -1,0 +1,128 @@
+"""Convolutions, then a fully connected head: LeNet, AlexNet and VGG-16, the latter two with torchvision's names."""
+
+from collections import OrderedDict
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class LeNet(nn.Module):
+    """The paper's LeNet for 28 × 28 images of one channel; `width` multiplies every hidden layer.
+
+    >>> sum(p.numel() for p in LeNet().parameters())
+    41806
+    """
+
+    def __init__(self, classes: int = 10, *, width: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 6 * width, 5)
+        self.conv2 = nn.Conv2d(6 * width, 16 * width, 5)
+        self.conv3 = nn.Conv2d(16 * width, 120 * width, 4)
+        self.fc1 = nn.Linear(120 * width, 64 * width)
+        self.fc2 = nn.Linear(64 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 1, 28, 28) to class scores (B, C)."""
+        x = F.max_pool2d(self.conv1(x).relu(), 2)
+        x = F.max_pool2d(self.conv2(x).relu(), 2)
+        x = self.conv3(x).relu().flatten(1)
+        x = self.fc1(x).relu()
+        scores: Tensor = self.fc2(x)
+        return scores
+
+
+class AlexNet(nn.Sequential):
+    """AlexNet for 224 × 224 images, or any from 63 × 63; torchvision's checkpoints load as they are.
+
+    >>> import torch
+    >>> with torch.device("meta"):
+    ...     net = AlexNet()
+    >>> sum(p.numel() for p in net.parameters())
+    61100840
+    """
+
+    def __init__(self, classes: int = 1000, *, dropout: float = 0.5) -> None:
+        layers: list[nn.Module] = []  # whose indices are the checkpoint's names
+        for channels, out, kernel, stride, padding, pooled in (
+            (3, 64, 11, 4, 2, True),
+            (64, 192, 5, 1, 2, True),
+            (192, 384, 3, 1, 1, False),
+            (384, 256, 3, 1, 1, False),
+            (256, 256, 3, 1, 1, True),
+        ):
+            layers += [nn.Conv2d(channels, out, kernel, stride, padding), nn.ReLU(inplace=True)]
+            layers += [nn.MaxPool2d(3, 2)] if pooled else []
+        hidden = ((256 * 6 * 6, 4096), (4096, 4096))
+        head = [m for a, b in hidden for m in (nn.Dropout(dropout), nn.Linear(a, b), nn.ReLU(inplace=True))]
+        features, pool = nn.Sequential(*layers), nn.AdaptiveAvgPool2d(6)
+        classifier = nn.Sequential(*head, nn.Linear(4096, classes))
+        super().__init__(OrderedDict(features=features, avgpool=pool, flatten=nn.Flatten(), classifier=classifier))
+
+
+def _features(*, width: float = 1.0, batchnorm: bool = False) -> nn.Sequential:
+    """Returns the thirteen convolutions; their indices are the names in torchvision's checkpoints."""
+    channels = 3
+    layers: list[nn.Module] = []
+    for size, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        out = int(size * width)
+        for _ in range(depth):
+            norm = [nn.BatchNorm2d(out)] if batchnorm else []
+            layers += [nn.Conv2d(channels, out, 3, padding=1), *norm, nn.ReLU(inplace=True)]
+            channels = out
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers)
+
+
+class VGG16(nn.Sequential):
+    """VGG-16 for 32 × 32 images, 512-512-C head; torchvision's names for the features.
+
+    `width` scales the channels: 1 is the paper's network, 0.25 a quarter of its width. The paper's has no BatchNorm.
+    `dropout` is the rate before the hidden layers of the head.
+
+    >>> sum(p.numel() for p in VGG16(width=0.125).parameters())
+    239538
+    """
+
+    def __init__(self, classes: int = 10, *, width: float = 1.0, batchnorm: bool = False, dropout: float = 0.5) -> None:
+        features, last = _features(width=width, batchnorm=batchnorm), int(512 * width)
+        head = [m for _ in range(2) for m in (nn.Dropout(dropout), nn.Linear(last, last), nn.ReLU(inplace=True))]
+        classifier = nn.Sequential(*head, nn.Linear(last, classes))
+        super().__init__(OrderedDict(features=features, flatten=nn.Flatten(), classifier=classifier))
+        he_convolutions(self)
+
+
+class VGG16Large(nn.Sequential):
+    """VGG-16 for 224 × 224 images, or any from 32 × 32; torchvision's vgg16 and vgg16_bn checkpoints load as they are.
+
+    >>> import torch
+    >>> with torch.device("meta"):
+    ...     net = VGG16Large()
+    >>> sum(p.numel() for p in net.parameters())
+    138357544
+    """
+
+    def __init__(self, classes: int = 1000, *, batchnorm: bool = False, dropout: float = 0.5) -> None:
+        features, hidden = _features(batchnorm=batchnorm), ((512 * 7 * 7, 4096), (4096, 4096))
+        head = [m for a, b in hidden for m in (nn.Linear(a, b), nn.ReLU(inplace=True), nn.Dropout(dropout))]
+        classifier, pool = nn.Sequential(*head, nn.Linear(4096, classes)), nn.AdaptiveAvgPool2d(7)
+        super().__init__(OrderedDict(features=features, avgpool=pool, flatten=nn.Flatten(), classifier=classifier))
+        he_convolutions(self)
+        for module in classifier:
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, 0.0, 0.01)
+                nn.init.zeros_(module.bias)
+
+
+def he_convolutions(net: nn.Module) -> None:
+    """Draws convolution weights from He's normal by fan-out, as torchvision does, and zeroes biases.
+
+    >>> conv = nn.Conv2d(3, 4, 1)
+    >>> he_convolutions(conv)
+    >>> conv.bias.tolist()
+    [0.0, 0.0, 0.0, 0.0]
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

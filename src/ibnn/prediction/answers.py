@@ -1,0 +1,258 @@
+"""ANSWERS: what a prediction holds, with its uncertainty in parts.
+
+Uncertainty splits exactly: total = aleatoric + epistemic, epistemic = between components + within components, every
+part ≥ 0.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from ibnn.errors import complaint
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Answers for a batch of inputs; the first axis of every field is the batch, unless its metadata says otherwise."""
+
+    def __len__(self) -> int:
+        """How many inputs were answered."""
+        first = fields(self)[0]
+        return int(getattr(self, first.name).shape[first.metadata.get("batch", 0)])
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same answers on another device."""
+        return self._map(lambda value, axis: value.to(device))
+
+    def rows(self, numbers: Tensor) -> Self:
+        """The answers for some of the inputs, in the order of their numbers."""
+        return self._map(lambda value, axis: value.index_select(axis, numbers.to(value.device)))
+
+    def _map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
+        """Applies a function of value and batch axis to every field that is a tensor."""
+        values = {f.name: (getattr(self, f.name), f.metadata.get("batch", 0)) for f in fields(self)}
+        return type(self)(
+            **{name: function(v, axis) if isinstance(v, Tensor) else v for name, (v, axis) in values.items()}
+        )
+
+    @classmethod
+    def cat(cls, parts: list[Self]) -> Self:
+        """Joins the answers for consecutive batches."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = {f.name: ([getattr(part, f.name) for part in parts], f.metadata.get("batch", 0)) for f in fields(cls)}
+        return cls(
+            **{name: torch.cat(v, axis) if isinstance(v[0], Tensor) else v[0] for name, (v, axis) in columns.items()}
+        )
+
+
+@dataclass(frozen=True)
+class CategoricalPrediction(Prediction):
+    """Class probabilities and the entropies behind them, in nats.
+
+    Attributes:
+        probs: Mean of the draws' probabilities, of the shape of the network's output: (B, C), (B, C, …) or (B, …, C).
+        log_probs: Its logarithm, computed without underflow.
+        aleatoric: Mean entropy of the draws, (B, …): what no more training data would take away.
+        between: Mutual information of label and component: how much the components disagree.
+        within: Mutual information of label and draw, given the component.
+        standard_error: Monte Carlo standard error of `probs`; too large with a single draw per component, whose spread
+            is then taken for that of the components; nan with a single draw.
+        draws: How many draws each answer is made of, (B,), where `predict` was given a tolerance; else None.
+        axis: The axis of the classes in `probs`, 1 or −1.
+    """
+
+    probs: Tensor
+    log_probs: Tensor
+    aleatoric: Tensor
+    between: Tensor
+    within: Tensor
+    standard_error: Tensor
+    draws: Tensor | None = field(default=None, kw_only=True)
+    axis: int = field(default=1, kw_only=True)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """What the draws disagree about (mutual information), (B, …)."""
+        return self.between + self.within
+
+    @property
+    def total(self) -> Tensor:
+        """Entropy of `probs`, (B, …)."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class, (B, …)."""
+        return self.probs.argmax(self.axis)
+
+    @property
+    def answer_error(self) -> Tensor:
+        """Standard error of the predicted class's probability, (B,); the largest of an input's if it has several."""
+        return self.standard_error.gather(self.axis, self.labels.unsqueeze(self.axis)).flatten(1).amax(1)
+
+    def settled(self, tolerance: float) -> Tensor:
+        """Whether more draws would hardly change an answer, (B,).
+
+        Its error is below the tolerance, and the predicted class is ahead of the next by more than a standard error.
+        """
+        probs, errors = (values.movedim(self.axis, 1) for values in (self.probs, self.standard_error))
+        first = probs.topk(min(2, probs.shape[1]), 1)
+        lead = first.values[:, :1] - first.values[:, 1:].sum(1, keepdim=True)
+        error = errors.gather(1, first.indices).sum(1, keepdim=True)  # no less than that of the lead
+        return (self.answer_error < tolerance) & (lead > error).flatten(1).all(1)
+
+
+@dataclass(frozen=True)
+class BernoulliPrediction(CategoricalPrediction):
+    """As `CategoricalPrediction`, for independent yes/no labels: every field has the shape of the network's output.
+
+    Attributes:
+        log_complements: Log of the probability of no.
+    """
+
+    log_complements: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        """Whether each label is more probable than not, (B, …)."""
+        return self.probs > 0.5
+
+    @property
+    def answer_error(self) -> Tensor:
+        """The largest standard error among an input's labels, (B,)."""
+        return self.standard_error.reshape(len(self), -1).amax(1)
+
+    def settled(self, tolerance: float) -> Tensor:
+        """As for classes: all errors are below the tolerance, and no label is within its error of undecided."""
+        clear = (self.probs - 0.5).abs() > self.standard_error
+        return (self.answer_error < tolerance) & clear.reshape(len(self), -1).all(1)
+
+
+@dataclass(frozen=True)
+class GaussianPrediction(Prediction):
+    """A mixture of Gaussians, one for each draw; variances in squared units of the target.
+
+    Attributes:
+        mean: Predictive mean, (B, …).
+        aleatoric: Mean of the draws' noise variances.
+        between: Variance of the components' means.
+        within: Mean variance of a component's draws.
+        standard_error: Monte Carlo standard error of `mean`; see `CategoricalPrediction`.
+        draw_means: Mean of each draw, (K·S, B, …).
+        draw_stds: Noise of each draw, (K·S, B, …).
+    """
+
+    mean: Tensor
+    aleatoric: Tensor
+    between: Tensor
+    within: Tensor
+    standard_error: Tensor
+    draw_means: Tensor = field(metadata={"batch": 1}, repr=False)
+    draw_stds: Tensor = field(metadata={"batch": 1}, repr=False)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Variance of the draws' means."""
+        return self.between + self.within
+
+    @property
+    def variance(self) -> Tensor:
+        """Predictive variance: aleatoric + epistemic."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def total(self) -> Tensor:
+        """Another name of `variance`, as for classification."""
+        return self.variance
+
+    @property
+    def std(self) -> Tensor:
+        """Predictive standard deviation."""
+        return self.variance.sqrt()
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """Log density of the mixture at a target of the mean's shape."""
+        if target.shape != self.mean.shape:
+            got = f"shape {tuple(target.shape)}"
+            remedy = f"Pass target.reshape({tuple(self.mean.shape)})."
+            raise ValueError(complaint("target", f"of shape {tuple(self.mean.shape)}", got, remedy))
+        log_normal = torch.distributions.Normal(self.draw_means, self.draw_stds).log_prob(target)
+        return torch.logsumexp(log_normal, 0) - math.log(len(log_normal))
+
+    def quantile(self, level: float) -> Tensor:
+        """The value that the target stays below with probability `level`, by bisection of the mixture's CDF."""
+        if not 0 < level < 1:
+            raise ValueError(complaint("level", "between 0 and 1", level, "Pass 0.5 for the median."))
+        means, stds = self.draw_means, self.draw_stds
+        reach: Tensor = stds * abs(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)).item()) * 1.001
+        low, high = (means - reach).amin(0), (means + reach).amax(0)  # every draw's own quantile lies between
+        for _ in range(60):
+            middle = (low + high) / 2
+            below: Tensor = torch.special.ndtr((middle - means) / stds).mean(0) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """The central interval that holds the target with probability `level`, exact for the mixture."""
+        if not 0 < level < 1:
+            raise ValueError(complaint("level", "between 0 and 1", level, "Pass 0.9 for a 90 % interval."))
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+
+@dataclass(frozen=True)
+class JointPrediction(Prediction):
+    """A prediction for each of several outputs of a network, by name: `p["age"].mean`.
+
+    Attributes:
+        heads: The predictions by name.
+    """
+
+    heads: dict[str, Prediction]
+
+    def __getitem__(self, name: str) -> Any:
+        """The prediction for one output."""
+        return self.heads[name]
+
+    def __len__(self) -> int:
+        """How many inputs were answered."""
+        return len(next(iter(self.heads.values())))
+
+    def _map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
+        return type(self)({name: head._map(function) for name, head in self.heads.items()})
+
+    @classmethod
+    def cat(cls, parts: list[Self]) -> Self:
+        """Joins the answers for consecutive batches."""
+        first = parts[0].heads
+        return cls({name: type(head).cat([part[name] for part in parts]) for name, head in first.items()})
+
+
+class Running(Protocol):
+    """What makes a prediction of draws that come a few at a time."""
+
+    def add(self, draws: Tensor) -> None:
+        """Takes the next draws of a network's output, (J, B, …), component-major."""
+
+    def result(self) -> Prediction:
+        """The prediction made of all draws."""
+
+
+class Collected:
+    """Holds all draws and summarises them at the end."""
+
+    def __init__(self, summarise: Callable[[Tensor], Prediction], components: int) -> None:
+        self.summarise, self.components = summarise, components
+        self.parts: list[Tensor] = []
+
+    def add(self, draws: Tensor) -> None:
+        """Takes the next draws, (J, B, …), component-major."""
+        self.parts.append(draws)
+
+    def result(self) -> Prediction:
+        """The prediction made of all draws."""
+        return self.summarise(torch.cat(self.parts).unflatten(0, (self.components, -1)))

@@ -1,0 +1,106 @@
+"""The search for the best temperature, against dense grids and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from reference import nll_reference
+from torch import Tensor, nn
+
+from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
+from ibnn.likelihood.temperature import best_temperature, nll, settled_temperature
+
+LIKELIHOODS = [Categorical, Bernoulli, Gaussian]
+LOG_GRID = np.linspace(-math.log(3), math.log(20), 4001)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def tempered(likelihood: Likelihood, scale: float, rows: int = 3000) -> tuple[Tensor, Tensor]:
+    """One draw (1, 1, N, …) and labels that are drawn from it at the temperature `scale`."""
+    logits = 4 * torch.randn(rows, 3, generator=generator())
+    if isinstance(likelihood, Categorical):
+        target = torch.multinomial((logits / scale).softmax(1), 1, generator=generator(1))[:, 0]
+    elif isinstance(likelihood, Bernoulli):
+        target = torch.bernoulli((logits / scale).sigmoid(), generator=generator(1))
+    else:
+        target = logits + scale * torch.randn(rows, 3, generator=generator(1))
+    return logits[None, None], target
+
+
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_nll_is_written_out(kind: type[Likelihood], temperature: float) -> None:
+    likelihood = kind()
+    _, target = tempered(likelihood, 2.0, rows=50)
+    draws = torch.randn(2, 3, 50, 3, generator=generator(5))
+    likelihood.set_temperature(1.7)
+    found = nll(likelihood, draws, target, temperature)
+    assert found == pytest.approx(nll_reference(likelihood, draws, target, temperature), rel=1e-5)
+    assert likelihood.temperature == torch.tensor(1.7)
+    with pytest.raises((ValueError, IndexError, RuntimeError)):
+        nll(likelihood, draws, target[:7], temperature)
+    assert likelihood.temperature == torch.tensor(1.7)
+
+
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+@pytest.mark.parametrize("scale", [0.6, 2.0])
+def test_best_temperature_is_that_of_a_dense_grid(kind: type[Likelihood], scale: float) -> None:
+    likelihood = kind()
+    draws, target = tempered(likelihood, scale, rows=1000)
+    likelihood.set_temperature(5.0)  # where the search does not begin
+    found = best_temperature(likelihood, draws, target)
+    grid = LOG_GRID[abs(LOG_GRID - math.log(scale)) < 0.3]
+    nlls = [nll_reference(likelihood, draws, target, math.exp(log_t)) for log_t in grid]
+    best = int(np.argmin(nlls))
+    assert math.log(found) == pytest.approx(grid[best], abs=4e-3)  # float32 NLLs are flat to that
+    curvature = (nlls[best - 50] - 2 * nlls[best] + nlls[best + 50]) / (50 * (grid[1] - grid[0])) ** 2
+    assert abs(math.log(found / scale)) < 4 / math.sqrt(target.numel() * curvature)  # four standard errors
+    assert likelihood.temperature == 5.0
+
+
+def test_best_temperature_of_gaussian_noise_in_closed_form() -> None:
+    """A single draw: T = root mean square residual over standard deviation."""
+    likelihood = Gaussian(init_std=0.4)
+    draws, target = tempered(likelihood, 1.3)
+    expected = (target - draws[0, 0]).square().mean().sqrt().item() / 0.4
+    assert best_temperature(likelihood, draws, target) == pytest.approx(expected, rel=2e-3)
+
+
+def test_the_best_temperature_stays_within_its_bounds() -> None:
+    draws = 30 * nn.functional.one_hot(torch.arange(60) % 3, 3).float()[None, None]
+    right, wrong = torch.arange(60) % 3, (torch.arange(60) + 1) % 3
+    assert best_temperature(Categorical(), draws, right) == pytest.approx(1 / 3, rel=1e-3)
+    assert best_temperature(Categorical(), draws, wrong) == pytest.approx(20, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+def test_settled_temperature_mends_overconfidence(kind: type[Likelihood]) -> None:
+    likelihood = kind()
+    draws, target = tempered(likelihood, 2.0, rows=400)
+    found = settled_temperature(likelihood, draws, target)
+    assert found == best_temperature(likelihood, draws, target)
+    assert found == pytest.approx(2, rel=0.2)
+    assert likelihood.temperature == 1
+
+
+def test_settled_temperature_leaves_calibrated_networks_mostly_alone() -> None:
+    """Of calibrated draws with few labels most keep exactly the present temperature, also one that is not 1."""
+    kept = []
+    for seed in range(12):
+        logits = 2 * torch.randn(200, 3, generator=generator(seed))
+        target = torch.multinomial((logits / 1.5).softmax(1), 1, generator=generator(100 + seed))[:, 0]
+        likelihood = Categorical()
+        likelihood.set_temperature(1.5)
+        kept.append(settled_temperature(likelihood, logits[None, None], target) == 1.5)
+        halves = [best_temperature(likelihood, logits[None, None, h::2], target[h::2]) for h in (0, 1)]
+        gain = sum(
+            nll(likelihood, logits[None, None, 1 - h :: 2], target[1 - h :: 2], 1.5)
+            - nll(likelihood, logits[None, None, 1 - h :: 2], target[1 - h :: 2], halves[h])
+            for h in (0, 1)
+        )
+        assert kept[-1] == (gain <= 0)
+    assert 6 < sum(kept) < 12
