@@ -17,7 +17,7 @@ from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from ibnn.sklearn import STRENGTHS, IBNNClassifier, IBNNRegressor, Uncertainty
+from ibnn.sklearn import PRIOR_STDS, IBNNClassifier, IBNNRegressor, Uncertainty
 
 QUICK: dict[str, Any] = {
     "hidden": (16,),
@@ -246,10 +246,10 @@ def test_the_strength_is_chosen_by_held_out_likelihood(weight: Any) -> None:
     random = np.random.default_rng(0)
     x, noise = random.normal(size=(len(X), 10)), random.integers(2, size=len(X))
     model = IBNNClassifier(epochs=40, **CHOSEN).fit(x, noise, sample_weight=weight)
-    assert model.model_.prior_std == pytest.approx(STRENGTHS[1], rel=0.1)
+    assert model.model_.prior_std == pytest.approx(PRIOR_STDS[1], rel=0.1)
     assert type(model.model_.likelihood).__name__ == "Categorical"
     line = IBNNRegressor(epochs=20, **CHOSEN).fit(X, X @ [1.0, 2.0], sample_weight=weight)
-    assert line.model_.prior_std == pytest.approx(STRENGTHS[0], rel=0.01)
+    assert line.model_.prior_std == pytest.approx(PRIOR_STDS[0], rel=0.01)
     assert line.history_.rows[-1]["step"] == 20 * 2  # all rows are trained on in the end
 
 

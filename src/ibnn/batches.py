@@ -1,7 +1,7 @@
-"""DATA IN: what `fit` accepts as data, and the order in which it meets it.
+"""BATCHES: what `fit` accepts as data, and in which order it is trained on.
 
-The batches of an epoch are a pure function of (seed, epoch), cut from one order over all workers; a worker computes its
-share of each. So the batches are the same for any number of workers, and a run can be taken up at any step.
+The batches of an epoch are a pure function of (seed, epoch), cut from one order for all workers; each worker computes
+its share of every batch. So the batches are the same for any number of workers, and a run can be resumed at any step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
     x: Inputs
     y: Tensor
-    offset: int  # where the part begins in the batch
+    offset: int  # number of the part's first row in the batch
     total: int  # rows of the whole batch
 
     def pieces(self, count: int) -> Iterator["Share"]:
@@ -52,7 +52,7 @@ class Worker(NamedTuple):
     world: int = 1
 
     def part(self, rows: int) -> slice:
-        """This worker's rows of a batch; parts differ by at most one row."""
+        """Returns this worker's rows of a batch; parts differ by at most one row."""
         return slice(rows * self.rank // self.world, rows * (self.rank + 1) // self.world)
 
 
@@ -64,12 +64,12 @@ class Source:
         data: A pair of tensors, a Dataset, or the loader of an IterableDataset.
         rows: Number of examples.
         batch_size: Rows of a whole batch.
-        shuffled: Whether an epoch has a new order.
+        shuffled: Whether every epoch has a new order.
         drop_last: Whether a last batch that is not full is left out.
         loading: Options for the DataLoader of a Dataset.
-        sampler: A batch sampler of the user's own, which gives the rows of the batches.
+        sampler: The user's own batch sampler, which yields the rows of the batches.
         pack: Makes one tensor of the targets of a batch, as `Likelihood.pack`.
-        numbers: What the rows were numbered before `split`; None: as they are.
+        numbers: The rows' numbers before `split`; None if they were not split.
     """
 
     data: Any
@@ -84,7 +84,7 @@ class Source:
 
     @property
     def steps(self) -> int:
-        """Batches an epoch."""
+        """Number of batches per epoch."""
         if isinstance(self.data, DataLoader):
             return len(self.data)
         if self.sampler is not None:
@@ -93,11 +93,11 @@ class Source:
 
     @property
     def divisible(self) -> bool:
-        """Whether `split` can take rows out: not where the user's own sampler or iterable decides what there is."""
+        """Whether `split` can take rows out: not where the user's own sampler or iterable chooses them."""
         return not isinstance(self.data, DataLoader) and self.sampler is None
 
     def split(self, rows: int, seed: int) -> tuple["Source", "Source"]:
-        """The data without so many rows chosen at random, and those rows, in order."""
+        """Returns a random (train, held-out) split with so many rows held out, both in their original order."""
         order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(seed))
         kept, out = order[rows:].sort().values, order[:rows].sort().values
         parts = []
@@ -109,7 +109,7 @@ class Source:
         return parts[0], replace(parts[1], shuffled=False, drop_last=False)
 
     def joined(self, other: "Source") -> "Source":
-        """This data and another's, in this one's batches."""
+        """Returns the data of both, in batches like this one's."""
         if not (self.divisible and other.divisible) or isinstance(self.data, tuple) != isinstance(other.data, tuple):
             got = "a sampler or iterable of your own, or two kinds of data"
             raise ValueError(complaint("refit", "training and validation data alike", got, "Pass refit=False."))
@@ -121,7 +121,7 @@ class Source:
         return replace(self, data=data, rows=self.rows + other.rows, numbers=None)
 
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
-        """The batches of an epoch from the given one on, as this worker's shares."""
+        """Returns this worker's shares of an epoch's batches, from batch `first` on."""
         worker, word = worker or Worker(), numbered_seed(seed, number)
         if isinstance(self.data, DataLoader):
             return self._iterable(word, first, worker)
@@ -129,20 +129,20 @@ class Source:
         return self._indexed(batches, word, first, worker)
 
     def number(self, seed: int, epoch: int, batch: int, row: int) -> int | None:
-        """The number, in the data as they were given, of a row of a batch; None where it cannot be told.
+        """Returns the number, in the user's data, of a row of a batch; None where it is unknown.
 
-        An iterable tells none, and a sampler with a generator of its own another order each time.
+        An iterable has no numbers, and a sampler with its own generator yields another order each time.
         """
         if isinstance(self.data, DataLoader):
             return None
-        found = {int(self._order(numbered_seed(seed, epoch))[batch][row]) for _ in range(2 if self.sampler else 1)}
-        if len(found) > 1:
+        word, tries = numbered_seed(seed, epoch), range(2 if self.sampler else 1)
+        at, *others = {int(self._order(word)[batch][row]) for _ in tries}
+        if others:
             return None
-        at = found.pop()
         return at if self.numbers is None else int(self.numbers[at])
 
     def _order(self, word: int) -> list[Tensor]:
-        """The rows of each batch of an epoch."""
+        """Returns the rows of each batch of an epoch."""
         if self.sampler is not None:
             with generators_restored():
                 seed_generators(word)
@@ -170,7 +170,7 @@ class Source:
         return split_batch(batch, self.pack)
 
     def _iterable(self, word: int, first: int, worker: Worker) -> Iterator[Share]:
-        """The loader of an IterableDataset: every worker goes through it and takes its rows of each batch."""
+        """Yields shares of an IterableDataset's loader: every worker iterates all of it and takes its rows."""
         seed_generators(word)
         for number, batch in enumerate(self.data):
             x, y = self._pair(batch)
@@ -217,7 +217,7 @@ def as_source(
 
 
 def _numbers(data: Any, name: str, what: str) -> Any:
-    """Arrays as tensors; raises if they hold no numbers."""
+    """Returns arrays as tensors; raises if they hold no numbers."""
     try:
         return as_tensors(data)
     except (TypeError, ValueError) as error:  # of strings, of objects
@@ -226,7 +226,7 @@ def _numbers(data: Any, name: str, what: str) -> Any:
 
 
 def _from_loader(loader: DataLoader[Any], name: str, shuffled: bool) -> Source:
-    """Takes a loader's dataset, order and options over, so that an epoch can be taken up anywhere."""
+    """Takes over a loader's dataset, order and options, so that an epoch can be resumed anywhere."""
     try:
         rows = len(loader.dataset)  # type: ignore[arg-type]
         len(loader)
@@ -257,12 +257,12 @@ def _from_loader(loader: DataLoader[Any], name: str, shuffled: bool) -> Source:
 
 
 def _collate(rows: Any) -> Any:
-    """A batch of rows; a tuple is a batch that the dataset's `__getitems__` has put together itself."""
+    """Returns a batch of rows; a tuple is a batch already, made by the dataset's `__getitems__`."""
     return rows if isinstance(rows, tuple) else default_collate(rows)
 
 
 def _cat(x: Inputs, more: Inputs) -> Inputs:
-    """Two batches of inputs as one."""
+    """Returns two batches of inputs as one."""
     if isinstance(x, Tensor):
         return torch.cat([x, more])
     if isinstance(x, Mapping):
@@ -271,7 +271,7 @@ def _cat(x: Inputs, more: Inputs) -> Inputs:
 
 
 def split_batch(batch: Any, pack: Callable[[Any], Tensor] | None = None) -> tuple[Inputs, Tensor]:
-    """Inputs and targets of a loader's batch: (x, y), (x1, x2, …, y), or a mapping with "labels"."""
+    """Returns inputs and targets of a loader's batch: (x, y), (x1, x2, …, y), or a mapping with "labels"."""
     target = batch.get("labels") if isinstance(batch, Mapping) else None
     if isinstance(batch, tuple | list) and len(batch) >= 2:
         target = batch[-1]

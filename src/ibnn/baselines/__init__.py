@@ -1,7 +1,7 @@
-"""RIVALS: what iBNN is compared with, one file a method, through the same two sockets.
+"""BASELINES: the methods that iBNN is compared with, one file each.
 
 Every method offers draws of its network's output to `ibnn.predict` and an objective with named terms to `ibnn.fit`.
-Temperature scaling goes on top of any of them; SWA is `fit` with `swa=0.75` on a `Plain`.
+Temperature scaling can be added to any of them; SWA is `fit` with `swa=0.75` on a `Plain`.
 """
 
 from ibnn.baselines.dropout import MCDropout

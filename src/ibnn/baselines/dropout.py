@@ -16,12 +16,12 @@ from ibnn.likelihood import Likelihood
 
 
 class _Mask(nn.Module):
-    """Dropout whose mask is, in a draw, the same for every row: a draw is one function of x."""
+    """Dropout whose mask, within a draw, is the same for every row, so that a draw is one function of x."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
-        self.source: torch.Generator | None = None  # of the present draw
+        self.source: torch.Generator | None = None  # of the current draw
 
     def forward(self, x: Tensor) -> Tensor:
         if self.source is None:
@@ -40,9 +40,11 @@ class MCDropout(Plain):
     Args:
         net: The network; trained in place, its weights keep their names.
         likelihood: Default `Categorical`.
-        rate: Share of a layer's inputs that is dropped, before every linear and convolutional layer but the first;
-            it takes the place of the network's own dropout. None keeps to the dropout layers that the network has.
+        rate: Share of the inputs that is dropped before every linear and convolutional layer but the first, instead
+            of the network's own dropout. None keeps the network's own dropout layers.
     """
+
+    random = True
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None, *, rate: float | None = None) -> None:
         super().__init__(net, likelihood)
@@ -65,11 +67,6 @@ class MCDropout(Plain):
     def options(self) -> dict[str, Any]:
         """The rate."""
         return {"rate": self.rate}
-
-    @property
-    def random(self) -> bool:
-        """There are draws."""
-        return True
 
     def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
         return self._loss(*copies(x, y, samples))

@@ -36,7 +36,7 @@ class Ensemble(Plain):
         return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
 
     def _loss(self, x: Inputs, y: Tensor) -> Tensor:
-        """Mean of the members' losses; each member's gradient is that of its own loss, not of a share of the mean."""
+        """Returns the mean of the members' losses; each member's gradient is that of its own loss, not of the mean."""
         losses = []
         for member in self.net:
             output = self._checked(lambda args, kwargs, member=member: member(*args, **kwargs), x, y)

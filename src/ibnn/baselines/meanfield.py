@@ -32,13 +32,10 @@ class MeanField(Plain):
         init_std: σ at the start.
     """
 
+    random = True
+
     def __init__(
-        self,
-        net: nn.Module,
-        likelihood: Likelihood | None = None,
-        *,
-        prior_std: float = 0.1,
-        init_std: float = 0.01,
+        self, net: nn.Module, likelihood: Likelihood | None = None, *, prior_std: float = 0.1, init_std: float = 0.01
     ) -> None:
         super().__init__(net, likelihood)
         for name, value in (("prior_std", prior_std), ("init_std", init_std)):
@@ -57,23 +54,19 @@ class MeanField(Plain):
         )
 
     def posterior(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Mean and standard deviation of every random weight, by name."""
+        """Returns the mean and standard deviation of every random weight, by name."""
         return {n: (self.net.get_parameter(n), F.softplus(r)) for n, r in zip(self.stochastic, self.rho, strict=True)}
 
     def kl(self) -> Tensor:
-        """Σ over weights of log(s/σ) + (σ² + m²)/2s² − ½."""
-        s = self.prior_std
-        return torch.stack(
-            [
-                (math.log(s) - std.log() + (std.square() + mean.square()) / (2 * s * s) - 0.5).sum()
-                for mean, std in self.posterior().values()
-            ]
-        ).sum()
+        """Returns Σ over weights of log(s/σ) + (σ² + m²)/2s² − ½."""
+        s, pairs = self.prior_std, self.posterior().values()
+        kls = [math.log(s) - std.log() + (std.square() + mean.square()) / (2 * s * s) - 0.5 for mean, std in pairs]
+        return torch.stack([kl.sum() for kl in kls]).sum()
 
     def parameter_groups(
         self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
     ) -> list[dict[str, Any]]:
-        """Groups for any torch optimiser; ρ is in the group "latents". Only what is not random decays."""
+        """Returns groups for any torch optimiser; ρ is in "latents", and only weights that are not random decay."""
         groups = super().parameter_groups(lr, latent_lr, weight_decay)
         random = {id(self.net.get_parameter(name)) for name in self.stochastic}
         rest = [p for p in self.net.parameters() if id(p) not in random]
@@ -94,11 +87,6 @@ class MeanField(Plain):
     def options(self) -> dict[str, Any]:
         """The prior."""
         return {"prior_std": self.prior_std}
-
-    @property
-    def random(self) -> bool:
-        """There are draws."""
-        return True
 
     def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
         return torch.stack([self._loss(x, y) for _ in range(samples)]).mean()  # a draw of the weights for each

@@ -1,4 +1,4 @@
-"""SGD/MAP: a network as it is. The frame that the other baselines fill in."""
+"""SGD/MAP: a plain network, and the base class of the other baselines."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 
 class Plain(nn.Module):
-    """One network with one answer; with weight decay it is the MAP estimate.
+    """One deterministic network; with weight decay it is the MAP estimate.
 
     Attributes:
         net: The network; trained in place, its weights keep their names.
         likelihood: What its output says about a target; default `Categorical`.
         components: 1.
-        examples: How many training examples it has seen (a buffer).
+        random: Whether draws differ.
+        examples: Number of training examples seen so far (a buffer).
     """
 
-    components, nodes, prior_std = 1, 0, 0.0
+    components, nodes, prior_std, random = 1, 0, 0.0, False
     kl_kind: Any = None  # there is no choice
     examples: Tensor
 
@@ -51,18 +52,13 @@ class Plain(nn.Module):
         """Constructor options besides network and likelihood, from which `ibnn.load` makes the method again."""
         return {}
 
-    @property
-    def random(self) -> bool:
-        """Whether there is something to draw."""
-        return False
-
     def reseed(self, seed: int) -> None:
-        """Counts examples anew; the noise of training is drawn from torch's generator, which `fit` seeds."""
+        """Sets the count of examples to 0; the noise of training comes from torch's generator, which `fit` seeds."""
         check_seed(seed)
         self.examples.zero_()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Train mode: the network's output, with the method's noise. Eval mode: one output for a draw's worth."""
+        """Train mode: the network's output, with the method's noise. Eval mode: the output of one fixed draw."""
         if self.training:
             return self._noisy(args, kwargs)
         return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
@@ -79,7 +75,7 @@ class Plain(nn.Module):
         spread: bool = False,
         part: tuple[int, int] | None = None,
     ) -> objective.ELBO:
-        """The loss on a batch, and its terms; arguments as of `IBNN.elbo`, those of latents without effect."""
+        """Returns the loss on a batch and its terms; arguments as of `IBNN.elbo`, those of latents without effect."""
         objective.check_weights(n_data=n_data, data=self.likelihood.data(y), samples=samples, beta=beta, gamma=0.0)
         nll, kl = self._nll(x, y, samples), self.kl()
         if part is None:
@@ -87,13 +83,13 @@ class Plain(nn.Module):
         return objective.elbo(nll, kl, torch.zeros_like(kl), n_data=n_data, beta=beta, gamma=0.0)
 
     def kl(self) -> Tensor:
-        """KL of the posterior to the prior in nats; 0 where there is no posterior."""
+        """Returns the KL of the posterior to the prior in nats; 0 where there is no posterior."""
         return torch.zeros((), device=self.examples.device)
 
     def parameter_groups(
         self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
     ) -> list[dict[str, Any]]:
-        """Groups for any torch optimiser, as of `IBNN.parameter_groups`."""
+        """Returns groups for any torch optimiser, as `IBNN.parameter_groups` does."""
         groups = [
             {"name": "weights", "params": list(self.net.parameters()), "lr": lr, "weight_decay": weight_decay},
             {"name": "likelihood", "params": list(self.likelihood.parameters()), "lr": lr, "weight_decay": 0.0},
@@ -114,9 +110,9 @@ class Plain(nn.Module):
     def draw_logits(
         self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
     ) -> Tensor:
-        """Draws of the network's output, (J, B, …), in eval mode; draw j of a seed is one function of x.
+        """Returns draws of the network's output, (J, B, …), in eval mode; draw j of a seed is one function of x.
 
-        Arguments as of `IBNN.draw_logits`; a baseline passes draw by draw, whatever the `batch_size`.
+        Arguments as of `IBNN.draw_logits`; a baseline computes draw by draw, whatever the `batch_size`.
         """
         return torch.cat(list(self.each_draw(x, samples, seed, first=first, batch_size=batch_size)))
 
@@ -128,17 +124,17 @@ class Plain(nn.Module):
             yield from (output[None] for output in self._draws(*call_arguments(x), range(first, first + samples), seed))
 
     def predict(self, x: Inputs | None = None, **options: Any) -> Prediction:
-        """Answers with uncertainty; see `ibnn.predict`."""
+        """Predicts with uncertainty; see `ibnn.predict`."""
         return predict(self, x, **options)
 
-    # ------------------------------------------------------------------------------ what another method does otherwise
+    # ------------------------------------------------------------------------------------- what other methods override
 
     def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One forward pass of training."""
+        """Runs one forward pass of training."""
         return self.net(*args, **kwargs)
 
     def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
-        """Mean loss over the rows, each once: without noise copies would tell nothing new."""
+        """Returns the mean loss over the rows, each once: without noise, copies would be equal."""
         return self._loss(x, y)
 
     def _loss(self, x: Inputs, y: Tensor) -> Tensor:
@@ -146,7 +142,7 @@ class Plain(nn.Module):
         return self.likelihood.nll(output, y)
 
     def _checked(self, run: Callable[..., Any], x: Inputs, y: Tensor) -> Tensor:
-        """The output of a forward pass; raises if inputs or targets do not fit it."""
+        """Returns the output of a forward pass; raises if inputs or targets do not fit it."""
         args, kwargs = call_arguments(x)
         with explaining_shapes(self.net, x):
             output = logits_of(run(args, kwargs))
@@ -155,16 +151,16 @@ class Plain(nn.Module):
         return output
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
-        """Yields the outputs of draws of these numbers; the only one, where there is nothing to draw."""
+        """Yields the outputs of the draws of these numbers, or the only output there is."""
         yield logits_of(self.net(*args, **kwargs))
 
 
 def copies(x: Inputs, y: Tensor, samples: int) -> tuple[Inputs, Tensor]:
-    """S copies of a batch, copy-major."""
+    """Returns S copies of a batch, copy-major."""
     rows = batch_length(x)
     return tree_map(lambda t: repeat_rows(t, rows, samples), x), repeat_rows(y, rows, samples)
 
 
 def generator(seed: int, index: int, device: torch.device) -> torch.Generator:
-    """The source of randomness of one draw."""
+    """Returns the random generator of one draw."""
     return torch.Generator(device).manual_seed(numbered_seed(seed, index))

@@ -17,9 +17,9 @@ from ibnn.likelihood import Likelihood
 
 
 class SWAG(Plain):
-    """Moments of the weights along training; `fit` collects them once an epoch where its recipe has `swa` below 1.
+    """Moments of the weights along training, collected once an epoch where the recipe of `fit` has `swa` below 1.
 
-    Draws share the BatchNorm statistics of the mean, which `fit` estimates (the paper estimates them for every draw).
+    All draws use the BatchNorm statistics of the mean, which `fit` estimates (the paper estimates them for each draw).
 
     Args:
         net: The network; trained in place. At the end its weights are the mean (SWA).
@@ -46,7 +46,7 @@ class SWAG(Plain):
         return torch.cat([p.detach().flatten() for p in self.net.parameters()])
 
     def collect(self) -> None:
-        """Takes the present weights into the moments."""
+        """Adds the current weights to the moments."""
         weights = self._weights()
         self.deviations[int(self.count) % len(self.deviations)] = 0
         self.count += 1
@@ -61,7 +61,7 @@ class SWAG(Plain):
                 parameter.copy_(value)
 
     def end_epoch(self, *, collect: bool, last: bool) -> bool:
-        """Collects where `fit` asks for it; at the end the mean takes the weights' place, if anything was collected."""
+        """Collects where `fit` asks for it; at the end, the mean of what was collected takes the weights' place."""
         if collect:
             self.collect()
         if last and int(self.count):
@@ -78,8 +78,8 @@ class SWAG(Plain):
         return {"rank": len(self.deviations)}
 
     @property
-    def random(self) -> bool:
-        """Whether there is something to draw: not before the second collection."""
+    def random(self) -> bool:  # type: ignore[override]
+        """Whether draws differ: not before the second collection."""
         return int(self.count) > 1
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""TEMPERATURE SCALING (Guo et al., 2017), of any method: one number, chosen on held-out labels."""
+"""TEMPERATURE SCALING (Guo et al., 2017) of any method: one number, chosen on held-out labels."""
 
 from typing import Any
 

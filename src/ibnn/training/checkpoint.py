@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ibnn.errors import complaint
-from ibnn.files.atomic import write_atomically as write_atomically
-from ibnn.training.recipe import Recipe
+from ibnn.files.atomic import write_atomically
 
 log = logging.getLogger("ibnn")
 
@@ -75,50 +73,6 @@ def clear(folder: Path) -> None:
 
 def _paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*-*.safetensors"))
-
-
-class Checkpoints:
-    """The checkpoints of a run: where they are, and what tells whether they are of the same run.
-
-    Args:
-        folder: The run folder; None for a run without one.
-        recipe: Its recipe.
-        facts: What besides the recipe makes a run what it is.
-    """
-
-    def __init__(self, folder: Path | None, recipe: Recipe, facts: Mapping[str, Any]) -> None:
-        self.folder, self.recipe, self.facts = folder, recipe, dict(facts)
-
-    def clear(self) -> None:
-        """Removes the checkpoints of the run and of its refit."""
-        if self.folder is not None:
-            clear(self.folder / "checkpoints")
-            clear(self.folder / "refit" / "checkpoints")
-
-    def find(self, *, required: bool) -> Checkpoint | None:
-        """Returns the newest checkpoint, if there is one; raises if it is of another run, or missing and required."""
-        saved = None if self.folder is None else latest(self.folder / "checkpoints")
-        if saved is None and required:
-            remedy = 'Pass resume="auto".'
-            raise ValueError(complaint("run_dir", "a folder with a whole checkpoint", self.folder, remedy))
-        if saved is not None:
-            self._check_same_run(saved)
-        return saved
-
-    def _check_same_run(self, saved: Checkpoint) -> None:
-        mine = self.recipe.model_dump() | self.facts
-        theirs = Recipe.from_toml(saved.data["recipe"]).model_dump() | saved.data["facts"]
-        changed = [name for name in mine if name in theirs and mine[name] != theirs[name]]
-        if changed:
-            names = ", ".join(f"{name} = {theirs[name]}" for name in changed)
-            remedy = 'Use another run_dir, or resume="never" to start anew.'
-            raise ValueError(complaint("run_dir", "a folder of the same run", f"one with {names}", remedy))
-
-    def save(self, tensors: Mapping[str, Tensor], progress: Mapping[str, Any], **rest: Any) -> None:
-        """Saves tensors and where the run is, with the recipe and the facts."""
-        assert self.folder is not None, "only a run with a folder is saved"
-        data = {"progress": progress, "recipe": self.recipe.to_toml(), "facts": self.facts, **rest}
-        save(self.folder / "checkpoints", progress["step"], tensors, data, keep=self.recipe.keep)
 
 
 def pack_optimiser(optimiser: Optimizer, prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

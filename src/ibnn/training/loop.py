@@ -19,7 +19,6 @@ from ibnn.batches import Share
 from ibnn.normal import Stream, generators_restored, seed_generators
 from ibnn.objective import ELBO, penalty
 from ibnn.training.averaging import estimate_statistics
-from ibnn.training.checkpoint import Checkpoints
 from ibnn.training.checks import Callback, check_options
 from ibnn.training.divergence import Guard
 from ibnn.training.engine import Engine
@@ -126,7 +125,7 @@ class _Run:
         if steering is not None or recipe.calibrate:
             del facts["prior_std"]  # training changes it
         facts |= {"examples": self.source.rows, "n_data": self.n_data}
-        self.session = Session(state, engine, Checkpoints(folder, recipe, facts), self.total)
+        self.session = Session(state, engine, recipe, folder, facts, self.total)
         self.folder, self.quiet = folder, quiet or not engine.main
 
     def run(self, resume: str, callbacks: Sequence[Callback]) -> History:

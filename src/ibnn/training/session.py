@@ -5,16 +5,19 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
+from ibnn.training import checkpoint
 from ibnn.training.averaging import Average, Best
-from ibnn.training.checkpoint import Checkpoint, Checkpoints, pack_optimiser, unpack_optimiser
 from ibnn.training.engine import Engine
 from ibnn.training.interrupts import Interrupts
+from ibnn.training.recipe import Recipe
 from ibnn.training.steering import Found, Steering
 from ibnn.training.trainable import Trainable
 
@@ -42,20 +45,20 @@ class State:
     average: Average = field(default_factory=Average)
     best: Best = field(default_factory=Best)
 
-    def save(self, checkpoints: Checkpoints) -> None:
-        """Writes a checkpoint."""
-        found = asdict(self.steering.found) if self.steering is not None else {}
-        progress = asdict(self.progress) | found | {"best": self.best.best, "waited": self.best.waited}
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns it as named tensors and plain data."""
         states = {"model": self.model.state_dict(), "average": self.average.state, "best": self.best.state}
         tensors: dict[str, Tensor] = {f"{kind}/{n}": value for kind, s in states.items() for n, value in s.items()}
         optimisers = []
         for number, optimiser in enumerate(self.optimisers):
-            packed, data = pack_optimiser(optimiser, f"optimiser{number}")
+            packed, data = checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
             tensors |= packed
             optimisers.append(data)
-        checkpoints.save(tensors, progress, optimisers=optimisers, averaged=self.average.count)
+        found = asdict(self.steering.found) if self.steering is not None else {}
+        progress = asdict(self.progress) | found | {"best": self.best.best, "waited": self.best.waited}
+        return tensors, {"progress": progress, "optimisers": optimisers, "averaged": self.average.count}
 
-    def restore(self, saved: Checkpoint, engine: Engine) -> None:
+    def restore(self, saved: checkpoint.Checkpoint, engine: Engine) -> None:
         """Takes over a checkpoint."""
         names, progress = self.model.state_dict().keys(), saved.data["progress"]
         self.model.load_state_dict(saved.state("model", names))
@@ -65,7 +68,7 @@ class State:
         if self.steering is not None:
             self.steering.found = Found(**_fields(Found, progress))
         for number, (optimiser, data) in enumerate(zip(self.optimisers, saved.data["optimisers"], strict=True)):
-            unpack_optimiser(optimiser, f"optimiser{number}", saved.tensors, data)
+            checkpoint.unpack_optimiser(optimiser, f"optimiser{number}", saved.tensors, data)
         if not engine.main:
             self.progress.sums, self.progress.seen = [0.0] * 4, [0.0] * 2
 
@@ -79,57 +82,87 @@ class Stopped(SystemExit):
     """A signal ended a run that is saved."""
 
 
+@dataclass
 class Session:
-    """Resumes a run, saves it when that is due, and stops it on SIGINT and SIGTERM if it can be resumed."""
+    """Saves a run when that is due, resumes it, and stops it on SIGINT and SIGTERM if it can be resumed.
 
-    def __init__(self, state: State, engine: Engine, checkpoints: Checkpoints, total: int) -> None:
-        """Takes what training changes, where it runs, where it is saved, and its number of steps."""
-        self.state, self.engine, self.checkpoints, self.total = state, engine, checkpoints, total
-        self.every, self.interrupts, self._since = checkpoints.recipe.checkpoint_every, Interrupts(), time.monotonic()
+    Attributes:
+        state: What training changes.
+        engine: Where it runs.
+        recipe: How it is trained.
+        folder: The run folder, if there is one.
+        facts: What besides the recipe makes a run what it is.
+        total: Its number of steps.
+    """
+
+    state: State
+    engine: Engine
+    recipe: Recipe
+    folder: Path | None
+    facts: Mapping[str, Any]
+    total: int
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    _since: float = field(default_factory=time.monotonic)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """With a run folder, signals let the current step of a block finish, which then says how to go on and exits."""
-        with self.interrupts.caught() if self.checkpoints.folder else nullcontext():
+        """With a run folder, a signal lets the current step of a block finish; then it says how to go on, and exits."""
+        with self.interrupts.caught() if self.folder else nullcontext():
             try:
                 yield
             except Stopped:
-                at = f"step {self.state.progress.step} of {self.total}; saved in {self.checkpoints.folder}"
+                at = f"step {self.state.progress.step} of {self.total}; saved in {self.folder}"
                 print(f"Stopped at {at}: the same call goes on from there.", file=sys.stderr)
                 raise
 
     def resume(self, how: str) -> None:
         """Restores the newest checkpoint, if there is one and it is wanted; writes recipe.toml."""
-        folder = self.checkpoints.folder
-        if how == "never" and self.engine.main:
-            self.checkpoints.clear()
-        self.engine.accelerator.wait_for_everyone()
-        if (saved := self.checkpoints.find(required=how == "must")) is not None:
+        saved = None
+        if self.folder is not None:
+            places = [self.folder / "checkpoints", self.folder / "refit" / "checkpoints"]
+            for place in places if how == "never" and self.engine.main else ():
+                checkpoint.clear(place)
+            self.engine.accelerator.wait_for_everyone()
+            saved = checkpoint.latest(places[0])
+        if saved is None and how == "must":
+            remedy = 'Pass resume="auto".'
+            raise ValueError(complaint("run_dir", "a folder with a whole checkpoint", self.folder, remedy))
+        if saved is not None:
+            self._check_same_run(saved)
             self.state.restore(saved, self.engine)
-        if folder is not None and self.engine.main:
-            write_atomically(folder / "recipe.toml", self.checkpoints.recipe.to_toml().encode())
+        if self.folder is not None and self.engine.main:
+            write_atomically(self.folder / "recipe.toml", self.recipe.to_toml().encode())
         self._since = time.monotonic()
+
+    def _check_same_run(self, saved: checkpoint.Checkpoint) -> None:
+        mine = self.recipe.model_dump() | dict(self.facts)
+        theirs = Recipe.from_toml(saved.data["recipe"]).model_dump() | saved.data["facts"]
+        changed = [name for name in mine if name in theirs and mine[name] != theirs[name]]
+        if changed:
+            names = ", ".join(f"{name} = {theirs[name]}" for name in changed)
+            remedy = 'Use another run_dir, or resume="never" to start anew.'
+            raise ValueError(complaint("run_dir", "a folder of the same run", f"one with {names}", remedy))
 
     def after_step(self, *, at_epoch: bool = False) -> None:
         """Saves a checkpoint where one is due, and exits if a signal came."""
-        progress = self.state.progress
-        due = progress.step % self.every == 0 if self.every else at_epoch
-        stop, now = self._signal(at_epoch), time.monotonic()
+        progress, every = self.state.progress, self.recipe.checkpoint_every
+        due = progress.step % every == 0 if every else at_epoch
+        stop, now = self._agreed_signal(at_epoch), time.monotonic()
         progress.seconds, self._since = progress.seconds + now - self._since, now
-        if self.checkpoints.folder and (due or stop or progress.finished):
-            self._save()
+        if self.folder is not None and (due or stop or progress.finished):
+            self._save(self.folder)
         if stop and not progress.finished:
             raise Stopped(128 + stop)
 
-    def _signal(self, at_epoch: bool) -> int:
+    def _agreed_signal(self, at_epoch: bool) -> int:
         """Returns the signal to stop on. Several workers must stop at the same step, and rarely ask each other."""
-        asks = self.checkpoints.folder is not None and (at_epoch or self.state.progress.step % 10 == 0)
-        if self.engine.worker.world > 1 and not asks:
-            return 0
-        return self.engine.highest(self.interrupts.number)
+        asks = self.folder is not None and (at_epoch or self.state.progress.step % 10 == 0)
+        return self.engine.highest(self.interrupts.number) if asks or self.engine.worker.world == 1 else 0
 
-    def _save(self) -> None:
+    def _save(self, folder: Path) -> None:
         progress = self.state.progress
         progress.sums, progress.seen = (self.engine.moved_to_main(sums) for sums in (progress.sums, progress.seen))
         if self.engine.main:
-            self.state.save(self.checkpoints)
+            tensors, data = self.state.packed()
+            data |= {"recipe": self.recipe.to_toml(), "facts": self.facts}
+            checkpoint.save(folder / "checkpoints", progress.step, tensors, data, keep=self.recipe.keep)

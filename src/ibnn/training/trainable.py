@@ -28,7 +28,7 @@ class _Module(Protocol):
 
 
 class Trainable(_Module, Method, Protocol):
-    """An nn.Module with draws for `predict`, an objective with named terms, and parameter groups.
+    """A module with draws for `predict`, an objective with named terms, and parameter groups.
 
     Attributes:
         net: The network that is trained.
@@ -48,7 +48,7 @@ class Trainable(_Module, Method, Protocol):
 
     @property
     def nodes(self) -> int:
-        """Number of latent variables; 0 for a method without."""
+        """Number of latent variables, which `fit` examines at the end; 0 for a method without."""
 
     def reseed(self, seed: int) -> None:
         """Starts the noise of training, and the count of examples, anew."""
@@ -56,27 +56,11 @@ class Trainable(_Module, Method, Protocol):
     def adapt_recipe(self, recipe: Any) -> Any:
         """Returns the recipe that this method follows when it is given one; raises if it cannot follow it."""
 
-    def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0, *, batch_size: int | None = None) -> Tensor:
-        """Returns draws of the network's output in eval mode, (J, B, …), component-major."""
+    def parameter_groups(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        """Prepares gradients, and returns groups named "weights", "latents", "likelihood" (see `IBNN`)."""
 
-    def parameter_groups(
-        self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
-    ) -> list[dict[str, Any]]:
-        """Prepares gradients and returns groups for an optimiser, named "weights", "latents" and "likelihood"."""
-
-    def elbo(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        n_data: int,
-        samples: int = 1,
-        beta: float = 1.0,
-        gamma: float = 0.0,
-        spread: bool = False,
-        part: tuple[int, int] | None = None,
-    ) -> ELBO:
-        """The loss of a batch, or of a part of one, and its terms (see `IBNN.elbo`)."""
+    def elbo(self, *args: Any, **options: Any) -> ELBO:
+        """Returns the loss of a batch, or of a part of one, and its terms (see `IBNN`)."""
 
     def end_epoch(self, *, collect: bool, last: bool) -> bool:
         """Averages weights in the method's own way at an epoch's end; returns False to leave averaging to `fit`.
@@ -85,6 +69,9 @@ class Trainable(_Module, Method, Protocol):
             collect: Whether the present weights go into the average.
             last: Whether training ends, so that the average takes the weights' place.
         """
+
+    def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0, *, batch_size: int | None = None) -> Tensor:
+        """Returns draws of the network's output in eval mode, (J, B, …), component-major."""
 
 
 class Steerable(Trainable, Protocol):
