@@ -7,6 +7,7 @@ release = version = ibnn.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 html_theme = "furo"
 html_title = f"ibnn {release}"
+html_static_path, html_css_files = ["_static"], ["tables.css"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 suppress_warnings = [
