@@ -7,8 +7,12 @@ release = version = ibnn.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 html_theme = "furo"
 html_title = f"ibnn {release}"
+html_static_path, html_css_files = ["_static"], ["tables.css"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.xref_missing", "image.not_readable"]  # links to files of the repository
+suppress_warnings = [
+    "myst.xref_missing",  # links to files of the repository; tests/test_docs.py checks every link
+    "ref.python",  # the type `bytes` beside fields of that name
+]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

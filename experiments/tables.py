@@ -1,5 +1,5 @@
-"""Puts the tables of results into README.md, experiments/README.md, docs/performance.md and docs/findings.md (its last;
-findings.py makes the others): python tables.py
+"""Puts the tables of results into README.md, experiments/README.md, docs/results.md, docs/performance.md and
+docs/findings.md (its last; findings.py makes the others): python tables.py
 
 With --check it changes nothing and fails if a page is out of date.
 """
@@ -14,7 +14,7 @@ from ibnn.lab.reproduce import names, read, results
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
-PAGES = (ROOT / "README.md", ROOT / "experiments" / "README.md", ROOT / "docs" / "performance.md")
+PAGES = tuple(ROOT / page for page in ("README.md", "experiments/README.md", "docs/results.md", "docs/performance.md"))
 SHORT = (
     "setting",
     "method",
@@ -41,6 +41,7 @@ def blocks() -> dict[str, str]:
         if cells := results(read(name), RESULTS).of(read(name)):
             found[name] = figures.markdown(figures.table(read(name), cells)).rstrip() + "\n"
     found["results"] = _benchmark(SHORT)
+    found["readme"] = _benchmark(DROPOUT[1:], "VGG-16/4, 10,000", ("SGD", "BNN-VI", "Ensemble", "MC", "iBNN-8"))
     chosen = json.loads((RESULTS / "choose.json").read_text())["cells"]
     found["choose"] = _choices(chosen)
     return found

@@ -1,162 +1,274 @@
 import csv
+import importlib
 import json
 import pydoc
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+import ibnn
 
 ROOT = Path(__file__).parents[1]
+DOCS, RESULTS = ROOT / "docs", ROOT / "experiments" / "results"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+pages = SimpleNamespace(**runpy.run_path(str(DOCS / "pages.py")))
 
 
-def run_page(name: str) -> dict[str, Any]:
-    """What is there after the page's code has run."""
-    page = (ROOT / "docs" / name).read_text()
-    names: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)), names)
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def result(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def table(page: str, name: str) -> list[str]:
+    """The rows between the page's markers of that name, without the head."""
+    return page.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0].splitlines()[2:]
+
+
+def run(page: str) -> dict[str, Any]:
+    """Runs a page in the current folder and returns the names it defines."""
+    names, _ = pages.run(DOCS / page)
     return names
 
 
-def test_scaling_page_quotes_its_result_files() -> None:
-    page = (ROOT / "docs" / "scaling.md").read_text()
-    scaling = json.loads((ROOT / "experiments" / "results" / "scaling.json").read_text())
-    overhead = json.loads((ROOT / "experiments" / "results" / "fit-overhead.json").read_text())
-    for words in (
-        f"1 worker {scaling['steps_per_second']['1 worker']} steps/s",
-        f"{scaling['steps_per_second']['2 workers']} steps/s",
-        f"a speed-up of {scaling['speedup']} (efficiency {scaling['efficiency']})",
-        f"a step takes {overhead['ratio']} times",
-    ):
-        assert words in page
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------------------- README
+
+
+def test_the_readme_is_short_and_shows_the_way_in() -> None:
+    page = read("README.md")
+    assert len(page) <= 4500
+    assert 1 <= len(table(page, "readme")) <= 6
+    for word in ("make demo", "make test", "make bench", "make docs", "-c constraints.txt", "ibnn demo"):
+        assert word in page
+    for call in ("convert", "calibrate", "fit", "predict", "diagnose", "save_pretrained", "load", "export", "sklearn"):
+        assert re.search(rf"\b{call}\b", page)
+
+
+def test_the_code_of_the_readme_runs() -> None:
+    x, y = torch.randn(60, 4), torch.randint(3, (60,))
+    names = {"ibnn": ibnn, "x": x, "X": x.numpy(), "labels": y.numpy(), "net": torch.nn.Linear(4, 3)}
+    names |= {"x_train": x, "y_train": y, "x_valid": x, "y_valid": y}
+    code = "\n".join(code for code, _ in pages.blocks(ROOT / "README.md"))
+    code = code.replace("(x_valid, y_valid))  # train", "(x_valid, y_valid), epochs=1, quiet=True)  # train")
+    exec(code.replace("IBNNClassifier()", "IBNNClassifier(epochs=1)"), names)
+    assert names["p"].probs.shape == (60, 3)
+    assert names["probs"].shape == (60, 3)
+    assert Path("model.onnx").exists()
+
+
+# --------------------------------------------------------------------------------------------------------------- links
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and Sphinx make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target or target.startswith("#ibnn."):  # Sphinx makes the latter
+            continue
+        name, _, anchor = target.partition("#")
+        found = (page.parent / name).resolve() if name else page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), target
+
+
+def test_every_page_is_reached_from_the_index_and_every_figure_is_shown() -> None:
+    listed = re.findall(r"^([\w/-]+)$", read("docs/index.md"), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(str(p.relative_to(DOCS).with_suffix("")) for p in PAGES[2:] if p.stem != "index")
+    text = "".join(page.read_text() for page in PAGES)
+    assert [figure.name for figure in (DOCS / "figures").glob("*.png") if figure.name not in text] == []
 
 
 def test_the_reference_names_what_there_is() -> None:
     """Sphinx says so too, but only of pages that have changed."""
-    page = (ROOT / "docs" / "api.md").read_text()
-    names = re.findall(r"^.. auto(?:function|class):: (\S+)$", page, flags=re.MULTILINE)
+    page = read("docs/api.md")
+    names = re.findall(r"^.. auto(?:function|class|exception):: (\S+)$", page, flags=re.MULTILINE)
     for module, options in re.findall(r"^.. automodule:: (\S+)\n((?: +:.*\n)+)", page, flags=re.MULTILINE):
         members = re.search(r":members:(.*)", options)
         assert members
         names += [f"{module}.{name.strip()}" for name in members[1].split(",") if name.strip()] or [module]
-    assert len(names) > 40
-    missing = [name for name in names if pydoc.locate(name) is None]
-    assert missing == []
+    assert [name for name in names if pydoc.locate(name) is None] == []
+    documented = {name.rpartition(".")[2] for name in names}
+    assert set(ibnn.__all__) - documented - {"Latent", "Mixture", "Plan", "metrics"} == set()
 
 
-def test_no_cell_of_the_robustness_sweep_diverged() -> None:
-    """docs/training.md says so."""
-    cells = json.loads((ROOT / "experiments" / "results" / "robustness.json").read_text())["cells"]
-    assert f"none of its {len(cells)} cells diverged" in (ROOT / "docs" / "training.md").read_text()
-    assert {cell["task"] for cell in cells} >= {"lenet", "mlp-regression", "transformer", "vgg16-eighth", "wrn-10-1"}
-    assert not any(cell["diverged"] for cell in cells)
+# ----------------------------------------------------------------------------------------------------------- tutorials
 
 
-def test_the_calibration_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    report = run_page("calibration.md")["report"]
+@pytest.mark.parametrize("page", sorted((DOCS / "tutorials").glob("*.md")), ids=lambda page: page.stem)
+def test_tutorials_show_what_their_code_printed(page: Path) -> None:
+    """`python docs/pages.py` made both."""
+    assert pages.shown(page) == result("tutorials")[page.stem]["shown"]
+    assert all(output.strip() for output in pages.shown(page))
+    assert f"../figures/tutorial-{page.stem}.png" in page.read_text()
+
+
+def test_the_tutorial_on_images_runs() -> None:
+    names = run("tutorials/images.md")
+    assert names["report"].after["nll"] < names["report"].before["nll"] - 0.1
+    assert names["wrong"][names["answered"]].float().mean() < 0.7 * names["wrong"].float().mean()
+    assert Path("tutorial-images.png").exists()
+
+
+def test_the_tutorial_on_tables_runs() -> None:
+    names = run("tutorials/tables.md")
+    assert names["wrong"][~names["leave"]].sum() < names["wrong"].sum()
+    assert names["leave"].mean() < 0.3
+    assert -names["scores"].mean() < 0.3  # chance: 0.69
+    assert Path("tutorial-tables.png").exists()
+
+
+def test_the_tutorial_on_text_runs() -> None:
+    pytest.importorskip("transformers")
+    names = run("tutorials/text.md")
+    assert names["wrong"].float().mean() < 0.2  # ties alone are a tenth
+    total, tied = names["p"].total, names["tied"]
+    assert total[tied].mean() > 2 * total[~tied].mean()
+    assert names["answers"].probs.shape == (200, 2)
+    assert Path("tutorial-text.png").exists()
+
+
+def test_the_tutorial_on_regression_runs() -> None:
+    names = run("tutorials/regression.md")
+    coverage = names["coverage"]
+    assert 0.8 < coverage["where there were points"] < 0.99
+    assert coverage["beyond"] < 0.6  # as the page warns
+    assert Path("tutorial-regression.png").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # of torch's exporter
+def test_the_tutorial_on_deploying_runs() -> None:
+    names = run("tutorials/deploying.md")
+    assert names["written"].difference < 1e-5
+    assert names["reply"].status_code == 200
+    assert names["answer"]["abstain"]
+    assert names["answer"]["total"] == pytest.approx(float(names["total"][0]), abs=1e-4)  # of the exported file
+    assert names["refused"].status_code == 422
+    assert names["health"]["shift"]["seen"] == 1
+    assert 100 < names["monitor"].alarm <= 160
+    elsewhere = next(code for code, _ in pages.blocks(DOCS / "tutorials/deploying.md") if "import onnxruntime" in code)
+    blocked = "import sys\nsys.modules['ibnn'] = sys.modules['torch'] = None\n"
+    done = subprocess.run([sys.executable, "-c", blocked + elsewhere], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"an empty image: label {names['answer']['label']}")
+
+
+# --------------------------------------------------------------------------------------------------------------- pages
+
+
+def test_the_calibration_page_runs() -> None:
+    report = run("calibration.md")["report"]
     assert report.after["nll"] < report.before["nll"] - 0.1
     assert report.scale > 0
-    assert (tmp_path / "curve.png").exists()
+    assert Path("curve.png").exists()
+
+
+def test_the_training_page_runs() -> None:
+    names = run("training.md")
+    looks = names["history"].looks
+    assert looks[-1]["prior_std"] > looks[0]["prior_std"]  # nothing to learn: all confidence is overconfidence
+
+
+@pytest.mark.parametrize("page", ["converting.md", "own-loop.md", "heads.md", "shift.md"])
+def test_the_page_runs(page: str) -> None:
+    names = run(page)
+    if page == "shift.md":
+        assert 300 < names["monitor"].alarm < 330
+    if page == "converting.md":
+        assert torch.equal(names["net"][0].weight, names["model"].net[0].weight)
+
+
+def test_the_page_on_sequences_and_transformers_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft")
+    names, printed = pages.run(DOCS / "transformers.md")
+    assert names["answers"].probs.shape == (8, 4)
+    assert list(names["asked"].latents) == ["words", "rnn", "head"]
+    assert sum(names["ports"].values()) == names["model"].latents["rnn"].nodes
+    lora, bert = names["lora"], names["bert"]
+    assert all(latent.mean.grad is not None for latent in (*bert.latents.values(), *lora.latents.values()))
+    assert "looks rows up" in printed[0]
 
 
 @pytest.mark.slow
-def test_the_comparing_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "comparing.md").read_text()
-    names: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)), names)
-    scores = names["scores"]
+def test_the_page_on_deploying_runs() -> None:
+    names = run("deploying.md")
+    assert names["written"].difference < 1e-5
+
+
+@pytest.mark.slow
+def test_the_comparing_page_runs() -> None:
+    scores = run("comparing.md")["scores"]
     assert len(scores) == 12
     assert all(score["nll"] < 0.6 for name, score in scores.items() if name != "BNN-VI")  # chance: 0.69
-    assert names["result"]["costs"]["forwards"] == 5
 
 
-def test_tables_of_results_are_those_of_the_result_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    import tables
-
-    assert tables.main(check=True) == 0
-    blocks = tables.blocks()
-    page = (ROOT / "experiments" / "README.md").read_text()
-    assert all(f"<!-- {name}:begin -->" in page for name in blocks if name != "results")
-    page = (ROOT / "docs" / "performance.md").read_text()
-    assert all(f"<!-- {name}:begin -->" in page for name in tables.performance())
-
-
-def test_the_performance_page_quotes_its_result_files() -> None:
-    from ibnn import prediction
-
-    results = ROOT / "experiments" / "results"
-    page = (ROOT / "docs" / "performance.md").read_text()
-    cells = json.loads((results / "draws.json").read_text())["cells"]
-    test = [cell[str(prediction.TOLERANCE)] for name, cell in cells.items() if name.startswith("test")]  # the default
-    for key, words in (
-        ("draws", "{:.3f} of the draws"),
-        ("nll", "an NLL {:.4f} times"),
-        ("equal_labels", "{:.4f} of the labels"),
-    ):
-        assert words.format(sum(cell[key] for cell in test) / len(test)) in page
-    overhead = json.loads((results / "fit-overhead.json").read_text())["ratio"]
-    assert f"{1 / overhead:.1%} of its time".replace("%", " %") in page
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "experiments" / "results").glob("*-cpu.json")), ids=lambda path: path.stem
-)
-def test_committed_results_are_those_of_the_recipes(path: Path) -> None:
-    """A cell of a recipe that has changed since would be a number nobody can reproduce."""
-    from ibnn.lab.reproduce import read, results
-
-    experiment = read(path.stem.removesuffix("-cpu"))
-    found = results(experiment, path.parent)
-    assert [name for name in found.cells if name not in found.of(experiment)] == []
+@pytest.mark.slow
+def test_the_page_on_the_command_line_runs() -> None:
+    assert run("command-line.md")["result"]["costs"]["forwards"] == 5
 
 
 @pytest.mark.slow
 def test_the_tabular_page_runs() -> None:
-    names = run_page("tabular.md")
+    names = run("tabular.md")
     assert names["error"] <= 0.02
     assert names["leave"].mean() < 0.5
     assert 0.7 < names["coverage"] <= 1
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_tabular_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_tabular_page_run() -> None:
     """On a table as the page describes it; `serve` is tested elsewhere."""
-    from test_cli import call
+    from typer.testing import CliRunner
 
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "tabular.md").read_text().partition("## At the command line")[2]
+    from ibnn.app.cli.app import app
+
+    page = read("docs/tabular.md").partition("## At the command line")[2]
     generator = np.random.default_rng(0)
     rows = [(area, int(area // 30), age) for area, age in generator.uniform((40, 0), (200, 90), size=(200, 2))]
     prices = [3 * area - age + generator.normal(scale=20) for area, _, age in rows]
-    table = [f"{area},{rooms},{age},{price}" for (area, rooms, age), price in zip(rows, prices, strict=True)]
-    Path("houses.csv").write_text("\n".join(["area,rooms,age,price", *table]) + "\n")
+    lines = [f"{area},{rooms},{age},{price}" for (area, rooms, age), price in zip(rows, prices, strict=True)]
+    Path("houses.csv").write_text("\n".join(["area,rooms,age,price", *lines]) + "\n")
     Path("new.csv").write_text("age,area,rooms\n10,100,3\n")
     (job,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     Path("houses.toml").write_text(job.replace("epochs = 100", "epochs = 8"))  # for time
     Path("mynets.py").write_text(code)
     commands = [
-        line for block in re.findall(r"```\n(ibnn .*?)```", page, flags=re.DOTALL) for line in block.splitlines()
+        line for lines in re.findall(r"```\n(ibnn .*?)```", page, flags=re.DOTALL) for line in lines.splitlines()
     ]
     assert [line.split()[1] for line in commands] == [
         *("train", "evaluate", "predict", "report", "export", "serve"),
         *("plan", "train", "predict"),
     ]
-    told = {}
+    stderr = {}
     for line in commands:
         if not line.startswith("ibnn serve"):
-            told[line.partition("#")[0].strip()] = call(*shlex.split(line, comments=True)[1:])
+            done = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
+            assert done.exit_code == 0, done.output
+            stderr[line.partition("#")[0].strip()] = done.stderr
     expected = "'price' is a number, predicted from 3 columns; 120 rows to train on, 40 held out, 40 to test."
-    assert f"houses.csv: {expected}" in told["ibnn train houses.toml"].stderr
-    result = json.loads(Path("runs/houses/result.json").read_text())
-    assert 10 < result["scores"]["rmse"] < 160  # in units of the price
+    assert f"houses.csv: {expected}" in stderr["ibnn train houses.toml"]
+    assert 10 < json.loads(Path("runs/houses/result.json").read_text())["scores"]["rmse"] < 160  # in units of the price
     (answer,) = csv.DictReader(Path("prices.csv").read_text().splitlines())
     assert float(answer["low"]) < float(answer["mean"]) < float(answer["high"])
     assert Path("houses.html").exists()
@@ -164,80 +276,93 @@ def test_the_commands_of_the_tabular_page_run(tmp_path: Path, monkeypatch: pytes
     sys.modules.pop("mynets")
 
 
-def test_the_tabular_page_quotes_its_result_file(monkeypatch: pytest.MonkeyPatch) -> None:
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+def test_tables_of_results_are_those_of_the_result_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "experiments")
-    import tabular
-
-    assert tabular.page(check=True) == 0
-
-
-def test_the_page_on_sequences_and_transformers_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("peft")
-    names = run_page("transformers.md")
-    assert names["answers"].probs.shape == (8, 4)
-    assert list(names["asked"].latents) == ["words", "rnn", "head"]
-    assert sum(names["ports"].values()) == names["model"].latents["rnn"].nodes
-    lora, bert = names["lora"], names["bert"]
-    assert all(latent.mean.grad is not None for latent in (*bert.latents.values(), *lora.latents.values()))
-    assert "looks rows up" in capsys.readouterr().out
+    tables = importlib.import_module("tables")
+    assert tables.main(check=True) == 0
+    homes = {"readme": "README.md", "results": "docs/results.md"}
+    assert all(f"<!-- {name}:begin -->" in read(homes.get(name, "experiments/README.md")) for name in tables.blocks())
+    assert all(f"<!-- {name}:begin -->" in read("docs/performance.md") for name in tables.performance())
 
 
-def test_the_table_of_sequences_is_that_of_its_result_file(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["tabular", "sequences"])
+def test_pages_quote_the_result_files_of_their_experiments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "experiments")
-    import sequences
-
-    assert sequences.page(check=True) == 0
-    assert (ROOT / "docs" / "figures" / "sequences.png").exists()
+    assert importlib.import_module(name).page(check=True) == 0
 
 
-@pytest.mark.slow
-def test_the_deploying_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "deploying.md").read_text()
-    exporting, elsewhere, other, serving, watching = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(exporting, names)
-    assert names["written"].difference < 1e-5
-    blocked = "import sys\nsys.modules['ibnn'] = sys.modules['torch'] = None\n"
-    done = subprocess.run([sys.executable, "-c", blocked + elsewhere], capture_output=True, text=True, check=True)
-    zeros = names["model"].predict(names["torch"].zeros(1, 1, 8, 8))
-    label, *numbers = done.stdout.split()
-    assert int(label) == int(zeros.labels)
-    expected = [float(value) for value in (zeros.probs.amax(), zeros.total, zeros.epistemic)]
-    assert list(map(float, numbers)) == pytest.approx(expected, abs=1e-5)
-    exec(other, names)
-    exec(watching, names)
-    assert 300 < names["monitor"].alarm < 330
-    exec(serving, names)
-    assert names["reply"].status_code == 200
-    assert set(names["answer"]) >= {"label", "probability", "total", "aleatoric", "epistemic", "abstain"}
-    assert "in [0, 1], but got values from 2 to 2" in names["refused"].json()["detail"]
-    assert names["health"]["shift"]["seen"] == 1
+def test_the_sweep_for_divergence_is_quoted() -> None:
+    cells = result("robustness")["cells"]
+    assert f"none of its {len(cells)} cells diverged" in read("docs/findings.md")
+    assert {cell["task"] for cell in cells} >= {"lenet", "mlp-regression", "transformer", "vgg16-eighth", "wrn-10-1"}
+    assert not any(cell["diverged"] for cell in cells)
 
 
-def test_the_deploying_page_quotes_its_result_files() -> None:
-    page = (ROOT / "docs" / "deploying.md").read_text()
+def test_the_scaling_page_quotes_its_result_files() -> None:
+    page, scaling, overhead = read("docs/scaling.md"), result("scaling"), result("fit-overhead")
+    sizes = {row["net"]: row for row in result("table1-cpu")["cells"]["iBNN / seed 0"]["rows"]}
+    for words in (
+        f"1 worker {scaling['steps_per_second']['1 worker']} steps/s",
+        f"{scaling['steps_per_second']['2 workers']} steps/s",
+        f"a speed-up of {scaling['speedup']} (efficiency {scaling['efficiency']})",
+        f"a step takes {overhead['ratio']} times",
+        f"has {2 * 16 * sizes['VGG16-small']['nodes']:,} latent",
+        f"has {2 * 16 * sizes['WideResNet-28x10']['nodes']:,}, 0.8 %",
+    ):
+        assert words in page
 
-    def lines(name: str) -> list[str]:
-        return page.partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0].splitlines()[3:]
 
-    shift = json.loads((ROOT / "experiments" / "results" / "shift.json").read_text())
-    assert f"rang in {100 * shift['false_alarms']['found']:g} % of {shift['false_alarms']['streams']} streams" in page
-    cells = {
-        s: [d[calm][name] for calm in ("0", "1000") for name in ("median", "most")] for s, d in shift["delays"].items()
-    }
-    assert lines("shift") == [
+def test_the_performance_page_quotes_its_result_files() -> None:
+    from ibnn import prediction
+
+    page = read("docs/performance.md")
+    cells = result("draws")["cells"]
+    test = [cell[str(prediction.TOLERANCE)] for name, cell in cells.items() if name.startswith("test")]  # the default
+    for key, words in (
+        ("draws", "{:.3f} of the draws"),
+        ("nll", "an NLL {:.4f} times"),
+        ("equal_labels", "{:.4f} of the labels"),
+    ):
+        assert words.format(sum(cell[key] for cell in test) / len(test)) in page
+    assert f"{1 / result('fit-overhead')['ratio']:.1%} of its time".replace("%", " %") in page
+
+
+def test_the_cost_of_choosing_the_noise_is_quoted() -> None:
+    ratios = result("steering")["ratio"]
+    few, many = (f"{ratios[images]:.2f}" for images in ("2,000 images", "10,000 images"))
+    assert f"{many}–{few} × measured" in read("docs/results.md")
+    assert f"{few} × the CPU seconds of a fixed s at 2,000 images, {many} × at 10,000" in read("docs/findings.md")
+
+
+def test_the_pages_on_deploying_and_shift_quote_their_result_files() -> None:
+    page, found = read("docs/shift.md"), result("shift")
+    alarms = found["false_alarms"]
+    assert f"rang in {100 * alarms['found']:g} % of {alarms['streams']} streams" in page
+    cells = {s: [d[n][name] for n in ("0", "1000") for name in ("median", "most")] for s, d in found["delays"].items()}
+    assert table(page, "shift") == [
         f"| {s} | {' | '.join('–' if c is None else str(c) for c in row)} |" for s, row in cells.items()
     ]
-    told = json.loads((ROOT / "experiments" / "results" / "export.json").read_text())
-    assert lines("export") == [
+    page = read("docs/deploying.md")
+    assert table(page, "export") == [
         f"| {name} | {row['plain_bytes']:,} | {row['draw_bytes']:,} | {row['bytes']:,} | "
         f"{row['batch 1']['plain_ms']} | {row['batch 1']['ms']} | {row['batch 1']['ratio']} | "
         f"{row['batch 64']['plain_ms']} | {row['batch 64']['ms']} | {row['batch 64']['ratio']} |"
-        for name, row in told.items()
+        for name, row in result("export").items()
         if name not in ("recipe", "versions")
     ]
-    found = json.loads((ROOT / "experiments" / "results" / "int8.json").read_text())
-    for name in ("float32", "dynamic", "static"):
-        row = found[name]
-        assert f"| {name} | {row['nll']} | {row['ece']} | {row['error']} | {row['bytes']:,} |" in page
+    for name, row in result("int8").items():
+        if name not in ("recipe", "versions"):
+            assert f"| {name} | {row['nll']} | {row['ece']} | {row['error']} | {row['bytes']:,} |" in page
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*-cpu.json")), ids=lambda path: path.stem)
+def test_committed_results_are_those_of_the_recipes(path: Path) -> None:
+    """A cell of a recipe that has changed since would be a number nobody can reproduce."""
+    from ibnn.lab.reproduce import read, results
+
+    experiment = read(path.stem.removesuffix("-cpu"))
+    found = results(experiment, path.parent)
+    assert [name for name in found.cells if name not in found.of(experiment)] == []

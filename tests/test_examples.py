@@ -1,5 +1,4 @@
 import importlib.util
-import re
 from pathlib import Path
 from types import ModuleType
 
@@ -22,15 +21,6 @@ def test_own_loop_learns() -> None:
     assert result["error"] < 0.2
     assert result["nll"] < 0.7
     assert result["epistemic"] > 0
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
-def test_python_blocks_of_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All python blocks of a page, one after another, as a reader would paste them."""
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-    assert blocks
-    exec(compile("\n".join(blocks), page, "exec"), {})
 
 
 @pytest.mark.filterwarnings("ignore")  # lightning's own

@@ -69,12 +69,14 @@ def seeds_markdown(results: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", words, ""])
 
 
-def test_readme_shows_the_committed_result() -> None:
+def test_the_results_page_shows_the_committed_result() -> None:
     result = json.loads((ROOT / "experiments" / "results" / "demo.json").read_text())
-    block = re.search(r"<!-- demo:begin -->\n(.*)<!-- demo:end -->", (ROOT / "README.md").read_text(), re.DOTALL)
+    block = re.search(
+        r"<!-- demo:begin -->\n(.*)<!-- demo:end -->", (ROOT / "docs" / "results.md").read_text(), re.DOTALL
+    )
     assert block is not None
     results = json.loads((ROOT / "experiments" / "results" / "demo-seeds.json").read_text())
-    figure = "![reliability](docs/figures/demo-reliability.png)\n"
+    figure = "![reliability](figures/demo-reliability.png)\n"
     assert block[1] == f"{demo.markdown(result)}\n{seeds_markdown(results)}\n{figure}"
     assert [r["seed"] for r in (result, *results)] == [0, 300, 301, 302, 303, 304]
     assert all(r["recipe"] == demo.RECIPE for r in (result, *results))
