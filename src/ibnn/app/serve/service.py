@@ -62,7 +62,7 @@ class Service:
             risk: Default of requests.
             false_alarm: Probability that the monitor ever raises an alarm although nothing has shifted.
             data: Folder of data sets.
-            state: File that keeps the monitor's state between runs of the service.
+            state: File that keeps the monitor's state between starts.
         """
         self.asked, self.risk, self._state = asked, risk, state
         self.unwatched = ""

@@ -1,9 +1,8 @@
 """REPORTED RUNS: what a report reads from run folders. The files are not trusted: plain data, checked before use."""
 
 import csv
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,10 @@ from ibnn.lab.display import COLOURS
 from ibnn.lab.runs import ANSWERS, HISTORY, JOB, RESULT, RunFolder
 
 PARTS = ("aleatoric", "between", "within")
+_Expect = Callable[[bool, str, object], None]  # raises unless true: expected, got
 _ROUNDING = 1e-5  # nats: what float32 leaves of a difference of equal entropies
-_KINDS = {
-    "name": str,
-    "job": dict,
-    "scores": dict,
-    "costs": dict,
-    "classes": list,
-    "diagnosis": str,
-    "provenance": dict,
-}
+_KINDS = {"name": str, "diagnosis": str, "classes": list}
+_KINDS |= dict.fromkeys(("job", "scores", "costs", "provenance"), dict)
 
 
 @dataclass(frozen=True)
@@ -158,65 +151,64 @@ def _history(home: RunFolder) -> dict[str, list[float]]:
 def _answered(home: RunFolder, classes: tuple[str, ...]) -> dict[str, Any]:
     """Returns the fields of a classifier that its stored answers give."""
     tensors = home.tensors(ANSWERS)
-    if missing := [name for name in ("labels", "probs") if name not in tensors]:
-        raise home.damaged(ANSWERS, "tensors with labels and probs", f"no {' and no '.join(missing)}")
-    test = _answers(home, tensors, "", tensors["labels"])
+
+    def expect(true: bool, expected: str, got: object) -> None:
+        if not true:
+            raise home.damaged(ANSWERS, expected, got)
+
+    missing = [name for name in ("labels", "probs") if name not in tensors]
+    expect(not missing, "tensors with labels and probs", f"no {' and no '.join(missing)}")
+    test = _answers(tensors, "", tensors["labels"], expect)
     width = test.probs.shape[1]
-    if classes and len(classes) != width:
-        raise home.damaged(ANSWERS, f"probs for the {len(classes)} classes of result.json", f"{width} columns")
+    expect(len(classes) in (0, width), f"probs for the {len(classes)} classes of result.json", f"{width} columns")
     ood: dict[str, Answers] = {}
     for name in sorted({key[4:].rpartition("/")[0] for key in tensors if key.startswith("ood/")} - {""}):
-        if f"ood/{name}/probs" not in tensors:
-            raise home.damaged(ANSWERS, f"tensors with ood/{name}/probs", "the set's other tensors only")
-        ood[name] = _answers(home, tensors, f"ood/{name}/", None)
-        if ood[name].probs.shape[1] != width:
-            raise home.damaged(ANSWERS, f"ood/{name}/probs with {width} columns", ood[name].probs.shape[1])
+        expect(f"ood/{name}/probs" in tensors, f"tensors with ood/{name}/probs", "the set's other tensors only")
+        ood[name] = _answers(tensors, f"ood/{name}/", None, expect)
+        columns = ood[name].probs.shape[1]
+        expect(columns == width, f"ood/{name}/probs with {width} columns", columns)
     return {
         "classes": classes or tuple(f"class {c}" for c in range(width)),
         "labels": tensors["labels"].long(),
         "test": test,
         "ood": ood,
-        "shown": _shown(home, tensors, test),
+        "shown": _shown(tensors, test, expect),
     }
 
 
-def _answers(home: RunFolder, tensors: Mapping[str, Tensor], prefix: str, labels: Tensor | None) -> Answers:
+def _answers(tensors: Mapping[str, Tensor], prefix: str, labels: Tensor | None, expect: _Expect) -> Answers:
     probs = tensors[f"{prefix}probs"]
     probs = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
-    if probs.ndim != 2:
-        raise home.damaged(ANSWERS, f"{prefix}probs of shape (N, C)", tuple(probs.shape))
+    expect(probs.ndim == 2, f"{prefix}probs of shape (N, C)", f"shape {tuple(probs.shape)}")
     try:
         metrics.error(probs, torch.zeros(len(probs), dtype=torch.int64) if labels is None else labels)
     except ValueError as error:
-        raise home.damaged(ANSWERS, f"{prefix}probs and labels to measure", f"this: {error}") from None
+        expect(False, f"{prefix}probs and labels to measure", f"this: {error}")
     found = [part for part in PARTS if f"{prefix}{part}" in tensors]
     if not found:
         return Answers(probs, None)
-    if len(found) < 3:
-        expected = f"all or none of {', '.join(prefix + part for part in PARTS)}"
-        raise home.damaged(ANSWERS, expected, f"only {', '.join(found)}")
+    expect(len(found) == 3, f"all or none of {', '.join(prefix + part for part in PARTS)}", f"only {', '.join(found)}")
     for part in PARTS:
         values = tensors[prefix + part]
-        if values.shape != probs[:, 0].shape or not values.double().isfinite().all():
-            expected = f"{prefix}{part} with {len(probs)} finite numbers"
-            raise home.damaged(ANSWERS, expected, f"shape {tuple(values.shape)}")
+        good = values.shape == probs[:, 0].shape and bool(values.double().isfinite().all())
+        expect(good, f"{prefix}{part} with {len(probs)} finite numbers", f"shape {tuple(values.shape)}")
     return Answers(probs, torch.stack([tensors[prefix + part].double() for part in PARTS]).clamp_min(0))
 
 
-def _shown(home: RunFolder, tensors: Mapping[str, Tensor], test: Answers) -> Shown | None:
+def _shown(tensors: Mapping[str, Tensor], test: Answers, expect: _Expect) -> Shown | None:
     if "shown/rows" not in tensors or "shown/draws" not in tensors:
         return None
     rows, draws, images = tensors["shown/rows"], tensors["shown/draws"].double(), tensors.get("shown/images")
-    size, (count, width) = rows.shape[0] if rows.ndim == 1 else -1, test.probs.shape
-    if size < 0 or rows.is_floating_point() or bool(((rows < 0) | (rows >= count)).any()):
-        expected = f"shown/rows of whole numbers from 0 to {count - 1}"
-        raise home.damaged(ANSWERS, expected, f"{rows.dtype} {tuple(rows.shape)}")
-    if draws.ndim != 3 or draws.shape[::2] != (size, width) or not draws.shape[1] or not bool((draws >= 0).all()):
-        raise home.damaged(ANSWERS, f"shown/draws of probabilities ({size}, J, {width})", tuple(draws.shape))
-    if images is not None and (
-        images.ndim != 4 or len(images) != size or images.dtype != torch.uint8 or not math.prod(images.shape[1:])
-    ):
-        expected = f"shown/images uint8 ({size}, channels, H, W)"
-        raise home.damaged(ANSWERS, expected, f"{images.dtype} {tuple(images.shape)}")
+    count, width = test.probs.shape
+    good = rows.ndim == 1 and not rows.is_floating_point() and bool(((rows >= 0) & (rows < count)).all())
+    expect(good, f"shown/rows of whole numbers from 0 to {count - 1}", f"{rows.dtype} {tuple(rows.shape)}")
+    size = len(rows)
+    good = draws.ndim == 3 and draws.shape[::2] == (size, width) and draws.shape[1] > 0 and bool((draws >= 0).all())
+    expect(good, f"shown/draws of probabilities ({size}, J, {width})", f"shape {tuple(draws.shape)}")
+    if images is not None:
+        good = images.ndim == 4 and len(images) == size and images.dtype == torch.uint8 and images[:1].numel() > 0
+        expect(
+            good or not size, f"shown/images uint8 ({size}, channels, H, W)", f"{images.dtype} {tuple(images.shape)}"
+        )
     order = test.total[rows.long()].argsort(stable=True)
     return Shown(rows.long()[order], draws[order], None if images is None else images[order]) if size else None
