@@ -1,4 +1,4 @@
-"""BUDGET: what a converted network will cost in memory and arithmetic, before it is made."""
+"""BUDGET: what a converted network will cost in memory and arithmetic, before it is built."""
 
 from math import prod
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ _KL_COPIES = 2  # tensors of the posterior's size that the KL "components" keeps
 
 
 class Cost(NamedTuple):
-    """What the network costs on one batch.
+    """Cost of a converted network on one batch.
 
     Products are the multiply–adds of matrix products and convolutions, scalings the multiplications by z.
 
@@ -27,12 +27,12 @@ class Cost(NamedTuple):
         weights: Parameters of the network.
         latents: Parameters that conversion adds: mean and standard deviation of every node and component.
         plain_bytes: What a training step of the plain network keeps for its backward pass, beside the weights.
-        step_bytes: The same of the converted network.
-        step_products: Of a training step, forward and backward.
-        step_scalings: The same: x ∘ z, again in the backward pass, and the two gradients.
-        predict_bytes: The outputs of all draws, which `predict` holds.
-        predict_products: Of `predict`.
-        predict_scalings: The same, of inputs or of weights, whichever are fewer.
+        step_bytes: The same for the converted network.
+        step_products: Products of a training step, forward and backward.
+        step_scalings: Its scalings: x ∘ z, again in the backward pass, and the two gradients.
+        predict_bytes: The outputs of all draws.
+        predict_products: Products of `predict`.
+        predict_scalings: Its scalings, of inputs or of weights, whichever are fewer.
     """
 
     weights: int
@@ -47,7 +47,7 @@ class Cost(NamedTuple):
 
 
 def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Cost:
-    """What `convert(net, components=components)` will cost on a batch: one training step, and one `predict`.
+    """Estimates what `convert(net, components=components)` costs on a batch: one training step and one `predict`.
 
     Runs one forward pass of a copy of the plain network; the rest is arithmetic.
 
@@ -75,7 +75,7 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
         output = logits_of(net(*args, **kwargs))
     rows, draws, size = batch_length(x), components * samples, next(net.parameters()).element_size()
     products = flops.get_total_flops() // 2  # a multiply–add is two operations
-    inputs = {name: sum(prod(shape[:-1]) * _met(layers[name], shape) for shape in shapes[name]) for name in layers}
+    inputs = {name: sum(prod(shape[:-1]) * _scalings(layers[name], shape) for shape in shapes[name]) for name in layers}
     fewer = {name: min(inputs[name], sum(p.numel() for p in layers[name].parameters())) for name in layers}
     again = inputs if rows <= FEW else fewer  # few rows carry a z each
     drawn = rows * (2 * planned.nodes * size + 8)  # z, the noise behind it, and whose it is
@@ -92,12 +92,12 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
     )
 
 
-def _met(layer: nn.Module, shape: torch.Size) -> int:
-    """Factors z that a layer's last dimension meets: as many as it is long; with several ports, all its nodes."""
+def _scalings(layer: nn.Module, shape: torch.Size) -> int:
+    """Returns the multiplications by z along the last axis of an input: its length, or all nodes of several ports."""
     kind = layer_type(layer)
     return kind.nodes(layer) if kind is not None and kind.run is not None else shape[-1]
 
 
 def _lstm_operations(x: torch.Size, weight_ih: torch.Size, weight_hh: torch.Size, *args: Any, **kwargs: Any) -> int:
-    """Of the LSTM's kernel for CPUs, which torch does not count: one layer, from the shapes of its arguments."""
+    """Counts the operations of one layer of the LSTM kernel for CPUs, which torch does not count."""
     return 2 * prod(x[:-1]) * (prod(weight_ih) + prod(weight_hh))

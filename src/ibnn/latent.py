@@ -1,9 +1,9 @@
-"""STATE: one layer's variational parameters, and how its latent z meets the layer's input x.
+"""STATE: one layer's variational parameters, and how the layer's input x is multiplied by z.
 
-A `Latent` is a child of the layer it serves. Its `hook` runs before the layer's own forward and multiplies the input by
-z, so layers keep their class, their parameters' names and their own hooks. While z is None the hook does nothing. Its
-`release` runs after the layer and ends what `hook` began: see `recompute`. Where nodes meet weights inside of a layer
-(`layers`: several ports), its `call` takes the place of the layer's forward.
+A `Latent` is a child of its layer. Its `hook` runs before the layer's own forward and multiplies the input by z, so the
+layer keeps its class, its parameters' names and its own hooks. While z is None the hook does nothing. `release` runs
+after the layer and ends what `hook` began: see `recompute`. For layers of several ports (see `layers.registry`), `call`
+replaces the layer's forward.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,16 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.layers.recompute import Recomputation
-from ibnn.layers.registry import folded_weights, layer_type, replace_weights, replaced, weights_are_parameters
+from ibnn.layers.registry import (
+    batchless,
+    carried_type,
+    folded_weights,
+    replace_weights,
+    replaced,
+    weights_are_parameters,
+)
 
-_AT_ONCE = 2**18  # entries of a product that stays in the cache
+_AT_ONCE = 2**18  # entries of a product that stay in the cache
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
@@ -60,7 +67,7 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """x ∘ z with z broadcast, whose backward pass makes one tensor of x's size, not two."""
+    """x ∘ z with z broadcast; its backward pass makes one tensor of x's size, not two."""
 
     generate_vmap_rule = True
 
@@ -82,7 +89,7 @@ class _Product(torch.autograd.Function):
 
 
 def _summed_product(a: Tensor, b: Tensor, shape: torch.Size) -> Tensor:
-    """a ∘ b summed to a shape, some rows at a time: a product of the whole would be a large tensor more."""
+    """Returns a ∘ b summed to a shape, a few rows at a time, without the large tensor of the whole product."""
     at_once = max(1, _AT_ONCE * a.shape[0] // max(1, a.numel()))
     if shape[0] != a.shape[0] or at_once >= a.shape[0]:
         return (a * b).sum_to_size(shape)
@@ -97,13 +104,13 @@ class Latent(nn.Module):
         mean: μ, (K, D).
         rho: ρ, (K, D); the standard deviation is σ = softplus(ρ).
         z: What the layer's input is multiplied by: None (nothing), (D,) for the whole batch, or (R, D), a row each.
-            Set by the network for the length of one forward pass.
+            Set by the network during one forward pass.
         recall: The backward pass in progress and the z of its forward pass, for a layer that is run again in it
             (gradient checkpointing).
-        folding: Whether the layer computes with W = U diag(z) and an unchanged input, and not with x ∘ z.
-        batch_axis: Which axis of the input is the batch, where a layer of one port has a z for each row.
-        met: Entries of the inputs that z met in the last forward pass.
-        after: What is to be done when the calls of the layer that are in progress end, the last to begin first.
+        folding: Whether the layer computes with W = U diag(z) and an unchanged input instead of x ∘ z.
+        batch_axis: The batch axis of the input, used where a layer of one port has a z for each row.
+        entries: How many input entries were multiplied by z in the last forward pass.
+        after: What to do when the layer's calls in progress end, the innermost first.
 
     >>> latent = Latent(components=2, nodes=3, axis=-1)
     >>> latent.mean.shape, latent.std.shape
@@ -141,9 +148,9 @@ class Latent(nn.Module):
         self.set(std=torch.tensor(0.05))
         self.z = None
         self.recall = None
-        self.folding, self.met, self.batch_axis = False, 0, 0
+        self.folding, self.entries, self.batch_axis = False, 0, 0
         self.after = []
-        self.without_graph = False  # whether the layer last met a z that it could not send a gradient to
+        self.without_graph = False  # whether the last z needed a gradient that was not recorded
 
     @property
     def std(self) -> Tensor:
@@ -164,34 +171,32 @@ class Latent(nn.Module):
         if z is None:
             return None
         if args:
-            return (self._meet(layer, args[0], z), *args[1:]), kwargs
+            return (self._scaled(layer, args[0], z), *args[1:]), kwargs
         name = "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
-        return args, {**kwargs, name: self._meet(layer, kwargs[name], z)}
+        return args, {**kwargs, name: self._scaled(layer, kwargs[name], z)}
 
-    def _meet(self, layer: nn.Module, x: Tensor, z: Tensor) -> Tensor:
-        """What the layer is given for its input x: x ∘ z, or x if its weights are multiplied instead."""
+    def _scaled(self, layer: nn.Module, x: Tensor, z: Tensor) -> Tensor:
+        """Returns the layer's new input: x ∘ z, or x if its weights are multiplied instead."""
         if not self.folding:
             return self.multiply(x, z, self.batch_axis)
         self.after.append(replace_weights(layer, folded_weights(layer, z)))
         return self._cast(x, z)
 
     def _cast(self, x: Tensor, z: Tensor) -> Tensor:
-        """An input in the layer's dtype (z in an integer one is 0 or 1); lower precisions are autocast's business."""
+        """Returns an input in the layer's dtype (an integer one would round z); autocast handles lower precisions."""
         dtype = getattr(self, "mean", z).dtype  # an exported latent has z alone
-        autocast = x.dtype in (torch.float16, torch.bfloat16, torch.float32) and torch.is_autocast_enabled(
-            x.device.type
-        )
+        narrow = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        autocast = narrow and torch.is_autocast_enabled(x.device.type)
         return x if x.dtype == dtype or autocast else x.to(dtype)
 
     def release(self, layer: nn.Module, args: Any, output: Any) -> None:
-        """Forward hook of the layer, called even after an error."""
+        """Forward hook of the layer, called even if it raises: undoes what `hook` did."""
         if self.after:
             self.after.pop()()
 
     def call(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """The forward of a layer of several ports: its own, with z in its weights, or what its type `run`s."""
-        z, kind = self._current(), layer_type(layer)
-        assert kind is not None
+        """Forward of a layer of several ports: its own with z in its weights, or its type's `run`."""
+        z, kind = self._current(), carried_type(layer)
         assert kind.run is not None
         if z is None:
             return type(layer).forward(layer, *args, **kwargs)
@@ -206,7 +211,7 @@ class Latent(nn.Module):
                 self.after.pop()()
 
     def _current(self) -> Tensor | None:
-        """The z to multiply by: that of the forward pass, or of the one that a backward pass runs again."""
+        """Returns the z to multiply by: that of this forward pass, or of the one that a backward pass runs again."""
         if self.z is not None:
             self.without_graph = self.z.requires_grad and not torch.is_grad_enabled()
             return self.z
@@ -218,19 +223,19 @@ class Latent(nn.Module):
         return self.recall[1]
 
     def multiply(self, x: Tensor, z: Tensor, batch_axis: int = 0) -> Tensor:
-        """x ∘ z, which the layer's backward pass will not keep but compute again."""
+        """Returns x ∘ z, which is recomputed in the backward pass instead of being kept for it."""
         x = self._cast(x, z)
         z = self.broadcast(z, x, batch_axis)
         if torch.compiler.is_compiling():
             return x * z
         product: Tensor = _Product.apply(x, z) if torch.is_grad_enabled() else x * z  # type: ignore[no-untyped-call]
-        self.met += x.numel()
+        self.entries += x.numel()
         if Recomputation.possible(product):
             self.after.append(Recomputation(x, z, product).open().close)
         return product
 
     def broadcast(self, z: Tensor, x: Tensor, batch_axis: int = 0) -> Tensor:
-        """z along the node axis of x."""
+        """Returns z in a shape that multiplies the node axis of x."""
         if x.dim() < -self.axis or x.shape[self.axis] != z.shape[-1]:  # one node would be broadcast to all
             wanted, got = f"of {z.shape[-1]} nodes in dimension {self.axis}", f"shape {tuple(x.shape)}"
             remedy = "Pass inputs of the size it was built for."
@@ -243,21 +248,15 @@ class Latent(nn.Module):
         return z.to(dtype=x.dtype, device=x.device).reshape(shape)
 
     def rows(self, z: Tensor, shape: Sequence[int], batch_axis: int) -> Tensor:
-        """z for every row of an input of a shape; rows that fold several windows or tokens share their row's z."""
+        """Returns the z of every row of an input; rows that hold several windows of an example share its z."""
         rows = z.shape[0]  # not len: torch.export would fix it
         if len(shape) + self.axis <= batch_axis or shape[batch_axis] % rows:
             place = f"a dimension {batch_axis}" if batch_axis else "a leading dimension"
-            raise ValueError(
-                complaint(
-                    f"input of layer {self.name!r}",
-                    f"of {place} that is the batch ({rows} rows) or a multiple of it",
-                    f"shape {tuple(shape)}",
-                    f"If this layer does not see the batch there, leave it out: exclude=[{self.name!r}].",
-                )
-            )
+            expected = f"of {place} that is the batch ({rows} rows) or a multiple of it"
+            raise ValueError(batchless(self.name, expected, f"shape {tuple(shape)}"))
         if shape[batch_axis] == rows:
             return z
-        # repeat_interleave, which ONNX has not
+        # as repeat_interleave, which ONNX does not have
         return z[:, None].expand(-1, shape[batch_axis] // rows, -1).flatten(0, 1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -270,5 +269,5 @@ class Latent(nn.Module):
 
 
 def backward_pass() -> int:
-    """Number of the backward pass that autograd is running in this thread, −1 if none."""
+    """Returns the number of the backward pass that runs in this thread, −1 if none does."""
     return torch._C._current_graph_task_id()  # the same question torch.utils.checkpoint asks

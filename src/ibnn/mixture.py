@@ -1,7 +1,7 @@
-"""MATH: the mixture of K diagonal Gaussians with equal weights, its KLs to the prior, its entropy bound.
+"""MATH: the mixture of K equally weighted diagonal Gaussians, its KLs to the prior, its entropy bound.
 
-Pure functions of tensors. A `Mixture` is joint over all layers (their nodes side by side in one axis D), because one
-component index rules the whole network: q(z) = 1/K Σₖ N(z; μₖ, diag σₖ²), prior p(z) = N(1, s²).
+Pure functions of tensors. A `Mixture` is joint over all layers (their nodes concatenated along one axis D), because one
+component index holds for the whole network: q(z) = 1/K Σₖ N(z; μₖ, diag σₖ²), prior p(z) = N(1, s²).
 """
 
 import math
@@ -21,13 +21,13 @@ class Mixture(NamedTuple):
     std: Tensor  # σ (K, D)
 
     def draw(self, component: Tensor, noise: Tensor) -> Tensor:
-        """Draws z = μₖ + σₖ ε, one row for each entry of `component` (R,) and row of `noise` (R, D)."""
+        """Returns z = μₖ + σₖ ε, (R, D), for components k (R,) and noise ε (R, D)."""
         # index_select, not indexing: its backward is an index_add, several times faster on CPU
         mean, std = self.mean.index_select(0, component), self.std.index_select(0, component)
         return torch.addcmul(mean, std, noise.to(mean.dtype))  # (R, D)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """Log density of the mixture at rows z (R, D), joint over all nodes."""
+        """Returns the log density of the mixture at rows z (R, D), joint over all nodes."""
         deviation = (z[:, None] - self.mean) / self.std  # (R, K, D)
         log_normal = -0.5 * deviation.square() - self.std.log() - 0.5 * math.log(2 * math.pi)
         return log_normal.sum(-1).logsumexp(-1) - math.log(len(self.mean))
@@ -63,7 +63,7 @@ def kl_components(q: Mixture, prior_std: float) -> Tensor:
 
 
 def _log_overlap(q: Mixture) -> Tensor:
-    """meanᵢ log 1/K Σⱼ exp(−BDᵢⱼ) with the Bhattacharyya distances BD of the components, between −log K and 0."""
+    """Returns meanᵢ log 1/K Σⱼ exp(−BDᵢⱼ), in [−log K, 0]; BD are Bhattacharyya distances of the components."""
     components = len(q.mean)
     i, j = torch.triu_indices(components, components, offset=1, device=q.mean.device)  # every pair once
     variance = q.std.square()
@@ -98,7 +98,7 @@ def kl_pairwise(q: Mixture, prior_std: float) -> Tensor:
 
 
 def kl_montecarlo(q: Mixture, prior_std: float, noise: Tensor) -> Tensor:
-    """Unbiased estimate of the mixture's KL: mean of log q(z) − log p(z) over as many draws of every component.
+    """Unbiased estimate of the mixture's KL: mean of log q(z) − log p(z) over equally many draws of each component.
 
     Args:
         q: The mixture.

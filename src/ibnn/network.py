@@ -310,7 +310,7 @@ class IBNN(nn.Module):
                 found = self._rows_of_draws(args, kwargs, pair)
                 gap = (found - expected).abs().max()
                 close = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max())
-                met = max(found.numel(), sum(latent.met for latent in self.latents.values())) // 2
+                met = max(found.numel(), sum(latent.entries for latent in self.latents.values())) // 2
                 self._in_rows[rows] = met if close else 0
             except Exception:  # a layer that does not see the batch first, a network of one batch length …
                 self._in_rows[rows] = 0
@@ -323,7 +323,9 @@ class IBNN(nn.Module):
             yield
             return
         layers = self._layers()
-        folding = [m for name, m in self.latents.items() if m.met > _weights(layers[name]) and foldable(layers[name])]
+        folding = [
+            m for name, m in self.latents.items() if m.entries > _weights(layers[name]) and foldable(layers[name])
+        ]
         try:
             for latent in folding:
                 latent.folding = True
@@ -372,7 +374,7 @@ class IBNN(nn.Module):
         parts = z.split([latent.nodes for latent in latents], dim=-1)
         try:
             for latent, part in zip(latents, parts, strict=True):
-                latent.z, latent.met = part, 0
+                latent.z, latent.entries = part, 0
             yield
         finally:
             for latent in latents:

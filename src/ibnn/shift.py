@@ -1,4 +1,4 @@
-"""SHIFT: do the inputs still look like those the model was checked on? A test that may run for ever.
+"""SHIFT: do the inputs still look like those the model was checked on? A test that may run forever.
 
 Every input has a score, such as its epistemic uncertainty. Its conformal p-value says how high the score ranks among
 all scores so far, those of a calibration set first. A *test martingale* bets on these p-values being uneven: while the
@@ -18,38 +18,37 @@ from ibnn.errors import complaint
 from ibnn.normal import Space, address, words
 
 POWERS = (0.1, 0.3, 0.5, 0.7, 0.9)  # ε of the bets ε p^(ε−1): strong shifts first
-_BITS = 8  # of a score that count: equal ones are stored once, so the bag stays small however long the stream
+_BITS = 8  # of a score that count: equal scores are stored once, so memory stays small however long the stream
 
 
 class ShiftMonitor:
-    """Watches a stream of scores against calibration scores; rings at most with probability `false_alarm`, ever.
+    """Compares a stream of scores with calibration scores; ever raises a false alarm with probability ≤ `false_alarm`.
 
     The n-th score has the p-value
 
         p = (#{scores before it that are higher} + u · (1 + #{equal ones})) / (1 + #{scores before it}),
 
-    the calibration scores being before all others and u uniform. If calibration scores and stream are exchangeable
-    (independent and alike, for one), these are *exactly* uniform and independent, whatever the size of the set. (Ranked
-    among the calibration scores alone they would all share its accidents, and ring more often than is stated.) Scores
-    are rounded to 8 binary digits before they are ranked, which changes nothing in this.
+    where the calibration scores come before all others and u is uniform. If calibration scores and stream are
+    exchangeable (for example i.i.d.), the p-values are *exactly* uniform and independent, whatever the size of the set.
+    (Ranked among the calibration scores alone they would share that set's accidents and raise more false alarms.)
+    Scores are rounded to 8 binary digits before they are ranked, which does not affect this.
 
-    Wealth begins at 1. At step k the part 1 / (k (k+1)) is staked on "the stream has shifted from here on", evenly on
-    the bets ε p^(ε−1) (scores have risen) and ε (1−p)^(ε−1) (they have fallen), and stays in the game from then on:
+    Wealth starts at 1. At step k the share 1 / (k (k+1)) is staked on "the stream has shifted from here on", evenly on
+    the bets ε p^(ε−1) (scores have risen) and ε (1−p)^(ε−1) (they have fallen), and stays invested from then on:
 
         wealth = 1 / (n+1) + Σ_k 1 / (k (k+1)) · mean over the bets of Π_{i=k…n} bet(p_i).
 
-    So a shift that comes late is found as surely as an early one, after some 2 log k nats more of evidence.
-
-    Since scores are ranked among all before them, a stream that has shifted becomes its own measure after a while: the
-    calibration scores must be enough to show the shift until then, see `fewest_scores`.
+    So a late shift is found as surely as an early one, with about 2 log k nats more evidence. Since scores are ranked
+    among all before them, a shifted stream becomes its own reference after a while: there must be enough calibration
+    scores to show the shift before that, see `fewest_scores`.
 
     Attributes:
-        false_alarm: α. The alarm rings when wealth reaches 1/α.
-        seed: Decides the draws that break ties.
-        seen: How many scores have come after calibration, n.
-        alarm: The number of the score at which it first rang, counted from 1; None while it has not.
-        log_wealth: Of now.
-        log_peak: Of the highest wealth so far.
+        false_alarm: α. The alarm is raised when wealth reaches 1/α.
+        seed: Decides how ties are broken.
+        seen: n, the number of scores since calibration.
+        alarm: The number of the score that raised the alarm, counted from 1; None so far.
+        log_wealth: Log of the present wealth.
+        log_peak: Log of the highest wealth so far.
 
     >>> calm = torch.rand(500, generator=torch.Generator().manual_seed(0))
     >>> monitor = ShiftMonitor(calm[:300], false_alarm=0.01)
@@ -61,13 +60,13 @@ class ShiftMonitor:
     """
 
     def __init__(self, calibration: Tensor | Sequence[float], *, false_alarm: float = 0.01, seed: int = 0) -> None:
-        """Takes the scores that the stream is compared with.
+        """Takes the calibration scores.
 
         Args:
-            calibration: Scores of inputs the model was not trained on, (N,). Some hundreds show shifts soon; fewer than
-                `fewest_scores(false_alarm)` are refused.
-            false_alarm: α, the probability that it ever rings although nothing has shifted.
-            seed: Decides the draws that break ties.
+            calibration: Scores of inputs that the model was not trained on, (N,). A few hundred reveal shifts soon;
+                fewer than `fewest_scores(false_alarm)` are refused.
+            false_alarm: α, the probability of ever raising the alarm although nothing has shifted.
+            seed: Decides how ties are broken.
         """
         self._begin(_checked(calibration, "calibration"), false_alarm, seed)
         if self._size < (fewest := fewest_scores(false_alarm)):
@@ -76,7 +75,7 @@ class ShiftMonitor:
             raise ValueError(complaint("calibration", wanted, self._size, remedy))
 
     def _begin(self, scores: list[float], false_alarm: float, seed: int) -> None:
-        """Puts the first scores into the bag."""
+        """Ranks the first scores."""
         if not 0 < false_alarm < 1:
             raise ValueError(complaint("false_alarm", "between 0 and 1", false_alarm, "Pass 0.01."))
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
@@ -86,7 +85,7 @@ class ShiftMonitor:
         self.log_wealth = self.log_peak = 0.0
         self._values: list[float] = []  # distinct scores, ascending
         self._counts: list[int] = []
-        self._size = 0  # scores in the bag
+        self._size = 0  # number of scores
         self._stakes = [-math.inf] * (2 * len(POWERS))  # log of what each bet has become: those on a rise first
         for score in scores:
             self._place(score)
@@ -95,13 +94,13 @@ class ShiftMonitor:
 
     @property
     def direction(self) -> Literal["higher", "lower"]:
-        """Where the scores have gone, as far as the bets tell."""
+        """Whether the scores have risen or fallen, according to the bets."""
         half = len(POWERS)
         return "higher" if _log_sum(self._stakes[:half]) >= _log_sum(self._stakes[half:]) else "lower"
 
     @property
     def p_value(self) -> float:
-        """Of the whole stream, valid whenever it is looked at: 1 / the highest wealth so far."""
+        """The p-value of the whole stream, valid at any time: 1 / the highest wealth so far."""
         return math.exp(-self.log_peak)
 
     def update(self, scores: Tensor | Sequence[float]) -> Tensor:
@@ -122,7 +121,7 @@ class ShiftMonitor:
         return p
 
     def _place(self, score: float) -> tuple[int, int]:
-        """Puts a score into the bag; how many in it were higher, and how many equal."""
+        """Inserts a score; returns how many earlier ones are higher, and how many equal."""
         place = bisect_left(self._values, score)
         if place == len(self._values) or self._values[place] != score:
             self._values.insert(place, score)
@@ -142,13 +141,13 @@ class ShiftMonitor:
         self.log_wealth = _log_sum([-math.log(k + 1), *self._stakes])
 
     def state(self) -> dict[str, Any]:
-        """All of it as plain data, for JSON; `restored` goes on from there to the very same numbers."""
+        """Returns everything as plain data for JSON; `restored` continues with the very same numbers."""
         own = {name: getattr(self, name) for name in ("false_alarm", "seed", "seen", "alarm", "log_peak")}
         return own | {"stakes": self._stakes if self.seen else None, "values": self._values, "counts": self._counts}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Self:
-        """The monitor whose `state` this is."""
+        """Returns the monitor whose `state` this is."""
         try:
             monitor = cls.__new__(cls)
             monitor._begin(_checked(state["values"], "values"), state["false_alarm"], state["seed"])
@@ -167,16 +166,16 @@ class ShiftMonitor:
 
 
 def fewest_scores(false_alarm: float) -> int:
-    """How many calibration scores a monitor needs to find a complete and lasting shift.
+    """Returns how many calibration scores a monitor needs to find a complete and lasting shift.
 
     If every score of the stream is above all N calibration scores, and the stream itself is exchangeable, its n-th
     p-value is uniform on (0, n / (N + n)). The expected logarithm of the bet ε p^(ε−1) is then
 
         log ε + (1 − ε) (1 + log((N + n) / n)),
 
-    which is positive at first and negative in the end. N is enough if its sum up to there, for the best ε, reaches
-    log(20/α): the first step stakes 1/2 on ten bets. A complete shift then rings in about nine streams of ten; with
-    twice as many scores nearly always, and soon.
+    which is first positive, then negative. N suffices if the sum of the positive terms, for the best ε, reaches
+    log(20/α): the first step stakes 1/2 on ten bets. A complete shift then raises the alarm in about nine of ten
+    streams; with twice as many scores nearly always, and soon.
 
     >>> [fewest_scores(alpha) for alpha in (0.25, 0.05, 0.01, 0.001)]
     [10, 13, 16, 20]
@@ -188,7 +187,7 @@ def fewest_scores(false_alarm: float) -> int:
 
 
 def _expected_log(power: float, scores: int) -> float:
-    """The most that the expected log of a bet on a complete shift comes to with so many calibration scores."""
+    """Returns the largest expected log of a bet on a complete shift, given the number of calibration scores."""
     total, n = 0.0, 1
     while (gain := math.log(power) + (1 - power) * (1 + math.log((scores + n) / n))) > 0:
         total, n = total + gain, n + 1
@@ -196,7 +195,7 @@ def _expected_log(power: float, scores: int) -> float:
 
 
 def _checked(scores: Tensor | Sequence[float], name: str) -> list[float]:
-    """Rounded scores; raises if they are not a row of finite numbers."""
+    """Returns rounded scores; raises unless they are finite and of shape (N,)."""
     found = torch.as_tensor(scores, dtype=torch.double)
     if found.dim() != 1:
         got, remedy = f"shape {tuple(found.shape)}", "Pass one score for each input."
@@ -210,7 +209,7 @@ def _checked(scores: Tensor | Sequence[float], name: str) -> list[float]:
 
 
 def _log_sum(logs: Sequence[float]) -> float:
-    """Log of the sum of what has these logs.
+    """Returns log Σ exp(logs).
 
     >>> round(_log_sum([math.log(2.0), -math.inf, math.log(3.0)]), 9) == round(math.log(5.0), 9)
     True

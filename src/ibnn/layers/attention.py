@@ -1,4 +1,4 @@
-"""ATTENTION: latents of nn.MultiheadAttention, on the inputs of its projections of queries, keys, values and output."""
+"""ATTENTION: latents of nn.MultiheadAttention, on the inputs of its query, key, value and output projections."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def _run(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The layer's own forward on inputs times z, up to its output projection; then z and that projection."""
+    """Runs the layer's own forward on inputs times z up to its output projection, then multiplies by z and projects."""
     axis, output = _batch_axis(layer), z.pop("output")
     query, key, value = (latent.multiply(x, z[port], axis) for port, x in zip(z, (query, key, value), strict=True))
     projection = layer.out_proj
@@ -52,7 +52,7 @@ def _run(
 
 
 class _Identity(nn.Module):
-    """Stands in for the output projection, whose weight the layer reads; multiplying by it is exact: it adds zeros."""
+    """Replaces the output projection, whose weight the layer reads; multiplying by an identity is exact."""
 
     bias = None
 

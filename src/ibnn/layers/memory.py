@@ -1,4 +1,4 @@
-"""MEMORY: how many bytes of tensors a block has alive at most, keeps for a backward pass, or lacks."""
+"""MEMORY: peak bytes of tensors in a block, bytes kept for its backward pass, and whether memory ran out."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ from ibnn.inputs import tensors
 
 
 class Peak(TorchDispatchMode):
-    """Most bytes of tensors made in a block that were alive at once, without what kernels take for themselves.
+    """Measures the peak bytes of tensors made in a block, without the workspaces of kernels.
 
     >>> with Peak() as peak:
     ...     x = torch.zeros(256) + 1  # two tensors of 1 kB
@@ -25,7 +25,7 @@ class Peak(TorchDispatchMode):
     """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
-        """Takes tensors that were there before: views of them are not new."""
+        """Takes tensors made before: views of them do not count."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self._alive = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
@@ -50,7 +50,7 @@ class Peak(TorchDispatchMode):
 
 @dataclass
 class Saved:
-    """Bytes that a block keeps for its backward pass."""
+    """Bytes kept for a backward pass."""
 
     bytes: int = 0
 
@@ -66,7 +66,7 @@ def saved_bytes(known: Iterable[Tensor] = ()) -> Iterator[Saved]:
     1024
     """
     own = {tensor.untyped_storage()._cdata for tensor in known}
-    kept: dict[int, torch.UntypedStorage] = {}  # alive, so that no address is met twice
+    kept: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used twice
     saved = Saved()
 
     def pack(tensor: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """RECOMPUTATION: for its backward pass a layer keeps x and z instead of x ∘ z, and multiplies them again there.
 
-x is kept by whatever made it (an activation's output is what its own backward needs), so a converted network keeps
-hardly more than the plain one. The trick is in autograd's saved-tensor hooks around one call of one layer: it needs
-to know nothing of the layer, and whatever the layer makes of the product (a padded copy) is kept as ever.
+x is kept anyway by whatever made it (an activation needs its output for its own backward pass), so a converted network
+keeps hardly more than the plain one. Autograd's saved-tensor hooks around one call of one layer do this: they know
+nothing about the layer, and tensors that it derives from the product (a padded copy) are kept as usual.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from ibnn.errors import complaint
 
 
 class _Kept(NamedTuple):
-    """What is kept of a tensor that shares the product's memory: x and z as packed, the product's form and its own."""
+    """What replaces a tensor that shares the product's memory: packed x and z, the layouts of product and tensor."""
 
     x: Any
     z: Any
@@ -25,9 +25,9 @@ class _Kept(NamedTuple):
 
 
 class Recomputation:
-    """Hooks for the length of a layer's call, between `open` and `close`.
+    """Hooks that are active during a layer's call, between `open` and `close`.
 
-    Hooks that were there before (gradient checkpointing, offloading) are asked to keep x, z and all other tensors.
+    Outer hooks (gradient checkpointing, offloading) get to pack x, z and all other tensors.
     """
 
     def __init__(self, x: Tensor, z: Tensor, product: Tensor) -> None:
@@ -40,7 +40,7 @@ class Recomputation:
 
     @staticmethod
     def possible(product: Tensor) -> bool:
-        """Whether a backward pass may ask for the product, outside of `torch.func` transforms."""
+        """Whether a backward pass may need the product, outside of `torch.func` transforms."""
         return (
             torch.is_grad_enabled()
             and product.is_floating_point()
@@ -50,12 +50,12 @@ class Recomputation:
         )
 
     def open(self) -> Self:
-        """Puts the hooks in place."""
+        """Installs the hooks."""
         torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
         return self
 
     def close(self) -> None:
-        """Takes the hooks away and lets go what they have not been asked to keep."""
+        """Removes the hooks and drops the tensors that were not packed."""
         torch._C._autograd._pop_saved_tensors_default_hooks()
         self._parts = None
 
@@ -89,10 +89,10 @@ def _keep(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def _fetch(packed: tuple[Tensor, int]) -> Tensor:
-    """A tensor as it was kept; autograd leaves it to hooks to notice changes in place."""
+    """Returns a kept tensor; raises if it was changed in place, which autograd leaves to hooks to notice."""
     tensor, version = packed
     if tensor._version != version:
-        what = f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} modified by an inplace operation after it"
+        got = f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} modified by an inplace operation after it"
         remedy = "Replace the inplace operation, or move it before the forward pass or behind the backward pass."
-        raise RuntimeError(complaint("forward pass", "followed by its backward pass unchanged", what, remedy))
+        raise RuntimeError(complaint("forward pass", "followed by its backward pass unchanged", got, remedy))
     return tensor

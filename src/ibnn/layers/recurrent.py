@@ -1,7 +1,7 @@
-"""RECURRENCE: latents of recurrent layers and cells, on what each of their weight matrices multiplies.
+"""RECURRENCE: latents of recurrent layers and cells, on the inputs of each of their weight matrices.
 
-One z a row, the same at all time steps. Where every row has its own, the product with the weights of the state is made
-step by step; that with the weights of the input for all steps at once.
+A row has the same z at all time steps. Where every row has its own z, the product with the state's weights is computed
+step by step, the product with the input's weights for all steps at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ def _step(layer: nn.Module) -> Step:
 
 
 def _run(layer: nn.RNNBase, latent: Multiplier, z: dict[str, Tensor], input: Any, hx: Any = None) -> Any:
-    """The layer's forward, layer by layer, direction by direction, step by step."""
+    """Computes the layer's forward, layer by layer, direction by direction, step by step."""
     if not isinstance(input, PackedSequence):
         return _run_padded(layer, latent, z, input, hx)
     data, sizes, order, back = input
@@ -91,7 +91,7 @@ def _layers(
     state: State,
     steps: Callable[[Tensor], Sequence[Tensor]],
 ) -> tuple[Tensor, State]:
-    """Outputs and last states, (L · directions, B, …) each, from inputs, z for every row, and the initial states."""
+    """Returns outputs and last states, (L · directions, B, …) each, from inputs, z of every row, and initial states."""
     ends: list[State] = []
     for number in range(layer.num_layers):
         if number and layer.dropout:
@@ -119,7 +119,7 @@ def _scan(
     project: Callable[[Tensor], Tensor] | None,
     reverse: bool,
 ) -> tuple[list[Tensor], State]:
-    """Outputs of all steps, and the last state; at a step of n rows the others are done, or yet to come, and stay."""
+    """Returns the outputs of all steps and the last state; rows without a step (packed sequences) keep their state."""
     made: list[Tensor] = []
     for now in reversed(gates) if reverse else gates:
         n = now.shape[0]
@@ -131,12 +131,12 @@ def _scan(
 
 
 def _product(z: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """h ↦ W (z ∘ h) + b for the first rows."""
+    """Returns h ↦ W (z ∘ h) + b, for as many first rows as h has."""
     return lambda h: F.linear(h * z[: h.shape[0]].to(h.dtype), weight, bias)
 
 
 def _joined(made: list[Tensor], like: Tensor) -> Tensor:
-    """Outputs of all steps in the form of the inputs: (T, B, …), or packed."""
+    """Joins the outputs of all steps as the inputs are: (T, B, …), or packed."""
     return torch.stack(made) if like.dim() == 3 else torch.cat(made)
 
 

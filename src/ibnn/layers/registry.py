@@ -1,11 +1,12 @@
 """REGISTRY: which layer types can carry a latent, where their nodes are, and how z folds into their weights.
 
-Most layers have one input and multiply it by one weight: z multiplies the input before the layer's own forward. Others
-have several *ports*, places where nodes meet a weight: an attention layer those of queries, keys, values and output, a
-recurrent one an input and a state for each layer and direction. Their latent covers all ports, one after the other; a
-z for all rows goes into the weights, for a z each row the type says how the layer `run`s.
+Most layers multiply one input by one weight: z multiplies the input before the layer's own forward. Others have several
+*ports*, places where nodes are multiplied by a weight: attention those of queries, keys, values and output, a recurrent
+layer an input and a state for each layer and direction. Their latent covers all ports, one after the other. One z for
+all rows goes into the weights; where each row has its own z, the type's `run` computes the layer.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,30 +20,31 @@ from ibnn.errors import complaint
 
 
 class Multiplier(Protocol):
-    """What a `run` asks of the latent."""
+    """What a `run` needs of the latent."""
 
     batch_axis: int
 
     def multiply(self, x: Tensor, z: Tensor, batch_axis: int) -> Tensor:
-        """x ∘ z, the nodes last in x, for z (R, D) and a batch of R rows, or of a multiple of them."""
+        """Returns x ∘ z, the nodes last in x, for z (R, D) and a batch of R rows or a multiple of R."""
 
     def rows(self, z: Tensor, shape: Sequence[int], batch_axis: int) -> Tensor:
-        """z (R, D) for every row of an input of a shape; rows that fold several windows share their row's z."""
+        """Returns the z of every row of an input; rows that hold several windows of an example share its z."""
 
 
 @dataclass(frozen=True)
 class LayerType:
-    """What the library must know of a layer type.
+    """What the library must know about a layer type.
 
     Attributes:
-        ports: Numbers of nodes of a layer by the names of its ports.
+        ports: Number of nodes at each port of a layer, by name.
         axis: The node axis of the layer's input, counted from its end.
-        fold: W = U diag(z): the layer's weights with z (D,) multiplied in, by their names.
+        fold: W = U diag(z): the layer's weights with z (D,) multiplied in, by name.
         weights: Names of the parameters that `fold` replaces.
-        run: For several ports: what the layer returns, from the layer, its latent, z by port (R, D), and its arguments.
-        batch_axis: Which axis of a layer's input is the batch, where the layer itself says so.
-        fused: Whether a call with one z for all rows had better fold than run.
-        optional: Why layers of this type get no latent unless asked for by name or class; empty if they do.
+        run: For several ports: computes the layer's output from the layer, its latent, z by port (R, D), and the
+            arguments of the call.
+        batch_axis: The batch axis of a layer's input, if the layer itself determines it.
+        fused: Whether folding is faster than `run` where one z serves all rows.
+        optional: Why layers of this type get no latent unless included by name or class; empty if they do.
     """
 
     ports: Callable[[Any], dict[str, int]]
@@ -55,11 +57,11 @@ class LayerType:
     optional: str = ""
 
     def nodes(self, layer: nn.Module) -> int:
-        """Number of input nodes D of a layer."""
+        """Returns the number of input nodes D of a layer."""
         return sum(self.ports(layer).values())
 
     def split(self, layer: nn.Module, z: Tensor) -> dict[str, Tensor]:
-        """Parts of z (…, D) by port."""
+        """Splits z (…, D) by port."""
         ports = self.ports(layer)
         return dict(zip(ports, z.split(list(ports.values()), -1), strict=True))
 
@@ -97,47 +99,55 @@ def register_layer(
     3
     """
     if not isinstance(layer, str) and not (isinstance(layer, type) and issubclass(layer, nn.Module)):
-        raise TypeError(
-            complaint("layer", "an nn.Module class or its dotted name", repr(layer), "Pass the class itself.")
-        )
+        expected = "an nn.Module class or its dotted name"
+        raise TypeError(complaint("layer", expected, repr(layer), "Pass the class itself."))
     if axis >= 0:
-        raise ValueError(
-            complaint("axis", "negative (counted from the input's end)", axis, "Pass axis=-1 if nodes are last.")
-        )
-    attribute = nodes
-    count = (lambda module: int(getattr(module, attribute))) if isinstance(attribute, str) else attribute
-    register_type(
-        layer,
-        LayerType(
-            ports=lambda module: {"input": count(module)},
-            axis=axis,
-            fold=lambda module, z: {weight: fold(module, z)},
-            weights=lambda module: (weight,),
-        ),
+        expected = "negative (counted from the input's end)"
+        raise ValueError(complaint("axis", expected, axis, "Pass axis=-1 if nodes are last."))
+    count = operator.attrgetter(nodes) if isinstance(nodes, str) else nodes
+    kind = LayerType(
+        ports=lambda module: {"input": int(count(module))},
+        axis=axis,
+        fold=lambda module, z: {weight: fold(module, z)},
+        weights=lambda module: (weight,),
     )
+    register_type(layer, kind)
 
 
 def register_type(layer: type[nn.Module] | str, kind: LayerType) -> None:
-    """As `register_layer`, for types of several ports."""
+    """Registers a layer type of several ports."""
     _REGISTRY[layer] = kind
 
 
 def layer_type(layer: nn.Module) -> LayerType | None:
-    """The nearest registered type of a layer, or None."""
+    """Returns the nearest registered type of a layer, or None."""
     return next(filter(None, map(_lookup, type(layer).__mro__)), None)
+
+
+def carried_type(layer: nn.Module) -> LayerType:
+    """Returns the type of a layer that carries a latent."""
+    kind = layer_type(layer)
+    assert kind is not None, "only layers of registered types carry latents"
+    return kind
 
 
 def _lookup(cls: type) -> LayerType | None:
     return _REGISTRY.get(cls) or _REGISTRY.get(f"{cls.__module__}.{cls.__qualname__}")
 
 
+def batchless(name: str, expected: str, got: str) -> str:
+    """Words an error about a layer whose input has no batch where one is expected."""
+    remedy = f"If this layer does not see the batch there, leave it out: exclude=[{name!r}]."
+    return complaint(f"input of layer {name!r}", expected, got, remedy)
+
+
 def layer_parameter(layer: nn.Module) -> nn.Parameter:
-    """Any parameter of a layer, for its dtype and device; its weight may be computed, and with side effects."""
+    """Returns any parameter of a layer, for dtype and device; its weight may be computed, with side effects."""
     return next(layer.parameters())
 
 
 def foldable(layer: nn.Module) -> bool:
-    """Whether a call of the layer may do with W = U diag(z), its input as it is, and nobody but its latent sees it."""
+    """Whether W = U diag(z) on an unchanged input gives what x ∘ z does, and no other hook sees the input."""
     kind = layer_type(layer)
     return (
         kind is not None
@@ -149,22 +159,21 @@ def foldable(layer: nn.Module) -> bool:
 
 
 def weights_are_parameters(layer: nn.Module, kind: LayerType) -> bool:
-    """Whether the weights that fold are there as they are, not computed by parametrisations or hooks."""
+    """Whether the weights that are folded are parameters, not computed by parametrisations or hooks."""
     places = (_place(layer, name) for name in kind.weights(layer))
     return all(owner._parameters.get(name) is not None for owner, name in places)
 
 
 def folded_weights(layer: nn.Module, z: Tensor) -> dict[str, Tensor]:
-    """Weights U diag(z) of a layer by their names, of its dtype."""
-    kind = layer_type(layer)
-    assert kind is not None, "only converted layers are folded"
+    """Returns the weights U diag(z) of a layer by name, in its dtype."""
+    kind = carried_type(layer)
     owner, name = _place(layer, kind.weights(layer)[0])
     like = getattr(owner, name)
     return kind.fold(layer, z.to(dtype=like.dtype, device=like.device))
 
 
 def replace_weights(layer: nn.Module, weights: dict[str, Tensor]) -> Callable[[], None]:
-    """Lets tensors stand in for parameters of a layer; returns what ends it."""
+    """Substitutes tensors for parameters of a layer; returns a function that restores them."""
     before = []
     for name, weight in weights.items():
         owner, key = _place(layer, name)
@@ -180,7 +189,7 @@ def replace_weights(layer: nn.Module, weights: dict[str, Tensor]) -> Callable[[]
 
 @contextmanager
 def replaced(layer: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
-    """`replace_weights` for the length of a block."""
+    """Substitutes tensors for parameters of a layer within a block."""
     restore = replace_weights(layer, weights)
     try:
         yield
@@ -189,15 +198,14 @@ def replaced(layer: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
 
 
 def _place(layer: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module of a layer that has a parameter, and the parameter's name there."""
+    """Returns the module in a layer that has a parameter, and the parameter's name there."""
     path, _, key = name.rpartition(".")
     return layer.get_submodule(path), key
 
 
 def fold(layer: nn.Module, z: Tensor, name: str) -> None:
     """Replaces the layer's weights U by U diag(z), in place; ties and parametrisations of these weights end."""
-    kind = layer_type(layer)
-    assert kind is not None, "only converted layers are folded"
+    kind = carried_type(layer)
     for weight in kind.weights(layer):
         _materialise(*_place(layer, weight))
     folded = folded_weights(layer, z)
@@ -206,18 +214,13 @@ def fold(layer: nn.Module, z: Tensor, name: str) -> None:
         owner, weight = _place(layer, key)
         setattr(owner, weight, nn.Parameter(value.detach(), requires_grad=getattr(owner, weight).requires_grad))
     if probe is not None and not _agrees(layer, *probe):
-        raise RuntimeError(
-            complaint(
-                f"layer {name!r}",
-                "linear in its input through its weight",
-                f"a {type(layer).__name__}, whose forward is not",
-                "Register it with a fold of its own (ibnn.register_layer), or exclude it.",
-            )
-        )
+        expected, got = "linear in its input through its weight", f"a {type(layer).__name__}, whose forward is not"
+        remedy = "Register it with a fold of its own (ibnn.register_layer), or exclude it."
+        raise RuntimeError(complaint(f"layer {name!r}", expected, got, remedy))
 
 
 def _materialise(layer: nn.Module, weight: str) -> None:
-    """Makes computed weights plain parameters again. The class of a parametrised layer is shared with its copies."""
+    """Makes computed weights plain parameters; the class of a parametrised layer is shared with its copies."""
     if parametrize.is_parametrized(layer):
         assert isinstance(layer.parametrizations, nn.ModuleDict)
         values = {name: getattr(layer, name).detach().clone() for name in layer.parametrizations}
@@ -232,7 +235,7 @@ def _materialise(layer: nn.Module, weight: str) -> None:
 
 
 def _probe(layer: nn.Module, kind: LayerType, z: Tensor) -> tuple[Tensor, Tensor] | None:
-    """For a class with a forward of its own: inputs x, and what the layer makes of x ∘ z, to hold the folded one to."""
+    """Returns inputs x and the output for x ∘ z, to check the fold of a class with a forward of its own against."""
     if has_forward_of_its_type(layer):
         return None
     shape = [1] * -kind.axis
@@ -244,7 +247,7 @@ def _probe(layer: nn.Module, kind: LayerType, z: Tensor) -> tuple[Tensor, Tensor
 
 
 def has_forward_of_its_type(layer: nn.Module) -> bool:
-    """Whether a layer computes as its registered type does, not with a forward of its own."""
+    """Whether a layer uses the forward of its registered type, not its own."""
     registered = next(cls for cls in type(layer).__mro__ if _lookup(cls) is not None)
     return type(layer).forward is vars(registered).get("forward", type(layer).forward)
 
