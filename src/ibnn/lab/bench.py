@@ -1,6 +1,6 @@
-"""BENCH: what an iBNN costs beside its plain network. Ratios of times and bytes; 1 is as fast and as light.
+"""BENCH: time and memory of an iBNN relative to its plain network; 1 is as fast and as light.
 
-Whatever is compared takes turns in one process; a ratio is the median over the turns of two times side by side.
+What is compared takes turns in one process; a ratio is the median over the turns of the ratio of two times.
 """
 
 import copy
@@ -23,16 +23,14 @@ from ibnn.convert import convert
 from ibnn.errors import complaint
 from ibnn.files.atomic import read_json, write_atomically
 from ibnn.lab.provenance import provenance
-from ibnn.lab.rivals import RIVALS, Rival, plain
+from ibnn.lab.rivals import N_DATA, RIVALS, Rival, converted, plain
 from ibnn.layers.memory import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet
-from ibnn.network import IBNN
-from ibnn.prediction import CategoricalPrediction
 
-CLASSES, N_DATA = 10, 50_000
-COMPONENTS = 8  # where nothing else is said
-ONE = (16, 5)  # components and draws of each for a single input, and beside rivals
-# What the ratios should not exceed; "components" is a step with 32 to one with a single one.
+CLASSES = 10
+COMPONENTS = 8  # by default
+ONE = (16, 5)  # components and draws per component for a single input, and against rivals
+# Limits of the ratios; "components" compares a step with 32 components to a step with one.
 BARS = {"memory": 1.03, "step": 1.10, "components": 1.03, "predict": 1.03, "predict one": 1.05}
 
 
@@ -74,14 +72,14 @@ class Size:
     """How much is measured.
 
     Attributes:
-        nets: Which networks.
-        rivals: The network that rivals are compared on.
-        formats: The networks that channels_last and compile are tried on.
+        nets: Networks.
+        rivals: Network that rivals are compared on.
+        formats: Networks that channels_last and compile are tried on.
         batch: Rows of a training step.
         inputs: Rows of a prediction.
         few: Rows of the rivals' prediction.
-        seconds: What a comparison may take, at least.
-        turns: Turns that a comparison takes, at least.
+        seconds: Least time of a comparison, up to 50 turns.
+        turns: Least number of turns.
     """
 
     nets: tuple[str, ...] = tuple(NETS)
@@ -100,12 +98,12 @@ QUICK = Size(("lenet", "transformer-4"), "lenet", (), batch=16, inputs=24, few=4
 def bench(
     path: Path | None = None, *, size: Size | None = None, note: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Measures what is missing in a result file, cell by cell, and returns its content.
+    """Measures the cells that a result file lacks, and returns its content.
 
     Args:
         path: The file; None measures everything and writes nothing.
-        size: How much; default everything.
-        note: Is told of every cell that is done.
+        size: How much is measured; default everything.
+        note: Called with a line about every cell that is done.
     """
     size = size or Size()
     content: dict[str, Any] = {"about": "times and bytes of an iBNN to those of its plain network", "cells": {}}
@@ -119,7 +117,8 @@ def bench(
         if name in content["cells"]:
             continue
         torch.manual_seed(0)
-        found = work() | {"load": round(os.getloadavg()[0], 2), "provenance": _machine()}
+        machine = provenance() | {"capability": torch.backends.cpu.get_cpu_capability()}
+        found = work() | {"load": round(os.getloadavg()[0], 2), "provenance": machine}
         content["cells"][name] = found
         if path:
             write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
@@ -128,23 +127,16 @@ def bench(
 
 
 def _cells(size: Size) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What is measured, by name."""
-    cells: dict[str, Callable[[], dict[str, Any]]] = {}
-    for net in size.nets:
-        for kind, measure in MEASURES.items():
-            cells[f"{net} / {kind}"] = partial(measure, net, size)
+    """Returns what is measured, by name."""
+    cells = {f"{net} / {kind}": partial(measure, net, size) for net in size.nets for kind, measure in MEASURES.items()}
     for net in size.formats:
         cells[f"{net} / channels last"] = partial(channels_last, net, size)
         cells[f"{net} / compile"] = partial(compiled, net, size)
     return cells | {"rivals": partial(rivals, size)}
 
 
-def _machine() -> dict[str, Any]:
-    return provenance() | {"capability": torch.backends.cpu.get_cpu_capability()}
-
-
 def rows(cells: dict[str, Any]) -> list[list[str]]:
-    """The ratios that have a bar, as a header and rows: our number beside each bar."""
+    """Returns the ratios that have a limit as rows of text: a header, the limits, and a row per network."""
     found = [["network", *BARS], ["at most", *(f"{bar:.2f}" for bar in BARS.values())]]
     for net in NETS:
         parts = {kind: cells.get(f"{net} / {kind}", {}).get("ratio") for kind in MEASURES}
@@ -155,7 +147,7 @@ def rows(cells: dict[str, Any]) -> list[list[str]]:
 
 
 def misses(cells: dict[str, Any]) -> list[str]:
-    """What is above its bar, in words.
+    """Describes the ratios above their limits.
 
     >>> misses({"lenet / step": {"ratio": 1.2, "components": 1.0}})
     ['lenet, step 1.200 (1.10)']
@@ -170,7 +162,7 @@ def misses(cells: dict[str, Any]) -> list[str]:
 
 
 def rival_rows(cell: dict[str, Any]) -> list[list[str]]:
-    """The rivals, as a header and rows."""
+    """Returns the rivals as rows of text, the header first."""
     found = [["method", "parameters", "step", "draws", "prediction"]]
     for name, row in cell["methods"].items():
         if "missing" in row:
@@ -185,7 +177,7 @@ def rival_rows(cell: dict[str, Any]) -> list[list[str]]:
 
 
 def turns(calls: Mapping[str, Callable[[], object]], size: Size) -> dict[str, list[float]]:
-    """Seconds of every call, in turns, after a call of each that does not count; each turn begins with another one."""
+    """Returns the seconds of every call, turn by turn, after one to warm up; each turn begins with another call."""
     for call in calls.values():
         call()
     names, times = list(calls), {name: list[float]() for name in calls}
@@ -201,25 +193,24 @@ def turns(calls: Mapping[str, Callable[[], object]], size: Size) -> dict[str, li
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
-    """Median over the turns."""
+    """Returns the median ratio over the turns."""
     return round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 4)
 
 
-def _against_plain(calls: Mapping[str, Callable[[], object]], size: Size) -> dict[str, Any]:
-    """A cell of "ibnn" and "plain"."""
-    times = turns(calls, size)
+def _against_plain(times: dict[str, list[float]], **more: float) -> dict[str, Any]:
+    """Returns a cell of the times of "ibnn" and "plain"."""
     ms = {f"{name}_ms": round(1e3 * statistics.median(times[name]), 3) for name in ("ibnn", "plain")}
-    return {"ratio": ratio(times["ibnn"], times["plain"]), **ms, "turns": len(times["plain"])}
+    return {"ratio": ratio(times["ibnn"], times["plain"]), **more, **ms, "turns": len(times["plain"])}
 
 
 def _made(net: str, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """A plain network and a batch for it."""
+    """Returns a plain network and a batch for it."""
     make, shape = NETS[net]
     return make(), torch.randn(batch, *shape), torch.randint(CLASSES, (batch,))
 
 
 def step(loss: Callable[[], Tensor], parameters: list[nn.Parameter]) -> Callable[[], None]:
-    """Forward, backward and a step of SGD (of rate 0: the network stays as it is)."""
+    """Returns a call of forward, backward and a step of SGD with rate 0, which leaves the network as it is."""
     optimiser = torch.optim.SGD(parameters, lr=0.0)
 
     def call() -> None:
@@ -230,9 +221,8 @@ def step(loss: Callable[[], Tensor], parameters: list[nn.Parameter]) -> Callable
     return call
 
 
-def our_step(model: IBNN, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """A step of Algorithm 1."""
-    return step(lambda: model.elbo(x, y, n_data=N_DATA).loss, list(model.parameters()))
+def _step_of(rival: Rival, x: Tensor, y: Tensor) -> Callable[[], None]:
+    return step(partial(rival.loss, x, y), rival.parameters)
 
 
 def _kept(module: nn.Module, loss: Callable[[], Tensor]) -> int:
@@ -242,7 +232,7 @@ def _kept(module: nn.Module, loss: Callable[[], Tensor]) -> int:
 
 
 def memory(name: str, size: Size) -> dict[str, Any]:
-    """Bytes that a training step keeps for its backward pass, weights aside; what `ibnn.cost` plans is to ours."""
+    """Compares the bytes that a training step keeps for backward, weights aside; and what `ibnn.cost` plans."""
     net, x, y = _made(name, size.batch)
     model = convert(net.train(), components=COMPONENTS, seed=0)
     kept = {
@@ -254,39 +244,34 @@ def memory(name: str, size: Size) -> dict[str, Any]:
 
 
 def training(name: str, size: Size) -> dict[str, Any]:
-    """Seconds of a training step on the same rows; also of 32 components to those of one."""
+    """Compares the seconds of a training step on the same rows; and those of 32 components to those of one."""
     net, x, y = _made(name, size.batch)
     net.train()
     few, some, many = (convert(net, components=k, seed=0) for k in (1, COMPONENTS, 32))
-    reference = plain(net, 1)
     calls = {
-        "plain": step(partial(reference.loss, x, y), reference.parameters),
-        "ibnn": our_step(some, x, y),
-        "1": our_step(few, x, y),
-        "32": our_step(many, x, y),
+        "plain": _step_of(plain(net), x, y),
+        **{name: _step_of(converted(model), x, y) for name, model in (("ibnn", some), ("1", few), ("32", many))},
     }
     times = turns(calls, size)
-    ms = {f"{key}_ms": round(1e3 * statistics.median(times[key]), 3) for key in ("ibnn", "plain")}
-    components = ratio(times["32"], times["1"])
-    return {"ratio": ratio(times["ibnn"], times["plain"]), "components": components, **ms, "turns": len(times["1"])}
+    return _against_plain(times, components=ratio(times["32"], times["1"]))
 
 
 def prediction(name: str, size: Size) -> dict[str, Any]:
-    """Seconds of 20 draws (4 components) for a batch of inputs, to as many forward passes of the plain network."""
+    """Compares the seconds of 20 draws (4 components) for a batch to 20 forward passes of the plain network."""
     net, x, _ = _made(name, size.inputs)
     model = convert(net.eval(), components=4, seed=0)
     many = plain(net, 20).predict
     with torch.no_grad():
-        return _against_plain({"plain": partial(many, x), "ibnn": partial(model.predict, x)}, size)
+        return _against_plain(turns({"plain": partial(many, x), "ibnn": partial(model.predict, x)}, size))
 
 
 def prediction_of_one(name: str, size: Size) -> dict[str, Any]:
-    """Seconds of 80 draws for one input, to one forward pass of the plain network on 80 rows."""
+    """Compares the seconds of 80 draws for one input to one forward pass of the plain network on 80 rows."""
     net, x, _ = _made(name, ONE[0] * ONE[1])
     model = convert(net.eval(), components=ONE[0], seed=0)
     with torch.no_grad():
         calls = {"plain": partial(net, x), "ibnn": partial(model.predict, x[:1], samples=ONE[1])}
-        return _against_plain(calls, size)
+        return _against_plain(turns(calls, size))
 
 
 MEASURES: dict[str, Callable[[str, Size], dict[str, Any]]] = {
@@ -298,17 +283,16 @@ MEASURES: dict[str, Callable[[str, Size], dict[str, Any]]] = {
 
 
 def channels_last(name: str, size: Size) -> dict[str, Any]:
-    """Seconds of a step and of a prediction with channels last, to those without; of the plain network too."""
+    """Compares the seconds of a step and of a prediction with channels last to those with channels first."""
     net, x, y = _made(name, size.batch)
     calls: dict[str, Callable[[], object]] = {}
     predicts: dict[str, Callable[[], object]] = {}
     for form in (torch.contiguous_format, torch.channels_last):
         twin = copy.deepcopy(net).train().to(memory_format=form)  # type: ignore[call-overload]
         model, images = convert(twin, components=COMPONENTS, seed=0), x.contiguous(memory_format=form)
-        reference = plain(twin, 1)
         key = "last" if form is torch.channels_last else "first"
-        calls[f"plain {key}"] = step(partial(reference.loss, images, y), reference.parameters)
-        calls[f"ibnn {key}"] = our_step(model, images, y)
+        calls[f"plain {key}"] = _step_of(plain(twin), images, y)
+        calls[f"ibnn {key}"] = _step_of(converted(model), images, y)
         predicts[key] = partial(model.predict, images[: size.inputs], samples=1)
     times, answers = turns(calls, size), turns(predicts, size)
     steps = {who: ratio(times[f"{who} last"], times[f"{who} first"]) for who in ("plain", "ibnn")}
@@ -316,7 +300,7 @@ def channels_last(name: str, size: Size) -> dict[str, Any]:
 
 
 def compiled(name: str, size: Size) -> dict[str, Any]:
-    """Seconds of a compiled step (forward and backward) to those of an eager one, and of compiling it."""
+    """Compares the seconds of a compiled forward and backward pass to those of an eager one."""
     net, x, y = _made(name, size.batch)
     model = convert(net.train(), components=COMPONENTS, seed=0)
     fast = torch.compile(copy.deepcopy(model))
@@ -332,13 +316,13 @@ def compiled(name: str, size: Size) -> dict[str, Any]:
 
 
 def rivals(size: Size) -> dict[str, Any]:
-    """Parameters, and seconds of a step and of a prediction of 80 draws, of every method to the plain network's."""
+    """Compares parameters, and seconds of a step and of a prediction of 80 draws, to the plain network's."""
     size = replace(size, batch=size.batch // 2, seconds=0.0, turns=min(3, size.turns))
     net, x, y = _made(size.rivals, size.batch)
     net.train()
     draws = ONE[0] * ONE[1]
     model = convert(net, components=ONE[0], seed=0)
-    made = {"plain": plain(net, draws), f"iBNN-{ONE[0]}": _ours(model, draws)}
+    made = {"plain": plain(net, draws), f"iBNN-{ONE[0]}": converted(model, draws)}
     missing = {}
     for name, make in RIVALS.items():
         try:
@@ -346,7 +330,7 @@ def rivals(size: Size) -> dict[str, Any]:
         except ImportError as error:
             missing[name] = {"missing": str(error)}
     few, reference = x[: size.few], sum(p.numel() for p in net.parameters())
-    times = turns({name: step(partial(m.loss, x, y), m.parameters) for name, m in made.items()}, size)
+    times = turns({name: _step_of(rival, x, y) for name, rival in made.items()}, size)
     with torch.no_grad():
         answers = turns({name: partial(m.predict, few) for name, m in made.items()}, size)
     methods = {
@@ -359,17 +343,3 @@ def rivals(size: Size) -> dict[str, Any]:
         for name, rival in made.items()
     }
     return {"net": size.rivals, "batch": size.batch, "inputs": size.few, "methods": methods | missing}
-
-
-def _ours(model: IBNN, draws: int) -> Rival:
-    """As the rivals."""
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return model.elbo(x, y, n_data=N_DATA).loss
-
-    def predict(x: Tensor) -> Tensor:
-        answer = model.predict(x, samples=draws // model.components)
-        assert isinstance(answer, CategoricalPrediction)
-        return answer.probs
-
-    return Rival(list(model.parameters()), loss, predict, draws)

@@ -1,4 +1,4 @@
-"""RIVALS: the same network as other libraries make it Bayesian, for `bench`; they are no dependencies of this one."""
+"""OTHER LIBRARIES: the same network as they make it Bayesian, for `bench`; none of them is a dependency."""
 
 import copy
 import importlib
@@ -10,15 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.baselines import MCDropout
+from ibnn.network import IBNN
+from ibnn.prediction import CategoricalPrediction
+
+N_DATA = 50_000  # training examples that the KL is divided by
 
 
 class Rival(NamedTuple):
     """What is timed of a method.
 
     Attributes:
-        parameters: All that are trained.
-        loss: Of a batch, to be differentiated.
-        predict: Answers for a batch from many draws.
+        parameters: Trained parameters.
+        loss: Loss of a batch.
+        predict: Class probabilities for a batch, from many draws.
         draws: How many.
     """
 
@@ -29,13 +33,27 @@ class Rival(NamedTuple):
 
 
 def _looped(module: nn.Module, draws: int) -> Callable[[Tensor], Tensor]:
-    """Mean softmax of so many forward passes, one after the other."""
+    """Averages the softmax of forward passes, one after the other."""
     return lambda x: torch.stack([module(x).softmax(-1) for _ in range(draws)]).mean(0)
 
 
-def plain(net: nn.Module, draws: int) -> Rival:
-    """The measure: the network itself, and as many forward passes of it."""
+def plain(net: nn.Module, draws: int = 1) -> Rival:
+    """The reference: the network itself, and as many forward passes of it."""
     return Rival(list(net.parameters()), lambda x, y: F.cross_entropy(net(x), y), _looped(net, draws), draws)
+
+
+def converted(model: IBNN, draws: int = 1) -> Rival:
+    """An iBNN, a step of Algorithm 1, and its own `predict`."""
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return model.elbo(x, y, n_data=N_DATA).loss
+
+    def predict(x: Tensor) -> Tensor:
+        answer = model.predict(x, samples=draws // model.components)
+        assert isinstance(answer, CategoricalPrediction)
+        return answer.probs
+
+    return Rival(list(model.parameters()), loss, predict, draws)
 
 
 def dropout(net: nn.Module, draws: int) -> Rival:
@@ -43,7 +61,7 @@ def dropout(net: nn.Module, draws: int) -> Rival:
     made = MCDropout(copy.deepcopy(net), rate=0.1)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        return made.train().elbo(x, y, n_data=50_000).loss
+        return made.train().elbo(x, y, n_data=N_DATA).loss
 
     def predict(x: Tensor) -> Tensor:
         return made.eval().draw_logits(x, draws).softmax(-1).mean(0)
@@ -52,7 +70,7 @@ def dropout(net: nn.Module, draws: int) -> Rival:
 
 
 def ensemble(net: nn.Module, draws: int, members: int = 4) -> Rival:
-    """A deep ensemble: one answer a member, whatever the number of draws; a step trains all."""
+    """A deep ensemble: one answer per member, whatever the number of draws; a step trains all members."""
     nets = nn.ModuleList(copy.deepcopy(net) for _ in range(members))
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -65,21 +83,21 @@ def ensemble(net: nn.Module, draws: int, members: int = 4) -> Rival:
 
 
 def bayesian_torch(net: nn.Module, draws: int) -> Rival:
-    """bayesian-torch's `dnn_to_bnn`: a Gaussian over every weight, drawn once a pass."""
+    """bayesian-torch's `dnn_to_bnn`: a Gaussian over every weight, drawn once per forward pass."""
     library: Any = importlib.import_module("bayesian_torch.models.dnn_to_bnn")
     made = copy.deepcopy(net)
     prior = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
     library.dnn_to_bnn(made, prior | {"type": "Reparameterization", "moped_enable": False})
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        total: Tensor = F.cross_entropy(made(x), y) + library.get_kl_loss(made) / 50_000
+        total: Tensor = F.cross_entropy(made(x), y) + library.get_kl_loss(made) / N_DATA
         return total
 
     return Rival(list(made.parameters()), loss, _looped(made, draws), draws)
 
 
 def torchbnn(net: nn.Module, draws: int) -> Rival:
-    """torchbnn's layers in the place of the network's."""
+    """torchbnn's layers in place of the network's."""
     library: Any = importlib.import_module("torchbnn")
     made = copy.deepcopy(net)
     for module in list(made.modules()):
@@ -92,7 +110,7 @@ def torchbnn(net: nn.Module, draws: int) -> Rival:
     divergence = library.BKLLoss(reduction="sum")
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        total: Tensor = F.cross_entropy(made(x), y) + divergence(made) / 50_000
+        total: Tensor = F.cross_entropy(made(x), y) + divergence(made) / N_DATA
         return total
 
     return Rival(list(made.parameters()), loss, _looped(made, draws), draws)
