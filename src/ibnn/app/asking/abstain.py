@@ -19,7 +19,7 @@ class Threshold(NamedTuple):
     bound: float  # upper confidence bound on the share of wrong answers among those given
 
 
-def threshold(doubt: Tensor, wrong: Tensor, risk: float, *, confidence: float = 0.95) -> Threshold:
+def threshold(uncertainty: Tensor, wrong: Tensor, risk: float, *, confidence: float = 0.95) -> Threshold:
     """Returns the largest set of the most certain answers whose error rate is, with confidence, at most `risk`.
 
     A set's bound is that of Clopper and Pearson at 1 − (1 − confidence) / 20, because the same labels choose one of 20
@@ -30,21 +30,21 @@ def threshold(doubt: Tensor, wrong: Tensor, risk: float, *, confidence: float = 
     0.95
 
     Args:
-        doubt: Uncertainty of labelled answers, (N,).
+        uncertainty: Uncertainty of labelled answers, (N,).
         wrong: Whether each is wrong, (N,).
         risk: Largest accepted share of errors.
         confidence: Probability that the guarantee holds.
     """
     if not 0 < risk < 1:
         raise ValueError(complaint("risk", "between 0 and 1", risk, "Pass 0.05."))
-    doubt, miss = doubt.double(), (1 - confidence) / LEVELS
-    ordered = doubt.sort().values
+    uncertainty, miss = uncertainty.double(), (1 - confidence) / LEVELS
+    ordered = uncertainty.sort().values
     for level in range(LEVELS, 0, -1):
-        limit = ordered[math.ceil(len(doubt) * level / LEVELS) - 1].item()
-        given = doubt <= limit  # ties included
+        limit = ordered[math.ceil(len(uncertainty) * level / LEVELS) - 1].item()
+        given = uncertainty <= limit  # ties included
         count, errors = int(given.sum()), int(wrong[given].sum())
         if at_most(errors, count, risk) <= miss:  # then the bound is at most the risk
-            return Threshold(limit, count / len(doubt), errors, upper_bound(errors, count, miss))
+            return Threshold(limit, count / len(uncertainty), errors, upper_bound(errors, count, miss))
     return Threshold(-math.inf, 0.0, 0, 1.0)
 
 

@@ -149,7 +149,8 @@ def register(app: typer.Typer, function: Callable[..., None], *, name: str | Non
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     command.__signature__ = inspect.Signature([*keywords, *more])  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*keywords, *more)}
-    app.command(name, cls=_Command, rich_help_panel=panel or None)(command)
+    about = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(function) or "").split("\n\n"))
+    app.command(name, cls=_Command, help=about, rich_help_panel=panel or None)(command)
 
 
 class _Command(TyperCommand):

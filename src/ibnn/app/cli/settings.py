@@ -57,12 +57,12 @@ def names() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def read_job(recipe: str, settings: list[str], data: Path | None = None) -> "Job":
+def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     """Returns a job by file or by name, with changes; checks all that can be checked without data."""
     from ibnn.lab.jobs import Job, check_data, check_weights, merged
 
     changes = parsed(settings, "--set")
-    fields = merged(_fields(recipe), changes)
+    fields = merged(_fields(name), changes)
     given = changes.get("train")
     for one, other in (("epochs", "steps"), ("steps", "epochs")):  # the setting wins over the file
         if isinstance(given, dict) and one in given and other not in given:
@@ -74,14 +74,14 @@ def read_job(recipe: str, settings: list[str], data: Path | None = None) -> "Job
     return job
 
 
-def _fields(recipe: str) -> dict[str, Any]:
-    if recipe in names():
-        return tomllib.loads((resources.files("ibnn.lab") / "job_files" / f"{recipe}.toml").read_text(encoding="utf-8"))
-    if Path(recipe).is_file():
-        return read_toml(Path(recipe))
-    near = nearest(Path(recipe).stem, names())
+def _fields(name: str) -> dict[str, Any]:
+    if name in names():
+        return tomllib.loads((resources.files("ibnn.lab") / "job_files" / f"{name}.toml").read_text(encoding="utf-8"))
+    if Path(name).is_file():
+        return read_toml(Path(name))
+    near = nearest(Path(name).stem, names())
     expected = f"a TOML file, or one of {', '.join(names())}"
-    raise FileNotFoundError(complaint("RECIPE", expected, repr(recipe), f"Did you mean {near!r}?"))
+    raise FileNotFoundError(complaint("JOB", expected, repr(name), f"Did you mean {near!r}?"))
 
 
 def check_net(net: str, options: dict[str, Any]) -> None:

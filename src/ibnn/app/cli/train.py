@@ -21,13 +21,13 @@ SAME = 0.02  # relative difference of temperatures that is not worth a row
 
 _JOB = f"TOML file of a job, or one of: {', '.join(settings.names())}."
 _SET = "Changes the job, e.g. train.lr=0.01 or seed=3; may be repeated."
-_OUT = "Run folder; default: runs/RECIPE, with --set runs/RECIPE-HASH."
+_OUT = "Run folder; default: runs/JOB, with --set runs/JOB-HASH."
 _RESUME = "Requires a run to resume, or starts over; default: resumes if there is one."
 
 
 def train(
     screen: Screen,
-    recipe: Annotated[str, typer.Argument(help=_JOB, autocompletion=settings.names, metavar="RECIPE")],
+    name: Annotated[str, typer.Argument(help=_JOB, autocompletion=settings.names, metavar="JOB")],
     set: Annotated[list[str] | None, typer.Option(help=_SET, metavar="KEY=VALUE")] = None,
     out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
     data: Data = None,
@@ -41,14 +41,14 @@ def train(
     from ibnn.lab.runs import RunFolder
 
     with misuse():
-        job = settings.read_job(recipe, set or [], data)
-    home = RunFolder(out or Path("runs") / (Path(recipe).stem + (f"-{job.key}" if set else "")))
+        job = settings.read_job(name, set or [], data)
+    home = RunFolder(out or Path("runs") / (Path(name).stem + (f"-{job.key}" if set else "")))
     with misuse():
         check_out("--out", home.path, folder=True)
         if resume and not home.begun:
             raise ValueError(complaint("--resume", "for a run that has begun", home.path, "Leave it out to begin."))
     screen.note(f"{job.method} {job.net} on {job.data}, seed {job.seed}, into {home.path}")
-    words = ["ibnn", "train", recipe, *(w for s in set or [] for w in ("--set", s)), "--out", str(home.path)]
+    words = ["ibnn", "train", name, *(w for s in set or [] for w in ("--set", s)), "--out", str(home.path)]
     again = f"To go on: {shlex.join([*words, *(['--data', str(data)] if data else [])])}"
     try:
         result = _run(screen, job, home, data, fresh=resume is False)
