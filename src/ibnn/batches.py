@@ -128,6 +128,22 @@ class Source:
         batches = [b for b in self._order(word) if len(b) >= worker.world]  # no worker goes without
         return self._indexed(batches, word, first, worker)
 
+    def inputs(self, rows: int | None = None) -> tuple[Iterator[tuple[Inputs]], list[Tensor]]:
+        """Returns the inputs of an epoch, for `predict`, and a list that gets their targets as they are taken.
+
+        With `rows` it ends after the batch that completes so many.
+        """
+        targets: list[Tensor] = []
+
+        def taken() -> Iterator[tuple[Inputs]]:
+            for share in self.epoch(0, 0):
+                targets.append(share.y)
+                yield (share.x,)
+                if rows is not None and sum(map(len, targets)) >= rows:
+                    return
+
+        return taken(), targets
+
     def number(self, seed: int, epoch: int, batch: int, row: int) -> int | None:
         """Returns the number, in the user's data, of a row of a batch; None where it is unknown.
 

@@ -18,14 +18,8 @@ def scale_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> flo
         valid: Held-out data: a Dataset, a DataLoader or a pair (inputs, targets).
         samples: Draws per component.
     """
-    targets = []
-
-    def inputs() -> Any:
-        for share in as_source(valid, batch_size=256, name="valid", shuffled=False).epoch(0, 0):
-            targets.append(share.y)
-            yield (share.x,)
-
-    outputs = draws(method, inputs(), samples=samples)
+    inputs, targets = as_source(valid, batch_size=256, name="valid", shuffled=False).inputs()
+    outputs = draws(method, inputs, samples=samples)
     temperature = best_temperature(method.likelihood, outputs, torch.cat(targets).to(outputs.device))
     method.likelihood.set_temperature(temperature)
     return temperature

@@ -4,25 +4,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from ibnn.inputs import call_arguments
 from ibnn.training.trainable import Trainable
 
 
 class Average:
-    """An average of a model's floating-point parameters and buffers, by name; empty until the first update.
-
-    Attributes:
-        state: The average so far.
-        count: Number of updates.
-    """
+    """An average of a model's floating-point parameters and buffers, by name; empty until the first update."""
 
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}
-        self.count = 0
+        self.count = 0  # updates so far
 
     def update(self, model: Trainable, decay: float | None = None) -> None:
         """Moves the average towards the model: by 1 − decay (EMA), or so that it is the mean of all so far (SWA).
@@ -39,12 +33,9 @@ class Average:
                 self.state.setdefault(name, value.clone()).lerp_(value, share)
 
     def end_epoch(self, model: Trainable, *, collect: bool, last: bool) -> bool:
-        """Collects the weights into an SWA, or has the method do it, and returns whether an average took their place.
+        """Collects the weights into an SWA, or has the method do it (see `Trainable.end_epoch`).
 
-        Args:
-            model: What is trained.
-            collect: Whether the present weights go into the average.
-            last: Whether training ends.
+        Returns whether an average took the weights' place.
         """
         own = model.end_epoch(collect=collect, last=last)
         if collect and not own:
@@ -77,20 +68,20 @@ class Best:
                 self.state = {name: value.clone() for name, value in model.state_dict().items()}
 
 
+class _Call(nn.Module):
+    """A model that takes all its inputs as one argument, as torch's `update_bn` passes them."""
+
+    def __init__(self, model: Trainable) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        args, kwargs = call_arguments(inputs)
+        return self.model(*args, **kwargs)
+
+
 def estimate_statistics(model: Trainable, inputs: Iterable[Any]) -> None:
     """Estimates BatchNorm's running statistics anew, as plain means over batches; an average of weights needs it."""
-    norms = [m for m in model.net.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if not norms:
-        return
-    momenta, examples = [norm.momentum for norm in norms], model.examples.clone()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
-    model.train()
-    with torch.no_grad():
-        for x in inputs:
-            args, kwargs = call_arguments(x)
-            model(*args, **kwargs)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
+    examples = model.examples.clone()
+    update_bn(([x] for x in inputs), _Call(model))
     model.examples.copy_(examples)

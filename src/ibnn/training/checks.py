@@ -1,4 +1,4 @@
-"""CHECKS: refuses arguments and data that make no sense, before anything is trained."""
+"""ARGUMENTS: refuses arguments and data that make no sense, before anything is trained."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,15 +39,10 @@ def check_options(
 
 
 def check_data(model: Trainable, source: Source, name: str) -> None:
-    """Raises if the network cannot take the inputs, or the likelihood the targets.
+    """Raises if the network cannot take the inputs, or the likelihood the targets, of the argument of this name.
 
     Tensors and validation data are checked as a whole; of training data that have to be loaded, the first batch. One
     batch goes through the network.
-
-    Args:
-        model: What is trained.
-        source: The data.
-        name: The argument they came as, "train" or "valid".
     """
     device, output, rows = next(model.parameters()).device, None, 0
     with generators_restored(), torch.no_grad():

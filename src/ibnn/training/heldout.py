@@ -1,6 +1,5 @@
-"""SPLITS: the data of a run: what is trained on, what is held out, how that scores, and what steering draws for it."""
+"""HELD-OUT DATA: what a run trains on and what it holds out, how that scores, and what steering draws for it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -104,7 +103,7 @@ class HeldOut:
 
     def scores(self, samples: int) -> dict[str, float]:
         """Returns the likelihood's scores for S draws per component."""
-        inputs, targets = self._inputs(self.source)
+        inputs, targets = self.source.inputs()
         prediction = predict(self.model, inputs, samples=samples, progress=False)
         return self.model.likelihood.score(prediction, torch.cat(targets).cpu())
 
@@ -113,20 +112,6 @@ class HeldOut:
         source = self.source
         if source.divisible and source.rows > rows:
             source = source.split(rows, self.seed)[1]  # a random part: they may be sorted
-        inputs, targets = self._inputs(source, rows)
+        inputs, targets = source.inputs(rows)
         outputs = draws(self.model, inputs, samples=samples)
         return outputs.to(self.device), torch.cat(targets).to(self.device)
-
-    @staticmethod
-    def _inputs(source: Source, rows: int | None = None) -> tuple[Iterator[Any], list[Tensor]]:
-        """Returns the inputs of a source's first batches, and a list that their targets go to as they are taken."""
-        targets: list[Tensor] = []
-
-        def inputs() -> Iterator[Any]:
-            for share in source.epoch(0, 0):
-                targets.append(share.y)
-                yield (share.x,)
-                if rows is not None and sum(map(len, targets)) >= rows:
-                    return
-
-        return inputs(), targets

@@ -1,4 +1,4 @@
-"""TRAINING: Algorithm 1. accelerate does devices, workers and precision; this file says what a step is.
+"""ALGORITHM 1: what a step of training is. accelerate does devices, workers and precision.
 
 Everything random in a step is a pure function of (seed, step): order, dropout, draws. So a run that was stopped at any
 moment and resumed from a checkpoint ends with the same bits as one that was not.
@@ -49,24 +49,21 @@ def fit(
     """Trains a converted network with Algorithm 1, or a baseline with its own objective.
 
     Held-out labels steer the noise unless the recipe has a fixed `beta`: those of `valid`, or of a tenth of the
-    training data that is then not trained on. Never pass the test set. Arguments and data are checked before the first
-    step. If training fails, modes are left as they were.
+    training data, which is then not trained on. If training fails, train and eval modes are restored.
 
     Args:
         model: Made by `ibnn.convert`, or a method of `ibnn.baselines`; trained in place.
         train: A Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays.
-        valid: Held-out data, likewise; evaluated as training goes on.
+        valid: Held-out data, likewise, but never the test set; evaluated as training goes on.
         recipe: A `Recipe`, the name of one, or None for the defaults.
         run_dir: Folder for checkpoints, recipe.toml and history.csv. The same call on the same folder resumes the run.
         resume: "auto" resumes if there is a checkpoint, "never" starts anew, "must" requires a checkpoint.
         quiet: Shows nothing.
-        **options: `callbacks`: functions called as `callback(row, model)` after every row of the history. `n_data`:
-            number of targets in the training set, if it cannot be counted (see `IBNN.elbo`). All others are fields of
-            the recipe to change, e.g. `epochs=10`.
+        **options: `callbacks`, functions called as `callback(row, model)` after every row of the history; `n_data`, the
+            number of training targets if it cannot be counted; else fields of the recipe, such as `epochs=10`.
 
     Returns:
-        The history. With `patience` the model is the one of the best evaluation, with `ema` or `swa` the average. It
-        is left in eval mode, and with the recipe's `kl` if that names one.
+        The history. The model is left in eval mode: the best one with `patience`, the average with `ema` or `swa`.
     """
     model = as_trainable(model)
     callbacks, n_data = options.pop("callbacks", ()), options.pop("n_data", None)
@@ -84,9 +81,9 @@ def fit(
         if recipe.refit and run.state.steering is not None:
             model.load_state_dict(start)
             n_data = n_data and round(n_data * data.whole.rows / data.train.rows)
-            again = data._replace(train=data.whole, held_out=None)
-            second = _Run(model, again, recipe, folder and folder / "refit", n_data, quiet, run.state.steering.found)
-            history = replace(second.run("auto" if resume == "must" else resume, callbacks), first=history)
+            whole, folder = data._replace(train=data.whole, held_out=None), folder and folder / "refit"
+            again = _Run(model, whole, recipe, folder, n_data, quiet, replay=run.state.steering.found)
+            history = replace(again.run("auto" if resume == "must" else resume, callbacks), first=history)
     return history
 
 
@@ -108,10 +105,10 @@ class _Run:
         self.total = recipe.steps or (recipe.epochs or DEFAULT_EPOCHS) * self.source.steps
         self.engine = engine = Engine(recipe, folder, self.source.rows)
         self.held_out = HeldOut(model, data.held_out, engine.device, recipe.seed) if data.held_out else None
-        steering = None
-        if recipe.beta == "auto" and (steer_by := replay or self.held_out):
+        steering, steered_by = None, replay or self.held_out
+        if recipe.beta == "auto" and steered_by is not None:
             sizes = {"total": self.total, "batch_size": self.source.batch_size, "n_data": self.n_data}
-            steering = Steering(cast(Steerable, model), steer_by, **sizes)
+            steering = Steering(cast(Steerable, model), steered_by, **sizes)
         model.kl_kind = recipe.kl or model.kl_kind
         self.calibrates = recipe.calibrate and int(model.examples) == 0
         model.reseed(recipe.seed)

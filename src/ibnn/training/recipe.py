@@ -244,35 +244,22 @@ def _without_none(fields: Any) -> Any:
     return {name: _without_none(value) for name, value in fields.items() if value is not None}
 
 
-# What others call the fields.
-_SYNONYMS = {
-    "accumulate": ("gradient_accumulation", "gradient_accumulation_steps", "accumulate_grad_batches"),
-    "batch_size": ("batch", "bs", "minibatch", "minibatch_size", "train_batch_size"),
-    "beta": ("kl_weight", "kl_beta"),
-    "beta_warmup": ("kl_warmup", "kl_annealing"),
-    "checkpoint_every": ("save_every", "checkpoint_interval", "save_steps"),
-    "clip": ("grad_clip", "gradient_clip", "gradient_clip_val", "max_grad_norm", "max_norm"),
-    "ema": ("ema_decay", "moving_average"),
-    "epochs": ("num_epochs", "n_epochs", "max_epochs", "num_train_epochs"),
-    "eval_samples": ("n_eval_samples", "validation_samples"),
-    "evaluate_every": ("eval_every", "validate_every", "check_val_every_n_epoch"),
-    "freeze_batchnorm": ("freeze_bn",),
-    "gamma": ("entropy_weight",),
-    "latent_lr": ("latent_learning_rate",),
-    "latent_optimiser": ("latent_optimizer",),
-    "lr": ("learning_rate", "rate", "step_size", "eta"),
-    "noise_lr": ("noise_learning_rate",),
-    "optimiser": ("optimizer",),
-    "patience": ("early_stopping", "early_stop", "early_stopping_patience"),
-    "precision": ("mixed_precision", "amp", "dtype"),
-    "samples": ("num_samples", "n_samples", "mc_samples"),
-    "schedule": ("scheduler", "lr_schedule", "lr_scheduler"),
-    "seed": ("random_state", "random_seed", "rng_seed"),
-    "steps": ("num_steps", "n_steps", "max_steps", "iterations", "max_iter"),
-    "sync_batchnorm": ("sync_bn",),
-    "trackers": ("logger", "loggers", "report_to", "log_with"),
-    "weight_decay": ("wd", "decay", "l2", "l2_penalty"),
-    "workers": ("num_workers", "n_workers", "dataloader_num_workers"),
+# What others call some fields, where spelling alone does not lead to them.
+_SYNONYMS = {"bs": "batch_size", "kl_weight": "beta", "kl_annealing": "beta_warmup", "entropy_weight": "gamma"}
+_SYNONYMS |= {"save_every": "checkpoint_every", "save_steps": "checkpoint_every", "ema_decay": "ema"}
+_SYNONYMS |= {"max_grad_norm": "clip", "max_norm": "clip", "gradient_clip": "clip", "gradient_clip_val": "clip"}
+_SYNONYMS |= {"moving_average": "ema", "check_val_every_n_epoch": "evaluate_every", "amp": "precision"}
+_SYNONYMS |= {"learning_rate": "lr", "rate": "lr", "step_size": "lr", "eta": "lr", "dtype": "precision"}
+_SYNONYMS |= {"early_stopping": "patience", "early_stop": "patience", "random_state": "seed", "rng_seed": "seed"}
+_SYNONYMS |= {"iterations": "steps", "max_iter": "steps", "wd": "weight_decay", "l2": "weight_decay"}
+_SYNONYMS |= {"latent_learning_rate": "latent_lr", "noise_learning_rate": "noise_lr", "max_steps": "steps"}
+_SYNONYMS |= {"gradient_accumulation": "accumulate", "gradient_accumulation_steps": "accumulate"}
+_SYNONYMS |= {
+    "decay": "weight_decay",
+    "logger": "trackers",
+    "report_to": "trackers",
+    "log_with": "trackers",
+    "l2_penalty": "weight_decay",
 }
 
 
@@ -288,8 +275,7 @@ def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> 
         model = nested
     name = ".".join(filter(None, (table, *place))) or "recipe"
     if first["type"] == "extra_forbidden":
-        synonyms = {other: name for name, others in _SYNONYMS.items() for other in others}
-        remedy = f"Did you mean {nearest(place[-1], model.model_fields, synonyms)!r}?"
+        remedy = f"Did you mean {nearest(place[-1], model.model_fields, _SYNONYMS)!r}?"
         return complaint(name, "a key of the recipe", repr(first["input"]), remedy)
     if first["type"] == "missing":
         return complaint(name, "given", "none", f"Add {name} = …")

@@ -118,15 +118,7 @@ class Steering:
     """
 
     def __init__(self, model: Steerable, data: HeldOut | Found, *, total: int, batch_size: int, n_data: int) -> None:
-        """Prepares the looks of a run.
-
-        Args:
-            model: What is trained.
-            data: Held-out data to steer by, or what another run found, to repeat it.
-            total: Number of steps.
-            batch_size: Rows of a step.
-            n_data: Number of targets in the training set.
-        """
+        """Plans the looks of `total` steps by held-out data, or by what another run found, to repeat it."""
         self.model, self.n_data, self.found = model, n_data, Found()
         self.replay = data if isinstance(data, Found) else None
         if isinstance(data, Found):
@@ -141,12 +133,7 @@ class Steering:
         return kl_weight(t, n_data=self.n_data, nodes=self.model.nodes)
 
     def look(self, step: int, training_nll: float) -> None:
-        """Moves s, and σ with it, by what held-out labels say, or as in the run that is repeated.
-
-        Args:
-            step: Number of steps done.
-            training_nll: Mean NLL of training since the last look.
-        """
+        """Moves s, and σ with it, by held-out labels and the mean training NLL since the last look."""
         model, looks = self.model, self.found.looks
         if self.replay is not None:
             look = self.replay.looks[min(len(looks), len(self.replay.looks) - 1)] | {"step": step}
@@ -200,14 +187,7 @@ class Steering:
 
 
 def start_calibrated(model: Steerable, held_out: Source, *, seed: int, progress: bool) -> Calibration:
-    """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights as they are.
-
-    Args:
-        model: What is trained.
-        held_out: Data to calibrate by.
-        seed: Decides the draws.
-        progress: Whether a bar is shown.
-    """
+    """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights as they are."""
     found = calibrate(model, held_out, seed=seed, progress=progress)  # type: ignore[arg-type]
     model.prior_std = max(found.scale, MIN_STD)
     model.set_posterior(std=model.posterior().std.clamp_min(1e-3))  # σ = 0 could not be trained
