@@ -80,11 +80,7 @@ class Plan:
 
 
 def plan(
-    net: nn.Module,
-    *,
-    include: Patterns | None = None,
-    exclude: Patterns | None = None,
-    example: Inputs | None = None,
+    net: nn.Module, *, include: Patterns | None = None, exclude: Patterns | None = None, example: Inputs | None = None
 ) -> Plan:
     """Says what `convert` would do, without touching the network.
 
