@@ -7,7 +7,6 @@ import inspect
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -18,12 +17,13 @@ import ibnn.layers.attention
 import ibnn.layers.recurrent  # noqa: F401  # both register their layer types
 from ibnn.errors import complaint, nearest
 from ibnn.inputs import Inputs, Pick, call_arguments, evaluating
-from ibnn.latent import Latent
+from ibnn.latent import Latent, attach, strip
+from ibnn.layers.folding import duplicate
 from ibnn.layers.observe import bypassed
 from ibnn.layers.registry import has_forward_of_its_type, layer_parameter, layer_type
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.mixture import CLOSED_FORMS, KLKind
-from ibnn.network import IBNN, check_seed, duplicate, strip
+from ibnn.network import IBNN, check_seed
 
 Pattern = str | type[nn.Module]
 Patterns = Pattern | Sequence[Pattern]
@@ -80,11 +80,7 @@ class Plan:
 
 
 def plan(
-    net: nn.Module,
-    *,
-    include: Patterns | None = None,
-    exclude: Patterns | None = None,
-    example: Inputs | None = None,
+    net: nn.Module, *, include: Patterns | None = None, exclude: Patterns | None = None, example: Inputs | None = None
 ) -> Plan:
     """Says what `convert` would do, without touching the network.
 
@@ -174,7 +170,7 @@ def convert(
     seed = int(torch.randint(2**31, ())) if seed is None else seed
     net, speaks = (duplicate(net), copying.deepcopy(speaks)) if more["copy"] else (net, speaks)
     for entry in planned.layers:
-        _attach(net.get_submodule(entry.name), entry, components)
+        attach(net.get_submodule(entry.name), entry.name, components)
     start: dict[str, Any] = {"prior_std": float(prior_std), "init_std": float(init_std), "kl_kind": kl, "seed": seed}
     return IBNN(net, speaks.to(next(net.parameters()).device), components=components, logits=logits, **start)
 
@@ -273,20 +269,6 @@ def _check_has_weights(net: nn.Module) -> None:
     if meta := [name for name, parameter in net.named_parameters() if parameter.is_meta]:
         remedy = "Load its weights first, for example with net.to_empty(device='cpu') and net.load_state_dict(...)."
         raise ValueError(complaint("net", "a network with weights", f"{meta[:3]} on the meta device", remedy))
-
-
-def _attach(layer: nn.Module, entry: PlannedLayer, components: int) -> None:
-    """Gives a layer its latent and the hooks that multiply its input."""
-    kind = layer_type(layer)
-    assert kind is not None, "only planned layers are converted"
-    like = layer_parameter(layer)
-    latent = Latent(components, entry.nodes, kind.axis, name=entry.name, dtype=like.dtype, device=like.device)
-    layer.add_module("latent", latent.train(layer.training))
-    if kind.run is None:
-        layer.register_forward_pre_hook(latent.hook, with_kwargs=True)
-    else:
-        layer.forward = partial(latent.call, layer)
-    layer.register_forward_hook(latent.release, always_call=True)  # its being there keeps torch's fast path away, too
 
 
 def _reasons(

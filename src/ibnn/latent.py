@@ -7,6 +7,7 @@ replaces the layer's forward.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,15 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
+from ibnn.layers.folding import folded_weights, replace_weights, replaced, weights_are_parameters
 from ibnn.layers.recompute import Recomputation
-from ibnn.layers.registry import (
-    batchless,
-    carried_type,
-    folded_weights,
-    replace_weights,
-    replaced,
-    weights_are_parameters,
-)
+from ibnn.layers.registry import batchless, carried_type, layer_parameter
 
 _AT_ONCE = 2**18  # entries of a product that stay in the cache
 
@@ -271,3 +266,34 @@ class Latent(nn.Module):
 def backward_pass() -> int:
     """Returns the number of the backward pass that runs in this thread, −1 if none does."""
     return torch._C._current_graph_task_id()  # the same question torch.utils.checkpoint asks
+
+
+def attach(layer: nn.Module, name: str, components: int) -> None:
+    """Gives a layer its latent and the hooks that multiply its input."""
+    kind, like = carried_type(layer), layer_parameter(layer)
+    latent = Latent(components, kind.nodes(layer), kind.axis, name=name, dtype=like.dtype, device=like.device)
+    layer.add_module("latent", latent.train(layer.training))
+    if kind.run is None:
+        layer.register_forward_pre_hook(latent.hook, with_kwargs=True)
+    else:
+        layer.forward = partial(latent.call, layer)
+    layer.register_forward_hook(latent.release, always_call=True)  # its presence also keeps torch's fast path away
+
+
+def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Removes every latent and its hooks from a network, in place; returns the layers that had one, by name."""
+    # Not getattr: wrappers (peft's) forward attributes of the module they wrap.
+    layers = [(name, m) for name, m in net.named_modules() if isinstance(m._modules.get("latent"), Latent)]
+    for _, layer in layers:
+        for hooks, options in (
+            (layer._forward_pre_hooks, layer._forward_pre_hooks_with_kwargs),
+            (layer._forward_hooks, layer._forward_hooks_always_called),
+        ):
+            for number, hook in list(hooks.items()):
+                if getattr(hook, "__self__", None) is layer.latent:
+                    del hooks[number]
+                    options.pop(number, None)
+        if getattr(getattr(vars(layer).get("forward"), "func", None), "__self__", None) is layer.latent:
+            del layer.forward
+        del layer.latent
+    return layers

@@ -1,49 +1,31 @@
 """WHOLE: a converted network. Ties the component across layers; forward, KL, draws, plain networks back out."""
 
-import copy
-import functools
-import threading
-from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn import mixture, objective
 from ibnn.errors import complaint
-from ibnn.inputs import (
-    Inputs,
-    Pick,
-    batch_length,
-    call_arguments,
-    check_rows,
-    evaluating,
-    pick,
-    repeat_rows,
-    tensors,
-    tree_map,
-)
-from ibnn.latent import Latent, backward_pass, scale_gradient
-from ibnn.layers.observe import batch_axes, bypassed, explaining_shapes, returned, returning
-from ibnn.layers.registry import fold, foldable
-from ibnn.likelihood import Categorical, Likelihood
+from ibnn.inputs import Inputs, Pick, batch_length, call_arguments, check_rows, evaluating, repeat_rows, tree_map
+from ibnn.latent import scale_gradient, strip
+from ibnn.layers.folding import duplicate, fold
+from ibnn.layers.observe import explaining_shapes
+from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import Space, address, normals, words
+from ibnn.passes import LatentNetwork
 from ibnn.prediction import Prediction, predict
 
 if TYPE_CHECKING:
     from ibnn.files import hub, saving
 
-FEW = 16  # rows of a batch that is worth repeating for several draws at once
-_CACHED = 2**24  # entries that rows of draws may meet in a pass: more of them go through memory and not through caches
 _KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
-_SMALL = 2**16  # entries of a buffer that is worth a copy at every step
 NUMBERS = ("prior_std", "gradient_scale")  # plain attributes that are part of the state
 
 
-class IBNN(nn.Module):
+class IBNN(LatentNetwork):
     """An implicit Bayesian neural network: a plain network whose layers' inputs are multiplied by latents z.
 
     Made by `ibnn.convert`. In train mode a call runs Algorithm 1: the rows of the batch are spread evenly over the K
@@ -87,8 +69,7 @@ class IBNN(nn.Module):
         logits: Pick | None = None,
     ) -> None:
         """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
-        super().__init__()
-        self.net, self.likelihood, self.logits = net, likelihood, logits
+        super().__init__(net, likelihood, logits)
         self.components, self.prior_std, self.kl_kind = components, prior_std, kl_kind
         self.eval_samples, self.eval_seed = 1, 0
         self.gradient_scale = 1.0
@@ -96,11 +77,6 @@ class IBNN(nn.Module):
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
         self.init_seed = seed  # decided the latents' start
-        self._lock = threading.RLock()  # latents hold the z of one forward pass at a time
-        self._watched: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which layers were looked at
-        self._in_rows: dict[
-            int, int
-        ] = {}  # by batch length: entries met by a draw that passes as rows, 0 if it may not
         self._last_noise: tuple[Any, Tensor] | None = None
         self.reseed(seed)
         for_mean, for_std = self.initial_noise()
@@ -109,16 +85,6 @@ class IBNN(nn.Module):
         likelihood.train(net.training)
 
     # ------------------------------------------------------------------------------------------- the posterior
-
-    @property
-    def latents(self) -> dict[str, Latent]:
-        """The latents by the name of their layer, in the order of the nodes."""
-        return {name.rpartition(".")[0]: m for name, m in self.net.named_modules() if isinstance(m, Latent)}
-
-    @property
-    def nodes(self) -> int:
-        """Number of latent variables of one draw, over all layers."""
-        return sum(latent.nodes for latent in self.latents.values())
 
     def posterior(self) -> Mixture:
         """The mixture over the nodes of all layers, (K, nodes)."""
@@ -176,31 +142,6 @@ class IBNN(nn.Module):
         draws = self._outputs(args, kwargs, z)
         labelled = kwargs.get("labels") is not None and not torch.compiler.is_compiling()
         return self._with_loss(args, kwargs, z[0], draws) if labelled else self.likelihood.combine(draws)
-
-    def _with_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor, draws: Tensor) -> Any:
-        """What the network returns when its logits are those of all draws together, its own loss of them included.
-
-        One more pass finds the module that returns the logits; in a last one it returns the combined ones instead.
-        Where none returns them as they are and there is one label a row, the loss is the likelihood's.
-        """
-        combined = self.likelihood.combine(draws)
-        with returned(self.net) as made:
-            output = self._run(args, kwargs, z)
-        if isinstance(output, Tensor) or not isinstance(combined, Tensor):  # labels are an input like others
-            return combined
-        logits = self._read(output)
-        maker = next((module for module, tensor in reversed(made) if tensor is logits), None)
-        if maker is not None and combined.shape == logits.shape:
-            with returning(maker, combined.to(logits.dtype)):
-                return self._run(args, kwargs, z)
-        plain = isinstance(output, MutableMapping) and "logits" in output and self.logits is None
-        if not plain or not isinstance(self.likelihood, Categorical) or combined.dim() != 2:
-            remedy = "Call it without labels, and compute the loss of what it returns."
-            got = f"one whose logits {tuple(logits.shape)} come from no module as they are"
-            raise TypeError(complaint("labels", "given to a network whose loss can be told", got, remedy))
-        output["logits"] = combined
-        output["loss"] = F.nll_loss(combined, kwargs["labels"], ignore_index=self.likelihood.ignore_index)
-        return output
 
     def _assign(self, rows: int) -> Tensor:
         """Places of a batch's examples in the endless round of components: (rows,), place mod K is the component.
@@ -263,152 +204,6 @@ class IBNN(nn.Module):
     def _means(self) -> Tensor:
         """z of the K component means, (K, nodes)."""
         return self.posterior().mean
-
-    def _outputs(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor, batch_size: int | None = None
-    ) -> Tensor:
-        """The network's output tensor for each draw of z (J, nodes): (J, B, …).
-
-        With `batch_size`, draws for a few inputs pass as rows of batches of at most so many: weights are read once.
-        """
-        return torch.cat(list(self._each_output(args, kwargs, z, batch_size)))
-
-    def _each_output(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor, batch_size: int | None = None
-    ) -> Iterator[Tensor]:
-        """As `_outputs`, some draws at a time, (j, B, …)."""
-        rows = batch_length((args, kwargs))
-        at_once = (batch_size or 0) // rows
-        if rows <= FEW and min(at_once, len(z)) > 1 and (entries := self._met_by_rows(args, kwargs, z[0])):
-            at_once = min(at_once, max(1, _CACHED // entries))
-        else:
-            at_once = 1
-        if at_once > 1:
-            yield from (self._rows_of_draws(args, kwargs, part) for part in z.split(at_once))
-            return
-        yield self._read(self._run(args, kwargs, z[0]))[None]
-        with self._folding_where_cheaper():
-            yield from (self._read(self._run(args, kwargs, draw))[None] for draw in z[1:])
-
-    def _rows_of_draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
-        """As `_outputs`, from one forward pass on J copies of the batch."""
-        rows = batch_length((args, kwargs))
-        args, kwargs = tree_map(lambda t: repeat_rows(t, rows, len(z)), (args, kwargs))
-        output = self._read(self._run(args, kwargs, z.repeat_interleave(rows, 0)))
-        return output.reshape(len(z), rows, *output.shape[1:])
-
-    def _met_by_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> int:
-        """Entries that meet a z, or of the output, when a draw passes as rows; 0 if rows do not leave each other alone.
-
-        For each new batch length, two draws are tried both ways.
-        """
-        rows = batch_length((args, kwargs))
-        if rows not in self._in_rows:
-            pair = torch.stack([z, 1.5 * z])
-            expected = self._outputs(args, kwargs, pair)
-            try:
-                found = self._rows_of_draws(args, kwargs, pair)
-                gap = (found - expected).abs().max()
-                close = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max())
-                met = max(found.numel(), sum(latent.entries for latent in self.latents.values())) // 2
-                self._in_rows[rows] = met if close else 0
-            except Exception:  # a layer that does not see the batch first, a network of one batch length …
-                self._in_rows[rows] = 0
-        return self._in_rows[rows]
-
-    @contextmanager
-    def _folding_where_cheaper(self) -> Iterator[None]:
-        """A block in which layers that met more inputs than they have weights multiply weights; not for gradients."""
-        if torch.compiler.is_compiling() or torch.is_grad_enabled():
-            yield
-            return
-        layers = self._layers()
-        folding = [
-            m for name, m in self.latents.items() if m.entries > _weights(layers[name]) and foldable(layers[name])
-        ]
-        try:
-            for latent in folding:
-                latent.folding = True
-            yield
-        finally:
-            for latent in folding:
-                latent.folding = False
-
-    def _read(self, output: Any) -> Tensor:
-        """The tensor in the network's output that the likelihood speaks of."""
-        return self.likelihood.read(pick(output, self.logits))
-
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Any:
-        """One forward pass of the network with z (nodes,) for all rows, or (R, nodes), a row each."""
-        if torch.compiler.is_compiling():
-            with self._multiplied_by(z):
-                return self.net(*args, **kwargs)
-        kind = (self.training, z.dim() == 2)
-        if kind in self._watched:
-            with self._lock, self._multiplied_by(z), no_fast_path():
-                return self._remembered(self.net(*args, **kwargs), z)
-        rows = batch_axes(self.net, self.latents, args, kwargs) if z.dim() == 2 else nullcontext()
-        watch = bypassed(self.net, self._layers())
-        with self._lock, self._multiplied_by(z), no_fast_path(), rows, watch as names:
-            output = self.net(*args, **kwargs)
-        if names:
-            raise RuntimeError(
-                complaint(
-                    "net",
-                    "a network that calls the layers it converts",
-                    f"one that reads the weight of {sorted(names)} directly, past their latents",
-                    f"Leave them out: convert(..., exclude={sorted(names)}).",
-                )
-            )
-        self._watched.add(kind)
-        return self._remembered(output, z)
-
-    def _layers(self) -> dict[str, nn.Module]:
-        """The layers that carry latents, by name."""
-        return {name: self.net.get_submodule(name) for name in self.latents}
-
-    @contextmanager
-    def _multiplied_by(self, z: Tensor) -> Iterator[None]:
-        """Hands every latent its part of z for the length of a block."""
-        latents = list(self.latents.values())
-        parts = z.split([latent.nodes for latent in latents], dim=-1)
-        try:
-            for latent, part in zip(latents, parts, strict=True):
-                latent.z, latent.entries = part, 0
-            yield
-        finally:
-            for latent in latents:
-                latent.z = None
-                while latent.after:  # only after an interrupt
-                    latent.after.pop()()
-
-    def _remembered(self, output: Any, z: Tensor) -> Any:
-        """Lets layers that a backward pass runs again (gradient checkpointing) find the z of this forward pass."""
-        if torch.is_grad_enabled():
-            for tensor in tensors(output):
-                if tensor.requires_grad:  # its gradient comes first, before any layer is run again
-                    tensor.register_hook(functools.partial(self._recall, z))
-        return output
-
-    def _recall(self, z: Tensor, gradient: Tensor) -> None:
-        latents = list(self.latents.values())
-        for latent, part in zip(latents, z.split([latent.nodes for latent in latents], dim=-1), strict=True):
-            latent.recall = (backward_pass(), part)
-
-    @contextmanager
-    def _unchanged_on_error(self) -> Iterator[None]:
-        """Puts the network's buffers (running statistics, not the likes of masks) back if the block fails."""
-        if torch.compiler.is_compiling():
-            yield
-            return
-        named = [(m, name, b) for m in self.net.modules() for name, b in m._buffers.items() if b is not None]
-        buffers = [(*entry, entry[2].clone()) for entry in named if entry[2].numel() <= _SMALL]
-        try:
-            yield
-        except BaseException:
-            for module, name, buffer, value in buffers:
-                module._buffers[name] = buffer.copy_(value)
-            raise
 
     # --------------------------------------------------------------------------------------------------- training
 
@@ -628,12 +423,8 @@ class IBNN(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles get a lock of their own, and no noise."""
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"} | {"_last_noise": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock = threading.RLock()
+        """Copies and pickles get no noise."""
+        return super().__getstate__() | {"_last_noise": None}
 
     def extra_repr(self) -> str:
         """What `print` shows of the model."""
@@ -652,47 +443,3 @@ def check_seed(seed: int) -> None:
     """Raises unless a seed fits into a buffer."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ValueError(complaint("seed", "an integer in 0 … 2⁶³ − 1", seed, "Pass seed=0."))
-
-
-def duplicate(net: nn.Module) -> nn.Module:
-    """A deep copy of a network, even of one that keeps tensors of a graph (torch's older weight_norm does)."""
-    for module in net.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                setattr(module, name, value.detach())
-    return copy.deepcopy(net)
-
-
-def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Removes every latent and its hooks from a network, in place; returns the layers that had one."""
-    # Not getattr: wrappers (peft's) hand on what the module in them has.
-    layers = [(name, m) for name, m in net.named_modules() if isinstance(m._modules.get("latent"), Latent)]
-    for _, layer in layers:
-        for hooks, options in (
-            (layer._forward_pre_hooks, layer._forward_pre_hooks_with_kwargs),
-            (layer._forward_hooks, layer._forward_hooks_always_called),
-        ):
-            for number, hook in list(hooks.items()):
-                if getattr(hook, "__self__", None) is layer.latent:
-                    del hooks[number]
-                    options.pop(number, None)
-        if getattr(getattr(vars(layer).get("forward"), "func", None), "__self__", None) is layer.latent:
-            del layer.forward
-        del layer.latent
-    return layers
-
-
-def _weights(layer: nn.Module) -> int:
-    """Number of a layer's own weights."""
-    return sum(parameter.numel() for parameter in layer.parameters(recurse=False))
-
-
-@contextmanager
-def no_fast_path() -> Iterator[None]:
-    """Keeps torch's fused attention, which reads weights past their layers, switched off for a block."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

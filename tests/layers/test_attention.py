@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ibnn
+from ibnn.layers.attention import no_fast_path
 from ibnn.layers.registry import layer_type
-from ibnn.network import no_fast_path
 
 B, L, S, E, H = 3, 4, 5, 6, 2
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

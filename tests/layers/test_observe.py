@@ -151,7 +151,7 @@ def test_both_modes_are_watched_until_all_is_well(monkeypatch: pytest.MonkeyPatc
         model.eval()(x)
     with pytest.raises(RuntimeError, match=r"reads the weight of \['fc'\]"):
         model.train().draw_logits(x)
-    monkeypatch.setattr("ibnn.network.bypassed", None)
+    monkeypatch.setattr("ibnn.passes.bypassed", None)
     model(x)  # train mode was found to be well: no more watching
 
 

@@ -23,9 +23,11 @@ from ibnn.files import formats
 from ibnn.files.atomic import write_atomically
 from ibnn.inputs import Inputs, Pick, as_tensors, batch_length, call_arguments, pick, tree_map
 from ibnn.latent import Latent
+from ibnn.layers.attention import no_fast_path
+from ibnn.layers.folding import duplicate
 from ibnn.layers.observe import batch_axes
 from ibnn.likelihood import Likelihood
-from ibnn.network import IBNN, check_seed, duplicate, no_fast_path
+from ibnn.network import IBNN, check_seed
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, JointPrediction, Method, Prediction, predict
 
 Format = Literal["onnx", "torch"]

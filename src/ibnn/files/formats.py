@@ -1,4 +1,4 @@
-"""FORMATS: a traced network as the bytes of an ONNX or a torch file, and what such a file answers."""
+"""EXPORT FORMATS: a traced network as the bytes of an ONNX or a torch file, and what such a file answers."""
 
 import io
 import logging

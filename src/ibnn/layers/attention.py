@@ -1,5 +1,7 @@
 """ATTENTION: latents of nn.MultiheadAttention, on the inputs of its query, key, value and output projections."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,3 +69,14 @@ def _batch_axis(layer: nn.MultiheadAttention) -> int:
 
 ATTENTION = LayerType(ports=_ports, axis=-1, fold=_fold, weights=_weights, run=_run, batch_axis=_batch_axis, fused=True)
 register_type(nn.MultiheadAttention, ATTENTION)
+
+
+@contextmanager
+def no_fast_path() -> Iterator[None]:
+    """Disables torch's fused attention, which reads weights past their layers, within a block."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
