@@ -9,8 +9,9 @@ Right: expected calibration error on clean and on corrupted test images, mean ov
 import json
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
-from ibnn.lab.figures import look
+import matplotlib.pyplot as plt
 
 DOCS = Path(__file__).parent
 CELLS = json.loads((DOCS.parent / "experiments" / "results" / "benchmark-cpu.json").read_text())["cells"]
@@ -22,10 +23,22 @@ METHODS = {  # label: (method, with a temperature)
     "MC-dropout": ("MC-dropout", False),
     "iBNN": ("iBNN-8", False),
 }
-COLOURS = (look.GREY, look.ORANGE, look.PURPLE, look.GREEN, look.BLUE)
+COLOURS = ("#777777", "#E69F00", "#CC79A7", "#009E73", "#0072B2")  # Okabe and Ito's
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#999999",
+    "axes.axisbelow": True,
+    "grid.color": "#E8E8E8",
+    "legend.frameon": False,
+}
 
 
-def results(label: str) -> list[dict]:
+def results(label: str) -> list[dict[str, Any]]:
     """Returns what was measured for a method, a dict for each seed."""
     method, tempered = METHODS[label]
     cells = [cell for name, cell in sorted(CELLS.items()) if name.startswith(f"{SETTING} / {method} / ")]
@@ -34,32 +47,30 @@ def results(label: str) -> list[dict]:
 
 def main() -> None:
     """Draws and writes the figure."""
-    with look.house_look():
-        figure = look.canvas(2.4)
-        left, right = figure.subplots(1, 2, width_ratios=(1, 1.35))
+    with plt.style.context(["default", STYLE]):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.65), width_ratios=(1, 1.35), layout="constrained")
         left.plot([0, 1], [0, 1], color="#CCCCCC", lw=1)
-        for label, colour in (("plain", look.GREY), ("iBNN", look.BLUE)):
+        for label, colour in (("plain", COLOURS[0]), ("iBNN", COLOURS[-1])):
             curve = results(label)[0]["reliability"]
             left.plot(curve["confidence"], curve["accuracy"], "o-", ms=3.5, color=colour, label=label)
         left.set(xlabel="confidence", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
         left.set_title("How often confident answers are right")
         left.legend(loc="upper left")
-        for row, (label, colour) in enumerate(zip(reversed(METHODS), reversed(COLOURS), strict=True)):
+        for row, (label, colour) in enumerate(zip(METHODS, COLOURS, strict=True)):
             clean = mean(cell["scores"]["ece"] for cell in results(label))
             corrupted = mean(cell["corrupted"]["all"]["ece"] for cell in results(label))
             right.plot([clean, corrupted], [row, row], color=colour, lw=1)
             right.plot(clean, row, "o", ms=6, color=colour)
             right.plot(corrupted, row, "s", ms=6, color=colour, mfc="white")
-        right.set_yticks(range(len(METHODS)), list(reversed(METHODS)))
+        for label, marker, face in (("clean", "o", "#444444"), ("corrupted", "s", "white")):
+            right.plot([], [], marker, color="#444444", mfc=face, label=label)
+        right.set_yticks(range(len(METHODS)), list(METHODS))
+        right.invert_yaxis()
         right.set(xlabel="expected calibration error", xlim=(0, None))
         right.set_title("Calibration error, clean and corrupted images")
         right.grid(axis="x")
-        marks = [
-            look.mark("clean", marker="o", color="#444444"),
-            look.mark("corrupted", marker="s", color="#444444", mfc="white"),
-        ]
-        right.legend(handles=marks, loc="lower right")
-        (DOCS / "figures" / "readme.png").write_bytes(look.png(figure))
+        right.legend(loc="lower right")
+        figure.savefig(DOCS / "figures" / "readme.png", dpi=120)
 
 
 if __name__ == "__main__":
