@@ -3,7 +3,7 @@
     python benchmarks/int8.py [--json FILE]
 
 scikit-learn's digits, enlarged to 28 × 28: 600 to train on, 1,197 to test. onnxruntime quantises the exported file,
-dynamically (weights beforehand, activations as they come) and statically (both, by 200 training images); only the
+dynamically (weights beforehand, activations at run time) and statically (both, by 200 training images); only the
 layers, not the softmax and the entropies after them.
 """
 
@@ -39,13 +39,9 @@ class Reader(CalibrationDataReader):
 
 
 def trained(x: Tensor, y: Tensor) -> ibnn.IBNN:
-    model = ibnn.convert(LeNet(), components=COMPONENTS, prior_std=0.3, seed=0).train()
-    optimiser = torch.optim.Adam(model.parameter_groups(lr=2e-3))
-    for _ in range(STEPS):
-        rows = torch.randint(len(x), (BATCH,))
-        optimiser.zero_grad()
-        model.elbo(x[rows], y[rows], n_data=len(x)).loss.backward()
-        optimiser.step()
+    model = ibnn.convert(LeNet(), components=COMPONENTS, prior_std=0.3, seed=0)
+    options = {"lr": 2e-3, "latent_lr": 2e-3, "schedule": {"kind": "constant"}, "clip": 0.0, "latent_clip": 0.0}
+    ibnn.fit(model, (x, y), steps=STEPS, batch_size=BATCH, beta=1.0, beta_warmup=0.0, quiet=True, **options)
     return model.eval()
 
 
@@ -53,8 +49,8 @@ def scores(path: Path, x: Tensor, y: Tensor) -> dict[str, Any]:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     parts = [session.run(["probabilities", "epistemic"], {"x": part.numpy()}) for part in x.split(50)]
     probs, epistemic = (torch.cat([torch.from_numpy(part[i]) for part in parts]) for i in (0, 1))
-    found = {"nll": metrics.nll(probs.clamp_min(1e-12).log(), y), "ece": metrics.ece(probs, y)}
-    found |= {"error": metrics.error(probs, y), "mean_epistemic": epistemic.mean().item()}
+    found = metrics.scores(probs, probs.clamp_min(1e-12).log(), y, ("nll", "ece", "error"))
+    found |= {"mean_epistemic": epistemic.mean().item()}
     return {name: round(value, 4) for name, value in found.items()} | {"bytes": path.stat().st_size}
 
 

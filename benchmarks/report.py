@@ -1,4 +1,4 @@
-"""How a benchmark tells its result: on stdout, and in a file if one is named."""
+"""Prints a benchmark's result, and writes it to a file if one is named."""
 
 import argparse
 import json

@@ -32,14 +32,8 @@ def worker(out: Path) -> None:
     x, y = torch.randn(BATCH * 10, 1, 28, 28), torch.randint(10, (BATCH * 10,))
     model = ibnn.convert(LeNet(width=2), components=8, seed=0)
     times: list[float] = []
-    ibnn.fit(
-        model,
-        (x, y),
-        steps=STEPS,
-        batch_size=BATCH,
-        quiet=True,
-        callbacks=[lambda r, m: times.append(time.perf_counter())],
-    )
+    watch = [lambda row, model: times.append(time.perf_counter())]
+    ibnn.fit(model, (x, y), steps=STEPS, batch_size=BATCH, quiet=True, callbacks=watch)
     if os.environ.get("RANK", "0") == "0":
         out.write_text(json.dumps((STEPS - 20) / (times[-1] - times[1])))  # epochs of 10 steps; the first two warm up
 
@@ -48,13 +42,10 @@ def measure(workers: int) -> float:
     """Steps per second with so many workers."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rate.json"
-        launch = (
-            ["-m", "torch.distributed.run", f"--nproc-per-node={workers}", "--master-port=29533"] if workers > 1 else []
-        )
+        launch = ["-m", "torch.distributed.run", f"--nproc-per-node={workers}", "--master-port=29533"]
+        command = [sys.executable, *(launch if workers > 1 else []), __file__, "--worker", str(out)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-        subprocess.run(
-            [sys.executable, *launch, __file__, "--worker", str(out)], check=True, env=environment, capture_output=True
-        )
+        subprocess.run(command, check=True, env=environment, capture_output=True)
         return float(json.loads(out.read_text()))
 
 

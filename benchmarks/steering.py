@@ -1,9 +1,9 @@
-"""What beta="auto" adds to a run: CPU seconds of a steered run over those of the same run with a fixed strength.
+"""What beta="auto" adds to a run: CPU seconds of a steered run over those of the same run with fixed s and β.
 
     python benchmarks/steering.py [--json FILE]
 
 LeNet, 2,000 random images (200 held out) and 10,000 (1,000 held out), a quarter of the epochs of
-experiments/strength.py: longer runs are looked at no more often.
+experiments/strength.py: longer runs have no more steering steps.
 """
 
 import time

@@ -4,33 +4,32 @@
     IBNN_DATA=FOLDER python experiments/calibrate.py --dev  # scored on training images in neither split, not kept
     python experiments/calibrate.py --figures               # draws docs/figures/calibrate-*.png, fills in the docs
 
-2,000 held-out labels choose; everything else is scored once, on the test set (of CIFAR-10, but for seed 0, on its first
-3,000 images). Out-of-distribution images: 1,000 of each kind; corrupted
-images: 500 of each kind and severity.
+2,000 held-out labels choose; everything else is scored once, on the test set (of CIFAR-10, except for seed 0, on its
+first 3,000 images). Out-of-distribution images: 1,000 of each kind; corrupted images: 500 of each kind and severity.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
+from statistics import mean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import FIGURES, Data, Results, corrupt, data_folder, fit_temperature, images, logits, scores
-from torch import Tensor, nn
+from common import DOCS, FIGURES, NORM, Data, Results, data_folder, images, parts, scores
+from tables import fill_in
+from torch import Tensor
 from trained import NETS, data, trained
 
 import ibnn
 from ibnn import metrics
-from ibnn.calibration import Calibration, calibrate
-from ibnn.data import load_idx
+from ibnn.baselines import Plain, scale_temperature
+from ibnn.data import corrupt, load_idx
+from ibnn.lab.figures import markdown as markdown_table
 
 COMPONENTS, FEW, CORRUPTED, KINDS, SEVERITIES = 4, 1_000, 500, ("blur", "contrast", "noise"), (3, 4, 5)
-NORM = {"cifar-10": (0.4734, 0.2516), "fashion-mnist": (0.286, 0.353)}
 METHODS = ("plain", "temperature scaling", "calibrate, no temperature", "calibrate")
 COLOURS = dict(zip(METHODS, ("#999999", "#E69F00", "#56B4E9", "#0072B2"), strict=True))
-Answer = Callable[[Tensor], dict[str, Tensor]]  # log-probabilities and uncertainties of images
 
 
 def evaluation(name: str, seed: int, *, dev: bool) -> tuple[Data, dict[str, Data], dict[str, Tensor]]:
@@ -40,18 +39,16 @@ def evaluation(name: str, seed: int, *, dev: bool) -> tuple[Data, dict[str, Data
     if source == "cifar-10" and seed:  # for time
         clean = Data(clean.x[:3_000], clean.y[:3_000])
     if dev:
-        whole = images(data_folder(), source, train=True)
-        left = torch.randperm(len(whole.y), generator=torch.Generator().manual_seed(seed))[count + 2_000 :][:3_000]
-        clean = Data(whole.x[left], whole.y[left])
+        _, clean = parts(images(source, train=True), [count + 2_000, 3_000], seed)
     mean, std = NORM[source]
-    pixels, labels = clean.x[:CORRUPTED] * std + mean, clean.y[:CORRUPTED]
+    pixels, labels = (clean.x[:CORRUPTED] * std + mean).clamp(0, 1), clean.y[:CORRUPTED]
     corrupted = {
         f"{kind} {severity}": Data((corrupt(pixels, kind, severity) - mean) / std, labels)
         for kind in KINDS
         for severity in SEVERITIES
     }
     if source == "fashion-mnist":
-        outside = {"MNIST": images(data_folder(), "mnist", train=dev).x[:FEW]}
+        outside = {"MNIST": images("mnist", train=dev).x[:FEW]}
     else:
         gray = load_idx(data_folder() / "fashion-mnist", train=dev)[0][:FEW].float().view(-1, 1, 28, 28) / 255
         colour = F.pad(gray, (2, 2, 2, 2)).expand(-1, 3, -1, -1)
@@ -60,54 +57,33 @@ def evaluation(name: str, seed: int, *, dev: bool) -> tuple[Data, dict[str, Data
     return clean, corrupted, outside
 
 
-def plain_answer(net: nn.Module, temperature: float) -> Answer:
-    """Of a plain network."""
-
-    def answer(x: Tensor) -> dict[str, Tensor]:
-        log_probs = (logits(net, _fast(x)) / temperature).log_softmax(1)
-        entropy = -(log_probs.exp() * log_probs).sum(1)
-        return {"log_probs": log_probs, "max-probability": -log_probs.amax(1), "entropy": entropy}
-
-    return answer
-
-
-def noisy_answer(model: ibnn.IBNN) -> Answer:
-    """Of a calibrated network."""
-
-    def answer(x: Tensor) -> dict[str, Tensor]:
-        p = model.predict(_fast(x))
-        assert isinstance(p, ibnn.CategoricalPrediction)
-        found = {"log_probs": p.log_probs, "max-probability": -p.log_probs.amax(1), "entropy": p.total}
-        return found | {"epistemic": p.epistemic}
-
-    return answer
+def answer(model: Any, x: Tensor) -> dict[str, Tensor]:
+    """Log-probabilities and uncertainties of images."""
+    p = model.predict(_fast(x))
+    found = {"log_probs": p.log_probs, "max-probability": -p.log_probs.amax(1), "entropy": p.total}
+    return found | ({"epistemic": p.epistemic} if model.random else {})
 
 
 def _fast(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def method_scores(
-    answer: Answer, clean: Data, corrupted: dict[str, Data], outside: dict[str, Tensor]
-) -> dict[str, Any]:
+def method_scores(model: Any, clean: Data, corrupted: dict[str, Data], outside: dict[str, Tensor]) -> dict[str, Any]:
     """Everything about a method."""
-    seen = answer(clean.x)
+    seen = answer(model, clean.x)
     found: dict[str, Any] = scores(seen["log_probs"], clean.y)
-    found["corrupted nll"] = {k: metrics.nll(answer(d.x)["log_probs"], d.y) for k, d in corrupted.items()}
+    found["corrupted nll"] = {k: metrics.nll(answer(model, d.x)["log_probs"], d.y) for k, d in corrupted.items()}
     found["auroc"] = {}
     for name, x in outside.items():
-        unseen = answer(x)
+        unseen = answer(model, x)
         found["auroc"][name] = {k: metrics.auroc(seen[k], unseen[k]) for k in seen if k != "log_probs"}
     return found
 
 
-def report_of(report: Calibration) -> dict[str, Any]:
+def report_of(report: ibnn.Calibration) -> dict[str, Any]:
     """A calibration as JSON."""
-    return {
-        "curve": [list(point) for point in report.curve],
-        **{k: getattr(report, k) for k in ("scale", "temperature", "profile", "reason", "rows", "cross_nll")},
-        **{k: getattr(report, k) for k in ("before", "temperature_scaling", "after")},
-    }
+    names = ("scale", "temperature", "profile", "reason", "rows", "cross_nll", "before", "temperature_scaling", "after")
+    return {"curve": [list(point) for point in report.curve]} | {name: getattr(report, name) for name in names}
 
 
 def cell(name: str, seed: int, *, dev: bool = False) -> dict[str, Any]:
@@ -115,19 +91,18 @@ def cell(name: str, seed: int, *, dev: bool = False) -> dict[str, Any]:
     net, facts = trained(name, seed)
     valid = data(name, seed).valid
     valid = Data(_fast(valid.x), valid.y)
-    sets = evaluation(name, seed, dev=dev)
-    temperature = fit_temperature(logits(net, valid.x), valid.y)
-    answers = {METHODS[0]: plain_answer(net, 1.0), METHODS[1]: plain_answer(net, temperature)}
+    models: dict[str, Any] = {METHODS[0]: Plain(net), METHODS[1]: Plain(net)}
+    temperature = scale_temperature(models[METHODS[1]], valid)
     reports = {}
     for method, tempered in ((METHODS[2], False), (METHODS[3], True)):
         if not tempered and (dev or name == "resnet20"):  # for time
             continue
         began = time.monotonic()
-        model = ibnn.convert(net, components=COMPONENTS, seed=seed)
-        reports[method] = calibrate(model, valid, temperature=tempered, profile=tempered, seed=seed)
+        models[method] = ibnn.convert(net, components=COMPONENTS, seed=seed)
+        reports[method] = ibnn.calibrate(models[method], valid, temperature=tempered, profile=tempered, seed=seed)
         seconds = time.monotonic() - began
-        answers[method] = noisy_answer(model)
         print(name, seed, method, reports[method], sep="\n", flush=True)
+    sets = evaluation(name, seed, dev=dev)
     return {
         "net": name,
         "seed": seed,
@@ -135,8 +110,8 @@ def cell(name: str, seed: int, *, dev: bool = False) -> dict[str, Any]:
         "temperature": temperature,
         "seconds of calibrate": round(seconds, 1),
         "methods": {  # without a temperature: clean images alone
-            method: method_scores(answer, *(sets if method != METHODS[2] else (sets[0], {}, {})))
-            for method, answer in answers.items()
+            method: method_scores(model, *(sets if method != METHODS[2] else (sets[0], {}, {})))
+            for method, model in models.items()
         },
         "reports": {method: report_of(report) for method, report in reports.items()},
     }
@@ -145,33 +120,24 @@ def cell(name: str, seed: int, *, dev: bool = False) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- showing
 
 
-def mean(cells: list[dict[str, Any]], get: Callable[[dict[str, Any]], float]) -> float:
-    """Over seeds."""
-    return sum(map(get, cells)) / len(cells)
-
-
-def corrupted_nll(scored: dict[str, Any], kind: str) -> float:
-    """Mean over the severities."""
-    return sum(scored["corrupted nll"][f"{kind} {severity}"] for severity in SEVERITIES) / len(SEVERITIES)
-
-
 def table(cells: list[dict[str, Any]]) -> str:
     """Means over the seeds of one network, in Markdown."""
     outside = list(cells[0]["methods"]["plain"]["auroc"])
-    head = ["error %", "NLL", "ECE", *(f"NLL {kind}" for kind in KINDS), *(f"AUROC {name}" for name in outside)]
-    lines = ["| | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
+    rows = [["", "error %", "NLL", "ECE", *(f"NLL {kind}" for kind in KINDS), *(f"AUROC {name}" for name in outside)]]
     for method in cells[0]["methods"]:
         scored = [cell["methods"][method] for cell in cells]
-        values = [f"{100 * mean(scored, lambda s: s['error']):.2f}"]
-        values += [f"{mean(scored, lambda s: s[k]):.4f}" for k in ("nll", "ece")]  # noqa: B023
+        values = [
+            f"{100 * mean(s['error'] for s in scored):.2f}",
+            *(f"{mean(s[k] for s in scored):.4f}" for k in ("nll", "ece")),
+        ]
         for kind in KINDS:
-            known = all(s["corrupted nll"] for s in scored)
-            values.append(f"{mean(scored, lambda s: corrupted_nll(s, kind)):.3f}" if known else "")  # noqa: B023
+            found = [s["corrupted nll"][f"{kind} {v}"] for s in scored for v in SEVERITIES if s["corrupted nll"]]
+            values.append(f"{mean(found):.3f}" if found else "")
         for name in outside:
             kinds = scored[0]["auroc"].get(name, {})
-            values.append(" / ".join(f"{mean(scored, lambda s: s['auroc'][name][k]):.3f}" for k in kinds))  # noqa: B023
-        lines.append(f"| {method} | " + " | ".join(values) + " |")
-    return "\n".join(lines)
+            values.append(" / ".join(f"{mean(s['auroc'][name][k] for s in scored):.3f}" for k in kinds))
+        rows.append([method, *values])
+    return markdown_table(rows)
 
 
 def by_net(cells: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -185,7 +151,7 @@ def markdown(nets: dict[str, list[dict[str, Any]]]) -> str:
     for name, cells in nets.items():
         source, count, epochs = NETS[name][1:4]
         seeds = ", ".join(str(c["seed"]) for c in cells)
-        error = f"{100 * mean(cells, lambda c: c['training error']):.2f} %"
+        error = f"{100 * mean(c['training error'] for c in cells):.2f} %"
         parts += [
             f"**{name}**, {epochs} epochs on {count:,} images of {source} (training error {error}), seeds {seeds}:",
             "",
@@ -205,22 +171,12 @@ def markdown(nets: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(parts)
 
 
-def fill_in(text: str) -> None:
-    """Puts the results into the page."""
-    page = FIGURES.parent / "calibration.md"
-    begin, end = "<!-- calibrate:begin -->\n", "<!-- calibrate:end -->"
-    before, rest = page.read_text().split(begin)
-    page.write_text(before + begin + text + "\n" + end + rest.split(end)[1])
-
-
 def draw_figures(nets: dict[str, list[dict[str, Any]]]) -> None:
     """The curve of seed 0, and NLL under corruption, of each network."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     for name in ("curve", "corrupted"):
         figure = Figure(figsize=(5.2 * len(nets), 3.8), layout="constrained")
-        FigureCanvasAgg(figure)
         for axes, (net, cells) in zip(figure.subplots(1, len(nets), squeeze=False)[0], nets.items(), strict=True):
             (draw_curve if name == "curve" else draw_corrupted)(axes, cells)
             axes.set_title(f"{net}, {len(cells)} seed{'s' * (len(cells) > 1)}" if name == "corrupted" else net)
@@ -248,7 +204,7 @@ def draw_corrupted(axes: Any, cells: list[dict[str, Any]]) -> None:
     names = [f"{kind} {severity}" for kind in KINDS for severity in SEVERITIES]
     methods = (METHODS[0], METHODS[1], METHODS[3])
     for number, method in enumerate(methods):
-        heights = [mean(cells, lambda c: c["methods"][method]["corrupted nll"][n]) for n in names]  # noqa: B023
+        heights = [mean(c["methods"][method]["corrupted nll"][n] for c in cells) for n in names]
         places = [i + 0.27 * (number - 1) for i in range(len(names))]
         axes.bar(places, heights, width=0.25, color=COLOURS[method], label=method)
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
@@ -275,4 +231,4 @@ if __name__ == "__main__":
         print(f"\n{name}, mean of {len(cells)} seeds\n\n{table(cells)}")
     if options.figures:
         draw_figures(by_net(results.cells))
-        fill_in(markdown(by_net(results.cells)))
+        fill_in({DOCS / "calibration.md": {"calibrate": markdown(by_net(results.cells)) + "\n"}})

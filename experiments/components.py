@@ -2,9 +2,9 @@
 
     IBNN_DATA=FOLDER python experiments/components.py [--seeds 0 1]
 
-LeNet of width 2 on 2,000 Fashion-MNIST images (200 of them held out), 100 epochs; every iBNN has its strength steered
-by the held-out labels (beta="auto"). Scored on 10,000 further *training* images: the answer decides a default, so the
-test set stays out of it. Writes results/components.json.
+LeNet of width 2 on 2,000 Fashion-MNIST images (200 of them held out), 100 epochs; the held-out labels steer the noise
+of every iBNN (beta="auto"). Scored on 10,000 further *training* images: the answer decides a default, so the test set
+stays out of it. Writes results/components.json.
 """
 
 import argparse
@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import Data, Results, Splits, data_folder, fit_temperature, images, logits, scores, train_plain
+from common import Results, Splits, images, parts, tempered_scores, train_plain
 from strength import fashion
 
 import ibnn
+from ibnn.baselines import Ensemble, Plain
 from ibnn.nets import LeNet
 
 WIDTH, EPOCHS = 2, 100
@@ -24,16 +25,14 @@ WIDTH, EPOCHS = 2, 100
 
 def data(seed: int) -> Splits:
     """The strength experiment's splits, with development images in the place of the test set."""
-    parts = fashion("2000-w2", seed)
-    whole = images(data_folder(), "fashion-mnist", train=True)
-    order = torch.randperm(len(whole.y), generator=torch.Generator().manual_seed(seed))[2_000:12_000]
-    return parts._replace(test=Data(whole.x[order], whole.y[order]))
+    _, dev = parts(images("fashion-mnist", train=True), [2_000, 10_000], seed)
+    return fashion("2000-w2", seed)._replace(test=dev)
 
 
-def scored(valid: torch.Tensor, dev: torch.Tensor, parts: Splits) -> dict[str, Any]:
-    """Scores as they are, and with a temperature of the held-out labels."""
-    temperature = fit_temperature(valid, parts.valid.y)
-    return {"dev": scores(dev, parts.test.y), "tempered": scores(dev / temperature, parts.test.y)}
+def scored(model: Any, splits: Splits, samples: int = 5) -> dict[str, Any]:
+    """Scores on development images, without and with a temperature of the held-out labels."""
+    found = tempered_scores(model, splits.valid, splits.test, samples)
+    return {"dev": found["test"], "tempered": found["tempered"]}
 
 
 def latents(
@@ -41,7 +40,7 @@ def latents(
     **recipe: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """An iBNN; its σ starts out alike whatever the KL."""
-    parts = data(seed)
+    splits = data(seed)
     torch.manual_seed(seed)
     net = LeNet(width=WIDTH).to(memory_format=torch.channels_last)
     start = 0.3 / math.sqrt(components) if kl == "mean" else 0.3
@@ -54,28 +53,26 @@ def latents(
     for latent in model.latents.values():
         latent.mean.requires_grad_(not fixed)
     ibnn.fit(
-        model, parts.train, parts.valid, beta="auto", epochs=EPOCHS, evaluate_every=EPOCHS, seed=seed, quiet=True,
+        model, splits.train, splits.valid, beta="auto", epochs=EPOCHS, evaluate_every=EPOCHS, seed=seed, quiet=True,
         **recipe,
     )  # fmt: skip
     samples = 5 * max(1, 8 // components)
-    valid, dev = (model.predict(part.x, samples=samples, progress=False) for part in (parts.valid, parts.test))
+    dev = model.predict(splits.test.x, samples=samples, progress=False)
+    assert isinstance(dev, ibnn.CategoricalPrediction)
     q = model.posterior()
     spread = float(q.mean.std(0, correction=0).mean())
-    result = scored(valid.log_probs, dev.log_probs, parts) | {"prior_std": model.prior_std, "spread": spread}
+    result = scored(model, splits, samples) | {"prior_std": model.prior_std, "spread": spread}
     return result | {"std": float(q.std.mean()), "between share": float(dev.between.sum() / dev.epistemic.sum())}
 
 
 def ensemble(seed: int, *, members: int, epochs: int) -> dict[str, Any]:
     """Plain networks, their probabilities averaged."""
-    parts = data(seed)
-    outputs = []
-    for member in range(members):
-        torch.manual_seed(seed + 1000 * member)
+    splits, nets = data(seed), []
+    for own in range(seed, seed + 1000 * members, 1000):
+        torch.manual_seed(own)
         net = LeNet(width=WIDTH).to(memory_format=torch.channels_last)
-        train_plain(net, parts.train, epochs=epochs, seed=seed + 1000 * member)
-        outputs.append([logits(net, part.x).log_softmax(1) for part in (parts.valid, parts.test)])
-    mean = [torch.stack(each).logsumexp(0) - math.log(members) for each in zip(*outputs, strict=True)]
-    return scored(*mean, parts)
+        nets.append(train_plain(net, splits.train, epochs=epochs, seed=own).net)
+    return scored(Ensemble(nets) if members > 1 else Plain(nets[0]), splits)
 
 
 VARIANTS: dict[str, Callable[[int], dict[str, Any]]] = {

@@ -1,10 +1,10 @@
-"""How few draws will do? Answers that stop when settled, and answers without draws, against 5 draws per component.
+"""How few draws suffice? Answers that stop when settled, and answers without draws, against 5 draws per component.
 
     IBNN_DATA=FOLDER python experiments/draws.py [--runs FOLDER]
 
-LeNet with 16 components on 5,000 Fashion-MNIST images, the runs of `ibnn reproduce benchmark` (trained if they are not
-there). Tolerances and ways without draws are compared on the 1,000 held-out images; the smallest tolerance that needs a
-quarter of the draws, or less, is then measured once on the test images. Writes results/draws.json.
+LeNet with 16 components on 5,000 Fashion-MNIST images, the runs of `ibnn reproduce benchmark`, trained if missing.
+Tolerances and ways without draws are compared on the 1,000 held-out images; the smallest tolerance that needs a quarter
+of the draws, or less, is then measured once on the test images. Writes results/draws.json.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from common import Data, Results, data_folder
 from torch import Tensor
 
 import ibnn
+from ibnn import metrics
 from ibnn.data import Images
 from ibnn.lab.jobs import Job, make_data, read_run, run
 from ibnn.lab.reproduce import read
@@ -40,10 +41,6 @@ def trained(seed: int, runs: Path) -> tuple[ibnn.IBNN, Data, Data]:
     return model, *(Data(*part.__getitems__(torch.arange(len(part)))) for part in (splits.valid, test))
 
 
-def nll(probs: Tensor, labels: Tensor) -> float:
-    return F.nll_loss(probs.log(), labels).item()
-
-
 def settled(model: ibnn.IBNN, data: Data, tolerances: tuple[float, ...]) -> dict[str, Any]:
     """Draws, NLL and labels to those of 5 draws per component, by tolerance."""
     whole = model.predict(data.x, samples=SAMPLES)
@@ -52,7 +49,7 @@ def settled(model: ibnn.IBNN, data: Data, tolerances: tuple[float, ...]) -> dict
         p = model.predict(data.x, samples=SAMPLES, tolerance=tolerance)
         found[str(tolerance)] = {
             "draws": round((p.draws.double().mean() / (SAMPLES * model.components)).item(), 4),
-            "nll": round(nll(p.probs, data.y) / nll(whole.probs, data.y), 4),
+            "nll": round(metrics.nll(p.log_probs, data.y) / metrics.nll(whole.log_probs, data.y), 4),
             "equal_labels": round((p.labels == whole.labels).double().mean().item(), 4),
         }
     return found
@@ -136,8 +133,8 @@ def without_draws(model: ibnn.IBNN, data: Data) -> dict[str, float]:
             probs.setdefault(name, []).append(values)
     found = {name: torch.stack(values).mean(0) for name, values in probs.items()}
     found |= {f"samples={samples}": model.predict(data.x, samples=samples).probs for samples in (1, 2)}
-    whole = nll(model.predict(data.x, samples=SAMPLES).probs, data.y)
-    return {name: round(nll(values, data.y) / whole, 4) for name, values in found.items()}
+    whole = metrics.nll(model.predict(data.x, samples=SAMPLES).log_probs, data.y)
+    return {name: round(metrics.nll(values.log(), data.y) / whole, 4) for name, values in found.items()}
 
 
 def chosen(results: Results) -> float:

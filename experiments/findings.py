@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from common import FIGURES, RESULTS
+from common import DOCS, FIGURES, RESULTS
+from tables import fill_in
 
-PAGE = FIGURES.parent / "findings.md"
 BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
 
 
@@ -94,13 +94,11 @@ def pretrained_table() -> str:
 
 def draw_strength(found: dict[str, dict[str, Any]]) -> None:
     """Test NLL against fixed s, and where the steering ended."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     shown = {c: m for c, m in found.items() if "auto" in m and sum(k.startswith("fixed") for k in m) > 1}
     rows = -(-len(shown) // 4)
     figure = Figure(figsize=(13, 3.1 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.subplots(rows, 4, squeeze=False).flatten()
     for axes, (cell, methods) in zip(grid, shown.items(), strict=False):
         fixed = sorted((float(m.split()[1]), v) for m, v in methods.items() if m.startswith("fixed"))
@@ -120,11 +118,9 @@ def draw_strength(found: dict[str, dict[str, Any]]) -> None:
 
 def draw_components(found: dict[str, Any]) -> None:
     """NLL with a temperature, a bar a variant."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     names = list(found)[::-1]
     colours = [BLUE if name.startswith("K") else GREY for name in names]
@@ -136,19 +132,10 @@ def draw_components(found: dict[str, Any]) -> None:
     figure.savefig(FIGURES / "components.png", dpi=110)
 
 
-def fill_in(name: str, text: str) -> None:
-    """Puts a table between its marks."""
-    page = PAGE.read_text()
-    begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
-    before, rest = page.split(begin)
-    PAGE.write_text(before + begin + text + "\n" + end + rest.split(end)[1])
-
-
 if __name__ == "__main__":
     strength, components = cells("strength"), cells("components")[""]
-    fill_in("strength", strength_table(strength))
-    fill_in("regression", regression_table(strength))
-    fill_in("components", components_table(components))
-    fill_in("pretrained", pretrained_table())
+    tables = {"strength": strength_table(strength), "regression": regression_table(strength)}
+    tables |= {"components": components_table(components), "pretrained": pretrained_table()}
+    fill_in({DOCS / "findings.md": {name: f"{table}\n" for name, table in tables.items()}})
     draw_strength(strength)
     draw_components(components)

@@ -1,4 +1,4 @@
-"""recipe="pretrained": a few epochs from trained weights, against `calibrate` alone and temperature scaling.
+"""recipe="pretrained": a few epochs from trained weights, compared with `calibrate` alone and temperature scaling.
 
     IBNN_DATA=FOLDER python experiments/pretrained.py [--nets lenet4 resnet20] [--seeds 0]
 

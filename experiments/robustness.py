@@ -1,29 +1,27 @@
 """Does the default recipe diverge? Trains every kind of network over K, batch size and init_std, all else untouched.
 
-    python experiments/robustness.py --data FOLDER [--only lenet] [--steps 200]
+    IBNN_DATA=FOLDER python experiments/robustness.py [--only lenet] [--steps 200]
 
 FOLDER holds fashion-mnist/ (idx .gz files) and cifar-10-batches-bin/ (binary version). Writes results/robustness.json
-cell by cell; cells that are there already are skipped.
+cell by cell; cells that have a result are skipped.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from common import RESULTS, Data, images
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.data import load_cifar10, load_idx
 from ibnn.files.atomic import write_atomically
 from ibnn.lab.provenance import provenance
 from ibnn.nets import VGG16, LeNet, WideResNet, mlp
 
-RESULT = Path(__file__).parent / "results" / "robustness.json"
-Data = tuple[Tensor, Tensor]
+RESULT = RESULTS / "robustness.json"
 
 
 class Transformer(nn.Module):
@@ -41,24 +39,22 @@ class Transformer(nn.Module):
         return scores
 
 
-def fashion(folder: Path, train: bool) -> Data:
-    images, labels = load_idx(folder / "fashion-mnist", train=train)
-    return (images.float() / 255 - 0.286) / 0.353, labels
+def fashion() -> Data:
+    return images("fashion-mnist", train=True)
 
 
-def cifar(folder: Path, train: bool) -> Data:
-    images, labels = load_cifar10(folder / "cifar-10-batches-bin", train=train)
-    return (images.float() / 255 - 0.4734) / 0.2516, labels
+def cifar() -> Data:
+    return images("cifar-10", train=True)
 
 
-def cubic(folder: Path, train: bool) -> Data:
-    generator = torch.Generator().manual_seed(int(train))
+def cubic() -> Data:
+    generator = torch.Generator().manual_seed(1)
     x = torch.rand(2000, 1, generator=generator) * 8 - 4
     y = (x**3 + 3 * torch.randn(2000, 1, generator=generator)) / 25
-    return x / 2.3, y
+    return Data(x / 2.3, y)
 
 
-TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[[Path, bool], Data], str]] = {
+TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Data], str]] = {
     "lenet": (LeNet, fashion, "categorical"),
     "mlp-regression": (lambda: mlp(1, 1, hidden=64, layers=3), cubic, "gaussian"),
     "transformer": (Transformer, fashion, "categorical"),
@@ -80,12 +76,12 @@ FEWER = {  # sized for two cores: the widest network, and the deepest at its lar
 }
 
 
-def run_cell(task: str, cell: tuple[int, int, float], folder: Path, steps: int) -> dict[str, Any]:
+def run_cell(task: str, cell: tuple[int, int, float], steps: int) -> dict[str, Any]:
     """Trains one cell with the default recipe and evaluates on 1,000 held-out training examples."""
     make, load, likelihood = TASKS[task]
     components, batch_size, init_std = cell
     torch.manual_seed(0)
-    x, y = load(folder, True)
+    x, y = load()
     held_out = (x[-1000:], y[-1000:])
     model = ibnn.convert(make(), components=components, init_std=init_std, likelihood=likelihood, seed=0)
     start = time.monotonic()
@@ -103,7 +99,6 @@ def run_cell(task: str, cell: tuple[int, int, float], folder: Path, steps: int) 
 def main() -> None:
     """Runs what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--only", choices=TASKS, action="append")
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
@@ -114,7 +109,7 @@ def main() -> None:
             wanted = dict(zip(names, (task, *cell, options.steps), strict=True))
             if any(all(row[name] == wanted[name] for name in names) for row in result["cells"]):
                 continue
-            result["cells"].append(run_cell(task, cell, options.data, options.steps))
+            result["cells"].append(run_cell(task, cell, options.steps))
             result |= {
                 "recipe": ibnn.Recipe(steps=options.steps).model_dump(),
                 "seed": 0,

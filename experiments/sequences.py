@@ -14,21 +14,20 @@ import argparse
 import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import torch
-from common import FIGURES, Data, Results, Splits, fit_temperature, logits, scores, train_plain
+from common import DOCS, FIGURES, Data, Results, Splits, parts, tempered_scores, train_plain
 from sklearn.datasets import load_digits
-from tables import filled
+from tables import fill_in
 from torch import Tensor, nn
 
 import ibnn
+from ibnn.baselines import Plain
 from ibnn.lab.figures import markdown
-from ibnn.lab.figures.look import house_look, png
+from ibnn.lab.figures.style import house_style, png
 
-PAGE = Path(__file__).parent.parent / "docs" / "transformers.md"
 EPOCHS, SEEDS, SAMPLES = 300, (0, 1, 2), 5
 METRICS = {"error": "error %", "nll": "NLL", "ece": "ECE", "nll + T": "NLL + T", "ece + T": "ECE + T"}
 
@@ -68,20 +67,12 @@ def data(seed: int) -> Splits:
     """Disjoint random parts of the 1,797 digits."""
     pixels, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(pixels).float().view(-1, 8, 8) / 16, torch.tensor(labels)
-    parts = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).split([500, 200, 1097])
-    return Splits(*(Data(x[part], y[part]) for part in parts))
-
-
-def scored(answers: Callable[[Tensor], Tensor], valid: Data, test: Data) -> dict[str, float]:
-    """Scores of log-probabilities as they are, and with a temperature fitted to the held-out ones."""
-    temperature = fit_temperature(answers(valid.x), valid.y)
-    tempered = scores(answers(test.x) / temperature, test.y)
-    return scores(answers(test.x), test.y) | {"nll + T": tempered["nll"], "ece + T": tempered["ece"], "T": temperature}
+    return Splits(*parts(Data(x, y), [500, 200, 1097], seed))
 
 
 @cache
-def plain(net: str, seed: int) -> nn.Module:
-    """The network, trained as ever."""
+def plain(net: str, seed: int) -> Plain:
+    """The network, trained without noise."""
     torch.manual_seed(seed)
     return train_plain(NETS[net](), data(seed).train, epochs=EPOCHS, seed=seed)
 
@@ -89,18 +80,18 @@ def plain(net: str, seed: int) -> nn.Module:
 def run(net: str, method: str, seed: int) -> dict[str, Any]:
     """One network, trained and scored."""
     train, valid, test = data(seed)
-    if method == "plain":
-        trained = plain(net, seed)
-        return scored(lambda x: logits(trained, x), valid, test)
+    model: Plain | ibnn.IBNN = plain(net, seed)
     if method == "calibrated":
-        model = ibnn.convert(plain(net, seed), seed=seed)
+        model = ibnn.convert(plain(net, seed).net, seed=seed)
         ibnn.calibrate(model, valid)
-    else:
+    elif method == "iBNN":
         torch.manual_seed(seed)
         model = ibnn.convert(NETS[net](), seed=seed)
         ibnn.fit(model, train, valid, epochs=EPOCHS, seed=seed, quiet=True)
-    found = scored(lambda x: model.predict(x, samples=SAMPLES, progress=False).log_probs, valid, test)
-    return found | {"nodes": model.nodes, "weights": sum(p.numel() for p in NETS[net]().parameters())}
+    found = tempered_scores(model, valid, test, SAMPLES)
+    tempered = {f"{name} + T": found["tempered"][name] for name in ("nll", "ece")}
+    sizes = {"nodes": model.nodes, "weights": sum(p.numel() for p in NETS[net]().parameters())}
+    return found["test"] | tempered | {"T": found["temperature"]} | ({} if method == "plain" else sizes)
 
 
 METHODS = ("plain", "calibrated", "iBNN")
@@ -133,21 +124,15 @@ def draw(results: Results) -> None:
     """NLL and ECE of every seed, method beside method."""
     from matplotlib.figure import Figure
 
-    with house_look():
+    with house_style():
         figure = Figure(figsize=(7, 2.8), layout="constrained")
         for axes, (key, label) in zip(figure.subplots(1, 2), (("nll", "NLL (nats)"), ("ece", "ECE")), strict=True):
             for number, method in enumerate(METHODS):
                 for place, net in enumerate(NETS):
                     values = [cell[key] for cell in grid(results)[net, method]]
                     at = place + 0.22 * (number - 1)
-                    axes.bar(
-                        at,
-                        mean(values) if values else 0,
-                        0.2,
-                        color=f"C{number}",
-                        alpha=0.5,
-                        label=method if not place else None,
-                    )
+                    label = None if place else method
+                    axes.bar(at, mean(values) if values else 0, 0.2, color=f"C{number}", alpha=0.5, label=label)
                     axes.plot([at] * len(values), values, ".", color=f"C{number}")
             axes.set(ylabel=label, xticks=range(len(NETS)), xticklabels=list(NETS))
         axes.legend(frameon=False)
@@ -156,13 +141,7 @@ def draw(results: Results) -> None:
 
 def page(check: bool) -> int:
     """Fills the table in, or says whether it is out of date."""
-    old = PAGE.read_text()
-    new = filled(old, {"sequences": table(Results("sequences", __doc__ or ""))})
-    if check and new != old:
-        print("Out of date: run python experiments/sequences.py --page", file=sys.stderr)
-        return 1
-    PAGE.write_text(new)
-    return 0
+    return fill_in({DOCS / "transformers.md": {"sequences": table(Results("sequences", __doc__ or ""))}}, check)
 
 
 if __name__ == "__main__":

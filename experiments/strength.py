@@ -1,4 +1,4 @@
-"""Does beta="auto" find the strength of the noise? Against a grid of fixed strengths and SGD with temperature scaling.
+"""Does beta="auto" find the prior's standard deviation s? Against a grid of fixed s, and SGD with temperature scaling.
 
     IBNN_DATA=FOLDER python experiments/strength.py [--only 2000-w1 boston …] [--seeds 0] [--methods auto …]
 
@@ -12,18 +12,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import Data, Results, Splits, data_folder, fit_temperature, images, logits, scores, train_plain
+from common import Data, Results, Splits, images, parts, tempered_scores, train_plain
 from torch import nn
 
 import ibnn
-from ibnn.likelihood.temperature import best_temperature
+from ibnn import metrics
+from ibnn.baselines import Plain, scale_temperature
+from ibnn.likelihood import Gaussian
 from ibnn.nets import LeNet, mlp
 from ibnn.training import steering
 from ibnn.training.heldout import held_out_rows
 
 GRID = (0.2, 0.3, 0.45, 0.65)
 COMPONENTS = 8
-FASHION = {  # training and held-out images, width, epochs, strengths
+FASHION = {  # training and held-out images, width, epochs, fixed s
     "2000-w1": (2_000, 1, 100, (0.1, *GRID)),
     "2000-w2": (2_000, 2, 100, (0.1, *GRID)),
     "2000-w4": (2_000, 4, 60, (0.45, 0.65, 0.9)),
@@ -37,10 +39,9 @@ FASHION = {  # training and held-out images, width, epochs, strengths
 def fashion(cell: str, seed: int) -> Splits:
     """The cell's images, a tenth of them held out."""
     count = FASHION[cell][0]
-    whole, test = (images(data_folder(), "fashion-mnist", train=train) for train in (True, False))
-    order = torch.randperm(len(whole.y), generator=torch.Generator().manual_seed(seed))[:count]
     held = held_out_rows(count)
-    return Splits(*(Data(whole.x[part], whole.y[part]) for part in (order[held:], order[:held])), test)
+    valid, train = parts(images("fashion-mnist", train=True), [held, count - held], seed)
+    return Splits(train, valid, images("fashion-mnist", train=False))
 
 
 def digits(seed: int) -> Splits:
@@ -49,8 +50,7 @@ def digits(seed: int) -> Splits:
 
     bunch = load_digits()
     x = torch.tensor(bunch.data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    return Splits(*(Data(x[part], torch.tensor(bunch.target)[part]) for part in order.split([500, 100, len(x) - 600])))
+    return Splits(*parts(Data(x, torch.tensor(bunch.target)), [500, 100, len(x) - 600], seed))
 
 
 def table(name: str, seed: int) -> Splits:
@@ -64,8 +64,8 @@ def table(name: str, seed: int) -> Splits:
     test = len(values) // 5
     train = values[test + 100 :]
     values = (values - train.mean(0)) / train.std(0)
-    parts = values[test + 100 :], values[test : test + 100], values[:test]
-    return Splits(*(Data(part[:, :-1], part[:, -1:]) for part in parts))
+    pieces = values[test + 100 :], values[test : test + 100], values[:test]
+    return Splits(*(Data(piece[:, :-1], piece[:, -1:]) for piece in pieces))
 
 
 def conv() -> nn.Module:
@@ -88,7 +88,7 @@ def make(cell: str, data: Splits, seed: int) -> tuple[nn.Module, int]:
 
 
 def ibnn_cell(cell: str, seed: int, *, prior_std: float, kl: Any = "components", **options: Any) -> dict[str, Any]:
-    """A converted network, trained with a fixed or steered strength."""
+    """A converted network, trained with a fixed or steered s."""
     data = split(cell, seed)
     net, epochs = make(cell, data, seed)
     regression = data.train.y.dtype != torch.int64
@@ -96,26 +96,29 @@ def ibnn_cell(cell: str, seed: int, *, prior_std: float, kl: Any = "components",
     components = options.pop("components", COMPONENTS)
     likelihood = "gaussian" if regression else "categorical"
     model = ibnn.convert(net, components=components, likelihood=likelihood, seed=seed, **converted)
-    if "beta" not in options:  # fixed: the grip of the steered runs, s constant
+    if "beta" not in options:  # fixed s, with the KL weight of the steered runs
         beta = steering.KL_WEIGHT * len(data.train.y) / model.nodes
         options |= {"beta": beta, "beta_warmup": steering.FIRST}
     recipe = {"epochs": epochs, "seed": seed, "evaluate_every": epochs, **options}
     history = ibnn.fit(model, data.train, data.valid, quiet=True, **recipe)
     samples = 5 * max(1, COMPONENTS // components)
-    p = [model.predict(part.x, samples=samples, progress=False) for part in (data.valid, data.test)]
     result: dict[str, Any] = {"recipe": recipe | converted, "components": components, "nodes": model.nodes}
     result |= {"steps": history.rows[-1]["step"], "final prior_std": model.prior_std}
     result |= {"looks": [[round(v, 4) for v in look.values()] for look in history.looks]}
-    temperature = float(model.likelihood.temperature)
-    result |= {"temperature": temperature, "valid": model.likelihood.score(p[0], data.valid.y)}
-    result |= {"test": model.likelihood.score(p[1], data.test.y)}
-    if regression:
-        low, high = p[1].interval(0.9)
-        result["test"]["coverage of 90 %"] = ((data.test.y > low) & (data.test.y < high)).double().mean().item()
-    else:  # what a temperature on top would give
-        t = fit_temperature(p[0].log_probs, data.valid.y)
-        result |= {"tempered": scores(p[1].log_probs / t, data.test.y)}
+    result |= {"temperature": float(model.likelihood.temperature), "valid": score(model, data.valid, samples)}
+    result |= {"test": score(model, data.test, samples)}
+    if not regression:  # with a temperature on top
+        result |= {"tempered": tempered_scores(model, data.valid, data.test, samples)["tempered"]}
     return result
+
+
+def score(model: Any, data: Data, samples: int = 1) -> dict[str, float]:
+    """The likelihood's scores; for numbers also the coverage of 90 % intervals."""
+    p = model.predict(data.x, samples=samples, progress=False)
+    found: dict[str, float] = model.likelihood.score(p, data.y)
+    if isinstance(p, ibnn.GaussianPrediction):
+        found["coverage of 90 %"] = metrics.coverage(*p.interval(0.9), data.y)
+    return found
 
 
 def plain_cell(cell: str, seed: int) -> dict[str, Any]:
@@ -123,28 +126,16 @@ def plain_cell(cell: str, seed: int) -> dict[str, Any]:
     data = split(cell, seed)
     net, epochs = make(cell, data, seed)
     if data.train.y.dtype == torch.int64:
-        train_plain(net, data.train, epochs=epochs, seed=seed)
-        valid, test = logits(net, data.valid.x), logits(net, data.test.x)
-        t = fit_temperature(valid, data.valid.y)
-        return {"test": scores(test, data.test.y), "tempered": scores(test / t, data.test.y), "temperature": t}
-    model = ibnn.convert(net, components=1, likelihood="gaussian", seed=seed)  # no noise: a plain network with a noise
-    model.set_posterior(mean=1.0, std=1e-6)
-    recipe = {"epochs": epochs, "seed": seed, "latent_lr": 0.0, "beta": 0.0, "evaluate_every": epochs}
-    ibnn.fit(model, data.train, quiet=True, **recipe)
-    result: dict[str, Any] = {}
-    for name in ("test", "tempered"):
-        p = model.predict(data.test.x, samples=1, progress=False)
-        low, high = p.interval(0.9)
-        result[name] = model.likelihood.score(p, data.test.y)
-        result[name]["coverage of 90 %"] = ((data.test.y > low) & (data.test.y < high)).double().mean().item()
-        drawn = model.draw_logits(data.valid.x, samples=1).unsqueeze(0)
-        t = best_temperature(model.likelihood, drawn, data.valid.y)
-        model.likelihood.set_temperature(t)
-    return result | {"temperature": t}
+        model = train_plain(net, data.train, epochs=epochs, seed=seed)
+        return tempered_scores(model, data.valid, data.test)
+    model = Plain(net, Gaussian())
+    ibnn.fit(model, data.train, epochs=epochs, seed=seed, evaluate_every=epochs, quiet=True)
+    result: dict[str, Any] = {"test": score(model, data.test), "temperature": scale_temperature(model, data.valid)}
+    return result | {"tempered": score(model, data.test)}
 
 
 def search_cell(cell: str, seed: int) -> dict[str, Any]:
-    """Another way: a twentieth of the epochs for each strength, a tenth for the better two, then one whole run."""
+    """Another way: a twentieth of the epochs for each s, a tenth for the better two, then one whole run."""
     data = split(cell, seed)
     _, epochs = make(cell, data, seed)
     left, tried = list(GRID), []

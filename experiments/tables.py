@@ -133,22 +133,24 @@ def filled(text: str, found: dict[str, str]) -> str:
     return text
 
 
+def fill_in(pages: dict[Path, dict[str, str]], check: bool = False) -> int:
+    """Fills blocks into pages; with `check` changes nothing, and returns 1 if a page is out of date."""
+    new = {page: filled(page.read_text(), blocks) for page, blocks in pages.items()}
+    stale = {page: text for page, text in new.items() if text != page.read_text()}
+    if check and stale:
+        names = ", ".join(page.name for page in stale)
+        print(f"Out of date: {names}. Run the same script of experiments/ without --check.", file=sys.stderr)
+        return 1
+    for page, text in stale.items():
+        page.write_text(text)
+    return 0
+
+
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
-    stale = []
-    found = dict.fromkeys(PAGES, blocks() | performance())
-    found[ROOT / "docs" / "findings.md"] = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN"))}
-    for page, tables in found.items():
-        old = page.read_text()
-        new = filled(old, tables)
-        if new != old:
-            stale.append(page.name)
-            if not check:
-                page.write_text(new)
-    if check and stale:
-        print(f"Out of date: {', '.join(stale)}. Run: python experiments/tables.py", file=sys.stderr)
-        return 1
-    return 0
+    pages = dict.fromkeys(PAGES, blocks() | performance())
+    pages[ROOT / "docs" / "findings.md"] = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN"))}
+    return fill_in(pages, check)
 
 
 if __name__ == "__main__":

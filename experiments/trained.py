@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import torch
-from common import Splits, data_folder, logits, splits, train_plain
+from common import Splits, images, parts, train_plain
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -25,27 +25,23 @@ NETS = {  # network, data set, training images, epochs, learning rate
 def data(name: str, seed: int) -> Splits:
     """The network's training images, 2,000 held-out labels and the test set."""
     _, source, count, _, _ = NETS[name]
-    return splits(data_folder(), source, train=count, valid=2_000, seed=seed)
+    return Splits(*parts(images(source, train=True), [count, 2_000], seed), images(source, train=False))
 
 
 def trained(name: str, seed: int) -> tuple[nn.Module, dict[str, float]]:
-    """The network trained until it fits its training images, and what that took."""
+    """The network trained until it fits its training images, and the costs."""
     make, _, _, epochs, lr = NETS[name]
     torch.manual_seed(seed)
     net = make().to(memory_format=torch.channels_last)
     path = CACHE / f"{name}-{seed}.safetensors"
     if not path.exists():
-        train = data(name, seed).train
-        began = time.monotonic()
-        train_plain(
-            net, train, epochs=epochs, seed=seed, lr=lr,
-            report=lambda e: print(name, seed, "epoch", e, f"{time.monotonic() - began:.0f} s", flush=True),
-        )  # fmt: skip
-        seconds = time.monotonic() - began
-        error = (logits(net, train.x).argmax(1) != train.y).double().mean().item()
+        train, began = data(name, seed).train, time.monotonic()
+        model = train_plain(net, train, epochs=epochs, seed=seed, lr=lr)
+        facts = [0.0, time.monotonic() - began, epochs]
+        facts[0] = (model.predict(train.x).labels != train.y).double().mean().item()
         CACHE.mkdir(parents=True, exist_ok=True)
         state = {k: v.contiguous() for k, v in net.state_dict().items()}
-        save_file(state | {"_facts": torch.tensor([error, seconds, epochs])}, path)
+        save_file(state | {"_facts": torch.tensor(facts)}, path)
     state = load_file(path)
     error, seconds, epochs = state.pop("_facts").tolist()
     net.load_state_dict(state)
