@@ -325,7 +325,7 @@ def test_few_noisy_labels_ask_for_more_noise() -> None:
 
 @pytest.mark.slow
 def test_the_best_of_a_grid_is_reached() -> None:
-    """The strengths of the grid are fixed, have the same grip, and may be settled, too."""
+    """The noise of the grid is fixed, has the same KL weight, and may be settled, too."""
     train, valid = coins(300, 1, 0.15), coins(300, 2, 0.15)
     auto = make_coins(64)
     fit(auto, train, valid, **TOY | {"steps": 300})
@@ -404,7 +404,7 @@ def test_averages_are_settled(extra: dict[str, float]) -> None:
     assert model.prior_std == history.looks[-1]["prior_std"]
 
 
-def test_patience_goes_back_to_the_strength_of_the_best(tmp_path: Path) -> None:
+def test_patience_goes_back_to_the_prior_of_the_best(tmp_path: Path) -> None:
     data = coins(100, 1, 0.25), coins(200, 2, 0.25)
     options = TOY | {"steps": 400, "evaluate_every": 1, "patience": 60, "run_dir": tmp_path}
     model, again = make_coins(64), make_coins(64)
@@ -518,7 +518,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("few_looks")
-def test_a_run_stopped_before_its_first_look_keeps_its_strength(tmp_path: Path) -> None:
+def test_a_run_stopped_before_its_first_look_keeps_its_prior(tmp_path: Path) -> None:
     """However the model is converted that takes it up: the state has the latents of the first one."""
     whole, other = make_model(prior_std=0.3), make_model(prior_std=0.1)
     options = SHORT | {"steps": 26, "checkpoint_every": 3}
@@ -534,7 +534,7 @@ def test_a_run_stopped_before_its_first_look_keeps_its_strength(tmp_path: Path) 
 
 @pytest.mark.usefixtures("few_looks")
 @pytest.mark.parametrize("kind", ["split", "tensors", "datasets"])
-def test_refit_trains_on_everything_with_the_strengths_found(kind: str) -> None:
+def test_refit_trains_on_everything_with_the_noise_found(kind: str) -> None:
     data: tuple[Any, ...] = {
         "split": ((X, Y),),
         "tensors": (TRAIN, VALID),
@@ -556,7 +556,7 @@ def test_refit_trains_on_everything_with_the_strengths_found(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("few_looks")
-def test_refit_is_a_run_from_the_start_with_given_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refit_is_a_run_from_the_start_with_given_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Written out: a fixed model, all data, s set at every look."""
     once, model, slow = make_model("full"), make_model("full"), make_model("full")
     found = fit(once, TRAIN, VALID, **SHORT)
