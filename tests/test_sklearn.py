@@ -241,7 +241,7 @@ def test_early_stopping_goes_back_to_the_best() -> None:
 
 
 @pytest.mark.parametrize("weight", [None, np.where(LABELS, 1.0, 2.0)], ids=["", "weighted"])
-def test_the_strength_is_chosen_by_held_out_likelihood(weight: Any) -> None:
+def test_the_noise_is_chosen_by_held_out_likelihood(weight: Any) -> None:
     """A network that learns labels of no meaning by heart wants the strong noise, a line without noise the weak one."""
     random = np.random.default_rng(0)
     x, noise = random.normal(size=(len(X), 10)), random.integers(2, size=len(X))
@@ -330,8 +330,8 @@ def test_searches_and_pipelines() -> None:
     search = GridSearchCV(pipeline, grid, cv=2, scoring="neg_log_loss").fit(X, NAMES)
     assert search.best_params_ == {"ibnnclassifier__epochs": 10}
     assert np.isfinite(search.predict_proba(X)).all()
-    strengths = GridSearchCV(IBNNRegressor(epochs=10, **QUICK), {"prior_std": [0.1, 1.5]}, cv=2).fit(X, Y[:, 0])
-    assert strengths.best_params_ == {"prior_std": 0.1}
+    found = GridSearchCV(IBNNRegressor(epochs=10, **QUICK), {"prior_std": [0.1, 1.5]}, cv=2).fit(X, Y[:, 0])
+    assert found.best_params_ == {"prior_std": 0.1}
 
 
 def test_what_cannot_be_used_is_refused() -> None:

@@ -13,14 +13,13 @@ from fit_job import JOB, Stop, close, make_data, make_net, run, same
 from reference import nll_reference
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import ibnn
 from ibnn import Recipe, fit
-from ibnn.batches import Source, as_source
+from ibnn.batches import as_source
 from ibnn.likelihood import Categorical, Gaussian, Likelihood, temperature
 from ibnn.training import steering
-from ibnn.training.heldout import held_out_rows, hold_out
 
 X, Y = make_data(600)
 VALID = tuple(part[450:] for part in (X, Y))
@@ -107,75 +106,7 @@ def test_next_std_follows_within_its_bounds() -> None:
     assert steering.next_std(0.02, -1.0) == 0.02
 
 
-@pytest.mark.parametrize(
-    ("rows", "out"), [(500, 100), (999, 100), (1000, 100), (1010, 101), (50_000, 5000), (10**7, 5000)]
-)
-def test_held_out_rows(rows: int, out: int) -> None:
-    assert held_out_rows(rows) == out
-
-
 # ------------------------------------------------------------------------------------------------ held-out data
-
-
-class Rows(Dataset[Any]):
-    """Examples that know their number."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return torch.full((1,), float(index)), torch.tensor(index)
-
-
-NUMBERS = torch.arange(600.0)[:, None], torch.arange(600)
-KINDS = {
-    "tensors": NUMBERS,
-    "arrays": tuple(part.numpy() for part in NUMBERS),
-    "dict": ({"a": NUMBERS[0], "b": (NUMBERS[0] + 1,)}, NUMBERS[1]),
-    "dataset": Rows(600),
-    "subset": Subset(Rows(1000), range(600)),
-    "loader": DataLoader(Rows(600), batch_size=32, shuffle=True),
-    "dropping": DataLoader(Rows(600), batch_size=32, shuffle=True, drop_last=True),
-}
-
-
-def numbers(source: Source) -> list[int]:
-    """Targets of an epoch; the inputs are checked against them."""
-    found = []
-    for share in source.epoch(0, 0):
-        x = share.x["a"] if isinstance(share.x, dict) else share.x
-        assert x.flatten().tolist() == share.y.tolist()
-        if isinstance(share.x, dict):
-            assert (share.x["b"][0] - 1).flatten().tolist() == share.y.tolist()
-        found += share.y.tolist()
-    return found
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_part_of_the_data_is_held_out(kind: str) -> None:
-    whole = as_source(KINDS[kind], batch_size=32)
-    source, held_out, again, given, note = hold_out(whole, None, seed=3)
-    assert held_out is not None
-    assert (again, given, note) == (whole, 600, "")
-    assert (source.rows, held_out.rows) == (500, 100)
-    train, out = numbers(source), numbers(held_out)
-    assert set(train) <= set(range(600)) - set(out)
-    assert len(set(train)) == len(train) == (480 if kind == "dropping" else 500)
-    assert len(set(out)) == 100
-    assert out == sorted(out) == numbers(held_out)
-    assert train != sorted(train)
-    assert (source.shuffled, held_out.shuffled, held_out.drop_last) == (True, False, False)
-    others = hold_out(whole, None, seed=4).held_out
-    assert others is not None
-    assert numbers(others) != out
-    assert [n for n in out if n >= 300]  # from all over
-    again = source.joined(held_out)
-    assert again.rows == 600
-    if kind != "dropping":
-        assert sorted(numbers(again)) == list(range(600))
 
 
 class Stream(IterableDataset[Any]):
@@ -394,7 +325,7 @@ def test_few_noisy_labels_ask_for_more_noise() -> None:
 
 @pytest.mark.slow
 def test_the_best_of_a_grid_is_reached() -> None:
-    """The strengths of the grid are fixed, have the same grip, and may be settled, too."""
+    """The noise of the grid is fixed, has the same KL weight, and may be settled, too."""
     train, valid = coins(300, 1, 0.15), coins(300, 2, 0.15)
     auto = make_coins(64)
     fit(auto, train, valid, **TOY | {"steps": 300})
@@ -473,7 +404,7 @@ def test_averages_are_settled(extra: dict[str, float]) -> None:
     assert model.prior_std == history.looks[-1]["prior_std"]
 
 
-def test_patience_goes_back_to_the_strength_of_the_best(tmp_path: Path) -> None:
+def test_patience_goes_back_to_the_prior_of_the_best(tmp_path: Path) -> None:
     data = coins(100, 1, 0.25), coins(200, 2, 0.25)
     options = TOY | {"steps": 400, "evaluate_every": 1, "patience": 60, "run_dir": tmp_path}
     model, again = make_coins(64), make_coins(64)
@@ -587,7 +518,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("few_looks")
-def test_a_run_stopped_before_its_first_look_keeps_its_strength(tmp_path: Path) -> None:
+def test_a_run_stopped_before_its_first_look_keeps_its_prior(tmp_path: Path) -> None:
     """However the model is converted that takes it up: the state has the latents of the first one."""
     whole, other = make_model(prior_std=0.3), make_model(prior_std=0.1)
     options = SHORT | {"steps": 26, "checkpoint_every": 3}
@@ -603,7 +534,7 @@ def test_a_run_stopped_before_its_first_look_keeps_its_strength(tmp_path: Path) 
 
 @pytest.mark.usefixtures("few_looks")
 @pytest.mark.parametrize("kind", ["split", "tensors", "datasets"])
-def test_refit_trains_on_everything_with_the_strengths_found(kind: str) -> None:
+def test_refit_trains_on_everything_with_the_noise_found(kind: str) -> None:
     data: tuple[Any, ...] = {
         "split": ((X, Y),),
         "tensors": (TRAIN, VALID),
@@ -625,7 +556,7 @@ def test_refit_trains_on_everything_with_the_strengths_found(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("few_looks")
-def test_refit_is_a_run_from_the_start_with_given_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refit_is_a_run_from_the_start_with_given_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Written out: a fixed model, all data, s set at every look."""
     once, model, slow = make_model("full"), make_model("full"), make_model("full")
     found = fit(once, TRAIN, VALID, **SHORT)

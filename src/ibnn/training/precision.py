@@ -1,9 +1,8 @@
 """PRECISION: whether bfloat16 works on this CPU.
 
-Some CPUs announce instructions (AMX, in virtual machines) that kill the process that uses them; torch then dies in
-bfloat16 with "Illegal instruction". So it is tried out in a process of its own. `python -m
-ibnn.precision` prints the environment variables that bfloat16 needs here. They count from the moment torch is imported:
-this file can be run without it.
+Some CPUs, in virtual machines, announce instructions (AMX) that kill the process that uses them; in bfloat16 torch then
+dies with "Illegal instruction". So bfloat16 is tried in a process of its own. `python -m ibnn.training.precision`
+prints the environment variables that it needs. They must be set before torch is imported, so this file does without it.
 """
 
 import functools
@@ -11,7 +10,7 @@ import os
 import subprocess
 import sys
 
-# oneDNN, which computes for torch, then leaves AMX alone.
+# Keeps oneDNN, which computes for torch, from AMX.
 WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 PROBE = """
 import torch
@@ -27,7 +26,7 @@ def bf16_settings(probe: str = PROBE, seconds: float = 120.0) -> dict[str, str] 
 
     Args:
         probe: Python code that dies, fails or hangs where bfloat16 does not work.
-        seconds: What the code may take.
+        seconds: Time limit of that code.
 
     >>> bf16_settings("pass")
     {}
@@ -36,7 +35,7 @@ def bf16_settings(probe: str = PROBE, seconds: float = 120.0) -> dict[str, str] 
 
 
 def _works(probe: str, seconds: float, settings: dict[str, str]) -> bool:
-    """Whether the code ends well in a process of its own with these environment variables."""
+    """Returns whether the code succeeds in a process of its own with these environment variables."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | settings  # finds the torch found here
     command = [sys.executable, "-P", "-c", probe]
     try:

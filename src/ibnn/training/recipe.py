@@ -19,7 +19,7 @@ class _Frozen(BaseModel):
 
 
 class Schedule(_Frozen):
-    """Factor on a learning rate over training; t is the share of training done, 0 … 1.
+    """A factor on a learning rate over training; t, 0 … 1, is the share of training done.
 
     After a linear warm-up the factor is 1 until `start`, falls to `final` at `end` (on a line or half a cosine), and
     stays there. "constant" never falls.
@@ -41,7 +41,7 @@ class Schedule(_Frozen):
         return self
 
     def factor(self, t: float) -> float:
-        """What the learning rate is multiplied by at t."""
+        """Returns the factor at t."""
         warm = min(1.0, t / self.warmup) if self.warmup else 1.0
         if self.kind == "constant":
             return warm
@@ -58,43 +58,43 @@ class Recipe(_Frozen):
         steps: Optimiser steps instead of epochs.
         batch_size: B, examples per step over all workers together.
         samples: S, copies of every example, each with its own draw.
-        optimiser: Of the weights: "adam" (AdamW) or "sgd" (Nesterov momentum).
+        optimiser: Optimiser of the weights: "adam" (AdamW) or "sgd" (Nesterov momentum).
         lr: Learning rate of the weights, λ0.
         noise_lr: Learning rate of the likelihood's own parameters (log σ of learnt Gaussian noise) on the schedule of
-            `lr`; default `lr`, at which it crawls in short runs: pass 0.02 there.
-        latent_optimiser: Of the latents.
+            `lr`; default `lr`, which is too slow for short runs: pass 0.02 there.
+        latent_optimiser: Optimiser of the latents.
         latent_lr: Learning rate of the latents, λ1. One value serves any number of components (see `undo_k`).
-        undo_k: Multiplies the latents' gradient by K, which the mean over the batch divides by. The paper does not, and
-            needs larger rates; its recipes set False.
-        momentum: Of "sgd".
-        weight_decay: Of the weights alone.
-        schedule: Of `lr`.
-        latent_schedule: Of `latent_lr`.
+        undo_k: Multiplies the latents' gradient by K, by which the mean over the batch divides it. The paper does not,
+            and needs larger rates; its recipes set False.
+        momentum: Momentum of "sgd".
+        weight_decay: Weight decay of the weights alone.
+        schedule: Schedule of `lr`.
+        latent_schedule: Schedule of `latent_lr`.
         clip: Largest gradient norm of the weights; 0 for no limit.
         latent_clip: Largest gradient norm of the latents; 0 for no limit.
         beta: Weight of the KL at the end of its warm-up, or "auto": held-out labels steer the noise as training goes on
             (`training.steering`). Without validation data a tenth of the training data is held out;
-            where that cannot be (fewer than 500 examples, a sampler of your own) "auto" stands for 1.
+            where that is impossible (fewer than 500 examples, a sampler of your own) "auto" stands for 1.
         beta_warmup: Share of training over which a fixed β rises linearly from 0.
         refit: With "auto": trains a second time from the start, on training and held-out data together, with the
-            strengths found.
-        calibrate: Starts a network whose latents were never trained from what `ibnn.calibrate` finds on the held-out
-            data; for trained weights.
+            noise that the first training found.
+        calibrate: Starts untrained latents from what `ibnn.calibrate` finds on the held-out data; for trained weights.
         freeze_batchnorm: Keeps BatchNorm's running statistics, and normalises by them in training too.
         gamma: Weight of the posterior's entropy.
-        kl: Which KL; default what the model was converted with.
-        spread: Copies of an example go to different components.
+        kl: Which KL; default the one that the model was converted with.
+        spread: Sends the copies of an example to different components.
         precision: "no", "bf16" or "fp16" (mixed precision).
-        accumulate: Pieces a worker's share of a batch is computed in, to save memory; the result is the same.
+        accumulate: Pieces in which a worker computes its share of a batch, to save memory; the result is the same.
         seed: Decides order, dropout and draws. The latents' start was decided by `convert`.
-        workers: Processes that load a Dataset.
+        workers: Number of processes that load a Dataset.
         evaluate_every: Epochs between evaluations on the validation data (and at the end).
         eval_samples: Draws per component in evaluations.
-        patience: Stops after so many evaluations without a better validation NLL and goes back to the best; 0 never.
+        patience: Evaluations without a lower validation NLL after which training stops and goes back to the best; 0
+            for no such stop.
         ema: Decay of an exponential moving average of all parameters that replaces them at the end; 0 for none.
-        swa: Share of training after which parameters are averaged, once an epoch, to replace them at the end; 1: never.
-        checkpoint_every: Steps between checkpoints, where there is a run folder; 0: once an epoch.
-        keep: How many checkpoints stay.
+        swa: Share of training after which parameters are averaged once an epoch to replace them at the end; 1 for none.
+        checkpoint_every: Steps between checkpoints, where there is a run folder; 0 for one per epoch.
+        keep: Number of checkpoints that are kept.
         sync_batchnorm: Computes BatchNorm over all workers together.
         trackers: Names of accelerate trackers ("tensorboard", …), written to the run folder.
 
@@ -157,22 +157,22 @@ class Recipe(_Frozen):
         if (self.ema > 0) + (self.swa < 1) + (self.patience > 0) > 1:
             raise ValueError("give one of ema, swa and patience: each decides which weights remain")
         if self.refit and self.beta != "auto":
-            raise ValueError('give refit with beta = "auto" alone: it trains again with the strengths found')
+            raise ValueError('give refit with beta = "auto" alone: it trains again with the noise found')
         if self.refit and self.calibrate:
             raise ValueError("give one of refit and calibrate: what starts from trained weights is not trained anew")
         return self
 
     def beta_at(self, t: float) -> float:
-        """A fixed β when the share t of training is done.
+        """Returns a fixed β when the share t of training is done.
 
         >>> Recipe(beta=2.0, beta_warmup=0.5).beta_at(0.25)
         1.0
         """
-        assert not isinstance(self.beta, str), "the strength is steered"
+        assert not isinstance(self.beta, str), "the noise is steered"
         return self.beta * (min(1.0, t / self.beta_warmup) if self.beta_warmup else 1.0)
 
     def but(self, **changes: Any) -> "Recipe":
-        """A copy with some fields changed, validated anew.
+        """Returns a copy with some fields changed, validated anew.
 
         >>> Recipe(epochs=3).but(lr=0.1).lr
         0.1
@@ -198,7 +198,7 @@ class Recipe(_Frozen):
         return cls(**fields)
 
     def to_toml(self) -> str:
-        """All fields as TOML; `from_toml` gives back an equal recipe.
+        """Returns all fields as TOML; `from_toml` gives back an equal recipe.
 
         >>> Recipe.from_toml(Recipe(epochs=5).to_toml()) == Recipe(epochs=5)
         True
@@ -207,7 +207,7 @@ class Recipe(_Frozen):
 
     @classmethod
     def named(cls, name: str) -> "Recipe":
-        """A recipe that comes with the library; `Recipe.names()` lists them.
+        """Returns a recipe that comes with the library; `Recipe.names()` lists them.
 
         >>> Recipe.named("paper-vgg16-cifar10").latent_lr
         1.2
@@ -221,13 +221,13 @@ class Recipe(_Frozen):
 
     @classmethod
     def names(cls) -> list[str]:
-        """Names of the recipes that come with the library."""
+        """Returns the names of the recipes that come with the library."""
         folder = resources.files("ibnn.training") / "recipes"
         return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def to_toml(fields: dict[str, Any]) -> str:
-    """Nested fields as TOML, without those that are None.
+    """Returns nested fields as TOML, without those that are None.
 
     >>> print(to_toml({"a": 1, "b": {"c": "d"}, "e": None}), end="")
     a = 1

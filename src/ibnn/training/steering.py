@@ -187,7 +187,7 @@ class Steering:
 
 
 def start_calibrated(model: Steerable, held_out: Source, *, seed: int, progress: bool) -> Calibration:
-    """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights as they are."""
+    """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights."""
     found = calibrate(model, held_out, seed=seed, progress=progress)  # type: ignore[arg-type]
     model.prior_std = max(found.scale, MIN_STD)
     model.set_posterior(std=model.posterior().std.clamp_min(1e-3))  # σ = 0 could not be trained

@@ -1,0 +1,113 @@
+from typing import Any
+
+import pytest
+import torch
+from fit_job import make_data, make_net
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+import ibnn
+from ibnn.batches import Source, as_source
+from ibnn.training.heldout import HeldOut, count_targets, held_out_rows, hold_out
+
+
+@pytest.mark.parametrize(
+    ("rows", "out"), [(500, 100), (999, 100), (1000, 100), (1010, 101), (50_000, 5000), (10**7, 5000)]
+)
+def test_held_out_rows(rows: int, out: int) -> None:
+    assert held_out_rows(rows) == out
+
+
+class Rows(Dataset[Any]):
+    """Examples that know their number."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((1,), float(index)), torch.tensor(index)
+
+
+NUMBERS = torch.arange(600.0)[:, None], torch.arange(600)
+KINDS = {
+    "tensors": NUMBERS,
+    "arrays": tuple(part.numpy() for part in NUMBERS),
+    "dict": ({"a": NUMBERS[0], "b": (NUMBERS[0] + 1,)}, NUMBERS[1]),
+    "dataset": Rows(600),
+    "subset": Subset(Rows(1000), range(600)),
+    "loader": DataLoader(Rows(600), batch_size=32, shuffle=True),
+    "dropping": DataLoader(Rows(600), batch_size=32, shuffle=True, drop_last=True),
+}
+
+
+def numbers(source: Source) -> list[int]:
+    """Targets of an epoch; the inputs are checked against them."""
+    found = []
+    for share in source.epoch(0, 0):
+        x = share.x["a"] if isinstance(share.x, dict) else share.x
+        assert x.flatten().tolist() == share.y.tolist()
+        if isinstance(share.x, dict):
+            assert (share.x["b"][0] - 1).flatten().tolist() == share.y.tolist()
+        found += share.y.tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_of_the_data_is_held_out(kind: str) -> None:
+    whole = as_source(KINDS[kind], batch_size=32)
+    source, held_out, again, given, note = hold_out(whole, None, seed=3)
+    assert held_out is not None
+    assert (again, given, note) == (whole, 600, "")
+    assert (source.rows, held_out.rows) == (500, 100)
+    train, out = numbers(source), numbers(held_out)
+    assert set(train) <= set(range(600)) - set(out)
+    assert len(set(train)) == len(train) == (480 if kind == "dropping" else 500)
+    assert len(set(out)) == 100
+    assert out == sorted(out) == numbers(held_out)
+    assert train != sorted(train)
+    assert (source.shuffled, held_out.shuffled, held_out.drop_last) == (True, False, False)
+    others = hold_out(whole, None, seed=4).held_out
+    assert others is not None
+    assert numbers(others) != out
+    assert [n for n in out if n >= 300]  # from all over
+    again = source.joined(held_out)
+    assert again.rows == 600
+    if kind != "dropping":
+        assert sorted(numbers(again)) == list(range(600))
+
+
+@pytest.mark.parametrize("dataset", [False, True])
+def test_held_out_data_are_scored_as_by_hand(dataset: bool) -> None:
+    model = ibnn.convert(make_net("linear"), components=2, seed=0)
+    x, y = make_data(60)
+    source = as_source(TensorDataset(x, y) if dataset else (x, y), batch_size=16, shuffled=False)
+    held_out = HeldOut(model, source, torch.device("cpu"), seed=0)
+    logs = model.draw_logits(x, 3).log_softmax(-1).logsumexp(0) - torch.tensor(6.0).log()
+    assert held_out.scores(3)["nll"] == pytest.approx(-logs[range(60), y].mean().item(), rel=1e-5)
+
+
+def test_draws_are_of_a_random_part_with_its_own_targets() -> None:
+    """Rows say their number, in the input and in the target; the network repeats it."""
+    net = torch.nn.Linear(1, 2, bias=False)
+    net.weight.data.fill_(1.0)
+    model = ibnn.convert(net, components=3, seed=0)
+    model.set_posterior(mean=1.0, std=0.0)
+    held_out = HeldOut(model, as_source(NUMBERS, batch_size=32, shuffled=False), torch.device("cpu"), seed=0)
+    outputs, targets = held_out.draws(2, 50)
+    assert outputs.shape == (3, 2, 50, 2)
+    assert targets.tolist() != list(range(50))
+    assert torch.equal(outputs, targets.float()[:, None].expand(3, 2, 50, 2))
+    assert torch.equal(held_out.draws(2, 10**6)[1], NUMBERS[1])
+
+
+def test_targets_are_counted_in_tensors_and_guessed_from_the_first_batch() -> None:
+    likelihood = ibnn.Categorical()
+    y = torch.zeros(40, 3, dtype=torch.long)
+    y[20:] = -100
+    data = torch.zeros(40, 2), y
+    assert count_targets(likelihood, as_source(data, batch_size=8)) == 60
+    ordered = as_source(TensorDataset(*data), batch_size=8, shuffled=False)
+    assert count_targets(likelihood, ordered) == 120  # the first batch ignores none
