@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 import types
@@ -11,6 +12,39 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.fixture(scope="module")
+def imported() -> dict[str, list[str]]:
+    """What a new Python has loaded beside torch and the standard library after one import more, and `dir(ibnn)`."""
+    code = """if True:
+        import json, sys, torch
+        before, loaded = set(sys.modules), {}
+
+        def note(name):
+            new = {module.split(".")[0] for module in set(sys.modules) - before}
+            loaded[name] = sorted(new - set(sys.stdlib_module_names))
+
+        import ibnn
+        note("ibnn")
+        loaded["dir"] = dir(ibnn)
+        import ibnn.data
+        note("data")
+        from ibnn.app.cli.app import app
+        app(["--help"], standalone_mode=False)
+        note("help")
+        import ibnn.lab.figures
+        note("figures")
+        print(json.dumps(loaded))
+    """
+    found: dict[str, list[str]] = json.loads(run(code).splitlines()[-1])
+    return found
+
+
+def test_imports_need_only_torch_and_wait_for_what_is_heavy(imported: dict[str, list[str]]) -> None:
+    assert imported["ibnn"] == imported["data"] == ["ibnn"]
+    assert not {"accelerate", "matplotlib", "sklearn", "pydantic", "PIL"} & set(imported["help"])
+    assert "matplotlib" not in imported["figures"]
+
+
 @pytest.mark.slow
 def test_import_is_quick() -> None:
     # CPU time as a share of torch's own, best of three: a bound on what is imported, not on this machine's speed
@@ -18,8 +52,8 @@ def test_import_is_quick() -> None:
     assert min(float(run(code)) for _ in range(3)) < 0.2
 
 
-def test_dir_shows_the_public_names_and_nothing_imported_for_own_use() -> None:
-    shown = run("import ibnn; print(*dir(ibnn))").split()
+def test_dir_shows_the_public_names_and_nothing_imported_for_own_use(imported: dict[str, list[str]]) -> None:
+    shown = imported["dir"]
     assert set(ibnn.__all__) <= set(shown)
     assert not {"Any", "TYPE_CHECKING", "importlib", "typing"} & set(shown)
     assert len(shown) == len(set(shown))

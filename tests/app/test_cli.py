@@ -121,15 +121,6 @@ def test_help_teaches() -> None:
     assert "\x1b" not in text  # NO_COLOR
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from ibnn.app.cli.app import app; app(['--help'], standalone_mode=False);"
-        "print([m for m in ('accelerate', 'matplotlib', 'sklearn', 'pydantic', 'PIL', 'numpy.ma') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("[]")
-
-
 def test_help_of_predict_says_what_is_not_guaranteed() -> None:
     words = " ".join(call("predict", "--help").stdout.split())
     assert "slightly optimistic if these inputs also steered the training" in words

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn.baselines import Ensemble, MeanField, Plain
-from ibnn.files import formats
 from ibnn.nets import VGG16, LeNet, WideResNet, mlp
 from ibnn.nets.dense import Affine
 
@@ -142,10 +141,12 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "vit": (ViT, images(3, 32, 32)),
     "wideresnet-16-4": (lambda: WideResNet(depth=16, width=4), images(3, 32, 32)),
 }
-SLOW = ("vgg", "torch encoder", "vit", "wideresnet-16-4")
 MORE = {"transformer": 2, "vit": 8, "gru": 6}  # multiplications beside the latents' own
 
-ALL = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NETS]
+
+def quick(*names: str) -> list[Any]:
+    """All networks; those not named are slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NETS]
 
 
 def make(name: str, **options: Any) -> tuple[ibnn.IBNN, Any]:
@@ -190,27 +191,23 @@ def operators(path: Path) -> list[str]:
     return [node.op_type for node in graph.node]
 
 
-LONG = {*SLOW, "wideresnet", "gru", "conv1d"}  # to translate; their torch files are tested with the others
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in NETS])
-def test_onnx_answers_as_predict(name: str, written: Callable[..., ibnn.Exported]) -> None:
+def check_answers(name: str, answer: Callable[[Any], dict[str, Tensor]]) -> None:
     model, x = make(name)
-    found = written(name)
-    assert found.difference < 1e-5
     for rows in (slice(0, 5), slice(2, 3)):  # not those that were traced
         part = rows_of(x, rows)
-        answers, expected = ask(found.path, part), model.predict(part, samples=SAMPLES, seed=SEED)
+        answers, expected = answer(part), model.predict(part, samples=SAMPLES, seed=SEED)
         assert list(answers) == list(NAMES)
         for output, field in NAMES.items():
             torch.testing.assert_close(answers[output], getattr(expected, field), rtol=1e-5, atol=1e-5)
     assert answers["epistemic"].min() > 1e-4  # or nothing was compared
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_network_is_there_once(name: str, written: Callable[..., ibnn.Exported]) -> None:
+@pytest.mark.parametrize("name", quick("lenet", "transformer"))
+def test_onnx_answers_as_predict_and_holds_the_network_once(name: str, written: Callable[..., ibnn.Exported]) -> None:
     model, _ = make(name)
     found = written(name)
+    assert found.difference < 1e-5
+    check_answers(name, functools.partial(ask, found.path))
     once = sum(t.numel() * t.element_size() for t in make_plain(name).state_dict().values())
     draws = 4 * model.components * SAMPLES * model.nodes
     assert found.draw_bytes == draws
@@ -227,7 +224,8 @@ def make_plain(name: str) -> nn.Module:
     return NETS[name][0]().eval()
 
 
-@pytest.mark.parametrize("name", ["mlp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lenet", *SLOW))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "lenet", "vgg", "torch encoder", "vit", "wideresnet-16-4"])
 def test_size_against_the_plain_network(name: str, tmp_path: Path) -> None:
     model, x = make(name)
     whole = ibnn.export(model, x, tmp_path / "whole.onnx", samples=10)
@@ -237,15 +235,9 @@ def test_size_against_the_plain_network(name: str, tmp_path: Path) -> None:
     assert whole.bytes <= plain.bytes + 1.1 * whole.draw_bytes
 
 
-@pytest.mark.parametrize("name", ["lenet", "transformer"])
+@pytest.mark.parametrize("name", quick("lenet", "gru", "conv1d"))
 def test_torch_answers_as_predict(name: str, written: Callable[..., ibnn.Exported]) -> None:
-    model, x = make(name)
-    loaded = torch.export.load(written(name, "torch").path).module()
-    for rows in (slice(0, 5), slice(2, 3)):
-        part = rows_of(x, rows)
-        answers, expected = loaded(part), model.predict(part, samples=SAMPLES, seed=SEED)
-        for output, field in NAMES.items():
-            torch.testing.assert_close(answers[output], getattr(expected, field), rtol=1e-5, atol=1e-5)
+    check_answers(name, torch.export.load(written(name, "torch").path).module())
 
 
 def test_a_single_draw(tmp_path: Path) -> None:
@@ -320,24 +312,25 @@ def test_gaussian_and_bernoulli(tmp_path: Path) -> None:
 
 def test_numbers_in_units_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As runs of points have them: a wrong answer is noticed however small its unit."""
-    for scale, centre in ((1e-6, 0.0), (1e-2, 1000.0)):
+    for scale, centre in ((1e-2, 1000.0), (1e-6, 0.0)):
         net = nn.Sequential(Affine(torch.tensor([10.0, 1e-3]), 0.0), mlp(2, 1, hidden=8), Affine(scale, centre))
         x = torch.randn(6, 2) * torch.tensor([0.1, 1e3])
-        of_draws = ibnn.convert(net, likelihood=ibnn.Gaussian(init_std=scale), components=3, seed=0)
-        of_members = Ensemble([net, copy.deepcopy(net)], likelihood=ibnn.Gaussian(init_std=scale))
-        for model in (of_draws, of_members):
-            ibnn.export(model, x, tmp_path / "a", samples=2, format="torch")
-            answers, expected = formats.READERS["torch"]((tmp_path / "a").read_bytes(), x), model.predict(x, samples=2)
-            rounding = 1e-4 * scale + 1e-6 * centre
-            for name in ("mean", "std"):
-                torch.testing.assert_close(answers[name], getattr(expected, name), rtol=1e-4, atol=rounding)
-        answers = {name: values[:3] for name, values in answers.items()}  # as many as are compared
-        wrong = {"mean": answers["mean"] + 0.5 * scale}
-        with monkeypatch.context() as patch:
-            patch.setitem(formats.READERS, "torch", lambda *_, wrong=wrong, right=answers: right | wrong)
-            if centre <= 1e3 * scale:  # else rounding alone may do as much
-                with pytest.raises(ValueError, match="apart"):
-                    ibnn.export(of_members, x, tmp_path / "a", samples=2, format="torch")
+        model = ibnn.convert(net, likelihood=ibnn.Gaussian(init_std=scale), components=3, seed=0)
+        if not centre:
+            model = Ensemble([net, copy.deepcopy(net)], likelihood=ibnn.Gaussian(init_std=scale))
+        ibnn.export(model, x, tmp_path / "a", samples=2, format="torch")
+        answers, expected = torch.export.load(tmp_path / "a").module()(x), model.predict(x, samples=2)
+        rounding = 1e-4 * scale + 1e-6 * centre
+        for name in ("mean", "std"):
+            torch.testing.assert_close(answers[name], getattr(expected, name), rtol=1e-4, atol=rounding)
+
+    class Wrong:
+        def module(self) -> Callable[[Tensor], dict[str, Tensor]]:
+            return lambda x: {n: getattr(model.predict(x), n) + 0.5 * scale * (n == "mean") for n in answers}
+
+    monkeypatch.setattr(torch.export, "load", lambda *_, **__: Wrong())
+    with pytest.raises(ValueError, match="apart"):
+        ibnn.export(model, x, tmp_path / "a", samples=2, format="torch")
 
 
 def test_baselines_of_one_network_a_component(tmp_path: Path) -> None:
@@ -349,8 +342,8 @@ def test_baselines_of_one_network_a_component(tmp_path: Path) -> None:
 
 
 def test_pixels_are_normalised_in_the_file(tmp_path: Path) -> None:
-    model, _ = make("lenet")
-    pixels = torch.rand(4, 1, 28, 28)
+    model = ibnn.convert(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3)), components=2, seed=0)
+    pixels = torch.rand(4, 1, 6, 6)
     ibnn.export(model, pixels, tmp_path / "a.pt2", samples=1, pixels=((0.4,), (0.2,)), format="torch")
     expected = model.predict((pixels - 0.4) / 0.2, samples=1).probs
     answers = torch.export.load(tmp_path / "a.pt2").module()(pixels)
@@ -367,7 +360,7 @@ class TimeFirst(nn.Module):
         return scores
 
 
-@pytest.mark.parametrize("steps", [6, 10])  # 10: as many as draws
+@pytest.mark.parametrize("steps", [pytest.param(6, marks=pytest.mark.slow), 10])  # 10: as many as draws
 def test_layers_that_see_time_first(steps: int, tmp_path: Path) -> None:
     model, x = ibnn.convert(TimeFirst(), components=2, seed=0), torch.randn(4, steps, 4)
     ibnn.export(model, x, tmp_path / "a.pt2", format="torch")
