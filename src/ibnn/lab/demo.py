@@ -17,15 +17,14 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn import metrics
+from ibnn.baselines import Plain, scale_temperature
 from ibnn.files.atomic import write_atomically
 from ibnn.lab.provenance import commit, provenance
-from ibnn.likelihood import Categorical
-from ibnn.likelihood.temperature import best_temperature
 from ibnn.prediction import CategoricalPrediction
 from ibnn.progress import Bar
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 RECIPE: dict[str, Any] = {
     "data": "scikit-learn digits, classes 0-7; 8 and 9 out of distribution",
@@ -42,6 +41,7 @@ RECIPE: dict[str, Any] = {
 }
 NAMES = ("plain", "plain + T", "calibrated", "iBNN")
 COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2")  # safe for the colour-blind
+Answers = tuple[CategoricalPrediction, CategoricalPrediction]  # for test and OOD images
 
 
 class Digits(NamedTuple):
@@ -49,14 +49,6 @@ class Digits(NamedTuple):
 
     x: Tensor
     y: Tensor
-
-
-class Answer(NamedTuple):
-    """One method's log-probabilities and uncertainty on the test images and on those out of distribution."""
-
-    log_probs: Tensor
-    test_uncertainty: Tensor
-    ood_uncertainty: Tensor
 
 
 def load_splits(seed: int, recipe: dict[str, Any]) -> tuple[Digits, Digits, Digits, Tensor]:
@@ -111,18 +103,12 @@ def train_ibnn(
     return model, ibnn.fit(model, train, valid, seed=seed, callbacks=ticks, quiet=True, **options)
 
 
-def answer(logits: list[Tensor], temperature: float = 1.0) -> Answer:
-    """Returns the answer of logits (or log-probabilities) of test and OOD images; the uncertainty is the entropy."""
-    logs = [(tensor / temperature).log_softmax(1) for tensor in logits]
-    return Answer(logs[0], *(-(log.exp() * log).sum(1) for log in logs))
-
-
-def score(answer: Answer, labels: Tensor) -> dict[str, list[float]]:
-    """Returns metrics with 95 % bootstrap intervals: [value, low, high]."""
-    found = metrics.score_intervals(answer.log_probs.exp(), answer.log_probs, labels)
+def score(seen: CategoricalPrediction, unseen: CategoricalPrediction, labels: Tensor) -> dict[str, list[float]]:
+    """Returns metrics of the answers for test and OOD images with 95 % bootstrap intervals: [value, low, high]."""
+    found = metrics.score_intervals(seen.probs, seen.log_probs, labels)
     del found["brier"]
-    ood = metrics.bootstrap(metrics.auroc, answer.test_uncertainty, answer.ood_uncertainty, paired=False)
-    return {name: [round(value, 4) for value in interval] for name, interval in (found | {"ood_auroc": ood}).items()}
+    found["ood_auroc"] = metrics.bootstrap(metrics.auroc, seen.total, unseen.total, paired=False)
+    return {name: [round(value, 4) for value in interval] for name, interval in found.items()}
 
 
 @contextmanager
@@ -146,19 +132,16 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
     with Bar("training", recipe["epochs"] + -(-recipe["epochs"] // recipe["evaluate_every"]), shown=not quiet) as bar:
         net = train_plain(train, seed, recipe, bar.advance)
         model, history = train_ibnn(train, valid, seed, recipe, bar.advance)
-    calibrated = ibnn.convert(net, components=recipe["components"], seed=seed)
+    scaled, calibrated = Plain(net), ibnn.convert(net, components=recipe["components"], seed=seed)
+    temperature = scale_temperature(scaled, valid)
     report = ibnn.calibrate(calibrated, valid, samples=recipe["samples"])
-    with torch.no_grad():
-        temperature = best_temperature(Categorical(), net(valid.x)[None, None], valid.y)
-        logits = [net(x) for x in (test.x, ood)]
-    draws = {
-        m: [_categorical(m.predict(x, samples=recipe["samples"])) for x in (test.x, ood)] for m in (calibrated, model)
-    }
-    seen, unseen = draws[model]
-    settings = ((logits, 1.0), (logits, temperature), *(([p.log_probs for p in draws[m]], 1.0) for m in draws))
-    answers = {name: answer(*setting) for name, setting in zip(NAMES, settings, strict=True)}
+    answers: dict[str, Answers] = {}
+    methods: tuple[Any, ...] = (Plain(net), scaled, calibrated, model)
+    for name, method in zip(NAMES, methods, strict=True):
+        seen, unseen = (method.predict(x, samples=recipe["samples"]) for x in (test.x, ood))
+        answers[name] = seen, unseen
     result = {
-        "metrics": {name: score(answer, test.y) for name, answer in answers.items()},
+        "metrics": {name: score(*answer, test.y) for name, answer in answers.items()},
         "ood_auroc_of_epistemic": round(metrics.auroc(seen.epistemic, unseen.epistemic), 4),
         "images": {"train": len(train.y), "valid": len(valid.y), "test": len(test.y), "ood": len(ood)},
         "chosen": {
@@ -176,14 +159,9 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
         "seconds": round(time.monotonic() - start, 1),
         "versions": provenance("scikit-learn", "numpy"),
     }
-    draw_figures(out, model, answers, test, seen, unseen)
+    draw_figures(out, model, answers, test)
     write_atomically(out / "results.json", json.dumps(result, indent=1).encode() + b"\n")
     return result
-
-
-def _categorical(prediction: ibnn.Prediction) -> CategoricalPrediction:
-    assert isinstance(prediction, CategoricalPrediction)
-    return prediction
 
 
 def table(result: dict[str, Any]) -> list[list[str]]:
@@ -228,18 +206,11 @@ def explain(result: dict[str, Any]) -> str:
 # -------------------------------------------------------------------------------------------------------------- figures
 
 
-def draw_figures(
-    out: Path,
-    model: ibnn.IBNN,
-    answers: dict[str, Answer],
-    test: Digits,
-    seen: CategoricalPrediction,
-    unseen: CategoricalPrediction,
-) -> None:
+def draw_figures(out: Path, model: ibnn.IBNN, answers: dict[str, Answers], test: Digits) -> None:
     """Writes reliability.png, digits.png and entropy.png."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    seen, unseen = answers[NAMES[-1]]
     out.mkdir(parents=True, exist_ok=True)
     for name, size, draw in (
         ("reliability", (6.4, 4.6), partial(_draw_reliability, answers, test.y)),
@@ -247,18 +218,17 @@ def draw_figures(
         ("entropy", (9.6, 3.6), partial(_draw_entropy, seen, unseen)),
     ):
         figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
         draw(figure)
         figure.savefig(out / f"{name}.png", dpi=130)
 
 
-def _draw_reliability(answers: dict[str, Answer], labels: Tensor, figure: Any) -> None:
+def _draw_reliability(answers: dict[str, Answers], labels: Tensor, figure: Any) -> None:
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="black", lw=0.8, ls=":")
-    for (name, answer), colour in zip(answers.items(), COLOURS, strict=True):
-        curve = metrics.reliability_curve(answer.log_probs.exp(), labels, bins=8)
-        there = curve.count >= 5  # fewer say nothing
-        x, y, count = (column[there].numpy() for column in (curve.confidence, curve.accuracy, curve.count))
+    for (name, (seen, _)), colour in zip(answers.items(), COLOURS, strict=True):
+        curve = metrics.reliability_curve(seen.probs, labels, bins=8)
+        enough = curve.count >= 5
+        x, y, count = (column[enough].numpy() for column in (curve.confidence, curve.accuracy, curve.count))
         axes.plot(x, y, color=colour, lw=1.2)
         axes.scatter(x, y, s=6 + 260 * count / len(labels), color=colour, label=name, alpha=0.85)
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0.2, 1.02), ylim=(0, 1.04))
@@ -294,13 +264,11 @@ def _draw_digits(model: ibnn.IBNN, test: Digits, seen: CategoricalPrediction, fi
 
 def _draw_entropy(seen: CategoricalPrediction, unseen: CategoricalPrediction, figure: Any) -> None:
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 1))
-    kinds: list[tuple[Axes, str]] = [(left, "aleatoric"), (middle, "epistemic")]
-    for axes, part in kinds:
+    for axes, part in ((left, "aleatoric"), (middle, "epistemic")):
         values = [getattr(p, part) for p in (seen, unseen)]
         edges = torch.linspace(0, float(torch.cat(values).max()), 25).tolist()
-        for value, colour, label in zip(
-            values, ("#0072B2", "#D55E00"), ("test digits 0–7", "unseen 8 and 9"), strict=True
-        ):
+        kinds = (("#0072B2", "test digits 0–7"), ("#D55E00", "unseen 8 and 9"))
+        for value, (colour, label) in zip(values, kinds, strict=True):
             share = torch.full_like(value, 1 / len(value)).tolist()
             axes.hist(value.tolist(), bins=edges, weights=share, color=colour, alpha=0.6, label=label)
         axes.set(xlabel=f"{part} uncertainty (nats)", ylabel="share of images", yscale="log")

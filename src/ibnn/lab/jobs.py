@@ -18,7 +18,7 @@ from ibnn.lab.job import Job, meanings, merged
 from ibnn.lab.methods import METHODS
 from ibnn.lab.models import check_net, check_weights, make_method, start_weights
 from ibnn.lab.provenance import commit, provenance
-from ibnn.lab.runs import JOB, MODEL, RESULT, TABLE, RunFolder
+from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
 from ibnn.lab.splits import Splits, check_data, make_data
 from ibnn.training.history import History
 from ibnn.training.loop import fit
@@ -86,7 +86,7 @@ def run(
         splits, model = _made(job, data_folder, splits)
         if splits.units is not None and splits.units.sha256 is not None:
             _keep_units(splits.units, home)
-        home.write_job(job.to_toml())
+        home.write(JOB, job.to_toml().encode())
         before, spent = job.before(), None
         if before is not None:
             place = first_folder or home.path.parent / before.key
@@ -96,7 +96,7 @@ def run(
         history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
         home.write_model(model)
         measured = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
-        home.write_answers(measured.answers)
+        home.write_tensors(ANSWERS, measured.answers)
         spent = costs(job, model, history, spent)
         return home.finish(_result(job, model, history, measured, splits, spent))
 
@@ -159,7 +159,7 @@ def _keep_units(units: Units, home: RunFolder) -> None:
     if home.has(TABLE) and _read_units(home).sha256 != units.sha256:
         got = f"{home.path}, which was begun before the table changed"
         raise ValueError(complaint("folder", "a new one, or one of this table", got, "Start anew: --fresh."))
-    home.write_table(units.to_json())
+    home.write(TABLE, f"{units.to_json()}\n".encode())
 
 
 def _read_units(home: RunFolder) -> Units:
