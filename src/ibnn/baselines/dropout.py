@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ibnn.baselines.plain import Plain, copies, generator
+from ibnn.baselines.plain import Plain, generator
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, logits_of
+from ibnn.inputs import Inputs, batch_length, logits_of, repeat_rows, tree_map
 from ibnn.layers.registry import layer_type
 from ibnn.likelihood import Likelihood
 
@@ -69,7 +69,8 @@ class MCDropout(Plain):
         return {"rate": self.rate}
 
     def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
-        return self._loss(*copies(x, y, samples))
+        rows = batch_length(x)
+        return self._loss(*tree_map(lambda tensor: repeat_rows(tensor, rows, samples), (x, y)))
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         for number in numbers:

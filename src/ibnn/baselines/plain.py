@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ibnn import objective
 from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
-from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating, logits_of, repeat_rows, tree_map
+from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating, logits_of
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.network import check_seed
@@ -153,12 +153,6 @@ class Plain(nn.Module):
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         """Yields the outputs of the draws of these numbers, or the only output there is."""
         yield logits_of(self.net(*args, **kwargs))
-
-
-def copies(x: Inputs, y: Tensor, samples: int) -> tuple[Inputs, Tensor]:
-    """Returns S copies of a batch, copy-major."""
-    rows = batch_length(x)
-    return tree_map(lambda t: repeat_rows(t, rows, samples), x), repeat_rows(y, rows, samples)
 
 
 def generator(seed: int, index: int, device: torch.device) -> torch.Generator:
