@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ibnn.data import TABLES, Units
 from ibnn.errors import complaint
+from ibnn.files.saving import save_pretrained
 from ibnn.lab.costs import costs
 from ibnn.lab.display import COSTS
 from ibnn.lab.evaluation import Evaluation, evaluate
 from ibnn.lab.job import Job, meanings, merged
 from ibnn.lab.methods import METHODS
-from ibnn.lab.models import check_net, check_weights, make_method, start_weights
+from ibnn.lab.models import architecture, check_net, check_weights, make_method, start_weights
 from ibnn.lab.provenance import commit, provenance
 from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
 from ibnn.lab.splits import Splits, check_data, make_data
@@ -91,10 +92,11 @@ def run(
         if before is not None:
             place = first_folder or home.path.parent / before.key
             spent = run(before, place, data_folder=data_folder, splits=splits, quiet=quiet)["costs"]
-            start = _net_of(RunFolder(place).tensors(MODEL))
+            start = _net_of(RunFolder(place).model_state())
             model = make_method(job, len(splits.whole.classes), start, splits.units)
         history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
-        home.write_model(model)
+        how = architecture(job, len(splits.whole.classes), splits.units)
+        save_pretrained(model, home.path, architecture=how)  # type: ignore[arg-type]
         measured = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
         home.write_tensors(ANSWERS, measured.answers)
         spent = costs(job, model, history, spent)
@@ -211,7 +213,7 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
     units = _read_units(home) if job.has_file else TABLES[job.data].units if job.data in TABLES else None
     model = make_method(job, len(result["classes"]), units=units)
     try:
-        model.load_state_dict(_with_prior(home.tensors(MODEL), result))
+        model.load_state_dict(home.model_state())
     except RuntimeError as error:
         got = f"other ones ({str(error).splitlines()[-1].strip()})"
         if job.has_code:
@@ -220,12 +222,6 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
     if job.has_code:
         _check_code(job, model, result.get("probe", {}), units)
     return Run(job, model.eval(), result, units)
-
-
-def _with_prior(state: dict[str, Tensor], result: dict[str, Any]) -> dict[str, Tensor]:
-    """Adds the steered `prior_std` to a state from before it was part of states."""
-    found = result["training"].get("prior_std")
-    return ({} if found is None else {"prior_std": torch.tensor(found, dtype=torch.float64)}) | state
 
 
 def _check_code(job: Job, model: Trainable, probe: dict[str, Any], units: Units | None) -> None:

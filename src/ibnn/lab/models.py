@@ -64,6 +64,19 @@ def _make_net(job: Job, classes: int, start: State | None, member: int = 0, unit
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
+def architecture(job: Job, classes: int, units: Units | None) -> dict[str, Any] | list[dict[str, Any]]:
+    """Returns how `ibnn.load` builds the plain network of a job (see `save_pretrained`)."""
+    named: dict[str, Any] = {"name": job.net, "options": {"classes": classes or 1, **_net_options(job, units)}}
+    if units is None:
+        return named
+    return [
+        {"name": "affine", "options": {"scale": part.scale.tolist(), "shift": part.shift.tolist()}}
+        if isinstance(part, Affine)
+        else named
+        for part in _make_net(job, classes, None, units=units).children()
+    ]
+
+
 def _net_options(job: Job, units: Units | None) -> dict[str, Any]:
     """Returns the network's options, with the inputs of a table unless the job sets them."""
     asked = units is not None and (job.net == "mlp" or (job.has_code and takes(job.net, "inputs")))

@@ -1,10 +1,11 @@
 """RUN FOLDERS: the files of a run, who may write them, and checksums, so that a damaged one is refused.
 
 A run folder holds job.toml, what `fit` writes (recipe.toml, history.csv, checkpoints), the trained model
-(model.safetensors), answers.safetensors (the answers for the test set), result.json (scores, costs, provenance), for a
-.csv file table.json (its columns, and how they are standardised) and, after it was asked, held_out.safetensors. Nothing
-in it is pickled. result.json is written last: with it the run has finished. It holds the SHA-256 of the others and of
-itself. Run folders from before there were checksums are read, with a warning.
+(model.safetensors and config.json, as `save_pretrained` writes them), answers.safetensors (the answers for the test
+set), result.json (scores, costs, provenance), for a .csv file table.json (its columns, and how they are standardised)
+and, after it was asked, held_out.safetensors. Nothing in it is pickled. result.json is written last: with it the run
+has finished. It holds the SHA-256 of the others and of itself. Run folders from before there were checksums are read,
+with a warning.
 """
 
 import hashlib
@@ -19,15 +20,17 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from ibnn.errors import DamagedError, complaint
 from ibnn.files.atomic import locked, read_json, read_text, read_toml, write_atomically
+from ibnn.network import NUMBERS
 
-JOB, TABLE, RECIPE, HISTORY = "job.toml", "table.json", "recipe.toml", "history.csv"
+CONFIG, JOB, TABLE, RECIPE, HISTORY = "config.json", "job.toml", "table.json", "recipe.toml", "history.csv"
 MODEL, ANSWERS, HELD_OUT, RESULT = "model.safetensors", "answers.safetensors", "held_out.safetensors", "result.json"
 FORMAT_VERSION = 1
-_CHECKED = (JOB, TABLE, HISTORY, MODEL, ANSWERS)
+_CHECKED = (JOB, TABLE, HISTORY, MODEL, CONFIG, ANSWERS)
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
 log = logging.getLogger("ibnn")
 
@@ -75,10 +78,6 @@ class RunFolder:
         whole = {key: value.contiguous() for key, value in tensors.items()}
         self.write(name, safetensors.torch.save(whole, metadata=dict(facts) if facts else None))
 
-    def write_model(self, model: Any) -> None:
-        """Writes the trained model."""
-        self.write_tensors(MODEL, model.state_dict())
-
     def write_held_out(self, answers: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
         """Writes answers for held-out data, and facts that tell whether they still hold."""
         self.write_tensors(HELD_OUT, answers, facts)
@@ -95,7 +94,17 @@ class RunFolder:
 
     def clear(self) -> None:
         """Removes what a run has written, and nothing else; hold the lock."""
-        for name in (RESULT, JOB, TABLE, MODEL, ANSWERS, HELD_OUT, RECIPE, HISTORY):  # result.json says "finished"
+        for name in (
+            RESULT,
+            JOB,
+            TABLE,
+            MODEL,
+            CONFIG,
+            ANSWERS,
+            HELD_OUT,
+            RECIPE,
+            HISTORY,
+        ):  # result.json says "finished"
             (self.path / name).unlink(missing_ok=True)
         self._remove_checkpoints()
 
@@ -169,6 +178,18 @@ class RunFolder:
     def answers(self) -> dict[str, Tensor]:
         """Reads the answers for the test set."""
         return self.tensors(ANSWERS)
+
+    def model_state(self) -> dict[str, Tensor]:
+        """Reads the state dict of the trained model; runs from before there was a config.json had all of it but s."""
+        state = self.tensors(MODEL)
+        if not self.has(CONFIG):
+            numbers = {"prior_std": self.result["training"].get("prior_std")}
+        else:
+            self._check(CONFIG)
+            config = self._parsed(read_json, CONFIG)
+            state |= {name: state[kept] for name, kept in config["tied"].items()}
+            numbers = {name: config.get(name) for name in NUMBERS}
+        return {k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items() if v is not None} | state
 
     def held_out(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Reads answers for held-out data, and the facts beside them; both are empty if there are none to read."""
