@@ -18,8 +18,13 @@ def scale_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> flo
         valid: Held-out data: a Dataset, a DataLoader or a pair (inputs, targets).
         samples: Draws per component.
     """
-    inputs, targets = as_source(valid, batch_size=256, name="valid", shuffled=False).inputs()
-    outputs = draws(method, inputs, samples=samples)
-    temperature = best_temperature(method.likelihood, outputs, torch.cat(targets).to(outputs.device))
+    temperature = find_temperature(method, valid, samples=samples)
     method.likelihood.set_temperature(temperature)
     return temperature
+
+
+def find_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> float:
+    """Returns the temperature of the lowest held-out NLL, and leaves the method alone; see `scale_temperature`."""
+    inputs, targets = as_source(valid, batch_size=256, name="valid", shuffled=False).inputs()
+    outputs = draws(method, inputs, samples=samples)
+    return best_temperature(method.likelihood, outputs, torch.cat(targets).to(outputs.device))
