@@ -1,4 +1,5 @@
 import copy
+import itertools
 import math
 import os
 import random
@@ -174,7 +175,7 @@ def test_regression_and_numpy() -> None:
         nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)), components=2, likelihood="gaussian"
     )
     y = (2 * X[:, :1] + 0.1 * torch.randn(203, 1)).double().numpy()
-    history = fit(model, (X.numpy(), y), (X.numpy(), y), epochs=30, lr=0.01, batch_size=32, quiet=True)
+    history = fit(model, (X.numpy(), y), (X.numpy(), y), epochs=12, lr=0.03, batch_size=32, quiet=True)
     assert history["valid_rmse"][-1] < 0.5 * history["valid_rmse"][0]
 
 
@@ -536,19 +537,23 @@ def test_ten_random_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_finish_the_step_save_and_say_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
-    process = run(
-        tmp_path / "out.pt", f"--run_dir={tmp_path / 'run'}", "--epochs=2000", "--batch_size=16", stderr=subprocess.PIPE
-    )
-    while not list((tmp_path / "run").glob("checkpoints/*")) and process.poll() is None:
-        time.sleep(0.02)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert "Stopped at step" in errors
-    assert "the same call goes on" in errors
-    assert "Traceback" not in errors
-    assert checkpoint.latest(tmp_path / "run" / "checkpoints") is not None
+def test_signals_finish_the_step_save_and_say_how_to_go_on(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, parts, handler = make_model(), make_model(), signal.getsignal(number)
+    expected = fit(whole, (X, Y), **OPTIONS)
+    calls = itertools.count()
+    hook = parts.net.register_forward_hook(lambda *_: os.kill(os.getpid(), number) if next(calls) == 4 else None)
+    with pytest.raises(SystemExit) as stop:  # in the middle of the fourth step, after a pass to check the data
+        fit(parts, (X, Y), run_dir=tmp_path, **OPTIONS)
+    hook.remove()
+    assert stop.value.code == 128 + number
+    said = f"Stopped at step 4 of 21; saved in {tmp_path}: the same call goes on from there.\n"
+    assert capsys.readouterr().err == said
+    assert signal.getsignal(number) is handler
+    assert checkpoint.latest(tmp_path / "checkpoints") is not None
+    assert fit(parts, (X, Y), run_dir=tmp_path, **OPTIONS).rows == expected.rows
+    assert same(whole, parts)
 
 
 # ------------------------------------------------------------------------------------------------- several workers
