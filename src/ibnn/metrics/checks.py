@@ -74,3 +74,14 @@ def score_column(name: str, values: Tensor) -> Tensor:
         raise problem(name, "a non-empty 1-D tensor", got, remedy)
     check_numbers(name, values)
     return values.detach().cpu().double().contiguous()  # else searchsorted warns
+
+
+def same_shape(target: Tensor, **others: Tensor) -> list[Tensor]:
+    """Checks tensors of numbers that must have the target's shape."""
+    for name, values in others.items():
+        if values.shape != target.shape or not target.numel():
+            got = f"{tuple(values.shape)} and {tuple(target.shape)}"
+            raise problem("target", f"non-empty, of the shape of {name}", got, f"pass target.view_as({name})")
+        check_numbers(name, values)
+    check_numbers("target", target)
+    return [values.detach().cpu() for values in (target, *others.values())]
