@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn.baselines import Ensemble, MeanField, Plain
-from ibnn.files import formats
+from ibnn.files import export as files
 from ibnn.nets import VGG16, LeNet, WideResNet, mlp
 from ibnn.nets.dense import Affine
 
@@ -327,14 +327,14 @@ def test_numbers_in_units_of_their_own(tmp_path: Path, monkeypatch: pytest.Monke
         of_members = Ensemble([net, copy.deepcopy(net)], likelihood=ibnn.Gaussian(init_std=scale))
         for model in (of_draws, of_members):
             ibnn.export(model, x, tmp_path / "a", samples=2, format="torch")
-            answers, expected = formats.READERS["torch"]((tmp_path / "a").read_bytes(), x), model.predict(x, samples=2)
+            answers, expected = files.READERS["torch"]((tmp_path / "a").read_bytes(), x), model.predict(x, samples=2)
             rounding = 1e-4 * scale + 1e-6 * centre
             for name in ("mean", "std"):
                 torch.testing.assert_close(answers[name], getattr(expected, name), rtol=1e-4, atol=rounding)
         answers = {name: values[:3] for name, values in answers.items()}  # as many as are compared
         wrong = {"mean": answers["mean"] + 0.5 * scale}
         with monkeypatch.context() as patch:
-            patch.setitem(formats.READERS, "torch", lambda *_, wrong=wrong, right=answers: right | wrong)
+            patch.setitem(files.READERS, "torch", lambda *_, wrong=wrong, right=answers: right | wrong)
             if centre <= 1e3 * scale:  # else rounding alone may do as much
                 with pytest.raises(ValueError, match="apart"):
                     ibnn.export(of_members, x, tmp_path / "a", samples=2, format="torch")

@@ -75,8 +75,7 @@ def brier(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
     0.5
     """
     probs, labels = class_rows("probs", probs, labels, axis)
-    hit = F.one_hot(labels, probs.shape[1])
-    return (probs.double() - hit).square().sum(1).mean().item()
+    return (probs.double() - F.one_hot(labels, probs.shape[1])).square().sum(1).mean().item()
 
 
 def reliability_curve(probs: Tensor, labels: Tensor, bins: int = BINS, *, axis: int = 1) -> ReliabilityCurve:
@@ -163,8 +162,7 @@ def risk_coverage(uncertainty: Tensor, correct: Tensor) -> RiskCoverage:
     uncertainty, right = score_column("uncertainty", uncertainty), score_column("correct", correct)
     rows = len(uncertainty)
     if len(right) != rows:
-        remedy = "pass one entry per row of `uncertainty`"
-        raise problem("correct", f"of length {rows}", f"length {len(right)}", remedy)
+        raise problem("correct", f"of length {rows}", f"length {len(right)}", "pass one entry per row of `uncertainty`")
     if len(odd := right[(right != 0) & (right != 1)]):
         raise problem("correct", "True or False", f"{odd[0]}", "pass probs.argmax(1) == labels")
     uncertainty, order = uncertainty.sort(stable=True)

@@ -37,8 +37,7 @@ def _check_distributions(name: str, values: Tensor) -> None:
         expected = f"values {'of at most 0' if logs else 'in [0, 1]'} with {what} summing to 1"
         low, high = values[row].aminmax()
         got = f"{low:.4g} to {high:.4g} with {what} summing to {total[row]:.4g} in row {row}"
-        remedy = f"did you pass logits? pass prediction.{name}, in float32 or wider"
-        raise problem(name, expected, got, remedy)
+        raise problem(name, expected, got, f"did you pass logits? pass prediction.{name}, in float32 or wider")
 
 
 def class_rows(name: str, values: Tensor, labels: Tensor, axis: int) -> tuple[Tensor, Tensor]:
