@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 
 import ibnn
 from ibnn import data, nets
-from ibnn.app.asking.abstain import LEVELS, threshold, upper_bound
 from ibnn.app.asking.inputs import Form, decoded
+from ibnn.app.asking.run import LEVELS, threshold, upper_bound
 from ibnn.app.cli.app import app
 from ibnn.app.cli.screen import Screen
 from ibnn.app.cli.settings import names as recipe_names

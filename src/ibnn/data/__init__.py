@@ -5,9 +5,7 @@ Importing it needs only torch; functions import whatever else they need when the
 
 from ibnn.data.corruptions import KINDS, corrupt, gaussian_mix, salt_and_pepper
 from ibnn.data.download import get
-from ibnn.data.files import Split, load_cifar10, load_cifar100, load_idx
-from ibnn.data.folder import Folder
-from ibnn.data.images import Images
+from ibnn.data.images import Folder, Images, Split, load_cifar10, load_cifar100, load_idx
 from ibnn.data.own import OwnTable, read_table
 from ibnn.data.sets import DataSet, Status, hold_out, load, names, status, subset
 from ibnn.data.tables import TABLES, Points, Table, Units, toy_regression, two_moons

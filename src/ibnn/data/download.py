@@ -26,12 +26,7 @@ _SMALL = 1 << 20  # bytes that an archive's other members, such as a readme, may
 
 
 def get(
-    name: str,
-    folder: str | Path | None = None,
-    *,
-    mirror: str | None = None,
-    progress: bool = True,
-    retries: int = 3,
+    name: str, folder: str | Path | None = None, *, mirror: str | None = None, progress: bool = True, retries: int = 3
 ) -> Path:
     """Downloads a set, unless it is there and its checksums are right, and returns the folder of its files.
 
@@ -124,11 +119,7 @@ def _download(url: str, md5: str, folder: Path, fetch: partial[None]) -> Path:
 
 
 def _fetch(url: str, path: str, _pooch: object, *, retries: int, bar: Bar) -> None:
-    """Downloads to `path`, resuming after broken connections.
-
-    It stands in for pooch's HTTPDownloader, which cannot resume, and which decompresses a .gz file that the server
-    labels `Content-Encoding: gzip`, as Apache does, so that its checksum is wrong.
-    """
+    """Downloads to `path`; pooch's own downloader cannot resume, and unpacks .gz files that Apache calls encoded."""
     import requests
     import urllib3
 
@@ -170,8 +161,7 @@ def _fetch_rest(url: str, path: Path, bar: Bar) -> None:
 def _unpack(archive: Path, members: Mapping[str, tuple[int, str | None]], into: Path) -> None:
     """Extracts the expected members; refuses an archive with anything dangerous or of an unexpected size.
 
-    pooch's Untar is no substitute: before Python 3.12 it extracts without a filter, it checks no sizes, takes every
-    member whose name begins like an expected one, and reads the archive once for each.
+    pooch's Untar is no substitute: before Python 3.12 it extracts without a filter, and it checks no sizes.
     """
     left = dict(members)
     try:

@@ -1,17 +1,225 @@
-"""IMAGE BATCHES: images held as bytes, normalised and augmented a whole batch at a time."""
+"""IMAGE FILES: canonical sets and folders as uint8 tensors, and batches, normalised and augmented. No pickles."""
 
+import copy
+import gzip
+import math
+import struct
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ibnn.data.files import Split
-from ibnn.data.folder import Folder
-from ibnn.errors import complaint
+from ibnn.errors import DamagedError, complaint
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 PADDING = 4  # black pixels on each side, zero before normalising, for random crops
+_PIXELS = 3 * 32 * 32  # of a CIFAR image
+_REMEDY = "Delete the file and get the set again: ibnn data get NAME."
+_SUFFIXES = {".png", ".jpg", ".jpeg"}
+
+
+class Split(NamedTuple):
+    """Images (N, channels, height, width) uint8 and labels (N,) int64.
+
+    >>> split = Split(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([5, 6, 7]))
+    >>> split.rows(torch.tensor([2, 0])).labels.tolist()
+    [7, 5]
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def rows(self, index: Tensor) -> "Split":
+        """Returns the given rows, in the given order."""
+        return Split(self.images.index_select(0, index), self.labels[index])
+
+    def part(self, index: Tensor) -> "Split":
+        """Returns the given rows, as `Folder.part` does without decoding them."""
+        return self.rows(index)
+
+
+def load_idx(folder: str | Path, *, train: bool) -> Split:
+    """Reads MNIST or Fashion-MNIST from its idx .gz files.
+
+    >>> load_idx("data/mnist", train=True).images.shape  # doctest: +SKIP
+    torch.Size([60000, 1, 28, 28])
+    """
+    prefix = Path(folder) / ("train" if train else "t10k")
+    images = _read_idx(Path(f"{prefix}-images-idx3-ubyte.gz"), dims=3)
+    path = Path(f"{prefix}-labels-idx1-ubyte.gz")
+    labels = _read_idx(path, dims=1)
+    if len(images) != len(labels):
+        got = f"{len(images)} images and {len(labels)} labels"
+        raise DamagedError(complaint("folder", f"one with a label in {path} per image", got, _REMEDY))
+    return Split(images.unsqueeze(1), labels.long())
+
+
+def load_cifar10(folder: str | Path, *, train: bool) -> Split:
+    """Reads CIFAR-10 from the files of its binary version.
+
+    >>> load_cifar10("data/cifar-10-batches-bin", train=False).images.shape  # doctest: +SKIP
+    torch.Size([10000, 3, 32, 32])
+    """
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
+    return _cifar([Path(folder) / name for name in names], classes=(10,))
+
+
+def load_cifar100(folder: str | Path, *, train: bool) -> Split:
+    """Reads CIFAR-100, with its fine labels, from the files of its binary version.
+
+    >>> load_cifar100("data/cifar-100-binary", train=True).images.shape  # doctest: +SKIP
+    torch.Size([50000, 3, 32, 32])
+    """
+    return _cifar([Path(folder) / ("train.bin" if train else "test.bin")], classes=(20, 100))
+
+
+def _read_idx(path: Path, *, dims: int) -> Tensor:
+    """Reads an idx .gz file: two zero bytes, type (8: unsigned byte), number of dimensions, the dimensions, values."""
+    try:
+        content = gzip.decompress(_read(path))
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DamagedError(complaint(str(path), "a whole gzip file", f"a broken one ({error})", _REMEDY)) from None
+    magic = bytes([0, 0, 8, dims])
+    if content[:4] != magic or len(content) < 4 + 4 * dims:
+        start = content[:4].hex(" ") or "nothing"
+        raise DamagedError(complaint(str(path), f"an idx file that starts {magic.hex(' ')}", start, _REMEDY))
+    shape = struct.unpack_from(f">{dims}I", content, 4)
+    values = content[4 + 4 * dims :]
+    if len(values) != math.prod(shape) or not values:
+        expected = f"{math.prod(shape)} values, as its header {shape} says, and more than none"
+        raise DamagedError(complaint(str(path), expected, len(values), _REMEDY))
+    return _tensor(values).view(shape)
+
+
+def _cifar(paths: list[Path], *, classes: tuple[int, ...]) -> Split:
+    """Reads rows of label bytes, one for each of `classes`, and 3 × 32 × 32 pixels; the last label is the finest."""
+    width, parts = len(classes) + _PIXELS, []
+    for path in paths:
+        content = _read(path)
+        if len(content) % width or not content:
+            expected = f"whole rows of {width} bytes, at least one"
+            raise DamagedError(complaint(str(path), expected, f"{len(content)} bytes", _REMEDY))
+        rows = _tensor(content).view(-1, width)
+        highest = rows[:, : len(classes)].amax(0).tolist()
+        if any(label >= count for label, count in zip(highest, classes, strict=True)):
+            expected = f"a file whose labels are below {classes}"
+            raise DamagedError(complaint(str(path), expected, f"labels up to {tuple(highest)}", _REMEDY))
+        parts.append(rows)
+    whole = torch.cat(parts)
+    return Split(whole[:, len(classes) :].reshape(-1, 3, 32, 32), whole[:, len(classes) - 1].long())
+
+
+def _read(path: Path) -> bytes:
+    if not path.is_file():
+        remedy = "Put the set's files there: ibnn data get NAME."
+        raise FileNotFoundError(complaint("folder", f"one with {path.name}", path.parent, remedy))
+    return path.read_bytes()
+
+
+def _tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def flattened(image: "Picture", mode: str) -> "Picture":
+    """Converts a pillow image to mode "L" or "RGB": composites transparent pixels on white, scales 16-bit greys to 8.
+
+    >>> from PIL import Image
+    >>> flattened(Image.new("RGBA", (1, 1), (0, 0, 0, 51)), "L").getpixel((0, 0))  # a fifth of black
+    204
+    """
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        scale = [round(value / 257) for value in range(1 << 16)]
+        image = image.convert("I").point(scale, "L")
+        if "transparency" in image.info:  # a grey that stands for it
+            image.info["transparency"] = scale[image.info["transparency"]]
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"{image.mode}, more than 16 bits a pixel")
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return image.convert(mode)
+
+
+class Folder(Dataset[tuple[Tensor, Tensor]]):
+    """Images of a folder as uint8 (3, size, size): the shorter side is resized, then the centre is cropped.
+
+    Transparent images are composited on white; 16-bit greys become 8-bit. `Images` takes a folder in place of a `Split`
+    and decodes each batch as it is needed (so give the loader some `num_workers`); `split()` decodes everything at once
+    into memory.
+
+    >>> Folder("imagenet", train=False, size=224)[0][0].shape  # doctest: +SKIP
+    torch.Size([3, 224, 224])
+
+    Attributes:
+        classes: Sorted names of the classes of train and val together; a label is an index into it.
+        paths: Files, sorted by class and name.
+        labels: Their classes, (N,) int64.
+    """
+
+    def __init__(self, root: str | Path, *, train: bool, size: int, resize: int | None = None) -> None:
+        """Lists the files; `resize` is the shorter side before the crop, by default 8/7 of `size` (256 for 224)."""
+        self.size, self.resize = size, resize or size * 8 // 7
+        if not 1 <= size <= self.resize:
+            raise ValueError(complaint("size", f"between 1 and resize = {self.resize}", size, "Pass a larger resize."))
+        part = Path(root) / ("train" if train else "val")
+        both = (p for name in ("train", "val") if (Path(root) / name).is_dir() for p in (Path(root) / name).iterdir())
+        self.classes = tuple(sorted({path.name for path in both if path.is_dir()}))
+        found = [
+            (path, label)
+            for label, name in enumerate(self.classes)
+            if (part / name).is_dir()
+            for path in sorted((part / name).iterdir())
+            if path.suffix.lower() in _SUFFIXES
+        ]
+        if not found:
+            remedy = "Put one folder per class there."
+            raise FileNotFoundError(complaint("root", f"a folder with {part.name}/CLASS/*.png or *.jpg", root, remedy))
+        self.paths = [path for path, _ in found]
+        self.labels = torch.tensor([label for _, label in found])
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._decode(self.paths[index]), self.labels[index]
+
+    def rows(self, index: Tensor) -> Split:
+        """Decodes the given rows."""
+        return Split(torch.stack([self._decode(self.paths[i]) for i in index.tolist()]), self.labels[index])
+
+    def part(self, index: Tensor) -> "Folder":
+        """Returns the given rows, not yet decoded."""
+        found = copy.copy(self)
+        found.paths, found.labels = [self.paths[i] for i in index.tolist()], self.labels[index]
+        return found
+
+    def split(self) -> Split:
+        """Decodes all rows, 3·size² bytes each."""
+        return self.rows(torch.arange(len(self)))
+
+    def _decode(self, path: Path) -> Tensor:
+        from PIL import Image
+
+        try:
+            with Image.open(path) as file:
+                image = flattened(file, "RGB")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all that pillow raises
+            got, remedy = f"{type(error).__name__}: {error}", "Replace or delete the file."
+            raise DamagedError(complaint(str(path), "a readable image", got, remedy)) from error
+        width, height = (side * self.resize // min(image.size) for side in image.size)
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+        left, top = (width - self.size) // 2, (height - self.size) // 2
+        image = image.crop((left, top, left + self.size, top + self.size))
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        return pixels.view(self.size, self.size, 3).permute(2, 0, 1).contiguous()
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
@@ -83,5 +291,4 @@ def _augmented(images: Tensor, flip: bool) -> Tensor:
         columns = torch.where(torch.rand(batch, 1) < 0.5, width - 1 - columns, columns)
     rows, columns = (rows + down) * (width + 2 * PADDING), columns + right  # (B, H), (B, W)
     places = (rows[:, :, None] + columns[:, None, :]).view(batch, 1, -1).expand(-1, channels, -1)
-    padded = F.pad(images, (PADDING,) * 4)
-    return padded.flatten(2).gather(2, places).view(images.shape)
+    return F.pad(images, (PADDING,) * 4).flatten(2).gather(2, places).view(images.shape)

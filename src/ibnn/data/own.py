@@ -60,9 +60,8 @@ class Sheet(NamedTuple):
     def cell(self, row: int, name: str) -> str:
         """Describes a cell by its content and place; rows count from 1."""
         content = self.rows[row][self.names.index(name)].strip()
-        return (
-            f"{repr(content[:40]) if content else 'nothing'} in row {row + 1} (line {self.lines[row]}), column {name!r}"
-        )
+        shown = repr(content[:40]) if content else "nothing"
+        return f"{shown} in row {row + 1} (line {self.lines[row]}), column {name!r}"
 
     def error(self, expected: str, got: str, remedy: str) -> ValueError:
         """Returns an error about the file."""
@@ -70,12 +69,7 @@ class Sheet(NamedTuple):
 
 
 def read_sheet(path: Path, content: bytes | None = None) -> Sheet:
-    """Reads a .csv file in UTF-8 with commas and a header, skipping blank lines.
-
-    Args:
-        path: The file.
-        content: Its bytes, if they were read already.
-    """
+    """Reads a .csv file, or its content, in UTF-8 with commas and a header; skips blank lines."""
     sheet = Sheet(path, (), [], [])
     try:
         text = (path.read_bytes() if content is None else content).decode("utf-8-sig")
@@ -120,11 +114,9 @@ class OwnTable:
     sha256: str
 
     def split(self, examples: int | None, valid: int) -> tuple[Points, Points | None]:
-        """Returns rows to train on and held-out ones; both stratified by class, and the same for all seeds.
+        """Returns rows to train on and `valid` held-out ones, stratified by class and the same for all seeds.
 
-        Args:
-            examples: How many of the training rows are used, held-out ones included; None for all.
-            valid: How many of these are held out.
+        Together they are `examples` of the training rows; None for all.
         """
         most = len(self.train)
         if not 1 <= (used := examples or most) <= most:

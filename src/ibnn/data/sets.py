@@ -12,9 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ibnn.data.files import Split, load_cifar10, load_cifar100, load_idx
-from ibnn.data.folder import Folder
-from ibnn.data.images import normalised
+from ibnn.data.images import Folder, Split, load_cifar10, load_cifar100, load_idx, normalised
 from ibnn.data.tables import TABLES
 from ibnn.errors import complaint
 
@@ -64,26 +62,17 @@ class Status(NamedTuple):
 
 
 class Known(NamedTuple):
-    """An entry of `sets.toml`.
+    """An entry of `sets.toml`; mean, std, flip and classes are those of `DataSet`."""
 
-    Attributes:
-        where: Folder of the set.
-        read: Reads its training or test part from there.
-        mean: See `DataSet`; so are std, flip and classes.
-        url: Where its files are published; None if a package brings them.
-        files: md5 of each file as published.
-        members: If the file is an archive: bytes and md5, or None, of each path that is extracted.
-    """
-
-    where: str
-    read: Callable[..., Rows]
+    where: str  # folder of the set
+    read: Callable[..., Rows]  # reads its training or test part from there
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool
     classes: tuple[str, ...]
-    url: str | None
-    files: Mapping[str, str]
-    members: Mapping[str, tuple[int, str | None]]
+    url: str | None  # where its files are published; None if a package brings them
+    files: Mapping[str, str]  # md5 of each file as published
+    members: Mapping[str, tuple[int, str | None]]  # bytes and md5, or None, of each path that an archive brings
 
     @property
     def kept(self) -> tuple[str, ...]:

@@ -8,9 +8,13 @@ the memory of K·S·B rows. (A loop over the draws in the graph would need that 
 
 import copy
 import importlib.util
+import io
 import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -19,9 +23,8 @@ from torch import Tensor, nn
 
 from ibnn._version import __version__
 from ibnn.errors import complaint
-from ibnn.files import formats
 from ibnn.files.atomic import write_atomically
-from ibnn.inputs import Inputs, Pick, as_tensors, batch_length, call_arguments, pick, tree_map
+from ibnn.inputs import Inputs, Pick, as_tensors, batch_length, call_arguments, pick, tensors, tree_map
 from ibnn.latent import Latent
 from ibnn.layers.attention import no_fast_path
 from ibnn.layers.folding import duplicate
@@ -33,6 +36,8 @@ from ibnn.prediction import CategoricalPrediction, GaussianPrediction, JointPred
 Format = Literal["onnx", "torch"]
 Pixels = tuple[Sequence[float], Sequence[float]]  # mean and standard deviation of each channel
 TOLERANCE = 1e-3  # a larger difference to `predict` is not rounding; the usual one is below 1e-5
+FACTS = "ibnn"  # name of the metadata in an ONNX file; in torch's it is ibnn.json
+PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
 _LARGEST = 2**31 - 2**20  # bytes of tensors that fit into an ONNX file of one piece
 
 
@@ -117,10 +122,10 @@ def _written(
 ) -> tuple[bytes, dict[str, Tensor]]:
     """Returns the content of the file, and what it answers."""
     try:
-        with formats.quiet():
+        with _quiet():
             program = _traced(answering, shown)
-            content = formats.WRITERS[format](program, formats.names(shown), facts["outputs"], json.dumps(facts))
-            return content, formats.READERS[format](content, shown)
+            content = WRITERS[format](program, _names(shown), facts["outputs"], json.dumps(facts))
+            return content, READERS[format](content, shown)
     except Exception as error:  # whatever torch, onnxscript or onnxruntime cannot follow
         got = f"one where it stops: {type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"
         remedy = "Put what cannot be traced, or depends on values or on the batch size, into plain tensor code."
@@ -183,12 +188,8 @@ class _Answering(nn.Module):
     def forward(self, x: Inputs) -> dict[str, Tensor]:
         args, kwargs = call_arguments(tree_map(self._repeated, self.normalised(x)))
         outputs = (self.likelihood.read(pick(net(*args, **kwargs), self.logits)) for net in self.nets)
-        draws = torch.cat(list(outputs))  # (J·B, …), draw by draw
-        return _named(self.likelihood.summarise(draws.unflatten(0, (self.components, self._samples, -1))))
-
-    @property
-    def _samples(self) -> int:
-        return len(self.nets) * self.copies // self.components
+        draws, samples = torch.cat(list(outputs)), len(self.nets) * self.copies // self.components  # draws (J·B, …)
+        return _named(self.likelihood.summarise(draws.unflatten(0, (self.components, samples, -1))))
 
     def _repeated(self, x: Tensor) -> Tensor:
         return x.repeat(self.copies, *[1] * (x.dim() - 1)) if self.copies > 1 else x
@@ -206,8 +207,7 @@ class _Answering(nn.Module):
         """Returns what the file says about itself."""
         facts = {"ibnn": __version__, "torch": torch.__version__, "method": self.name, "components": self.components}
         facts |= {"likelihood": type(self.likelihood).__name__, "temperature": self.likelihood.temperature.item()}
-        pixels = self.pixels and {"mean": list(self.pixels[0]), "std": list(self.pixels[1])}
-        return facts | {"pixels": pixels}
+        return facts | {"pixels": self.pixels and {"mean": list(self.pixels[0]), "std": list(self.pixels[1])}}
 
 
 def _named(answers: Prediction) -> dict[str, Tensor]:
@@ -237,7 +237,7 @@ def _traced(answering: _Answering, shown: Inputs) -> torch.export.ExportedProgra
     with no_fast_path(), torch.no_grad():
         shapes = (tree_map(lambda t: {0: batch}, blank),)  # type: ignore[arg-type, return-value]
         program = torch.export.export(answering, (blank,), dynamic_shapes=shapes, strict=False)
-    formats.drop_identities(program)
+    _drop_identities(program)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     return program
@@ -253,6 +253,97 @@ def _unit(name: str, expected: Mapping[str, Tensor]) -> float:
     return std if kind in ("mean", "std") else std**2
 
 
+# ------------------------------------------------------------------------------------------------------------ formats
+
+
+def _names(x: Inputs) -> list[str]:
+    """Returns what the inputs are called in a file."""
+    if isinstance(x, Tensor):
+        return ["x"]
+    return list(x) if isinstance(x, Mapping) else [f"x{number}" for number in range(len(x))]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences what torch's exporters log about themselves."""
+    talkative = ("torch.onnx._internal.exporter._registration", "onnxscript.optimizer._constant_folding")
+    levels = {logger: logger.level for logger in map(logging.getLogger, talkative)}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
+
+
+def _drop_identities(program: torch.export.ExportedProgram) -> None:
+    """Removes multiplications by an identity matrix (see `attention`), which would be as large as a weight."""
+    aten = torch.ops.aten
+    for node in list(program.graph.nodes):
+        if node.target is aten.linear.default and len(node.args) == 2 and node.args[1].target is aten.eye.default:
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+def _to_onnx(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str], facts: str) -> bytes:
+    given, returned = [f"in.{name}" for name in inputs], [f"out.{name}" for name in outputs]
+    made = torch.onnx.export(program, dynamo=True, verbose=False, input_names=given, output_names=returned)
+    assert made is not None
+    proto = made.model_proto
+    graph = proto.graph
+    renamed = dict(zip([*given, *returned], [*inputs, *outputs], strict=True))
+    renamed |= {name: f"inner.{name}" for name in renamed.values()}  # torch calls values on the way "mean", too
+    weights = {value.name for value in graph.initializer}
+    for number, node in enumerate(graph.node):
+        node.ClearField("metadata_props")  # where in the source it came from: together more than a small network
+        node.name = f"n{number}"
+        for value in node.output:
+            if value not in renamed and value not in weights:
+                renamed[value] = f"v{len(renamed)}"  # torch's names are as long as the operators
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    for value in (*graph.input, *graph.output, *graph.initializer):
+        value.ClearField("metadata_props")
+        value.name = renamed.get(value.name, value.name)
+    for value in (*graph.input, *graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    graph.ClearField("value_info")  # shapes on the way, which runtimes find by themselves
+    proto.metadata_props.add(key=FACTS, value=facts)
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+def _to_torch(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str], facts: str) -> bytes:
+    file = io.BytesIO()
+    torch.export.save(program, file, extra_files={f"{FACTS}.json": facts})
+    return file.getvalue()
+
+
+def _from_onnx(content: bytes, x: Inputs) -> dict[str, Tensor]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    outputs = [output.name for output in session.get_outputs()]
+    feed = dict(zip(_names(x), (t.numpy() for t in tensors(x)), strict=True))
+    return dict(zip(outputs, map(torch.from_numpy, session.run(outputs, feed)), strict=True))
+
+
+def _from_torch(content: bytes, x: Inputs) -> dict[str, Tensor]:
+    answers: dict[str, Tensor] = torch.export.load(io.BytesIO(content)).module()(x)
+    return answers
+
+
+WRITERS = {"onnx": _to_onnx, "torch": _to_torch}
+READERS = {"onnx": _from_onnx, "torch": _from_torch}  # what a file answers to inputs
+
+
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
@@ -261,9 +352,9 @@ def _check(model: IBNN | OneNetwork, path: Path, samples: int, seed: int, format
     if not model.latents if isinstance(model, IBNN) else getattr(model, "random", True):
         remedy = "Pass what ibnn.convert returned, or model.component(k) in Plain."
         raise TypeError(complaint("model", "an IBNN, Plain or Ensemble", type(model).__name__, remedy))
-    if format not in formats.PACKAGES:
+    if format not in PACKAGES:
         raise ValueError(complaint("format", '"onnx" or "torch"', repr(format), "Pass one of the two."))
-    for package in formats.PACKAGES[format]:
+    for package in PACKAGES[format]:
         if importlib.util.find_spec(package) is None:
             remedy = 'Run: pip install "ibnn[export]", or pass format="torch".'
             raise ModuleNotFoundError(complaint(package, "installed, to export to ONNX", "none", remedy), name=package)

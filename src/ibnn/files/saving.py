@@ -272,19 +272,15 @@ def _logits(config: dict[str, Any], given: Pick | None) -> Pick | None:
 
 
 def _described(likelihood: Likelihood) -> dict[str, Any]:
-    """Returns class and options of a likelihood; of several heads, those of each."""
+    """Returns class and constructor options of a likelihood, beside its state; of several heads, those of each."""
     if isinstance(likelihood, Heads):
         return {"name": "Heads", "heads": {name: _described(head) for name, head in likelihood.each()}}
-    return {"name": type(likelihood).__name__, "options": _options(likelihood)}
-
-
-def _options(likelihood: Likelihood) -> dict[str, Any] | None:
-    """Returns constructor options that are not in the state; None for a class that `load` does not know."""
+    options: dict[str, Any] | None = {} if type(likelihood) is Bernoulli else None  # None: a class `load` does not know
     if type(likelihood) is Categorical:
-        return {name: getattr(likelihood, name) for name in ("ignore_index", "label_smoothing", "axis")}
+        options = {name: getattr(likelihood, name) for name in ("ignore_index", "label_smoothing", "axis")}
     if type(likelihood) is Gaussian:
-        return {"noise": likelihood.noise, "outputs": 1 if likelihood.log_std is None else len(likelihood.log_std)}
-    return {} if type(likelihood) is Bernoulli else None
+        options = {"noise": likelihood.noise, "outputs": 1 if likelihood.log_std is None else len(likelihood.log_std)}
+    return {"name": type(likelihood).__name__, "options": options}
 
 
 def _likelihood(

@@ -37,8 +37,7 @@ def _check_distributions(name: str, values: Tensor) -> None:
         expected = f"values {'of at most 0' if logs else 'in [0, 1]'} with {what} summing to 1"
         low, high = values[row].aminmax()
         got = f"{low:.4g} to {high:.4g} with {what} summing to {total[row]:.4g} in row {row}"
-        remedy = f"did you pass logits? pass prediction.{name}, in float32 or wider"
-        raise problem(name, expected, got, remedy)
+        raise problem(name, expected, got, f"did you pass logits? pass prediction.{name}, in float32 or wider")
 
 
 def class_rows(name: str, values: Tensor, labels: Tensor, axis: int) -> tuple[Tensor, Tensor]:
@@ -74,3 +73,14 @@ def score_column(name: str, values: Tensor) -> Tensor:
         raise problem(name, "a non-empty 1-D tensor", got, remedy)
     check_numbers(name, values)
     return values.detach().cpu().double().contiguous()  # else searchsorted warns
+
+
+def same_shape(target: Tensor, **others: Tensor) -> list[Tensor]:
+    """Checks tensors of numbers that must have the target's shape."""
+    for name, values in others.items():
+        if values.shape != target.shape or not target.numel():
+            got = f"{tuple(values.shape)} and {tuple(target.shape)}"
+            raise problem("target", f"non-empty, of the shape of {name}", got, f"pass target.view_as({name})")
+        check_numbers(name, values)
+    check_numbers("target", target)
+    return [values.detach().cpu() for values in (target, *others.values())]

@@ -74,12 +74,9 @@ def examples(files: list[Path], read: Reader, failed: Callable[[Exception], None
 
 
 def image_reader(form: Form, note: Note, scale: float | None = None) -> Reader:
-    """Returns a function that reads images and resizes them; it reports each source size once.
+    """Returns a function that reads images and resizes them; it notes each source size once.
 
-    Args:
-        form: Shape of the network's inputs.
-        note: Called with each report.
-        scale: Value of white in .csv and .npy files; None for 255 in .npy files of bytes (uint8), else 1.
+    `scale` is the value of white in .csv and .npy files: by default 255 in .npy files of bytes (uint8), else 1.
     """
     noted: set[tuple[int, int]] = set()
 
@@ -100,11 +97,8 @@ def image_reader(form: Form, note: Note, scale: float | None = None) -> Reader:
 def point_reader(units: "Units", note: Note) -> Reader:
     """Returns a function that reads rows of numbers.
 
-    If the network was trained on a table of your own, columns of a .csv file go by name; otherwise by order.
-
-    Args:
-        units: Units of the network's inputs.
-        note: Called with the names of unused columns.
+    If the network was trained on a table of your own, columns of a .csv file go by name and unused ones are noted;
+    otherwise they go by order.
     """
 
     def read(path: Path) -> list[Example]:
@@ -135,18 +129,11 @@ def resized(size: tuple[int, int], form: Form) -> str:
 
 
 def decoded(file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS) -> tuple["Tensor", tuple[int, int]]:
-    """Returns an image in the network's shape, and its original width and height; transparent parts become white.
-
-    Args:
-        file: Image file.
-        form: Shape of the network's inputs.
-        name: Name of the image for messages.
-        most: Pixels of the largest image that is decoded.
-    """
+    """Returns an image of at most so many pixels in the network's shape, and its original width and height."""
     import torch
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    from ibnn.data.folder import flattened
+    from ibnn.data.images import flattened
 
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
@@ -215,42 +202,28 @@ def _values(path: Path) -> "Tensor":
     """Returns the rows of a CSV file; a first row of words is a header."""
     import torch
 
+    try:
+        with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
+            lines = [(number, cells) for number, cells in enumerate(csv.reader(file), 1) if cells]
+    except csv.Error as error:
+        raise ValueError(complaint(str(path), "a CSV file", f"one with an error: {error}", _CLEAN)) from None
     rows: list[list[float]] = []
-    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
-        lines = csv.reader(file)
+    for number, cells in lines:
         try:
-            for number, cells in enumerate(lines, 1):
-                values = _floats(path, cells, number)
-                if rows and len(values) != len(rows[0]):
-                    got = f"{len(values)} in line {number}"
-                    raise ValueError(complaint(str(path), f"{len(rows[0])} values a line", got, _CLEAN))
-                rows += [values] if values else []
-        except csv.Error as error:
-            raise ValueError(complaint(str(path), "a CSV file", f"one with an error: {error}", _CLEAN)) from None
+            rows.append([float(cell) for cell in cells])
+        except ValueError as error:
+            if number > 1:
+                raise ValueError(complaint(str(path), "numbers", f"{error} in line {number}", _CLEAN)) from None
+        if rows and len(cells) != len(rows[0]):
+            got = f"{len(cells)} in line {number}"
+            raise ValueError(complaint(str(path), f"{len(rows[0])} values a line", got, _CLEAN))
     if not rows:
         raise ValueError(complaint(str(path), "one row per example", "no row of numbers", _CLEAN))
     return torch.tensor(rows)
 
 
-def _floats(path: Path, cells: list[str], number: int) -> list[float]:
-    try:
-        return [float(cell) for cell in cells]
-    except ValueError as error:
-        if number == 1:
-            return []
-        raise ValueError(complaint(str(path), "numbers", f"{error} in line {number}", _CLEAN)) from None
-
-
 def formed(pixels: "Tensor", name: object, form: Form, *, scale: float = 1.0, remedy: str = _DIVIDE) -> "Tensor":
-    """Returns images (N, C, H, W) in [0, 1].
-
-    Args:
-        pixels: Of that shape, (N, H, W) or (N, C·H·W), in [0, scale].
-        name: Name of the pixels for messages.
-        form: Shape of the network's inputs.
-        scale: Value of white.
-        remedy: What to do about values outside that range.
-    """
+    """Returns images (N, C, H, W) in [0, 1], from pixels of that shape, (N, H, W) or (N, C·H·W), in [0, scale]."""
     shape, size = tuple(pixels.shape), form.channels * form.height * form.width
     fits: tuple[Any, ...] = (tuple(form), tuple(form)[1:] if form.channels == 1 else None, (size,))
     if len(shape) < 2 or shape[1:] not in fits:

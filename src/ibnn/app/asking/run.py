@@ -1,7 +1,9 @@
-"""ASKED RUN: a finished run that answers for pixels or points, and the held-out answers that set its thresholds."""
+"""ASKED RUN: a finished run that answers for pixels or points, and abstains above a threshold of uncertainty."""
 
 import hashlib
 import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,15 +12,16 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ibnn.app.asking.abstain import threshold
 from ibnn.app.asking.inputs import Form
 from ibnn.data import Images, Points, Units
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
+from ibnn.errors import complaint
 from ibnn.lab import jobs
 from ibnn.lab.runs import RunFolder
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
 
 BATCH = 250
+LEVELS = 20  # sets of the most certain answers that are tried as where to abstain: 5 %, 10 %, … 100 %
 MOST = 2000  # validation images that decide where to abstain
 CONFIDENCE = 0.95
 
@@ -54,10 +57,7 @@ class Asked:
 
     @classmethod
     def read(cls, folder: Path, samples: int | None = None, seed: int = 0, *, trust_code: bool = False) -> Self:
-        """Reads a folder that `ibnn train` has finished; `samples` defaults to the job's.
-
-        `trust_code` is that of `jobs.read_run`.
-        """
+        """Reads a folder that `ibnn train` has finished; `samples` defaults to the job's."""
         run = jobs.read_run(folder, trust_code=trust_code)
         return cls(folder, run, samples or run.job.samples, seed)
 
@@ -109,11 +109,7 @@ class Asked:
         return (outputs / model.likelihood.temperature).softmax(2) if self.classes else outputs[..., 0]
 
     def described(self, found: CategoricalPrediction | GaussianPrediction) -> list[dict[str, Any]]:
-        """Describes every answer in plain data.
-
-        A class comes with its probability and entropies in nats; a number with its standard deviation, 90 % interval
-        and variances.
-        """
+        """Returns a class, its probability and entropies; or a number, its std, 90 % interval and variances."""
         names: list[dict[str, Any]] = [{} for _ in range(len(found))]
         if isinstance(found, GaussianPrediction):
             low, high = found.interval(0.9)
@@ -125,27 +121,25 @@ class Asked:
             numbers |= {name: getattr(found, name) for name in ("total", "aleatoric", "epistemic")}
         return [name | {n: float(v[i]) for n, v in numbers.items()} for i, name in enumerate(names)]
 
-    def limit(self, risk: float, held_out: HeldOut) -> tuple[float, dict[str, Any]]:
+    def limit(self, risk: float, held_out: Callable[[], HeldOut]) -> tuple[float, dict[str, Any] | None]:
         """Returns the entropy above which to abstain for at most this share of wrong answers, and the evidence."""
-        found = threshold(held_out.total, held_out.wrong, risk, confidence=CONFIDENCE)
-        facts = {"risk": risk, "confidence": CONFIDENCE, "by": held_out.source, "examples": len(held_out.total)}
+        if risk == 1 or not self.classes:  # never abstains
+            return math.inf, None
+        total, _, wrong, source, _ = held_out()
+        found = threshold(total, wrong, risk, confidence=CONFIDENCE)
+        facts = {"risk": risk, "confidence": CONFIDENCE, "by": source, "examples": len(total)}
         return found.limit, facts | found._asdict()
 
     def held_out(self, data: Path | None = None) -> HeldOut:
-        """Returns answers for the run's validation inputs or, if these are not available, for its test inputs.
-
-        Answers for validation inputs are cached in the run folder, for the same model, samples and seed. `data` is the
-        folder of data sets.
-        """
+        """Returns answers for the run's validation inputs, cached in its folder; without these, for its test inputs."""
         if (cached := self._cached()) is not None:
             return cached
         valid = self._validation(data)
         if valid is None:
-            epistemic = (self.test_answers["between"] + self.test_answers["within"]).flatten()
-            total = self.test_answers["aleatoric"].flatten() + epistemic
-            wrong = (
-                self.test_answers["probs"].argmax(1) != self.test_answers["labels"] if self.classes else epistemic < 0
-            )
+            stored = self.test_answers
+            epistemic = (stored["between"] + stored["within"]).flatten()
+            total = stored["aleatoric"].flatten() + epistemic
+            wrong = stored["probs"].argmax(1) != stored["labels"] if self.classes else epistemic < 0
             return HeldOut(total, epistemic, wrong, "test answers of the run folder", stored=True)
         index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
         parts = [valid.__getitems__(part) for part in index.sort().values.split(BATCH)]
@@ -187,3 +181,67 @@ class Asked:
             RunFolder(self.folder).write_held_out(found.tensors, facts)
         except OSError:  # a read-only folder
             return
+
+
+class Threshold(NamedTuple):
+    """Where to abstain, and the evidence."""
+
+    limit: float  # answers above this uncertainty are withheld; −inf withholds all
+    coverage: float  # share of the labelled answers that are given
+    errors: int  # wrong answers among those given
+    bound: float  # upper confidence bound on the share of wrong answers among those given
+
+
+def threshold(uncertainty: Tensor, wrong: Tensor, risk: float, *, confidence: float = 0.95) -> Threshold:
+    """Returns the largest set of the most certain answers whose error rate is, with confidence, at most `risk`.
+
+    A set's bound is that of Clopper and Pearson at 1 − (1 − confidence) / 20, because the same labels choose one of 20
+    sets (Bonferroni). The guarantee holds for inputs like the labelled ones.
+
+    >>> import torch
+    >>> threshold(torch.arange(100.0), torch.arange(100) >= 95, 0.1).coverage
+    0.95
+
+    Args:
+        uncertainty: Uncertainty of labelled answers, (N,).
+        wrong: Whether each is wrong, (N,).
+        risk: Largest accepted share of errors.
+        confidence: Probability that the guarantee holds.
+    """
+    if not 0 < risk < 1:
+        raise ValueError(complaint("risk", "between 0 and 1", risk, "Pass 0.05."))
+    uncertainty, miss = uncertainty.double(), (1 - confidence) / LEVELS
+    ordered = uncertainty.sort().values
+    for level in range(LEVELS, 0, -1):
+        limit = ordered[math.ceil(len(uncertainty) * level / LEVELS) - 1].item()
+        given = uncertainty <= limit  # ties included
+        count, errors = int(given.sum()), int(wrong[given].sum())
+        if at_most(errors, count, risk) <= miss:  # then the bound is at most the risk
+            return Threshold(limit, count / len(uncertainty), errors, upper_bound(errors, count, miss))
+    return Threshold(-math.inf, 0.0, 0, 1.0)
+
+
+def at_most(errors: int, count: int, rate: float) -> float:
+    """Returns the probability of at most this many errors: the binomial CDF.
+
+    >>> round(at_most(1, 2, 0.5), 9)
+    0.75
+    """
+    ways = (math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(errors + 1))
+    logs = (way + k * math.log(rate) + (count - k) * math.log1p(-rate) for k, way in enumerate(ways))
+    return min(1.0, math.fsum(map(math.exp, logs)))
+
+
+def upper_bound(errors: int, count: int, miss: float) -> float:
+    """Returns the Clopper–Pearson bound: the rate at which at most this many errors have probability `miss`.
+
+    >>> round(upper_bound(0, 59, 0.05), 3), upper_bound(3, 3, 0.05)
+    (0.05, 1.0)
+    """
+    if errors >= count:
+        return 1.0
+    low, high = errors / count, 1.0
+    for _ in range(40):
+        rate = (low + high) / 2
+        low, high = (rate, high) if at_most(errors, count, rate) > miss else (low, rate)
+    return high

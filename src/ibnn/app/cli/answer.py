@@ -1,4 +1,4 @@
-"""`evaluate` and `predict`: the answers of a finished run."""
+"""ANSWERS of a finished run: `evaluate` and `predict`, `export` as a file, `serve` over HTTP."""
 
 import csv
 import io
@@ -8,21 +8,50 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ibnn.app.asking import finite
 from ibnn.app.asking.inputs import examples, image_reader, listed, point_reader
 from ibnn.app.cli.options import Data, Json, Risk, RunFolder, Samples, Seed, TrustCode
-from ibnn.app.cli.screen import MisuseError, Screen, check_out, finite, misuse
+from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse
 from ibnn.app.cli.train import show
 from ibnn.errors import complaint
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ibnn.app.asking.run import Asked
     from ibnn.data import DataSet
 
 BATCH = 250  # examples read at once
+
+
+def read(folder: Path, samples: int | None, seed: int = 0, trust_code: bool = False) -> "Asked":
+    """Reads a finished run; a folder without one is misuse."""
+    from ibnn.app.asking.run import Asked
+
+    with misuse():
+        return Asked.read(folder, samples, seed, trust_code=trust_code)
+
+
+def check_risk(risk: float) -> None:
+    """Raises for a number that is not a share."""
+    if not 0 < risk <= 1:
+        raise ValueError(complaint("--risk", "above 0 and at most 1", risk, "Pass 0.05."))
+
+
+def worded(facts: dict[str, Any]) -> str:
+    """Describes where a run abstains, and what that guarantees."""
+    by = f"{facts['examples']:,} {facts['by']}"
+    if not facts["coverage"]:
+        return f"All abstain: by the {by}, no threshold keeps the error at or below {facts['risk']:g}."
+    return (
+        f"Abstains where total > {facts['limit']:.4g}: this answers {facts['coverage']:.0%} of the {by}; with "
+        f"{facts['confidence']:.0%} confidence at most {facts['bound']:.2%} of such answers are wrong "
+        f"({facts['risk']:.2%} allowed)."
+    )
 
 
 def evaluate(
@@ -74,23 +103,19 @@ def _check_other(name: str, folder: Path | None, asked: "Asked") -> None:
 
 def _other(screen: Screen, name: str, folder: Path | None, trained_on: Any) -> "DataSet":
     """Returns another data set, normalised as in training, with its own test images."""
+    import torch
+
     from ibnn.data import DataSet, load
 
-    other = load(name, folder)
+    other, first = load(name, folder), torch.tensor([0])
     assert isinstance(trained_on, DataSet), "a run on images"
-    expected, got = (f"{len(each.classes)} classes and images {_shape(each)}" for each in (trained_on, other))
+    shapes = {each: tuple(each.test.rows(first).images.shape[1:]) for each in (trained_on, other)}
+    expected, got = (f"{len(each.classes)} classes and images {shape}" for each, shape in shapes.items())
     if expected != got:
-        remedy = "Leave it out for the run's own set."
-        raise MisuseError(complaint("--data-set", f"one of {expected}", got, remedy))
+        raise MisuseError(complaint("--data-set", f"one of {expected}", got, "Leave it out for the run's own set."))
     if other.classes != trained_on.classes:
         screen.note(f"The classes of {name} have other names than those of {trained_on.name}.")
     return replace(trained_on, name=name, test=other.test)
-
-
-def _shape(data: "DataSet") -> tuple[int, ...]:
-    import torch
-
-    return tuple(data.test.rows(torch.tensor([0])).images.shape[1:])
 
 
 _INPUTS = "Images, folders of images, .npy or .csv files; points as .npy or .csv files."
@@ -127,8 +152,7 @@ def predict(
     asked = read(folder, samples, seed, trust_code)
     rows, unread = _rows(screen, asked, files, scale)
     if rows:
-        never = risk == 1 or not asked.classes
-        limit, facts = (math.inf, None) if never else asked.limit(risk, asked.held_out(data))
+        limit, facts = asked.limit(risk, lambda: asked.held_out(data))
         if facts is not None:
             screen.note(worded(facts))
         if asked.classes:
@@ -143,8 +167,7 @@ def _check_predict(out: Path | None, risk: float, scale: float | None) -> None:
     check_risk(risk)
     if out is not None and out.suffix not in (".csv", ".json"):
         raise ValueError(complaint("--out", "a .csv or .json file", out, "Pass -o out.csv."))
-    if out is not None:
-        check_out("--out", out)
+    check_out("--out", out)
     if scale is not None and not 0 < scale < math.inf:
         raise ValueError(complaint("--scale", "a positive number", scale, "Pass 255 for bytes."))
 
@@ -196,27 +219,106 @@ def _cell(value: Any) -> Any:
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
-def read(folder: Path, samples: int | None, seed: int = 0, trust_code: bool = False) -> "Asked":
-    """Reads a finished run; a folder without one is misuse."""
-    from ibnn.app.asking.run import Asked
+def export(
+    screen: Screen,
+    folder: RunFolder,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Default: model.onnx or model.pt2.")] = None,
+    samples: Samples = None,
+    seed: Seed = 0,
+    format: Annotated[Literal["onnx", "torch"], typer.Option(help="For onnxruntime or torch.export.load.")] = "onnx",
+    pixels: Annotated[bool, typer.Option("--pixels", help="The file takes images in [0, 1], not normalised.")] = False,
+    trust_code: TrustCode = False,
+    json: Json = False,
+) -> None:
+    """Writes a run as one ONNX or torch file that answers as `ibnn predict` does, without ibnn.
 
+    For images: without --pixels the file takes images normalised as in training; its metadata have the numbers.
+
+    For points and tables: the file takes rows of numbers in their original units, columns in the order given in its
+    metadata. It returns probabilities, total, aleatoric and epistemic; for a predicted number mean, std, aleatoric and
+    epistemic.
+
+    The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
+    """
+    from ibnn.baselines import Plain
+    from ibnn.files.export import export as write
+    from ibnn.network import IBNN
+
+    out = out or Path("model.onnx" if format == "onnx" else "model.pt2")
+    check_out("--out", out)
+    asked = read(folder, samples, seed, trust_code)
+    example, facts = _example(asked, pixels)
+    assert isinstance(asked.run.model, IBNN | Plain), "as for all methods of jobs"
+    draws = {"samples": asked.samples, "seed": asked.seed}
+    normal = asked.normalisation if pixels else None
     with misuse():
-        return Asked.read(folder, samples, seed, trust_code=trust_code)
+        written = write(asked.run.model, example, out, format=format, pixels=normal, metadata=facts, **draws)
+    screen.result(written._asdict() | {"path": str(written.path), "format": format} | draws, str(written.path), json)
+    if not json:
+        screen.note(
+            f"{written.bytes:,} bytes, of which {written.draw_bytes:,} are draws; its answers differ from those of "
+            f"`ibnn predict` by at most {written.difference:.1g}."
+        )
 
 
-def check_risk(risk: float) -> None:
-    """Raises for a number that is not a share."""
-    if not 0 < risk <= 1:
-        raise ValueError(complaint("--risk", "above 0 and at most 1", risk, "Pass 0.05."))
+def _example(asked: "Asked", pixels: bool) -> tuple["Tensor", dict[str, Any]]:
+    """Returns inputs that show the file's shapes, and its metadata."""
+    run = asked.run
+    facts = {"run": run.result["name"], "classes": run.result["classes"]}
+    if asked.units is not None:
+        if pixels:
+            got = f"given for a run on the points {run.job.data}"
+            raise MisuseError(complaint("--pixels", "for a run on images", got, "Leave it out."))
+        return asked.units.made_up(3), facts | {"columns": list(asked.units.columns), "target": run.job.target}
+    images = asked.test_answers["shown/images"].float() / 255
+    facts |= {"normalisation": dict(zip(("mean", "std"), asked.normalisation, strict=True))}
+    return images if pixels else asked.normalised(images), facts
 
 
-def worded(facts: dict[str, Any]) -> str:
-    """Describes where a run abstains, and what that guarantees."""
-    by = f"{facts['examples']:,} {facts['by']}"
-    if not facts["coverage"]:
-        return f"All abstain: by the {by}, no threshold keeps the error at or below {facts['risk']:g}."
-    return (
-        f"Abstains where total > {facts['limit']:.4g}: this answers {facts['coverage']:.0%} of the {by}; with "
-        f"{facts['confidence']:.0%} confidence at most {facts['bound']:.2%} of such answers are wrong "
-        f"({facts['risk']:.2%} allowed)."
-    )
+_HOST = "Address to listen on; the default accepts connections from this machine only."
+_FALSE_ALARM = "Probability that the shift monitor ever raises an alarm although nothing has shifted."
+_STATE = "File that keeps the shift monitor's state between starts."
+
+
+def serve(
+    screen: Screen,
+    folder: RunFolder,
+    host: Annotated[str, typer.Option(help=_HOST)] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
+    samples: Samples = None,
+    seed: Seed = 0,
+    risk: Risk = 0.05,
+    false_alarm: Annotated[float, typer.Option(help=_FALSE_ALARM)] = 0.01,
+    state: Annotated[Path | None, typer.Option(help=_STATE)] = None,
+    megabytes: Annotated[float, typer.Option(help="Largest request that is accepted.")] = 10,
+    data: Data = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Serves a run over HTTP: /predict, /health, /metrics, and a page at / to try it with an image or a row.
+
+    Ctrl-C or SIGTERM ends it after the requests in flight are answered. There is no password: before others can reach
+    it, put a proxy in front that asks for one.
+    """
+    with misuse():
+        check_risk(risk)
+        check_out("--state", state)
+        if not 0 < false_alarm < 1:
+            raise ValueError(complaint("--false-alarm", "between 0 and 1", false_alarm, "Pass 0.01."))
+        if not 0 < megabytes < math.inf:
+            raise ValueError(complaint("--megabytes", "positive and finite", megabytes, "Pass 10."))
+    from ibnn.app.serve import server
+    from ibnn.app.serve.app import make_app
+    from ibnn.app.serve.service import Service
+
+    asked = read(folder, samples, seed, trust_code)
+    with misuse():
+        at = server.listen(host, port)
+    with at:
+        with misuse():
+            service = Service(asked, risk=risk, false_alarm=false_alarm, data=data, state=state)
+        facts = service.limit(risk)[1]
+        screen.note(worded(facts) if facts else "Never abstains.")
+        if service.monitor is None:
+            screen.note(f"Inputs are not monitored for a shift: {service.unwatched}.")
+        ready = f"Serving at http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"
+        server.serve(make_app(service, megabytes=megabytes), at, ready=lambda: print(ready, flush=True))

@@ -5,15 +5,11 @@ from typing import Annotated
 import typer
 
 from ibnn._version import __version__
-from ibnn.app.cli.answer import evaluate, predict
-from ibnn.app.cli.datasets import data_get, data_list
-from ibnn.app.cli.demo import bench, demo
-from ibnn.app.cli.export import export
+from ibnn.app.cli.answer import evaluate, export, predict, serve
+from ibnn.app.cli.explore import bench, data_get, data_list, demo, plan
 from ibnn.app.cli.options import Debug, Quiet
 from ibnn.app.cli.paper import report, reproduce
-from ibnn.app.cli.plan import plan
 from ibnn.app.cli.screen import register
-from ibnn.app.cli.serve import serve
 from ibnn.app.cli.train import train
 
 STORY = """Networks that know what they do not know.

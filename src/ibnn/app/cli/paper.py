@@ -49,8 +49,8 @@ def reproduce(
         wanted = {each: _wanted(methods, experiment) for each, experiment in chosen.items()}
         for each, experiment in chosen.items():
             experiment.only(wanted[each], seeds)
-        for option, place in (("--out", out), ("--runs", runs)):
-            check_out(option, place, folder=True)
+        check_out("--out", out, folder=True)
+        check_out("--runs", runs, folder=True)
     found = {}
     for each in chosen:
         options: dict[str, Any] = {"preset": preset, "seeds": seeds, "methods": wanted[each], "smoke": smoke}

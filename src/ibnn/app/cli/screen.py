@@ -3,7 +3,6 @@
 import functools
 import inspect
 import json
-import math
 import os
 import sys
 import traceback
@@ -15,6 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from ibnn.app.asking import finite
 from ibnn.app.cli.options import Debug, Quiet
 from ibnn.errors import DamagedError, complaint, nearest
 
@@ -43,8 +43,8 @@ _SYNONYMS = {
     }.items()
     for word in words.split()
 }
-
-
+_EXTRAS = dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "python_multipart"), "serve")
+_EXTRAS |= {"matplotlib": "demo", "sklearn": "demo"}
 _WRONG_ARGUMENTS = (ValueError, TypeError, FileNotFoundError)
 
 
@@ -67,17 +67,17 @@ def misuse(kinds: tuple[type[Exception], ...] = _WRONG_ARGUMENTS, hint: str = ""
         raise MisuseError(f"{error}{hint}") from error
 
 
-def check_out(option: str, path: Path, *, folder: bool = False) -> None:
+def check_out(option: str, path: Path | None, *, folder: bool = False) -> None:
     """Raises, before any work, for a file or folder that cannot be written. Missing folders are created later."""
+    if path is None:
+        return
     kind, other = ("a folder", "the file") if folder else ("a file", "the folder")
     if path.exists() and path.is_dir() != folder:
-        raise ValueError(complaint(option, kind, f"{other} {path}", "Pass another one."))
+        raise MisuseError(complaint(option, kind, f"{other} {path}", "Pass another one."))
     above = path if path.is_dir() else next(each for each in path.absolute().parents if each.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        why = "cannot be written to" if above.is_dir() else "is a file"
-        raise ValueError(
-            complaint(option, f"{kind} that can be written", f"{path}: {above} {why}", "Pass another one.")
-        )
+        got = f"{path}: {above} {'cannot be written to' if above.is_dir() else 'is a file'}"
+        raise MisuseError(complaint(option, f"{kind} that can be written", got, "Pass another one."))
 
 
 class Screen:
@@ -117,19 +117,6 @@ class Screen:
             shown.add_row(*map(Text, row))
         # a pipe has no width: nothing is wrapped there
         Console(width=None if sys.stdout.isatty() else 500, highlight=False).print(shown)
-
-
-def finite(value: Any) -> Any:
-    """Returns plain data with None in place of numbers that are not finite.
-
-    >>> finite({"a": [1.5, float("nan")]})
-    {'a': [1.5, None]}
-    """
-    if isinstance(value, dict):
-        return {str(key): finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def register(app: typer.Typer, function: Callable[..., None], *, name: str | None = None, panel: str = "") -> None:
@@ -201,15 +188,9 @@ def _worded(error: BaseException) -> tuple[str, int]:
     if isinstance(error, MisuseError):
         return f"Error: {error}", 2
     if isinstance(error, ModuleNotFoundError):
-        hint = "" if "pip install" in str(error) else f". To install it: pip install 'ibnn[{_extra(error)}]'"
+        extra = _EXTRAS.get((error.name or "").split(".")[0], "cli")
+        hint = "" if "pip install" in str(error) else f". To install it: pip install 'ibnn[{extra}]'"
         return f"Error: {error}{hint}", 1
     if isinstance(error, ValueError | TypeError | OSError) or type(error).__module__.startswith("ibnn."):
         return f"Error: {error}", 1
     return f"Error: unexpected {type(error).__name__}: {error}. Run again with --debug to see where.", 1
-
-
-def _extra(error: ModuleNotFoundError) -> str:
-    package = (error.name or "").split(".")[0]
-    if package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
-        return "serve"
-    return "demo" if package in ("matplotlib", "sklearn") else "cli"

@@ -32,9 +32,8 @@ def parsed(settings: list[str], flag: str) -> dict[str, Any]:
         for part in path:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise ValueError(
-                    complaint(flag, "one value per key", f"{key!r} below a value", "Leave one of them out.")
-                )
+                got = f"{key!r} below a value"
+                raise ValueError(complaint(flag, "one value per key", got, "Leave one of them out."))
         table[last] = _value(text.strip())
     return found
 

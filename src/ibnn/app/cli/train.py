@@ -58,8 +58,7 @@ def train(
         screen.note(again)
         raise typer.Exit(stop.code if isinstance(stop.code, int) else 1) from None
     if json:
-        screen.json(result)
-        return
+        return screen.json(result)
     show(screen, result)
     screen.note(_next(job, home.path, images="corrupted" in result))
 

@@ -1,38 +1,35 @@
-"""ROUTES of the service, and the application that holds them."""
+"""ROUTES of the service, the application that holds them, and the gate before it."""
 
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
-from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
+from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ibnn._version import __version__
+from ibnn.app.asking import finite
 from ibnn.app.serve import page, requests
 from ibnn.app.serve.batching import OverloadedError
-from ibnn.app.serve.gate import Gate
-from ibnn.app.serve.schemas import Answer, Answers, Health, Number, Numbers, route_options
-from ibnn.app.serve.service import Question, Row, Service, finite
+from ibnn.app.serve.requests import Answer, Answers, Health, Number, Numbers, receive, route_options
+from ibnn.app.serve.service import Counts, Question, Row, Service
 from ibnn.errors import complaint
 
-MEGABYTES = 10  # of a request
 READERS = 2  # threads that read requests
-
+_PATHS = ("/", "/docs", "/openapi.json", "/predict", "/health", "/metrics")
+_HEADERS = {b"x-content-type-options": b"nosniff", b"referrer-policy": b"no-referrer", b"cache-control": b"no-store"}
 _Draws = Annotated[bool, Query(description="Also returns the answer of every draw.")]
 
 
-def make_app(service: Service, *, megabytes: float = MEGABYTES) -> FastAPI:
-    """Returns the application; shutting it down closes the service.
-
-    Args:
-        service: Answers the requests.
-        megabytes: Size of the largest request that is read.
-    """
+def make_app(service: Service, *, megabytes: float = 10) -> FastAPI:
+    """Returns an application that reads requests of at most so many megabytes; shutting it down closes the service."""
     readers = ThreadPoolExecutor(READERS, "ibnn-reader")
 
     @contextlib.asynccontextmanager
@@ -51,13 +48,8 @@ def make_app(service: Service, *, megabytes: float = MEGABYTES) -> FastAPI:
     )
     app.add_middleware(Gate, counts=service.counts, most=int(megabytes * 1e6))
     app.add_exception_handler(RequestValidationError, _invalid)
-
-    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(page.reference(app.openapi()), headers=page.POLICY)
-
-    app.include_router(_status(service))
-    app.include_router((_labels if service.asked.classes else _numbers)(service, readers))
+    _add_status(app, service)
+    (_add_labels if service.asked.classes else _add_numbers)(app, service, readers)
     return app
 
 
@@ -70,43 +62,39 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": text}, 422)
 
 
-def _status(service: Service) -> APIRouter:
-    router = APIRouter()
+def _add_status(app: FastAPI, service: Service) -> None:
+    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page.reference(app.openapi()), headers=page.POLICY)
 
-    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def front() -> HTMLResponse:
         return HTMLResponse(page.front(service.asked), headers=page.POLICY)
 
-    @router.get("/health", summary="What is served, and its state")
+    @app.get("/health", summary="What is served, and its state")
     async def health() -> Health:
         return Health(**service.health())
 
-    @router.get("/metrics", summary="Counts in Prometheus' text format", response_class=PlainTextResponse)
+    @app.get("/metrics", summary="Counts in Prometheus' text format", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
         return PlainTextResponse(service.metrics(), media_type=CONTENT_TYPE_LATEST)
 
-    return router
 
-
-def _numbers(service: Service, readers: ThreadPoolExecutor) -> APIRouter:
-    router, asked = APIRouter(), service.asked
+def _add_numbers(app: FastAPI, service: Service, readers: ThreadPoolExecutor) -> None:
     summary = "Predicts a number for every row, with its uncertainty"
 
-    @router.post("/predict", summary=summary, **route_options(asked))
+    @app.post("/predict", summary=summary, **route_options(service.asked))
     async def number(request: Request, draws: _Draws = False) -> Numbers:
         rows = await _answered(service, readers, request, draws)
-        return Numbers(target=asked.run.job.target, rows=[Number(**row) for row in rows])
-
-    return router
+        return Numbers(target=service.asked.run.job.target, rows=[Number(**row) for row in rows])
 
 
-def _labels(service: Service, readers: ThreadPoolExecutor) -> APIRouter:
-    router, asked = APIRouter(), service.asked
-    inputs = "images" if asked.units is None else "rows"
+def _add_labels(app: FastAPI, service: Service, readers: ThreadPoolExecutor) -> None:
+    inputs = "images" if service.asked.units is None else "rows"
     summary = f"Labels {inputs} with their uncertainty, and abstains where a label would be wrong too often"
     about = "Accepted share of wrong answers among those given."
 
-    @router.post("/predict", summary=summary, **route_options(asked))
+    @app.post("/predict", summary=summary, **route_options(service.asked))
     async def label(
         request: Request,
         risk: Annotated[float, Query(gt=0, le=1, description=about)] = service.risk,
@@ -116,14 +104,12 @@ def _labels(service: Service, readers: ThreadPoolExecutor) -> APIRouter:
         answers = await _answered(service, readers, request, draws)
         rows = [Answer(**row, abstain=row["total"] > limit) for row in answers]
         service.counts.abstained.inc(sum(row.abstain for row in rows))
-        return Answers(classes=asked.classes, risk=risk, limit=finite(limit), rows=rows)
-
-    return router
+        return Answers(classes=service.asked.classes, risk=risk, limit=finite(limit), rows=rows)
 
 
 async def _answered(service: Service, readers: ThreadPoolExecutor, request: Request, draws: bool) -> list[Row]:
     """Reads a request in one of the readers' threads and returns its answers."""
-    parts = await requests.receive(request, images=service.asked.units is None)
+    parts = await receive(request, images=service.asked.units is None)
     try:
         loop = asyncio.get_running_loop()
         inputs, notes = await loop.run_in_executor(readers, requests.read, parts, service.asked)
@@ -138,3 +124,64 @@ async def _answered(service: Service, readers: ThreadPoolExecutor, request: Requ
             expected, remedy = "close enough to the training data for finite answers", "Check its units, or omit it."
             raise HTTPException(422, complaint("inputs", expected, f"row {number}, which is too far off", remedy))
     return [row | ({"note": note} if note else {}) for row, note in zip(rows, notes, strict=True)]
+
+
+class Gate:
+    """Wraps an application; reads at most so many bytes of a request."""
+
+    def __init__(self, app: ASGIApp, *, counts: Counts, most: int) -> None:
+        self.app, self.counts, self.most = app, counts, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles a connection as ASGI specifies."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in _PATHS else "other"
+        start, status = time.perf_counter(), 500
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), *_HEADERS.items()]
+            await send(message)
+
+        try:
+            length = dict(scope["headers"]).get(b"content-length", b"0")
+            if length.isdigit() and int(length) > self.most:
+                await self._discard(receive)
+                refusal = JSONResponse({"detail": self._too_large(f"{int(length):,}")}, 413, {"Connection": "close"})
+                await refusal(scope, receive, sending)
+            else:
+                await self.app(scope, self._limited(receive), sending)
+        finally:
+            self.counts.requests.labels(path, status).inc()
+            self.counts.seconds.labels(path).observe(time.perf_counter() - start)
+
+    def _limited(self, receive: Receive) -> Receive:
+        read = 0
+
+        async def receiving() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self.most:
+                if message.get("more_body", False):
+                    await self._discard(receive)
+                raise HTTPException(413, self._too_large(f"more than {self.most:,}"))
+            return message
+
+        return receiving
+
+    async def _discard(self, receive: Receive) -> None:
+        """Lets a client finish that is not far above the limit; many clients read a reply only then."""
+        read, more = 0, True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                while more and read < 10 * self.most:
+                    message = await receive()
+                    read, more = read + len(message.get("body", b"")), message.get("more_body", False)
+
+    def _too_large(self, got: str) -> str:
+        return complaint("body", f"at most {self.most:,} bytes", got, "Send fewer inputs, or a smaller image.")

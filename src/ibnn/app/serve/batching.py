@@ -31,14 +31,7 @@ class Batcher(Generic[Question, Answer]):
         waiting: int,
         rows: Callable[[Question], int],
     ) -> None:
-        """Starts the thread.
-
-        Args:
-            answer: Answers a batch of questions, in order.
-            most: A batch with this many rows takes no more questions.
-            waiting: Largest number of waiting questions.
-            rows: Counts the rows of a question.
-        """
+        """Starts the thread; a batch of `most` rows takes no more questions, and at most `waiting` of these wait."""
         self._answer, self._most, self._rows = answer, most, rows
         self._queue: queue.Queue[tuple[Question, Future[Answer]] | None] = queue.Queue(waiting)
         self._thread = threading.Thread(target=self._work, name="ibnn-answers", daemon=True)

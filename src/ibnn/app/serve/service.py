@@ -2,18 +2,18 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from torch import Tensor
 
 from ibnn._version import __version__
+from ibnn.app.asking import finite
 from ibnn.app.asking.run import Asked, HeldOut
 from ibnn.app.serve.batching import Batcher
 from ibnn.errors import complaint
@@ -35,16 +35,7 @@ class Question(NamedTuple):
 
 
 class Service:
-    """Answers questions, one batch at a time; counts and monitors them.
-
-    Attributes:
-        asked: The run.
-        risk: Accepted share of wrong answers among those given, unless a request sets another.
-        held_out: Answers that decide where to abstain and what the monitor compares with.
-        watched: The score that the monitor ranks.
-        monitor: None if there is nothing to compare with.
-        unwatched: Why there is no monitor.
-    """
+    """Answers questions, one batch at a time; counts and monitors them."""
 
     def __init__(
         self,
@@ -59,26 +50,22 @@ class Service:
 
         Args:
             asked: The run.
-            risk: Default of requests.
+            risk: Accepted share of wrong answers among those given, unless a request sets another.
             false_alarm: Probability that the monitor ever raises an alarm although nothing has shifted.
             data: Folder of data sets.
             state: File that keeps the monitor's state between starts.
         """
         self.asked, self.risk, self._state = asked, risk, state
-        self.unwatched = ""
-        self.held_out: HeldOut = asked.held_out(data)
-        self.limit = lru_cache(maxsize=64)(self._limit)
+        self.held_out: HeldOut = asked.held_out(data)  # decides where to abstain and what the monitor compares with
+        self.limit = lru_cache(maxsize=64)(lambda risk: asked.limit(risk, lambda: self.held_out))
         self.limit(risk)
         least = 1e-6 if asked.classes else 1e-6 * float(self.held_out.total.max())  # variances have units
         agrees = asked.run.model.components == 1 and not float(self.held_out.epistemic.abs().max()) > least
-        self.watched: Literal["epistemic", "total"] = "total" if agrees else "epistemic"
+        self.watched = "total" if agrees else "epistemic"  # the score that the monitor ranks
+        self.unwatched = ""  # why there is no monitor
         self.monitor = self._monitor(false_alarm)
         self.counts = Counts()
         self._batcher = Batcher(self._answer, most=MOST, waiting=WAITING, rows=lambda q: len(q.inputs))
-
-    def _limit(self, risk: float) -> tuple[float, dict[str, Any] | None]:
-        never = risk == 1 or not self.asked.classes
-        return (math.inf, None) if never else self.asked.limit(risk, self.held_out)
 
     def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
         asked, scores = self.asked, getattr(self.held_out, self.watched)
@@ -146,7 +133,7 @@ class Service:
             "components": run.model.components,
             "samples": self.asked.samples,
             "seed": self.asked.seed,
-            "abstention": None if limit is None else limit | {"limit": finite(limit["limit"])},
+            "abstention": finite(limit),
             "shift": self._shift(),
         }
 
@@ -188,8 +175,3 @@ class Counts:
         self.shift_seen = Gauge("ibnn_shift_inputs", "Inputs the shift monitor has seen.", registry=own)
         self.shift_wealth = Gauge("ibnn_shift_log_wealth", "Log wealth of the bet on a shift.", registry=own)
         self.shift_alarm = Gauge("ibnn_shift_alarm", "1 once the shift monitor has rung.", registry=own)
-
-
-def finite(value: float) -> float | None:
-    """Returns None for numbers that JSON does not have."""
-    return value if math.isfinite(value) else None

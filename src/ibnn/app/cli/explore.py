@@ -1,0 +1,186 @@
+"""EXPLORE: `demo`, `plan`, `bench`, `data list` and `data get`, none of which need data of your own."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ibnn.app.cli.options import Json, NewData
+from ibnn.app.cli.screen import Screen, check_out, misuse
+from ibnn.app.cli.settings import check_net, parsed
+
+
+def demo(
+    screen: Screen,
+    out: Annotated[Path, typer.Option(help="Folder for figures and results.json.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of splits, weights, order and draws.")] = 0,
+    json: Json = False,
+) -> None:
+    """Trains a plain network and an iBNN on embedded digits; prints a table and draws three figures. Start here."""
+    check_out("--out", out, folder=True)
+    from ibnn.lab.demo import explain, run, table
+
+    result = run(out, seed, quiet=screen.quiet)
+    if json:
+        return screen.json(result)
+    screen.table(table(result))
+    if not screen.quiet:
+        files = ", ".join(str(out / name) for name in ("reliability.png", "digits.png", "entropy.png", "results.json"))
+        print(f"{explain(result)}\n\nLook at: {files} ({result['seconds']:.0f} s)")
+
+
+def bench(
+    screen: Screen,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="JSON file of results; adds what is missing in it.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small networks and batches; takes half a minute.")] = False,
+    json: Json = False,
+) -> None:
+    """Measures time and memory of iBNNs and of installed rivals, relative to plain networks.
+
+    Takes a quarter of an hour on two cores. A ratio of 1 means as fast, or as light, as the plain network.
+    """
+    from ibnn.lab.bench import QUICK, misses, rival_rows, rows
+    from ibnn.lab.bench import bench as measure
+
+    check_out("--out", out)
+    content = measure(out, size=QUICK if quick else None, note=screen.note)
+    if json:
+        return screen.json(content)
+    found, above = rows(content["cells"]), misses(content["cells"])
+    if quick:  # the limits are for the networks and batches of the full benchmark
+        del found[1]
+        above = []
+    screen.table(found, title="iBNN to plain network: bytes kept for backward, seconds of the rest")
+    for line in above:
+        screen.note(f"above its limit: {line}")
+    if quick or any(line.startswith("lenet") for line in above):
+        screen.note("Overhead dominates in tiny networks and batches: large ones have ratios nearer to 1.")
+    if quick:
+        screen.note("Run `ibnn bench` without --quick to compare with the limits.")
+    cell = content["cells"]["rivals"]
+    screen.table(rival_rows(cell), title=f"{cell['net']}: methods to the plain network")
+
+
+def _nets() -> list[str]:
+    from ibnn import nets
+
+    return list(nets.names())
+
+
+_NET = "Name of a network, or package.module:function in the current folder; lists all networks if omitted."
+_Patterns = list[str] | None
+
+
+def plan(
+    screen: Screen,
+    net: Annotated[str | None, typer.Option(help=_NET, autocompletion=_nets)] = None,
+    option: Annotated[_Patterns, typer.Option(help="Option of the network.", metavar="KEY=VALUE")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Default: 10, or 1000 for ImageNet networks.")] = None,
+    include: Annotated[_Patterns, typer.Option(help="Layers to convert.", metavar="PATTERN")] = None,
+    exclude: Annotated[_Patterns, typer.Option(help="Layers to leave out.", metavar="PATTERN")] = None,
+    json: Json = False,
+) -> None:
+    """Shows what `ibnn.convert` would do to a network: layers, nodes, weights. Allocates nothing.
+
+    A network of your own is created by function(classes, **options).
+    """
+    from ibnn.convert import plan as planned_by
+
+    if net is None:
+        _list(screen, classes, json)
+        return
+    with misuse():
+        options = parsed(option or [], "--option")
+        check_net(net, options)
+        count = classes or _classes(net, options)
+        planned = planned_by(_made(net, count, options), include=include or None, exclude=exclude or None)
+    if not json:
+        print(planned)
+        return
+    facts = {"net": net, "classes": count, "options": options}
+    facts |= {"weights": planned.weights, "nodes": planned.nodes, "ratio": planned.weights / planned.nodes}
+    parts = {"layers": planned.layers, "skipped": planned.skipped}
+    screen.json(facts | {name: [vars(entry) for entry in part] for name, part in parts.items()})
+
+
+def _classes(net: str, options: dict[str, Any]) -> int:
+    """Returns the default number of classes: 1000 for networks that take ImageNet's images."""
+    from ibnn import nets
+    from ibnn.nets.own import is_own
+
+    return 1000 if not is_own(net) and nets.input_shape(net, **options)[-1] == 224 else 10
+
+
+def _made(net: str, classes: int, options: dict[str, Any]) -> Any:
+    import torch
+
+    from ibnn import nets
+    from ibnn.nets.own import is_own, make_own
+
+    if is_own(net):
+        return make_own(net, classes, options)
+    with torch.device("meta"):
+        return nets.make(net, classes, **options)
+
+
+def _list(screen: Screen, classes: int | None, json: bool) -> None:
+    from ibnn import nets
+    from ibnn.lab import sizes
+
+    rows: list[dict[str, Any]] = []
+    for name in nets.names():
+        count = classes or _classes(name, {})
+        size = sizes.count(_made(name, count, {}))
+        rows.append({"net": name, "input": list(nets.input_shape(name)), "classes": count, **size._asdict()})
+    if json:
+        return screen.json(rows)
+    head = ["net", "input", "classes", "weights", "nodes", "weights per node"]
+    cells = [[r["net"], "×".join(map(str, r["input"])), *(f"{r[k]:,.0f}" for k in list(r)[2:])] for r in rows]
+    screen.table([head, *cells])
+    screen.note("One of them in detail: ibnn plan --net NAME")
+
+
+def _sets() -> list[str]:
+    from ibnn import data
+
+    return list(data.names())
+
+
+def data_list(screen: Screen, data: NewData = None, json: Json = False) -> None:
+    """Lists the data sets, and which of them are present."""
+    from ibnn.data import status
+
+    rows = status(data)
+    if json:
+        return screen.json([row._asdict() for row in rows])
+    cells = [[r.name, "yes" if r.found else "no", f"{r.bytes / 1e6:,.1f}" if r.bytes else "–", r.where] for r in rows]
+    screen.table([["name", "present", "MB", "where"], *cells])
+    if missing := [row.name for row in rows if not row.found]:
+        screen.note(f"To download: ibnn data get {missing[0]}")
+
+
+def data_get(
+    screen: Screen,
+    names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=_sets, metavar="NAME…")],
+    data: NewData = None,
+    mirror: Annotated[str | None, typer.Option(help="Server with NAME/FILE; default: $IBNN_MIRROR.")] = None,
+    json: Json = False,
+) -> None:
+    """Downloads data sets and checks them; keeps those that are present."""
+    from ibnn.data import get, status
+    from ibnn.data.download import server
+    from ibnn.data.sets import KNOWN, known
+
+    places = {row.name: row.where for row in status(data)}
+    with misuse():
+        server(mirror)
+        for name in names:
+            if name not in places:
+                known(name)  # raises
+    for name in names:
+        if name in KNOWN:
+            get(name, data, mirror=mirror, progress=not screen.quiet)
+    where = {name: places[name] for name in names}
+    screen.result(where, "\n".join(f"{name}: {place}" for name, place in where.items()), json)
