@@ -30,7 +30,20 @@ def components_of(model: ibnn.IBNN, rows: int, samples: int = 1, spread: bool = 
     """Which component each row draws from, read off draws whose means name their component."""
     probe = copy.deepcopy(model)
     probe.set_posterior(mean=torch.arange(probe.components, dtype=torch.float32)[:, None], std=0.0)
-    return probe._training_draws(probe.posterior(), rows, samples, spread=spread)[:, 0].int().tolist()
+    return training_latents(probe, torch.zeros(rows, 5), samples, spread)[:, 0].int().tolist()
+
+
+def training_latents(model: ibnn.IBNN, x: Tensor, samples: int = 1, spread: bool = False) -> Tensor:
+    """z of the model's next training step, read off its latents during a copy's step."""
+    probe, seen = copy.deepcopy(model).train(), []
+
+    def read(*_: object) -> None:
+        if not seen:  # later calls look for the batch, without z
+            seen.append(torch.cat([latent.z for latent in probe.latents.values()], 1))
+
+    probe.net.register_forward_pre_hook(read)
+    probe.elbo(x, torch.zeros(len(x), dtype=torch.long), n_data=100, samples=samples, spread=spread, beta=0.0)
+    return seen[0].detach()
 
 
 # ------------------------------------------------------------------------------------------------------- assignment
@@ -73,7 +86,7 @@ def test_copies_share_their_component_or_spread_over_all() -> None:
 
 
 def test_each_copy_has_its_own_draw() -> None:
-    z = (model := make_model(2))._training_draws(model.posterior(), 4, 3, spread=False)
+    z = training_latents(make_model(2), torch.randn(4, 5), samples=3)
     assert len({tuple(row) for row in z.tolist()}) == 12
 
 
@@ -90,7 +103,7 @@ def test_a_component_s_first_update_is_that_of_a_lone_model_on_its_slice() -> No
     model = make_model(4, kl="components", init_std=0.5).double()
     x, y = torch.randn(12, 5, dtype=torch.float64), torch.randint(3, (12,))
     owner = torch.tensor(components_of(model, 12))
-    z = model._training_draws(model.posterior(), 12, 1, spread=False)
+    z = training_latents(model, x)
     before = copy.deepcopy(model)
     one_step(model, x, y)
     for k in range(4):
@@ -105,7 +118,7 @@ def test_a_component_s_first_update_is_that_of_a_lone_model_on_its_slice() -> No
         rows = owner == k
         noise = (z[rows] - lone.posterior().mean) / lone.posterior().std
         draws = lone.posterior().draw(torch.zeros(int(rows.sum()), dtype=torch.long), noise.detach())
-        loss = F.cross_entropy(lone._run((x[rows],), {}, draws), y[rows]) + lone.kl() / 100
+        loss = F.cross_entropy(lone.outputs(x[rows], draws[None])[0], y[rows]) + lone.kl() / 100
         loss.backward()
         for name, latent in lone.latents.items():
             for parameter in ("mean", "rho"):
@@ -420,7 +433,7 @@ class SequenceFirst(nn.Module):
 def test_a_batch_that_is_not_first_is_found(length: int, together: bool) -> None:
     net, x = SequenceFirst().double(), torch.randn(4, length, 5, dtype=torch.float64)
     model = ibnn.convert(net, components=2, seed=0).train()
-    z = model._training_draws(model.posterior(), 4, 1, spread=False)
+    z = training_latents(model, x)
     output, (inner, head) = model(x), z.split(5, 1)
     if together:
         expected = net.head((net.inner(x * inner[:, None])).mean(1) * head)

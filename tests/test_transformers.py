@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import ibnn
-from ibnn.inputs import logits_of
+from ibnn.inputs import batch_length, logits_of
 from ibnn.latent import Latent
 
 hf = pytest.importorskip("transformers")
@@ -160,10 +160,14 @@ def test_every_latent_and_weight_gets_a_gradient(case: Any) -> None:
 def test_rows_are_computed_with_their_own_z(case: Any) -> None:
     """Draws as rows of one batch are the plain networks of these draws, which the library does not run."""
     net, inputs = case
-    model = converted(net)
+    model, seen = converted(net), []
+    note = lambda _, args, kwargs: seen.append(batch_length(kwargs))  # noqa: E731
     with torch.no_grad():
-        rows = model.draw_logits(inputs, samples=2, batch_size=99)
-        assert model._in_rows[B]  # draws did pass as rows
+        model.draw_logits(inputs, samples=2, batch_size=99)
+        with model.net.register_forward_pre_hook(note, with_kwargs=True):
+            rows = model.draw_logits(inputs, samples=2, batch_size=99)
+        assert sum(seen) == B * len(rows)
+        assert len(seen) < len(rows)  # draws did pass as rows
         assert torch.allclose(model.draw_logits(inputs, samples=2), rows, atol=2e-5)
         for j, row in enumerate(rows):
             drawn = model.draw(component=j // 2, index=j % 2)

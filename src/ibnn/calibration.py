@@ -21,8 +21,8 @@ from ibnn.inputs import Inputs, check_rows, evaluating, slice_rows, tree_map
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Weighted
 from ibnn.likelihood.temperature import helpful_temperature
-from ibnn.network import IBNN, check_seed
-from ibnn.normal import Space, address, generators_restored, normals
+from ibnn.network import IBNN
+from ibnn.normal import Space, address, check_seed, generators_restored, normals
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
 

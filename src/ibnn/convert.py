@@ -23,7 +23,8 @@ from ibnn.layers.observe import bypassed
 from ibnn.layers.registry import has_forward_of_its_type, layer_parameter, layer_type
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.mixture import CLOSED_FORMS, KLKind
-from ibnn.network import IBNN, check_seed
+from ibnn.network import IBNN
+from ibnn.normal import check_seed
 
 Pattern = str | type[nn.Module]
 Patterns = Pattern | Sequence[Pattern]

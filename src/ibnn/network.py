@@ -14,7 +14,7 @@ from ibnn.layers.folding import duplicate, fold
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
-from ibnn.normal import Space, address, normals, words
+from ibnn.normal import Space, address, check_seed, normals, words
 from ibnn.passes import LatentNetwork
 from ibnn.prediction import Prediction, predict
 
@@ -102,21 +102,17 @@ class IBNN(LatentNetwork):
         """
         if std is not None and not bool((torch.as_tensor(std) >= 0).all()):
             raise ValueError(complaint("std", "not negative", std, "Pass 0 for no noise."))
-        sizes = [latent.nodes for latent in self.latents.values()]
-        shape = (self.components, sum(sizes))
-        parts = [
-            [None] * len(sizes) if v is None else torch.as_tensor(v).expand(shape).split(sizes, 1) for v in (mean, std)
-        ]
-        for latent, layer_mean, layer_std in zip(self.latents.values(), *parts, strict=True):
-            latent.set(mean=layer_mean, std=layer_std)
+        given = {name: value for name, value in (("mean", mean), ("std", std)) if value is not None}
+        shape = (self.components, self.nodes)
+        parts = {name: self.by_layer(torch.as_tensor(value).expand(shape)) for name, value in given.items()}
+        for name, layers in parts.items():
+            for _, latent, part in layers:
+                latent.set(**{name: part})
 
     def initial_noise(self) -> tuple[Tensor, Tensor]:
         """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
-        row = torch.arange(self.components)
-        for_mean, for_std = (
-            normals(address(self.init_seed, space, row), self.nodes) for space in (Space.INIT_MEAN, Space.INIT_STD)
-        )
-        return for_mean, for_std
+        row, seed, nodes = torch.arange(self.components), self.init_seed, self.nodes
+        return normals(address(seed, Space.INIT_MEAN, row), nodes), normals(address(seed, Space.INIT_STD, row), nodes)
 
     def reseed(self, seed: int) -> None:
         """Starts the draws of training anew from a seed."""
@@ -135,21 +131,19 @@ class IBNN(LatentNetwork):
         if self.training:
             rows = batch_length((args, kwargs))
             with self._unchanged_on_error():
-                output = self._run(args, kwargs, self._training_draws(self.posterior(), rows, 1, spread=False))
+                output = self._run((args, kwargs), self._training_draws(self.posterior(), rows))
             self.examples.add_(rows)
             return output
-        z = self._means() if self.eval_samples == 0 else self.draw_latents(self.eval_samples, self.eval_seed)
-        draws = self._outputs(args, kwargs, z)
+        means_only = self.eval_samples == 0
+        z = self.posterior().mean if means_only else self.draw_latents(self.eval_samples, self.eval_seed)
+        draws = torch.cat(list(self._each_output((args, kwargs), z)))
         labelled = kwargs.get("labels") is not None and not torch.compiler.is_compiling()
-        return self._with_loss(args, kwargs, z[0], draws) if labelled else self.likelihood.combine(draws)
+        return self._with_loss((args, kwargs), z[0], draws) if labelled else self.likelihood.combine(draws)
 
     def _assign(self, rows: int) -> Tensor:
-        """Places of a batch's examples in the endless round of components: (rows,), place mod K is the component.
-
-        A batch takes up the round where the last one stopped, so counts differ by at most one within a batch and even
-        out over batches. Examples change places at random within each K in a row, so that a component does not meet
-        the same examples again when the same batch comes again.
-        """
+        """Places of a batch's examples in the endless round of components: (rows,), place mod K is the component."""
+        # A batch takes up the round where the last one stopped, so counts differ by at most one and even out. Examples
+        # change places at random within each K in a row: a repeated batch does not give a component the same examples.
         width = self.components
         groups = -(-rows // width)
         position = torch.arange(groups * width, device=self.examples.device)
@@ -158,7 +152,7 @@ class IBNN(LatentNetwork):
         return (self.examples + position // width * width + shuffle.view(groups, width).argsort(1).flatten())[:rows]
 
     def _training_draws(
-        self, q: Mixture, rows: int, samples: int, *, spread: bool, part: tuple[int, int] | None = None
+        self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
     ) -> Tensor:
         """z for S copies of a batch, or of a part of one, (S·rows, nodes), copy-major."""
         first, total = part or (0, rows)
@@ -183,27 +177,16 @@ class IBNN(LatentNetwork):
             first: Index of the first draw of every component.
         """
         chosen = tuple(range(self.components) if components is None else components)
-        k = torch.tensor(chosen, device=self.examples.device)
-        noise = self._noise(seed, chosen, first, samples, self.examples.device, self.nodes)
-        return self.posterior().draw(k.repeat_interleave(samples), noise)
-
-    def _noise(
-        self, seed: int, components: tuple[int, ...], first: int, samples: int, device: torch.device, nodes: int
-    ) -> Tensor:
-        """The normals of addressed draws, (K·S, nodes); the last are kept: input after input asks for the same."""
-        at = (seed, components, first, samples, device, nodes)
-        if self._last_noise is not None and self._last_noise[0] == at and not torch.compiler.is_compiling():
-            return self._last_noise[1]
+        device, nodes = self.examples.device, self.nodes
+        at, compiling = (seed, chosen, first, samples, device, nodes), torch.compiler.is_compiling()
+        kept = None if compiling else self._last_noise  # input after input asks for the same
         with torch.inference_mode(False):  # others may need gradients
-            k, s = torch.tensor(components, device=device), torch.arange(first, first + samples, device=device)
-            noise: Tensor = normals(address(seed, Space.PREDICT, k[:, None], s), nodes)
-        if noise.numel() <= _KEPT and not torch.compiler.is_compiling():
-            self._last_noise = at, noise
-        return noise
-
-    def _means(self) -> Tensor:
-        """z of the K component means, (K, nodes)."""
-        return self.posterior().mean
+            k, s = torch.tensor(chosen, device=device), torch.arange(first, first + samples, device=device)
+            if kept is None or kept[0] != at:
+                kept = at, normals(address(seed, Space.PREDICT, k[:, None], s), nodes)
+        if kept[1].numel() <= _KEPT and not compiling:
+            self._last_noise = kept
+        return self.posterior().draw(k.repeat_interleave(samples), kept[1])
 
     # --------------------------------------------------------------------------------------------------- training
 
@@ -219,9 +202,8 @@ class IBNN(LatentNetwork):
     def _kl(self, q: Mixture, kind: KLKind) -> Tensor:
         if kind == "montecarlo":
             row = torch.arange(self.components, device=self.examples.device)
-            return mixture.kl_montecarlo(
-                q, self.prior_std, normals(address(self.seed, Space.KL, self.examples, row), self.nodes)
-            )
+            noise = normals(address(self.seed, Space.KL, self.examples, row), self.nodes)
+            return mixture.kl_montecarlo(q, self.prior_std, noise)
         if kind not in mixture.CLOSED_FORMS:
             names = ", ".join([*mixture.CLOSED_FORMS, "montecarlo"])
             raise ValueError(complaint("kind", f"one of {names}", repr(kind), 'Pass "mean" for the paper\'s.'))
@@ -263,15 +245,14 @@ class IBNN(LatentNetwork):
         objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
         rows = batch_length(x)
         if y.dim() == 0 or len(y) != rows:
-            raise ValueError(
-                complaint("y", f"of {rows} rows like x", f"shape {tuple(y.shape)}", "Pass a target for every row.")
-            )
-        args, kwargs = call_arguments(tree_map(lambda t: repeat_rows(t, rows, samples), x))
+            got = f"shape {tuple(y.shape)}"
+            raise ValueError(complaint("y", f"of {rows} rows like x", got, "Pass a target for every row."))
+        call = call_arguments(tree_map(lambda t: repeat_rows(t, rows, samples), x))
         q = self.posterior()
         with self._unchanged_on_error():
-            z = self._training_draws(q, rows, samples, spread=spread, part=part)
+            z = self._training_draws(q, rows, samples, spread, part)
             with explaining_shapes(self.net, x):
-                output = self._read(self._run(args, kwargs, z))
+                output = self._read(self._run(call, z))
                 check_rows(output, rows * samples)
             self.likelihood.check(output, y)
             nll = self.likelihood.nll(output, repeat_rows(y, rows, samples))
@@ -297,16 +278,12 @@ class IBNN(LatentNetwork):
             undo_k: False leaves the factor 1/K in place, for rates that allow for it (the paper's λ1).
         """
         self.gradient_scale = float(self.components) if undo_k else 1.0
+        latent_lr = lr if latent_lr is None else latent_lr
         latents = {id(p): p for latent in self.latents.values() for p in latent.parameters()}
         weights = [p for p in self.net.parameters() if id(p) not in latents]
         groups = [
             {"name": "weights", "params": weights, "lr": lr, "weight_decay": weight_decay},
-            {
-                "name": "latents",
-                "params": list(latents.values()),
-                "lr": lr if latent_lr is None else latent_lr,
-                "weight_decay": 0.0,
-            },
+            {"name": "latents", "params": list(latents.values()), "lr": latent_lr, "weight_decay": 0.0},
             {"name": "likelihood", "params": list(self.likelihood.parameters()), "lr": lr, "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
@@ -329,25 +306,13 @@ class IBNN(LatentNetwork):
         tolerance: float | None = None,
         seed: int = 0,
         batch_size: int = 256,
-        max_memory: int | None = None,
-        correct_bias: bool = False,
         progress: bool = True,
         **named: Any,
     ) -> Prediction:
         """Answers with uncertainty from `samples` draws of every component; see `ibnn.predict`."""
+        options: Any = {"batch_size": batch_size, "progress": progress, **named}
         with self._lock:
-            return predict(
-                self,
-                x,
-                samples=samples,
-                tolerance=tolerance,
-                seed=seed,
-                batch_size=batch_size,
-                max_memory=max_memory,
-                correct_bias=correct_bias,
-                progress=progress,
-                **named,
-            )
+            return predict(self, x, samples=samples, tolerance=tolerance, seed=seed, **options)
 
     def draw_logits(
         self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
@@ -374,20 +339,11 @@ class IBNN(LatentNetwork):
         The model stays in eval mode, and locked for other threads, until the last one is taken or the iterator closed.
         """
         with self._lock, evaluating(self):
-            yield from self._each_output(*call_arguments(x), self.draw_latents(samples, seed, first=first), batch_size)
-
-    def outputs(self, x: Inputs, z: Tensor) -> Tensor:
-        """Returns the outputs of the network in its present mode for given latents, (J, B, …).
-
-        Args:
-            x: What one call of the network takes, of B rows.
-            z: J draws of the latents, (J, nodes); or (J, B, nodes), a draw for each row.
-        """
-        return self._outputs(*call_arguments(x), z)
+            yield from self._each_output(call_arguments(x), self.draw_latents(samples, seed, first=first), batch_size)
 
     def component(self, k: int) -> nn.Module:
         """The plain network at the mean of component k, W = U diag(μₖ), in eval mode: no trace of ibnn is left."""
-        return self.folded(self._means()[self._component_index(k)])
+        return self.folded(self.posterior().mean[self._component_index(k)])
 
     def draw(self, component: int, index: int = 0, seed: int = 0) -> nn.Module:
         """The plain network of one draw, in eval mode: it computes row component·S + index of `draw_logits`."""
@@ -402,8 +358,7 @@ class IBNN(LatentNetwork):
 
     def folded(self, z: Tensor) -> nn.Module:
         """Returns a copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
-        sizes = {name: latent.nodes for name, latent in self.latents.items()}
-        parts = dict(zip(sizes, z.detach().split(list(sizes.values())), strict=True))
+        parts = {name: part for name, _, part in self.by_layer(z.detach())}
         net = duplicate(self.net).eval()
         for name, layer in strip(net):
             fold(layer, parts[name], name)
@@ -437,9 +392,3 @@ class IBNN(LatentNetwork):
 def initial_std(noise: Tensor) -> Tensor:
     """Returns the σ that a latent starts with, |N(0.05, 0.02²)|."""
     return (0.05 + 0.02 * noise).abs()
-
-
-def check_seed(seed: int) -> None:
-    """Raises unless a seed fits into a buffer."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ValueError(complaint("seed", "an integer in 0 … 2⁶³ − 1", seed, "Pass seed=0."))

@@ -17,6 +17,8 @@ from enum import IntEnum, unique
 import torch
 from torch import Tensor
 
+from ibnn.errors import complaint
+
 _WORD = 0xFFFFFFFF  # words have 32 bits and are carried in int64, so that no product overflows
 
 
@@ -47,6 +49,12 @@ class Stream(IntEnum):
 
     LOADING = 1  # augmentation and whatever else loading a batch draws
     FORWARD = 2  # dropout and whatever else the network draws, however the batch was loaded
+
+
+def check_seed(seed: int) -> None:
+    """Raises unless a seed fits into a buffer."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ValueError(complaint("seed", "an integer in 0 … 2⁶³ − 1", seed, "Pass seed=0."))
 
 
 def address(*parts: Tensor | int) -> Tensor:

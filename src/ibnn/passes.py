@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.inputs import Pick, batch_length, pick, repeat_rows, tensors, tree_map
+from ibnn.inputs import Inputs, Pick, batch_length, call_arguments, pick, repeat_rows, tensors, tree_map
 from ibnn.latent import Latent, backward_pass
 from ibnn.layers.attention import no_fast_path
 from ibnn.layers.folding import foldable
@@ -21,6 +21,7 @@ from ibnn.likelihood import Categorical, Likelihood
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
 CACHED = 2**24  # entries of the rows of one pass that caches hold; more of them would go through memory
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of the network
 
 
 class LatentNetwork(nn.Module):
@@ -43,50 +44,51 @@ class LatentNetwork(nn.Module):
         """Number of latent variables of one draw, over all layers."""
         return sum(latent.nodes for latent in self.latents.values())
 
-    def _outputs(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor, batch_size: int | None = None
-    ) -> Tensor:
-        """Returns the network's output tensor for each draw of z (J, nodes): (J, B, …).
+    def by_layer(self, values: Tensor) -> list[tuple[str, Latent, Tensor]]:
+        """Returns every layer's name, its latent, and its part of values (…, nodes)."""
+        latents = self.latents
+        parts = values.split([latent.nodes for latent in latents.values()], dim=-1)
+        return list(zip(latents, latents.values(), parts, strict=True))
 
-        With `batch_size`, draws for few inputs run as rows of batches of at most that size: weights are read once.
+    def outputs(self, x: Inputs, z: Tensor) -> Tensor:
+        """Returns the outputs of the network in its present mode for given latents, (J, B, …).
+
+        Args:
+            x: What one call of the network takes, of B rows.
+            z: J draws of the latents, (J, nodes); or (J, B, nodes), a draw for each row.
         """
-        return torch.cat(list(self._each_output(args, kwargs, z, batch_size)))
+        return torch.cat(list(self._each_output(call_arguments(x), z)))
 
-    def _each_output(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor, batch_size: int | None = None
-    ) -> Iterator[Tensor]:
-        """Yields what `_outputs` returns, a few draws at a time, (j, B, …)."""
-        rows = batch_length((args, kwargs))
+    def _each_output(self, call: Call, z: Tensor, batch_size: int | None = None) -> Iterator[Tensor]:
+        """Yields what `outputs` returns; several draws for few inputs run as rows of batches of that size."""
+        rows = batch_length(call)
         at_once = (batch_size or 0) // rows
-        if rows <= FEW and min(at_once, len(z)) > 1 and (entries := self._entries_as_rows(args, kwargs, z[0])):
+        if rows <= FEW and min(at_once, len(z)) > 1 and (entries := self._entries_as_rows(call, z[0])):
             at_once = min(at_once, max(1, CACHED // entries))
         else:
             at_once = 1
         if at_once > 1:
-            yield from (self._rows_of_draws(args, kwargs, part) for part in z.split(at_once))
+            yield from (self._rows_of_draws(call, part) for part in z.split(at_once))
             return
-        yield self._read(self._run(args, kwargs, z[0]))[None]
+        yield self._read(self._run(call, z[0]))[None]
         with self._folding_where_cheaper():
-            yield from (self._read(self._run(args, kwargs, draw))[None] for draw in z[1:])
+            yield from (self._read(self._run(call, draw))[None] for draw in z[1:])
 
-    def _rows_of_draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
-        """Returns what `_outputs` does, from one forward pass on J copies of the batch."""
-        rows = batch_length((args, kwargs))
-        args, kwargs = tree_map(lambda t: repeat_rows(t, rows, len(z)), (args, kwargs))
-        output = self._read(self._run(args, kwargs, z.repeat_interleave(rows, 0)))
+    def _rows_of_draws(self, call: Call, z: Tensor) -> Tensor:
+        """Returns the outputs of J draws from one forward pass on J copies of the batch."""
+        rows = batch_length(call)
+        copies = tree_map(lambda t: repeat_rows(t, rows, len(z)), call)
+        output = self._read(self._run(copies, z.repeat_interleave(rows, 0)))
         return output.reshape(len(z), rows, *output.shape[1:])
 
-    def _entries_as_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> int:
-        """Returns how many input or output entries a draw has as rows of a batch; 0 if rows affect each other.
-
-        For each new batch length, two draws are run both ways.
-        """
-        rows = batch_length((args, kwargs))
+    def _entries_as_rows(self, call: Call, z: Tensor) -> int:
+        """Returns how many entries a draw has as rows of a batch, 0 if rows affect each other; runs two both ways."""
+        rows = batch_length(call)
         if rows not in self._in_rows:
             pair = torch.stack([z, 1.5 * z])
-            expected = self._outputs(args, kwargs, pair)
+            expected = torch.cat(list(self._each_output(call, pair)))
             try:
-                found = self._rows_of_draws(args, kwargs, pair)
+                found = self._rows_of_draws(call, pair)
                 gap = (found - expected).abs().max()
                 close = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max())
                 entries = max(found.numel(), sum(latent.entries for latent in self.latents.values())) // 2
@@ -118,8 +120,9 @@ class LatentNetwork(nn.Module):
         """Returns the tensor in the network's output that the likelihood is about."""
         return self.likelihood.read(pick(output, self.logits))
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Any:
+    def _run(self, call: Call, z: Tensor) -> Any:
         """Runs the network once with z (nodes,) for all rows, or (R, nodes), a row each."""
+        args, kwargs = call
         if torch.compiler.is_compiling():
             with self._multiplied_by(z):
                 return self.net(*args, **kwargs)
@@ -128,7 +131,7 @@ class LatentNetwork(nn.Module):
             with self._lock, self._multiplied_by(z), no_fast_path():
                 return self._remembered(self.net(*args, **kwargs), z)
         rows = batch_axes(self.net, self.latents, args, kwargs) if z.dim() == 2 else nullcontext()
-        watch = bypassed(self.net, self._layers())
+        watch = bypassed(self.net, {name: self.net.get_submodule(name) for name in self.latents})
         with self._lock, self._multiplied_by(z), no_fast_path(), rows, watch as names:
             output = self.net(*args, **kwargs)
         if names:
@@ -138,21 +141,16 @@ class LatentNetwork(nn.Module):
         self._watched.add(kind)
         return self._remembered(output, z)
 
-    def _layers(self) -> dict[str, nn.Module]:
-        """Returns the layers that carry latents, by name."""
-        return {name: self.net.get_submodule(name) for name in self.latents}
-
     @contextmanager
     def _multiplied_by(self, z: Tensor) -> Iterator[None]:
         """Gives every latent its part of z within a block."""
-        latents = list(self.latents.values())
-        parts = z.split([latent.nodes for latent in latents], dim=-1)
+        parts = self.by_layer(z)
         try:
-            for latent, part in zip(latents, parts, strict=True):
+            for _, latent, part in parts:
                 latent.z, latent.entries = part, 0
             yield
         finally:
-            for latent in latents:
+            for _, latent, _ in parts:
                 latent.z = None
                 while latent.after:  # only after an interrupt
                     latent.after.pop()()
@@ -166,8 +164,7 @@ class LatentNetwork(nn.Module):
         return output
 
     def _recall(self, z: Tensor, gradient: Tensor) -> None:
-        latents = list(self.latents.values())
-        for latent, part in zip(latents, z.split([latent.nodes for latent in latents], dim=-1), strict=True):
+        for _, latent, part in self.by_layer(z):
             latent.recall = (backward_pass(), part)
 
     @contextmanager
@@ -185,29 +182,27 @@ class LatentNetwork(nn.Module):
                 module._buffers[name] = buffer.copy_(value)
             raise
 
-    def _with_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor, draws: Tensor) -> Any:
-        """Returns the network's own output, with its loss, for the combined logits of all draws.
-
-        One more pass finds the module that returns the logits; in a last pass it returns the combined ones instead.
-        If no module returns them as they are and there is one label per row, the loss is the likelihood's.
-        """
+    def _with_loss(self, call: Call, z: Tensor, draws: Tensor) -> Any:
+        """Returns the network's own output, with its loss, for the combined logits of all draws."""
+        # One more pass finds the module that returns the logits; in a last pass it returns the combined ones instead.
+        # If no module returns them as they are and there is one label per row, the loss is the likelihood's.
         combined = self.likelihood.combine(draws)
         with returned(self.net) as made:
-            output = self._run(args, kwargs, z)
+            output = self._run(call, z)
         if isinstance(output, Tensor) or not isinstance(combined, Tensor):  # labels are an input like others
             return combined
         logits = self._read(output)
         maker = next((module for module, tensor in reversed(made) if tensor is logits), None)
         if maker is not None and combined.shape == logits.shape:
             with returning(maker, combined.to(logits.dtype)):
-                return self._run(args, kwargs, z)
+                return self._run(call, z)
         plain = isinstance(output, MutableMapping) and "logits" in output and self.logits is None
         if not plain or not isinstance(self.likelihood, Categorical) or combined.dim() != 2:
             remedy = "Call it without labels, and compute the loss of what it returns."
             got = f"one whose logits {tuple(logits.shape)} come from no module as they are"
             raise TypeError(complaint("labels", "given to a network whose loss can be computed", got, remedy))
         output["logits"] = combined
-        output["loss"] = F.nll_loss(combined, kwargs["labels"], ignore_index=self.likelihood.ignore_index)
+        output["loss"] = F.nll_loss(combined, call[1]["labels"], ignore_index=self.likelihood.ignore_index)
         return output
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ibnn.errors import complaint
-from ibnn.normal import Space, address, words
+from ibnn.normal import Space, address, check_seed, words
 
 POWERS = (0.1, 0.3, 0.5, 0.7, 0.9)  # ε of the bets ε p^(ε−1): strong shifts first
 _BITS = 8  # of a score that count: equal scores are stored once, so memory stays small however long the stream
@@ -78,8 +78,7 @@ class ShiftMonitor:
         """Ranks the first scores."""
         if not 0 < false_alarm < 1:
             raise ValueError(complaint("false_alarm", "between 0 and 1", false_alarm, "Pass 0.01."))
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise ValueError(complaint("seed", "an integer in 0 … 2⁶³ − 1", seed, "Pass seed=0."))
+        check_seed(seed)
         self.false_alarm, self.seed = false_alarm, seed
         self.seen, self.alarm = 0, None
         self.log_wealth = self.log_peak = 0.0

@@ -156,9 +156,9 @@ def test_padding_and_keywords_and_flags_pass_through() -> None:
     layer = nn.MultiheadAttention(E, H, batch_first=True).double()
     model = converted(nn.ModuleDict({"a": layer}), copy=False)
     q, k, v = inputs
-    with model._multiplied_by(torch.rand(B, 4 * E, dtype=torch.float64)):
-        positional = layer(q, k, v, None, False)
-        keyword = layer(value=v, query=q, key=k, need_weights=False)
+    model.latents["a"].z = torch.rand(B, 4 * E, dtype=torch.float64)
+    positional = layer(q, k, v, None, False)
+    keyword = layer(value=v, query=q, key=k, need_weights=False)
     assert torch.equal(positional[0], keyword[0])
     assert positional[1] is keyword[1] is None
 
@@ -178,8 +178,8 @@ def test_self_attention_multiplies_query_key_and_value_apart() -> None:
     model, x = converted(net), torch.randn(B, L, E, dtype=torch.float64)
     banned = torch.zeros(L, L, dtype=torch.bool)
     for z in (torch.rand(4 * E, dtype=torch.float64), torch.rand(B, 4 * E, dtype=torch.float64)):
-        with torch.no_grad(), model._multiplied_by(z):
-            found = model.net(x, x, x)
+        with torch.no_grad():
+            found = model.outputs((x, x, x), z[None])[0]
         rows = [attend(net.attention, z.expand(B, -1)[b], x[b], x[b], x[b], banned) for b in range(B)]
         assert close(found, torch.stack([torch.cat([o.flatten(), w.flatten()]) for o, w in rows]))
 
@@ -259,7 +259,9 @@ def test_torchs_fast_path_stays_away_even_where_nobody_switches_it_off() -> None
     net = nn.TransformerEncoderLayer(E, H, 8, dropout=0.0, batch_first=True).double().eval()
     model, x = converted(net, include=nn.MultiheadAttention), torch.randn(B, L, E).double()
     z = torch.rand(4 * E).double()
-    with torch.no_grad(), model._multiplied_by(z):
+    (latent,) = model.latents.values()
+    latent.z = z
+    with torch.no_grad():
         assert close(model.net(x), model.folded(z)(x))
 
 

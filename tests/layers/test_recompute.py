@@ -166,7 +166,7 @@ def test_first_and_second_derivatives_are_right(name: str) -> None:
     weight = next(model.net.parameters())
 
     def output(x: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-        return model._run((x,), {}, z)
+        return model.outputs(x, z[None])[0]
 
     assert torch.autograd.gradcheck(output, (x, z, weight), fast_mode=True)
     assert torch.autograd.gradgradcheck(output, (x, z, weight), fast_mode=True)

@@ -210,17 +210,17 @@ def test_dropout_between_layers() -> None:
     """As many values are dropped, on average, as in torch's own kernel; the last layer's output is whole."""
     torch.manual_seed(0)
     layer = nn.GRU(D, 64, num_layers=2, dropout=0.4, batch_first=True)
-    model, x = converted(nn.Sequential(layer), copy=False).train(), torch.randn(256, T, D)
+    model, x = converted(nn.Sequential(layer), copy=False, logits="0").train(), torch.randn(256, T, D)
     model.set_posterior(mean=1.0, std=0.0)
     z = torch.ones(256, model.nodes)
     means = []
-    for run in (lambda: layer(x)[0], lambda: model._run((x,), {}, z)[0]):
+    for run in (lambda: layer(x)[0], lambda: model.outputs(x, z[None])[0]):
         outputs = torch.stack([run() for _ in range(20)])
         assert (outputs[0] != outputs[1]).any()
         means.append((outputs.mean(), outputs.std(0).mean()))
     torch.testing.assert_close(means[0], means[1], rtol=0.02, atol=0.002)
     layer.eval()
-    assert torch.allclose(model._run((x,), {}, z)[0], layer(x)[0], atol=1e-6)
+    assert torch.allclose(model.outputs(x, z[None])[0], layer(x)[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["RNNCell", "LSTMCell", "GRUCell"])

@@ -12,8 +12,7 @@ from ibnn.files.saving import save_pretrained
 from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating, logits_of
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood
-from ibnn.network import check_seed
-from ibnn.normal import numbered_seed
+from ibnn.normal import check_seed, numbered_seed
 from ibnn.prediction import Prediction, predict
 
 if TYPE_CHECKING:

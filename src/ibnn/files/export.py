@@ -30,7 +30,8 @@ from ibnn.layers.attention import no_fast_path
 from ibnn.layers.folding import duplicate
 from ibnn.layers.observe import batch_axes
 from ibnn.likelihood import Likelihood
-from ibnn.network import IBNN, check_seed
+from ibnn.network import IBNN
+from ibnn.normal import check_seed
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, JointPrediction, Method, Prediction, predict
 
 Format = Literal["onnx", "torch"]
