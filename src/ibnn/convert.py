@@ -88,7 +88,7 @@ def plan(
     Args:
         net: Any network.
         include: Layers to convert, by name ("conv1"), by the name of a module that contains them ("layer4"), by glob
-            (`"*.attention.*"`) or by class (nn.Conv2d). Default: all that can be converted except embeddings, which must
+            (`"*.attention.*"`) or by class (nn.Conv2d). Default: all that can be converted but embeddings, which must
             be included by their own name or class and get a latent on their output.
         exclude: Layers to leave out, named likewise.
         example: Inputs for one forward pass, which finds layers whose weight the network reads outside their call.
