@@ -7,9 +7,8 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +17,12 @@ from torch import Tensor, nn
 import ibnn
 from ibnn import metrics
 from ibnn.files.atomic import write_atomically
+from ibnn.lab.display import BLUE, ORANGE, SKY, VERMILION, dots, histogram, png
 from ibnn.lab.provenance import commit, provenance
 from ibnn.likelihood import Categorical
 from ibnn.likelihood.temperature import best_temperature
 from ibnn.prediction import CategoricalPrediction
 from ibnn.progress import Bar
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 RECIPE: dict[str, Any] = {
     "data": "scikit-learn digits, classes 0-7; 8 and 9 out of distribution",
@@ -41,7 +38,7 @@ RECIPE: dict[str, Any] = {
     "evaluate_every": 10,
 }
 NAMES = ("plain", "plain + T", "calibrated", "iBNN")
-COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2")  # safe for the colour-blind
+COLOURS = ("#999999", ORANGE, SKY, BLUE)
 
 
 class Digits(NamedTuple):
@@ -49,14 +46,6 @@ class Digits(NamedTuple):
 
     x: Tensor
     y: Tensor
-
-
-class Answer(NamedTuple):
-    """One method's log-probabilities and uncertainty on the test images and on those out of distribution."""
-
-    log_probs: Tensor
-    test_uncertainty: Tensor
-    ood_uncertainty: Tensor
 
 
 def load_splits(seed: int, recipe: dict[str, Any]) -> tuple[Digits, Digits, Digits, Tensor]:
@@ -111,17 +100,11 @@ def train_ibnn(
     return model, ibnn.fit(model, train, valid, seed=seed, callbacks=ticks, quiet=True, **options)
 
 
-def answer(logits: list[Tensor], temperature: float = 1.0) -> Answer:
-    """Returns the answer of logits (or log-probabilities) of test and OOD images; the uncertainty is the entropy."""
-    logs = [(tensor / temperature).log_softmax(1) for tensor in logits]
-    return Answer(logs[0], *(-(log.exp() * log).sum(1) for log in logs))
-
-
-def score(answer: Answer, labels: Tensor) -> dict[str, list[float]]:
-    """Returns metrics with 95 % bootstrap intervals: [value, low, high]."""
-    found = metrics.score_intervals(answer.log_probs.exp(), answer.log_probs, labels)
+def score(logs: list[Tensor], labels: Tensor) -> dict[str, list[float]]:
+    """Returns metrics with 95 % bootstrap intervals: [value, low, high]; `logs` are those of test and OOD images."""
+    found = metrics.score_intervals(logs[0].exp(), logs[0], labels)
     del found["brier"]
-    ood = metrics.bootstrap(metrics.auroc, answer.test_uncertainty, answer.ood_uncertainty, paired=False)
+    ood = metrics.bootstrap(metrics.auroc, *(-(log.exp() * log).sum(1) for log in logs), paired=False)
     return {name: [round(value, 4) for value in interval] for name, interval in (found | {"ood_auroc": ood}).items()}
 
 
@@ -151,14 +134,15 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
     with torch.no_grad():
         temperature = best_temperature(Categorical(), net(valid.x)[None, None], valid.y)
         logits = [net(x) for x in (test.x, ood)]
-    draws = {
-        m: [_categorical(m.predict(x, samples=recipe["samples"])) for x in (test.x, ood)] for m in (calibrated, model)
-    }
-    seen, unseen = draws[model]
-    settings = ((logits, 1.0), (logits, temperature), *(([p.log_probs for p in draws[m]], 1.0) for m in draws))
-    answers = {name: answer(*setting) for name, setting in zip(NAMES, settings, strict=True)}
+    predicted = [
+        [cast(CategoricalPrediction, m.predict(x, samples=recipe["samples"])) for x in (test.x, ood)]
+        for m in (calibrated, model)
+    ]
+    seen, unseen = predicted[1]
+    outputs = [logits, [x / temperature for x in logits], *([p.log_probs for p in pair] for pair in predicted)]
+    answers = {name: [x.log_softmax(1) for x in pair] for name, pair in zip(NAMES, outputs, strict=True)}
     result = {
-        "metrics": {name: score(answer, test.y) for name, answer in answers.items()},
+        "metrics": {name: score(logs, test.y) for name, logs in answers.items()},
         "ood_auroc_of_epistemic": round(metrics.auroc(seen.epistemic, unseen.epistemic), 4),
         "images": {"train": len(train.y), "valid": len(valid.y), "test": len(test.y), "ood": len(ood)},
         "chosen": {
@@ -181,11 +165,6 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
     return result
 
 
-def _categorical(prediction: ibnn.Prediction) -> CategoricalPrediction:
-    assert isinstance(prediction, CategoricalPrediction)
-    return prediction
-
-
 def table(result: dict[str, Any]) -> list[list[str]]:
     """Returns the result as rows of text, the header first."""
     rows = [["", "error %", "NLL", "ECE", "OOD AUROC"]]
@@ -193,13 +172,6 @@ def table(result: dict[str, Any]) -> list[list[str]]:
         error = [100 * v for v in values["error"]]
         rows.append([name, _interval(error, 1), *(_interval(values[m], 3) for m in ("nll", "ece", "ood_auroc"))])
     return rows
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """Returns the table and its explanation as the README shows them."""
-    head, *rows = table(result)
-    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-    return "\n".join([*lines, "", explain(result), ""])
 
 
 def _interval(values: list[float], digits: int) -> str:
@@ -231,36 +203,31 @@ def explain(result: dict[str, Any]) -> str:
 def draw_figures(
     out: Path,
     model: ibnn.IBNN,
-    answers: dict[str, Answer],
+    answers: dict[str, list[Tensor]],
     test: Digits,
     seen: CategoricalPrediction,
     unseen: CategoricalPrediction,
 ) -> None:
     """Writes reliability.png, digits.png and entropy.png."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    out.mkdir(parents=True, exist_ok=True)
-    for name, size, draw in (
-        ("reliability", (6.4, 4.6), partial(_draw_reliability, answers, test.y)),
-        ("digits", (9.6, 4.4), partial(_draw_digits, model, test, seen)),
-        ("entropy", (9.6, 3.6), partial(_draw_entropy, seen, unseen)),
-    ):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        draw(figure)
-        figure.savefig(out / f"{name}.png", dpi=130)
+    sizes = {"reliability": (6.4, 4.6), "digits": (9.6, 4.4), "entropy": (9.6, 3.6)}
+    figures = {name: Figure(figsize=size, layout="constrained") for name, size in sizes.items()}
+    _draw_reliability(figures["reliability"], answers, test.y)
+    _draw_digits(figures["digits"], model, test, seen)
+    _draw_entropy(figures["entropy"], seen, unseen)
+    for name, figure in figures.items():
+        write_atomically(out / f"{name}.png", png(figure, dpi=130))
 
 
-def _draw_reliability(answers: dict[str, Answer], labels: Tensor, figure: Any) -> None:
+def _draw_reliability(figure: Any, answers: dict[str, list[Tensor]], labels: Tensor) -> None:
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="black", lw=0.8, ls=":")
-    for (name, answer), colour in zip(answers.items(), COLOURS, strict=True):
-        curve = metrics.reliability_curve(answer.log_probs.exp(), labels, bins=8)
-        there = curve.count >= 5  # fewer say nothing
-        x, y, count = (column[there].numpy() for column in (curve.confidence, curve.accuracy, curve.count))
-        axes.plot(x, y, color=colour, lw=1.2)
-        axes.scatter(x, y, s=6 + 260 * count / len(labels), color=colour, label=name, alpha=0.85)
+    for (name, (logs, _)), colour in zip(answers.items(), COLOURS, strict=True):
+        curve = metrics.reliability_curve(logs.exp(), labels, bins=8)
+        areas = 6 + 260 * curve.count / len(labels)
+        points = torch.stack([curve.confidence, curve.accuracy, areas], 1)[curve.count >= 5]  # fewer say nothing
+        dots(axes, points.tolist(), lw=1.2, color=colour, label=name)
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0.2, 1.02), ylim=(0, 1.04))
     title = "Below the diagonal: more confident than right"
     axes.set_title(f"{title}\n(dot area: share of the test images; bins of fewer than 5 left out)", fontsize=10)
@@ -269,7 +236,7 @@ def _draw_reliability(answers: dict[str, Answer], labels: Tensor, figure: Any) -
         handle.set_sizes([40])
 
 
-def _draw_digits(model: ibnn.IBNN, test: Digits, seen: CategoricalPrediction, figure: Any) -> None:
+def _draw_digits(figure: Any, model: ibnn.IBNN, test: Digits, seen: CategoricalPrediction) -> None:
     """Draws the four most and the four least certain images, each above its draws' probabilities."""
     order = seen.total.argsort()
     picks = torch.cat([order[:4], order[-4:]])
@@ -280,34 +247,27 @@ def _draw_digits(model: ibnn.IBNN, test: Digits, seen: CategoricalPrediction, fi
         top.imshow(test.x[pick, 0].numpy(), cmap="gray_r")
         top.set_title(f"H = {seen.total[pick]:.2f}", fontsize=9)
         image = bottom.imshow(draws[:, column].detach().numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1)
-        bottom.set_xticks(range(8))
+        top.set(xticks=[], yticks=[])
+        bottom.set(xticks=range(8), yticks=[])
         bottom.tick_params(labelsize=7)
         bottom.set_xlabel(f"class (true: {int(test.y[pick])})", fontsize=8)
-        for axes in (top, bottom):
-            axes.set_yticks([])
-        top.set_xticks([])
     grid[1, 0].set_ylabel(f"{len(draws)} draws", fontsize=8)
     figure.colorbar(image, ax=grid[1, :], label="probability", shrink=0.9, pad=0.01)
     title = "Most certain (left four) and least certain (right four) test digits, and what each draw says"
     figure.suptitle(title, fontsize=10)
 
 
-def _draw_entropy(seen: CategoricalPrediction, unseen: CategoricalPrediction, figure: Any) -> None:
+def _draw_entropy(figure: Any, seen: CategoricalPrediction, unseen: CategoricalPrediction) -> None:
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 1))
-    kinds: list[tuple[Axes, str]] = [(left, "aleatoric"), (middle, "epistemic")]
-    for axes, part in kinds:
+    for axes, part in ((left, "aleatoric"), (middle, "epistemic")):
         values = [getattr(p, part) for p in (seen, unseen)]
         edges = torch.linspace(0, float(torch.cat(values).max()), 25).tolist()
-        for value, colour, label in zip(
-            values, ("#0072B2", "#D55E00"), ("test digits 0–7", "unseen 8 and 9"), strict=True
-        ):
-            share = torch.full_like(value, 1 / len(value)).tolist()
-            axes.hist(value.tolist(), bins=edges, weights=share, color=colour, alpha=0.6, label=label)
+        histogram(axes, values[0], edges, color=BLUE, alpha=0.6, label="test digits 0–7")
+        histogram(axes, values[1], edges, color=VERMILION, alpha=0.6, label="unseen 8 and 9")
         axes.set(xlabel=f"{part} uncertainty (nats)", ylabel="share of images", yscale="log")
     left.legend(frameon=False, fontsize=8)
-    parts = ("aleatoric", "between", "within")
     base = torch.zeros(2)
-    for part, colour in zip(parts, ("#56B4E9", "#D55E00", "#E69F00"), strict=True):
+    for part, colour in (("aleatoric", SKY), ("between", VERMILION), ("within", ORANGE)):
         height = torch.tensor([getattr(p, part).mean().item() for p in (seen, unseen)])
         right.bar(["0–7", "8 and 9"], height.tolist(), bottom=base.tolist(), color=colour, width=0.6, label=part)
         base = base + height

@@ -11,42 +11,22 @@ from torch import Tensor
 
 from ibnn.data import TABLES, Units
 from ibnn.errors import complaint
-from ibnn.lab.costs import costs
 from ibnn.lab.display import COSTS
 from ibnn.lab.evaluation import Evaluation, evaluate
 from ibnn.lab.job import Job, meanings, merged
 from ibnn.lab.methods import METHODS
 from ibnn.lab.models import check_net, check_weights, make_method, start_weights
 from ibnn.lab.provenance import commit, provenance
-from ibnn.lab.runs import JOB, MODEL, RESULT, TABLE, RunFolder
+from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
 from ibnn.lab.splits import Splits, check_data, make_data
+from ibnn.network import NUMBERS
 from ibnn.training.history import History
 from ibnn.training.loop import fit
 from ibnn.training.trainable import Trainable
 
-__all__ = [
-    # a job as data, and its parts
-    "Job",
-    "METHODS",
-    "Splits",
-    "make_data",
-    "make_method",
-    "meanings",
-    "merged",
-    # checks
-    "check",
-    "check_data",
-    "check_net",
-    "check_weights",
-    # running it
-    "COSTS",
-    "Run",
-    "costs",
-    "finished",
-    "job_of",
-    "read_run",
-    "run",
-]
+__all__ = ["Job", "METHODS", "Splits", "make_data", "make_method", "meanings", "merged"]
+__all__ += ["check", "check_data", "check_net", "check_weights"]
+__all__ += ["COSTS", "Run", "costs", "finished", "job_of", "read_run", "run"]
 
 log = logging.getLogger("ibnn")
 
@@ -86,7 +66,7 @@ def run(
         splits, model = _made(job, data_folder, splits)
         if splits.units is not None and splits.units.sha256 is not None:
             _keep_units(splits.units, home)
-        home.write_job(job.to_toml())
+        home.write(JOB, job.to_toml().encode())
         before, spent = job.before(), None
         if before is not None:
             place = first_folder or home.path.parent / before.key
@@ -94,9 +74,9 @@ def run(
             start = _net_of(RunFolder(place).tensors(MODEL))
             model = make_method(job, len(splits.whole.classes), start, splits.units)
         history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
-        home.write_model(model)
+        home.write_tensors(MODEL, model.state_dict())
         measured = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
-        home.write_answers(measured.answers)
+        home.write_tensors(ANSWERS, measured.answers)
         spent = costs(job, model, history, spent)
         return home.finish(_result(job, model, history, measured, splits, spent))
 
@@ -112,6 +92,40 @@ def _result(
         shape = list(splits.train[0][0].shape)
         result["probe"] = {"shape": shape, "outputs": _probed(model, shape, splits.units)}
     return result
+
+
+def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the costs of a run, by the names of `ibnn.lab.display.COSTS`.
+
+    Args:
+        job: What was run.
+        model: The trained method.
+        history: Of its training.
+        first: Costs of the plain training that came first.
+    """
+    first = first or {"train_seconds": 0.0, "rows": 0}
+    method, recipe = METHODS[job.method], job.full_recipe()
+    trainings = [history.first, history] if history.first else [history]
+    passes = recipe.samples if method.noisy_training else model.components  # of a training row
+    latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
+    numbers = [value for name, value in model.state_dict().items() if name not in NUMBERS]
+    stored = sum(value.numel() for value in numbers if value.is_floating_point())
+    return {
+        "train_seconds": round(first["train_seconds"] + sum(training.seconds for training in trainings), 3),
+        "rows": first["rows"] + passes * sum(_rows(job, training) for training in trainings),
+        "steering_rows": sum(training.looked for training in trainings),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "latents": latents,
+        "stored": stored - method.repeated(model),
+        "forwards": model.components * (job.samples if method.noisy_answers else 1),
+    }
+
+
+def _rows(job: Job, history: History) -> int:
+    """Counts the examples of a training, each as often as it was used."""
+    recipe, last = job.full_recipe(), history.rows[-1]
+    batch = min(recipe.batch_size, history.examples)
+    return int(last["step"] * batch if recipe.steps else last["epoch"] * history.examples)
 
 
 def _training(history: History) -> dict[str, Any]:
@@ -159,7 +173,7 @@ def _keep_units(units: Units, home: RunFolder) -> None:
     if home.has(TABLE) and _read_units(home).sha256 != units.sha256:
         got = f"{home.path}, which was begun before the table changed"
         raise ValueError(complaint("folder", "a new one, or one of this table", got, "Start anew: --fresh."))
-    home.write_table(units.to_json())
+    home.write(TABLE, f"{units.to_json()}\n".encode())
 
 
 def _read_units(home: RunFolder) -> Units:

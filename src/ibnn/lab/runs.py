@@ -75,22 +75,6 @@ class RunFolder:
         whole = {key: value.contiguous() for key, value in tensors.items()}
         self.write(name, safetensors.torch.save(whole, metadata=dict(facts) if facts else None))
 
-    def write_job(self, toml: str) -> None:
-        """Begins a run."""
-        self.write(JOB, toml.encode())
-
-    def write_table(self, json: str) -> None:
-        """Writes what a run has to remember of its .csv file."""
-        self.write(TABLE, f"{json}\n".encode())
-
-    def write_model(self, model: Any) -> None:
-        """Writes the trained model."""
-        self.write_tensors(MODEL, model.state_dict())
-
-    def write_answers(self, answers: Mapping[str, Tensor]) -> None:
-        """Writes the answers for the test set."""
-        self.write_tensors(ANSWERS, answers)
-
     def write_held_out(self, answers: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
         """Writes answers for held-out data, and facts that tell whether they still hold."""
         self.write_tensors(HELD_OUT, answers, facts)
