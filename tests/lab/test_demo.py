@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ibnn.lab import demo
+from ibnn.lab import demo, figures
 
 ROOT = Path(__file__).parents[2]
 SMALL: dict[str, Any] = {"epochs": 3, "samples": 1}
@@ -77,6 +77,7 @@ def test_the_results_page_shows_the_committed_result() -> None:
     assert block is not None
     results = json.loads((ROOT / "experiments" / "results" / "demo-seeds.json").read_text())
     figure = "![reliability](figures/demo-reliability.png)\n"
-    assert block[1] == f"{demo.markdown(result)}\n{seeds_markdown(results)}\n{figure}"
+    table = figures.markdown(demo.table(result))
+    assert block[1] == f"{table}\n\n{demo.explain(result)}\n\n{seeds_markdown(results)}\n{figure}"
     assert [r["seed"] for r in (result, *results)] == [0, 300, 301, 302, 303, 304]
     assert all(r["recipe"] == demo.RECIPE for r in (result, *results))

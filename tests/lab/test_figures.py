@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from ibnn.lab import figures
+from ibnn.lab.display import label_ends, styles
 from ibnn.lab.experiment import Experiment
 from ibnn.lab.figures.grid import grid_of
-from ibnn.lab.figures.reliability import pooled
+from ibnn.lab.figures.panels import pooled
 from ibnn.lab.figures.scores import _far
-from ibnn.lab.figures.style import label_ends, styles
 
 METHODS = ("SGD", "MC-dropout", "BNN-VI", "ensemble", "SWAG", "iBNN-4", "iBNN-8", "iBNN-16")
 KINDS = {"SGD": "sgd", "MC-dropout": "dropout", "BNN-VI": "vi", "ensemble": "ensemble", "SWAG": "swag"}

@@ -17,7 +17,7 @@ from torch import Tensor
 from ibnn import metrics
 from ibnn.lab.report import write_report
 from ibnn.lab.report.runs import PARTS, Answers, read_runs
-from ibnn.lab.report.scores import intervals
+from ibnn.lab.report.sections import intervals
 
 CLASSES = ["cat", "dog", "<script>alert(1)</script>", 'a "quoted" & odd name', "fox"]
 FILES = ("job.toml", "result.json", "history.csv", "answers.safetensors")

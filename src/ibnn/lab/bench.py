@@ -209,20 +209,16 @@ def _made(net: str, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
     return make(), torch.randn(batch, *shape), torch.randint(CLASSES, (batch,))
 
 
-def step(loss: Callable[[], Tensor], parameters: list[nn.Parameter]) -> Callable[[], None]:
+def _step_of(rival: Rival, x: Tensor, y: Tensor) -> Callable[[], None]:
     """Returns a call of forward, backward and a step of SGD with rate 0, which leaves the network as it is."""
-    optimiser = torch.optim.SGD(parameters, lr=0.0)
+    optimiser = torch.optim.SGD(rival.parameters, lr=0.0)
 
     def call() -> None:
         optimiser.zero_grad()
-        loss().backward()
+        rival.loss(x, y).backward()
         optimiser.step()
 
     return call
-
-
-def _step_of(rival: Rival, x: Tensor, y: Tensor) -> Callable[[], None]:
-    return step(partial(rival.loss, x, y), rival.parameters)
 
 
 def _kept(module: nn.Module, loss: Callable[[], Tensor]) -> int:

@@ -7,9 +7,8 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +18,10 @@ import ibnn
 from ibnn import metrics
 from ibnn.baselines import Plain, scale_temperature
 from ibnn.files.atomic import write_atomically
+from ibnn.lab.display import BLUE, ORANGE, SKY, VERMILION, dots, histogram, png
 from ibnn.lab.provenance import commit, provenance
 from ibnn.prediction import CategoricalPrediction
 from ibnn.progress import Bar
-
-if TYPE_CHECKING:
-    pass
 
 RECIPE: dict[str, Any] = {
     "data": "scikit-learn digits, classes 0-7; 8 and 9 out of distribution",
@@ -40,7 +37,7 @@ RECIPE: dict[str, Any] = {
     "evaluate_every": 10,
 }
 NAMES = ("plain", "plain + T", "calibrated", "iBNN")
-COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2")  # safe for the colour-blind
+COLOURS = ("#999999", ORANGE, SKY, BLUE)
 Answers = tuple[CategoricalPrediction, CategoricalPrediction]  # for test and OOD images
 
 
@@ -173,13 +170,6 @@ def table(result: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """Returns the table and its explanation as the README shows them."""
-    head, *rows = table(result)
-    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-    return "\n".join([*lines, "", explain(result), ""])
-
-
 def _interval(values: list[float], digits: int) -> str:
     value, low, high = (f"{v:.{digits}f}" for v in values)
     return f"{value} ({low}–{high})"
@@ -211,26 +201,23 @@ def draw_figures(out: Path, model: ibnn.IBNN, answers: dict[str, Answers], test:
     from matplotlib.figure import Figure
 
     seen, unseen = answers[NAMES[-1]]
-    out.mkdir(parents=True, exist_ok=True)
-    for name, size, draw in (
-        ("reliability", (6.4, 4.6), partial(_draw_reliability, answers, test.y)),
-        ("digits", (9.6, 4.4), partial(_draw_digits, model, test, seen)),
-        ("entropy", (9.6, 3.6), partial(_draw_entropy, seen, unseen)),
-    ):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        figure.savefig(out / f"{name}.png", dpi=130)
+    sizes = {"reliability": (6.4, 4.6), "digits": (9.6, 4.4), "entropy": (9.6, 3.6)}
+    figures = {name: Figure(figsize=size, layout="constrained") for name, size in sizes.items()}
+    _draw_reliability(figures["reliability"], answers, test.y)
+    _draw_digits(figures["digits"], model, test, seen)
+    _draw_entropy(figures["entropy"], seen, unseen)
+    for name, figure in figures.items():
+        write_atomically(out / f"{name}.png", png(figure, dpi=130))
 
 
-def _draw_reliability(answers: dict[str, Answers], labels: Tensor, figure: Any) -> None:
+def _draw_reliability(figure: Any, answers: dict[str, Answers], labels: Tensor) -> None:
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="black", lw=0.8, ls=":")
     for (name, (seen, _)), colour in zip(answers.items(), COLOURS, strict=True):
         curve = metrics.reliability_curve(seen.probs, labels, bins=8)
-        enough = curve.count >= 5
-        x, y, count = (column[enough].numpy() for column in (curve.confidence, curve.accuracy, curve.count))
-        axes.plot(x, y, color=colour, lw=1.2)
-        axes.scatter(x, y, s=6 + 260 * count / len(labels), color=colour, label=name, alpha=0.85)
+        areas = 6 + 260 * curve.count / len(labels)
+        points = torch.stack([curve.confidence, curve.accuracy, areas], 1)[curve.count >= 5]  # fewer say nothing
+        dots(axes, points.tolist(), lw=1.2, color=colour, label=name)
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0.2, 1.02), ylim=(0, 1.04))
     title = "Below the diagonal: more confident than right"
     axes.set_title(f"{title}\n(dot area: share of the test images; bins of fewer than 5 left out)", fontsize=10)
@@ -239,7 +226,7 @@ def _draw_reliability(answers: dict[str, Answers], labels: Tensor, figure: Any) 
         handle.set_sizes([40])
 
 
-def _draw_digits(model: ibnn.IBNN, test: Digits, seen: CategoricalPrediction, figure: Any) -> None:
+def _draw_digits(figure: Any, model: ibnn.IBNN, test: Digits, seen: CategoricalPrediction) -> None:
     """Draws the four most and the four least certain images, each above its draws' probabilities."""
     order = seen.total.argsort()
     picks = torch.cat([order[:4], order[-4:]])
@@ -250,32 +237,27 @@ def _draw_digits(model: ibnn.IBNN, test: Digits, seen: CategoricalPrediction, fi
         top.imshow(test.x[pick, 0].numpy(), cmap="gray_r")
         top.set_title(f"H = {seen.total[pick]:.2f}", fontsize=9)
         image = bottom.imshow(draws[:, column].detach().numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1)
-        bottom.set_xticks(range(8))
+        top.set(xticks=[], yticks=[])
+        bottom.set(xticks=range(8), yticks=[])
         bottom.tick_params(labelsize=7)
         bottom.set_xlabel(f"class (true: {int(test.y[pick])})", fontsize=8)
-        for axes in (top, bottom):
-            axes.set_yticks([])
-        top.set_xticks([])
     grid[1, 0].set_ylabel(f"{len(draws)} draws", fontsize=8)
     figure.colorbar(image, ax=grid[1, :], label="probability", shrink=0.9, pad=0.01)
     title = "Most certain (left four) and least certain (right four) test digits, and what each draw says"
     figure.suptitle(title, fontsize=10)
 
 
-def _draw_entropy(seen: CategoricalPrediction, unseen: CategoricalPrediction, figure: Any) -> None:
+def _draw_entropy(figure: Any, seen: CategoricalPrediction, unseen: CategoricalPrediction) -> None:
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 1))
     for axes, part in ((left, "aleatoric"), (middle, "epistemic")):
         values = [getattr(p, part) for p in (seen, unseen)]
         edges = torch.linspace(0, float(torch.cat(values).max()), 25).tolist()
-        kinds = (("#0072B2", "test digits 0–7"), ("#D55E00", "unseen 8 and 9"))
-        for value, (colour, label) in zip(values, kinds, strict=True):
-            share = torch.full_like(value, 1 / len(value)).tolist()
-            axes.hist(value.tolist(), bins=edges, weights=share, color=colour, alpha=0.6, label=label)
+        histogram(axes, values[0], edges, color=BLUE, alpha=0.6, label="test digits 0–7")
+        histogram(axes, values[1], edges, color=VERMILION, alpha=0.6, label="unseen 8 and 9")
         axes.set(xlabel=f"{part} uncertainty (nats)", ylabel="share of images", yscale="log")
     left.legend(frameon=False, fontsize=8)
-    parts = ("aleatoric", "between", "within")
     base = torch.zeros(2)
-    for part, colour in zip(parts, ("#56B4E9", "#D55E00", "#E69F00"), strict=True):
+    for part, colour in (("aleatoric", SKY), ("between", VERMILION), ("within", ORANGE)):
         height = torch.tensor([getattr(p, part).mean().item() for p in (seen, unseen)])
         right.bar(["0–7", "8 and 9"], height.tolist(), bottom=base.tolist(), color=colour, width=0.6, label=part)
         base = base + height

@@ -9,9 +9,12 @@ from typing import Any
 
 from ibnn.errors import complaint, nearest
 from ibnn.lab.job import Job, merged, short_hash
-from ibnn.lab.smoke import cut_down
 
 _NO_FIELDS = ("name", "with", "seeds", "skip", "size")  # entries of settings and methods that are no fields of a job
+_SMALL: dict[str, dict[str, Any]] = {
+    "wideresnet": {"depth": 10, "width": 1},
+    "vgg16-small": {"width": 0.125},
+}  # for smoke runs
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,20 @@ class Cell:
         if self.experiment.kind != "jobs":
             return short_hash(self.fields)
         return "-".join(filter(None, (Job(**self.fields).key, self.experiment.analysis)))
+
+
+def cut_down(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a job with two steps, a small network and few components."""
+    if "net" not in fields:  # there is nothing to train
+        return fields
+    quick: dict[str, Any] = {"steps": 2, "batch_size": 8, "evaluate_every": 1}
+    trains = {
+        n: {k: v for k, v in fields[n].items() if k != "epochs"} | quick for n in ("train", "first") if fields.get(n)
+    }
+    fields = merged(fields, {"samples": 1, "net_options": _SMALL.get(fields["net"], {})})
+    few = {name: min(n, 2) for name, n in fields.get("method_options", {}).items() if name in ("components", "members")}
+    fields = merged(fields, {"method_options": few})
+    return fields | {"train": quick, "examples": None, "weights": None} | trains
 
 
 def names() -> list[str]:

@@ -5,7 +5,6 @@ import math
 import tomllib
 from collections.abc import Sequence
 from hashlib import sha256
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -191,21 +190,6 @@ class Job(BaseModel):
     def to_toml(self) -> str:
         """Returns the fields that are set; `from_toml` gives back an equal job."""
         return to_toml(self.model_dump(exclude_unset=True))
-
-
-def names() -> list[str]:
-    """Returns the names of the jobs that come with the library.
-
-    >>> names()
-    ['cifar10-vgg16', 'digits-mlp', 'fashion-mnist-lenet', 'toy-regression', 'two-moons']
-    """
-    folder = resources.files("ibnn.lab") / "job_files"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def fields_of(name: str) -> dict[str, Any]:
-    """Returns the fields of a named job."""
-    return tomllib.loads((resources.files("ibnn.lab") / "job_files" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def meanings() -> dict[str, str]:

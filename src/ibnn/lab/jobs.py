@@ -12,7 +12,6 @@ from torch import Tensor
 from ibnn.data import TABLES, Units
 from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
-from ibnn.lab.costs import costs
 from ibnn.lab.display import COSTS
 from ibnn.lab.evaluation import Evaluation, evaluate
 from ibnn.lab.job import Job, meanings, merged
@@ -21,33 +20,14 @@ from ibnn.lab.models import architecture, check_net, check_weights, make_method,
 from ibnn.lab.provenance import commit, provenance
 from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
 from ibnn.lab.splits import Splits, check_data, make_data
+from ibnn.network import NUMBERS
 from ibnn.training.history import History
 from ibnn.training.loop import fit
 from ibnn.training.trainable import Trainable
 
-__all__ = [
-    # a job as data, and its parts
-    "Job",
-    "METHODS",
-    "Splits",
-    "make_data",
-    "make_method",
-    "meanings",
-    "merged",
-    # checks
-    "check",
-    "check_data",
-    "check_net",
-    "check_weights",
-    # running it
-    "COSTS",
-    "Run",
-    "costs",
-    "finished",
-    "job_of",
-    "read_run",
-    "run",
-]
+__all__ = ["Job", "METHODS", "Splits", "make_data", "make_method", "meanings", "merged"]
+__all__ += ["check", "check_data", "check_net", "check_weights"]
+__all__ += ["COSTS", "Run", "costs", "finished", "job_of", "read_run", "run"]
 
 log = logging.getLogger("ibnn")
 
@@ -114,6 +94,40 @@ def _result(
         shape = list(splits.train[0][0].shape)
         result["probe"] = {"shape": shape, "outputs": _probed(model, shape, splits.units)}
     return result
+
+
+def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the costs of a run, by the names of `ibnn.lab.display.COSTS`.
+
+    Args:
+        job: What was run.
+        model: The trained method.
+        history: Of its training.
+        first: Costs of the plain training that came first.
+    """
+    first = first or {"train_seconds": 0.0, "rows": 0}
+    method, recipe = METHODS[job.method], job.full_recipe()
+    trainings = [history.first, history] if history.first else [history]
+    passes = recipe.samples if method.noisy_training else model.components  # of a training row
+    latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
+    numbers = [value for name, value in model.state_dict().items() if name not in NUMBERS]
+    stored = sum(value.numel() for value in numbers if value.is_floating_point())
+    return {
+        "train_seconds": round(first["train_seconds"] + sum(training.seconds for training in trainings), 3),
+        "rows": first["rows"] + passes * sum(_rows(job, training) for training in trainings),
+        "steering_rows": sum(training.looked for training in trainings),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "latents": latents,
+        "stored": stored - method.repeated(model),
+        "forwards": model.components * (job.samples if method.noisy_answers else 1),
+    }
+
+
+def _rows(job: Job, history: History) -> int:
+    """Counts the examples of a training, each as often as it was used."""
+    recipe, last = job.full_recipe(), history.rows[-1]
+    batch = min(recipe.batch_size, history.examples)
+    return int(last["step"] * batch if recipe.steps else last["epoch"] * history.examples)
 
 
 def _training(history: History) -> dict[str, Any]:

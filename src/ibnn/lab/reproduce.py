@@ -18,7 +18,7 @@ from ibnn.lab.experiment import Cell, Experiment, about, content, names, read
 from ibnn.lab.jobs import Job, run
 from ibnn.lab.provenance import provenance
 from ibnn.lab.runs import RunFolder
-from ibnn.lab.smoke import made_data
+from ibnn.lab.splits import made_data
 from ibnn.progress import Bar
 
 __all__ = ["Experiment", "Reproduced", "Results", "about", "names", "read", "reproduce", "results"]

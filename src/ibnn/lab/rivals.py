@@ -2,7 +2,7 @@
 
 import copy
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,41 +32,45 @@ class Rival(NamedTuple):
     draws: int
 
 
-def _looped(module: nn.Module, draws: int) -> Callable[[Tensor], Tensor]:
-    """Averages the softmax of forward passes, one after the other."""
-    return lambda x: torch.stack([module(x).softmax(-1) for _ in range(draws)]).mean(0)
+def _mean(outputs: Iterable[Tensor]) -> Tensor:
+    """Averages the softmax of outputs."""
+    return torch.stack([output.softmax(-1) for output in outputs]).mean(0)
 
 
 def plain(net: nn.Module, draws: int = 1) -> Rival:
-    """The reference: the network itself, and as many forward passes of it."""
-    return Rival(list(net.parameters()), lambda x, y: F.cross_entropy(net(x), y), _looped(net, draws), draws)
+    """The reference: the network itself, and as many forward passes of it, one after the other."""
+    return _with_kl(net, None, draws)
+
+
+def _with_kl(net: nn.Module, kl: Callable[[nn.Module], Tensor] | None, draws: int) -> Rival:
+    """A network that draws by itself in each forward pass; its KL is part of the loss."""
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        nll = F.cross_entropy(net(x), y)
+        return nll + kl(net) / N_DATA if kl else nll
+
+    return Rival(list(net.parameters()), loss, lambda x: _mean(net(x) for _ in range(draws)), draws)
 
 
 def converted(model: IBNN, draws: int = 1) -> Rival:
     """An iBNN, a step of Algorithm 1, and its own `predict`."""
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return model.elbo(x, y, n_data=N_DATA).loss
 
     def predict(x: Tensor) -> Tensor:
         answer = model.predict(x, samples=draws // model.components)
         assert isinstance(answer, CategoricalPrediction)
         return answer.probs
 
-    return Rival(list(model.parameters()), loss, predict, draws)
+    return Rival(list(model.parameters()), lambda x, y: model.elbo(x, y, n_data=N_DATA).loss, predict, draws)
 
 
 def dropout(net: nn.Module, draws: int) -> Rival:
     """MC-dropout before every layer but the first."""
     made = MCDropout(copy.deepcopy(net), rate=0.1)
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return made.train().elbo(x, y, n_data=N_DATA).loss
-
     def predict(x: Tensor) -> Tensor:
         return made.eval().draw_logits(x, draws).softmax(-1).mean(0)
 
-    return Rival(list(made.parameters()), loss, predict, draws)
+    return Rival(list(made.parameters()), lambda x, y: made.train().elbo(x, y, n_data=N_DATA).loss, predict, draws)
 
 
 def ensemble(net: nn.Module, draws: int, members: int = 4) -> Rival:
@@ -76,10 +80,7 @@ def ensemble(net: nn.Module, draws: int, members: int = 4) -> Rival:
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return torch.stack([F.cross_entropy(member(x), y) for member in nets]).sum()
 
-    def predict(x: Tensor) -> Tensor:
-        return torch.stack([member(x).softmax(-1) for member in nets]).mean(0)
-
-    return Rival(list(nets.parameters()), loss, predict, members)
+    return Rival(list(nets.parameters()), loss, lambda x: _mean(member(x) for member in nets), members)
 
 
 def bayesian_torch(net: nn.Module, draws: int) -> Rival:
@@ -88,12 +89,7 @@ def bayesian_torch(net: nn.Module, draws: int) -> Rival:
     made = copy.deepcopy(net)
     prior = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
     library.dnn_to_bnn(made, prior | {"type": "Reparameterization", "moped_enable": False})
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        total: Tensor = F.cross_entropy(made(x), y) + library.get_kl_loss(made) / N_DATA
-        return total
-
-    return Rival(list(made.parameters()), loss, _looped(made, draws), draws)
+    return _with_kl(made, library.get_kl_loss, draws)
 
 
 def torchbnn(net: nn.Module, draws: int) -> Rival:
@@ -107,13 +103,7 @@ def torchbnn(net: nn.Module, draws: int) -> Rival:
                 setattr(module, name, library.BayesConv2d(0.0, 0.1, layer.in_channels, layer.out_channels, *form))
             elif isinstance(layer, nn.Linear):
                 setattr(module, name, library.BayesLinear(0.0, 0.1, layer.in_features, layer.out_features))
-    divergence = library.BKLLoss(reduction="sum")
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        total: Tensor = F.cross_entropy(made(x), y) + divergence(made) / N_DATA
-        return total
-
-    return Rival(list(made.parameters()), loss, _looped(made, draws), draws)
+    return _with_kl(made, library.BKLLoss(reduction="sum"), draws)
 
 
 RIVALS: dict[str, Callable[[nn.Module, int], Rival]] = {

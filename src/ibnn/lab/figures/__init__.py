@@ -13,15 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
+from ibnn.lab.display import house_style, png
 from ibnn.lab.experiment import Experiment
-from ibnn.lab.figures.cubic import regression
-from ibnn.lab.figures.entropy import ood
 from ibnn.lab.figures.grid import Grid, grid_of
-from ibnn.lab.figures.images import softmax
-from ibnn.lab.figures.plane import pca
-from ibnn.lab.figures.reliability import calibration
+from ibnn.lab.figures.panels import calibration, ood, pca, regression, softmax
 from ibnn.lab.figures.scores import benchmark, components, size
-from ibnn.lab.figures.style import house_style, png
 from ibnn.lab.figures.tables import markdown, table
 
 if TYPE_CHECKING:
@@ -29,17 +25,17 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "table", "markdown"]
 
-FIGURES: dict[str, Callable[[Grid], "Figure | None"]] = {
-    "benchmark": benchmark,
-    "pretrained": benchmark,
-    "components": components,
-    "size": size,
-    "calibration": calibration,
-    "ood": ood,
-    "regression": regression,
-    "pca": pca,
-    "softmax": softmax,
-    "table1": lambda grid: None,
+FIGURES: dict[str, tuple[Callable[[Grid], "Figure | None"], tuple[str, ...]]] = {  # and what a cell needs for it
+    "benchmark": (benchmark, ("scores",)),
+    "pretrained": (benchmark, ("scores",)),
+    "components": (components, ("scores",)),
+    "size": (size, ("scores",)),
+    "calibration": (calibration, ("reliability", "confidence")),
+    "ood": (ood, ("gaussian",)),
+    "regression": (regression, ("analysis", "mean")),
+    "pca": (pca, ("analysis", "train_loss")),
+    "softmax": (softmax, ("analysis", "least")),
+    "table1": (lambda grid: None, ()),
 }
 
 
@@ -57,12 +53,13 @@ def draw(experiment: Experiment, cells: dict[str, Any], out: Path) -> list[Path]
     if experiment.figure not in FIGURES:
         remedy = "Correct the experiment's TOML file."
         raise ValueError(complaint("figure", f"one of {', '.join(FIGURES)}", repr(experiment.figure), remedy))
-    grid = grid_of(experiment, cells)
+    function, needed = FIGURES[experiment.figure]
+    grid = grid_of(experiment, cells).having(*needed)
     if not grid.settings or experiment.figure == "table1":
         return []
     path = out / f"{experiment.name}-{experiment.preset}.png"
     with house_style():
-        figure = FIGURES[experiment.figure](grid)
+        figure = function(grid)
         if figure is None:
             return []
         figure.suptitle(textwrap.fill(experiment.title, 100), fontsize=9.5, fontweight="bold")

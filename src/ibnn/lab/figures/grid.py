@@ -105,6 +105,8 @@ def outsider(cells: Cells) -> str | None:
     return known[-1] if known else None
 
 
-def single_network(cells: Cells) -> bool:
-    """Whether answers come from one network, which has no epistemic part."""
-    return all(at(cell, "costs", "forwards") == 1 for cell in cells)
+def auroc(cells: Cells, score: str) -> list[float]:
+    """Returns how well a score tells outsiders from test images; none for the epistemic part of a single network."""
+    single = all(at(cell, "costs", "forwards") == 1 for cell in cells)
+    strange = outsider(cells)
+    return numbers(cells, "outsiders", strange, score) if strange and not (single and score == "epistemic") else []

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ibnn.lab.display import COLOURS, MARKERS, SOFT, canvas, label_ends, legend, mark, styles
 from ibnn.lab.figures.grid import Cells, Grid, numbers, spread
-from ibnn.lab.figures.style import CYCLE, MARKERS, SOFT, canvas, label_ends, legend, mark, styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,11 +21,8 @@ def _values(cells: Cells, *path: str, unit: float = 1.0) -> list[float]:
     return [unit * value for value in numbers(cells, *path) if math.isfinite(value)]
 
 
-def benchmark(grid: Grid) -> "Figure | None":
+def benchmark(grid: Grid) -> "Figure":
     """Dots with whiskers of ± sd by method, a row of panels per setting; hollow ones with a temperature."""
-    grid = grid.having("scores")
-    if not grid.settings:
-        return None
     rows = [len(methods) for methods in grid.settings.values()]
     figure = canvas(0.35 + sum(0.7 + 0.24 * count for count in rows))
     every = figure.subplots(len(rows), 3, squeeze=False, height_ratios=[1.2 + count for count in rows])
@@ -73,11 +70,10 @@ def _far(groups: list[list[float]]) -> float:
 
 def components(grid: Grid) -> "Figure | None":
     """Against the number of components K, a line per setting; methods without components are dotted lines."""
-    grid = grid.having("scores")
     several = len(grid.settings) > 1
     series: Series = {}
     others: list[tuple[str, str, Cells]] = []
-    colours = {s: {"color": CYCLE[i % 6], "marker": MARKERS[i % 7]} for i, s in enumerate(grid.settings)}
+    colours = {s: {"color": COLOURS[i % 6], "marker": MARKERS[i % 7]} for i, s in enumerate(grid.settings)}
     for setting, method, cells in grid.groups():
         if count := numbers(cells, "job", "method_options", "components"):
             series.setdefault(setting, []).append((count[0], cells))
@@ -90,14 +86,11 @@ def components(grid: Grid) -> "Figure | None":
     return figure
 
 
-def size(grid: Grid) -> "Figure | None":
+def size(grid: Grid) -> "Figure":
     """Against the number of parameters of the plain network, a line per method."""
-    grid = grid.having("scores")
     series: Series = {}
     for setting, method, cells in grid.groups():
         series.setdefault(method, []).append((grid.sizes[setting], cells))
-    if not series:
-        return None
     figure, axes = _against({m: series[m] for m in grid.methods if m in series}, styles(grid.methods))
     _ticks(axes, {x: f"{x:.3g}×" for x in grid.sizes.values()}, "parameters of the network")
     return figure

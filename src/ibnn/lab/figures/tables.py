@@ -1,10 +1,10 @@
 """TABLES of results: cells as rows of text, mean ± standard deviation over seeds."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ibnn.lab.experiment import Experiment
-from ibnn.lab.figures.grid import Cells, Grid, grid_of, numbers, outsider, single_network, spread
+from ibnn.lab.figures.grid import Cells, Grid, auroc, grid_of, numbers, outsider, spread
 
 NOTHING = "–"
 Text = Callable[[Cells], str]
@@ -26,12 +26,11 @@ def table(experiment: Experiment, cells: dict[str, Any]) -> list[list[str]]:
     if experiment.figure == "regression":
         return _regression(grid)
     wanted = WANTED.get(experiment.figure)
-    columns = [column for column in _columns(grid) if wanted is None or column.kind in wanted]
-    rows = [
-        [s, _named(m, group, grid.seeds[s, m]), *(column.text(group) for column in columns)]
-        for s, m, group in grid.groups()
+    columns = [(header, text) for kind, header, text in _columns(grid) if wanted is None or kind in wanted]
+    rows = [["setting", "method", *(header for header, _ in columns)]]
+    rows += [
+        [s, _named(m, group, grid.seeds[s, m]), *(text(group) for _, text in columns)] for s, m, group in grid.groups()
     ]
-    rows = [["setting", "method", *(column.header for column in columns)], *rows]
     return rows if any(setting["name"] for setting in experiment.settings) else [row[1:] for row in rows]
 
 
@@ -69,50 +68,34 @@ def _count(*path: str) -> Text:
 WANTED = {  # kinds of columns; a figure that is not here has all
     "components": ("error", "nll", "ece", "temperature", "seconds", "parameters", "forwards"),
     "size": ("error", "nll", "ece", "temperature", "seconds", "parameters"),
-    "calibration": ("error", "nll", "ece", "temperature"),
+    **dict.fromkeys(("calibration", "pca", "softmax"), ("error", "nll", "ece", "temperature")),
     "ood": ("error", "nll", "corrupted", "ood"),
-    "pca": ("error", "nll", "ece", "temperature"),
-    "softmax": ("error", "nll", "ece", "temperature"),
 }
 
 
-class Column(NamedTuple):
-    """A column: the kind that figures choose by, its header, and its text for a group of cells."""
-
-    kind: str
-    header: str
-    text: Text
-
-
-def _columns(grid: Grid) -> list[Column]:
+def _columns(grid: Grid) -> list[tuple[str, str, Text]]:
+    """Returns the kind that figures choose by, the header, and the text for a group of cells, of every column."""
     strange = list(dict.fromkeys(name for *_, cells in grid.groups() if (name := outsider(cells))))
     outside = f"OOD AUROC ({', '.join(strange)})" if strange else "OOD AUROC"
     return [
-        Column("error", "error %", _mean("scores", "error", digits=2, unit=100)),
-        Column("nll", "NLL", _mean("scores", "nll")),
-        Column("ece", "ECE", _mean("scores", "ece")),
-        Column("temperature", "own T", _mean("temperature", digits=2)),
-        Column("nll", "NLL + T", _mean("tempered", "scores", "nll")),
-        Column("ece", "ECE + T", _mean("tempered", "scores", "ece")),
-        Column("corrupted", "corrupted error %", _mean("corrupted", "all", "error", digits=2, unit=100)),
-        Column("corrupted", "corrupted NLL", _mean("corrupted", "all", "nll")),
-        Column("corrupted", "corrupted ECE", _mean("corrupted", "all", "ece")),
-        Column("corrupted", "corrupted NLL + T", _mean("tempered", "corrupted", "all", "nll")),
-        Column("corrupted", "corrupted ECE + T", _mean("tempered", "corrupted", "all", "ece")),
-        Column("ood", outside, lambda cells: _auroc(cells, "max_prob")),
-        Column("ood", f"{outside} by epistemic", lambda cells: _auroc(cells, "epistemic")),
-        Column("seconds", "training seconds", _mean("costs", "train_seconds", digits=0)),
-        Column("rows", "rows ×", _times(grid)),
-        Column("parameters", "parameters", _count("costs", "parameters")),
-        Column("forwards", "forwards", _count("costs", "forwards")),
+        ("error", "error %", _mean("scores", "error", digits=2, unit=100)),
+        ("nll", "NLL", _mean("scores", "nll")),
+        ("ece", "ECE", _mean("scores", "ece")),
+        ("temperature", "own T", _mean("temperature", digits=2)),
+        ("nll", "NLL + T", _mean("tempered", "scores", "nll")),
+        ("ece", "ECE + T", _mean("tempered", "scores", "ece")),
+        ("corrupted", "corrupted error %", _mean("corrupted", "all", "error", digits=2, unit=100)),
+        ("corrupted", "corrupted NLL", _mean("corrupted", "all", "nll")),
+        ("corrupted", "corrupted ECE", _mean("corrupted", "all", "ece")),
+        ("corrupted", "corrupted NLL + T", _mean("tempered", "corrupted", "all", "nll")),
+        ("corrupted", "corrupted ECE + T", _mean("tempered", "corrupted", "all", "ece")),
+        ("ood", outside, lambda cells: _worded(auroc(cells, "max_prob"))),
+        ("ood", f"{outside} by epistemic", lambda cells: _worded(auroc(cells, "epistemic"))),
+        ("seconds", "training seconds", _mean("costs", "train_seconds", digits=0)),
+        ("rows", "rows ×", _times(grid)),
+        ("parameters", "parameters", _count("costs", "parameters")),
+        ("forwards", "forwards", _count("costs", "forwards")),
     ]
-
-
-def _auroc(cells: Cells, score: str) -> str:
-    strange = outsider(cells)
-    if not strange or (score == "epistemic" and single_network(cells)):
-        return NOTHING
-    return _worded(numbers(cells, "outsiders", strange, score))
 
 
 def _times(grid: Grid) -> Text:

@@ -6,34 +6,26 @@ Dashes, hatches and order say the same as colours do.
 import base64
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import matplotlib.style
 import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from ibnn.lab.display import COLOURS, OTHER
+from ibnn.lab.display import COLOURS, OTHER, histogram, house_style
 from ibnn.metrics import ReliabilityCurve, RiskCoverage
 
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _STYLE = {
     "svg.hashsalt": "ibnn",
     "svg.fonttype": "path",
-    "text.parse_math": False,  # names are not formulas
-    "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
     "axes.grid": True,
     "grid.color": "#E4E4E4",
     "grid.linewidth": 0.6,
-    "legend.frameon": False,
     "legend.fontsize": 9,
     "hatch.linewidth": 0.7,
 }
@@ -51,24 +43,17 @@ class Picture(NamedTuple):
     height: int
 
 
-class _Canvas:
-    """A matplotlib figure of a size in inches, and the picture made of it."""
-
-    def __init__(self, width: float, height: float) -> None:
-        self.figure: Any = Figure(figsize=(width, height), layout="constrained")
-        self.picture = Picture("", round(96 * width), round(96 * height))
+def _canvas(width: float, height: float) -> Any:
+    """Returns a matplotlib figure of a size in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-@contextmanager
-def _canvas(width: float, height: float) -> Iterator[_Canvas]:
+def _svg(figure: Any) -> Picture:
     file = io.BytesIO()
-    with matplotlib.style.context(["default", _STYLE]):
-        canvas = _Canvas(width, height)
-        yield canvas
-        canvas.figure.savefig(file, format="svg", metadata=_NO_METADATA)
+    figure.savefig(file, format="svg", metadata=_NO_METADATA)
     lean = re.sub(rb"<!--.*?-->|(?<=\d\d\.\d\d)\d+", b"", file.getvalue(), flags=re.DOTALL)  # hundredths of a point do
     text = base64.b64encode(re.sub(rb"\s+", b" ", lean)).decode()
-    canvas.picture = canvas.picture._replace(src=f"data:image/svg+xml;base64,{text}")
+    return Picture(f"data:image/svg+xml;base64,{text}", *(round(96 * side) for side in figure.get_size_inches()))
 
 
 def _png(pixels: Tensor) -> Picture:
@@ -95,6 +80,7 @@ def _thinned(size: int) -> Tensor:
     return torch.linspace(0, max(size - 1, 0), min(size, _POINTS)).round().long()
 
 
+@house_style(_STYLE)
 def reliability(curve: ReliabilityCurve, colour: str) -> Picture:
     """Draws accuracy over confidence with 95 % Wilson intervals, above the number of rows in each bin."""
     filled = curve.count > 0
@@ -103,85 +89,88 @@ def reliability(curve: ReliabilityCurve, colour: str) -> Picture:
     middle = (p + spread / 2) / (1 + spread)
     half = (1.96 / (1 + spread)) * (p * (1 - p) / n + spread / n / 4).sqrt()
     reach = torch.stack([p - middle + half, middle + half - p]).clamp_min(0)
-    with _canvas(4, 4.2) as canvas:
-        top, bottom = canvas.figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        top.plot([0, 1], [0, 1], color="#555555", lw=1, ls=":")
-        top.vlines(x.tolist(), p.tolist(), x.tolist(), color="#999999", lw=5, alpha=0.45)
-        top.errorbar(x.tolist(), p.tolist(), reach.tolist(), color=colour, marker="o", ms=4, lw=1.4)
-        top.set(ylabel="accuracy", xlim=(0, 1), ylim=(-0.02, 1.04))
-        edges = curve.edges.tolist()
-        bottom.bar(edges[:-1], curve.count.tolist(), width=edges[1], align="edge", color=colour, alpha=0.7)
-        bottom.set(xlabel="confidence", ylabel="rows", yscale="log", ylim=(0.7, 2 * float(curve.count.max())))
-        bottom.yaxis.set_major_formatter("{x:g}")  # the usual one is a formula
-    return canvas.picture
+    figure = _canvas(4, 4.2)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    top.plot([0, 1], [0, 1], color="#555555", lw=1, ls=":")
+    top.vlines(x.tolist(), p.tolist(), x.tolist(), color="#999999", lw=5, alpha=0.45)
+    top.errorbar(x.tolist(), p.tolist(), reach.tolist(), color=colour, marker="o", ms=4, lw=1.4)
+    top.set(ylabel="accuracy", xlim=(0, 1), ylim=(-0.02, 1.04))
+    edges = curve.edges.tolist()
+    bottom.bar(edges[:-1], curve.count.tolist(), width=edges[1], align="edge", color=colour, alpha=0.7)
+    bottom.set(xlabel="confidence", ylabel="rows", yscale="log", ylim=(0.7, 2 * float(curve.count.max())))
+    bottom.yaxis.set_major_formatter("{x:g}")  # the usual one is a formula
+    return _svg(figure)
 
 
+@house_style(_STYLE)
 def histograms(sets: Mapping[str, Tensor], label: str) -> Picture:
     """Draws shares of rows over an uncertainty; the first set is filled."""
     high = max(float(values.max()) for values in sets.values()) or 1.0
     edges = torch.linspace(0, high * (1 + 1e-9), 25, dtype=torch.float64).tolist()
-    with _canvas(4, 2.8 + 0.2 * len(sets)) as canvas:
-        axes = canvas.figure.subplots()
-        for i, (name, values) in enumerate(sets.items()):
-            form = {"histtype": "stepfilled", "alpha": 0.45, "lw": None} if i == 0 else {"histtype": "step", "lw": 1.8}
-            share = [1 / len(values)] * len(values)
-            axes.hist(values.tolist(), edges, weights=share, label=_plain(name), **(_line(i) | form))
-        axes.set(xlabel=f"{label} (nats)", ylabel="share of rows", xlim=(0, high))
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=1 + (len(sets) == 2), borderaxespad=0.2)
-    return canvas.picture
+    figure = _canvas(4, 2.8 + 0.2 * len(sets))
+    axes = figure.subplots()
+    for i, (name, values) in enumerate(sets.items()):
+        form = {"histtype": "stepfilled", "alpha": 0.45, "lw": None} if i == 0 else {"histtype": "step", "lw": 1.8}
+        histogram(axes, values, edges, label=_plain(name), **(_line(i) | form))
+    axes.set(xlabel=f"{label} (nats)", ylabel="share of rows", xlim=(0, high))
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=1 + (len(sets) == 2), borderaxespad=0.2)
+    return _svg(figure)
 
 
+@house_style(_STYLE)
 def risk_coverage(curves: Sequence[tuple[str, int, RiskCoverage]]) -> Picture:
     """Draws the error rate over the share of answered rows, for runs given by name and number."""
-    with _canvas(4.8, 3.4 + 0.2 * len(curves)) as canvas:
-        axes = canvas.figure.subplots()
-        for name, number, curve in curves:
-            keep = _thinned(len(curve.risk))
-            x, y = curve.coverage[keep].tolist(), (100 * curve.risk[keep]).tolist()
-            axes.plot(x, y, label=_plain(name), **_line(number))
-        axes.set(xlabel="coverage: share of rows answered", ylabel="error % among them", xlim=(0, 1))
-        axes.set_ylim(bottom=0)
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=1)
-    return canvas.picture
+    figure = _canvas(4.8, 3.4 + 0.2 * len(curves))
+    axes = figure.subplots()
+    for name, number, curve in curves:
+        keep = _thinned(len(curve.risk))
+        x, y = curve.coverage[keep].tolist(), (100 * curve.risk[keep]).tolist()
+        axes.plot(x, y, label=_plain(name), **_line(number))
+    axes.set(xlabel="coverage: share of rows answered", ylabel="error % among them", xlim=(0, 1))
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=1)
+    return _svg(figure)
 
 
+@house_style(_STYLE)
 def split(parts: Mapping[str, Tensor]) -> Picture:
     """Draws the mean uncertainty of each set as a stacked bar of aleatoric, between and within."""
-    with _canvas(4, 1.5 + 0.36 * len(parts)) as canvas:
-        axes = canvas.figure.subplots()
-        places = list(range(len(parts)))
-        left = torch.zeros(len(parts), dtype=torch.float64)
-        looks = (("aleatoric", OTHER, ""), ("between", COLOURS[0], "///"), ("within", COLOURS[5], "\\\\\\"))
-        for i, (kind, colour, hatch) in enumerate(looks):
-            width = torch.stack([values[i] for values in parts.values()])
-            look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": kind}
-            axes.barh(places, width.tolist(), left=left.tolist(), height=0.62, **look)
-            left = left + width
-        axes.set_yticks(places, [_plain(name, 16) for name in parts])
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
-        axes.set_xlabel("mean uncertainty (nats)")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, columnspacing=1, handlelength=1.5)
-    return canvas.picture
+    figure = _canvas(4, 1.5 + 0.36 * len(parts))
+    axes = figure.subplots()
+    places = list(range(len(parts)))
+    left = torch.zeros(len(parts), dtype=torch.float64)
+    looks = (("aleatoric", OTHER, ""), ("between", COLOURS[0], "///"), ("within", COLOURS[5], "\\\\\\"))
+    for i, (kind, colour, hatch) in enumerate(looks):
+        width = torch.stack([values[i] for values in parts.values()])
+        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": kind}
+        axes.barh(places, width.tolist(), left=left.tolist(), height=0.62, **look)
+        left = left + width
+    axes.set_yticks(places, [_plain(name, 16) for name in parts])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("mean uncertainty (nats)")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, columnspacing=1, handlelength=1.5)
+    return _svg(figure)
 
 
+@house_style(_STYLE)
 def training(
     x: tuple[str, Sequence[float]], losses: Mapping[str, list[float]], below: Mapping[str, list[float]]
 ) -> Picture:
     """Draws losses over epochs or steps and, below, what steers the noise."""
-    with _canvas(4, 2.9 + 1.0 * len(below)) as canvas:
-        heights = (3, *[1] * len(below))
-        grid = canvas.figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-        for i, (name, values) in enumerate(losses.items()):
-            grid[0].plot(*_finite(x[1], values), label=name, **_line(i))
-        grid[0].set_ylabel("NLL" if any("nll" in name.lower() for name in losses) else "loss")
-        grid[0].legend(loc="upper right")
-        for axes, (name, values) in zip(grid[1:], below.items(), strict=True):
-            axes.plot(*_finite(x[1], values), color=COLOURS[2], lw=1.6)
-            axes.set_ylabel(name)
-        grid[-1].set_xlabel(x[0])
-        grid[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    return canvas.picture
+    figure = _canvas(4, 2.9 + 1.0 * len(below))
+    heights = (3, *[1] * len(below))
+    grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for i, (name, values) in enumerate(losses.items()):
+        grid[0].plot(*_finite(x[1], values), label=name, **_line(i))
+    grid[0].set_ylabel("NLL" if any("nll" in name.lower() for name in losses) else "loss")
+    grid[0].legend(loc="upper right")
+    for axes, (name, values) in zip(grid[1:], below.items(), strict=True):
+        axes.plot(*_finite(x[1], values), color=COLOURS[2], lw=1.6)
+        axes.set_ylabel(name)
+    grid[-1].set_xlabel(x[0])
+    grid[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    return _svg(figure)
 
 
 def _finite(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:

@@ -5,15 +5,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ibnn import metrics
-from ibnn.lab.display import COLOURS, COSTS, OTHER, SCORES
-from ibnn.lab.report import figures, scores
-from ibnn.lab.report.runs import PARTS, Classifier, Run, Shown
+from ibnn.lab.display import COLOURS, COSTS, OTHER, SCORES, UNCERTAINTIES
+from ibnn.lab.report import figures
+from ibnn.lab.report.runs import PARTS, Answers, Classifier, Run, Shown
 from ibnn.metrics import Interval
 
 Rated = Sequence[tuple[Classifier, Mapping[str, Interval]]]
+DIGITS = {"error": 1, "nll": 3, "ece": 3, "brier": 3}  # that are printed
 _SHOWN = 6  # examples of each kind
 
 
@@ -56,6 +58,20 @@ class Example(NamedTuple):
     note: str
 
 
+def intervals(answers: Answers, labels: Tensor) -> dict[str, Interval]:
+    """Returns error in %, NLL, ECE and Brier score with 95 % bootstrap intervals."""
+    probs = answers.probs
+    tiny = torch.finfo(probs.dtype).tiny  # a probability that was rounded to 0 would make the mean infinite
+    found = metrics.score_intervals(probs, probs.clamp_min(tiny).double().log(), labels)
+    return found | {"error": Interval(*(100 * value for value in found["error"]))}
+
+
+def _uncertainties(answers: Answers) -> dict[str, Tensor | None]:
+    """Returns scores (N,) that grow with uncertainty; None where the method has no such score."""
+    scores = (1 - answers.probs.max(1).values.double(), answers.total, answers.epistemic)
+    return dict(zip(UNCERTAINTIES, scores, strict=True))
+
+
 def lead(runs: Sequence[Run], rated: Rated) -> str:
     """Returns the first sentence of the page."""
     count = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
@@ -78,22 +94,32 @@ def _groups(rated: Rated) -> list[Rated]:
     return list(groups.values())
 
 
+def best(scores: Mapping[int, float], digits: int) -> set[int]:
+    """Returns the runs with the lowest printed score, ties included; none if there is nothing to compare.
+
+    >>> sorted(best({0: 0.1001, 1: 0.1002, 2: 0.2}, 3))
+    [0, 1]
+    """
+    printed = {number: round(value, digits) for number, value in scores.items()}
+    return {number for number, value in printed.items() if len(printed) > 1 and value == min(printed.values())}
+
+
 def ratings(rated: Rated) -> Table:
     """Returns the scores of classifiers; the best of each group is marked."""
     winners = {
         (name, number)
-        for name, digits in scores.DIGITS.items()
+        for name, digits in DIGITS.items()
         for group in _groups(rated)
-        for number in scores.best({run.number: found[name].value for run, found in group}, digits)
+        for number in best({run.number: found[name].value for run, found in group}, digits)
     }
     rows: list[tuple[Run, list[str | Score]]] = []
     for run, found in rated:
         rows.append((run, []))
-        for name, digits in scores.DIGITS.items():
+        for name, digits in DIGITS.items():
             value, low, high = (f"{number:.{digits}f}" for number in found[name])
             rows[-1][1].append(Score(value, low, high, (name, run.number) in winners))
         rows[-1][1].append(_short(len(run.labels)))
-    head = ["run", *(SCORES[name] for name in scores.DIGITS), "test rows"]
+    head = ["run", *(SCORES[name] for name in DIGITS), "test rows"]
     return Table("scores-table", "Scores", head, rows)
 
 
@@ -117,8 +143,13 @@ def _short(value: float | None) -> str:
 
 
 def warnings(run: Classifier, found: Mapping[str, Interval]) -> list[str]:
-    """Describes what is suspicious about a run's scores."""
-    words = scores.contradictions(run, found)
+    """Describes scores of result.json that disagree with the stored answers, and other suspicious ones."""
+    words = []
+    for name, (value, _, _) in found.items():
+        stored = run.scores.get(name, value)
+        ways = (stored, 100 * stored) if name == "error" else (stored,)  # a share or in %
+        if min(abs(way - value) for way in ways) > 1e-3 * max(1, abs(value)):
+            words.append(f"{SCORES[name]} is {stored:.4g} in result.json but {value:.4g} by the stored answers")
     if lost := int((run.test.probs.gather(1, run.labels[:, None]) == 0).sum()):
         words.append(f"{lost} true classes have a stored probability of 0, which the NLL counts as the smallest number")
     return words
@@ -144,17 +175,23 @@ def detection(runs: Sequence[Classifier]) -> tuple[Table, list[Card]]:
     rows: list[tuple[Run, list[str]]] = []
     cards = []
     for run in runs:
-        found = {name: scores.detections(run.test, answers) for name, answers in run.ood.items()}
-        for name, detected in found.items():
-            numbers = [cell for d in detected.values() for cell in ([f"{v:.3f}" for v in d] if d else ["–", "–"])]
-            rows.append((run, [name, *numbers]))
-        sets = {"test set": run.test} | {name: answers for name, answers in run.ood.items() if name != "test set"}
+        inside = _uncertainties(run.test)
+        areas: dict[str, list[str]] = {name: [] for name in inside}
+        for name, answers in run.ood.items():
+            rows.append((run, [name]))
+            for kind, outside in _uncertainties(answers).items():
+                if (test := inside[kind]) is None or outside is None:
+                    rows[-1][1].extend(["–", "–"])
+                    continue
+                auroc = f"{metrics.auroc(test, outside):.3f}"
+                rows[-1][1].extend([auroc, f"{metrics.fpr_at_95_tpr(test, outside):.3f}"])
+                areas[kind].append(f"{name}: AUROC {auroc}")
         for kind in ("total", "epistemic"):
-            values = {name: v for name, a in sets.items() if (v := scores.uncertainties(a)[kind]) is not None}
-            if "test set" not in values:
+            if (test := inside[kind]) is None:
                 continue
-            areas = [f"{name}: AUROC {d.auroc:.3f}" for name, all in found.items() if (d := all[kind]) is not None]
-            note = "; ".join(areas) or f"Mean {float(values['test set'].mean()):.3f} nats."
+            others = {name: _uncertainties(a)[kind] for name, a in run.ood.items() if name != "test set"}
+            values = {"test set": test} | {name: v for name, v in others.items() if v is not None}
+            note = "; ".join(areas[kind]) or f"Mean {float(test.mean()):.3f} nats."
             alt = f"Histogram of the {kind} uncertainty of {run.name}. {note}"
             cards.append(Card(figures.histograms(values, f"{kind} uncertainty"), alt, f"{run.name}: {kind}", note))
     head = [f"{score} {by}" for by in ("max-prob", "total", "epistemic") for score in ("AUROC", "FPR95")]
@@ -164,7 +201,10 @@ def detection(runs: Sequence[Classifier]) -> tuple[Table, list[Card]]:
 
 def risk(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
     """Returns risk over coverage, as curves of up to six runs and as a table."""
-    curves = [(run, scores.selective(run)) for run in runs]
+    curves = []
+    for run in runs:
+        confidence, guess = run.test.probs.max(1)
+        curves.append((run, metrics.risk_coverage(1 - confidence, guess == run.labels)))
     cards = []
     for some in (curves[first : first + 6] for first in range(0, len(curves), 6)):
         areas = "; ".join(f"{run.name}: AURC {curve.area:.4f}" for run, curve in some)
@@ -185,7 +225,7 @@ def split(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
     """Returns the mean aleatoric and epistemic uncertainty of the runs that stored it, as bars and as a table."""
     cards, rows = [], []
     for run in runs:
-        if not (parts := scores.mean_parts(run)):
+        if not (parts := _mean_parts(run)):
             continue
         shares = {name: float(values[1:].sum() / values.sum().clamp_min(1e-12)) for name, values in parts.items()}
         note = "Epistemic share of " + ", ".join(f"{name}: {100 * share:.0f} %" for name, share in shares.items()) + "."
@@ -196,6 +236,16 @@ def split(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
             rows.append((run, [name, *(f"{value:.3f}" for value in numbers)]))
     head = ["run", "rows", *PARTS, "epistemic", "total"]
     return cards, Table("split-table", "Mean uncertainty in nats", head, rows, words=1)
+
+
+def _mean_parts(run: Classifier) -> dict[str, Tensor]:
+    """Returns mean aleatoric, between and within (3,) of right answers, wrong answers and each further set."""
+    if run.test.parts is None:
+        return {}
+    wrong = run.test.probs.argmax(1) != run.labels
+    sets = {"right answers": run.test.parts[:, ~wrong], "wrong answers": run.test.parts[:, wrong]}
+    sets |= {name: answers.parts for name, answers in run.ood.items() if answers.parts is not None}
+    return {name: parts.mean(1) for name, parts in sets.items() if parts.shape[1]}
 
 
 def examples(run: Classifier) -> dict[str, list[Example]]:
