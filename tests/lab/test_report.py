@@ -189,15 +189,15 @@ def test_numbers_are_those_of_the_metrics(made: tuple[list[Path], str]) -> None:
     for run, row, found, areas in zip(runs, summary[1:], detection[1:], risk[1:], strict=True):
         stored = safetensors.torch.load_file(run / "answers.safetensors")
         probs, labels = stored["probs"], stored["labels"]
-        measured = {
-            "error %": (metrics.bootstrap(metrics.error, probs, labels), 100, 1),
-            "NLL": (metrics.bootstrap(metrics.nll, probs.log(), labels), 1, 3),
-            "ECE": (metrics.bootstrap(metrics.ece, probs, labels), 1, 3),
-            "Brier": (metrics.bootstrap(metrics.brier, probs, labels), 1, 3),
-        }
-        for column, (interval, factor, digits) in measured.items():
+        measured = intervals(Answers(probs, None), labels)  # compared with metrics.bootstrap below
+        for column, name, digits in (
+            ("error %", "error", 1),
+            ("NLL", "nll", 3),
+            ("ECE", "ece", 3),
+            ("Brier", "brier", 3),
+        ):
             shown = re.findall(r"\d+\.\d+", row[summary[0].index(column)])
-            assert shown == [f"{factor * value:.{digits}f}" for value in interval], column
+            assert shown == [f"{value:.{digits}f}" for value in measured[name]], column
         total, other = (sum(stored[p + part] for part in PARTS) for p in ("", "ood/noise/"))
         doubts = {"max-prob": (-probs.amax(1), -stored["ood/noise/probs"].amax(1)), "total": (total, other)}
         if run.name == "a":
