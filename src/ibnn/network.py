@@ -365,16 +365,16 @@ class IBNN(LatentNetwork):
         return net
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """Adds the numbers of the state, in double precision so that no bit is lost."""
+        """Adds the numbers of the state as the bits of a double, in an integer: some devices have no float64."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in NUMBERS:
-            destination[prefix + name] = torch.tensor(float(getattr(self, name)), dtype=torch.float64)
+            destination[prefix + name] = torch.tensor(float(getattr(self, name)), dtype=torch.float64).view(torch.int64)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """States without the numbers, from before they were part of it, leave the present ones."""
         for name in NUMBERS:
-            if prefix + name in state_dict:
-                setattr(self, name, float(state_dict.pop(prefix + name)))
+            if (found := state_dict.pop(prefix + name, None)) is not None:
+                setattr(self, name, float(found if found.is_floating_point() else found.cpu().view(torch.float64)))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:

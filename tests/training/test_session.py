@@ -25,7 +25,7 @@ def as_written_before(folder: Path) -> None:
     """Rewrites checkpoints as they were before `prior_std` and `gradient_scale` were part of a model's state."""
     while saved := checkpoint.latest(folder / "checkpoints"):
         max((folder / "checkpoints").iterdir()).unlink()
-        progress = saved.data["progress"] | {"prior_std": saved.tensors["model/prior_std"].item()}
+        progress = saved.data["progress"] | {"prior_std": saved.tensors["model/prior_std"].view(torch.float64).item()}
         tensors = {
             name: value for name, value in saved.tensors.items() if not name.endswith(("/prior_std", "/gradient_scale"))
         }
