@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ibnn
-from ibnn import calibration
-from ibnn.calibration import Calibration, calibrate, choose
+from ibnn.calibration import Calibration, calibrate, choose, outputs, profile, search
 from ibnn.files.saving import Adapters, load
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "DRAWS", 8)
-    monkeypatch.setattr(calibration, "STEPS", 16)
+    monkeypatch.setattr(outputs, "DRAWS", 8)
+    monkeypatch.setattr(profile, "STEPS", 16)
 
 
 def problem(rows: int = 250, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
@@ -48,7 +47,7 @@ def quick(net: nn.Module, x: Any, y: Any, **options: Any) -> tuple[ibnn.IBNN, Ca
 
 def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """y ~ N(w·x, s² + a²·Σ(w x)²): the mixture over z is Gaussian, and its best a on given data is a line search."""
-    monkeypatch.setattr(calibration, "DRAWS", 128)
+    monkeypatch.setattr(outputs, "DRAWS", 128)
     x = torch.randn(400, 4)
     net = nn.Linear(4, 1, bias=False)
     with torch.no_grad():
@@ -74,7 +73,7 @@ def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch:
 
 
 def test_the_scale_of_a_classifier_is_that_of_a_dense_grid_of_public_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "DRAWS", 48)
+    monkeypatch.setattr(outputs, "DRAWS", 48)
     net, x, y = problem()
     _, report = quick(net, x, y, temperature=False, samples=16)
     other = ibnn.convert(net, components=4, seed=0)
@@ -141,8 +140,8 @@ def test_it_never_ends_worse_than_temperature_scaling(rows: int, seed: int) -> N
 @pytest.mark.parametrize("tries", [1, 4])
 def test_noise_that_is_worse_than_temperature_scaling_is_not_kept(tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The curve goes on until it is clearly too much: were its end chosen, less would be taken, and it would say so."""
-    monkeypatch.setattr(calibration, "choose", lambda losses, counts, largest: len(losses) - 1)
-    monkeypatch.setattr(calibration, "TRIES", tries)
+    monkeypatch.setattr(search, "choose", lambda losses, counts, largest: len(losses) - 1)
+    monkeypatch.setattr(search, "TRIES", tries)
     net, x, y = problem(400)
     model, report = quick(net, x, y)
     most = report.curve[-1].scale
@@ -173,7 +172,7 @@ def _crossed(draws: Tensor, y: Tensor) -> float:
 
 def test_the_profile_finds_the_layer_that_the_data_were_drawn_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """Targets are draws of the model itself: σ = 0.4 in the first layer, none in the second, noise 0.3."""
-    monkeypatch.setattr(calibration, "STEPS", 80)
+    monkeypatch.setattr(profile, "STEPS", 80)
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     with torch.no_grad():
         net[0].weight.copy_(torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
@@ -300,7 +299,7 @@ def test_a_failure_leaves_everything_as_it_was(when: str, monkeypatch: pytest.Mo
     model.likelihood.temperature.fill_(1.5)
     before = copy.deepcopy(model.state_dict())
     if when == "late":
-        monkeypatch.setattr(calibration, "Calibration", _fails)
+        monkeypatch.setattr(search, "Calibration", _fails)
     else:
         y = y + 1
     with pytest.raises((ValueError, KeyError)):

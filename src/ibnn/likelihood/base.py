@@ -117,11 +117,18 @@ class Likelihood(nn.Module, ABC):
     def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
         """Returns how good a prediction of this likelihood is; "nll" is always there, in nats per datum."""
 
+    @property
+    def by_row(self) -> bool:
+        """Whether `losses` are known of single rows: those of the library's own classes, but not of their subclasses.
+
+        A subclass may answer otherwise, and only its `score` tells how well.
+        """
+        return "_datum_losses" in vars(type(self))
+
     def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
         """Returns sums of −log p(target) of the mixture of draws (K, S, N, …) and numbers of data, by groups of rows.
 
-        A group is a row where a class says `_datum_losses` itself. A subclass that inherits them may answer otherwise:
-        of those, and of all others, only the score is known, and a group is a block of rows.
+        A group is a row, or, where a likelihood is not `by_row`, a block of rows, of which it says the mean loss alone.
 
         >>> import ibnn
         >>> ibnn.Categorical().losses(torch.zeros(1, 1, 2, 4), torch.tensor([0, 3]))[0]  # log 4
@@ -130,7 +137,7 @@ class Likelihood(nn.Module, ABC):
         Returns:
             Two tensors (G,).
         """
-        if "_datum_losses" in vars(type(self)):
+        if self.by_row:
             losses, kept = self._datum_losses(draws, target, temperature)
             return _by_row(losses), _by_row(kept)
         sums, counts = [], []

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ibnn.likelihood.base import Likelihood
 
-LOW, HIGH = -math.log(3), math.log(20)  # bounds of log T, where the search looks first
-FARTHEST = 2.0**30  # beyond this, or its inverse, no temperature is looked for
+WIDENING, FARTHEST = 2.0, 20.0  # steps of log T beyond the first bounds, and where they end
 
 
 @torch.no_grad()
@@ -21,52 +20,48 @@ def nll(likelihood: Likelihood, draws: Tensor, target: Tensor, temperature: floa
     return float(losses.sum() / counts.sum())
 
 
-def best_temperature(
-    likelihood: Likelihood, draws: Tensor, target: Tensor, *, bounded: bool = True, shrinkings: int = 24
-) -> float:
-    """Returns the temperature of the lowest NLL.
+def best_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor, *, rough: bool = False) -> float:
+    """Returns the temperature of the lowest NLL, between 1/3 and 20, to 0.001 %.
 
     Args:
         likelihood: Its own temperature does not matter, and stays.
         draws: Outputs (K, S, N, …).
         target: Targets of the N rows.
-        bounded: Keeps to 1/3 … 20. Else the search goes on where the NLL falls towards an end of that.
-        shrinkings: How often 60 % of the interval of log T are kept: 24 leave an error of 0.001 %, 16 of 0.06 %.
+        rough: Takes a third of the time and finds it to 0.06 %, but also beyond 1/3 … 20.
 
     >>> import ibnn
     >>> logits, labels = torch.tensor([[[[2.0, 0.0]] * 4]]), torch.tensor([0, 0, 0, 1])  # right in 3 of 4
     >>> round(best_temperature(ibnn.Categorical(), logits, labels), 3), round(2 / math.log(3), 3)
     (1.82, 1.82)
     """
-    exact = draws.double()  # the NLL is flat at its minimum: rounding would choose
-    low, high = LOW, HIGH
-    best = _shrink(likelihood, exact, target, low, high, shrinkings)
-    while not bounded and min(best - low, high - best) < 2e-3 and abs(best) < math.log(FARTHEST):
-        step = math.copysign((high - low) / 2, best)
-        low, high = low + step, high + step
-        further = _shrink(likelihood, exact, target, low, high, shrinkings)
-        nlls = [nll(likelihood, draws, target, math.exp(log_t)) for log_t in (best, further)]
-        if not nlls[1] < nlls[0]:
-            break
-        best = further
+    shrinkings, draws = (16, draws) if rough else (24, draws.double())  # the NLL is flat there: rounding would choose
+
+    def at(log_t: float) -> float:
+        return nll(likelihood, draws, target, math.exp(log_t))
+
+    def lowest(low: float, high: float) -> float:
+        for _ in range(shrinkings):
+            left, right = low + (high - low) * 0.4, low + (high - low) * 0.6
+            low, high = (low, right) if at(left) <= at(right) else (left, high)
+        return (low + high) / 2
+
+    low, high = -math.log(3), math.log(20)
+    best = lowest(low, high)
+    if rough and min(best - low, high - best) < 2e-3:  # at an end: the minimum may be beyond it
+        end, step = best, math.copysign(WIDENING, best)
+        while abs(end) < FARTHEST and at(end + step) < at(end):
+            end += step
+        further = lowest(end - WIDENING, end + WIDENING)
+        best = further if at(further) < at(best) else best
     return math.exp(best)
 
 
-def _shrink(likelihood: Likelihood, draws: Tensor, target: Tensor, low: float, high: float, times: int) -> float:
-    """Returns the log of the best temperature in an interval of logs."""
-    for _ in range(times):
-        left, right = low + (high - low) * 0.4, low + (high - low) * 0.6
-        nlls = [nll(likelihood, draws, target, math.exp(log_t)) for log_t in (left, right)]
-        low, high = (low, right) if nlls[0] <= nlls[1] else (left, high)
-    return (low + high) / 2
-
-
 def helpful_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor) -> float:
-    """Returns the temperature of the lowest NLL without bounds, or 1 if that is no better or makes no difference."""
+    """Returns the temperature of the lowest NLL, without bounds, or 1 if that is no better or makes no difference."""
     below, one, above = (nll(likelihood, draws, target, t) for t in (0.5, 1.0, 2.0))
     if below == one == above:  # a likelihood that ignores it
         return 1.0
-    best = best_temperature(likelihood, draws, target, bounded=False, shrinkings=16)
+    best = best_temperature(likelihood, draws, target, rough=True)
     return best if nll(likelihood, draws, target, best) < one else 1.0
 
 
