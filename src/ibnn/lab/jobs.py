@@ -13,8 +13,7 @@ from ibnn.data import TABLES, Units
 from ibnn.errors import complaint
 from ibnn.lab.display import COSTS
 from ibnn.lab.evaluation import Evaluation, evaluate
-from ibnn.lab.job import Job, meanings, merged
-from ibnn.lab.methods import METHODS
+from ibnn.lab.job import METHODS, Job, meanings, merged
 from ibnn.lab.models import check_net, check_weights, make_method, start_weights
 from ibnn.lab.provenance import commit, provenance
 from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
