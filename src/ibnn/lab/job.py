@@ -1,22 +1,74 @@
-"""JOB: one training run as data: which network, data, method and recipe. Jobs read and write TOML."""
+"""JOB: one training run as data: which network, data, method and recipe; and the methods it can name."""
 
+import inspect
 import json
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
 
 from ibnn import nets
+from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
+from ibnn.convert import convert
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
-from ibnn.lab.methods import METHODS
 from ibnn.nets.own import FORM, is_own
 from ibnn.training.recipe import Recipe, explain, to_toml
+from ibnn.training.trainable import Trainable
 
+Make = Callable[[int], nn.Module]  # makes the plain network of an ensemble's member, 0 for the only one
+
+
+class Method(NamedTuple):
+    """One method.
+
+    Attributes:
+        build: Builds it of plain networks; keyword arguments are its options.
+        options: Names of the options.
+        noisy_training: Whether each of a recipe's S copies of an example has its own noise; otherwise one pass of every
+            network trains on it.
+        noisy_answers: Whether a component answers differently from draw to draw.
+        repeated: Counts the numbers in a trained model's state that its network holds already.
+    """
+
+    build: Callable[..., Trainable]
+    options: tuple[str, ...] = ()
+    noisy_training: bool = False
+    noisy_answers: bool = False
+    repeated: Callable[[Any], int] = lambda model: 0
+
+
+def _options(maker: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(maker).parameters)[1:]  # the first is the network
+
+
+def _ensemble(make: Make, members: int = 4, **options: Any) -> Ensemble:
+    return Ensemble([make(member) for member in range(members)], **options)
+
+
+def _plain(make: Make, **options: Any) -> Plain:
+    return Plain(make(0), **options)
+
+
+METHODS: dict[str, Method] = {
+    "sgd": Method(_plain),
+    "swa": Method(_plain),  # with `swa` in its recipe
+    "swag": Method(
+        lambda make, **options: SWAG(make(0), **options),
+        _options(SWAG),
+        noisy_answers=True,
+        repeated=lambda model: model.mean.numel(),
+    ),
+    "dropout": Method(lambda make, **options: MCDropout(make(0), **options), _options(MCDropout), True, True),
+    "vi": Method(lambda make, **options: MeanField(make(0), **options), _options(MeanField), True, True),
+    "ensemble": Method(_ensemble, ("members",)),
+    "ibnn": Method(lambda make, **options: convert(make(0), copy=False, **options), _options(convert), True, True),
+}
 SYNONYMS = {  # what users of other libraries call fields and options
     word: name
     for name, words in {

@@ -14,8 +14,7 @@ from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
 from ibnn.lab.display import COSTS
 from ibnn.lab.evaluation import Evaluation, evaluate
-from ibnn.lab.job import Job, meanings, merged
-from ibnn.lab.methods import METHODS
+from ibnn.lab.job import METHODS, Job, meanings, merged
 from ibnn.lab.models import architecture, check_net, check_weights, make_method, start_weights
 from ibnn.lab.provenance import commit, provenance
 from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder

@@ -12,8 +12,7 @@ from ibnn import nets
 from ibnn.data import TABLES, Units
 from ibnn.errors import complaint
 from ibnn.inputs import logits_of
-from ibnn.lab.job import Job
-from ibnn.lab.methods import METHODS
+from ibnn.lab.job import METHODS, Job
 from ibnn.lab.splits import Splits
 from ibnn.likelihood import Gaussian
 from ibnn.nets.dense import Affine

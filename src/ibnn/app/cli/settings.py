@@ -101,7 +101,7 @@ def check_net(net: str, options: dict[str, Any]) -> None:
 
 def _check_options(job: "Job") -> None:
     """Raises for options that the method does not have, before anything is loaded."""
-    from ibnn.lab.methods import METHODS
+    from ibnn.lab.jobs import METHODS
 
     check_net(job.net, job.net_options)
     options = METHODS[job.method].options
