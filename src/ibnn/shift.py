@@ -43,8 +43,6 @@ class ShiftMonitor:
     scores to show the shift before that, see `fewest_scores`.
 
     Attributes:
-        false_alarm: α. The alarm is raised when wealth reaches 1/α.
-        seed: Decides how ties are broken.
         seen: n, the number of scores since calibration.
         alarm: The number of the score that raised the alarm, counted from 1; None so far.
         log_wealth: Log of the present wealth.
@@ -65,7 +63,7 @@ class ShiftMonitor:
         Args:
             calibration: Scores of inputs that the model was not trained on, (N,). A few hundred reveal shifts soon;
                 fewer than `fewest_scores(false_alarm)` are refused.
-            false_alarm: α, the probability of ever raising the alarm although nothing has shifted.
+            false_alarm: α, the probability of ever raising the alarm, at wealth 1/α, although nothing has shifted.
             seed: Decides how ties are broken.
         """
         self._begin(_checked(calibration, "calibration"), false_alarm, seed)

@@ -31,9 +31,8 @@ requests = pytest.importorskip("requests")
 uvicorn = pytest.importorskip("uvicorn")
 
 from ibnn.app.serve.app import make_app  # noqa: E402
-from ibnn.app.serve.batching import Batcher, OverloadedError  # noqa: E402
 from ibnn.app.serve.server import listen  # noqa: E402
-from ibnn.app.serve.service import Question, Service  # noqa: E402
+from ibnn.app.serve.service import Batcher, OverloadedError, Question, Service  # noqa: E402
 
 TINY = jobs.Job(
     net="mlp",

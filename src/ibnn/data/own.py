@@ -95,29 +95,17 @@ def read_sheet(path: Path, content: bytes | None = None) -> Sheet:
 
 @dataclass(frozen=True, eq=False)
 class OwnTable:
-    """A table read from a file.
-
-    Attributes:
-        name: Its name in the job.
-        columns: Names of the inputs.
-        classes: Names of the classes; none for a number to predict.
-        train: Rows for training, from which some may be held out.
-        test: The other rows, the same for all seeds.
-        sha256: Checksum of the file.
-    """
+    """A table read from a file."""
 
     name: str
-    columns: tuple[str, ...]
-    classes: tuple[str, ...]
-    train: Points
-    test: Points
-    sha256: str
+    columns: tuple[str, ...]  # names of the inputs
+    classes: tuple[str, ...]  # their names; none for a number to predict
+    train: Points  # rows for training, from which some may be held out
+    test: Points  # the other rows, the same for all seeds
+    sha256: str  # checksum of the file
 
     def split(self, examples: int | None, valid: int) -> tuple[Points, Points | None]:
-        """Returns rows to train on and `valid` held-out ones, stratified by class and the same for all seeds.
-
-        Together they are `examples` of the training rows; None for all.
-        """
+        """Returns rows to train on and `valid` held-out ones, together `examples` of `train`; each time the same."""
         most = len(self.train)
         if not 1 <= (used := examples or most) <= most:
             remedy = f"{self.name} has {most + len(self.test)}, of which {len(self.test)} are for testing."

@@ -28,24 +28,15 @@ class DataSet:
     (torch.Size([1437, 1, 8, 8]), torch.Size([360, 1, 8, 8]))
     >>> abs(digits.normalise(digits.train.images).mean().item()) < 1e-3
     True
-
-    Attributes:
-        name: Its name for `load`.
-        train: Training images, as published.
-        test: Test images, by which nothing may be chosen.
-        mean: Mean of the training pixels in [0, 1], per channel.
-        std: Their standard deviation.
-        classes: Names of the classes.
-        flip: Whether mirroring an image left to right keeps its class.
     """
 
     name: str
-    train: Rows
-    test: Rows
-    mean: tuple[float, ...]
+    train: Rows  # as published
+    test: Rows  # by which nothing may be chosen
+    mean: tuple[float, ...]  # of the training pixels in [0, 1], per channel
     std: tuple[float, ...]
-    classes: tuple[str, ...]
-    flip: bool
+    classes: tuple[str, ...]  # their names
+    flip: bool  # whether mirroring an image left to right keeps its class
 
     def normalise(self, images: Tensor) -> Tensor:
         """Turns bytes (B, C, H, W) into floats of mean 0 and standard deviation 1 over the training set."""

@@ -42,21 +42,13 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Units:
-    """Columns of a table and how they are standardised.
+    """Columns of a table and how they are standardised."""
 
-    Attributes:
-        columns: Names of the inputs, in order.
-        centre: What is subtracted from each input.
-        scale: What each input is then divided by.
-        target: Units of the number to predict; None for classes.
-        sha256: Checksum of the file, if the points are from one.
-    """
-
-    columns: tuple[str, ...]
-    centre: tuple[float, ...]
-    scale: tuple[float, ...]
-    target: Target | None = None
-    sha256: str | None = None
+    columns: tuple[str, ...]  # names of the inputs, in order
+    centre: tuple[float, ...]  # what is subtracted from each input
+    scale: tuple[float, ...]  # what each input is then divided by
+    target: Target | None = None  # units of the number to predict; None for classes
+    sha256: str | None = None  # checksum of the file, if the points are from one
 
     def to_json(self) -> str:
         """Writes what `from_json` reads.
@@ -92,24 +84,15 @@ class Table:
 
     >>> TABLES["toy-regression"].draw().x.shape, TABLES["two-moons"].test.x.shape
     (torch.Size([30, 1]), torch.Size([1000, 2]))
-
-    Attributes:
-        name: Its name in jobs.
-        make: Returns inputs and targets for a number of rows and a seed.
-        rows: Default number of training rows.
-        centre: See `Units`.
-        scale: See `Units`.
-        classes: Names of the classes; none for a number to predict.
-        target: Units of the number to predict; None for classes.
     """
 
     name: str
-    make: Callable[[int, int], tuple[Tensor, Tensor]]
-    rows: int
-    centre: tuple[float, ...]
-    scale: tuple[float, ...]
-    classes: tuple[str, ...] = ()
-    target: Target | None = None
+    make: Callable[[int, int], tuple[Tensor, Tensor]]  # returns inputs and targets for a number of rows and a seed
+    rows: int  # default number of training rows
+    centre: tuple[float, ...]  # of `Units`
+    scale: tuple[float, ...]  # of `Units`
+    classes: tuple[str, ...] = ()  # their names; none for a number to predict
+    target: Target | None = None  # units of the number to predict; None for classes
 
     def draw(self, rows: int | None = None) -> Points:
         """Returns the training points, always the same, in random order."""

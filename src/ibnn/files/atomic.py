@@ -18,13 +18,9 @@ _REMEDY = "Correct the file, or copy it again if it was damaged."
 def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
     """Holds a lock file; yields False, without waiting, if `wait` is False and another process has it.
 
-    The file contains the process id. On release it is removed, with folders that were made for it and stayed empty,
-    unless another process waits. A killed process leaves the file behind, but not the lock.
-
-    Args:
-        path: The lock file, in or beside what it protects; its name should begin with a dot.
-        wait: Whether to wait for another process.
-        waiting: Called once, before waiting, with the id of the process that has the lock.
+    The file contains the process id, with which `waiting` is called once before waiting. On release it is removed, with
+    folders that were made for it and stayed empty, unless another process waits. A killed process leaves the file
+    behind, but not the lock.
     """
     import fcntl  # not on Windows
 

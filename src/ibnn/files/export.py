@@ -149,9 +149,6 @@ def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tens
     return difference
 
 
-# ------------------------------------------------------------------------------------------------------ what is traced
-
-
 class _Answering(nn.Module):
     """Maps inputs to answers: runs the network on a copy of the batch for each draw and summarises the outputs."""
 
@@ -254,9 +251,6 @@ def _unit(name: str, expected: Mapping[str, Tensor]) -> float:
     return std if kind in ("mean", "std") else std**2
 
 
-# ------------------------------------------------------------------------------------------------------------ formats
-
-
 def _names(x: Inputs) -> list[str]:
     """Returns what the inputs are called in a file."""
     if isinstance(x, Tensor):
@@ -343,9 +337,6 @@ def _from_torch(content: bytes, x: Inputs) -> dict[str, Tensor]:
 
 WRITERS = {"onnx": _to_onnx, "torch": _to_torch}
 READERS = {"onnx": _from_onnx, "torch": _from_torch}  # what a file answers to inputs
-
-
-# ------------------------------------------------------------------------------------------------------------- checks
 
 
 def _check(model: IBNN | OneNetwork, path: Path, samples: int, seed: int, format: str, facts: dict[str, Any]) -> None:

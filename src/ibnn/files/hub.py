@@ -2,6 +2,7 @@
 
 import functools
 import tempfile
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -61,27 +62,7 @@ def _card(config: dict[str, Any], repo_id: str) -> str:
     what = "latents only, for the network they were trained on" if config["latents_only"] else "a whole model"
     built = "architecture" in config and not config["latents_only"]
     net = "" if built else "net = ...  # the plain network, built as it was when the model was made\n"
-    return f"""---
-library_name: ibnn
-tags: [ibnn, bayesian-neural-network, uncertainty, pytorch]
----
-# {repo_id}
-
-An implicit Bayesian neural network ({what}). It predicts with uncertainty, split into aleatoric and epistemic.
-
-```python
-import ibnn  # pip install "ibnn[hub]"
-
-{net}model = ibnn.IBNN.from_pretrained("{repo_id}"{", net" if net else ""})
-prediction = model.predict(x)
-```
-
-| | |
-|---|---|
-| components K | {config["components"]} |
-| nodes | {sum(config["layers"].values()):,} in {len(config["layers"])} layers |
-| prior standard deviation | {config["prior_std"]} |
-| likelihood | {config["likelihood"]["name"]} |
-| made with | ibnn {config["ibnn_version"]} |
-| base weights | SHA-256 `{config["fingerprint"]}` |
-"""
+    words = {"repo_id": repo_id, "what": what, "net": net, "argument": ", net" if net else ""}
+    nodes, layers = sum(config["layers"].values()), len(config["layers"])
+    card = (resources.files("ibnn.files") / "templates/model_card.md").read_text(encoding="utf-8")
+    return card.format(config=config, nodes=nodes, layers=layers, **words)

@@ -109,7 +109,8 @@ def load(
         raise ValueError(complaint("directory", "a save of a method that is imported", method, remedy))
     tensors = model_folder.read_tensors(folder, config)
     likelihood = _likelihood(config["likelihood"], likelihood, tensors)
-    net = copying.deepcopy(net) if copy else _share(net)
+    shared = {} if copy else {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
+    net = copying.deepcopy(net, shared)
     if method is not None:
         members = [net, *(copying.deepcopy(net) for _ in range(1, config["components"]))]
         baseline = METHODS[method](members if len(members) > 1 else net, likelihood, **config["options"])
@@ -178,9 +179,6 @@ def fingerprint(net: nn.Module) -> str:
     return digest.hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------------- architectures
-
-
 def _checked_architecture(architecture: Architecture) -> Architecture:
     """Returns an architecture; raises unless it is of the documented form and JSON can hold it."""
     try:
@@ -215,9 +213,6 @@ def _part(name: str, options: dict[str, Any]) -> nn.Module:
     if name == "affine":
         return Affine(**{key: torch.tensor(value) for key, value in options.items()})
     return nets.make(name, **options)
-
-
-# ------------------------------------------------------------------------------------------- from and to a description
 
 
 def _description(model: nn.Module) -> dict[str, Any]:
@@ -302,9 +297,6 @@ def _likelihood(
     return known[name](**(options or {}), **weight)
 
 
-# --------------------------------------------------------------------------------------------------- tensors and checks
-
-
 def _check_net(net: nn.Module, config: dict[str, Any], force: bool) -> None:
     """Raises unless a network has the saved layers, tensors with values and, for latents alone, the saved weights."""
     saved: dict[str, int] = config["layers"]
@@ -359,8 +351,3 @@ def _base(net: nn.Module, prefix: str = "") -> dict[str, Tensor]:
     modules = net.named_modules(remove_duplicate=False)
     latents = tuple(f"{name}." for name, module in modules if isinstance(module, Latent))
     return {prefix + name: tensor for name, tensor in _state(net).items() if not name.startswith(latents)}
-
-
-def _share(net: nn.Module) -> nn.Module:
-    """Returns a copy of the modules around the very same parameters and buffers."""
-    return copying.deepcopy(net, {id(tensor): tensor for tensor in [*net.parameters(), *net.buffers()]})

@@ -201,12 +201,6 @@ def threshold(uncertainty: Tensor, wrong: Tensor, risk: float, *, confidence: fl
     >>> import torch
     >>> threshold(torch.arange(100.0), torch.arange(100) >= 95, 0.1).coverage
     0.95
-
-    Args:
-        uncertainty: Uncertainty of labelled answers, (N,).
-        wrong: Whether each is wrong, (N,).
-        risk: Largest accepted share of errors.
-        confidence: Probability that the guarantee holds.
     """
     if not 0 < risk < 1:
         raise ValueError(complaint("risk", "between 0 and 1", risk, "Pass 0.05."))

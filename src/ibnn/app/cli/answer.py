@@ -1,4 +1,4 @@
-"""ANSWERS of a finished run: `evaluate` and `predict`, `export` as a file, `serve` over HTTP."""
+"""ANSWERS of a finished run: `evaluate` and `predict`, `report` as a page, `export` as a file, `serve` over HTTP."""
 
 import csv
 import io
@@ -217,6 +217,36 @@ def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def report(
+    screen: Screen,
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; unfinished runs are skipped.", metavar="RUNS…")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Calibration report",
+    json: Json = False,
+) -> None:
+    """Writes one self-contained HTML page about one or more runs: scores, calibration, uncertainty, provenance."""
+    from ibnn.lab.report import write_report
+    from ibnn.lab.runs import RunFolder as Home
+
+    with misuse():
+        check_out("--out", out)
+        for run in runs:
+            if not run.exists():
+                raise ValueError(complaint("RUNS", "run folders", f"no folder {run}", "Train first: ibnn train."))
+        done = [run for run in runs if Home(run).finished]
+        if not done:
+            got = f"none in {', '.join(map(str, runs))}"
+            raise ValueError(complaint("RUNS", "folders of finished runs", got, "Let a run finish: ibnn train."))
+    for run in runs:
+        if run.is_dir() and run not in done:
+            screen.note(f"Skipped: {run}, which has not finished.")
+    try:
+        write_report(done, out, title=title)
+    except FileNotFoundError as error:  # a folder without its answers
+        raise MisuseError(str(error)) from error
+    screen.result({"report": str(out)}, str(out), json)
 
 
 def export(

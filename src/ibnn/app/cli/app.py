@@ -5,10 +5,9 @@ from typing import Annotated
 import typer
 
 from ibnn._version import __version__
-from ibnn.app.cli.answer import evaluate, export, predict, serve
-from ibnn.app.cli.explore import bench, data_get, data_list, demo, plan
+from ibnn.app.cli.answer import evaluate, export, predict, report, serve
+from ibnn.app.cli.explore import bench, data_get, data_list, demo, plan, reproduce
 from ibnn.app.cli.options import Debug, Quiet
-from ibnn.app.cli.paper import report, reproduce
 from ibnn.app.cli.screen import register
 from ibnn.app.cli.train import train
 

@@ -1,13 +1,16 @@
-"""EXPLORE: `demo`, `plan`, `bench`, `data list` and `data get`, none of which need data of your own."""
+"""EXPLORE: `demo`, `plan`, `bench`, `data list`, `data get` and `reproduce`: no data or job of your own is needed."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibnn.app.cli.options import Json, NewData
+from ibnn.app.cli.options import Data, Json, NewData
 from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.app.cli.settings import check_net, parsed
+
+if TYPE_CHECKING:
+    from ibnn.lab.reproduce import Experiment
 
 
 def demo(
@@ -184,3 +187,60 @@ def data_get(
             get(name, data, mirror=mirror, progress=not screen.quiet)
     where = {name: places[name] for name in names}
     screen.result(where, "\n".join(f"{name}: {place}" for name, place in where.items()), json)
+
+
+def _experiments() -> list[str]:
+    from ibnn.lab import reproduce
+
+    return ["list", "all", *reproduce.names()]
+
+
+_METHODS = "Names separated by commas; may be repeated. Default: all."
+
+
+def reproduce(
+    screen: Screen,
+    name: Annotated[str, typer.Argument(metavar="NAME|all|list", autocompletion=_experiments)] = "list",
+    preset: Annotated[str, typer.Option(help="cpu (for two cores) or paper (the full experiment).")] = "cpu",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: the preset's.")] = None,
+    methods: Annotated[list[str] | None, typer.Option(help=_METHODS)] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results and figures.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
+    data: Data = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Tests the code on tiny synthetic data.")] = False,
+    json: Json = False,
+) -> None:
+    """Runs the paper's experiments; finished parts are not run again."""
+    from ibnn.lab import reproduce as paper
+
+    known = paper.names()
+    if name == "list":
+        if json:
+            screen.json({each: paper.about(each) for each in known})
+        else:
+            screen.table([["name", "what it shows"], *([each, paper.about(each)] for each in known)])
+        return
+    with misuse():
+        chosen = {each: paper.read(each, preset) for each in (known if name == "all" else [name])}
+        wanted = {each: _wanted(methods, experiment) for each, experiment in chosen.items()}
+        for each, experiment in chosen.items():
+            experiment.only(wanted[each], seeds)
+        check_out("--out", out, folder=True)
+        check_out("--runs", runs, folder=True)
+    found = {}
+    for each in chosen:
+        options: dict[str, Any] = {"preset": preset, "seeds": seeds, "methods": wanted[each], "smoke": smoke}
+        files, table = paper.reproduce(each, **options, runs=runs, out=out, data=data, quiet=screen.quiet)
+        found[each] = {"files": list(map(str, files)), "table": table}
+        if not json:
+            screen.table(table, title=paper.about(each))
+            screen.note("\n".join(f"wrote {file}" for file in files))
+    if json:
+        screen.json(found)
+
+
+def _wanted(methods: list[str] | None, experiment: "Experiment") -> list[str] | None:
+    """Returns the named methods; a name may itself contain commas."""
+    known = {method["name"] for method in experiment.methods}
+    named = [[text] if text in known else map(str.strip, text.split(",")) for text in methods or ()]
+    return [name for some in named for name in some] or None

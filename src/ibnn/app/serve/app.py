@@ -1,11 +1,15 @@
-"""ROUTES of the service, the application that holds them, and the gate before it."""
+"""ROUTES of the service, its pages, which load nothing else, and the gate before them."""
 
 import asyncio
+import base64
 import contextlib
+import hashlib
+import json
 import math
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated
 
 from fastapi import FastAPI, HTTPException, Query, Request
@@ -16,16 +20,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ibnn._version import __version__
 from ibnn.app.asking import finite
-from ibnn.app.serve import page, requests
-from ibnn.app.serve.batching import OverloadedError
+from ibnn.app.asking.run import Asked
+from ibnn.app.serve import requests
 from ibnn.app.serve.requests import Answer, Answers, Health, Number, Numbers, receive, route_options
-from ibnn.app.serve.service import Counts, Question, Row, Service
+from ibnn.app.serve.service import Counts, OverloadedError, Question, Row, Service
 from ibnn.errors import complaint
+from ibnn.lab.pages import environment, inlined, style
 
 READERS = 2  # threads that read requests
 _PATHS = ("/", "/docs", "/openapi.json", "/predict", "/health", "/metrics")
 _HEADERS = {b"x-content-type-options": b"nosniff", b"referrer-policy": b"no-referrer", b"cache-control": b"no-store"}
 _Draws = Annotated[bool, Query(description="Also returns the answer of every draw.")]
+_ASSETS = {"script": inlined("ibnn.app.serve", "page.js"), "style": style("ibnn.app.serve", "serve.css")}
+_SCRIPT, _STYLE = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in _ASSETS.values())
+_POLICY = {
+    "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{_SCRIPT}'; style-src 'sha256-{_STYLE}'; "
+    "img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}
+_TEMPLATES = environment("ibnn.app.serve")
+_TEMPLATES.globals |= _ASSETS | {"json": partial(json.dumps, indent=1)}
 
 
 def make_app(service: Service, *, megabytes: float = 10) -> FastAPI:
@@ -65,11 +78,11 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
 def _add_status(app: FastAPI, service: Service) -> None:
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(page.reference(app.openapi()), headers=page.POLICY)
+        return HTMLResponse(_TEMPLATES.get_template("docs.html.j2").render(schema=app.openapi()), headers=_POLICY)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def front() -> HTMLResponse:
-        return HTMLResponse(page.front(service.asked), headers=page.POLICY)
+        return HTMLResponse(_front(service.asked), headers=_POLICY)
 
     @app.get("/health", summary="What is served, and its state")
     async def health() -> Health:
@@ -78,6 +91,27 @@ def _add_status(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", summary="Counts in Prometheus' text format", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
         return PlainTextResponse(service.metrics(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _front(asked: Asked) -> str:
+    """Returns the page where a user drops an image or fills in a row; fields start at the mean of the training rows."""
+    units, fields = asked.units, []
+    if units is not None:
+        means = [_rounded(centre, scale) for centre, scale in zip(units.centre, units.scale, strict=True)]
+        fields = list(zip(units.columns, means, strict=True))
+    return _TEMPLATES.get_template("front.html.j2").render(
+        job=asked.run.job,
+        run=asked.run.result["name"],
+        classes=asked.classes,
+        components=asked.run.model.components,
+        form=asked.form if units is None else None,
+        fields=fields,
+    )
+
+
+def _rounded(mean: float, std: float) -> str:
+    """Rounds a mean to about a hundredth of the standard deviation."""
+    return f"{round(mean, 2 - math.floor(math.log10(std))):.12g}"
 
 
 def _add_numbers(app: FastAPI, service: Service, readers: ThreadPoolExecutor) -> None:

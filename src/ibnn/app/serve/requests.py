@@ -108,9 +108,8 @@ def route_options(asked: Asked) -> dict[str, Any]:
 
 
 def _body(asked: Asked) -> dict[str, Any]:
-    schemas = {
-        "application/json": {"inputs": _image_schema(asked.form) if asked.units is None else _table_schema(asked.units)}
-    }
+    inputs = _image_schema(asked.form) if asked.units is None else _table_schema(asked.units)
+    schemas = {"application/json": {"inputs": inputs}}
     if asked.units is None:
         files = _array({"type": "string", "format": "binary"}, 1, MOST) | {"description": "Image files."}
         schemas["multipart/form-data"] = {"image": files}
@@ -165,11 +164,7 @@ async def receive(request: Request, *, images: bool) -> Parts:
 
 
 def read(parts: Parts, asked: Asked) -> tuple[Tensor, list[str | None]]:
-    """Returns images (N, C, H, W) in [0, 1] or points (N, D), and a note for each that was resized.
-
-    Raises:
-        ValueError: If the network does not take them.
-    """
+    """Returns images (N, C, H, W) in [0, 1] or points (N, D), and a note for each that was resized."""
     if not isinstance(parts, bytes):
         return _images(parts, asked)
     inputs = _inputs(parts)

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import queue
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -15,7 +17,6 @@ from torch import Tensor
 from ibnn._version import __version__
 from ibnn.app.asking import finite
 from ibnn.app.asking.run import Asked, HeldOut
-from ibnn.app.serve.batching import Batcher
 from ibnn.errors import complaint
 from ibnn.files.atomic import read_json, write_atomically
 from ibnn.prediction import CategoricalPrediction
@@ -25,6 +26,8 @@ MOST = 256  # inputs of a request; a batch with this many rows takes no more req
 WAITING = 256  # requests
 
 Row = dict[str, Any]
+Q = TypeVar("Q")  # a question
+A = TypeVar("A")  # an answer
 
 
 class Question(NamedTuple):
@@ -175,3 +178,70 @@ class Counts:
         self.shift_seen = Gauge("ibnn_shift_inputs", "Inputs the shift monitor has seen.", registry=own)
         self.shift_wealth = Gauge("ibnn_shift_log_wealth", "Log wealth of the bet on a shift.", registry=own)
         self.shift_alarm = Gauge("ibnn_shift_alarm", "1 once the shift monitor has rung.", registry=own)
+
+
+class OverloadedError(Exception):
+    """The queue is full."""
+
+
+class Batcher(Generic[Q, A]):
+    """Gathers questions from many threads into batches; nobody waits for a batch to fill.
+
+    >>> batcher = Batcher(lambda questions: [2 * q for q in questions], most=8, waiting=100, rows=lambda q: 1)
+    >>> [future.result() for future in [batcher.submit(3), batcher.submit(4)]]
+    [6, 8]
+    >>> batcher.close()
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Sequence[Q]], Sequence[A]],
+        *,
+        most: int,
+        waiting: int,
+        rows: Callable[[Q], int],
+    ) -> None:
+        """Starts the thread; a batch of `most` rows takes no more questions, and at most `waiting` of these wait."""
+        self._answer, self._most, self._rows = answer, most, rows
+        self._queue: queue.Queue[tuple[Q, Future[A]] | None] = queue.Queue(waiting)
+        self._thread = threading.Thread(target=self._work, name="ibnn-answers", daemon=True)
+        self._thread.start()
+
+    def submit(self, question: Q) -> Future[A]:
+        """Returns the future answer; raises `OverloadedError` if too many questions wait."""
+        future: Future[A] = Future()
+        try:
+            self._queue.put_nowait((question, future))
+        except queue.Full:
+            raise OverloadedError from None
+        return future
+
+    def close(self) -> None:
+        """Answers the waiting questions and ends the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        ending = False
+        while not ending:
+            batch: list[tuple[Q, Future[A]]] = []
+            while not batch or (sum(self._rows(q) for q, _ in batch) < self._most and not self._queue.empty()):
+                following = self._queue.get()  # this thread is the only reader
+                if following is None:
+                    ending = True
+                    break
+                batch.append(following)
+            self._settle([each for each in batch if each[1].set_running_or_notify_cancel()])
+
+    def _settle(self, batch: list[tuple[Q, Future[A]]]) -> None:
+        try:
+            answers = self._answer([question for question, _ in batch]) if batch else []
+        except BaseException as error:
+            if len(batch) == 1:
+                batch[0][1].set_exception(error)
+                return
+            for each in batch:  # so that one failure does not fail the others
+                self._settle([each])
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            future.set_result(answer)
