@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ibnn.training.interrupts import Interrupts
+from ibnn.training.session import Interrupts
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -4,7 +4,8 @@ from torch import nn
 
 import ibnn
 from ibnn import Recipe, Schedule
-from ibnn.training.optimisers import make_optimisers, rates_at, set_rates
+from ibnn.baselines import Plain
+from ibnn.training.engine import make_optimisers, rates_at, set_rates
 
 
 def make(**options: object) -> ibnn.IBNN:
@@ -25,7 +26,7 @@ def test_weights_and_latents_have_an_optimiser_each() -> None:
     assert model.gradient_scale == 4
     assert make_optimisers(model, recipe.but(undo_k=False))
     assert model.gradient_scale == 1
-    assert len(make_optimisers(ibnn.baselines.Plain(nn.Linear(2, 2)), recipe)) == 1
+    assert len(make_optimisers(Plain(nn.Linear(2, 2)), recipe)) == 1
 
 
 def test_rates_follow_their_schedules_and_noise_its_own_factor() -> None:

@@ -10,7 +10,7 @@ from fit_job import Stop, make_data, make_net, same
 
 import ibnn
 from ibnn import fit
-from ibnn.training import checkpoint
+from ibnn.training import session
 
 X, Y = make_data(600)
 TRAIN, VALID = (X[:450], Y[:450]), (X[450:], Y[450:])
@@ -23,14 +23,14 @@ def make_model() -> ibnn.IBNN:
 
 def as_written_before(folder: Path) -> None:
     """Rewrites checkpoints as they were before `prior_std` and `gradient_scale` were part of a model's state."""
-    while saved := checkpoint.latest(folder / "checkpoints"):
+    while saved := session.latest_checkpoint(folder / "checkpoints"):
         max((folder / "checkpoints").iterdir()).unlink()
         progress = saved.data["progress"] | {"prior_std": saved.tensors["model/prior_std"].view(torch.float64).item()}
         tensors = {
             name: value for name, value in saved.tensors.items() if not name.endswith(("/prior_std", "/gradient_scale"))
         }
         assert len(tensors) < len(saved.tensors)
-        checkpoint.save(folder / "old", progress["step"], tensors, saved.data | {"progress": progress}, keep=9)
+        session.save_checkpoint(folder / "old", progress["step"], tensors, saved.data | {"progress": progress}, keep=9)
     shutil.rmtree(folder / "checkpoints")
     (folder / "old").rename(folder / "checkpoints")
 
@@ -77,7 +77,7 @@ def test_a_checkpoint_holds_what_it_always_did(tmp_path: Path) -> None:
 def test_a_baseline_s_older_checkpoint_gets_no_prior() -> None:
     """Its progress has the prior's standard deviation, its state never had."""
     data = {"progress": {"prior_std": 0.1, "best": {"prior_std": 0.2}}}
-    saved = checkpoint.Checkpoint({"model/net.weight": torch.ones(1), "best/net.weight": torch.zeros(1)}, data)
+    saved = session.Checkpoint({"model/net.weight": torch.ones(1), "best/net.weight": torch.zeros(1)}, data)
     assert list(saved.state("model", {"net.weight"})) == ["net.weight"]
     assert saved.state("model", {"net.weight", "prior_std"})["prior_std"] == torch.tensor(0.1, dtype=torch.float64)
     assert saved.state("best", {"prior_std"})["prior_std"].item() == 0.2

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 
 import ibnn
 from ibnn import Recipe, fit
-from ibnn.training import checkpoint
+from ibnn.training import session
 from ibnn.training.recipe import Schedule
 
 X, Y = make_data()
@@ -280,7 +280,7 @@ def test_divergence_names_step_layer_and_remedy_and_keeps_the_checkpoint(tmp_pat
             callbacks=[poison],
             checkpoint_every=7,
         )
-    found = checkpoint.latest(tmp_path / "checkpoints")
+    found = session.latest_checkpoint(tmp_path / "checkpoints")
     assert found is not None
     assert found.data["progress"]["step"] == 7
     assert all(tensor.isfinite().all() for tensor in found.tensors.values())
@@ -551,7 +551,7 @@ def test_signals_finish_the_step_save_and_say_how_to_go_on(
     said = f"Stopped at step 4 of 21; saved in {tmp_path}: the same call goes on from there.\n"
     assert capsys.readouterr().err == said
     assert signal.getsignal(number) is handler
-    assert checkpoint.latest(tmp_path / "checkpoints") is not None
+    assert session.latest_checkpoint(tmp_path / "checkpoints") is not None
     assert fit(parts, (X, Y), run_dir=tmp_path, **OPTIONS).rows == expected.rows
     assert same(whole, parts)
 

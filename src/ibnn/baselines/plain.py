@@ -1,19 +1,23 @@
-"""SGD/MAP: a plain network, and the base class of the other baselines."""
+"""SGD/MAP: a plain network, the base class of the other baselines; deep ensembles and temperature scaling."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ibnn import objective
+from ibnn.batches import as_source
 from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
 from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating, logits_of
+from ibnn.latent import scale_gradient
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood
+from ibnn.likelihood.temperature import best_temperature
 from ibnn.normal import check_seed, numbered_seed
-from ibnn.prediction import Prediction, predict
+from ibnn.prediction import Prediction, draws, predict
+from ibnn.training.trainable import Trainable
 
 if TYPE_CHECKING:
     from ibnn.training.recipe import Recipe
@@ -157,3 +161,57 @@ class Plain(nn.Module):
 def generator(seed: int, index: int, device: torch.device) -> torch.Generator:
     """Returns the random generator of one draw."""
     return torch.Generator(device).manual_seed(numbered_seed(seed, index))
+
+
+class Ensemble(Plain):
+    """A deep ensemble (Lakshminarayanan et al., 2017): M networks, each trained as if alone, are its components.
+
+    Args:
+        nets: The members, initialised apart.
+        likelihood: Default `Categorical`.
+    """
+
+    net: nn.ModuleList
+
+    def __init__(self, nets: Sequence[nn.Module], likelihood: Likelihood | None = None) -> None:
+        if len(nets) < 2 or len({id(p) for net in nets for p in net.parameters()}) < sum(
+            len(list(net.parameters())) for net in nets
+        ):
+            got = f"{len(nets)} with parameters in common" if len(nets) > 1 else len(nets)
+            raise ValueError(complaint("nets", "two or more separate networks", got, "Make each anew."))
+        super().__init__(nn.ModuleList(nets), likelihood)
+        self.components = len(nets)
+
+    def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
+
+    def _loss(self, x: Inputs, y: Tensor) -> Tensor:
+        """Returns the mean of the members' losses; each member's gradient is that of its own loss, not of the mean."""
+        losses = []
+        for member in self.net:
+            output = self._checked(lambda args, kwargs, member=member: member(*args, **kwargs), x, y)
+            losses.append(self.likelihood.nll(scale_gradient(output, float(self.components)), y))
+        return torch.stack(losses).mean()
+
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
+        yield from (logits_of(member(*args, **kwargs)) for member in self.net)
+
+
+def scale_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> float:
+    """Sets the temperature of a method's likelihood to that of the lowest held-out NLL (Guo et al., 2017); returns it.
+
+    Args:
+        method: A trained baseline or iBNN; its draws are tempered, then averaged.
+        valid: Held-out data: a Dataset, a DataLoader or a pair (inputs, targets).
+        samples: Draws per component.
+    """
+    temperature = find_temperature(method, valid, samples=samples)
+    method.likelihood.set_temperature(temperature)
+    return temperature
+
+
+def find_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> float:
+    """Returns the temperature of the lowest held-out NLL, and leaves the method alone; see `scale_temperature`."""
+    inputs, targets = as_source(valid, batch_size=256, name="valid", shuffled=False).inputs()
+    outputs = draws(method, inputs, samples=samples)
+    return best_temperature(method.likelihood, outputs, torch.cat(targets).to(outputs.device))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ibnn import metrics
-from ibnn.baselines.temperature import find_temperature
+from ibnn.baselines.plain import find_temperature
 from ibnn.data import (
     KINDS,
     DataSet,

@@ -1,8 +1,7 @@
 """LIKELIHOODS: what a network's output says about a target, one file a kind of target."""
 
 from ibnn.likelihood.base import Likelihood, Temperature
-from ibnn.likelihood.bernoulli import Bernoulli
-from ibnn.likelihood.categorical import Categorical
+from ibnn.likelihood.categorical import Bernoulli, Categorical
 from ibnn.likelihood.gaussian import Gaussian
 from ibnn.likelihood.heads import Heads
 from ibnn.likelihood.running import HELD

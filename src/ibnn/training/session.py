@@ -1,25 +1,146 @@
-"""SESSION: what training changes, and how a run is saved, resumed, and stopped by a signal."""
+"""SESSION: what training changes, and how a run is saved, resumed, and stopped by a signal.
 
+A checkpoint is tensors and plain data in one safetensors file, atomic, checked, the last few kept. Its name carries the
+first half of its SHA-256, so that a file that is damaged, or was never finished, is known by its name alone. Nothing is
+unpickled.
+"""
+
+import hashlib
+import json
+import logging
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import safetensors
+import safetensors.torch
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
-from ibnn.training import checkpoint
 from ibnn.training.averaging import Average, Best
 from ibnn.training.engine import Engine
-from ibnn.training.interrupts import Interrupts
 from ibnn.training.recipe import Recipe
 from ibnn.training.steering import Found, Steering
 from ibnn.training.trainable import Trainable
+
+log = logging.getLogger("ibnn")
+
+
+class Checkpoint(NamedTuple):
+    """What was saved at a step."""
+
+    tensors: dict[str, Tensor]
+    data: dict[str, Any]
+
+    def state(self, kind: str, names: Container[str] = ()) -> dict[str, Tensor]:
+        """Returns the tensors of a kind ("model", "average", "best") by their own names.
+
+        Runs from before `prior_std` was part of a model's state saved it beside: it is added if it is one of `names`.
+        """
+        found = {name.partition("/")[2]: v for name, v in self.tensors.items() if name.startswith(f"{kind}/")}
+        progress = self.data["progress"]
+        beside = (progress if kind == "model" else progress.get("best") or {}).get("prior_std")
+        if found and beside and "prior_std" in names:
+            found.setdefault("prior_std", torch.tensor(beside, dtype=torch.float64))
+        return found
+
+
+def save_checkpoint(
+    folder: Path, step: int, tensors: Mapping[str, Tensor], data: Mapping[str, Any], *, keep: int
+) -> Path:
+    """Saves a checkpoint and removes all but the last `keep`."""
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    content = safetensors.torch.save(whole, metadata={"data": json.dumps(data)})
+    path = folder / f"step-{step:09d}-{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
+    write_atomically(path, content)
+    for old in _paths(folder)[:-keep]:
+        old.unlink()
+    return path
+
+
+def latest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Returns the newest undamaged checkpoint of a folder; damaged ones are named in the log."""
+    for path in reversed(_paths(folder)):
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest()[:32] != path.stem.rpartition("-")[2]:
+            log.warning("%s is damaged or truncated; using the one before it.", path)
+            continue
+        with safetensors.safe_open(path, "pt") as file:
+            data = json.loads(file.metadata()["data"])
+        return Checkpoint(safetensors.torch.load(content), data)
+    return None
+
+
+def clear_checkpoints(folder: Path) -> None:
+    """Removes all checkpoints of a folder."""
+    for path in _paths(folder):
+        path.unlink()
+
+
+def _paths(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*-*.safetensors"))
+
+
+def pack_optimiser(optimiser: Optimizer, prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns an optimiser's state as named tensors and plain data."""
+    state = optimiser.state_dict()
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    for number, entries in state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{prefix}/{number}/{name}"] = value
+            else:
+                scalars.setdefault(str(number), {})[name] = value
+    return tensors, {"groups": state["param_groups"], "scalars": scalars}
+
+
+def unpack_optimiser(optimiser: Optimizer, prefix: str, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+    """Restores what `pack_optimiser` took."""
+    state: dict[int, dict[str, Any]] = {int(number): dict(entries) for number, entries in data["scalars"].items()}
+    for key, value in tensors.items():
+        if key.startswith(prefix + "/"):
+            _, number, name = key.split("/", 2)
+            state.setdefault(int(number), {})[name] = value
+    optimiser.load_state_dict({"state": state, "param_groups": data["groups"]})
+
+
+class Interrupts:
+    """Notes a signal for the loop to act on between steps; a second one has its usual effect.
+
+    Attributes:
+        number: The signal that came, 0 if none.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catches signals for the length of a block, where Python lets us: in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: Any) -> None:
+            self.number = number
+            signal.signal(number, before[signal.Signals(number)])
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 @dataclass
@@ -51,14 +172,14 @@ class State:
         tensors: dict[str, Tensor] = {f"{kind}/{n}": value for kind, s in states.items() for n, value in s.items()}
         optimisers = []
         for number, optimiser in enumerate(self.optimisers):
-            packed, data = checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
+            packed, data = pack_optimiser(optimiser, f"optimiser{number}")
             tensors |= packed
             optimisers.append(data)
         found = asdict(self.steering.found) if self.steering is not None else {}
         progress = asdict(self.progress) | found | {"best": self.best.best, "waited": self.best.waited}
         return tensors, {"progress": progress, "optimisers": optimisers, "averaged": self.average.count}
 
-    def restore(self, saved: checkpoint.Checkpoint, engine: Engine) -> None:
+    def restore(self, saved: Checkpoint, engine: Engine) -> None:
         """Takes over a checkpoint."""
         names, progress = self.model.state_dict().keys(), saved.data["progress"]
         self.model.load_state_dict(saved.state("model", names))
@@ -68,7 +189,7 @@ class State:
         if self.steering is not None:
             self.steering.found = Found(**_fields(Found, progress))
         for number, (optimiser, data) in enumerate(zip(self.optimisers, saved.data["optimisers"], strict=True)):
-            checkpoint.unpack_optimiser(optimiser, f"optimiser{number}", saved.tensors, data)
+            unpack_optimiser(optimiser, f"optimiser{number}", saved.tensors, data)
         if not engine.main:
             self.progress.sums, self.progress.seen = [0.0] * 4, [0.0] * 2
 
@@ -121,9 +242,9 @@ class Session:
         if self.folder is not None:
             places = [self.folder / "checkpoints", self.folder / "refit" / "checkpoints"]
             for place in places if how == "never" and self.engine.main else ():
-                checkpoint.clear(place)
+                clear_checkpoints(place)
             self.engine.accelerator.wait_for_everyone()
-            saved = checkpoint.latest(places[0])
+            saved = latest_checkpoint(places[0])
         if saved is None and how == "must":
             remedy = 'Pass resume="auto".'
             raise ValueError(complaint("run_dir", "a folder with a whole checkpoint", self.folder, remedy))
@@ -134,7 +255,7 @@ class Session:
             write_atomically(self.folder / "recipe.toml", self.recipe.to_toml().encode())
         self._since = time.monotonic()
 
-    def _check_same_run(self, saved: checkpoint.Checkpoint) -> None:
+    def _check_same_run(self, saved: Checkpoint) -> None:
         mine = self.recipe.model_dump() | dict(self.facts)
         theirs = Recipe.from_toml(saved.data["recipe"]).model_dump() | saved.data["facts"]
         changed = [name for name in mine if name in theirs and mine[name] != theirs[name]]
@@ -165,4 +286,4 @@ class Session:
         if self.engine.main:
             tensors, data = self.state.packed()
             data |= {"recipe": self.recipe.to_toml(), "facts": self.facts}
-            checkpoint.save(folder / "checkpoints", progress.step, tensors, data, keep=self.recipe.keep)
+            save_checkpoint(folder / "checkpoints", progress.step, tensors, data, keep=self.recipe.keep)

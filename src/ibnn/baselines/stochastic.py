@@ -1,0 +1,253 @@
+"""RANDOM WEIGHTS: MC-dropout, mean-field variational inference and SWAG."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ibnn.baselines.plain import Plain, generator
+from ibnn.errors import complaint
+from ibnn.inputs import Inputs, batch_length, logits_of, repeat_rows, tree_map
+from ibnn.latent import inverse_softplus
+from ibnn.layers.registry import layer_type
+from ibnn.likelihood import Likelihood
+
+
+class _Mask(nn.Module):
+    """Dropout whose mask, within a draw, is the same for every row, so that a draw is one function of x."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.source: torch.Generator | None = None  # of the current draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.source is None:
+            return F.dropout(x, self.rate, self.training)
+        mask = torch.rand(x.shape[1:], generator=self.source, device=x.device) >= self.rate
+        return x * mask / (1 - self.rate)
+
+    def hook(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Drops entries of a layer's input."""
+        return (self(args[0]), *args[1:])
+
+
+class MCDropout(Plain):
+    """MC-dropout (Gal & Ghahramani, 2016): dropout stays on in prediction; all else is in eval mode.
+
+    Args:
+        net: The network; trained in place, its weights keep their names.
+        likelihood: Default `Categorical`.
+        rate: Share of the inputs that is dropped before every linear and convolutional layer but the first, instead
+            of the network's own dropout. None keeps the network's own dropout layers.
+    """
+
+    random = True
+
+    def __init__(self, net: nn.Module, likelihood: Likelihood | None = None, *, rate: float | None = None) -> None:
+        super().__init__(net, likelihood)
+        self.rate = rate
+        if rate is not None and not 0 < rate < 1:
+            raise ValueError(complaint("rate", "between 0 and 1", rate, "Pass 0.1, or None for the network's own."))
+        places = [(m, n, c) for m in net.modules() for n, c in m.named_children()]
+        own = [(module, name, child) for module, name, child in places if isinstance(child, nn.Dropout)]
+        if rate is None and not any(child.p > 0 for _, _, child in own):
+            raise ValueError(complaint("rate", "given", "a network without dropout", "Pass rate=0.1."))
+        for module, name, child in own:
+            setattr(module, name, _Mask(child.p if rate is None else 0.0))
+        layers = [m for m in net.modules() if layer_type(m)][1:] if rate is not None else []
+        for layer in layers:
+            layer.dropout = _Mask(rate or 0.0)
+            layer.register_forward_pre_hook(layer.dropout.hook)
+        self.train(self.training)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The rate."""
+        return {"rate": self.rate}
+
+    def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
+        rows = batch_length(x)
+        return self._loss(*tree_map(lambda tensor: repeat_rows(tensor, rows, samples), (x, y)))
+
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
+        for number in numbers:
+            with self._drawing(generator(seed, number, self.examples.device)):
+                output = logits_of(self.net(*args, **kwargs))
+            yield output
+
+    @contextmanager
+    def _drawing(self, source: torch.Generator) -> Iterator[None]:
+        masks = [m for m in self.net.modules() if isinstance(m, _Mask)]
+        try:
+            for mask in masks:
+                mask.source = source
+            yield
+        finally:
+            for mask in masks:
+                mask.source = None
+
+
+class MeanField(Plain):
+    """BNN-VI (Graves, 2011; Blundell et al., 2015): an independent Gaussian on every linear and convolutional weight.
+
+    q(w) = N(m, σ²), σ = softplus(ρ);   p(w) = N(0, s²);   w = m + σ ε, one ε for all rows of a pass. The present
+    weights and biases, pretrained ones for example, are the means, and keep their names.
+
+    Args:
+        net: The network; trained in place.
+        likelihood: Default `Categorical`.
+        prior_std: s.
+        init_std: σ at the start.
+    """
+
+    random = True
+
+    def __init__(
+        self, net: nn.Module, likelihood: Likelihood | None = None, *, prior_std: float = 0.1, init_std: float = 0.01
+    ) -> None:
+        super().__init__(net, likelihood)
+        for name, value in (("prior_std", prior_std), ("init_std", init_std)):
+            if not 0 < value < math.inf:
+                raise ValueError(complaint(name, "positive", value, f"Pass {name}=0.1."))
+        self.prior_std = prior_std
+        layers = [(name, m) for name, m in net.named_modules() if layer_type(m)]
+        if not layers:
+            raise ValueError(complaint("net", "one with linear or convolutional layers", "none", "Pass another."))
+        self.stochastic = tuple(  # names of the weights that are random
+            f"{name}.{own}".lstrip(".") for name, layer in layers for own, _ in layer.named_parameters(recurse=False)
+        )
+        start = float(inverse_softplus(torch.tensor(init_std)))
+        self.rho = nn.ParameterList(
+            nn.Parameter(torch.full_like(net.get_parameter(name), start)) for name in self.stochastic
+        )
+
+    def posterior(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Returns the mean and standard deviation of every random weight, by name."""
+        return {n: (self.net.get_parameter(n), F.softplus(r)) for n, r in zip(self.stochastic, self.rho, strict=True)}
+
+    def kl(self) -> Tensor:
+        """Returns Σ over weights of log(s/σ) + (σ² + m²)/2s² − ½."""
+        s, pairs = self.prior_std, self.posterior().values()
+        kls = [math.log(s) - std.log() + (std.square() + mean.square()) / (2 * s * s) - 0.5 for mean, std in pairs]
+        return torch.stack([kl.sum() for kl in kls]).sum()
+
+    def parameter_groups(
+        self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
+    ) -> list[dict[str, Any]]:
+        """Returns groups for any torch optimiser; ρ is in "latents", and only weights that are not random decay."""
+        groups = super().parameter_groups(lr, latent_lr, weight_decay)
+        random = {id(self.net.get_parameter(name)) for name in self.stochastic}
+        rest = [p for p in self.net.parameters() if id(p) not in random]
+        means = [p for p in self.net.parameters() if id(p) in random]
+        groups[:1] = [groups[0] | {"params": means, "weight_decay": 0.0}, groups[0] | {"params": rest}]
+        latents = {"name": "latents", "params": list(self.rho), "weight_decay": 0.0}
+        groups.append(latents | {"lr": lr if latent_lr is None else latent_lr})
+        return [group for group in groups if group["params"]]
+
+    def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any], source: torch.Generator | None = None) -> Any:
+        weights = {
+            name: mean + std * torch.randn(mean.shape, generator=source, device=mean.device, dtype=mean.dtype)
+            for name, (mean, std) in self.posterior().items()
+        }
+        return functional_call(self.net, weights, args, kwargs)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The prior."""
+        return {"prior_std": self.prior_std}
+
+    def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
+        return torch.stack([self._loss(x, y) for _ in range(samples)]).mean()  # a draw of the weights for each
+
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
+        device = self.examples.device
+        yield from (logits_of(self._noisy(args, kwargs, generator(seed, number, device))) for number in numbers)
+
+
+class SWAG(Plain):
+    """SWAG (Maddox et al., 2019): a Gaussian through the weights that training passes, low rank plus diagonal.
+
+    w = m + ε₁ √d / √2 + D ε₂ / √(2(R − 1)),   d = mean of w² − m², D the last R deviations from the running mean.
+    Moments are collected once an epoch where the recipe of `fit` has `swa` below 1. All draws use the
+    BatchNorm statistics of the mean, which `fit` estimates (the paper estimates them for each draw).
+
+    Args:
+        net: The network; trained in place. At the end its weights are the mean (SWA).
+        likelihood: Default `Categorical`.
+        rank: R, how many deviations are kept.
+    """
+
+    count: Tensor
+    mean: Tensor
+    square: Tensor
+    deviations: Tensor
+
+    def __init__(self, net: nn.Module, likelihood: Likelihood | None = None, *, rank: int = 20) -> None:
+        super().__init__(net, likelihood)
+        if not isinstance(rank, int) or rank < 2:
+            raise ValueError(complaint("rank", "an integer of at least 2", rank, "Pass rank=20."))
+        weights = self._weights()
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=weights.device))
+        self.register_buffer("mean", torch.zeros_like(weights))
+        self.register_buffer("square", torch.zeros_like(weights))
+        self.register_buffer("deviations", weights.new_zeros(rank, len(weights)))
+
+    def _weights(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in self.net.parameters()])
+
+    def collect(self) -> None:
+        """Adds the current weights to the moments."""
+        weights = self._weights()
+        self.deviations[int(self.count) % len(self.deviations)] = 0
+        self.count += 1
+        self.mean += (weights - self.mean) / self.count
+        self.square += (weights.square() - self.square) / self.count
+        self.deviations[(int(self.count) - 1) % len(self.deviations)] = weights - self.mean
+
+    def settle(self) -> None:
+        """Puts the mean into the network."""
+        with torch.no_grad():
+            for parameter, value in zip(self.net.parameters(), self._parts(self.mean), strict=True):
+                parameter.copy_(value)
+
+    def end_epoch(self, *, collect: bool, last: bool) -> bool:
+        """Collects where `fit` asks for it; at the end, the mean of what was collected takes the weights' place."""
+        if collect:
+            self.collect()
+        if last and int(self.count):
+            self.settle()
+        return int(self.count) > 0
+
+    def _parts(self, weights: Tensor) -> list[Tensor]:
+        own = list(self.net.parameters())
+        return [part.view_as(p) for part, p in zip(weights.split([p.numel() for p in own]), own, strict=True)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The rank."""
+        return {"rank": len(self.deviations)}
+
+    @property
+    def random(self) -> bool:  # type: ignore[override]
+        """Whether draws differ: not before the second collection."""
+        return int(self.count) > 1
+
+    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
+        if not self.random:
+            yield from super()._draws(args, kwargs, numbers, seed)
+            return
+        names, device = [name for name, _ in self.net.named_parameters()], self.mean.device
+        std = (self.square - self.mean.square()).clamp_min(1e-30).sqrt() / 2**0.5
+        kept = self.deviations[: int(self.count)]
+        for number in numbers:
+            source = generator(seed, number, device)
+            weights = self.mean + std * torch.randn(std.shape, generator=source, device=device)
+            weights += torch.randn(len(kept), generator=source, device=device) @ kept / (2 * (len(kept) - 1)) ** 0.5
+            drawn = dict(zip(names, self._parts(weights), strict=True))
+            yield logits_of(functional_call(self.net, drawn, args, kwargs))
