@@ -14,7 +14,7 @@ import ibnn
 import ibnn.likelihood.running
 import ibnn.network
 from ibnn import Bernoulli, Categorical, Gaussian, Heads
-from ibnn.layers.memory import Peak
+from ibnn.layers.observe import Peak
 
 B, T, C, D = 6, 5, 3, 4
 

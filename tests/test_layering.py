@@ -39,30 +39,9 @@ PLOTS = {("calibration", "matplotlib")}
 # What other work in progress is about to mend.
 KNOWN = {
     "lab.demo imports ibnn",
-    "something runs git when it is imported",
-    "app.cli.answer.predict is too long",
-    "app.cli.export.export is too long",
-    "app.cli.look.plan is too long",
-    "app.cli.train.train is too long",
-    "app.serve.app is too long a file",
-    "app.serve.app.make_app is too long",
     "calibration is too long a file",
     "calibration.calibrate is too long",
-    "lab.analysis.regression is too long",
     "lab.evaluation.evaluate is too long",
-    "lab.jobs is too long a file",
-    "lab.jobs.run is too long",
-    "lab.reproduce.reproduce has too many parameters",
-    "likelihood is too long a file",
-    "network is too long a file",
-    "network.predict has too many parameters",
-    "prediction is too long a file",
-    "prediction.predict has too many parameters",
-    "prediction.predict is too long",
-    "inputs has the banner INPUTS of app.asking.inputs",
-    "lab.figures.tables has the banner TABLES of data.tables",
-    "lab.report.figures has the banner FIGURES of lab.figures.__init__",
-    "lab.report.scores has the banner SCORES of lab.figures.scores",
 }
 
 

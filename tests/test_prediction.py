@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ibnn
 from ibnn.baselines import Ensemble, Plain
 from ibnn.inputs import evaluating, tensors
-from ibnn.layers.memory import Peak
+from ibnn.layers.observe import Peak
 
 FIELDS = ("probs", "log_probs", "total", "aleatoric", "between", "within", "standard_error")
 

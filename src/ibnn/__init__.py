@@ -62,51 +62,14 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    # surgery
-    "Cost",
-    "Plan",
-    "convert",
-    "cost",
-    "plan",
-    "register_layer",
-    "revert",
-    # the network
-    "ELBO",
-    "IBNN",
-    "Latent",
-    "Mixture",
-    # training
-    "DivergedError",
-    "History",
-    "Recipe",
-    "Schedule",
-    "fit",
-    # calibration without training
-    "Calibration",
-    "calibrate",
-    # checking
-    "Diagnosis",
-    "diagnose",
-    # files
-    "Adapters",
-    "Exported",
-    "export",
-    "load",
-    # tasks
-    "Bernoulli",
-    "Categorical",
-    "Gaussian",
-    "Heads",
-    "Likelihood",
-    # answers
-    "BernoulliPrediction",
-    "CategoricalPrediction",
-    "GaussianPrediction",
-    "JointPrediction",
-    "Prediction",
-    "draws",
-    "metrics",
-    "predict",
-    # watching
-    "ShiftMonitor",
-]
+    "Cost", "Plan", "convert", "cost", "plan", "register_layer", "revert",  # surgery
+    "ELBO", "IBNN", "Latent", "Mixture",  # the network
+    "DivergedError", "History", "Recipe", "Schedule", "fit",  # training
+    "Calibration", "calibrate",  # calibration without training
+    "Diagnosis", "diagnose",  # checking
+    "Adapters", "Exported", "export", "load",  # files
+    "Bernoulli", "Categorical", "Gaussian", "Heads", "Likelihood",  # tasks
+    "BernoulliPrediction", "CategoricalPrediction", "GaussianPrediction", "JointPrediction", "Prediction",  # answers
+    "draws", "metrics", "predict",
+    "ShiftMonitor",  # watching
+]  # fmt: skip

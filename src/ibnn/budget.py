@@ -10,10 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ibnn.convert import plan
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, logits_of
-from ibnn.layers.folding import duplicate
-from ibnn.layers.memory import saved_bytes
-from ibnn.layers.observe import input_shapes
-from ibnn.layers.registry import layer_type
+from ibnn.layers.observe import input_shapes, saved_bytes
+from ibnn.layers.registry import duplicate, layer_type
 from ibnn.passes import FEW
 
 _KL_COPIES = 2  # tensors of the posterior's size that the KL "components" keeps for its backward pass

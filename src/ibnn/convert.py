@@ -18,9 +18,8 @@ import ibnn.layers.recurrent  # noqa: F401  # both register their layer types
 from ibnn.errors import complaint, nearest
 from ibnn.inputs import Inputs, Pick, call_arguments, evaluating
 from ibnn.latent import Latent, attach, strip
-from ibnn.layers.folding import duplicate
 from ibnn.layers.observe import bypassed
-from ibnn.layers.registry import has_forward_of_its_type, layer_parameter, layer_type
+from ibnn.layers.registry import duplicate, has_forward_of_its_type, layer_type
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.mixture import CLOSED_FORMS, KLKind
 from ibnn.network import IBNN
@@ -163,8 +162,8 @@ def convert(
     torch.Size([2, 3])
     """
     more = _completed(options)
-    _check_numbers(components, prior_std, init_std, kl)
-    speaks, logits = _likelihood(likelihood), _checked_logits(more["logits"])
+    _check_options(components, prior_std, init_std, kl, more["logits"])
+    speaks, logits = _likelihood(likelihood), more["logits"]
     check_seed(0 if seed is None else seed)
     planned = plan(net, include=more["include"], exclude=more["exclude"], example=more["example"])
     _check_has_weights(net)
@@ -226,7 +225,7 @@ def _completed(options: Options) -> Options:
     return _DEFAULTS | options
 
 
-def _check_numbers(components: int, prior_std: float, init_std: float, kl: str) -> None:
+def _check_options(components: int, prior_std: float, init_std: float, kl: str, logits: Pick | None) -> None:
     if isinstance(components, bool) or not isinstance(components, int) or components < 1:
         raise ValueError(complaint("components", "an integer of at least 1", repr(components), "Pass components=8."))
     if not (isinstance(prior_std, int | float) and 0 < prior_std < math.inf):
@@ -238,13 +237,9 @@ def _check_numbers(components: int, prior_std: float, init_std: float, kl: str) 
     if kl not in kinds:
         remedy = f"Did you mean {nearest(kl, kinds)!r}?"
         raise ValueError(complaint("kl", f"one of {', '.join(kinds)}", repr(kl), remedy))
-
-
-def _checked_logits(logits: Pick | None) -> Pick | None:
     if logits is not None and not callable(logits) and not (isinstance(logits, str) and logits):
         remedy = 'Pass e.g. logits="heads.age", or a function of the output.'
         raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))
-    return logits
 
 
 def _check_plain(net: nn.Module) -> None:
@@ -313,8 +308,8 @@ def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:
         if isinstance(module, nn.EmbeddingBag):
             return "looks rows up: has no inputs to multiply"
         return f"no latent for {type(module).__name__}: see ibnn.register_layer"
-    if not layer_parameter(module).is_floating_point():
-        return f"its weight is of dtype {layer_parameter(module).dtype}"
+    if not (dtype := next(module.parameters()).dtype).is_floating_point:
+        return f"its weight is of dtype {dtype}"
     if hasattr(module, "latent"):
         return "has an attribute `latent` of its own"
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
@@ -347,11 +342,7 @@ def _matches(
     argument: str,
     by_itself: Container[str] = (),
 ) -> set[str]:
-    """Returns the candidates that match a pattern; those `by_itself` must be named in full or by class.
-
-    Raises:
-        ValueError: If a pattern matches none.
-    """
+    """Returns what each pattern matches, at least one candidate; those `by_itself` need their full name or class."""
     matched: set[str] = set()
     alone = isinstance(patterns, str | type) or not isinstance(patterns, Iterable)
     listed: list[Any] = [patterns] if alone else list(patterns)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""INPUTS: what one call of a network takes, and how batches of it are read, cut and counted."""
+"""CALLS: what one call of a network takes, and how batches of it are read, cut and counted."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,14 @@ def tensors(tree: Any) -> Iterator[Tensor]:
     >>> [len(t) for t in tensors({"a": torch.zeros(2), "b": (torch.zeros(3), None)})]
     [2, 3]
     """
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors(value)
-    elif isinstance(tree, tuple | list):
-        for value in tree:
-            yield from tensors(value)
+    return (part for part in _parts(tree) if isinstance(part, Tensor))
+
+
+def _parts(tree: Any) -> Iterator[Any]:
+    """All containers and values in nested tuples, lists and mappings."""
+    yield tree
+    for part in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, tuple | list) else ():
+        yield from _parts(part)
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
@@ -85,13 +85,6 @@ def batch_length(inputs: Any) -> int:
         got = "no tensor" if first is None else f"shape {tuple(first.shape)}"
         raise ValueError(complaint("x", "a batch of at least one row", got, "Put the batch in the first dimension."))
     return len(first)
-
-
-def _parts(tree: Any) -> Iterator[Any]:
-    """All containers and values in nested tuples, lists and mappings."""
-    yield tree
-    for part in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, tuple | list) else ():
-        yield from _parts(part)
 
 
 def call_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -156,40 +149,23 @@ def logits_of(output: Any) -> Tensor:
     logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits
-    raise TypeError(
-        complaint(
-            "net",
-            "a network that returns a tensor, or something with `logits`",
-            f"one that returns {type(output).__name__}",
-            'Say which part it is: convert(..., logits="path.to.it"), or a function of the output.',
-        )
-    )
+    expected, got = "a network that returns a tensor, or something with `logits`", type(output).__name__
+    remedy = 'Say which part it is: convert(..., logits="path.to.it"), or a function of the output.'
+    raise TypeError(complaint("net", expected, f"one that returns {got}", remedy))
 
 
 def check_rows(output: Tensor, rows: int) -> None:
     """Raises unless an output has a row for every row of the input."""
     if output.dim() == 0 or output.shape[0] != rows:
-        raise ValueError(
-            complaint(
-                "net",
-                f"a network that answers each of the {rows} rows of its input",
-                f"an output of shape {tuple(output.shape)}",
-                "Keep the batch in the first dimension of its output.",
-            )
-        )
-
-
-class Modular(Protocol):
-    """Anything with modules."""
-
-    def modules(self) -> Iterator[nn.Module]:
-        """As `nn.Module.modules`."""
+        expected, got = f"a network that answers each of the {rows} rows of its input", tuple(output.shape)
+        remedy = "Keep the batch in the first dimension of its output."
+        raise ValueError(complaint("net", expected, f"an output of shape {got}", remedy))
 
 
 @contextmanager
-def evaluating(method: Modular) -> Iterator[None]:
+def evaluating(net: nn.Module) -> Iterator[None]:
     """Eval mode for the length of a block; afterwards every module is in the mode it was in."""
-    training = [module for module in method.modules() if module.training]
+    training = [module for module in net.modules() if module.training]
     try:
         for module in training:
             module.training = False

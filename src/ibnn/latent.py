@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.layers.folding import folded_weights, replace_weights, replaced, weights_are_parameters
 from ibnn.layers.recompute import Recomputation
-from ibnn.layers.registry import batchless, carried_type, layer_parameter
+from ibnn.layers.registry import batchless, carried_type, folded_weights, replace_weights, weights_are_parameters
 
 _AT_ONCE = 2**18  # entries of a product that stay in the cache
 
@@ -196,8 +195,11 @@ class Latent(nn.Module):
         if z is None:
             return type(layer).forward(layer, *args, **kwargs)
         if z.dim() == 1 and kind.fused and weights_are_parameters(layer, kind):
-            with replaced(layer, folded_weights(layer, z)):
+            restore = replace_weights(layer, folded_weights(layer, z))
+            try:
                 return type(layer).forward(layer, *args, **kwargs)
+            finally:
+                restore()
         begun = len(self.after)
         try:
             return kind.run(layer, self, kind.split(layer, z.reshape(-1, self.nodes)), *args, **kwargs)
@@ -270,7 +272,7 @@ def backward_pass() -> int:
 
 def attach(layer: nn.Module, name: str, components: int) -> None:
     """Gives a layer its latent and the hooks that multiply its input."""
-    kind, like = carried_type(layer), layer_parameter(layer)
+    kind, like = carried_type(layer), next(layer.parameters())  # its weight may be computed, with side effects
     latent = Latent(components, kind.nodes(layer), kind.axis, name=name, dtype=like.dtype, device=like.device)
     layer.add_module("latent", latent.train(layer.training))
     if kind.run is None:

@@ -10,8 +10,8 @@ from ibnn import mixture, objective
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, Pick, batch_length, call_arguments, check_rows, evaluating, repeat_rows, tree_map
 from ibnn.latent import scale_gradient, strip
-from ibnn.layers.folding import duplicate, fold
 from ibnn.layers.observe import explaining_shapes
+from ibnn.layers.registry import duplicate, fold
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import Space, address, check_seed, normals, words

@@ -96,14 +96,8 @@ def normals(at: Tensor, nodes: int) -> Tensor:
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :nodes].contiguous()
 
 
-@words.register_fake
-def _(at: Tensor) -> Tensor:
-    return torch.empty_like(at[0])
-
-
-@normals.register_fake
-def _(at: Tensor, nodes: int) -> Tensor:
-    return at.new_empty((at.shape[1], nodes), dtype=torch.float32)
+words.register_fake(lambda at: torch.empty_like(at[0]))
+normals.register_fake(lambda at, nodes: at.new_empty((at.shape[1], nodes), dtype=torch.float32))
 
 
 def numbered_seed(seed: int, number: int) -> int:

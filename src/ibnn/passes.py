@@ -14,8 +14,8 @@ from ibnn.errors import complaint
 from ibnn.inputs import Inputs, Pick, batch_length, call_arguments, pick, repeat_rows, tensors, tree_map
 from ibnn.latent import Latent, backward_pass
 from ibnn.layers.attention import no_fast_path
-from ibnn.layers.folding import foldable
-from ibnn.layers.observe import batch_axes, bypassed, returned, returning
+from ibnn.layers.observe import batch_axes, bypassed, returned
+from ibnn.layers.registry import foldable
 from ibnn.likelihood import Categorical, Likelihood
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
@@ -194,7 +194,7 @@ class LatentNetwork(nn.Module):
         logits = self._read(output)
         maker = next((module for module, tensor in reversed(made) if tensor is logits), None)
         if maker is not None and combined.shape == logits.shape:
-            with returning(maker, combined.to(logits.dtype)):
+            with maker.register_forward_hook(lambda *_: combined.to(logits.dtype)):
                 return self._run(call, z)
         plain = isinstance(output, MutableMapping) and "logits" in output and self.logits is None
         if not plain or not isinstance(self.likelihood, Categorical) or combined.dim() != 2:

@@ -53,7 +53,7 @@ def single(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Types registered in a test are forgotten after it."""
-    monkeypatch.setattr(layers, "_REGISTRY", dict(layers._REGISTRY))
+    monkeypatch.setattr(layers, "REGISTRY", dict(layers.REGISTRY))
 
 
 # --- the layers of torch -----------------------------------------------------------------------
@@ -332,10 +332,10 @@ def test_the_linear_layer_of_gpt2_is_known_by_name(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_register_layer_refuses(layer: object, axis: int, error: type[Exception], message: str) -> None:
-    before = dict(layers._REGISTRY)
+    before = dict(layers.REGISTRY)
     with pytest.raises(error, match=message):
         ibnn.register_layer(layer, nodes="width", fold=_fold_scale, axis=axis)
-    assert before == layers._REGISTRY
+    assert before == layers.REGISTRY
 
 
 def _draw_and_row(layers: list[nn.Module]) -> tuple[Tensor, Tensor]:

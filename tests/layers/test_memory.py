@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ibnn.layers.memory import Peak, out_of_memory, saved_bytes
+from ibnn.layers.observe import Peak, out_of_memory, saved_bytes
 
 KB = 256  # floats
 

@@ -4,15 +4,14 @@ Nothing is changed, and nothing is run except on inputs that are given. `checks`
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ibnn.diagnosis.checks import CHECKS, TINY, Case, non_finite
-from ibnn.diagnosis.findings import Diagnosis, Finding, LayerDiagnosis, Severity, splitting
+from ibnn.diagnosis.checks import CHECKS, TINY, Case, Finding, LayerDiagnosis, Severity, non_finite, shown
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.likelihood import Categorical
@@ -23,6 +22,43 @@ from ibnn.prediction import JointPrediction
 __all__ = ["Diagnosis", "Finding", "LayerDiagnosis", "Severity", "diagnose"]
 
 _ROWS = 64  # inputs at once
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` found; `print` it.
+
+    Attributes:
+        layers: A row for every layer with latents.
+        findings: The worst first.
+        kl_kind: The model's KL. "pairwise" and "montecarlo" do not split over layers: the rows show "components" then.
+        effective_components: How many components are distinct, 1 … K: exp(−meanᵢ log 1/K Σⱼ exp(−BDᵢⱼ)).
+        epistemic_share: Mean epistemic over mean total uncertainty of the inputs; None without inputs.
+    """
+
+    layers: tuple[LayerDiagnosis, ...]
+    findings: tuple[Finding, ...]
+    kl_kind: str
+    effective_components: float
+    epistemic_share: float | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there are no warnings and no problems."""
+        return all(finding.severity == "note" for finding in self.findings)
+
+    def __str__(self) -> str:
+        width = max(len("layer"), *(len(shown(row.name)) for row in self.layers))
+        lines = [f"{'layer':<{width}}    nodes  KL share  mean σ  σ/prior  spread of μ  mean |μ−1|"]
+        for row in self.layers:
+            start = f"{shown(row.name):<{width}}  {row.nodes:>7,}  {row.kl_share:>8.1%}  {row.std:>6.3f}"
+            lines.append(f"{start}  {row.std_ratio:>7.2f}  {row.spread:>11.3f}  {row.shift:>10.3f}")
+        kind = _splitting(self.kl_kind)
+        why = "" if kind == self.kl_kind else f", because {self.kl_kind!r} does not split over layers"
+        kl = f"KL {sum(row.kl for row in self.layers):,.1f} nats ({kind!r}{why})"
+        share = "" if self.epistemic_share is None else f", epistemic share {self.epistemic_share:.1%}"
+        lines.append(f"{kl}, distinct components {self.effective_components:.1f}{share}")
+        return "\n".join([*lines, *(map(str, self.findings) if self.findings else ["Nothing to worry about."])])
 
 
 def diagnose(
@@ -79,10 +115,15 @@ def _answers(model: IBNN, inputs: Inputs) -> dict[str, Any]:
     return {"share": max(shares, default=None), "outputs": outputs}
 
 
+def _splitting(kind: str) -> str:
+    """Returns the KL that is reported per layer: the model's, if it splits over layers."""
+    return kind if kind in ("mean", "components") else "components"
+
+
 def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
     sizes, s = [latent.nodes for latent in model.latents.values()], model.prior_std
     parts = list(zip(q.mean.split(sizes, 1), q.std.split(sizes, 1), strict=True))
-    kl_of = CLOSED_FORMS[splitting(model.kl_kind)]
+    kl_of = CLOSED_FORMS[_splitting(model.kl_kind)]
     kls = [kl_of(Mixture(mean, std.clamp_min(TINY)), s).item() for mean, std in parts]
     rows = []
     for name, (mean, std), kl in zip(model.latents, parts, kls, strict=True):

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import LBFGS, SGD, Optimizer
 
-from ibnn.diagnosis.findings import Finding, LayerDiagnosis, Severity, shown
 from ibnn.latent import Latent, inverse_softplus
 from ibnn.likelihood import Bernoulli, Categorical, Weighted
 from ibnn.mixture import Mixture, kl_components
@@ -31,6 +30,36 @@ _AGREED = 0.015  # epistemic share of the uncertainty: what is shown as 0 or 1 %
 _ROUNDING = 4.0  # units in the last place within which a latent is where it started
 _SUM = 1e-3  # how near to 1 probabilities sum up, in half precision too
 TINY = torch.finfo(torch.float32).tiny  # stands in for σ = 0, whose KL is infinite and has no shares
+
+
+Severity = Literal["problem", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class LayerDiagnosis:
+    """One layer's latents; numbers are means over components and nodes unless noted."""
+
+    name: str
+    nodes: int
+    kl: float  # nats, summed over nodes
+    kl_share: float  # of the model's KL; 0 where that is 0
+    std: float  # σ
+    std_ratio: float  # σ/s
+    spread: float  # of the component means: their standard deviation over k, root mean square over nodes
+    shift: float  # |μ − 1|
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something worth knowing ("note"), that may hurt ("warning") or is wrong ("problem"), and what to do about it."""
+
+    severity: Severity
+    layer: str | None  # where to look first; None for the whole model
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.what}\n    {self.remedy}"
 
 
 @dataclass(frozen=True)
@@ -63,10 +92,7 @@ class Case:
 
     @property
     def blame(self) -> Severity:
-        """Severity for an uninformative posterior: a warning if it was trained, else a note.
-
-        The KL "components" pulls all components to the prior, so there it is always a note.
-        """
+        """Severity of an uninformative posterior; the KL "components" pulls all to the prior, and so gets a note."""
         return "warning" if self.model.examples > 0 and self.model.kl_kind != "components" else "note"
 
     @property
@@ -81,6 +107,11 @@ class Case:
     def norms(self, test: Callable[[_BatchNorm], bool]) -> list[str]:
         """Returns the BatchNorms that pass a test."""
         return [name for name, m in self.model.net.named_modules() if isinstance(m, _BatchNorm) and test(m)]
+
+
+def shown(name: str) -> str:
+    """Returns the name of a layer for readers."""
+    return name or "(net)"
 
 
 def _about(names: Sequence[str], severity: Severity, what: str, remedy: str) -> Finding | None:

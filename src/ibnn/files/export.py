@@ -27,8 +27,8 @@ from ibnn.files.atomic import write_atomically
 from ibnn.inputs import Inputs, Pick, as_tensors, batch_length, call_arguments, pick, tensors, tree_map
 from ibnn.latent import Latent
 from ibnn.layers.attention import no_fast_path
-from ibnn.layers.folding import duplicate
 from ibnn.layers.observe import batch_axes
+from ibnn.layers.registry import duplicate
 from ibnn.likelihood import Likelihood
 from ibnn.network import IBNN
 from ibnn.normal import check_seed

@@ -24,7 +24,7 @@ from ibnn.errors import complaint
 from ibnn.files.atomic import read_json, write_atomically
 from ibnn.lab.provenance import provenance
 from ibnn.lab.rivals import N_DATA, RIVALS, Rival, converted, plain
-from ibnn.layers.memory import saved_bytes
+from ibnn.layers.observe import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet
 
 CLASSES = 10

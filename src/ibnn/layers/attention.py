@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ibnn.layers.registry import LayerType, Multiplier, register_type
+from ibnn.layers.registry import REGISTRY, LayerType, batch_axis
+
+if TYPE_CHECKING:
+    from ibnn.latent import Latent
 
 _APART = {"query": "q_proj_weight", "key": "k_proj_weight", "value": "v_proj_weight"}
 
@@ -33,7 +36,7 @@ def _fold(layer: nn.MultiheadAttention, z: Tensor) -> dict[str, Tensor]:
 
 def _run(
     layer: nn.MultiheadAttention,
-    latent: Multiplier,
+    latent: "Latent",
     z: dict[str, Tensor],
     query: Tensor,
     key: Tensor,
@@ -42,7 +45,7 @@ def _run(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Runs the layer's own forward on inputs times z up to its output projection, then multiplies by z and projects."""
-    axis, output = _batch_axis(layer), z.pop("output")
+    axis, output = batch_axis(layer), z.pop("output")
     query, key, value = (latent.multiply(x, z[port], axis) for port, x in zip(z, (query, key, value), strict=True))
     projection = layer.out_proj
     layer._modules["out_proj"] = _Identity(projection.weight)
@@ -63,12 +66,8 @@ class _Identity(nn.Module):
         self.weight = torch.eye(len(like), dtype=like.dtype, device=like.device)
 
 
-def _batch_axis(layer: nn.MultiheadAttention) -> int:
-    return 0 if layer.batch_first else 1
-
-
-ATTENTION = LayerType(ports=_ports, axis=-1, fold=_fold, weights=_weights, run=_run, batch_axis=_batch_axis, fused=True)
-register_type(nn.MultiheadAttention, ATTENTION)
+ATTENTION = LayerType(ports=_ports, axis=-1, fold=_fold, weights=_weights, run=_run, batch_axis=batch_axis, fused=True)
+REGISTRY[nn.MultiheadAttention] = ATTENTION
 
 
 @contextmanager

@@ -1,28 +1,26 @@
-"""WATCH: finds what latents cannot handle: weights read outside their layer's call, inputs without a batch axis."""
+"""WATCH: what forward passes do: weights read outside their layer's call, the batch axis of inputs, memory."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating, tensors, tree_map
-from ibnn.layers.memory import out_of_memory
 from ibnn.layers.registry import batchless, carried_type, layer_type
 
-
-class Placed(Protocol):
-    """What `batch_axes` asks of a latent."""
-
-    z: Tensor | None
-    batch_axis: int
+if TYPE_CHECKING:
+    from ibnn.latent import Latent
 
 
 class _Reads(TorchFunctionMode):
@@ -63,23 +61,14 @@ def bypassed(net: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[set[st
             reads.computed[id(output)] = output, weights
 
     owners = [module for module in net.modules() if reads.watched & {id(p) for p in _weights(module)}]
-    handles = [owner.register_forward_pre_hook(enter, prepend=True) for owner in owners]
-    handles += [owner.register_forward_hook(leave, always_call=True) for owner in owners]
     names: set[str] = set()
-    with _removing(handles):
+    with ExitStack() as hooks:
+        for owner in owners:
+            hooks.enter_context(owner.register_forward_pre_hook(enter, prepend=True))
+            hooks.enter_context(owner.register_forward_hook(leave, always_call=True))
         with reads:
             yield names
         names |= {name for name, weights in own.items() if weights & reads.seen}
-
-
-@contextmanager
-def _removing(handles: list[RemovableHandle]) -> Iterator[None]:
-    """Removes hooks at the end of a block."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -99,15 +88,11 @@ def returned(net: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
         if isinstance(output, Tensor):
             made.append((module, output))
 
-    with _removing([module.register_forward_hook(note) for module in net.modules() if module is not net]):
+    with ExitStack() as hooks:
+        for module in net.modules():
+            if module is not net:
+                hooks.enter_context(module.register_forward_hook(note))
         yield made
-
-
-@contextmanager
-def returning(module: nn.Module, output: Tensor) -> Iterator[None]:
-    """Makes a module return a given tensor within a block."""
-    with _removing([module.register_forward_hook(lambda *_: output)]):
-        yield
 
 
 @contextmanager
@@ -131,8 +116,10 @@ def _before_calls(layers: Mapping[str, nn.Module], see: Callable[[str, torch.Siz
             for tensor in tensors(x):
                 return see(name, tensor.shape)
 
-    hooks = {layer: partial(note, name) for name, layer in layers.items()}
-    with _removing([layer.register_forward_pre_hook(h, with_kwargs=True, prepend=True) for layer, h in hooks.items()]):
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hook = partial(note, name)
+            hooks.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
         yield
 
 
@@ -173,7 +160,7 @@ def _misfit(net: Any, inputs: Inputs, argument: str) -> str | None:
 
 
 @contextmanager
-def batch_axes(net: nn.Module, latents: Mapping[str, Placed], args: Any, kwargs: Any) -> Iterator[None]:
+def batch_axes(net: nn.Module, latents: Mapping[str, "Latent"], args: Any, kwargs: Any) -> Iterator[None]:
     """Tells each latent, in a forward pass with a z for each row, which axis of its layer's input is the batch.
 
     The batch is expected first, or where a layer says it is. At the first input whose shape is ambiguous (steps before
@@ -236,3 +223,82 @@ def _grown(
             raise ValueError(batchless(name, expected, got))
         axes[name] = min(allowed.intersection(*grown), default=own.get(name, 0))
     return axes
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+class Peak(TorchDispatchMode):
+    """Measures the peak bytes of tensors made in a block, without the workspaces of kernels.
+
+    >>> with Peak() as peak:
+    ...     x = torch.zeros(256) + 1  # two tensors of 1 kB
+    ...     y = x * 2  # the first is gone
+    >>> peak.bytes
+    2048
+    """
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        """Takes tensors made before: views of them do not count."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = self._alive = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._known:
+                self._known.add(storage._cdata)
+                self._alive += storage.nbytes()
+                self.bytes = max(self.bytes, self._alive)
+                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        return result
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._alive -= size
+
+
+@dataclass
+class Saved:
+    """Bytes kept for a backward pass."""
+
+    bytes: int = 0
+
+
+@contextmanager
+def saved_bytes(known: Iterable[Tensor] = ()) -> Iterator[Saved]:
+    """Counts the distinct storages that a block keeps for its backward pass, without those of known tensors.
+
+    >>> x = torch.ones(256, requires_grad=True)
+    >>> with saved_bytes(known=[x]) as saved:
+    ...     y = x.exp().square()  # both keep the exponential
+    >>> saved.bytes
+    1024
+    """
+    own = {tensor.untyped_storage()._cdata for tensor in known}
+    kept: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used twice
+    saved = Saved()
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own and storage._cdata not in kept:
+            kept[storage._cdata] = storage
+            saved.bytes += storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield saved
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on whatever device.
+
+    >>> out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory")), out_of_memory(RuntimeError("shape"))
+    (True, False)
+    """
+    words = ("not enough memory", "out of memory", "can't allocate memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(w in str(error).lower() for w in words)

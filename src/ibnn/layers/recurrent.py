@@ -7,14 +7,17 @@ step by step, the product with the input's weights for all steps at once.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ibnn.layers.registry import LayerType, Multiplier, register_type
+from ibnn.layers.registry import REGISTRY, LayerType, batch_axis
+
+if TYPE_CHECKING:
+    from ibnn.latent import Latent
 
 State = tuple[Tensor, ...]  # h, and c of an LSTM, (B, …) each
 Step = Callable[[Tensor, State, Callable[[Tensor], Tensor]], State]  # from W x + b, the state, and h ↦ W (z ∘ h) + b
@@ -52,7 +55,7 @@ def _step(layer: nn.Module) -> Step:
 # ------------------------------------------------------------------------------------------------------------- layers
 
 
-def _run(layer: nn.RNNBase, latent: Multiplier, z: dict[str, Tensor], input: Any, hx: Any = None) -> Any:
+def _run(layer: nn.RNNBase, latent: "Latent", z: dict[str, Tensor], input: Any, hx: Any = None) -> Any:
     """Computes the layer's forward, layer by layer, direction by direction, step by step."""
     if not isinstance(input, PackedSequence):
         return _run_padded(layer, latent, z, input, hx)
@@ -69,7 +72,7 @@ def _run(layer: nn.RNNBase, latent: Multiplier, z: dict[str, Tensor], input: Any
     return PackedSequence(output, sizes, order, back), _as_given(layer, state)
 
 
-def _run_padded(layer: nn.RNNBase, latent: Multiplier, z: dict[str, Tensor], x: Tensor, hx: Any) -> Any:
+def _run_padded(layer: nn.RNNBase, latent: "Latent", z: dict[str, Tensor], x: Tensor, hx: Any) -> Any:
     batched = x.dim() == 3
     if not batched:  # a sequence without a batch
         x, hx = x.unsqueeze(1), None if hx is None else _each(lambda part: part.unsqueeze(1), hx)
@@ -105,7 +108,7 @@ def _layers(
             project = _product(z[f"weight_hr{suffix}"], own["weight_hr"], None) if layer.proj_size else None
             first = tuple(part[len(ends)] for part in state)
             made, end = _scan(_step(layer), steps(gates), first, product, project, bool(reverse))
-            outputs.append(_joined(made, like=gates))
+            outputs.append(torch.stack(made) if gates.dim() == 3 else torch.cat(made))  # as x is: (T, B, …), or packed
             ends.append(end)
         x = torch.cat(outputs, -1)
     return x, tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
@@ -135,11 +138,6 @@ def _product(z: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor
     return lambda h: F.linear(h * z[: h.shape[0]].to(h.dtype), weight, bias)
 
 
-def _joined(made: list[Tensor], like: Tensor) -> Tensor:
-    """Joins the outputs of all steps as the inputs are: (T, B, …), or packed."""
-    return torch.stack(made) if like.dim() == 3 else torch.cat(made)
-
-
 def _initial(layer: nn.RNNBase, hx: Any, like: Tensor, rows: int, order: Tensor | None) -> State:
     count = layer.num_layers * (1 + layer.bidirectional)
     if hx is None:
@@ -160,7 +158,7 @@ def _each(function: Callable[[Tensor], Tensor], hx: Any) -> Any:
 # -------------------------------------------------------------------------------------------------------------- cells
 
 
-def _run_cell(layer: nn.RNNCellBase, latent: Multiplier, z: dict[str, Tensor], input: Tensor, hx: Any = None) -> Any:
+def _run_cell(layer: nn.RNNCellBase, latent: "Latent", z: dict[str, Tensor], input: Tensor, hx: Any = None) -> Any:
     if input.dim() == 1:
         input, hx = input[None], None if hx is None else _each(lambda part: part[None], hx)
         return _each(lambda part: part[0], _run_cell(layer, latent, z, input, hx))
@@ -187,12 +185,8 @@ def _fold(layer: nn.Module, z: Tensor) -> dict[str, Tensor]:
     return {name: getattr(layer, name) * part for name, part in LAYER.split(layer, z).items()}
 
 
-def _batch_axis(layer: nn.Module) -> int:
-    return 0 if getattr(layer, "batch_first", True) else 1
-
-
-LAYER = LayerType(ports=_ports, axis=-1, fold=_fold, weights=_matrices, run=_run, batch_axis=_batch_axis, fused=True)
+LAYER = LayerType(ports=_ports, axis=-1, fold=_fold, weights=_matrices, run=_run, batch_axis=batch_axis, fused=True)
 for layer_class in (nn.RNN, nn.LSTM, nn.GRU):
-    register_type(layer_class, LAYER)
+    REGISTRY[layer_class] = LAYER
 for cell_class in (nn.RNNCell, nn.LSTMCell, nn.GRUCell):
-    register_type(cell_class, replace(LAYER, run=_run_cell))
+    REGISTRY[cell_class] = replace(LAYER, run=_run_cell)

@@ -6,26 +6,20 @@ layer an input and a state for each layer and direction. Their latent covers all
 all rows goes into the weights; where each row has its own z, the type's `run` computes the layer.
 """
 
+import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ibnn.errors import complaint
 
-
-class Multiplier(Protocol):
-    """What a `run` needs of the latent."""
-
-    batch_axis: int
-
-    def multiply(self, x: Tensor, z: Tensor, batch_axis: int) -> Tensor:
-        """Returns x ∘ z, the nodes last in x, for z (R, D) and a batch of R rows or a multiple of R."""
-
-    def rows(self, z: Tensor, shape: Sequence[int], batch_axis: int) -> Tensor:
-        """Returns the z of every row of an input; rows that hold several windows of an example share its z."""
+if TYPE_CHECKING:
+    from ibnn.latent import Latent
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class LayerType:
         return dict(zip(ports, z.split(list(ports.values()), -1), strict=True))
 
 
-_REGISTRY: dict[type[nn.Module] | str, LayerType] = {}
+REGISTRY: dict[type[nn.Module] | str, LayerType] = {}
 
 
 def register_layer(
@@ -102,18 +96,12 @@ def register_layer(
         expected = "negative (counted from the input's end)"
         raise ValueError(complaint("axis", expected, axis, "Pass axis=-1 if nodes are last."))
     count = operator.attrgetter(nodes) if isinstance(nodes, str) else nodes
-    kind = LayerType(
+    REGISTRY[layer] = LayerType(
         ports=lambda module: {"input": int(count(module))},
         axis=axis,
         fold=lambda module, z: {weight: fold(module, z)},
         weights=lambda module: (weight,),
     )
-    register_type(layer, kind)
-
-
-def register_type(layer: type[nn.Module] | str, kind: LayerType) -> None:
-    """Registers a layer type of several ports."""
-    _REGISTRY[layer] = kind
 
 
 def layer_type(layer: nn.Module) -> LayerType | None:
@@ -129,7 +117,7 @@ def carried_type(layer: nn.Module) -> LayerType:
 
 
 def _lookup(cls: type) -> LayerType | None:
-    return _REGISTRY.get(cls) or _REGISTRY.get(f"{cls.__module__}.{cls.__qualname__}")
+    return REGISTRY.get(cls) or REGISTRY.get(f"{cls.__module__}.{cls.__qualname__}")
 
 
 def batchless(name: str, expected: str, got: str) -> str:
@@ -138,15 +126,120 @@ def batchless(name: str, expected: str, got: str) -> str:
     return complaint(f"input of layer {name!r}", expected, got, remedy)
 
 
+def batch_axis(layer: nn.Module) -> int:
+    """Returns the batch axis of a layer that has an option `batch_first`, or could have it."""
+    return 0 if getattr(layer, "batch_first", True) else 1
+
+
 def has_forward_of_its_type(layer: nn.Module) -> bool:
     """Whether a layer uses the forward of its registered type, not its own."""
     registered = next(cls for cls in type(layer).__mro__ if _lookup(cls) is not None)
     return type(layer).forward is vars(registered).get("forward", type(layer).forward)
 
 
-def layer_parameter(layer: nn.Module) -> nn.Parameter:
-    """Returns any parameter of a layer, for dtype and device; its weight may be computed, with side effects."""
-    return next(layer.parameters())
+# --------------------------------------------------------------------- W = U diag(z), for one call or for good
+
+
+def duplicate(net: nn.Module) -> nn.Module:
+    """Returns a deep copy of a network, even of one that keeps tensors of a graph (torch's older weight_norm does)."""
+    for module in net.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                setattr(module, name, value.detach())
+    return copy.deepcopy(net)
+
+
+def foldable(layer: nn.Module) -> bool:
+    """Whether W = U diag(z) on an unchanged input gives what x ∘ z does, and no other hook sees the input."""
+    kind = layer_type(layer)
+    return (
+        kind is not None
+        and kind.run is None
+        and weights_are_parameters(layer, kind)
+        and has_forward_of_its_type(layer)
+        and len(layer._forward_pre_hooks) == 1
+    )
+
+
+def weights_are_parameters(layer: nn.Module, kind: LayerType) -> bool:
+    """Whether the weights that are folded are parameters, not computed by parametrisations or hooks."""
+    places = (_place(layer, name) for name in kind.weights(layer))
+    return all(owner._parameters.get(name) is not None for owner, name in places)
+
+
+def folded_weights(layer: nn.Module, z: Tensor) -> dict[str, Tensor]:
+    """Returns the weights U diag(z) of a layer by name, in its dtype."""
+    kind = carried_type(layer)
+    owner, name = _place(layer, kind.weights(layer)[0])
+    like = getattr(owner, name)
+    return kind.fold(layer, z.to(dtype=like.dtype, device=like.device))
+
+
+def replace_weights(layer: nn.Module, weights: dict[str, Tensor]) -> Callable[[], None]:
+    """Substitutes tensors for parameters of a layer; returns a function that restores them."""
+    before = []
+    for name, weight in weights.items():
+        owner, key = _place(layer, name)
+        before.append((owner._parameters, key, owner._parameters[key]))
+        owner._parameters[key] = weight  # type: ignore[assignment]
+
+    def restore() -> None:
+        for parameters, key, weight in before:
+            parameters[key] = weight
+
+    return restore
+
+
+def _place(layer: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Returns the module in a layer that has a parameter, and the parameter's name there."""
+    path, _, key = name.rpartition(".")
+    return layer.get_submodule(path), key
+
+
+@torch.no_grad()
+def fold(layer: nn.Module, z: Tensor, name: str) -> None:
+    """Replaces the layer's weights U by U diag(z), in place; ties and parametrisations of these weights end."""
+    kind = carried_type(layer)
+    for weight in kind.weights(layer):
+        _materialise(*_place(layer, weight))
+    folded = folded_weights(layer, z)
+    probe = _probe(layer, kind, z.to(next(iter(folded.values()))))
+    for key, value in folded.items():
+        owner, weight = _place(layer, key)
+        setattr(owner, weight, nn.Parameter(value, requires_grad=getattr(owner, weight).requires_grad))
+    if probe is not None and not torch.allclose(layer(probe[0]), probe[1], rtol=1e-3, atol=1e-4):
+        expected, got = "linear in its input through its weight", f"a {type(layer).__name__}, whose forward is not"
+        remedy = "Register it with a fold of its own (ibnn.register_layer), or exclude it."
+        raise RuntimeError(complaint(f"layer {name!r}", expected, got, remedy))
+
+
+def _materialise(layer: nn.Module, weight: str) -> None:
+    """Makes computed weights plain parameters; the class of a parametrised layer is shared with its copies."""
+    if parametrize.is_parametrized(layer):
+        assert isinstance(layer.parametrizations, nn.ModuleDict)
+        values = {name: getattr(layer, name).detach().clone() for name in layer.parametrizations}
+        layer.__class__ = type(layer).__bases__[0]
+        del layer.parametrizations
+        for name, value in values.items():
+            layer.register_parameter(name, nn.Parameter(value))
+    for number, hook in list(layer._forward_pre_hooks.items()):  # torch's older weight_norm and spectral_norm
+        if getattr(hook, "name", None) == weight and hasattr(hook, "remove"):
+            hook.remove(layer)
+            del layer._forward_pre_hooks[number]
+
+
+def _probe(layer: nn.Module, kind: LayerType, z: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Returns inputs x and the output for x ∘ z, to check the fold of a class with a forward of its own against."""
+    if has_forward_of_its_type(layer):
+        return None
+    shape = [1] * -kind.axis
+    shape[0] = -1
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, len(z), *[33] * (-kind.axis - 1), generator=generator).to(z)
+    return x, layer(x * z.view(shape))
+
+
+# ------------------------------------------------------------------------------------------ torch's own layers
 
 
 def _fold_linear(layer: nn.Module, z: Tensor) -> Tensor:
@@ -177,39 +270,29 @@ register_layer(nn.ConvTranspose3d, nodes="in_channels", fold=_fold_transposed, a
 register_layer("transformers.pytorch_utils.Conv1D", nodes="nx", fold=_fold_transposed)  # GPT-2's linear layer, (D, out)
 
 
-def _run_bilinear(
-    layer: nn.Bilinear, latent: Multiplier, z: dict[str, Tensor], input1: Tensor, input2: Tensor
-) -> Tensor:
-    axis = latent.batch_axis
-    return nn.Bilinear.forward(
-        layer, latent.multiply(input1, z["input1"], axis), latent.multiply(input2, z["input2"], axis)
-    )
+def _run_bilinear(layer: nn.Bilinear, latent: "Latent", z: dict[str, Tensor], input1: Any, input2: Any) -> Tensor:
+    pairs = ((input1, z["input1"]), (input2, z["input2"]))
+    return nn.Bilinear.forward(layer, *(latent.multiply(x, part, latent.batch_axis) for x, part in pairs))
 
 
-register_type(
-    nn.Bilinear,
-    LayerType(
-        ports=lambda layer: {"input1": layer.in1_features, "input2": layer.in2_features},
-        axis=-1,
-        fold=lambda layer, z: {"weight": layer.weight * z[: layer.in1_features, None] * z[layer.in1_features :]},
-        weights=lambda layer: ("weight",),
-        run=_run_bilinear,
-    ),
+REGISTRY[nn.Bilinear] = LayerType(
+    ports=lambda layer: {"input1": layer.in1_features, "input2": layer.in2_features},
+    axis=-1,
+    fold=lambda layer, z: {"weight": layer.weight * z[: layer.in1_features, None] * z[layer.in1_features :]},
+    weights=lambda layer: ("weight",),
+    run=_run_bilinear,
 )
 
 
-def _run_embedding(layer: nn.Embedding, latent: Multiplier, z: dict[str, Tensor], input: Tensor) -> Tensor:
+def _run_embedding(layer: nn.Embedding, latent: "Latent", z: dict[str, Tensor], input: Tensor) -> Tensor:
     return latent.multiply(nn.Embedding.forward(layer, input), z["output"], latent.batch_axis)
 
 
-register_type(
-    nn.Embedding,
-    LayerType(
-        ports=lambda layer: {"output": layer.embedding_dim},
-        axis=-1,
-        fold=lambda layer, z: {"weight": layer.weight * z},
-        weights=lambda layer: ("weight",),
-        run=_run_embedding,
-        optional="looks rows up: has no inputs to multiply (for a latent on its output: include it by name or class)",
-    ),
+REGISTRY[nn.Embedding] = LayerType(
+    ports=lambda layer: {"output": layer.embedding_dim},
+    axis=-1,
+    fold=lambda layer, z: {"weight": layer.weight * z},
+    weights=lambda layer: ("weight",),
+    run=_run_embedding,
+    optional="looks rows up: has no inputs to multiply (for a latent on its output: include it by name or class)",
 )

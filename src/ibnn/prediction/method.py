@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, Modular, batch_length, check_rows, slice_rows, tensors
+from ibnn.inputs import Inputs, batch_length, check_rows, slice_rows, tensors
 from ibnn.layers.observe import explaining_shapes
 from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running
 from ibnn.prediction.pieces import by_pieces
@@ -31,7 +31,7 @@ class Summary(Protocol):
         """Does the same for draws that come a few at a time."""
 
 
-class Method(Modular, Protocol):
+class Method(Protocol):
     """What `predict` asks of a method."""
 
     components: int
@@ -51,6 +51,9 @@ class Method(Modular, Protocol):
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """As `nn.Module.parameters`."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """As `nn.Module.modules`."""
 
 
 def predict(

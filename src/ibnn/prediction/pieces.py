@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, slice_rows, split_inputs, tensors, tree_map
-from ibnn.layers.memory import Peak, out_of_memory
+from ibnn.layers.observe import Peak, out_of_memory
 from ibnn.progress import track
 
 
