@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from common import DOCS, FIGURES, Data, Results, Splits, parts, tempered_scores, train_plain
+from ibnn.lab.figures.style import house_style, png
 from sklearn.datasets import load_digits
 from tables import fill_in
 from torch import Tensor, nn
@@ -26,7 +27,6 @@ from torch import Tensor, nn
 import ibnn
 from ibnn.baselines import Plain
 from ibnn.lab.figures import markdown
-from ibnn.lab.figures.style import house_style, png
 
 EPOCHS, SEEDS, SAMPLES = 300, (0, 1, 2), 5
 METRICS = {"error": "error %", "nll": "NLL", "ece": "ECE", "nll + T": "NLL + T", "ece + T": "ECE + T"}

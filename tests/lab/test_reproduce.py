@@ -12,8 +12,8 @@ from torch import nn
 from ibnn.convert import revert
 from ibnn.lab import analysis, reproduce
 from ibnn.lab.jobs import Job, read_run, run
+from ibnn.lab.parts import made_data
 from ibnn.lab.reproduce import Results, names, read, results
-from ibnn.lab.splits import made_data
 from ibnn.network import IBNN
 from ibnn.prediction import GaussianPrediction
 

@@ -12,8 +12,8 @@ from ibnn import metrics
 from ibnn.convert import revert
 from ibnn.data import DataSet, Points
 from ibnn.lab.jobs import read_run
+from ibnn.lab.parts import Splits, make_data
 from ibnn.lab.runs import RunFolder
-from ibnn.lab.splits import Splits, make_data
 from ibnn.network import IBNN
 from ibnn.prediction import GaussianPrediction, predict
 

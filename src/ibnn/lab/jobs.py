@@ -15,10 +15,18 @@ from ibnn.files.saving import save_pretrained
 from ibnn.lab.display import COSTS
 from ibnn.lab.evaluation import Evaluation, evaluate
 from ibnn.lab.job import METHODS, Job, meanings, merged
-from ibnn.lab.models import architecture, check_net, check_weights, make_method, start_weights
+from ibnn.lab.parts import (
+    Splits,
+    architecture,
+    check_data,
+    check_net,
+    check_weights,
+    make_data,
+    make_method,
+    start_weights,
+)
 from ibnn.lab.provenance import commit, provenance
 from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
-from ibnn.lab.splits import Splits, check_data, make_data
 from ibnn.network import NUMBERS
 from ibnn.training.history import History
 from ibnn.training.loop import fit

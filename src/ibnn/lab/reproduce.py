@@ -16,9 +16,9 @@ from ibnn.lab import figures, sizes
 from ibnn.lab.analysis import ANALYSES
 from ibnn.lab.experiment import Cell, Experiment, about, content, names, read
 from ibnn.lab.jobs import Job, run
+from ibnn.lab.parts import made_data
 from ibnn.lab.provenance import provenance
 from ibnn.lab.runs import RunFolder
-from ibnn.lab.splits import made_data
 from ibnn.progress import Bar
 
 __all__ = ["Experiment", "Reproduced", "Results", "about", "names", "read", "reproduce", "results"]

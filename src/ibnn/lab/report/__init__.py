@@ -5,9 +5,8 @@ from pathlib import Path
 
 from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
-from ibnn.lab.pages import environment, style
-from ibnn.lab.report import sections
-from ibnn.lab.report.runs import Classifier, read_runs
+from ibnn.lab.report.page import page
+from ibnn.lab.report.runs import read_runs
 
 __all__ = ["write_report"]
 
@@ -26,19 +25,4 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str = "Calibration r
     """
     if Path(out).is_dir():
         raise IsADirectoryError(complaint("out", "a file's name", f"the folder {out}", "Pass report.html in it."))
-    found = read_runs(runs)
-    classifiers = [run for run in found if isinstance(run, Classifier)]
-    page = (
-        environment(__name__)
-        .get_template("page.html.j2")
-        .render(
-            title=title,
-            style=style(__name__, "report.css"),
-            runs=found,
-            classifiers=classifiers,
-            regressions=[run for run in found if not isinstance(run, Classifier)],
-            rated=[(run, sections.intervals(run.test, run.labels)) for run in classifiers],
-            sections=sections,
-        )
-    )
-    write_atomically(Path(out), page.encode("utf-8", "replace"))
+    write_atomically(Path(out), page(read_runs(runs), title).encode("utf-8", "replace"))

@@ -1,0 +1,245 @@
+"""PARTS of a job: its data, the same for all seeds, and its untrained network and method, if they fit the data."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from ibnn import data, nets
+from ibnn.data.sets import KNOWN, data_folder
+from ibnn.errors import complaint
+from ibnn.inputs import logits_of
+from ibnn.lab.job import METHODS, Job
+from ibnn.likelihood import Gaussian
+from ibnn.nets.dense import Affine
+from ibnn.nets.own import make_own, takes
+from ibnn.normal import generators_restored, seed_generators
+from ibnn.training.trainable import Trainable
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Training data, held-out data to choose by, and the whole set with its test part; of points also their units."""
+
+    train: data.Images | data.Points
+    valid: data.Images | data.Points | None
+    whole: data.DataSet | data.Table | data.OwnTable
+    units: data.Units | None = None
+
+
+def make_data(job: Job, folder: str | Path | None = None, units: data.Units | None = None) -> Splits:
+    """Returns the splits of a job.
+
+    Args:
+        job: Whose data.
+        folder: Where data sets are; see `ibnn.data.load`.
+        units: Those of a finished run on a .csv file; the file must not have changed since.
+    """
+    if job.augment and (job.data in data.TABLES or job.has_file):
+        raise ValueError(complaint("augment", "false for points", "true", "Leave it out."))
+    if job.data in data.TABLES:
+        return _points(job, data.TABLES[job.data])
+    check_data(job.data, folder)
+    if job.has_file:
+        return _rows_of_file(job, folder, units)
+    whole = data.load(job.data, folder, size=_side(job))
+    train, held_out = whole.train, None
+    if job.examples is not None:
+        train = data.subset(train, job.examples, seed=0)
+    if job.valid:
+        train, held_out = data.hold_out(train, job.valid, seed=0)
+    images = data.Images(train, mean=whole.mean, std=whole.std, augment=job.augment, flip=whole.flip)
+    return Splits(images, data.Images(held_out, mean=whole.mean, std=whole.std) if held_out else None, whole)
+
+
+def _points(job: Job, table: data.Table) -> Splits:
+    """Holds out the last points: they are in random order."""
+    drawn = table.draw(job.examples)
+    if job.valid >= len(drawn):
+        raise ValueError(complaint("valid", f"below the {len(drawn)} points", job.valid, "Pass a larger examples."))
+    cut = len(drawn) - job.valid
+    train, held_out = (data.Points(drawn.x[part], drawn.y[part]) for part in (slice(cut), slice(cut, None)))
+    return Splits(train, held_out if job.valid else None, table, table.units)
+
+
+def _rows_of_file(job: Job, folder: str | Path | None, units: data.Units | None) -> Splits:
+    assert job.target is not None, "checked"
+    options = {"task": job.task, "ignore": job.ignore, "test_share": job.test_share}
+    sha256 = units.sha256 if units else None
+    table = data.read_table(_file(job.data, folder), job.target, name=job.data, sha256=sha256, **options)  # type: ignore[arg-type]
+    train, held_out = table.split(job.examples, job.valid)
+    return Splits(train, held_out, table, units or table.units(train))
+
+
+def _file(name: str, folder: str | Path | None) -> Path:
+    """Returns the path of a .csv file in the current folder or else in the data folder."""
+    return next((path for path in (Path(name), data_folder(folder) / name) if path.is_file()), Path(name))
+
+
+def check_data(name: str, folder: str | Path | None = None) -> None:
+    """Raises for data that are neither a known set, nor a folder of images or a table that exists."""
+    place, known = data_folder(folder) / name, (*data.names(), *data.TABLES)
+    if name.lower().endswith(".csv"):
+        if not _file(name, folder).is_file():
+            remedy = "Run it from the folder of the table, or name its folder by --data or IBNN_DATA."
+            raise FileNotFoundError(complaint("data", "a table", f"neither {Path.cwd() / name} nor {place}", remedy))
+    elif name not in known and not (place / "train").is_dir():
+        where = f"{place}/train/CLASS/*.jpg and {place}/val/CLASS/*.jpg (or .png)"
+        remedy = f"Put images of your own into {where}, or name the folder above by --data or IBNN_DATA."
+        expected = f"the name of a set, {', '.join(known)}, of a folder of images, or of a .csv file"
+        raise FileNotFoundError(complaint("data", expected, repr(name), remedy))
+
+
+def _side(job: Job) -> int:
+    """Returns the height and width that images of a folder, which have 3 channels, are resized to."""
+    if job.image_size is not None or job.has_code:
+        return job.image_size or 224
+    shape = nets.input_shape(job.net, **job.net_options)
+    if len(shape) > 1 or job.data in data.names():
+        return shape[-1]
+    side = math.isqrt(shape[0] // 3)
+    if 3 * side**2 != shape[0]:
+        remedy = "Pass 3072 for images of 32 × 32."
+        raise ValueError(complaint("net_options.inputs", "3 · side² for a folder of images", shape[0], remedy))
+    return side
+
+
+def made_data(job: Job) -> Splits | None:
+    """Returns random images of a job's shape and classes, of 224 × 224 pixels only 64; None for points."""
+    if job.data in data.TABLES:
+        return None
+    channels, *size = nets.input_shape(job.net)
+    size = [min(side, 64) for side in size]
+    classes = KNOWN[job.data].classes if job.data in KNOWN else tuple(map(str, range(1000)))
+    generator = torch.Generator().manual_seed(0)
+
+    def made(rows: int) -> data.Split:
+        images = torch.randint(256, (rows, channels, *size), generator=generator, dtype=torch.uint8)
+        return data.Split(images, torch.randint(len(classes), (rows,), generator=generator))
+
+    mean, std = (0.5,) * channels, (0.25,) * channels
+    whole = data.DataSet(job.data, made(32), made(4), mean, std, classes, True)
+    valid = data.Images(made(24), mean=mean, std=std) if job.valid else None
+    return Splits(data.Images(whole.train, mean=mean, std=std, augment=job.augment), valid, whole)
+
+
+def make_method(job: Job, classes: int, start: State | None = None, units: data.Units | None = None) -> Trainable:
+    """Returns the untrained method of a job.
+
+    Args:
+        job: Which one.
+        classes: How many; 0 for a number to predict.
+        start: Weights of the plain network to start from.
+        units: Those of a .csv file, from `make_data` or `read_run`.
+    """
+    units = data.TABLES[job.data].units if job.data in data.TABLES else units
+    if job.has_file and units is None:
+        remedy = "Pass those of make_data(job).units."
+        raise ValueError(complaint("units", f"those of the columns of {job.data}", "none", remedy))
+    options: dict[str, Any] = {"seed": job.seed} if job.method == "ibnn" else {}
+    if units and units.target:
+        options["likelihood"] = Gaussian(init_std=units.target.noise)
+    options |= job.method_options
+    try:
+        return METHODS[job.method].build(lambda member: _make_net(job, classes, start, units, member), **options)
+    except TypeError as error:
+        remedy = f"Leave out what {job.method!r} does not have."
+        raise ValueError(complaint("method_options", f"those of {job.method!r}", options, remedy)) from error
+
+
+def _make_net(job: Job, classes: int, start: State | None, units: data.Units | None, member: int = 0) -> nn.Module:
+    """Returns the plain network of a job; one for points takes and gives their own units."""
+    with generators_restored():
+        seed_generators(job.seed, member)
+        options = _net_options(job, units)
+        net = make_own(job.net, classes or 1, options) if job.has_code else nets.make(job.net, classes or 1, **options)
+    if units is not None:
+        scale, target = torch.tensor(units.scale), units.target
+        back = [Affine(target.scale, target.centre)] if target else []
+        net = nn.Sequential(Affine(1 / scale, -torch.tensor(units.centre) / scale), net, *back)
+    if start is not None:
+        net.load_state_dict(start)
+    # Convolutions on the CPU are faster with the channels last, and no slower elsewhere.
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def architecture(job: Job, classes: int, units: Units | None) -> dict[str, Any] | list[dict[str, Any]]:
+    """Returns how `ibnn.load` builds the plain network of a job (see `save_pretrained`)."""
+    named: dict[str, Any] = {"name": job.net, "options": {"classes": classes or 1, **_net_options(job, units)}}
+    if units is None:
+        return named
+    return [
+        {"name": "affine", "options": {"scale": part.scale.tolist(), "shift": part.shift.tolist()}}
+        if isinstance(part, Affine)
+        else named
+        for part in _make_net(job, classes, None, units=units).children()
+    ]
+
+
+def _net_options(job: Job, units: data.Units | None) -> dict[str, Any]:
+    """Returns the network's options, with the inputs of a table unless the job sets them."""
+    asked = units is not None and (job.net == "mlp" or (job.has_code and takes(job.net, "inputs")))
+    return ({"inputs": len(units.columns)} if asked and units else {}) | job.net_options
+
+
+def start_weights(job: Job) -> State | None:
+    """Reads the weights that a job starts from, if it names a file."""
+    check_weights(job)
+    try:
+        return None if job.weights is None else safetensors.torch.load_file(job.weights)
+    except safetensors.SafetensorError as error:
+        got = f"{job.weights}, which is damaged or of another kind ({error})"
+        raise ValueError(complaint("weights", "a safetensors file", got, "Copy or save it again.")) from None
+
+
+def check_weights(job: Job) -> None:
+    """Raises for a file of weights that does not exist."""
+    if job.weights is not None and not Path(job.weights).is_file():
+        made = f'safetensors.torch.save_file(torch.load("CHECKPOINT.pth", weights_only=True), "{job.weights}")'
+        remedy = f"Make it, for example of a checkpoint of torchvision's: {made}"
+        raise FileNotFoundError(complaint("weights", "a safetensors file", f"no file {job.weights}", remedy))
+
+
+def check_net(job: Job, splits: Splits, start: State | None = None) -> None:
+    """Passes one example through the network; raises if it does not fit the data or the weights to start from."""
+    outputs = len(splits.whole.classes) or 1
+    net = _make_net(job, len(splits.whole.classes), None, splits.units).eval()
+    try:
+        net.load_state_dict(start or net.state_dict())
+    except RuntimeError as error:
+        got = f"{job.weights} ({str(error).splitlines()[-1].strip()})"
+        remedy = "Pass a file of the plain network's state_dict, or choose the network it is of."
+        raise ValueError(complaint("weights", f"those of {job.net!r}", got, remedy)) from error
+    x, _ = splits.train.__getitems__([0])
+    try:
+        with generators_restored(), torch.no_grad():
+            output = net(x)
+    except Exception as error:
+        if (misfit := _misfit(job, x, splits.units, error)) is None:
+            raise
+        raise misfit from error
+    shape = tuple(logits_of(output).shape)
+    if job.has_code and shape != (1, outputs):
+        expected = f"a network with an output of shape (1, {outputs}) for one example"
+        remedy = "Give it as many outputs as its function is called with."
+        raise ValueError(complaint("net", expected, f"{job.net} with an output of shape {shape}", remedy))
+
+
+def _misfit(job: Job, x: Tensor, units: data.Units | None, error: Exception) -> ValueError | None:
+    """Words an error that one example has caused; None for an error of another kind."""
+    expected = f"a network for examples of shape {tuple(x.shape[1:])}, which {job.data} has"
+    if job.has_code:
+        got = f"{job.net}, which stops: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return ValueError(complaint("net", expected, got, "Mend it, or choose another."))
+    if not isinstance(error, RuntimeError):
+        return None
+    got = f"{job.net!r} for {nets.input_shape(job.net, **_net_options(job, units))}"
+    remedy = f'Choose another; net = "mlp" with net_options.inputs = {x.numel()} takes them.'
+    return ValueError(complaint("net", expected, got, remedy))
