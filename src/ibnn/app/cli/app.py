@@ -61,8 +61,8 @@ def _everywhere(
     """Takes options before the command; typer shows `help` above."""
 
 
-for command in (demo, plan, bench):
-    register(app, command, panel="Explore")
+for first in (demo, plan, bench):
+    register(app, first, panel="Explore")
 app.add_typer(sets, name="data", rich_help_panel="Explore")
 register(sets, data_list, name="list")
 register(sets, data_get, name="get")
