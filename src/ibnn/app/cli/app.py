@@ -61,16 +61,11 @@ def _everywhere(
     """Takes options before the command; typer shows `help` above."""
 
 
-register(app, demo, panel="Explore")
-register(app, plan, panel="Explore")
-register(app, bench, panel="Explore")
+for first in (demo, plan, bench):
+    register(app, first, panel="Explore")
 app.add_typer(sets, name="data", rich_help_panel="Explore")
 register(sets, data_list, name="list")
 register(sets, data_get, name="get")
-register(app, train, panel="Train and predict")
-register(app, predict, panel="Train and predict")
-register(app, evaluate, panel="Train and predict")
-register(app, report, panel="Train and predict")
-register(app, export, panel="Train and predict")
-register(app, serve, panel="Train and predict")
+for command in (train, predict, evaluate, report, export, serve):
+    register(app, command, panel="Train and predict")
 register(app, reproduce, panel="The paper")

@@ -194,12 +194,7 @@ class Batcher(Generic[Q, A]):
     """
 
     def __init__(
-        self,
-        answer: Callable[[Sequence[Q]], Sequence[A]],
-        *,
-        most: int,
-        waiting: int,
-        rows: Callable[[Q], int],
+        self, answer: Callable[[Sequence[Q]], Sequence[A]], *, most: int, waiting: int, rows: Callable[[Q], int]
     ) -> None:
         """Starts the thread; a batch of `most` rows takes no more questions, and at most `waiting` of these wait."""
         self._answer, self._most, self._rows = answer, most, rows
