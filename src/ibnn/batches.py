@@ -10,17 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    default_collate,
-)
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, split_inputs, tree_map
@@ -178,18 +169,15 @@ class Source:
             options.setdefault("collate_fn", _collate)
             options["generator"] = torch.Generator().manual_seed(word)  # decides the loading processes' own seeds
             loader = DataLoader(self.data, batch_sampler=[p.tolist() for p in parts[first - skip :]], **options)
-            pairs = (self._pair(batch) for number, batch in enumerate(loader) if number >= skip)
+            pairs = (split_batch(batch, self.pack) for number, batch in enumerate(loader) if number >= skip)
         for whole, (x, y) in zip(batches[first:], pairs, strict=True):
             yield Share(x, y, worker.part(len(whole)).start, len(whole))
-
-    def _pair(self, batch: Any) -> tuple[Inputs, Tensor]:
-        return split_batch(batch, self.pack)
 
     def _iterable(self, word: int, first: int, worker: Worker) -> Iterator[Share]:
         """Yields shares of an IterableDataset's loader: every worker iterates all of it and takes its rows."""
         seed_generators(word)
         for number, batch in enumerate(self.data):
-            x, y = self._pair(batch)
+            x, y = split_batch(batch, self.pack)
             rows = batch_length(x)
             if number >= first and rows >= worker.world:
                 part = worker.part(rows)
@@ -252,10 +240,7 @@ def _from_loader(loader: DataLoader[Any], name: str, shuffled: bool) -> Source:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return Source(loader, rows, loader.batch_size or 1)
     kept = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "prefetch_factor", "timeout")
-    loading = (
-        *((option, getattr(loader, option)) for option in kept),
-        ("multiprocessing_context", loader.multiprocessing_context),
-    )
+    loading = tuple((option, getattr(loader, option)) for option in (*kept, "multiprocessing_context"))
     sampler = loader.sampler
     whole = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == rows
     plain = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and whole)

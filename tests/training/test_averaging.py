@@ -4,7 +4,7 @@ from torch import nn
 
 import ibnn
 from ibnn.baselines import SWAG, Plain
-from ibnn.training.averaging import Average, Best, estimate_statistics
+from ibnn.training.session import Average, Best, estimate_statistics
 
 
 def make(value: float = 0.0) -> Plain:

@@ -2,16 +2,11 @@
 
 from ibnn.likelihood.base import Likelihood, Temperature
 from ibnn.likelihood.categorical import Bernoulli, Categorical
+from ibnn.likelihood.composite import Heads, Weighted
 from ibnn.likelihood.gaussian import Gaussian
-from ibnn.likelihood.heads import Heads
 from ibnn.likelihood.running import HELD
-from ibnn.likelihood.weighted import Weighted
 
-LIKELIHOODS: dict[str, type[Likelihood]] = {
-    "categorical": Categorical,
-    "bernoulli": Bernoulli,
-    "gaussian": Gaussian,
-}
+LIKELIHOODS: dict[str, type[Likelihood]] = {"categorical": Categorical, "bernoulli": Bernoulli, "gaussian": Gaussian}
 
 __all__ = [
     "HELD",

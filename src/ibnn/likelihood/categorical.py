@@ -99,9 +99,8 @@ class Categorical(Discrete):
     def check_dtype(self, target: Tensor) -> None:
         """Raises if labels are not integers."""
         if target.is_floating_point() or target.dtype == torch.bool:
-            raise TypeError(
-                complaint("y", "integer class indices", f"dtype {target.dtype}", "Pass y.long(), or one-hot.argmax(1).")
-            )
+            got, remedy = f"dtype {target.dtype}", "Pass y.long(), or one-hot.argmax(1)."
+            raise TypeError(complaint("y", "integer class indices", got, remedy))
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raises if labels are not integers, out of range, or do not fit the output's shape; finds the class axis."""
@@ -110,19 +109,13 @@ class Categorical(Discrete):
         dim = self.class_dim(output) if self.axis is not None or output.dim() != 3 else -2
         expected = (len(target), *_without(output, dim))
         if tuple(target.shape) != expected:
-            raise ValueError(
-                complaint("y", f"of shape {expected}", f"shape {tuple(target.shape)}", "Pass one class index a datum.")
-            )
+            got, remedy = f"shape {tuple(target.shape)}", "Pass one class index a datum."
+            raise ValueError(complaint("y", f"of shape {expected}", got, remedy))
         used, classes = target[target != self.ignore_index], output.shape[dim]
         if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < classes:
-            raise ValueError(
-                complaint(
-                    "y",
-                    f"in 0 … {classes - 1} (the network has {classes} outputs)",
-                    f"labels from {int(used.min())} to {int(used.max())}",
-                    f"Renumber the classes, or mark what to leave out with {self.ignore_index}.",
-                )
-            )
+            got = f"labels from {int(used.min())} to {int(used.max())}"
+            remedy = f"Renumber the classes, or mark what to leave out with {self.ignore_index}."
+            raise ValueError(complaint("y", f"in 0 … {classes - 1} (the network has {classes} outputs)", got, remedy))
 
     def nll(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Tensor:
         """Returns the cross-entropy, the (weighted) mean over all targets that are not ignored; 0 if all are."""

@@ -6,7 +6,7 @@ part ≥ 0.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -26,28 +26,23 @@ class Prediction:
 
     def to(self, device: torch.device | str) -> Self:
         """The same answers on another device."""
-        return self._map(lambda value, axis: value.to(device))
+        return self._map(lambda name, value, axis: value.to(device))
 
     def rows(self, numbers: Tensor) -> Self:
         """The answers for some of the inputs, in the order of their numbers."""
-        return self._map(lambda value, axis: value.index_select(axis, numbers.to(value.device)))
+        return self._map(lambda name, value, axis: value.index_select(axis, numbers.to(value.device)))
 
-    def _map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
-        """Applies a function of value and batch axis to every field that is a tensor."""
-        values = {f.name: (getattr(self, f.name), f.metadata.get("batch", 0)) for f in fields(self)}
-        return type(self)(
-            **{name: function(v, axis) if isinstance(v, Tensor) else v for name, (v, axis) in values.items()}
-        )
+    def _map(self, function: Callable[[str, Tensor, int], Tensor]) -> Self:
+        """Applies a function of name, value and batch axis to every field that is a tensor."""
+        found = ((f.name, getattr(self, f.name), f.metadata.get("batch", 0)) for f in fields(self))
+        return replace(self, **{name: function(name, v, axis) for name, v, axis in found if isinstance(v, Tensor)})
 
     @classmethod
     def cat(cls, parts: list[Self]) -> Self:
         """Joins the answers for consecutive batches."""
         if len(parts) == 1:
             return parts[0]
-        columns = {f.name: ([getattr(part, f.name) for part in parts], f.metadata.get("batch", 0)) for f in fields(cls)}
-        return cls(
-            **{name: torch.cat(v, axis) if isinstance(v[0], Tensor) else v[0] for name, (v, axis) in columns.items()}
-        )
+        return parts[0]._map(lambda name, value, axis: torch.cat([getattr(part, name) for part in parts], axis))
 
 
 @dataclass(frozen=True)
@@ -222,7 +217,7 @@ class JointPrediction(Prediction):
         """How many inputs were answered."""
         return len(next(iter(self.heads.values())))
 
-    def _map(self, function: Callable[[Tensor, int], Tensor]) -> Self:
+    def _map(self, function: Callable[[str, Tensor, int], Tensor]) -> Self:
         return type(self)({name: head._map(function) for name, head in self.heads.items()})
 
     @classmethod

@@ -4,8 +4,7 @@ Inputs (and a regression's targets) are standardised inside. The network and its
 the prediction for a row does not depend on the other rows. `random_state` decides everything random.
 """
 
-from ibnn.sklearn.classifier import IBNNClassifier, _OneClass
-from ibnn.sklearn.regressor import IBNNRegressor
+from ibnn.sklearn.estimators import IBNNClassifier, IBNNRegressor, _OneClass
 from ibnn.sklearn.table import PRIOR_STDS, Uncertainty
 
 __all__ = ["PRIOR_STDS", "IBNNClassifier", "IBNNRegressor", "Uncertainty"]

@@ -1,10 +1,11 @@
 """TABLES: what classification and regression share: standardised inputs, the choice of the noise, training."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -45,34 +46,26 @@ class Uncertainty(NamedTuple):
     epistemic: Array
 
 
+@dataclass(eq=False, repr=False)
 class Table(BaseEstimator):  # type: ignore[misc]
     """The base of both estimators; for arguments see `IBNNClassifier`."""
 
-    _usual_std: float  # where `prior_std` cannot be chosen
+    _usual_std: ClassVar[float]  # where `prior_std` cannot be chosen
 
-    def __init__(
-        self,
-        hidden: Sequence[int] | None = None,
-        *,
-        net: Builder | None = None,
-        components: int = 8,
-        prior_std: float | Literal["auto"] = "auto",
-        epochs: int | None = None,
-        batch_size: int = 64,
-        lr: float = 3e-3,
-        weight_decay: float = 1.0,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        patience: int = 10,
-        samples: int = 5,
-        random_state: Any = None,
-    ) -> None:
-        self._store(locals())
-
-    def _store(self, arguments: Mapping[str, Any]) -> None:
-        """Keeps the constructor's arguments as they are, which is all that scikit-learn lets it do."""
-        for name in self._get_param_names():
-            setattr(self, name, arguments[name])
+    hidden: Sequence[int] | None = None
+    _: KW_ONLY
+    net: Builder | None = None
+    components: int = 8
+    prior_std: float | Literal["auto"] = "auto"
+    epochs: int | None = None
+    batch_size: int = 64
+    lr: float = 3e-3
+    weight_decay: float = 1.0
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    patience: int = 10
+    samples: int = 5
+    random_state: Any = None
 
     # ---------------------------------------------------------------------------------------------------- training
 

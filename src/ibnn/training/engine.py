@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import ProjectConfiguration
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from ibnn.batches import Worker
 from ibnn.errors import complaint
@@ -105,13 +105,8 @@ def make_optimisers(model: Trainable, recipe: Recipe) -> list[Optimizer]:
     latents = [group for group in groups if group["name"] == "latents"]
     others = [group for group in groups if group["name"] != "latents"]
     kinds = ((recipe.optimiser, others), (recipe.latent_optimiser, latents))
-    return [_optimiser(kind, part, recipe.momentum) for kind, part in kinds if part]
-
-
-def _optimiser(kind: str, groups: list[dict[str, Any]], momentum: float) -> Optimizer:
-    if kind == "adam":
-        return torch.optim.AdamW(groups)
-    return torch.optim.SGD(groups, momentum=momentum, nesterov=momentum > 0)
+    sgd: Any = {"momentum": recipe.momentum, "nesterov": recipe.momentum > 0}
+    return [AdamW(part) if kind == "adam" else SGD(part, **sgd) for kind, part in kinds if part]
 
 
 def rates_at(t: float, recipe: Recipe) -> dict[str, float]:

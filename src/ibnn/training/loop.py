@@ -18,13 +18,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ibnn.batches import Share
 from ibnn.normal import Stream, generators_restored, seed_generators
 from ibnn.objective import ELBO, penalty
-from ibnn.training.averaging import estimate_statistics
 from ibnn.training.divergence import Guard
 from ibnn.training.engine import Engine, make_optimisers, rates_at, set_rates
 from ibnn.training.heldout import Callback, HeldOut, Split, check_options, count_targets, read_data
 from ibnn.training.history import History, Journal, Monitor, summarise
 from ibnn.training.recipe import Recipe
-from ibnn.training.session import Session, State
+from ibnn.training.session import Session, State, estimate_statistics
 from ibnn.training.steering import Found, Steering, start_calibrated
 from ibnn.training.trainable import Steerable, Trainable, as_trainable, restored_on_error
 

@@ -1,4 +1,4 @@
-"""SESSION: what training changes, and how a run is saved, resumed, and stopped by a signal.
+"""SESSION: what training changes, which weights remain, and how a run is saved, resumed, and stopped by a signal.
 
 A checkpoint is tensors and plain data in one safetensors file, atomic, checked, the last few kept. Its name carries the
 first half of its SHA-256, so that a file that is damaged, or was never finished, is known by its name alone. Nothing is
@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -21,16 +21,94 @@ from typing import Any, NamedTuple
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import update_bn
 
 from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
-from ibnn.training.averaging import Average, Best
+from ibnn.inputs import call_arguments
 from ibnn.training.engine import Engine
 from ibnn.training.recipe import Recipe
 from ibnn.training.steering import Found, Steering
 from ibnn.training.trainable import Trainable
+
+
+class Average:
+    """An average of a model's floating-point parameters and buffers, by name; empty until the first update."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Tensor] = {}
+        self.count = 0  # updates so far
+
+    def update(self, model: Trainable, decay: float | None = None) -> None:
+        """Moves the average towards the model: by 1 − decay (EMA), or so that it is the mean of all so far (SWA).
+
+        The decay of an EMA starts small, so that short runs are not averages of their start. Numbers of the state that
+        are neither parameters nor buffers (an IBNN's `prior_std`) are not averaged.
+        """
+        self.count += 1
+        share = 1 / self.count if decay is None else 1 - min(decay, self.count / (9 + self.count))
+        kinds = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+        tensors = {name for named in kinds for name, _ in named}
+        for name, value in model.state_dict().items():
+            if name in tensors and value.is_floating_point():
+                self.state.setdefault(name, value.clone()).lerp_(value, share)
+
+    def end_epoch(self, model: Trainable, *, collect: bool, last: bool) -> bool:
+        """Collects the weights into an SWA, or has the method do it (see `Trainable.end_epoch`).
+
+        Returns whether an average took the weights' place.
+        """
+        own = model.end_epoch(collect=collect, last=last)
+        if collect and not own:
+            self.update(model)
+        if last and not own and self.state:
+            model.load_state_dict(self.state, strict=False)
+        return last and (own or bool(self.state))
+
+
+@dataclass
+class Best:
+    """The evaluation with the lowest validation NLL so far.
+
+    Attributes:
+        best: Its row of the history.
+        waited: Number of evaluations since.
+        state: The model's state then, by name, if it was kept.
+    """
+
+    best: dict[str, Any] | None = None
+    waited: int = 0
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+    def update(self, row: dict[str, Any], model: Trainable, *, keep: bool) -> None:
+        """Compares an evaluation with the best; `keep` copies the model's state if it is better."""
+        self.waited += 1
+        if self.best is None or row["valid_nll"] < self.best["valid_nll"]:
+            self.best, self.waited = row, 0
+            if keep:
+                self.state = {name: value.clone() for name, value in model.state_dict().items()}
+
+
+class _Call(nn.Module):
+    """A model that takes all its inputs as one argument, as torch's `update_bn` passes them."""
+
+    def __init__(self, model: Trainable) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        args, kwargs = call_arguments(inputs)
+        return self.model(*args, **kwargs)
+
+
+def estimate_statistics(model: Trainable, inputs: Iterable[Any]) -> None:
+    """Estimates BatchNorm's running statistics anew, as plain means over batches; an average of weights needs it."""
+    examples = model.examples.clone()
+    update_bn(([x] for x in inputs), _Call(model))
+    model.examples.copy_(examples)
+
 
 log = logging.getLogger("ibnn")
 
@@ -78,12 +156,6 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
             data = json.loads(file.metadata()["data"])
         return Checkpoint(safetensors.torch.load(content), data)
     return None
-
-
-def clear_checkpoints(folder: Path) -> None:
-    """Removes all checkpoints of a folder."""
-    for path in _paths(folder):
-        path.unlink()
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -241,8 +313,9 @@ class Session:
         saved = None
         if self.folder is not None:
             places = [self.folder / "checkpoints", self.folder / "refit" / "checkpoints"]
-            for place in places if how == "never" and self.engine.main else ():
-                clear_checkpoints(place)
+            if how == "never" and self.engine.main:
+                for old in (path for place in places for path in _paths(place)):
+                    old.unlink()
             self.engine.accelerator.wait_for_everyone()
             saved = latest_checkpoint(places[0])
         if saved is None and how == "must":

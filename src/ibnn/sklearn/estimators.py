@@ -1,0 +1,212 @@
+"""CLASSIFIER, REGRESSOR: iBNNs behind scikit-learn's interfaces."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.preprocessing import LabelEncoder, StandardScaler
+from sklearn.utils import compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from ibnn.errors import complaint
+from ibnn.likelihood import Categorical, Gaussian
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction
+from ibnn.sklearn.table import Array, Table, differ
+
+
+class _OneClass(Categorical):
+    """Is certain of the only class that a table has; elsewhere a single output is a mistake."""
+
+    fewest = 1
+
+
+@dataclass(eq=False, repr=False)
+class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
+    """An implicit Bayesian network that classifies the rows of a table.
+
+    With 100 rows and more the noise is chosen: little and much of it are compared on a quarter of the rows, and a third
+    run trains on all rows with what was found.
+
+    Args:
+        hidden: Widths of the hidden layers (ReLU); default two of 64, or of 128 for 1,000 rows and more.
+        net: Makes another network: called with the numbers of inputs and outputs.
+        components: K, Gaussians in the posterior's mixture.
+        prior_std: Standard deviation of the noise on every node's input; "auto" chooses it. With a number there is one
+            run, not three.
+        epochs: Passes over the table; default by its size.
+        batch_size: Rows per step.
+        lr: Learning rate of the weights.
+        weight_decay: Of the weights.
+        early_stopping: Holds `validation_fraction` of the rows out and stops after `patience` passes without a lower
+            NLL on them.
+        validation_fraction: See `early_stopping`.
+        patience: See `early_stopping`.
+        class_weight: As in scikit-learn: weights by class, or "balanced".
+        samples: Draws per component of a prediction.
+        random_state: Decides everything random.
+
+    Attributes:
+        classes_: The labels, in the order of the columns of `predict_proba`.
+        model_: The converted network, for everything else that `ibnn` offers.
+        scaler_: The standardisation of inputs.
+        history_: The history of the last run (`ibnn.History`).
+        n_features_in_: Number of inputs.
+        feature_names_in_: Their names, if a data frame was passed.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = IBNNClassifier((16,), epochs=20, random_state=0).fit(X, y)
+    >>> model.predict_proba(X[:2]).shape, bool(model.score(X, y) > 0.8)
+    ((2, 3), True)
+    """
+
+    _usual_std = 0.5
+
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None = field(default=None, kw_only=True)
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
+        """Trains anew on rows (n, inputs) and their labels, of any kind; a row of weight 2 counts as two."""
+        x, labels, weight = self._rows(X, y, sample_weight, start=True)
+        self._train(x, torch.tensor(labels), weight, labels=labels)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803
+        """Trains for one more pass over these rows; the first call needs all `classes`, and standardises by its rows.
+
+        The noise stays at `prior_std` ("auto": 0.5), or at what an earlier `fit` has found.
+        """
+        if self.class_weight == "balanced":
+            remedy = "Pass the weights of the classes, or sample_weight."
+            raise ValueError(complaint("class_weight", "known before the data for partial_fit", "'balanced'", remedy))
+        first = not hasattr(self, "model_")
+        if first and classes is None:
+            raise ValueError(complaint("classes", "all labels in the first partial_fit", None, "Pass np.unique(y)."))
+        x, labels, weight = self._rows(X, y, sample_weight, start=first, classes=classes)
+        self._train_more(x, torch.tensor(labels), weight)
+        return self
+
+    def _rows(self, x: Any, y: Any, weight: Any, *, start: bool, classes: Any = None) -> tuple[Array, Array, Array]:
+        """Returns the rows of positive weight, their class numbers, and the product of row and class weights."""
+        x, y = validate_data(self, x, y, reset=start, dtype=np.float64)
+        check_classification_targets(y)
+        if start:
+            self._encoder = LabelEncoder().fit(y if classes is None else classes)
+            self.classes_ = self._encoder.classes_
+        labels, class_weights = self._encoder.transform(y), compute_sample_weight(self.class_weight, y)
+        x, labels, weight = self._present(x, labels, weight, class_weights)
+        if start:
+            self._start(x, weight, len(self.classes_), Categorical() if len(self.classes_) > 1 else _OneClass())
+        return x, labels, weight
+
+    def predict_distribution(self, X: Any) -> CategoricalPrediction:  # noqa: N803
+        """Returns the whole prediction of `ibnn.predict`, as tensors."""
+        answer: CategoricalPrediction = self._predict(X)
+        return answer
+
+    def predict_proba(self, X: Any) -> Array:  # noqa: N803
+        """Returns the probabilities of the classes, (n, classes)."""
+        return self.predict_distribution(X).probs.numpy()
+
+    def predict_log_proba(self, X: Any) -> Array:  # noqa: N803
+        """Returns their logarithms, without underflow."""
+        return self.predict_distribution(X).log_probs.numpy()
+
+    def predict(self, X: Any) -> Array:  # noqa: N803
+        """Returns the most probable label of every row."""
+        labels = self.predict_distribution(X).labels.numpy()
+        return np.asarray(self.classes_[labels])
+
+    def abstain(self, X: Any, risk: float = 0.1) -> Array:  # noqa: N803
+        """Returns which rows to leave to someone else: where the label is wrong with a probability above `risk`.
+
+        If the probabilities are calibrated, at most `risk` of the other predictions are wrong (Chow's rule).
+        """
+        if not 0 <= risk <= 1:
+            raise ValueError(complaint("risk", "a probability", risk, "Pass 0.1 for one error in ten."))
+        return np.asarray(1 - self.predict_proba(X).max(1) > risk)
+
+
+class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
+    """An implicit Bayesian network for one or several real targets, each with Gaussian noise of a learnt size.
+
+    Arguments and attributes are those of `IBNNClassifier` but for classes; `target_scaler_` standardises the targets.
+
+    >>> from sklearn.datasets import load_diabetes
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = IBNNRegressor((16,), epochs=20, random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X[:3], return_std=True)
+    >>> low, high = model.predict_interval(X[:3], level=0.9)
+    >>> bool((low < mean).all() and (mean < high).all() and (std > 0).all())
+    True
+    """
+
+    _usual_std = 0.3  # less than for classes: the learnt target noise has to cover what the draws add
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
+        """Trains anew on rows (n, inputs) and targets, (n,) or (n, targets); a row of weight 2 counts as two."""
+        self._train(*self._rows(X, y, sample_weight, start=True))
+        return self
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
+        """Trains for one more pass over these rows; the first call standardises by its rows.
+
+        The noise stays at `prior_std` ("auto": 0.3), or at what an earlier `fit` has found.
+        """
+        self._train_more(*self._rows(X, y, sample_weight, start=not hasattr(self, "model_")))
+        return self
+
+    def _rows(self, x: Any, y: Any, weight: Any, *, start: bool) -> tuple[Array, Tensor, Array]:
+        """Returns the rows of positive weight, their standardised targets (n, targets), and their weights."""
+        x, y = validate_data(self, x, y, reset=start, dtype=np.float64, multi_output=True, y_numeric=True)
+        x, y, weight = self._present(x, y.astype(np.float64), weight)
+        columns = y.reshape(len(y), -1)
+        if start:
+            self._single = y.ndim == 1
+            self.target_scaler_ = StandardScaler().fit(columns, sample_weight=weight if differ(weight) else None)
+            outputs = len(self.target_scaler_.scale_)
+            self._start(x, weight, outputs, Gaussian(outputs=outputs))
+        return x, torch.tensor(self.target_scaler_.transform(columns)), weight
+
+    def predict_distribution(self, X: Any) -> GaussianPrediction:  # noqa: N803
+        """Returns the whole prediction of `ibnn.predict`, as tensors (n, targets) in units of the targets."""
+        answer: GaussianPrediction = self._predict(X)
+        scale, offset = (torch.tensor(part) for part in (self.target_scaler_.scale_, self.target_scaler_.mean_))
+        return replace(
+            answer,
+            **{name: getattr(answer, name) * scale + offset for name in ("mean", "draw_means")},
+            **{name: getattr(answer, name) * scale for name in ("standard_error", "draw_stds")},
+            **{name: getattr(answer, name) * scale.square() for name in ("aleatoric", "between", "within")},
+        )
+
+    def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:  # noqa: N803
+        """Returns the mean of every row; with `return_std` also its predictive standard deviation, noise included."""
+        answer = self.predict_distribution(X)
+        mean = self._shaped(answer.mean)
+        return (mean, self._shaped(answer.std)) if return_std else mean
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:  # noqa: N803
+        """Returns the ends of every row's central interval that holds its target with probability `level`."""
+        low, high = self.predict_distribution(X).interval(level)
+        return self._shaped(low), self._shaped(high)
+
+    def abstain(self, X: Any, risk: float) -> Array:  # noqa: N803
+        """Returns which rows to leave to someone else: where the predictive standard deviation is above `risk`.
+
+        It is the root mean squared error to expect, in units of the target; with several targets any of them counts.
+        """
+        if not risk > 0:
+            raise ValueError(complaint("risk", "positive", risk, "Pass an error of the target that you can bear."))
+        return (self.predict_distribution(X).std > risk).any(1).numpy()
+
+    def _shaped(self, values: Tensor) -> Array:
+        return values[:, 0].numpy() if self._single else values.numpy()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
