@@ -134,7 +134,8 @@ def hooks_of(module: nn.Module) -> list[list[Any]]:
 def anatomy(net: nn.Module) -> list[Any]:
     """All of a net but its values: modules, their attributes, modes and hooks, the identity of its tensors."""
     modules = [(n, id(m), type(m), m.training, sorted(vars(m)), hooks_of(m)) for n, m in net.named_modules()]
-    return [*modules, [(name, id(tensor)) for name, tensor in net.state_dict(keep_vars=True).items()]]
+    tensors = [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]
+    return [*modules, [(name, id(tensor)) for name, tensor in tensors]]
 
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -290,7 +290,7 @@ def _reasons(
         reasons |= {name: "excluded" for name in convertible if name in left_out}
     if example is not None:
         args, kwargs = call_arguments(example)
-        with evaluating(net), torch.no_grad(), bypassed(net, {name: modules[name] for name in convertible}) as read:
+        with evaluating(net), torch.no_grad(), bypassed(net, convertible) as read:
             net(*args, **kwargs)
         reasons |= dict.fromkeys(read, "its weight is read outside its own call")
     return reasons

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ibnn.errors import complaint
 
 Inputs = Any  # a tensor, a tuple (positional arguments) or a mapping (by keyword)
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # the same, as positional and keyword arguments
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
@@ -87,7 +88,7 @@ def batch_length(inputs: Any) -> int:
     return len(first)
 
 
-def call_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_arguments(inputs: Inputs) -> Call:
     """Splits inputs into the positional and keyword arguments of the network's forward."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, Pick, batch_length, call_arguments, pick, repeat_rows, tensors, tree_map
+from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, repeat_rows, tensors, tree_map
 from ibnn.latent import Latent, backward_pass
 from ibnn.layers.attention import no_fast_path
 from ibnn.layers.observe import batch_axes, bypassed, returned
@@ -21,7 +21,6 @@ from ibnn.likelihood import Categorical, Likelihood
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
 CACHED = 2**24  # entries of the rows of one pass that caches hold; more of them would go through memory
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of the network
 
 
 class LatentNetwork(nn.Module):
@@ -127,11 +126,9 @@ class LatentNetwork(nn.Module):
             with self._multiplied_by(z):
                 return self.net(*args, **kwargs)
         kind = (self.training, z.dim() == 2)
-        if kind in self._watched:
-            with self._lock, self._multiplied_by(z), no_fast_path():
-                return self._remembered(self.net(*args, **kwargs), z)
-        rows = batch_axes(self.net, self.latents, args, kwargs) if z.dim() == 2 else nullcontext()
-        watch = bypassed(self.net, {name: self.net.get_submodule(name) for name in self.latents})
+        first = kind not in self._watched
+        rows = batch_axes(self.net, self.latents, call) if first and z.dim() == 2 else nullcontext()
+        watch = bypassed(self.net, self.latents) if first else nullcontext(set[str]())
         with self._lock, self._multiplied_by(z), no_fast_path(), rows, watch as names:
             output = self.net(*args, **kwargs)
         if names:

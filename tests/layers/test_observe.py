@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import ibnn
-from ibnn.layers.observe import bypassed, tensors
+from ibnn.layers.observe import Peak, bypassed, out_of_memory, saved_bytes, tensors
 
 
 class Reads(nn.Module):
@@ -162,8 +162,7 @@ def test_bypassed_names_exactly_what_was_read_behind_a_layers_back() -> None:
     net = nn.ModuleDict({name: nn.Linear(3, 3) for name in ("called", "read", "unused", "tied", "outside")})
     net["owner"] = nn.Embedding(3, 3)
     net["tied"].weight = net["owner"].weight
-    watched = {name: net[name] for name in ("called", "read", "unused", "tied")}
-    with bypassed(net, watched) as names:
+    with bypassed(net, ["called", "read", "unused", "tied"]) as names:
         x = net["called"](torch.randn(2, 3)) @ net["read"].weight @ net["outside"].weight
         net["owner"](torch.tensor([0, 1])) + x
         assert not names  # known on leaving
@@ -173,7 +172,7 @@ def test_bypassed_names_exactly_what_was_read_behind_a_layers_back() -> None:
 
 def test_bypassed_cleans_up_after_an_error() -> None:
     net = nn.Sequential(nn.Linear(3, 3))
-    with pytest.raises(ZeroDivisionError), bypassed(net, {"0": net[0]}):
+    with pytest.raises(ZeroDivisionError), bypassed(net, ["0"]):
         1 / 0  # noqa: B018
     assert hooks(net) == 0
 
@@ -269,3 +268,55 @@ def test_the_padding_of_a_transformer_goes_through_its_fast_path() -> None:
         assert torch.allclose(model.draw(component=1)(x, mask), rows[1], atol=1e-5)
         model.set_posterior(mean=1.0, std=0.0)
         assert torch.allclose(model.draw_logits((x, mask), samples=1)[0], net(x, mask), atol=1e-5)
+
+
+# ------------------------------------------------------------------------------- bytes of tensors, counted by hand
+
+KB = 256  # floats
+
+
+def test_peak_counts_what_is_alive_at_once() -> None:
+    x = torch.zeros(KB)
+    with Peak(known=[x]) as peak:
+        a = x + 1
+        b = a * 2
+        del a
+        c = b + b  # two are alive again, never three
+        del b, c
+    assert peak.bytes == 2 * 1024
+
+
+def test_views_and_known_tensors_are_not_new() -> None:
+    x = torch.zeros(KB)
+    with Peak(known=[x]) as peak:
+        x.view(16, 16).t()
+        x.add_(1)
+        assert peak.bytes == 0
+        made = torch.zeros(KB, dtype=torch.float64)
+        made.view(2, -1)
+    assert peak.bytes == 2 * 1024
+
+
+def test_saved_bytes_of_a_linear_layer() -> None:
+    layer, x = nn.Linear(64, 32), torch.zeros(8, 64)
+    with saved_bytes(known=[*layer.parameters()]) as saved:
+        layer(x)
+    assert saved.bytes == 4 * 8 * 64  # its input, for the gradient of the weight
+    with torch.no_grad(), saved_bytes() as saved:
+        layer(x)
+    assert saved.bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA"), True),
+        (RuntimeError("MPS backend Out of Memory"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (KeyError("memory"), False),
+    ],
+)
+def test_errors_that_say_that_memory_ran_out(error: BaseException, memory: bool) -> None:
+    assert out_of_memory(error) == memory

@@ -180,7 +180,7 @@ class _Answering(nn.Module):
         args, kwargs = call_arguments(tree_map(self._repeated, self.normalised(x)))
         for net in self.nets:
             latents = {name.rpartition(".")[0]: m for name, m in net.named_modules() if isinstance(m, Latent)}
-            with no_fast_path(), batch_axes(net, latents, args, kwargs):
+            with no_fast_path(), batch_axes(net, latents, (args, kwargs)):
                 net(*args, **kwargs)
 
     def forward(self, x: Inputs) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating, tensors, tree_map
+from ibnn.inputs import Call, Inputs, batch_length, call_arguments, evaluating, tensors, tree_map
 from ibnn.layers.registry import batchless, carried_type, layer_type
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class _Reads(TorchFunctionMode):
 
 
 @contextmanager
-def bypassed(net: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[set[str]]:
-    """Watches forward passes of `net`; at the end the set names the `layers` whose weights were read outside a call.
+def bypassed(net: nn.Module, layers: Iterable[str]) -> Iterator[set[str]]:
+    """Watches forward passes of `net`; at the end the set names those layers whose weights were read outside a call.
 
     A weight may be read by any module that owns it while that module is called (tied weights).
     """
-    own = {name: {id(p) for p in _weights(layer)} for name, layer in layers.items()}
+    own = {name: {id(p) for p in _weights(net.get_submodule(name))} for name in layers}
     reads = _Reads(set().union(*own.values()))
 
     def enter(module: nn.Module, args: Any) -> None:
@@ -160,7 +160,7 @@ def _misfit(net: Any, inputs: Inputs, argument: str) -> str | None:
 
 
 @contextmanager
-def batch_axes(net: nn.Module, latents: Mapping[str, "Latent"], args: Any, kwargs: Any) -> Iterator[None]:
+def batch_axes(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> Iterator[None]:
     """Tells each latent, in a forward pass with a z for each row, which axis of its layer's input is the batch.
 
     The batch is expected first, or where a layer says it is. At the first input whose shape is ambiguous (steps before
@@ -170,7 +170,7 @@ def batch_axes(net: nn.Module, latents: Mapping[str, "Latent"], args: Any, kwarg
     Raises:
         ValueError: If a layer sees no batch, or not always in the same place.
     """
-    rows, layers = batch_length((args, kwargs)), {name: net.get_submodule(name) for name in latents}
+    rows, layers = batch_length(call), {name: net.get_submodule(name) for name in latents}
     kinds = {name: layer_type(layer) for name, layer in layers.items()}
     own = {name: kind.batch_axis(layers[name]) for name, kind in kinds.items() if kind and kind.batch_axis}
     axes = dict.fromkeys(layers, 0) | own
@@ -178,14 +178,13 @@ def batch_axes(net: nn.Module, latents: Mapping[str, "Latent"], args: Any, kwarg
 
     def see(name: str, shape: torch.Size) -> None:
         nonlocal settled
-        if not settled and [axis for axis, n in enumerate(shape[: max(1, len(shape) - 1)]) if n == rows] != [
-            axes[name]
-        ]:
+        places = [axis for axis, n in enumerate(shape[: max(1, len(shape) - 1)]) if n == rows]
+        if not settled and places != [axes[name]]:
             settled = True
             held = [latent.z for latent in latents.values()]
             for latent in latents.values():
                 latent.z = None
-            axes.update(_grown(net, layers, own, args, kwargs))
+            axes.update(_grown(net, layers, own, call))
             for latent, z, axis in zip(latents.values(), held, axes.values(), strict=True):
                 latent.z, latent.batch_axis = z, axis
         latents[name].batch_axis = axes[name]
@@ -194,17 +193,15 @@ def batch_axes(net: nn.Module, latents: Mapping[str, "Latent"], args: Any, kwarg
         yield
 
 
-def _grown(
-    net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str, int], args: Any, kwargs: Any
-) -> dict[str, int]:
+def _grown(net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str, int], call: Call) -> dict[str, int]:
     """Returns the axis of each layer's input that grows with the batch; {} if the network takes no other length."""
-    rows = batch_length((args, kwargs))
-    longer = tree_map(lambda t: torch.cat([t, t[:1]]) if t.dim() and len(t) == rows else t, (args, kwargs))
+    rows = batch_length(call)
+    longer = tree_map(lambda t: torch.cat([t, t[:1]]) if t.dim() and len(t) == rows else t, call)
     seen: list[dict[str, list[torch.Size]]] = []
-    for positional, named in ((args, kwargs), longer):
+    for args, kwargs in (call, longer):
         try:
             with input_shapes(layers) as shapes, evaluating(net), torch.no_grad():
-                net(*positional, **named)
+                net(*args, **kwargs)
         except Exception:
             return {}
         seen.append(shapes)

@@ -242,21 +242,20 @@ def _probe(layer: nn.Module, kind: LayerType, z: Tensor) -> tuple[Tensor, Tensor
 # ------------------------------------------------------------------------------------------ torch's own layers
 
 
-def _fold_linear(layer: nn.Module, z: Tensor) -> Tensor:
-    return layer.weight * z  # type: ignore[operator]  # (out, D)
+def _fold_linear(layer: Any, z: Tensor) -> Tensor:
+    weight: Tensor = layer.weight  # (out, D)
+    return weight * z
 
 
-def _fold_convolution(layer: nn.Module, z: Tensor) -> Tensor:
-    weight, groups = layer.weight, layer.groups
-    assert isinstance(weight, Tensor)  # (out, D / groups, …)
-    assert isinstance(groups, int)
+def _fold_convolution(layer: Any, z: Tensor) -> Tensor:
+    weight: Tensor = layer.weight  # (out, D / groups, …)
+    groups: int = layer.groups
     z = z.view(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)  # a group's filters see the group's own nodes
     return weight * z.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2))
 
 
-def _fold_transposed(layer: nn.Module, z: Tensor) -> Tensor:
-    weight = layer.weight
-    assert isinstance(weight, Tensor)  # (D, out / groups, …)
+def _fold_transposed(layer: Any, z: Tensor) -> Tensor:
+    weight: Tensor = layer.weight  # (D, out / groups, …)
     return weight * z.view(-1, *[1] * (weight.dim() - 1))
 
 
