@@ -170,7 +170,7 @@ def _make_net(job: Job, classes: int, start: State | None, units: data.Units | N
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def architecture(job: Job, classes: int, units: Units | None) -> dict[str, Any] | list[dict[str, Any]]:
+def architecture(job: Job, classes: int, units: data.Units | None) -> dict[str, Any] | list[dict[str, Any]]:
     """Returns how `ibnn.load` builds the plain network of a job (see `save_pretrained`)."""
     named: dict[str, Any] = {"name": job.net, "options": {"classes": classes or 1, **_net_options(job, units)}}
     if units is None:
