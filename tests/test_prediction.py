@@ -52,6 +52,43 @@ def test_chunks_loaders_and_rows_change_nothing() -> None:
     assert_same(model.predict(batch for batch in x.split(10)), whole)
 
 
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
+def test_draws_are_the_raw_outputs_behind_a_prediction(likelihood: str) -> None:
+    model, x = make_model(likelihood=likelihood), torch.randn(23, 5)
+    expected = model.draw_logits(x, samples=4, seed=2).unflatten(0, (3, 4)).detach()
+    model.likelihood.set_temperature(2.0)  # which raw outputs know nothing of
+    loader = DataLoader(TensorDataset(x, torch.zeros(23)), batch_size=5)
+    for inputs in (x, (x,), {"input": x}, loader, iter(x.split(10))):
+        found = ibnn.draws(model, inputs, samples=4, seed=2, batch_size=7)
+        torch.testing.assert_close(found, expected)
+        assert not found.requires_grad
+    bounded = ibnn.draws(model, x, samples=4, seed=2, max_memory=10**4)
+    torch.testing.assert_close(bounded, expected)
+    prediction = model.predict(x, samples=4, seed=2)
+    for name, value in vars(model.likelihood.summarise(expected)).items():
+        if isinstance(value, Tensor):
+            torch.testing.assert_close(getattr(prediction, name), value)
+
+
+def test_draws_of_methods_without_noise_are_one_each() -> None:
+    both, x = pair(), torch.randn(4, 5)
+    found = ibnn.draws(both, x, samples=6)
+    torch.testing.assert_close(found, torch.stack([net(x) for net in both.net])[:, None].detach())
+
+
+def test_draws_may_mask_classes_and_refuse_what_is_not_finite() -> None:
+    x, mask = torch.randn(4, 5), torch.zeros(4, dtype=torch.bool)
+    masked = ibnn.convert(Masked(), components=2, seed=0)
+    assert ibnn.draws(masked, (x, mask))[..., 2].isneginf().all()
+    x[2] = math.nan
+    with pytest.raises(ValueError, match="NaN in row 2"):
+        ibnn.draws(make_model(), x)
+    with pytest.raises(ValueError, match="NaN or infinity for row 2"):
+        ibnn.draws(make_model(), torch.where(x.isnan(), math.inf, x))
+    with pytest.raises(ValueError, match="`samples` to be an integer of at least 1, but got 0"):
+        ibnn.draws(make_model(), x, samples=0)
+
+
 def test_predict_ignores_and_restores_every_module_s_mode() -> None:
     model, x = make_model(), torch.randn(6, 5)
     model.train()

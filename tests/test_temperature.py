@@ -9,7 +9,7 @@ from reference import nll_reference
 from torch import Tensor, nn
 
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
-from ibnn.likelihood.temperature import best_temperature, nll, settled_temperature
+from ibnn.likelihood.temperature import best_temperature, confidence, helpful_temperature, nll, settled_temperature
 
 LIKELIHOODS = [Categorical, Bernoulli, Gaussian]
 LOG_GRID = np.linspace(-math.log(3), math.log(20), 4001)
@@ -104,3 +104,31 @@ def test_settled_temperature_leaves_calibrated_networks_mostly_alone() -> None:
         )
         assert kept[-1] == (gain <= 0)
     assert 6 < sum(kept) < 12
+
+
+@pytest.mark.parametrize("ratio", [1e-3, 0.1, 0.3, 1.4, 19.9, 21.0, 3e4])
+def test_the_rough_search_goes_beyond_the_bounds(ratio: float) -> None:
+    """A single draw of Gaussian noise: T = root mean square residual over standard deviation."""
+    likelihood = Gaussian(init_std=1.0)
+    target = ratio * torch.randn(200, 1, generator=generator())
+    expected = target.square().mean().sqrt().item()
+    found = best_temperature(likelihood, torch.zeros(1, 1, 200, 1), target, rough=True)
+    assert found == pytest.approx(expected, rel=2e-3)
+    assert helpful_temperature(likelihood, torch.zeros(1, 1, 200, 1), target) == found
+
+
+def test_a_temperature_that_helps_nothing_is_one() -> None:
+    draws = 200 * nn.functional.one_hot(torch.arange(60) % 3, 3).float()[None, None]
+    assert helpful_temperature(Categorical(), draws, torch.arange(60) % 3) == 1.0  # the NLL is 0 at any
+
+
+def test_confidence_is_relative_to_the_current_temperature() -> None:
+    """Draws that are all alike and want T = 2, at a current temperature of 4, want half of it."""
+    for kind in LIKELIHOODS:
+        likelihood = kind()
+        draws, target = tempered(likelihood, 2.0)
+        best = best_temperature(likelihood, draws, target)
+        likelihood.set_temperature(4.0)
+        relative, lowest = confidence(likelihood, draws.expand(3, 2, -1, -1), target)
+        assert relative == pytest.approx(best / 4, rel=1e-4)
+        assert lowest == pytest.approx(nll(likelihood, draws, target, best), rel=1e-5)
