@@ -1,4 +1,4 @@
-"""REPORT: what a calibration chose, and how good that is."""
+"""CALIBRATION RESULT: what a calibration chose, and how good that is."""
 
 from dataclasses import dataclass
 from pathlib import Path

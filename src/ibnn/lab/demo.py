@@ -14,14 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import ibnn
 from ibnn import metrics
 from ibnn.baselines import Plain, scale_temperature
+from ibnn.calibration import calibrate
+from ibnn.convert import convert
 from ibnn.files.atomic import write_atomically
 from ibnn.lab.display import BLUE, ORANGE, SKY, VERMILION, dots, histogram, png
 from ibnn.lab.provenance import commit, provenance
+from ibnn.network import IBNN
 from ibnn.prediction import CategoricalPrediction
 from ibnn.progress import Bar
+from ibnn.training.history import History
+from ibnn.training.loop import fit
 
 RECIPE: dict[str, Any] = {
     "data": "scikit-learn digits, classes 0-7; 8 and 9 out of distribution",
@@ -92,12 +96,12 @@ def train_plain(data: Digits, seed: int, recipe: dict[str, Any], tick: Callable[
 
 def train_ibnn(
     train: Digits, valid: Digits, seed: int, recipe: dict[str, Any], tick: Callable[[], None]
-) -> tuple[ibnn.IBNN, ibnn.History]:
+) -> tuple[IBNN, History]:
     """Trains the same network from the same weights by `ibnn.fit`; the validation labels steer the noise."""
-    model = ibnn.convert(make_net(seed), components=recipe["components"], seed=seed)
+    model = convert(make_net(seed), components=recipe["components"], seed=seed)
     options = {name: recipe[name] for name in ("epochs", "batch_size", "lr", "evaluate_every")}
     ticks = [lambda row, model: tick()]
-    return model, ibnn.fit(model, train, valid, seed=seed, callbacks=ticks, quiet=True, **options)
+    return model, fit(model, train, valid, seed=seed, callbacks=ticks, quiet=True, **options)
 
 
 def score(seen: CategoricalPrediction, unseen: CategoricalPrediction, labels: Tensor) -> dict[str, list[float]]:
@@ -129,9 +133,9 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
     with Bar("training", recipe["epochs"] + -(-recipe["epochs"] // recipe["evaluate_every"]), shown=not quiet) as bar:
         net = train_plain(train, seed, recipe, bar.advance)
         model, history = train_ibnn(train, valid, seed, recipe, bar.advance)
-    scaled, calibrated = Plain(net), ibnn.convert(net, components=recipe["components"], seed=seed)
+    scaled, calibrated = Plain(net), convert(net, components=recipe["components"], seed=seed)
     temperature = scale_temperature(scaled, valid)
-    report = ibnn.calibrate(calibrated, valid, samples=recipe["samples"])
+    report = calibrate(calibrated, valid, samples=recipe["samples"])
     answers: dict[str, Answers] = {}
     methods: tuple[Any, ...] = (Plain(net), scaled, calibrated, model)
     for name, method in zip(NAMES, methods, strict=True):
@@ -196,7 +200,7 @@ def explain(result: dict[str, Any]) -> str:
 # -------------------------------------------------------------------------------------------------------------- figures
 
 
-def draw_figures(out: Path, model: ibnn.IBNN, answers: dict[str, Answers], test: Digits) -> None:
+def draw_figures(out: Path, model: IBNN, answers: dict[str, Answers], test: Digits) -> None:
     """Writes reliability.png, digits.png and entropy.png."""
     from matplotlib.figure import Figure
 
@@ -226,7 +230,7 @@ def _draw_reliability(figure: Any, answers: dict[str, Answers], labels: Tensor) 
         handle.set_sizes([40])
 
 
-def _draw_digits(figure: Any, model: ibnn.IBNN, test: Digits, seen: CategoricalPrediction) -> None:
+def _draw_digits(figure: Any, model: IBNN, test: Digits, seen: CategoricalPrediction) -> None:
     """Draws the four most and the four least certain images, each above its draws' probabilities."""
     order = seen.total.argsort()
     picks = torch.cat([order[:4], order[-4:]])
