@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from common import DOCS, FIGURES, Data, Results, Splits, parts, tempered_scores, train_plain
-from ibnn.lab.figures.style import house_style, png
 from sklearn.datasets import load_digits
 from tables import fill_in
 from torch import Tensor, nn
 
 import ibnn
 from ibnn.baselines import Plain
+from ibnn.lab.display import house_style, png
 from ibnn.lab.figures import markdown
 
 EPOCHS, SEEDS, SAMPLES = 300, (0, 1, 2), 5

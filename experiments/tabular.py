@@ -38,8 +38,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tables import fill_in
 
+from ibnn.lab import display as style
 from ibnn.lab import figures
-from ibnn.lab.figures import style
 from ibnn.lab.reproduce import Results as Cells
 from ibnn.sklearn import IBNNClassifier, IBNNRegressor
 
@@ -190,7 +190,7 @@ def figure(cells: dict[str, Any]) -> bytes:
     """How much more NLL every rival has than ibnn, with standard errors of the difference over folds."""
     with style.house_style():
         drawn = style.canvas(3.2)
-        drawn_as = [{"color": style.CYCLE[i + 1], "marker": style.MARKERS[i]} for i in range(len(METHODS) - 1)]
+        drawn_as = [{"color": style.COLOURS[i + 1], "marker": style.MARKERS[i]} for i in range(len(METHODS) - 1)]
         kinds = [[n for n in kind if scores(cells, n, "nll")] for kind in (CLASSES, REALS)]
         every = drawn.subplots(2, 1, sharex=True, height_ratios=[len(names) for names in kinds])
         for axes, names, title in zip(every, kinds, ("classes", "regression"), strict=True):

@@ -166,7 +166,7 @@ def test_plan_options() -> None:
         (["--net", "lenet", "--option", "width"], "key=value"),
         (["--net", "lenet", "--option", "width=-1"], "`width` to be positive"),
         (["--net", "alexnet", "--option", "dropout=-1"], "`dropout` to be at least 0"),
-        (["--net", "lenet", "--include", "layer9"], "Nearest names"),
+        (["--net", "lenet", "--include", "layer9"], "Did you mean"),
     ],
 )
 def test_wrong_plans(words: list[str], message: str) -> None:

@@ -13,7 +13,7 @@ from ibnn.errors import DamagedError
 from ibnn.lab import runs
 from ibnn.lab.jobs import Job, read_run, run
 from ibnn.lab.report.runs import read_runs
-from ibnn.lab.runs import ANSWERS, HISTORY, JOB, MODEL, RESULT, RunFolder
+from ibnn.lab.runs import ANSWERS, CONFIG, HISTORY, JOB, MODEL, RESULT, RunFolder
 
 TINY = Job(
     net="mlp",
@@ -94,7 +94,7 @@ def _without_checksums(folder: Path) -> dict[str, object]:
 
 def test_a_changed_score_is_noticed(folder: Path) -> None:
     content = json.loads((folder / RESULT).read_text())
-    assert set(content["sha256"]) == {JOB, HISTORY, MODEL, ANSWERS, RESULT}
+    assert set(content["sha256"]) == {JOB, HISTORY, MODEL, CONFIG, ANSWERS, RESULT}
     content["scores"]["nll"] += 1e-9
     (folder / RESULT).write_text(json.dumps(content))
     with pytest.raises(DamagedError, match=r"result\.json` to be as the run wrote it, but got a damaged or changed"):
