@@ -20,6 +20,7 @@ RINGS = [
     {"layers", "batches", "shift"},
     {"latent", "prediction"},
     {"likelihood"},
+    {"novelty"},
     {"passes"},
     {"network"},
     {"convert"},

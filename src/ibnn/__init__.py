@@ -16,6 +16,7 @@ from ibnn.layers.registry import register_layer
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood
 from ibnn.mixture import Mixture
 from ibnn.network import IBNN
+from ibnn.novelty import fit_novelty
 from ibnn.objective import ELBO
 from ibnn.prediction import (
     BernoulliPrediction,
@@ -71,5 +72,5 @@ __all__ = [
     "Bernoulli", "Categorical", "Gaussian", "Heads", "Likelihood",  # tasks
     "BernoulliPrediction", "CategoricalPrediction", "GaussianPrediction", "JointPrediction", "Prediction",  # answers
     "draws", "metrics", "predict",
-    "ShiftMonitor",  # watching
+    "ShiftMonitor", "fit_novelty",  # watching
 ]  # fmt: skip

@@ -105,6 +105,8 @@ class IBNN(LatentNetwork):
         given = {name: value for name, value in (("mean", mean), ("std", std)) if value is not None}
         shape = (self.components, self.nodes)
         parts = {name: self.by_layer(torch.as_tensor(value).expand(shape)) for name, value in given.items()}
+        if mean is not None:
+            self.forget()
         for name, layers in parts.items():
             for _, latent, part in layers:
                 latent.set(**{name: part})
@@ -129,6 +131,7 @@ class IBNN(LatentNetwork):
         logits are then those of all draws together.
         """
         if self.training:
+            self.forget()
             rows = batch_length((args, kwargs))
             with self._unchanged_on_error():
                 output = self._run((args, kwargs), self._training_draws(self.posterior(), rows))
@@ -240,6 +243,7 @@ class IBNN(LatentNetwork):
                 other workers or in turn; components and draws are then those of the whole batch. The caller adds the
                 whole batch's rows to `examples` once all parts are done.
         """
+        self.forget()
         y = self.likelihood.pack(y)
         data = self.likelihood.data(y)
         objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
@@ -289,7 +293,7 @@ class IBNN(LatentNetwork):
         return [group for group in groups if group["params"]]
 
     def adapt_recipe(self, recipe: Any) -> Any:
-        """Returns how `fit` trains this method by a recipe: an iBNN follows all of it."""
+        """Returns how `fit` trains this method: by all of a recipe."""
         return recipe
 
     def end_epoch(self, *, collect: bool, last: bool) -> bool:
@@ -340,6 +344,10 @@ class IBNN(LatentNetwork):
         """
         with self._lock, evaluating(self):
             yield from self._each_output(call_arguments(x), self.draw_latents(samples, seed, first=first), batch_size)
+
+    def mean_output(self, x: Inputs) -> Tensor:
+        """Returns the output of one pass in the present mode, with every z at its posterior mean, over components."""
+        return self._read(self._run(call_arguments(x), self.posterior().mean.mean(0)))
 
     def component(self, k: int) -> nn.Module:
         """The plain network at the mean of component k, W = U diag(μₖ), in eval mode: no trace of ibnn is left."""

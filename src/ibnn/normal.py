@@ -40,6 +40,7 @@ class Space(IntEnum):
     ROTATION = 8  # corruptions: direction of the rotation, by image
     SALT = 9  # corruptions: salt and pepper, by image and pixel
     MIX = 10  # corruptions: noise mixed into inputs, by row
+    PROJECTION = 11  # novelty: projections of wide layers, by layer and node
     SEARCH = 101  # calibration: latents of the search, by draw and row
 
 

@@ -17,13 +17,14 @@ from ibnn.layers.attention import no_fast_path
 from ibnn.layers.observe import batch_axes, bypassed, returned
 from ibnn.layers.registry import foldable
 from ibnn.likelihood import Categorical, Likelihood
+from ibnn.novelty.observer import Observer
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
 CACHED = 2**24  # entries of the rows of one pass that caches hold; more of them would go through memory
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
 
 
-class LatentNetwork(nn.Module):
+class LatentNetwork(Observer):
     """A network whose layers carry latents, and the likelihood that reads its output."""
 
     def __init__(self, net: nn.Module, likelihood: Likelihood, logits: Pick | None = None) -> None:

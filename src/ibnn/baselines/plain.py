@@ -16,6 +16,7 @@ from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.likelihood.temperature import best_temperature
 from ibnn.normal import check_seed, numbered_seed
+from ibnn.novelty.observer import Observer
 from ibnn.prediction import Prediction, draws, predict
 from ibnn.training.trainable import Trainable
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ibnn.training.recipe import Recipe
 
 
-class Plain(nn.Module):
+class Plain(Observer):
     """One deterministic network; with weight decay it is the MAP estimate.
 
     Attributes:
@@ -63,6 +64,7 @@ class Plain(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Train mode: the network's output, with the method's noise. Eval mode: the output of one fixed draw."""
         if self.training:
+            self.forget()
             return self._noisy(args, kwargs)
         return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
 
@@ -79,6 +81,7 @@ class Plain(nn.Module):
         part: tuple[int, int] | None = None,
     ) -> objective.ELBO:
         """Returns the loss on a batch and its terms; arguments as of `IBNN.elbo`, those of latents without effect."""
+        self.forget()
         objective.check_weights(n_data=n_data, data=self.likelihood.data(y), samples=samples, beta=beta, gamma=0.0)
         nll, kl = self._nll(x, y, samples), self.kl()
         if part is None:
@@ -125,6 +128,11 @@ class Plain(nn.Module):
         """Yields what `draw_logits` returns, draw by draw, (1, B, …)."""
         with evaluating(self):
             yield from (output[None] for output in self._draws(*call_arguments(x), range(first, first + samples), seed))
+
+    def mean_output(self, x: Inputs) -> Tensor:
+        """Returns the output of the network in the present mode, without noise."""
+        args, kwargs = call_arguments(x)
+        return logits_of(self.net(*args, **kwargs))
 
     def predict(self, x: Inputs | None = None, **options: Any) -> Prediction:
         """Predicts with uncertainty; see `ibnn.predict`."""
@@ -181,6 +189,11 @@ class Ensemble(Plain):
             raise ValueError(complaint("nets", "two or more separate networks", got, "Make each anew."))
         super().__init__(nn.ModuleList(nets), likelihood)
         self.components = len(nets)
+
+    def mean_output(self, x: Inputs) -> Tensor:
+        """Returns the mean of the members' outputs."""
+        args, kwargs = call_arguments(x)
+        return torch.stack(list(self._draws(args, kwargs, range(1), 0))).mean(0)
 
     def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))

@@ -25,6 +25,7 @@ from ibnn.likelihood import Heads, Weighted
 from ibnn.likelihood.temperature import helpful_temperature
 from ibnn.network import IBNN
 from ibnn.normal import check_seed, generators_restored
+from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
 
@@ -76,7 +77,9 @@ def calibrate(
     bar = Bar("calibrate", shown=progress)
     with model._lock, _restored_on_error(model), evaluating(model), bar, torch.no_grad():
         options: Any = {"samples": samples, "seed": seed, "batch_size": batch_size}
-        return _Search(Outputs(model, x, tick=bar.advance, **options), y, temper=temperature).run(profile=profile)
+        found = _Search(Outputs(model, x, tick=bar.advance, **options), y, temper=temperature).run(profile=profile)
+    fit_novelty_if_possible(model, (x, y), seed=seed, batch_size=batch_size)
+    return found
 
 
 class _Settled(NamedTuple):

@@ -26,6 +26,7 @@ from ibnn.likelihood import LIKELIHOODS, Bernoulli, Categorical, Gaussian, Heads
 from ibnn.nets.dense import Affine
 from ibnn.network import IBNN, NUMBERS
 from ibnn.normal import generators_restored
+from ibnn.novelty.observer import Observer
 
 Folder = str | os.PathLike[str]
 M = TypeVar("M", bound=nn.Module)
@@ -248,6 +249,8 @@ def _convert(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) -> 
 
 def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False) -> M:
     """Returns a model with the saved tensors, in their saved dtype."""
+    if isinstance(model, Observer):
+        model.expect_reference(tensors)
     state = _saved_state(model, latents_only)
     tensors = {"likelihood.temperature": torch.ones(())} | tensors  # older saves do not have it
     _check_tensors(state, tensors)

@@ -184,7 +184,7 @@ def batch_axes(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> I
             held = [latent.z for latent in latents.values()]
             for latent in latents.values():
                 latent.z = None
-            axes.update(_grown(net, layers, own, call))
+            axes.update(grown_axes(net, layers, own, call))
             for latent, z, axis in zip(latents.values(), held, axes.values(), strict=True):
                 latent.z, latent.batch_axis = z, axis
         latents[name].batch_axis = axes[name]
@@ -193,8 +193,15 @@ def batch_axes(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> I
         yield
 
 
-def _grown(net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str, int], call: Call) -> dict[str, int]:
-    """Returns the axis of each layer's input that grows with the batch; {} if the network takes no other length."""
+def grown_axes(net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str, int], call: Call) -> dict[str, int]:
+    """Returns the axis of each layer's input that grows with the batch; {} if the network takes no other length.
+
+    Args:
+        net: The network, which is run twice, on batches of two lengths.
+        layers: The layers, by name.
+        own: Batch axes that layers determine themselves, by name.
+        call: What one call of the network takes.
+    """
     rows = batch_length(call)
     longer = tree_map(lambda t: torch.cat([t, t[:1]]) if t.dim() and len(t) == rows else t, call)
     seen: list[dict[str, list[torch.Size]]] = []

@@ -117,6 +117,30 @@ class Likelihood(nn.Module, ABC):
     def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
         """Returns how good a prediction of this likelihood is; "nll" is always there, in nats per datum."""
 
+    def classes(self, target: Tensor) -> Tensor | None:
+        """Returns the class of each row, (B,), of targets that have one; else None."""
+        return None
+
+    def surprise(self, output: Tensor) -> Tensor | None:
+        """Returns how unsure an output (B, …) is of its target, (B,), at temperature 1; None if it does not say."""
+        return None
+
+    def base_rates(self, target: Tensor) -> Tensor:
+        """Returns what is known of a target without its input, flat; empty if the likelihood has no words for it."""
+        return torch.zeros(0)
+
+    def fall_back(self, prediction: Any, weight: Tensor, base: Tensor) -> Any:
+        """Returns weight · prediction + (1 − weight) · base rates, with weights (B,).
+
+        What the base rates add to the uncertainty is epistemic: more data there would take it away. So aleatoric and
+        within keep the prediction's share, and between is all the rest of the total.
+        """
+        return prediction
+
+    def nonconformity(self, prediction: Any, target: Tensor) -> Tensor | None:
+        """Returns how far targets are from predictions, (B,) or (B, outputs), for conformal answers, or None."""
+        return None
+
     @property
     def by_row(self) -> bool:
         """Whether `losses` are known of single rows: those of the library's own classes, but not of their subclasses.

@@ -1,6 +1,7 @@
 """CLASSES: one of several by softmax, or independent yes/no targets by sigmoid."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from ibnn import metrics
 from ibnn.errors import complaint
-from ibnn.likelihood.base import Temperature, check_shape, log_mean
-from ibnn.likelihood.running import Discrete, Split
-from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, Prediction
+from ibnn.likelihood.base import Temperature, check_shape, full, log_mean
+from ibnn.likelihood.running import Discrete, Split, entropy
+from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, Prediction, mass_above
 
 
 class Categorical(Discrete):
@@ -174,6 +175,56 @@ class Categorical(Discrete):
             "ece": metrics.ece(probs, labels),
         }
 
+    def classes(self, target: Tensor) -> Tensor | None:
+        """Returns the labels, if every row has one of its own."""
+        return target if target.dim() == 1 and bool((target != self.ignore_index).all()) else None
+
+    def surprise(self, output: Tensor) -> Tensor:
+        """Returns how low the largest class score is, the mean over an input's data."""
+        return -full(output).amax(self.class_dim(output)).reshape(len(output), -1).mean(1)
+
+    def nonconformity(self, prediction: CategoricalPrediction, target: Tensor) -> Tensor | None:
+        """Returns the probability of all classes at least as probable as the true one, where a row has one."""
+        if self.classes(target) is None:
+            return None
+        return mass_above(prediction.probs).gather(1, target.long()[:, None])[:, 0]
+
+    def base_rates(self, target: Tensor) -> Tensor:
+        """Returns how frequent each class is, with one target more of each."""
+        counts = torch.bincount(target[target != self.ignore_index].flatten().long()).double() + 1
+        return counts / counts.sum()
+
+    def fall_back(self, prediction: CategoricalPrediction, weight: Tensor, base: Tensor) -> CategoricalPrediction:
+        """Returns a mixture with the class frequencies; see `Likelihood.fall_back`."""
+        axis, classes = prediction.axis, prediction.probs.shape[prediction.axis]
+        rates = torch.cat([base, base.min().expand(classes - len(base))])  # classes that never came
+        shape = [1] * prediction.probs.dim()
+        shape[axis] = classes
+        logs = mixed(prediction.log_probs, weight, (rates / rates.sum()).log().reshape(shape))
+        total = entropy(logs.exp().movedim(axis, -1))
+        parts: Any = shares(prediction, weight, total)
+        return replace(prediction, probs=logs.exp(), log_probs=logs, **parts)
+
+
+def mixed(logs: Tensor, weight: Tensor, base: Tensor) -> Tensor:
+    """Returns log(w · exp(logs) + (1 − w) · exp(base)) for weights (B,); logs themselves where w is 1."""
+    w = weight.to(logs).reshape(-1, *[1] * (logs.dim() - 1))
+    return torch.logaddexp(logs + w.log(), base.to(logs) + (-w).log1p())
+
+
+def shares(prediction: CategoricalPrediction, weight: Tensor, total: Tensor) -> dict[str, Tensor]:
+    """Returns the parts of the uncertainty after a fallback that has made it `total`."""
+    w = weight.to(total).reshape(-1, *[1] * (total.dim() - 1))
+    aleatoric, within = w * prediction.aleatoric, w * prediction.within
+    between = torch.where(w < 1, (total - aleatoric - within).clamp_min(0), prediction.between)
+    error = prediction.standard_error
+    return {
+        "aleatoric": aleatoric,
+        "between": between,
+        "within": within,
+        "standard_error": error * weight.to(error).reshape(-1, *[1] * (error.dim() - 1)),
+    }
+
 
 def _without(output: Tensor, axis: int) -> tuple[int, ...]:
     """Returns the shape of an output beyond the batch and without the axis of the classes."""
@@ -223,6 +274,24 @@ class Bernoulli(Discrete):
         check_shape(prediction.probs, target)
         error = (prediction.labels != (target > 0.5)).double().mean().item()
         return {"nll": _losses(prediction, target).mean().item(), "error": error}
+
+    def surprise(self, output: Tensor) -> Tensor:
+        """Returns how near the scores are to 0, which is undecided, the mean over an input's labels."""
+        return -full(output).abs().reshape(len(output), -1).mean(1)
+
+    def base_rates(self, target: Tensor) -> Tensor:
+        """Returns how frequent each label is (all labels where there are more than one axis of them), smoothed."""
+        yes = target.double().reshape(len(target), -1) if target.dim() <= 2 else target.double().reshape(-1, 1)
+        return (yes.sum(0) + 1) / (len(yes) + 2)
+
+    def fall_back(self, prediction: BernoulliPrediction, weight: Tensor, base: Tensor) -> BernoulliPrediction:
+        """Returns a mixture with the labels' frequencies; see `Likelihood.fall_back`."""
+        rates = base.expand(prediction.probs.shape[-1]) if prediction.probs.dim() > 1 else base
+        yes = mixed(prediction.log_probs, weight, rates.log())
+        no = mixed(prediction.log_complements, weight, (-rates).log1p())
+        total = entropy(torch.stack([yes, no], -1).exp())
+        parts: Any = shares(prediction, weight, total)
+        return replace(prediction, probs=yes.exp(), log_probs=yes, log_complements=no, **parts)
 
 
 def _losses(prediction: Prediction, target: Tensor) -> Tensor:

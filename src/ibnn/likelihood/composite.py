@@ -174,6 +174,20 @@ class Heads(Likelihood):
             scores |= {f"{name}.{score}": value for score, value in own.items()}
         return {"nll": nll / max(self.data(self.pack(target)), 1)} | scores
 
+    def base_rates(self, target: Tensor) -> Tensor:
+        """Returns the heads' base rates, each after its length."""
+        targets = self.split(target)
+        own = [head.base_rates(targets[name]).double() for name, head in self._each()]
+        return torch.cat([torch.cat([rates.new_tensor([len(rates)]), rates]) for rates in own])
+
+    def fall_back(self, prediction: JointPrediction, weight: Tensor, base: Tensor) -> JointPrediction:
+        """Lets every head fall back to its own base rates."""
+        heads, rest = dict(prediction.heads), base
+        for name, head in self._each():
+            own, rest = rest[1 : 1 + int(rest[0])], rest[1 + int(rest[0]) :]
+            heads[name] = head.fall_back(heads[name], weight, own) if len(own) else heads[name]
+        return JointPrediction(heads)
+
 
 @contextmanager
 def _of_head(name: str) -> Iterator[None]:
@@ -273,3 +287,23 @@ class Weighted(Likelihood):
             mass = float(value) * self.inner.data(rest[rows])
             total += mass * self.inner.score(prediction.rows(rows), rest[rows])["nll"]
         return {"nll": total / float(self.mass(target))}
+
+    def classes(self, target: Tensor) -> Tensor | None:
+        """Returns those of the likelihood inside."""
+        return self.inner.classes(self.part(target)[1])
+
+    def surprise(self, output: Tensor) -> Tensor | None:
+        """Returns that of the likelihood inside."""
+        return self.inner.surprise(output)
+
+    def base_rates(self, target: Tensor) -> Tensor:
+        """Returns those of the likelihood inside; weights do not count."""
+        return self.inner.base_rates(self.part(target)[1])
+
+    def fall_back(self, prediction: Any, weight: Tensor, base: Tensor) -> Any:
+        """Does what the likelihood inside does."""
+        return self.inner.fall_back(prediction, weight, base)
+
+    def nonconformity(self, prediction: Any, target: Tensor) -> Tensor | None:
+        """Returns that of the likelihood inside."""
+        return self.inner.nonconformity(prediction, self.part(target)[1])

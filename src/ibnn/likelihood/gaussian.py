@@ -105,6 +105,43 @@ class Gaussian(Likelihood):
         nll = -prediction.log_prob(target).mean()  # refuses a target of another shape
         return {"nll": nll.item(), "rmse": (prediction.mean - target).square().mean().sqrt().item()}
 
+    def surprise(self, output: Tensor) -> Tensor | None:
+        """Returns the mean log standard deviation that the network predicts; None where it is the same for all."""
+        if self.log_std is not None:
+            return None
+        return self.split(output, 1.0)[1].log().reshape(len(output), -1).mean(1)
+
+    def nonconformity(self, prediction: GaussianPrediction, target: Tensor) -> Tensor | None:
+        """Returns distances from the mean in standard deviations, of every output; None if outputs have more axes."""
+        return (target - prediction.mean).abs() / prediction.std if target.dim() <= 2 else None
+
+    def base_rates(self, target: Tensor) -> Tensor:
+        """Returns mean and standard deviation of each output's targets; of all where they have more than one axis."""
+        rows = target.double().reshape(len(target), -1) if target.dim() <= 2 else target.double().reshape(-1, 1)
+        return torch.cat([rows.mean(0), rows.std(0, correction=0).clamp_min(1e-6)])
+
+    def fall_back(self, prediction: GaussianPrediction, weight: Tensor, base: Tensor) -> GaussianPrediction:
+        """Returns a mixture with the targets' own Gaussian as one more draw; see `Likelihood.fall_back`."""
+        if bool((weight == 1).all()):
+            return prediction
+        mean, std = (part.to(prediction.mean).expand_as(prediction.mean) for part in base.chunk(2))
+        w = weight.to(mean).reshape(-1, *[1] * (mean.dim() - 1)).expand_as(mean)
+        weights = torch.cat([(w / len(prediction.draw_means)).expand_as(prediction.draw_means), (1 - w)[None]])
+        centre = w * prediction.mean + (1 - w) * mean
+        spread = w * (prediction.variance + prediction.mean.square()) + (1 - w) * (std.square() + mean.square())
+        total = (spread - centre.square()).maximum(w * prediction.variance)
+        aleatoric, within = w * prediction.aleatoric, w * prediction.within
+        return GaussianPrediction(
+            mean=centre,
+            aleatoric=aleatoric,
+            between=torch.where(w < 1, total - aleatoric - within, prediction.between),
+            within=within,
+            standard_error=w * prediction.standard_error,
+            draw_means=torch.cat([prediction.draw_means, mean[None]]),
+            draw_stds=torch.cat([prediction.draw_stds, std[None]]),
+            draw_weights=weights,
+        )
+
 
 def _standard_error(values: Tensor) -> Tensor:
     """Of the mean over draws (K, S, B, …) stratified by component.

@@ -97,7 +97,7 @@ class RunningProbabilities:
         probs, logs = log_probs.exp(), log_probs.flatten(0, 1).logsumexp(0)
         self.logs = torch.logaddexp(self.logs, logs) if self.begun else logs
         self.begun = True
-        self.entropy = self.entropy + _entropy(probs).sum((0, 1))
+        self.entropy = self.entropy + entropy(probs).sum((0, 1))
         if draws.shape[1] == self.samples:
             self._close(probs.mean(1), probs.var(1).sum(0) if self.samples > 1 else None)
             return
@@ -109,7 +109,7 @@ class RunningProbabilities:
     def _close(self, means: Tensor, variance: Tensor | None) -> None:
         """Takes the means of whole components, (k, B, …, C), and the sum of the variances within them."""
         self.means = self.means + means.sum(0)
-        self.component_entropy = self.component_entropy + _entropy(means).sum(0)
+        self.component_entropy = self.component_entropy + entropy(means).sum(0)
         if variance is None:
             self.across = self.across.joined(means)
         else:
@@ -121,7 +121,7 @@ class RunningProbabilities:
             self._flush()
         count = self.components * self.samples
         logs = (self.logs - math.log(count)).clamp_max(0)  # rounding may end above
-        total, component = _entropy(self.means / self.components), self.component_entropy / self.components
+        total, component = entropy(self.means / self.components), self.component_entropy / self.components
         aleatoric = self.entropy / count
         # By concavity the differences are ≥ 0; the clamp only removes rounding.
         split = Split(aleatoric, (total - component).clamp_min(0), (component - aleatoric).clamp_min(0))
@@ -154,7 +154,7 @@ class _Moments(NamedTuple):
         return _Moments(number, self.mean + apart * (more / number), squares)
 
 
-def _entropy(probs: Tensor) -> Tensor:
+def entropy(probs: Tensor) -> Tensor:
     """Returns the entropy over the last axis."""
     terms: Tensor = torch.special.entr(probs)
     return terms.sum(-1)

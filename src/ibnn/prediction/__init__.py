@@ -9,7 +9,8 @@ from ibnn.prediction.answers import (
     Prediction,
     Running,
 )
-from ibnn.prediction.method import TOLERANCE, Method, Summary, draws, predict
+from ibnn.prediction.conformal import Conformal, mass_above
+from ibnn.prediction.method import TOLERANCE, Method, Summary, draws, fallback_weight, predict
 from ibnn.prediction.pieces import refuse_nan
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "BernoulliPrediction",
     "CategoricalPrediction",
     "Collected",
+    "Conformal",
     "GaussianPrediction",
     "JointPrediction",
     "Method",
@@ -24,6 +26,8 @@ __all__ = [
     "Running",
     "Summary",
     "draws",
+    "fallback_weight",
+    "mass_above",
     "predict",
     "refuse_nan",
 ]

@@ -13,15 +13,34 @@ import torch
 from torch import Tensor
 
 from ibnn.errors import complaint
+from ibnn.prediction.conformal import Conformal, mass_above, none_known
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Answers for a batch of inputs; the first axis of every field is the batch, unless its metadata says otherwise."""
+    """Answers for a batch of inputs; the first axis of every field is the batch, unless its metadata says otherwise.
+
+    Attributes:
+        novelty: p-value of the hypothesis that an input is like those known, (B,); None if the model has seen no
+            reference data. See `ibnn.fit_novelty`.
+        conformal: Scores of held-out examples that sets and intervals with guaranteed coverage are made of; or None.
+    """
+
+    novelty: Tensor | None = field(default=None, kw_only=True)
+    conformal: Conformal | None = field(default=None, kw_only=True, repr=False)
+
+    def novel(self, level: float = 0.01) -> Tensor:
+        """Whether each input is novel, (B,): of inputs like those known at most this share is called so."""
+        if not 0 < level < 1:
+            raise ValueError(complaint("level", "between 0 and 1", level, "Pass 0.01."))
+        if self.novelty is None:
+            remedy = "Call ibnn.fit_novelty(model, train, valid) before you predict; ibnn.fit does so at its end."
+            raise RuntimeError(complaint("novelty", "of a model that has seen reference data", "none", remedy))
+        return self.novelty <= level
 
     def __len__(self) -> int:
         """How many inputs were answered."""
-        first = fields(self)[0]
+        first = next(f for f in fields(self) if not f.kw_only)
         return int(getattr(self, first.name).shape[first.metadata.get("batch", 0)])
 
     def to(self, device: torch.device | str) -> Self:
@@ -35,7 +54,8 @@ class Prediction:
     def _map(self, function: Callable[[str, Tensor, int], Tensor]) -> Self:
         """Applies a function of name, value and batch axis to every field that is a tensor."""
         found = ((f.name, getattr(self, f.name), f.metadata.get("batch", 0)) for f in fields(self))
-        return replace(self, **{name: function(name, v, axis) for name, v, axis in found if isinstance(v, Tensor)})
+        mapped: Any = {name: function(name, v, axis) for name, v, axis in found if isinstance(v, Tensor)}
+        return replace(self, **mapped)
 
     @classmethod
     def cat(cls, parts: list[Self]) -> Self:
@@ -84,6 +104,24 @@ class CategoricalPrediction(Prediction):
     def labels(self) -> Tensor:
         """The most probable class, (B, …)."""
         return self.probs.argmax(self.axis)
+
+    def set(self, level: float = 0.9, *, by_class: bool = False) -> Tensor:
+        """Returns which classes are in a set that holds the true one with probability `level`, (B, C).
+
+        The guarantee is exact for finite samples if inputs are exchangeable with the held-out ones and predicted like
+        them (5 draws, the model's own fallback). The most probable class is always in the set, and the less sure the
+        answer, the larger it is (adaptive prediction sets; Romano et al., 2020).
+
+        Args:
+            level: Probability of covering the true class.
+            by_class: Whether that holds within every class, and not only on average over all (Mondrian).
+        """
+        if self.conformal is None or self.probs.dim() != 2 or not len(self.conformal.classes):
+            raise RuntimeError(none_known("set"))
+        labels = range(self.probs.shape[1])
+        limits = [self.conformal.limit(level, label if by_class else None) for label in (labels if by_class else [0])]
+        inside = mass_above(self.probs) <= torch.stack(limits).to(self.probs)
+        return inside.scatter(1, self.labels[:, None], True)
 
     @property
     def answer_error(self) -> Tensor:
@@ -140,6 +178,7 @@ class GaussianPrediction(Prediction):
         standard_error: Monte Carlo standard error of `mean`; see `CategoricalPrediction`.
         draw_means: Mean of each draw, (K·S, B, …).
         draw_stds: Noise of each draw, (K·S, B, …).
+        draw_weights: Weight of each draw, (K·S, B, …), where they are not equal: the last one is then the base rate.
     """
 
     mean: Tensor
@@ -149,6 +188,7 @@ class GaussianPrediction(Prediction):
     standard_error: Tensor
     draw_means: Tensor = field(metadata={"batch": 1}, repr=False)
     draw_stds: Tensor = field(metadata={"batch": 1}, repr=False)
+    draw_weights: Tensor | None = field(default=None, metadata={"batch": 1}, repr=False, kw_only=True)
 
     @property
     def epistemic(self) -> Tensor:
@@ -177,6 +217,8 @@ class GaussianPrediction(Prediction):
             remedy = f"Pass target.reshape({tuple(self.mean.shape)})."
             raise ValueError(complaint("target", f"of shape {tuple(self.mean.shape)}", got, remedy))
         log_normal = torch.distributions.Normal(self.draw_means, self.draw_stds).log_prob(target)
+        if self.draw_weights is not None:
+            return torch.logsumexp(log_normal + self.draw_weights.log(), 0)
         return torch.logsumexp(log_normal, 0) - math.log(len(log_normal))
 
     def quantile(self, level: float) -> Tensor:
@@ -188,14 +230,27 @@ class GaussianPrediction(Prediction):
         low, high = (means - reach).amin(0), (means + reach).amax(0)  # every draw's own quantile lies between
         for _ in range(60):
             middle = (low + high) / 2
-            below: Tensor = torch.special.ndtr((middle - means) / stds).mean(0) < level
+            below: Tensor = self._mean(torch.special.ndtr((middle - means) / stds)) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return (low + high) / 2
 
-    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central interval that holds the target with probability `level`, exact for the mixture."""
+    def _mean(self, values: Tensor) -> Tensor:
+        """Returns the mean over draws."""
+        return values.mean(0) if self.draw_weights is None else (values * self.draw_weights).sum(0)
+
+    def interval(self, level: float = 0.9, *, conformal: bool = False) -> tuple[Tensor, Tensor]:
+        """The central interval that holds the target with probability `level`, exact for the mixture.
+
+        With `conformal` it is the mean and so many standard deviations as covered that share of held-out targets: right
+        even if the mixture is not, for inputs exchangeable with the held-out ones.
+        """
         if not 0 < level < 1:
             raise ValueError(complaint("level", "between 0 and 1", level, "Pass 0.9 for a 90 % interval."))
+        if conformal:
+            if self.conformal is None:
+                raise RuntimeError(none_known("conformal"))
+            reach = self.conformal.limit(level).to(self.std) * self.std
+            return self.mean - reach, self.mean + reach
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 
@@ -218,13 +273,16 @@ class JointPrediction(Prediction):
         return len(next(iter(self.heads.values())))
 
     def _map(self, function: Callable[[str, Tensor, int], Tensor]) -> Self:
-        return type(self)({name: head._map(function) for name, head in self.heads.items()})
+        heads = {name: head._map(function) for name, head in self.heads.items()}
+        novelty = self.novelty if self.novelty is None else function("novelty", self.novelty, 0)
+        return type(self)(heads, novelty=novelty, conformal=self.conformal)
 
     @classmethod
     def cat(cls, parts: list[Self]) -> Self:
         """Joins the answers for consecutive batches."""
-        first = parts[0].heads
-        return cls({name: type(head).cat([part[name] for part in parts]) for name, head in first.items()})
+        heads = {name: type(head).cat([part[name] for part in parts]) for name, head in parts[0].heads.items()}
+        novelties = [part.novelty for part in parts if part.novelty is not None]
+        return cls(heads, novelty=torch.cat(novelties) if novelties else None)
 
 
 class Running(Protocol):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,23 +87,23 @@ def predict(
         **named: `max_memory`, bytes that activations and draws may take beside weights and inputs (rows at once are
             chosen by what one and two rows take). `correct_bias=True` removes the bias of order 1/S from aleatoric,
             between and within, by the jackknife over the S draws: few draws show too little disagreement within
-            components and too much between them; parts near 0 may come out below it. All others are the network's
-            inputs by keyword, in place of `inputs`: `predict(model, input_ids=…, attention_mask=…)`.
+            components and too much between them; parts near 0 may come out below it. `novelty=False` leaves p-values
+            of novelty out; `fallback` is the p-value below which answers fall back to the base rates (default: the
+            model's own; 0: never). All others are inputs by keyword: `predict(model, input_ids=…, attention_mask=…)`.
 
     Returns:
         The prediction, on the inputs' device; on the CPU for a loader.
     """
     max_memory, correct_bias = named.pop("max_memory", None), named.pop("correct_bias", False)
+    novelty, fallback = named.pop("novelty", True), named.pop("fallback", None)
     if samples == "auto":
         samples, tolerance = 5, TOLERANCE if tolerance is None else tolerance
     _check_counts(samples=samples, batch_size=batch_size, max_memory=max_memory)
     drawing = _Drawing(method, samples, seed, tolerance, correct_bias)
-    if (inputs is None) != bool(named):
-        got = f"inputs and also {sorted(named)}" if named else "none"
-        remedy = "Pass x, or all inputs by keyword; if one is meant as an option, check its spelling."
-        raise TypeError(complaint("inputs", "given in one way, as an argument or by keyword", got, remedy))
+    observing = _Observing(method, drawing, novelty, fallback)
+    _check_given_once(inputs, named)
     options: Any = {"batch_size": batch_size, "max_memory": max_memory, "progress": progress}
-    parts = by_pieces(method, named or inputs, drawing.answer, **options)
+    parts = by_pieces(method, named or inputs, observing.answer, **options)
     return type(parts[0]).cat(parts)
 
 
@@ -131,6 +131,13 @@ def draws(
     drawing = _Drawing(method, samples, seed)
     parts = by_pieces(method, inputs, drawing.draws, batch_size=batch_size, max_memory=max_memory, progress=progress)
     return torch.cat(parts, 2)
+
+
+def _check_given_once(inputs: Inputs | None, named: dict[str, Any]) -> None:
+    if (inputs is None) != bool(named):
+        got = f"inputs and also {sorted(named)}" if named else "none"
+        remedy = "Pass x, or all inputs by keyword; if one is meant as an option, check its spelling."
+        raise TypeError(complaint("inputs", "given in one way, as an argument or by keyword", got, remedy))
 
 
 def _check_counts(**counts: int | None) -> None:
@@ -240,6 +247,48 @@ class _Drawing:
         order = torch.cat([numbers for numbers, _ in found]).argsort()
         answers = [answer for _, answer in found]
         return type(answers[0]).cat(answers).rows(order)
+
+
+@dataclass(frozen=True)
+class _Observing:
+    """Adds to answers how novel their inputs are, and lets those for novel inputs fall back to the base rates."""
+
+    method: Method
+    drawing: _Drawing
+    novelty: bool
+    fallback: float | None
+
+    def __post_init__(self) -> None:
+        fallback, reference = self.fallback, getattr(self.method, "reference", None)
+        if fallback is None:
+            return
+        if isinstance(fallback, bool) or not isinstance(fallback, float | int) or not 0 <= fallback < 1:
+            remedy = "Pass 0.01, 0 for never, or leave it out."
+            raise ValueError(complaint("fallback", "in [0, 1)", repr(fallback), remedy))
+        if fallback and (reference is None or not len(reference.base) or not self.novelty):
+            remedy = "Call ibnn.fit_novelty(model, train, valid) with labels before you predict."
+            raise ValueError(complaint("fallback", "0 for a model that knows no base rates", fallback, remedy))
+
+    def answer(self, piece: Inputs, row: int, size: int) -> Prediction:
+        """Returns the prediction for a piece whose first row has this number, at most so many rows at once."""
+        answer, method = self.drawing.answer(piece, row, size), cast(Any, self.method)
+        reference = getattr(method, "reference", None)
+        if reference is None or not self.novelty:
+            return answer
+        found = method.novelty(piece)
+        fallback = float(reference.fallback) if self.fallback is None else self.fallback
+        if fallback:
+            answer = method.likelihood.fall_back(answer, fallback_weight(found.log_tail, fallback), reference.base)
+        return replace(answer, novelty=found.p_value, conformal=reference.conformal)
+
+
+def fallback_weight(log_p: Tensor, fallback: float) -> Tensor:
+    """Returns the weight of an answer against the base rates: 1 from the p-value `fallback` on, in proportion below it.
+
+    >>> fallback_weight(torch.tensor([0.001, 0.005, 0.5]).log(), 0.01)
+    tensor([0.1000, 0.5000, 1.0000])
+    """
+    return (log_p - math.log(fallback)).clamp_max(0).exp()
 
 
 def _refuse_not_finite(method: Method, found: Tensor | Prediction, numbers: Tensor) -> None:

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibnn.batches import Share
 from ibnn.normal import Stream, generators_restored, seed_generators
+from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.objective import ELBO, penalty
 from ibnn.training.divergence import Guard
 from ibnn.training.engine import Engine, make_optimisers, rates_at, set_rates
@@ -44,7 +45,8 @@ def fit(
     """Trains a converted network with Algorithm 1, or a baseline with its own objective.
 
     Held-out labels steer the noise unless the recipe has a fixed `beta`: those of `valid`, or of a tenth of the
-    training data, which is then not trained on. If training fails, train and eval modes are restored.
+    training data, which is then not trained on. At the end `ibnn.fit_novelty` lets the model tell inputs unlike these.
+    If training fails, train and eval modes are restored.
 
     Args:
         model: Made by `ibnn.convert`, or a method of `ibnn.baselines`; trained in place.
@@ -55,13 +57,14 @@ def fit(
         resume: "auto" resumes if there is a checkpoint, "never" starts anew, "must" requires a checkpoint.
         quiet: Shows nothing.
         **options: `callbacks`, functions called as `callback(row, model)` after every row of the history; `n_data`, the
-            number of training targets if it cannot be counted; else fields of the recipe, such as `epochs=10`.
+            number of training targets if it cannot be counted; `novelty=False`, to do without `fit_novelty` at the end;
+            else fields of the recipe, such as `epochs=10`.
 
     Returns:
         The history. The model is left in eval mode: the best one with `patience`, the average with `ema` or `swa`.
     """
     model = as_trainable(model)
-    callbacks, n_data = options.pop("callbacks", ()), options.pop("n_data", None)
+    callbacks, n_data, novelty = options.pop("callbacks", ()), options.pop("n_data", None), options.pop("novelty", True)
     given = Recipe.named(recipe) if isinstance(recipe, str) else Recipe() if recipe is None else recipe
     folder = Path(run_dir) if run_dir else None
     check_options(given, folder, resume, callbacks, n_data)
@@ -79,6 +82,8 @@ def fit(
             whole, folder = data._replace(train=data.whole, held_out=None), folder and folder / "refit"
             again = _Run(model, whole, recipe, folder, n_data, quiet, replay=run.state.steering.found)
             history = replace(again.run("auto" if resume == "must" else resume, callbacks), first=history)
+        elif novelty and data.held_out is not None:
+            fit_novelty_if_possible(model, data.train, data.held_out, seed=recipe.seed)
     return history
 
 

@@ -1,0 +1,92 @@
+"""NODES: what every layer of a network sees of an input, as one vector.
+
+A layer's input is summed up by the mean and the standard deviation of every node over its places (the pixels of a
+convolution, the steps of a sequence without padding); a layer with one place has its nodes themselves.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+from ibnn.inputs import Call, batch_length
+from ibnn.layers.registry import layer_type
+
+_KEPT = ("attention_mask",)  # inputs that are 1 where a sequence is, and those that are 1 where it is padded
+_PADDED = ("src_key_padding_mask", "key_padding_mask", "padding_mask")
+
+
+def observable(net: nn.Module) -> dict[str, nn.Module]:
+    """Returns the layers of a network whose inputs can be summed up, by name: those that `ibnn.convert` converts."""
+    return {name: m for name, m in net.named_modules() if (kind := layer_type(m)) is not None and not kind.optional}
+
+
+def padding(net: nn.Module, call: Call) -> Tensor | None:
+    """Returns the mask (B, T) of a batch of sequences, true where a sequence is; None without one."""
+    args, kwargs = call
+    try:
+        given: Mapping[str, Any] = inspect.signature(net.forward).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        given = {}
+    given = {**given, **kwargs}
+    for name in (*_KEPT, *_PADDED):
+        mask = given.get(name)
+        if isinstance(mask, Tensor) and mask.dim() == 2 and len(mask) == batch_length(call):
+            return mask.bool() if name in _KEPT else ~mask.bool()
+    return None
+
+
+@contextmanager
+def watched(layers: Mapping[str, nn.Module], axes: Mapping[str, int], rows: int, mask: Tensor | None) -> Iterator[Any]:
+    """Collects, within a block with one forward pass, the summaries (B, D) of the layers' inputs, by name."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+    found: dict[str, Tensor] = {}
+
+    def note(name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor | PackedSequence)), None)
+        if x is not None:
+            seen[name].append(_summary(layer, x, axes[name], rows, mask))
+
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hook = partial(note, name)
+            hooks.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
+        yield found
+    for name, calls in seen.items():
+        if calls:  # the mean over the calls of a layer that is called several times
+            found[name] = calls[0] if len(calls) == 1 else torch.stack(calls).mean(0)
+
+
+def _summary(layer: nn.Module, x: Tensor | PackedSequence, axis: int, rows: int, mask: Tensor | None) -> Tensor:
+    """Returns mean and standard deviation over the places of a layer's input, (B, 2·D), or the input (B, D) itself."""
+    if isinstance(x, PackedSequence):
+        x, lengths = pad_packed_sequence(x, batch_first=True)
+        axis, mask = 0, torch.arange(x.shape[1]) < lengths[:, None]
+    kind = layer_type(layer)
+    assert kind is not None
+    x = x.detach()
+    x = x.float() if x.dtype != torch.float64 else x
+    batch, node = axis % x.dim(), kind.axis % x.dim()
+    places = [number for number in range(x.dim()) if number not in (batch, node)]
+    windows = x.shape[batch] // rows
+    masked = mask is not None and places != [] and mask.shape == (rows, x.shape[places[0]])
+    if not places and windows == 1:
+        return x if batch < node else x.T
+    if windows == 1 and not masked:
+        variance, mean = torch.var_mean(x, places, correction=0)
+        both = (mean, variance.sqrt()) if batch < node else (mean.T, variance.sqrt().T)
+        return torch.cat(both, 1)
+    x = x.movedim((batch, node), (0, -1)).reshape(rows, -1, x.shape[node])
+    if not masked:
+        return torch.cat([x.mean(1), x.std(1, correction=0)], 1)
+    assert mask is not None
+    weight = mask.to(x)[..., None]
+    count = weight.sum(1).clamp_min(1)
+    mean = (x * weight).sum(1) / count
+    spread = ((x - mean[:, None]).square() * weight).sum(1) / count
+    return torch.cat([mean, spread.sqrt()], 1)

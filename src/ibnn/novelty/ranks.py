@@ -1,0 +1,41 @@
+"""RANKS: conformal p-values. An input is as novel as the rank of its score among those of held-out inputs.
+
+If a new input is exchangeable with n held-out ones, p = (1 + number of held-out scores at or above its own) / (n + 1)
+is at most α with a probability of at most α, for any score and any n; p is never below 1 / (n + 1).
+"""
+
+import torch
+from torch import Tensor
+
+_TAIL = 0.1  # share of the highest scores that tells how fast the tail falls
+
+
+def p_values(sorted_scores: Tensor, scores: Tensor) -> Tensor:
+    """Returns the conformal p-values of scores, of their shape; ties count against an input.
+
+    >>> p_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 4.0]))
+    tensor([1.0000, 0.7500, 0.2500])
+    """
+    return (1 + _at_or_above(sorted_scores, scores)) / (sorted_scores.shape[-1] + 1)
+
+
+def log_tail(sorted_scores: Tensor, scores: Tensor) -> Tensor:
+    """Returns log p, continued beyond the highest score by an exponential tail, so that far inputs still differ.
+
+    The tail falls by e for every mean excess of the highest tenth of the scores over the lowest of them.
+
+    >>> log_tail(torch.arange(20.0), torch.tensor([19.0, 20.0, 21.0])).exp()  # mean excess 0.5
+    tensor([0.0952, 0.0064, 0.0009])
+    """
+    above, number = _at_or_above(sorted_scores, scores), sorted_scores.shape[-1]
+    top = sorted_scores[..., number - max(int(number * _TAIL), 2) :]
+    excess = (top - top[..., :1]).mean(-1, keepdim=True)
+    tiny = torch.finfo(scores.dtype).tiny ** 0.5
+    excess = excess.clamp_min(tiny).maximum(1e-6 * top[..., -1:].abs())
+    beyond = (scores - sorted_scores[..., -1:]).clamp_min(0)
+    return ((1 + above) / (number + 1)).log() - beyond / excess
+
+
+def _at_or_above(sorted_scores: Tensor, scores: Tensor) -> Tensor:
+    """Returns how many of the sorted scores are no lower than each score."""
+    return sorted_scores.shape[-1] - torch.searchsorted(sorted_scores, scores.contiguous())

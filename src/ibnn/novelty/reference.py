@@ -1,0 +1,216 @@
+"""REFERENCE: what inputs look like to the layers of a network, and how novel another input is.
+
+Of every layer it holds the mean (of each class, where labels were given) and the covariance of the summaries of its
+input (see `nodes`); an input's distance from them is Mahalanobis's, to the nearest mean. The distances' p-values among
+held-out inputs are combined as Fisher does, their sum once more with the p-value of how unsure the network's answer is,
+and the result is ranked among other held-out inputs. So an input is novel if layers see in it what they saw in no
+other, or if the network has no answer to it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from ibnn.errors import complaint
+from ibnn.normal import Space, address, words
+from ibnn.novelty.ranks import log_tail, p_values
+from ibnn.prediction import Conformal
+
+WIDEST = 256  # numbers that describe a layer: wider summaries are projected to so many
+MEMORY = 2**24  # bytes that all covariances may take, and as many all class means
+
+
+class Novelty(NamedTuple):
+    """How novel inputs are.
+
+    Attributes:
+        p_value: Exact conformal p-value, (B,).
+        log_tail: Its logarithm, which goes on falling beyond the most novel held-out input.
+    """
+
+    p_value: Tensor
+    log_tail: Tensor
+
+
+class Reference(nn.Module):
+    """Statistics of known inputs, all of them buffers; made by `ibnn.fit_novelty`.
+
+    Attributes:
+        layers: Numbers of the layers that are observed, among those of the network that could be, (L,).
+        axes: The batch axis of their inputs, (L,).
+        widths: Width of the summary of each layer, and how many numbers describe it, (L, 2).
+        shift: Where each number of the summaries is centred, one layer after the other.
+        scale: What it is multiplied by after that.
+        whiten: W of each layer, with W Wᵀ the inverse of its covariance, one after the other.
+        centres: Whitened means (M, P) of each layer, of all inputs or of every class, one after the other.
+        ranks: Of some held-out inputs: sorted distances, their sorted sums of −log p, and, where the likelihood tells,
+            how unsure the answers are, (L + 1 or L + 2, n).
+        scores: Sorted scores of the other held-out inputs, (m,).
+        fallback: Below which p-value answers fall back to the base rates; 0 if they never do.
+        base: The base rates, as the likelihood makes them.
+        errors: How far held-out targets were from their answers, (N,) or (N, outputs); see `conformal`.
+        classes: Labels of the same, where they are classes, (N,).
+    """
+
+    layers: Tensor
+    axes: Tensor
+    widths: Tensor
+    shift: Tensor
+    scale: Tensor
+    whiten: Tensor
+    centres: Tensor
+    ranks: Tensor
+    scores: Tensor
+    fallback: Tensor
+    base: Tensor
+    errors: Tensor
+    classes: Tensor
+
+    def __init__(self, **statistics: Tensor) -> None:
+        """Takes the buffers by name; those left out are empty."""
+        super().__init__()
+        for name in self.names():
+            self.register_buffer(name, statistics.get(name, torch.zeros(() if name == "fallback" else 0)))
+        self._projections: dict[int, Tensor] = {}
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of the buffers."""
+        return list(cls.__annotations__)
+
+    @classmethod
+    def like(cls, state: Mapping[str, Any], prefix: str) -> Self | None:
+        """Returns one that a state dict with these entries can be loaded into; None if it holds none."""
+        found = {name: state[prefix + name] for name in cls.names() if prefix + name in state}
+        return cls(**{name: torch.empty_like(value) for name, value in found.items()}) if found else None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves the statistics to another device; they keep their precision."""
+        for name, buffer in self._buffers.items():
+            assert buffer is not None
+            self._buffers[name] = buffer.to(fn(buffer.flatten()[:0]).device)
+        self._projections.clear()
+        return self
+
+    def distances(self, summaries: Sequence[Tensor]) -> Tensor:
+        """Returns the squared distances of inputs from what is known, layer by layer, (L, B)."""
+        found = [self._distance(number, summary) for number, summary in enumerate(summaries)]
+        return torch.stack(found)
+
+    def _distance(self, number: int, summary: Tensor) -> Tensor:
+        reduced = self.reduce(number, summary)
+        (_, width), means = self.widths[number].tolist(), self.means
+        before = int(self.widths[:number, 1].sum())
+        squares = int(self.widths[:number, 1].square().sum())
+        whiten = self.whiten[squares : squares + width * width].view(width, width)
+        centres = self.centres[means * before : means * (before + width)].view(means, width)
+        white = reduced @ whiten
+        gap = torch.cdist(white, centres, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+        return gap.square().nan_to_num(nan=math.inf)
+
+    @property
+    def conformal(self) -> Conformal | None:
+        """What sets and intervals are made of; None without held-out labels."""
+        return Conformal(self.errors, self.classes) if len(self.errors) else None
+
+    @property
+    def means(self) -> int:
+        """How many means a layer has: 1, or the number of classes."""
+        return self.centres.numel() // int(self.widths[:, 1].sum())
+
+    def reduce(self, number: int, summary: Tensor) -> Tensor:
+        """Returns the numbers that describe a layer's input, (B, P): centred, scaled, and projected if many."""
+        raw, width = self.widths[number].tolist()
+        before = int(self.widths[:number, 0].sum())
+        part = slice(before, before + raw)
+        scaled = (summary.to(self.shift) - self.shift[part]) * self.scale[part]
+        if width == raw:
+            return scaled
+        if number not in self._projections:
+            self._projections[number] = _projection(int(self.layers[number]), raw, width).to(scaled)
+        return scaled @ self._projections[number]
+
+    def rank(self, distances: Tensor, surprise: Tensor | None) -> None:
+        """Takes the distances (L, n) of held-out inputs, and how unsure their answers are, to rank others by."""
+        self.ranks = distances.sort(1).values
+        rows = [self.sums(distances), *([] if surprise is None else [surprise.to(distances)])]
+        self.ranks = torch.cat([self.ranks, torch.stack(rows).sort(1).values])
+
+    def sums(self, distances: Tensor) -> Tensor:
+        """Returns the sum over layers of −log p, (B,), from distances (L, B)."""
+        return -log_tail(self.ranks[: len(distances)], distances).sum(0)
+
+    def score(self, distances: Tensor, surprise: Tensor | None) -> Tensor:
+        """Returns the score of novelty, (B,), from distances (L, B) and how unsure the answers are."""
+        layers = len(distances)
+        score = -log_tail(self.ranks[layers], self.sums(distances))
+        return score if surprise is None else score - log_tail(self.ranks[layers + 1], surprise.to(score))
+
+    def forward(self, summaries: Sequence[Tensor], surprise: Tensor | None) -> Novelty:
+        """Returns how novel inputs are, from what their layers see, and how unsure their answers are."""
+        score = self.score(self.distances(summaries), surprise)
+        return Novelty(p_values(self.scores, score), log_tail(self.scores, score))
+
+
+def _projection(layer: int, width: int, narrow: int) -> Tensor:
+    """Returns a matrix (D, P) that adds up entries, with random signs, in P random groups of (nearly) equal size."""
+    # An addressed hash and not a stored matrix: the same in every process, and no bytes in the state dict.
+    word = words(address(0, Space.PROJECTION, layer, torch.arange(width)))
+    groups = word.argsort() % narrow
+    matrix = torch.zeros(width, narrow)
+    matrix[torch.arange(width), groups] = (word % 2 * 2 - 1).float()
+    return matrix
+
+
+def whitening(covariance: Tensor) -> Tensor:
+    """Returns W (P, P) with W Wᵀ the inverse of a covariance."""
+    factor = torch.linalg.cholesky(covariance)
+    inverse: Tensor = torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=factor.dtype), upper=False)
+    return inverse.T
+
+
+def shrunk_covariance(rows: Tensor) -> Tensor:
+    """Returns the covariance of centred rows (N, P), shrunk towards a multiple of the identity (Ledoit and Wolf, 2004).
+
+    >>> x = torch.randn(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    >>> found = shrunk_covariance(x - x.mean(0))
+    >>> bool((found.diagonal().sum() - x.var(0, correction=0).sum()).abs() < 1e-12)  # the trace is kept
+    True
+    """
+    number, width = rows.shape
+    covariance = rows.T @ rows / number
+    scale = covariance.diagonal().mean()
+    target = scale * torch.eye(width, dtype=rows.dtype, device=rows.device)
+    apart = (covariance - target).square().sum()
+    error = (rows.square().sum(1).square().mean() - covariance.square().sum()) / number
+    share = float((error / apart).clamp(0, 1)) if apart > 0 else 1.0
+    return (1 - share) * covariance + share * target
+
+
+def fit_layers(summaries: Iterable[Tensor], labels: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns W and whitened means of all layers, flat, from reduced summaries (N, P), and labels, if they count."""
+    whiten, centres = [], []
+    for rows in summaries:
+        x = rows.double()
+        if labels is None:
+            means = x.mean(0, keepdim=True)
+            centred = x - means
+        else:
+            counts = torch.bincount(labels)
+            means = torch.zeros(len(counts), x.shape[1], dtype=x.dtype).index_add_(0, labels, x) / counts[:, None]
+            centred = x - means[labels]
+        covariance = shrunk_covariance(centred)
+        floor = 1e-6 * covariance.diagonal().mean() + 1e-12  # constant nodes
+        matrix = whitening(covariance + floor * torch.eye(len(covariance), dtype=x.dtype))
+        whiten.append(matrix.flatten().float())
+        centres.append((means @ matrix).flatten().float())
+    return torch.cat(whiten), torch.cat(centres)
+
+
+def no_reference() -> str:
+    """Words what is missing where novelty is asked of a prediction without it."""
+    got, remedy = "none", "Call ibnn.fit_novelty(model, train, valid) after training, or ibnn.fit, which does."
+    return complaint("novelty", "of a model that has seen reference data", got, remedy)

@@ -1,0 +1,58 @@
+"""CONFORMAL: sets of classes and intervals that cover the target with a stated probability.
+
+Held-out examples show how far targets are from answers. If a new example is exchangeable with n of them, its own
+distance is at most the ⌈(n + 1) · level⌉-th smallest of theirs with a probability of at least `level`, whatever the
+model is worth (split conformal prediction; Vovk et al., 2005).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ibnn.errors import complaint
+
+
+class Conformal(NamedTuple):
+    """What held-out examples show.
+
+    Attributes:
+        scores: How far their targets were from the answers, (N,) or (N, outputs).
+        classes: Their labels, (N,); empty for numbers.
+    """
+
+    scores: Tensor
+    classes: Tensor
+
+    def limit(self, level: float, label: int | None = None) -> Tensor:
+        """Returns the score that a new example stays within with this probability; infinity if too few were held out.
+
+        With a label, of the examples of that class alone.
+
+        >>> Conformal(torch.arange(1.0, 10.0), torch.zeros(0)).limit(0.9)  # the 9th of 9
+        tensor(9.)
+        """
+        if not 0 < level < 1:
+            raise ValueError(complaint("level", "between 0 and 1", level, "Pass 0.9."))
+        scores = self.scores if label is None else self.scores[self.classes == label]
+        rank = math.ceil((len(scores) + 1) * level - 1e-9)
+        if rank > len(scores):
+            return torch.full_like(scores.new_empty(scores.shape[1:]), math.inf)
+        return scores.sort(0).values[rank - 1]
+
+
+def mass_above(probs: Tensor) -> Tensor:
+    """Returns, of every class, the probability of all classes at least as probable as it, (B, C).
+
+    >>> mass_above(torch.tensor([[0.5, 0.2, 0.3]]))
+    tensor([[0.5000, 1.0000, 0.8000]])
+    """
+    order = probs.argsort(stable=True, dim=1, descending=True)
+    return torch.zeros_like(probs).scatter(1, order, probs.gather(1, order).cumsum(1))
+
+
+def none_known(what: str) -> str:
+    """Words what is missing where conformal answers are asked for without held-out labels."""
+    remedy = "Call ibnn.fit or ibnn.calibrate with held-out labels, or ibnn.fit_novelty(model, train, valid)."
+    return complaint(what, "asked of a model that has kept held-out scores", "none", remedy)
