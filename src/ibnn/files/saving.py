@@ -22,7 +22,7 @@ from ibnn.files import model_folder
 from ibnn.inputs import Pick
 from ibnn.latent import Latent
 from ibnn.layers.registry import layer_type
-from ibnn.likelihood import LIKELIHOODS, Bernoulli, Categorical, Gaussian, Heads, Likelihood
+from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.nets.dense import Affine
 from ibnn.network import IBNN, NUMBERS
 from ibnn.normal import generators_restored
@@ -270,12 +270,8 @@ def _described(likelihood: Likelihood) -> dict[str, Any]:
     """Returns class and constructor options of a likelihood, beside its state; of several heads, those of each."""
     if isinstance(likelihood, Heads):
         return {"name": "Heads", "heads": {name: _described(head) for name, head in likelihood.each()}}
-    options: dict[str, Any] | None = {} if type(likelihood) is Bernoulli else None  # None: a class `load` does not know
-    if type(likelihood) is Categorical:
-        options = {name: getattr(likelihood, name) for name in ("ignore_index", "label_smoothing", "axis")}
-    if type(likelihood) is Gaussian:
-        options = {"noise": likelihood.noise, "outputs": 1 if likelihood.log_std is None else len(likelihood.log_std)}
-    return {"name": type(likelihood).__name__, "options": options}
+    known = type(likelihood) in LIKELIHOODS.values()  # `load` cannot make another
+    return {"name": type(likelihood).__name__, "options": likelihood.options if known else None}
 
 
 def _likelihood(
