@@ -26,6 +26,7 @@ OVERFIT = 0.6  # a training NLL below this share of the held-out NLL shows overf
 UNDERCONFIDENCE = 0.5  # an overfitting network is steered to log T = −0.5 at the lowest
 SHRINKAGES = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried in turn at the end, while T is below 1
 MIN_STD, MAX_STD = 0.02, 1.5  # bounds of s
+LEAST_STD = 1e-3  # where σ = 0 starts: its ρ is −∞ and its KL infinite, so it cannot be trained
 BUDGET, MIN_LOOKS = 0.6, 6  # forward passes of all looks, as a share of training's; but there are at least six looks
 KL_WEIGHT = 20.0  # nats of loss per datum for a KL of one nat per node
 ROWS, DRAWS = 1000, 8  # held-out examples of a look, and the least number of draws for each
@@ -190,5 +191,5 @@ def start_calibrated(model: Steerable, held_out: Source, *, seed: int, progress:
     """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights."""
     found = calibrate(model, held_out, seed=seed, progress=progress)  # type: ignore[arg-type]
     model.prior_std = max(found.scale, MIN_STD)
-    model.set_posterior(std=model.posterior().std.clamp_min(1e-3))  # σ = 0 could not be trained
+    model.set_posterior(std=model.posterior().std.clamp_min(LEAST_STD))
     return found
