@@ -1,16 +1,1 @@
 """TRAINING: Algorithm 1 and what surrounds it."""
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ibnn.training.loop import fit
-
-__all__ = ["fit"]
-
-
-def __getattr__(name: str) -> Any:  # accelerate is imported when `fit` is first used
-    if name != "fit":
-        raise AttributeError(f"module 'ibnn.training' has no attribute {name!r}")
-    from ibnn.training.loop import fit
-
-    return fit

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ibnn.batches import Share, Source
 from ibnn.errors import complaint
 from ibnn.inputs import batch_length, call_arguments, tensors
+from ibnn.layers.observe import returned
 from ibnn.training.recipe import Recipe
 from ibnn.training.trainable import Trainable
 
@@ -68,24 +69,10 @@ def _first_not_finite(model: Trainable, piece: Share) -> str:
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             return f"parameter {name!r} is not finite"
-    found: list[str] = []
-
-    def note(name: str, output: Any) -> None:
-        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
-            found.append(name)
-
-    handles = [
-        m.register_forward_hook(lambda _m, _a, out, name=name: note(name, out))
-        for name, m in model.net.named_modules()
-        if name
-    ]
-    try:
-        with torch.no_grad():
-            args, kwargs = call_arguments(piece.x)
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return (
-        f"first in the output of layer {found[0]!r}" if found else "in the loss itself: are targets and inputs finite?"
-    )
+    names, (args, kwargs) = {m: name for name, m in model.net.named_modules()}, call_arguments(piece.x)
+    with torch.no_grad(), returned(model.net) as made:
+        model(*args, **kwargs)
+    for module, output in made:
+        if not bool(output.isfinite().all()):
+            return f"first in the output of layer {names[module]!r}"
+    return "in the loss itself: are targets and inputs finite?"

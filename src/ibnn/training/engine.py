@@ -20,14 +20,7 @@ from ibnn.training.trainable import Trainable
 
 
 class Engine:
-    """One run's Accelerator.
-
-    Attributes:
-        accelerator: The Accelerator itself.
-        worker: Which of how many workers this process is.
-        device: Where this worker computes.
-        main: Whether this worker writes files and messages.
-    """
+    """One run's Accelerator: which worker this is, where it computes, whether it is `main` and writes files."""
 
     def __init__(self, recipe: Recipe, folder: Path | None, rows: int) -> None:
         """Makes the Accelerator for a recipe; trackers write to the folder. There are `rows` training examples."""

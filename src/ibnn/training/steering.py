@@ -93,30 +93,17 @@ def next_std(prior_std: float, change: float) -> float:
 
 @dataclass
 class Found:
-    """What steering has found so far. A checkpoint holds it; a refit repeats it.
+    """What steering has found so far. A checkpoint holds it; a refit repeats it."""
 
-    Attributes:
-        looks: What each look saw and did (see `History.looks`).
-        looked: Forward passes for the looks and at the end, in rows.
-        temperature: The temperature set at the end.
-        weaker: The factor on σ at the end.
-        relative: Temperatures of several heads relative to the common one.
-    """
-
-    looks: list[dict[str, float]] = field(default_factory=list)
-    looked: int = 0
-    temperature: float = 1.0
-    weaker: float = 1.0
-    relative: list[float] = field(default_factory=list)
+    looks: list[dict[str, float]] = field(default_factory=list)  # what each saw and did (see `History.looks`)
+    looked: int = 0  # forward passes for the looks and at the end, in rows
+    temperature: float = 1.0  # set at the end
+    weaker: float = 1.0  # the factor on σ at the end
+    relative: list[float] = field(default_factory=list)  # temperatures of several heads, over the common one
 
 
 class Steering:
-    """Moves s at the looks of a run, and sets temperature and noise at its end.
-
-    Attributes:
-        steps: The steps before which there is a look.
-        found: What it has found so far.
-    """
+    """Moves s at the looks of a run (before each of `steps`), and sets temperature and noise at its end."""
 
     def __init__(self, model: Steerable, data: HeldOut | Found, *, total: int, batch_size: int, n_data: int) -> None:
         """Plans the looks of `total` steps by held-out data, or by what another run found, to repeat it."""
