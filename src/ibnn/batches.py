@@ -49,29 +49,17 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Training or validation data of any accepted kind.
+    """Training or validation data of any accepted kind."""
 
-    Attributes:
-        data: A pair of tensors, a Dataset, or the loader of an IterableDataset.
-        rows: Number of examples.
-        batch_size: Rows of a whole batch.
-        shuffled: Whether every epoch has a new order.
-        drop_last: Whether a last batch that is not full is left out.
-        loading: Options for the DataLoader of a Dataset.
-        sampler: The user's own batch sampler, which yields the rows of the batches.
-        pack: Makes one tensor of the targets of a batch, as `Likelihood.pack`.
-        numbers: The rows' numbers before `split`; None if they were not split.
-    """
-
-    data: Any
+    data: Any  # a pair of tensors, a Dataset, or the loader of an IterableDataset
     rows: int
-    batch_size: int
-    shuffled: bool = True
-    drop_last: bool = False
-    loading: tuple[tuple[str, Any], ...] = ()
-    sampler: Any = None
-    pack: Callable[[Any], Tensor] | None = None
-    numbers: Tensor | None = None
+    batch_size: int  # rows of a whole batch
+    shuffled: bool = True  # whether every epoch has a new order
+    drop_last: bool = False  # whether a last batch that is not full is left out
+    loading: tuple[tuple[str, Any], ...] = ()  # options for the DataLoader of a Dataset
+    sampler: Any = None  # the user's own batch sampler, which yields the rows of the batches
+    pack: Callable[[Any], Tensor] | None = None  # makes one tensor of the targets of a batch, as `Likelihood.pack`
+    numbers: Tensor | None = None  # the rows' numbers before `split`; None if they were not split
 
     @property
     def steps(self) -> int:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -76,21 +75,17 @@ class MCDropout(Plain):
         return self._loss(*tree_map(lambda tensor: repeat_rows(tensor, rows, samples), (x, y)))
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
-        for number in numbers:
-            with self._drawing(generator(seed, number, self.examples.device)):
-                output = logits_of(self.net(*args, **kwargs))
-            yield output
-
-    @contextmanager
-    def _drawing(self, source: torch.Generator) -> Iterator[None]:
         masks = [m for m in self.net.modules() if isinstance(m, _Mask)]
-        try:
-            for mask in masks:
-                mask.source = source
-            yield
-        finally:
-            for mask in masks:
-                mask.source = None
+        for number in numbers:
+            source = generator(seed, number, self.examples.device)
+            try:
+                for mask in masks:
+                    mask.source = source
+                output = logits_of(self.net(*args, **kwargs))
+            finally:
+                for mask in masks:
+                    mask.source = None
+            yield output
 
 
 class MeanField(Plain):

@@ -3,8 +3,8 @@
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -259,16 +259,9 @@ class Peak(TorchDispatchMode):
         self._alive -= size
 
 
-@dataclass
-class Saved:
-    """Bytes kept for a backward pass."""
-
-    bytes: int = 0
-
-
 @contextmanager
-def saved_bytes(known: Iterable[Tensor] = ()) -> Iterator[Saved]:
-    """Counts the distinct storages that a block keeps for its backward pass, without those of known tensors.
+def saved_bytes(known: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
+    """Counts the bytes of distinct storages, but those of known tensors, that a block keeps for its backward pass.
 
     >>> x = torch.ones(256, requires_grad=True)
     >>> with saved_bytes(known=[x]) as saved:
@@ -278,7 +271,7 @@ def saved_bytes(known: Iterable[Tensor] = ()) -> Iterator[Saved]:
     """
     own = {tensor.untyped_storage()._cdata for tensor in known}
     kept: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used twice
-    saved = Saved()
+    saved = SimpleNamespace(bytes=0)
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
