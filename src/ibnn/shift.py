@@ -206,10 +206,6 @@ def _checked(scores: Tensor | Sequence[float], name: str) -> list[float]:
 
 
 def _log_sum(logs: Sequence[float]) -> float:
-    """Returns log Σ exp(logs).
-
-    >>> round(_log_sum([math.log(2.0), -math.inf, math.log(3.0)]), 9) == round(math.log(5.0), 9)
-    True
-    """
+    """Returns log Σ exp(logs), also where some, or all, are minus infinity."""
     top = max(logs)
     return top if top == -math.inf else top + math.log(math.fsum(math.exp(value - top) for value in logs))

@@ -53,8 +53,7 @@ class MCDropout(Plain):
         self.rate = rate
         if rate is not None and not 0 < rate < 1:
             raise ValueError(complaint("rate", "between 0 and 1", rate, "Pass 0.1, or None for the network's own."))
-        places = [(m, n, c) for m in net.modules() for n, c in m.named_children()]
-        own = [(module, name, child) for module, name, child in places if isinstance(child, nn.Dropout)]
+        own = [(m, n, c) for m in net.modules() for n, c in m.named_children() if isinstance(c, nn.Dropout)]
         if rate is None and not any(child.p > 0 for _, _, child in own):
             raise ValueError(complaint("rate", "given", "a network without dropout", "Pass rate=0.1."))
         for module, name, child in own:

@@ -226,14 +226,7 @@ def _grown(net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str, in
 
 
 class Peak(TorchDispatchMode):
-    """Measures the peak bytes of tensors made in a block, without the workspaces of kernels.
-
-    >>> with Peak() as peak:
-    ...     x = torch.zeros(256) + 1  # two tensors of 1 kB
-    ...     y = x * 2  # the first is gone
-    >>> peak.bytes
-    2048
-    """
+    """Measures the peak bytes of tensors made in a block, without the workspaces of kernels."""
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         """Takes tensors made before: views of them do not count."""
@@ -261,14 +254,7 @@ class Peak(TorchDispatchMode):
 
 @contextmanager
 def saved_bytes(known: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
-    """Counts the bytes of distinct storages, but those of known tensors, that a block keeps for its backward pass.
-
-    >>> x = torch.ones(256, requires_grad=True)
-    >>> with saved_bytes(known=[x]) as saved:
-    ...     y = x.exp().square()  # both keep the exponential
-    >>> saved.bytes
-    1024
-    """
+    """Counts the bytes of distinct storages, but those of known tensors, that a block keeps for its backward pass."""
     own = {tensor.untyped_storage()._cdata for tensor in known}
     kept: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used twice
     saved = SimpleNamespace(bytes=0)
@@ -285,10 +271,6 @@ def saved_bytes(known: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on whatever device.
-
-    >>> out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory")), out_of_memory(RuntimeError("shape"))
-    (True, False)
-    """
+    """Whether an error says that memory ran out, on whatever device."""
     words = ("not enough memory", "out of memory", "can't allocate memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(w in str(error).lower() for w in words)

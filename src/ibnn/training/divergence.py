@@ -43,25 +43,20 @@ class Guard:
         self._fail(what, share, step)
 
     def _fail(self, what: str, piece: Share, step: int) -> NoReturn:
-        """Blames the data if they are not finite, else the run."""
-        self._refuse_not_finite(piece, step)
-        recipe = self.recipe
+        """Raises with the number of the row if inputs are not finite; else the run has diverged."""
+        recipe, rows = self.recipe, batch_length(piece.x)
+        for tensor in tensors(piece.x):
+            if tensor.is_floating_point() and tensor.dim() and len(tensor) == rows and not tensor.isfinite().all():
+                row = piece.offset + int((~tensor.isfinite()).reshape(rows, -1).any(1).nonzero()[0])
+                epoch, batch = divmod(step, self.source.steps)
+                number = self.source.number(recipe.seed, epoch, batch, row)
+                got = "NaN or infinity in " + (f"row {number}" if number is not None else f"row {row} of batch {batch}")
+                raise ValueError(complaint("train", "finite", got, "Clean or drop that row."))
         kept = f" The last good checkpoint is kept in {self.folder}." if self.folder else ""
         raise DivergedError(
             f"Training diverged at step {step}: {what}. Lower lr={recipe.lr:g} or "
             f"latent_lr={recipe.latent_lr:g}, set clip and latent_clip to 1, or convert with less init_std.{kept}"
         )
-
-    def _refuse_not_finite(self, piece: Share, step: int) -> None:
-        """Raises with the number of the row if inputs are not finite."""
-        rows = batch_length(piece.x)
-        for tensor in tensors(piece.x):
-            if tensor.is_floating_point() and tensor.dim() and len(tensor) == rows and not tensor.isfinite().all():
-                row = piece.offset + int((~tensor.isfinite()).reshape(rows, -1).any(1).nonzero()[0])
-                epoch, batch = divmod(step, self.source.steps)
-                number = self.source.number(self.recipe.seed, epoch, batch, row)
-                got = "NaN or infinity in " + (f"row {number}" if number is not None else f"row {row} of batch {batch}")
-                raise ValueError(complaint("train", "finite", got, "Clean or drop that row."))
 
 
 def _first_not_finite(model: Trainable, piece: Share) -> str:

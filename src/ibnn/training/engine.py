@@ -103,11 +103,7 @@ def make_optimisers(model: Trainable, recipe: Recipe) -> list[Optimizer]:
 
 
 def rates_at(t: float, recipe: Recipe) -> dict[str, float]:
-    """Returns the learning rates when the share t of training is done.
-
-    >>> rates_at(0.5, Recipe(lr=0.1))
-    {'lr': 0.1, 'latent_lr': 0.01}
-    """
+    """Returns the learning rates when the share t of training is done."""
     lr, latent_lr = recipe.lr * recipe.schedule.factor(t), recipe.latent_lr * recipe.latent_schedule.factor(t)
     return {"lr": lr, "latent_lr": latent_lr}
 

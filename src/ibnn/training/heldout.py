@@ -118,11 +118,7 @@ def hold_out(source: Source, held_out: Source | None, seed: int) -> Split:
 
 
 def held_out_rows(rows: int) -> int:
-    """Returns how many training examples are held out: a tenth, but at least 100 and at most 5,000.
-
-    >>> held_out_rows(2_000), held_out_rows(60_000)
-    (200, 5000)
-    """
+    """Returns how many training examples are held out: a tenth, but at least 100 and at most 5,000."""
     return min(max(rows // 10, MIN_HELD_OUT), MAX_HELD_OUT)
 
 

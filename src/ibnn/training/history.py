@@ -56,9 +56,6 @@ class History:
         return [row[column] for row in self.rows if column in row]
 
 
-_LIVE = ("loss", "nll", "kl", "beta", "lr")  # values beside the bar
-
-
 class Monitor:
     """Shows a run on stderr: a live bar in a terminal, a line a row otherwise, nothing when quiet."""
 
@@ -73,7 +70,7 @@ class Monitor:
         self.rows += rows
         now = time.monotonic()
         if self._bar.drawn and (now - self.since > 0.5 or self.done == self.total):
-            text = " ".join(f"{name} {values[name]:.4g}" for name in _LIVE)
+            text = " ".join(f"{name} {values[name]:.4g}" for name in ("loss", "nll", "kl", "beta", "lr"))
             speed = self.rows / (now - self.since)
             self._bar.update(done=self.done, title=f"{text} {speed:,.0f} rows/s")
             self.rows, self.since = 0, now

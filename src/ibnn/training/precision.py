@@ -28,9 +28,6 @@ def bf16_settings(probe: str = PROBE, seconds: float = 120.0) -> dict[str, str] 
     Args:
         probe: Python code that dies, fails or hangs where bfloat16 does not work.
         seconds: Time limit of that code.
-
-    >>> bf16_settings("pass")
-    {}
     """
     for settings in ({}, WITHOUT_AMX):
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | settings  # finds the torch found here

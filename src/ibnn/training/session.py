@@ -321,22 +321,16 @@ class Session:
         """Saves a checkpoint where one is due, and exits if a signal came."""
         progress, every = self.state.progress, self.recipe.checkpoint_every
         due = progress.step % every == 0 if every else at_epoch
-        stop, now = self._agreed_signal(at_epoch), time.monotonic()
+        asks = self.folder is not None and (at_epoch or progress.step % 10 == 0)  # the other workers, and rarely
+        # several workers must stop at the same step
+        stop = self.engine.highest(self.interrupts.number) if asks or self.engine.worker.world == 1 else 0
+        now = time.monotonic()
         progress.seconds, self._since = progress.seconds + now - self._since, now
         if self.folder is not None and (due or stop or progress.finished):
-            self._save(self.folder)
+            progress.sums, progress.seen = map(self.engine.moved_to_main, (progress.sums, progress.seen))
+            if self.engine.main:
+                tensors, data = self.state.packed()
+                data |= {"recipe": self.recipe.to_toml(), "facts": self.facts}
+                save_checkpoint(self.folder / "checkpoints", progress.step, tensors, data, keep=self.recipe.keep)
         if stop and not progress.finished:
             raise Stopped(128 + stop)
-
-    def _agreed_signal(self, at_epoch: bool) -> int:
-        """Returns the signal to stop on. Several workers must stop at the same step, and rarely ask each other."""
-        asks = self.folder is not None and (at_epoch or self.state.progress.step % 10 == 0)
-        return self.engine.highest(self.interrupts.number) if asks or self.engine.worker.world == 1 else 0
-
-    def _save(self, folder: Path) -> None:
-        progress = self.state.progress
-        progress.sums, progress.seen = (self.engine.moved_to_main(sums) for sums in (progress.sums, progress.seen))
-        if self.engine.main:
-            tensors, data = self.state.packed()
-            data |= {"recipe": self.recipe.to_toml(), "facts": self.facts}
-            save_checkpoint(folder / "checkpoints", progress.step, tensors, data, keep=self.recipe.keep)

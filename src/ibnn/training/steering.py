@@ -33,11 +33,7 @@ ROWS, DRAWS = 1000, 8  # held-out examples of a look, and the least number of dr
 
 
 def look_steps(total: int, looks: int | None = None) -> frozenset[int]:
-    """Returns the steps before which there is a look.
-
-    >>> sorted(look_steps(1000))[:3]
-    [200, 229, 258]
-    """
+    """Returns the steps before which there is a look."""
     looks = looks or LOOKS
     steps = (int(total * (FIRST + (LAST - FIRST) * look / max(looks - 1, 1))) for look in range(looks))
     return frozenset(step for step in steps if step)  # a look needs a training NLL
@@ -82,11 +78,7 @@ def desired_change(likelihood: Likelihood, *, temperature: float, training_nll: 
 
 
 def next_std(prior_std: float, change: float) -> float:
-    """Returns s after a look that desires a change of log s.
-
-    >>> round(next_std(0.3, 0.2), 3), round(next_std(0.3, -5.0), 3)
-    (0.332, 0.283)
-    """
+    """Returns s after a look that desires a change of log s."""
     step = max(-FALL, min(RISE, GAIN * change))
     return max(MIN_STD, min(MAX_STD, prior_std * math.exp(step)))
 
