@@ -115,8 +115,7 @@ def export(
     content, found = _written(answering, shown, format, facts)
     difference = _largest_difference(found, expected)
     write_atomically(Path(path), content)
-    drawn = sum(buffer.nbytes for name, buffer in answering.nets.named_buffers() if name.endswith(".latent.z"))
-    return Exported(Path(path), len(content), drawn, difference)
+    return Exported(Path(path), len(content), answering.draw_bytes, difference)
 
 
 def _written(
@@ -156,6 +155,8 @@ def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tens
 class _Answering(nn.Module):
     """Maps inputs to answers: runs the network on a copy of the batch for each draw and summarises the outputs."""
 
+    draw_bytes = 0  # size of the draws
+
     def __init__(self, model: IBNN | OneNetwork, samples: int, seed: int, pixels: Pixels | None) -> None:
         super().__init__()
         self.name, self.components, self.pixels = type(model).__name__, model.components, pixels
@@ -173,9 +174,10 @@ class _Answering(nn.Module):
         """Gives every latent its part of the draws (J, nodes), in place of its distribution."""
         latents = [module for module in self.nets.modules() if isinstance(module, Latent)]
         for latent, part in zip(latents, z.split([latent.nodes for latent in latents], 1), strict=True):
-            dtype = latent.mean.dtype
+            held = part.to(latent.mean.dtype).contiguous()
             del latent.mean, latent.rho, latent.z
-            latent.register_buffer("z", part.to(dtype).contiguous())
+            latent.register_buffer("z", held)
+            self.draw_bytes += held.nbytes
         return len(z)
 
     @torch.no_grad()

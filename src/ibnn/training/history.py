@@ -150,6 +150,4 @@ def summarise(state: State, data: Split, monitor: Monitor) -> History:
             monitor.say(words)
     found = state.steering.found if state.steering is not None else Found()
     ending = state.best.best or progress.rows[-1], progress.finished, words
-    return History(
-        tuple(progress.rows), *ending, tuple(found.looks), progress.seconds, data.train.rows, looked=found.looked
-    )
+    return History(tuple(progress.rows), *ending, tuple(found.looks), progress.seconds, data.train.rows, found.looked)

@@ -321,8 +321,8 @@ class Session:
         """Saves a checkpoint where one is due, and exits if a signal came."""
         progress, every = self.state.progress, self.recipe.checkpoint_every
         due = progress.step % every == 0 if every else at_epoch
-        asks = self.folder is not None and (at_epoch or progress.step % 10 == 0)  # the other workers, and rarely
-        # several workers must stop at the same step
+        # Several workers must stop at the same step, and rarely ask each other.
+        asks = self.folder is not None and (at_epoch or progress.step % 10 == 0)
         stop = self.engine.highest(self.interrupts.number) if asks or self.engine.worker.world == 1 else 0
         now = time.monotonic()
         progress.seconds, self._since = progress.seconds + now - self._since, now
