@@ -156,8 +156,7 @@ class ShiftMonitor:
             if not len(monitor._values) == len(monitor._counts) == len(state["values"]):
                 raise ValueError("counts that do not fit the values")
         except (KeyError, TypeError, ValueError) as error:
-            got = f"{type(error).__name__}: {error}"
-            remedy = "Make a new monitor from calibration scores."
+            got, remedy = f"{type(error).__name__}: {error}", "Make a new monitor from calibration scores."
             raise ValueError(complaint("state", "what `state()` returned", got, remedy)) from error
         return monitor
 

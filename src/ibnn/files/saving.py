@@ -196,10 +196,9 @@ def _checked_architecture(architecture: Architecture) -> Architecture:
 def _build(config: dict[str, Any]) -> nn.Module:
     """Returns a network of the saved architecture, in eval mode; code that a save names is never imported."""
     architecture, remedy = config.get("architecture"), "Build the network yourself: load(directory, net)."
-    if config["latents_only"]:
-        raise ValueError(complaint("net", "given: the save holds latents only", None, remedy))
-    if architecture is None:
-        raise ValueError(complaint("net", "given: the save names no architecture", None, remedy))
+    if config["latents_only"] or architecture is None:
+        why = "holds latents only" if config["latents_only"] else "names no architecture"
+        raise ValueError(complaint("net", f"given: the save {why}", None, remedy))
     parts = architecture if isinstance(architecture, list) else [architecture]
     if code := [part["name"] for part in parts if ":" in part["name"]]:
         expected = f"given: its code is your own ({code[0]}), which load does not import"

@@ -44,9 +44,6 @@ def look_budget(training_rows: int, held_out: int) -> tuple[int, int]:
 
     Their forward passes are at most `BUDGET` of training's with `DRAWS` draws for each example. A model of more than
     `DRAWS` components makes a draw of each, and as many more passes.
-
-    >>> look_budget(30_000, 2_000), look_budget(1_000_000, 2_000)
-    ((9, 250), (25, 1000))
     """
     budget = BUDGET * training_rows / DRAWS  # held-out examples in all
     looks = min(max(int(budget / min(held_out, ROWS // 4)), MIN_LOOKS), LOOKS)
