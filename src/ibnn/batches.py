@@ -17,6 +17,8 @@ from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, split_inputs, tree_map
 from ibnn.normal import generators_restored, numbered_seed, seed_generators
 
+Pack = Callable[[Any], Tensor]  # makes one tensor of the targets of a batch, as `Likelihood.pack`
+
 
 class Share(NamedTuple):
     """One worker's part of a batch."""
@@ -49,29 +51,17 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Training or validation data of any accepted kind.
+    """Training or validation data of any accepted kind."""
 
-    Attributes:
-        data: A pair of tensors, a Dataset, or the loader of an IterableDataset.
-        rows: Number of examples.
-        batch_size: Rows of a whole batch.
-        shuffled: Whether every epoch has a new order.
-        drop_last: Whether a last batch that is not full is left out.
-        loading: Options for the DataLoader of a Dataset.
-        sampler: The user's own batch sampler, which yields the rows of the batches.
-        pack: Makes one tensor of the targets of a batch, as `Likelihood.pack`.
-        numbers: The rows' numbers before `split`; None if they were not split.
-    """
-
-    data: Any
+    data: Any  # a pair of tensors, a Dataset, or the loader of an IterableDataset
     rows: int
-    batch_size: int
-    shuffled: bool = True
-    drop_last: bool = False
-    loading: tuple[tuple[str, Any], ...] = ()
-    sampler: Any = None
-    pack: Callable[[Any], Tensor] | None = None
-    numbers: Tensor | None = None
+    batch_size: int  # rows of a whole batch
+    shuffled: bool = True  # whether every epoch has a new order
+    drop_last: bool = False  # whether a last batch that is not full is left out
+    loading: tuple[tuple[str, Any], ...] = ()  # options for the DataLoader of a Dataset
+    sampler: Any = None  # the user's own batch sampler, which yields the rows of the batches
+    pack: Pack | None = None
+    numbers: Tensor | None = None  # the rows' numbers before `split`; None if they were not split
 
     @property
     def steps(self) -> int:
@@ -191,9 +181,9 @@ def as_source(
     name: str = "train",
     workers: int = 0,
     shuffled: bool = True,
-    pack: Callable[[Any], Tensor] | None = None,
+    pack: Pack | None = None,
 ) -> Source:
-    """Reads a Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays; `pack` as of `Source`.
+    """Reads a Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays.
 
     >>> as_source((torch.zeros(10, 2), torch.zeros(10)), batch_size=4).steps
     3
@@ -247,14 +237,8 @@ def _from_loader(loader: DataLoader[Any], name: str, shuffled: bool) -> Source:
     if type(loader.batch_sampler) is not BatchSampler or not plain or loader.batch_size is None:
         drawn = len(sampler) if type(loader.batch_sampler) is BatchSampler and isinstance(sampler, Sized) else rows
         return Source(loader.dataset, drawn, loader.batch_size or 1, loading=loading, sampler=loader.batch_sampler)
-    return Source(
-        loader.dataset,
-        rows,
-        min(loader.batch_size, rows),
-        shuffled=shuffled and whole,
-        drop_last=loader.drop_last and rows >= loader.batch_size,
-        loading=loading,
-    )
+    drop_last = loader.drop_last and rows >= loader.batch_size
+    return Source(loader.dataset, rows, min(loader.batch_size, rows), shuffled and whole, drop_last, loading)
 
 
 def _collate(rows: Any) -> Any:
@@ -271,7 +255,7 @@ def _cat(x: Inputs, more: Inputs) -> Inputs:
     return tuple(_cat(a, b) for a, b in zip(x, more, strict=True))
 
 
-def split_batch(batch: Any, pack: Callable[[Any], Tensor] | None = None) -> tuple[Inputs, Tensor]:
+def split_batch(batch: Any, pack: Pack | None = None) -> tuple[Inputs, Tensor]:
     """Returns inputs and targets of a loader's batch: (x, y), (x1, x2, …, y), or a mapping with "labels"."""
     target = batch.get("labels") if isinstance(batch, Mapping) else None
     if isinstance(batch, tuple | list) and len(batch) >= 2:

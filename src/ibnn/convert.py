@@ -27,6 +27,7 @@ from ibnn.normal import check_seed
 
 Pattern = str | type[nn.Module]
 Patterns = Pattern | Sequence[Pattern]
+Modules = dict[str, nn.Module]  # by their names in the network
 
 _NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -268,11 +269,7 @@ def _check_has_weights(net: nn.Module) -> None:
 
 
 def _reasons(
-    net: nn.Module,
-    modules: dict[str, nn.Module],
-    include: Patterns | None,
-    exclude: Patterns | None,
-    example: Inputs | None,
+    net: nn.Module, modules: Modules, include: Patterns | None, exclude: Patterns | None, example: Inputs | None
 ) -> dict[str, str | None]:
     """Returns why each module gets no latent, None for those that get one."""
     reasons = {name: _why_not(net, name, module) for name, module in modules.items()}
@@ -336,11 +333,7 @@ def _idle(net: nn.Module) -> set[nn.Module]:
 
 
 def _matches(
-    modules: dict[str, nn.Module],
-    candidates: list[str],
-    patterns: Patterns,
-    argument: str,
-    by_itself: Container[str] = (),
+    modules: Modules, candidates: list[str], patterns: Patterns, argument: str, by_itself: Container[str] = ()
 ) -> set[str]:
     """Returns what each pattern matches, at least one candidate; those `by_itself` need their full name or class."""
     matched: set[str] = set()

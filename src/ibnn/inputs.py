@@ -120,27 +120,21 @@ def pick(output: Any, part: Pick | None) -> Any:
     >>> pick({"heads": {"age": 1, "sex": 2}}, "heads.age"), pick((3, 4), "1"), pick((3, 4), lambda both: both[0])
     (1, 4, 3)
     """
-    if part is None:
-        return output
-    if callable(part):
-        return part(output)
+    if part is None or callable(part):
+        return output if part is None else part(output)
     for name in part.split("."):
-        output = _entry(output, name, part)
+        try:
+            if isinstance(output, Mapping):
+                output = output[name]
+            elif name.lstrip("-").isdigit() and isinstance(output, tuple | list):
+                output = output[int(name)]
+            else:
+                output = getattr(output, name)
+        except (KeyError, IndexError, AttributeError):
+            has = f"{list(output)}" if isinstance(output, Mapping) else f"a {type(output).__name__}"
+            remedy = 'Pass the path to the tensor that is predicted, such as "heads.age" or "0", or a function.'
+            raise ValueError(complaint("logits", f"a path into the network's output, {part!r}", has, remedy)) from None
     return output
-
-
-def _entry(output: Any, name: str, path: str) -> Any:
-    """An entry of a mapping by its key, of a sequence by its number, or an attribute."""
-    try:
-        if isinstance(output, Mapping):
-            return output[name]
-        if name.lstrip("-").isdigit() and isinstance(output, tuple | list):
-            return output[int(name)]
-        return getattr(output, name)
-    except (KeyError, IndexError, AttributeError):
-        has = f"{list(output)}" if isinstance(output, Mapping) else f"a {type(output).__name__}"
-        remedy = 'Pass the path to the tensor that is predicted, such as "heads.age" or "0", or a function.'
-        raise ValueError(complaint("logits", f"a path into the network's output, {path!r}", has, remedy)) from None
 
 
 def logits_of(output: Any) -> Tensor:

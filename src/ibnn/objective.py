@@ -41,18 +41,12 @@ def penalty(kl: Tensor, entropy: Tensor, *, n_data: int, beta: float, gamma: flo
 def check_weights(*, n_data: int, data: int, samples: int, beta: float, gamma: float) -> None:
     """Raises unless the numbers of an ELBO make sense for a batch of `data` targets."""
     if not isinstance(samples, int) or samples < 1:
-        raise ValueError(
-            complaint("samples", "an integer of at least 1", samples, "Pass samples=1 for one draw a row.")
-        )
+        remedy = "Pass samples=1 for one draw a row."
+        raise ValueError(complaint("samples", "an integer of at least 1", samples, remedy))
     if not n_data >= max(data, 1):
-        raise ValueError(
-            complaint(
-                "n_data",
-                f"at least the {data} targets of this batch" if data else "at least 1",
-                n_data,
-                "Pass the number of targets in the training set (dense targets: pixels, several outputs: all of them).",
-            )
-        )
+        expected = f"at least the {data} targets of this batch" if data else "at least 1"
+        remedy = "Pass the number of targets in the training set (dense targets: pixels, several outputs: all of them)."
+        raise ValueError(complaint("n_data", expected, n_data, remedy))
     for name, value in (("beta", beta), ("gamma", gamma)):
         if not 0 <= value < float("inf"):
             raise ValueError(complaint(name, "finite and not negative", value, f"Pass {name}=0 to leave the term out."))

@@ -156,8 +156,7 @@ class ShiftMonitor:
             if not len(monitor._values) == len(monitor._counts) == len(state["values"]):
                 raise ValueError("counts that do not fit the values")
         except (KeyError, TypeError, ValueError) as error:
-            got = f"{type(error).__name__}: {error}"
-            remedy = "Make a new monitor from calibration scores."
+            got, remedy = f"{type(error).__name__}: {error}", "Make a new monitor from calibration scores."
             raise ValueError(complaint("state", "what `state()` returned", got, remedy)) from error
         return monitor
 
@@ -206,10 +205,6 @@ def _checked(scores: Tensor | Sequence[float], name: str) -> list[float]:
 
 
 def _log_sum(logs: Sequence[float]) -> float:
-    """Returns log Σ exp(logs).
-
-    >>> round(_log_sum([math.log(2.0), -math.inf, math.log(3.0)]), 9) == round(math.log(5.0), 9)
-    True
-    """
+    """Returns log Σ exp(logs), also where some, or all, are minus infinity."""
     top = max(logs)
     return top if top == -math.inf else top + math.log(math.fsum(math.exp(value - top) for value in logs))

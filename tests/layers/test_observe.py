@@ -305,6 +305,10 @@ def test_saved_bytes_of_a_linear_layer() -> None:
     with torch.no_grad(), saved_bytes() as saved:
         layer(x)
     assert saved.bytes == 0
+    x = torch.ones(KB, requires_grad=True)
+    with saved_bytes(known=[x]) as saved:
+        x.exp().square()  # both keep the exponential
+    assert saved.bytes == 1024
 
 
 @pytest.mark.parametrize(
@@ -313,6 +317,7 @@ def test_saved_bytes_of_a_linear_layer() -> None:
         (MemoryError(), True),
         (torch.OutOfMemoryError("CUDA"), True),
         (RuntimeError("MPS backend Out of Memory"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (KeyError("memory"), False),

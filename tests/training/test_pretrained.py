@@ -113,3 +113,13 @@ def test_held_out_data_are_asked_for_before_anything_is_touched(net: nn.Module, 
 def test_refit_and_calibrate_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="one of refit and calibrate"):
         Recipe(refit=True, calibrate=True)
+
+
+def test_noise_that_was_switched_off_can_be_trained(net: nn.Module) -> None:
+    """σ = 0, which `calibrate` may choose, is ρ = −∞: its KL is infinite and its gradient is not a number."""
+    model = ibnn.convert(net, components=4, seed=0)
+    model.set_posterior(std=torch.tensor([0.0, 0.1, 0.2, 0.3])[:, None])
+    history = fit(model, TRAIN, beta=1.0, steps=1, lr=1e-12, latent_lr=1e-12, quiet=True)
+    assert history.stopped == "finished"
+    expected = torch.tensor([steering.LEAST_STD, 0.1, 0.2, 0.3])[:, None].expand_as(model.posterior().std)
+    torch.testing.assert_close(model.posterior().std, expected)

@@ -149,8 +149,7 @@ class Plain(Observer):
         return self._loss(x, y)
 
     def _loss(self, x: Inputs, y: Tensor) -> Tensor:
-        output = self._checked(self._noisy, x, y)
-        return self.likelihood.nll(output, y)
+        return self.likelihood.nll(self._checked(self._noisy, x, y), y)
 
     def _checked(self, run: Callable[..., Any], x: Inputs, y: Tensor) -> Tensor:
         """Returns the output of a forward pass; raises if inputs or targets do not fit it."""
@@ -182,9 +181,8 @@ class Ensemble(Plain):
     net: nn.ModuleList
 
     def __init__(self, nets: Sequence[nn.Module], likelihood: Likelihood | None = None) -> None:
-        if len(nets) < 2 or len({id(p) for net in nets for p in net.parameters()}) < sum(
-            len(list(net.parameters())) for net in nets
-        ):
+        own = [id(p) for net in nets for p in net.parameters()]
+        if len(nets) < 2 or len(set(own)) < len(own):
             got = f"{len(nets)} with parameters in common" if len(nets) > 1 else len(nets)
             raise ValueError(complaint("nets", "two or more separate networks", got, "Make each anew."))
         super().__init__(nn.ModuleList(nets), likelihood)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,8 +53,7 @@ class MCDropout(Plain):
         self.rate = rate
         if rate is not None and not 0 < rate < 1:
             raise ValueError(complaint("rate", "between 0 and 1", rate, "Pass 0.1, or None for the network's own."))
-        places = [(m, n, c) for m in net.modules() for n, c in m.named_children()]
-        own = [(module, name, child) for module, name, child in places if isinstance(child, nn.Dropout)]
+        own = [(m, n, c) for m in net.modules() for n, c in m.named_children() if isinstance(c, nn.Dropout)]
         if rate is None and not any(child.p > 0 for _, _, child in own):
             raise ValueError(complaint("rate", "given", "a network without dropout", "Pass rate=0.1."))
         for module, name, child in own:
@@ -76,21 +74,17 @@ class MCDropout(Plain):
         return self._loss(*tree_map(lambda tensor: repeat_rows(tensor, rows, samples), (x, y)))
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
-        for number in numbers:
-            with self._drawing(generator(seed, number, self.examples.device)):
-                output = logits_of(self.net(*args, **kwargs))
-            yield output
-
-    @contextmanager
-    def _drawing(self, source: torch.Generator) -> Iterator[None]:
         masks = [m for m in self.net.modules() if isinstance(m, _Mask)]
-        try:
-            for mask in masks:
-                mask.source = source
-            yield
-        finally:
-            for mask in masks:
-                mask.source = None
+        for number in numbers:
+            source = generator(seed, number, self.examples.device)
+            try:
+                for mask in masks:
+                    mask.source = source
+                output = logits_of(self.net(*args, **kwargs))
+            finally:
+                for mask in masks:
+                    mask.source = None
+            yield output
 
 
 class MeanField(Plain):

@@ -110,7 +110,7 @@ def export(
     answering = _Answering(model, samples, seed, pixels).eval().cpu().requires_grad_(False)
     shown = tree_map(lambda t: t.detach().cpu()[torch.arange(3) % batch_length(example)], example)
     answering.find_batch(shown)
-    expected = _named(_asked(model, answering.normalised(shown), samples, seed))
+    expected = _named(predict(model, answering.normalised(shown), samples=samples, seed=seed))
     facts |= answering.facts() | {"samples": samples, "seed": seed, "format": format, "outputs": list(expected)}
     content, found = _written(answering, shown, format, facts)
     difference = _largest_difference(found, expected)
@@ -136,12 +136,15 @@ def _written(
 
 def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     """Returns how far the file's answers are from the expected ones; raises if that is more than rounding."""
-
-    def relative(name: str) -> float:
-        largest = expected[name].abs().max().clamp_min(_unit(name, expected))
-        return ((found[name] - expected[name]).abs().max() / largest).item()
-
-    difference = max(map(relative, expected))
+    differences = []
+    for name, value in expected.items():
+        head, dot, kind = name.rpartition(".")
+        unit = 1.0  # for entropies; for numbers, their uncertainty
+        if (std := expected.get(f"{head}{dot}std")) is not None:
+            unit = max(std.max().item(), 1e-4 * expected[f"{head}{dot}mean"].abs().max().item())
+            unit = unit if kind in ("mean", "std") else unit**2
+        differences.append(((found[name] - value).abs().max() / value.abs().max().clamp_min(unit)).item())
+    difference = max(differences)
     if not difference <= TOLERANCE:  # nor NaN
         remedy = "Its layers must see the batch first, and its rows must not depend on each other or on chance."
         wanted = "a network that answers the same for its draws as rows of one batch"
@@ -151,6 +154,8 @@ def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tens
 
 class _Answering(nn.Module):
     """Maps inputs to answers: runs the network on a copy of the batch for each draw and summarises the outputs."""
+
+    draw_bytes = 0  # size of the draws
 
     def __init__(self, model: IBNN | OneNetwork, samples: int, seed: int, pixels: Pixels | None) -> None:
         super().__init__()
@@ -169,9 +174,10 @@ class _Answering(nn.Module):
         """Gives every latent its part of the draws (J, nodes), in place of its distribution."""
         latents = [module for module in self.nets.modules() if isinstance(module, Latent)]
         for latent, part in zip(latents, z.split([latent.nodes for latent in latents], 1), strict=True):
-            dtype = latent.mean.dtype
+            held = part.to(latent.mean.dtype).contiguous()
             del latent.mean, latent.rho, latent.z
-            latent.register_buffer("z", part.to(dtype).contiguous())
+            latent.register_buffer("z", held)
+            self.draw_bytes += held.nbytes
         return len(z)
 
     @torch.no_grad()
@@ -196,11 +202,6 @@ class _Answering(nn.Module):
         """Returns inputs as the network was trained on them."""
         return x if self.pixels is None else (x - self.centre) / self.spread
 
-    @property
-    def draw_bytes(self) -> int:
-        """Size of the draws."""
-        return sum(b.numel() * b.element_size() for name, b in self.nets.named_buffers() if name.endswith(".latent.z"))
-
     def facts(self) -> dict[str, Any]:
         """Returns what the file says about itself."""
         facts = {"ibnn": __version__, "torch": torch.__version__, "method": self.name, "components": self.components}
@@ -215,40 +216,29 @@ def _named(answers: Prediction) -> dict[str, Tensor]:
         return {f"{head}.{name}": value for head, values in named.items() for name, value in values.items()}
     if isinstance(answers, GaussianPrediction):
         return {name: getattr(answers, name) for name in ("mean", "std", "aleatoric", "epistemic")}
-    assert isinstance(answers, CategoricalPrediction), "checked"
+    if not isinstance(answers, CategoricalPrediction):
+        wanted, remedy = "Categorical, Bernoulli or Gaussian, or to answer like them", "Summarise draws as they do."
+        raise TypeError(complaint("likelihood", wanted, f"one that answers {type(answers).__name__}", remedy))
     return {"probabilities": answers.probs} | {n: getattr(answers, n) for n in ("total", "aleatoric", "epistemic")}
 
 
-def _asked(model: IBNN | OneNetwork, x: Inputs, samples: int, seed: int) -> Prediction:
-    answers = predict(model, x, samples=samples, seed=seed)
-    heads = answers.heads.values() if isinstance(answers, JointPrediction) else [answers]
-    if not all(isinstance(head, CategoricalPrediction | GaussianPrediction) for head in heads):
-        wanted, remedy = "Categorical, Bernoulli or Gaussian, or to answer like them", "Summarise draws as they do."
-        raise TypeError(complaint("likelihood", wanted, f"one that answers {type(answers).__name__}", remedy))
-    return answers
-
-
 def _traced(answering: _Answering, shown: Inputs) -> torch.export.ExportedProgram:
-    """Returns the graph for any batch size, without the example's numbers and without paths of source files."""
+    """Returns the graph for any batch size, without the example's numbers, paths of source files, and identities."""
     batch = torch.export.Dim("batch")
     blank = tree_map(lambda t: torch.zeros_like(t[:2]), shown)
     with no_fast_path(), torch.no_grad():
         shapes = (tree_map(lambda t: {0: batch}, blank),)  # type: ignore[arg-type, return-value]
         program = torch.export.export(answering, (blank,), dynamic_shapes=shapes, strict=False)
-    _drop_identities(program)
-    for node in program.graph.nodes:
+    aten = torch.ops.aten
+    for node in list(program.graph.nodes):
         node.meta.pop("stack_trace", None)
+        # a multiplication by an identity matrix (see `attention`), which would be as large as a weight
+        if node.target is aten.linear.default and len(node.args) == 2 and node.args[1].target is aten.eye.default:
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
     return program
-
-
-def _unit(name: str, expected: Mapping[str, Tensor]) -> float:
-    """Returns the scale below which a difference is not divided: 1 for entropies, the uncertainty for numbers."""
-    head, _, kind = name.rpartition(".")
-    own = {key.removeprefix(f"{head}."): value for key, value in expected.items() if key.rpartition(".")[0] == head}
-    if "std" not in own:
-        return 1.0
-    std = max(own["std"].max().item(), 1e-4 * own["mean"].abs().max().item())
-    return std if kind in ("mean", "std") else std**2
 
 
 def _names(x: Inputs) -> list[str]:
@@ -272,17 +262,6 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in levels.items():
             logger.setLevel(level)
-
-
-def _drop_identities(program: torch.export.ExportedProgram) -> None:
-    """Removes multiplications by an identity matrix (see `attention`), which would be as large as a weight."""
-    aten = torch.ops.aten
-    for node in list(program.graph.nodes):
-        if node.target is aten.linear.default and len(node.args) == 2 and node.args[1].target is aten.eye.default:
-            node.replace_all_uses_with(node.args[0])
-            program.graph.erase_node(node)
-    program.graph.eliminate_dead_code()
-    program.graph_module.recompile()
 
 
 def _to_onnx(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str], facts: str) -> bytes:
@@ -360,7 +339,7 @@ def _check(model: IBNN | OneNetwork, path: Path, samples: int, seed: int, format
     except (TypeError, ValueError) as error:
         remedy = "Pass strings, numbers, lists and dicts."
         raise ValueError(complaint("metadata", "what JSON can hold", error, remedy)) from error
-    size = sum(t.numel() * t.element_size() for t in (*model.net.parameters(), *model.net.buffers()))
+    size = sum(t.nbytes for t in (*model.net.parameters(), *model.net.buffers()))
     if format == "onnx" and size + 4 * model.components * samples * getattr(model, "nodes", 0) > _LARGEST:
         raise ValueError(complaint("model", "smaller than 2 GB, for ONNX", f"{size:,} bytes", 'Pass format="torch".'))
 

@@ -22,7 +22,7 @@ from ibnn.files import model_folder
 from ibnn.inputs import Pick
 from ibnn.latent import Latent
 from ibnn.layers.registry import layer_type
-from ibnn.likelihood import LIKELIHOODS, Bernoulli, Categorical, Gaussian, Heads, Likelihood
+from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.nets.dense import Affine
 from ibnn.network import IBNN, NUMBERS
 from ibnn.normal import generators_restored
@@ -197,10 +197,9 @@ def _checked_architecture(architecture: Architecture) -> Architecture:
 def _build(config: dict[str, Any]) -> nn.Module:
     """Returns a network of the saved architecture, in eval mode; code that a save names is never imported."""
     architecture, remedy = config.get("architecture"), "Build the network yourself: load(directory, net)."
-    if config["latents_only"]:
-        raise ValueError(complaint("net", "given: the save holds latents only", None, remedy))
-    if architecture is None:
-        raise ValueError(complaint("net", "given: the save names no architecture", None, remedy))
+    if config["latents_only"] or architecture is None:
+        why = "holds latents only" if config["latents_only"] else "names no architecture"
+        raise ValueError(complaint("net", f"given: the save {why}", None, remedy))
     parts = architecture if isinstance(architecture, list) else [architecture]
     if code := [part["name"] for part in parts if ":" in part["name"]]:
         expected = f"given: its code is your own ({code[0]}), which load does not import"
@@ -273,12 +272,8 @@ def _described(likelihood: Likelihood) -> dict[str, Any]:
     """Returns class and constructor options of a likelihood, beside its state; of several heads, those of each."""
     if isinstance(likelihood, Heads):
         return {"name": "Heads", "heads": {name: _described(head) for name, head in likelihood.each()}}
-    options: dict[str, Any] | None = {} if type(likelihood) is Bernoulli else None  # None: a class `load` does not know
-    if type(likelihood) is Categorical:
-        options = {name: getattr(likelihood, name) for name in ("ignore_index", "label_smoothing", "axis")}
-    if type(likelihood) is Gaussian:
-        options = {"noise": likelihood.noise, "outputs": 1 if likelihood.log_std is None else len(likelihood.log_std)}
-    return {"name": type(likelihood).__name__, "options": options}
+    known = type(likelihood) in LIKELIHOODS.values()  # `load` cannot make another
+    return {"name": type(likelihood).__name__, "options": likelihood.options if known else None}
 
 
 def _likelihood(

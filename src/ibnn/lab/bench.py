@@ -224,7 +224,7 @@ def _step_of(rival: Rival, x: Tensor, y: Tensor) -> Callable[[], None]:
 def _kept(module: nn.Module, loss: Callable[[], Tensor]) -> int:
     with saved_bytes([*module.parameters(), *module.buffers()]) as saved:
         loss()
-    return saved.bytes
+    return int(saved.bytes)
 
 
 def memory(name: str, size: Size) -> dict[str, Any]:

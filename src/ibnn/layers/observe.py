@@ -3,8 +3,8 @@
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -233,14 +233,7 @@ def grown_axes(net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str
 
 
 class Peak(TorchDispatchMode):
-    """Measures the peak bytes of tensors made in a block, without the workspaces of kernels.
-
-    >>> with Peak() as peak:
-    ...     x = torch.zeros(256) + 1  # two tensors of 1 kB
-    ...     y = x * 2  # the first is gone
-    >>> peak.bytes
-    2048
-    """
+    """Measures the peak bytes of tensors made in a block, without the workspaces of kernels."""
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         """Takes tensors made before: views of them do not count."""
@@ -266,26 +259,12 @@ class Peak(TorchDispatchMode):
         self._alive -= size
 
 
-@dataclass
-class Saved:
-    """Bytes kept for a backward pass."""
-
-    bytes: int = 0
-
-
 @contextmanager
-def saved_bytes(known: Iterable[Tensor] = ()) -> Iterator[Saved]:
-    """Counts the distinct storages that a block keeps for its backward pass, without those of known tensors.
-
-    >>> x = torch.ones(256, requires_grad=True)
-    >>> with saved_bytes(known=[x]) as saved:
-    ...     y = x.exp().square()  # both keep the exponential
-    >>> saved.bytes
-    1024
-    """
+def saved_bytes(known: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
+    """Counts the bytes of distinct storages, but those of known tensors, that a block keeps for its backward pass."""
     own = {tensor.untyped_storage()._cdata for tensor in known}
     kept: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used twice
-    saved = Saved()
+    saved = SimpleNamespace(bytes=0)
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -299,10 +278,6 @@ def saved_bytes(known: Iterable[Tensor] = ()) -> Iterator[Saved]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on whatever device.
-
-    >>> out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory")), out_of_memory(RuntimeError("shape"))
-    (True, False)
-    """
+    """Whether an error says that memory ran out, on whatever device."""
     words = ("not enough memory", "out of memory", "can't allocate memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(w in str(error).lower() for w in words)

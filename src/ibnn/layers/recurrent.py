@@ -20,26 +20,29 @@ if TYPE_CHECKING:
     from ibnn.latent import Latent
 
 State = tuple[Tensor, ...]  # h, and c of an LSTM, (B, …) each
-Step = Callable[[Tensor, State, Callable[[Tensor], Tensor]], State]  # from W x + b, the state, and h ↦ W (z ∘ h) + b
+Ports = dict[str, Tensor]  # z by port
+Map = Callable[[Tensor], Tensor]
+Cut = Callable[[Tensor], Sequence[Tensor]]  # into time steps
+Step = Callable[[Tensor, State, Map], State]  # from W x + b, the state, and h ↦ W (z ∘ h) + b
 
 _PARAMETERS = ("weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh")
 
 
-def _lstm(x: Tensor, state: State, product: Callable[[Tensor], Tensor]) -> State:
+def _lstm(x: Tensor, state: State, product: Map) -> State:
     h, c = state
     i, f, g, o = (x + product(h)).chunk(4, -1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     return o.sigmoid() * c.tanh(), c
 
 
-def _gru(x: Tensor, state: State, product: Callable[[Tensor], Tensor]) -> State:
+def _gru(x: Tensor, state: State, product: Map) -> State:
     (h,) = state
     (r, u, n), (r_h, u_h, n_h) = x.chunk(3, -1), product(h).chunk(3, -1)
     u = (u + u_h).sigmoid()
     return ((1 - u) * (n + (r + r_h).sigmoid() * n_h).tanh() + u * h,)
 
 
-def _rnn(x: Tensor, state: State, product: Callable[[Tensor], Tensor], activation: str) -> State:
+def _rnn(x: Tensor, state: State, product: Map, activation: str) -> State:
     return (getattr(torch, activation)(x + product(state[0])),)
 
 
@@ -55,7 +58,7 @@ def _step(layer: nn.Module) -> Step:
 # ------------------------------------------------------------------------------------------------------------- layers
 
 
-def _run(layer: nn.RNNBase, latent: "Latent", z: dict[str, Tensor], input: Any, hx: Any = None) -> Any:
+def _run(layer: nn.RNNBase, latent: "Latent", z: Ports, input: Any, hx: Any = None) -> Any:
     """Computes the layer's forward, layer by layer, direction by direction, step by step."""
     if not isinstance(input, PackedSequence):
         return _run_padded(layer, latent, z, input, hx)
@@ -72,7 +75,7 @@ def _run(layer: nn.RNNBase, latent: "Latent", z: dict[str, Tensor], input: Any, 
     return PackedSequence(output, sizes, order, back), _as_given(layer, state)
 
 
-def _run_padded(layer: nn.RNNBase, latent: "Latent", z: dict[str, Tensor], x: Tensor, hx: Any) -> Any:
+def _run_padded(layer: nn.RNNBase, latent: "Latent", z: Ports, x: Tensor, hx: Any) -> Any:
     batched = x.dim() == 3
     if not batched:  # a sequence without a batch
         x, hx = x.unsqueeze(1), None if hx is None else _each(lambda part: part.unsqueeze(1), hx)
@@ -87,12 +90,7 @@ def _run_padded(layer: nn.RNNBase, latent: "Latent", z: dict[str, Tensor], x: Te
 
 
 def _layers(
-    layer: nn.RNNBase,
-    scaled: Callable[[Tensor, Tensor], Tensor],
-    z: dict[str, Tensor],
-    x: Tensor,
-    state: State,
-    steps: Callable[[Tensor], Sequence[Tensor]],
+    layer: nn.RNNBase, scaled: Callable[[Tensor, Tensor], Tensor], z: Ports, x: Tensor, state: State, steps: Cut
 ) -> tuple[Tensor, State]:
     """Returns outputs and last states, (L · directions, B, …) each, from inputs, z of every row, and initial states."""
     ends: list[State] = []
@@ -115,12 +113,7 @@ def _layers(
 
 
 def _scan(
-    step: Step,
-    gates: Sequence[Tensor],
-    state: State,
-    product: Callable[[Tensor], Tensor],
-    project: Callable[[Tensor], Tensor] | None,
-    reverse: bool,
+    step: Step, gates: Sequence[Tensor], state: State, product: Map, project: Map | None, reverse: bool
 ) -> tuple[list[Tensor], State]:
     """Returns the outputs of all steps and the last state; rows without a step (packed sequences) keep their state."""
     made: list[Tensor] = []
@@ -133,7 +126,7 @@ def _scan(
     return made[::-1] if reverse else made, state
 
 
-def _product(z: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def _product(z: Tensor, weight: Tensor, bias: Tensor | None) -> Map:
     """Returns h ↦ W (z ∘ h) + b, for as many first rows as h has."""
     return lambda h: F.linear(h * z[: h.shape[0]].to(h.dtype), weight, bias)
 
@@ -151,14 +144,14 @@ def _as_given(layer: nn.Module, state: State) -> Any:
     return state if isinstance(layer, nn.LSTM | nn.LSTMCell) else state[0]
 
 
-def _each(function: Callable[[Tensor], Tensor], hx: Any) -> Any:
+def _each(function: Map, hx: Any) -> Any:
     return function(hx) if isinstance(hx, Tensor) else tuple(map(function, hx))
 
 
 # -------------------------------------------------------------------------------------------------------------- cells
 
 
-def _run_cell(layer: nn.RNNCellBase, latent: "Latent", z: dict[str, Tensor], input: Tensor, hx: Any = None) -> Any:
+def _run_cell(layer: nn.RNNCellBase, latent: "Latent", z: Ports, input: Tensor, hx: Any = None) -> Any:
     if input.dim() == 1:
         input, hx = input[None], None if hx is None else _each(lambda part: part[None], hx)
         return _each(lambda part: part[0], _run_cell(layer, latent, z, input, hx))

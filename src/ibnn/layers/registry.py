@@ -26,26 +26,17 @@ if TYPE_CHECKING:
 class LayerType:
     """What the library must know about a layer type.
 
-    Attributes:
-        ports: Number of nodes at each port of a layer, by name.
-        axis: The node axis of the layer's input, counted from its end.
-        fold: W = U diag(z): the layer's weights with z (D,) multiplied in, by name.
-        weights: Names of the parameters that `fold` replaces.
-        run: For several ports: computes the layer's output from the layer, its latent, z by port (R, D), and the
-            arguments of the call.
-        batch_axis: The batch axis of a layer's input, if the layer itself determines it.
-        fused: Whether folding is faster than `run` where one z serves all rows.
-        optional: Why layers of this type get no latent unless included by name or class; empty if they do.
+    For several ports, `run` computes the output from the layer, its latent, z by port (R, D), and the call's arguments.
     """
 
-    ports: Callable[[Any], dict[str, int]]
-    axis: int
-    fold: Callable[[Any, Tensor], dict[str, Tensor]]
-    weights: Callable[[Any], tuple[str, ...]]
+    ports: Callable[[Any], dict[str, int]]  # number of nodes at each port of a layer, by name
+    axis: int  # the node axis of the layer's input, counted from its end
+    fold: Callable[[Any, Tensor], dict[str, Tensor]]  # W = U diag(z): the weights with z (D,) multiplied in, by name
+    weights: Callable[[Any], tuple[str, ...]]  # names of the parameters that `fold` replaces
     run: Callable[..., Any] | None = None
-    batch_axis: Callable[[Any], int] | None = None
-    fused: bool = False
-    optional: str = ""
+    batch_axis: Callable[[Any], int] | None = None  # of a layer's input, if the layer itself determines it
+    fused: bool = False  # whether folding is faster than `run` where one z serves all rows
+    optional: str = ""  # why layers of this type get no latent unless included by name or class; empty if they do
 
     def nodes(self, layer: nn.Module) -> int:
         """Returns the number of input nodes D of a layer."""
@@ -152,13 +143,9 @@ def duplicate(net: nn.Module) -> nn.Module:
 def foldable(layer: nn.Module) -> bool:
     """Whether W = U diag(z) on an unchanged input gives what x ∘ z does, and no other hook sees the input."""
     kind = layer_type(layer)
-    return (
-        kind is not None
-        and kind.run is None
-        and weights_are_parameters(layer, kind)
-        and has_forward_of_its_type(layer)
-        and len(layer._forward_pre_hooks) == 1
-    )
+    if kind is None or kind.run is not None or len(layer._forward_pre_hooks) != 1:
+        return False
+    return weights_are_parameters(layer, kind) and has_forward_of_its_type(layer)
 
 
 def weights_are_parameters(layer: nn.Module, kind: LayerType) -> bool:
@@ -232,40 +219,29 @@ def _probe(layer: nn.Module, kind: LayerType, z: Tensor) -> tuple[Tensor, Tensor
     """Returns inputs x and the output for x ∘ z, to check the fold of a class with a forward of its own against."""
     if has_forward_of_its_type(layer):
         return None
-    shape = [1] * -kind.axis
-    shape[0] = -1
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, len(z), *[33] * (-kind.axis - 1), generator=generator).to(z)
-    return x, layer(x * z.view(shape))
+    inner, generator = -kind.axis - 1, torch.Generator().manual_seed(0)
+    x = torch.randn(2, len(z), *[33] * inner, generator=generator).to(z)
+    return x, layer(x * z.view(-1, *[1] * inner))
 
 
 # ------------------------------------------------------------------------------------------ torch's own layers
 
 
-def _fold_linear(layer: Any, z: Tensor) -> Tensor:
-    weight: Tensor = layer.weight  # (out, D)
-    return weight * z
-
-
 def _fold_convolution(layer: Any, z: Tensor) -> Tensor:
-    weight: Tensor = layer.weight  # (out, D / groups, …)
-    groups: int = layer.groups
+    weight, groups = layer.weight, layer.groups  # (out, D / groups, …)
     z = z.view(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)  # a group's filters see the group's own nodes
-    return weight * z.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2))
+    return torch.mul(weight, z.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2)))
 
 
 def _fold_transposed(layer: Any, z: Tensor) -> Tensor:
-    weight: Tensor = layer.weight  # (D, out / groups, …)
-    return weight * z.view(-1, *[1] * (weight.dim() - 1))
+    return torch.mul(layer.weight, z.view(-1, *[1] * (layer.weight.dim() - 1)))  # (D, out / groups, …)
 
 
-register_layer(nn.Linear, nodes="in_features", fold=_fold_linear)
-register_layer(nn.Conv1d, nodes="in_channels", fold=_fold_convolution, axis=-2)
-register_layer(nn.Conv2d, nodes="in_channels", fold=_fold_convolution, axis=-3)
-register_layer(nn.Conv3d, nodes="in_channels", fold=_fold_convolution, axis=-4)
-register_layer(nn.ConvTranspose1d, nodes="in_channels", fold=_fold_transposed, axis=-2)
-register_layer(nn.ConvTranspose2d, nodes="in_channels", fold=_fold_transposed, axis=-3)
-register_layer(nn.ConvTranspose3d, nodes="in_channels", fold=_fold_transposed, axis=-4)
+register_layer(nn.Linear, nodes="in_features", fold=lambda layer, z: torch.mul(layer.weight, z))  # type: ignore[arg-type]
+for _axis, _conv in ((-2, nn.Conv1d), (-3, nn.Conv2d), (-4, nn.Conv3d)):
+    register_layer(_conv, nodes="in_channels", fold=_fold_convolution, axis=_axis)
+for _axis, _transposed in ((-2, nn.ConvTranspose1d), (-3, nn.ConvTranspose2d), (-4, nn.ConvTranspose3d)):
+    register_layer(_transposed, nodes="in_channels", fold=_fold_transposed, axis=_axis)
 register_layer("transformers.pytorch_utils.Conv1D", nodes="nx", fold=_fold_transposed)  # GPT-2's linear layer, (D, out)
 
 

@@ -55,6 +55,11 @@ class Likelihood(nn.Module, ABC):
             state_dict[prefix + "temperature"] = torch.ones(())
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Constructor options besides tensors, from which `ibnn.load` makes the likelihood again."""
+        return {}
+
     def set_temperature(self, value: float | Tensor) -> None:
         """Sets T for all answers from now on."""
         with torch.no_grad():

@@ -56,6 +56,11 @@ class Categorical(Discrete):
         self.register_buffer("weight", weight)
         self.ignore_index, self.label_smoothing, self.axis = ignore_index, label_smoothing, axis
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the loss leaves out and smooths, and the axis of the classes."""
+        return {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing, "axis": self.axis}
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """The axis, if it is known, is part of the state: targets may have told it."""
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -1,7 +1,7 @@
 """NUMBERS: real targets with Gaussian noise."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,11 @@ class Gaussian(Likelihood):
         self.noise = noise
         learnt = nn.Parameter(torch.full((outputs,), math.log(init_std))) if noise == "learnt" else None
         self.register_parameter("log_std", learnt)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Where the noise comes from, and how many there are."""
+        return {"noise": self.noise, "outputs": 1 if self.log_std is None else len(self.log_std)}
 
     def split(self, output: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
         """Returns the mean and the standard deviation in an output, of equal shape."""

@@ -20,6 +20,7 @@ __all__ += ["aurc", "auroc", "brier", "ece", "error", "fpr_at_95_tpr", "nll"]
 __all__ += ["coverage", "crps", "interval_score", "rmse"]  # of numbers
 __all__ += ["Interval", "bootstrap", "score_intervals"]  # by resampling
 
+Metric = Callable[..., float]
 BINS = 15  # of reliability curves and the ECE, as in the paper
 
 
@@ -186,7 +187,7 @@ def aurc(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
     return risk_coverage(1 - confidence, guess == labels).area
 
 
-_SCORES: dict[str, Callable[..., float]] = {"error": error, "nll": nll, "ece": ece, "brier": brier, "aurc": aurc}
+_SCORES: dict[str, Metric] = {"error": error, "nll": nll, "ece": ece, "brier": brier, "aurc": aurc}
 
 
 def scores(
@@ -285,12 +286,7 @@ class Interval(NamedTuple):
 
 
 def bootstrap(
-    metric: Callable[..., float],
-    *samples: Tensor,
-    resamples: int = 1000,
-    level: float = 0.95,
-    seed: int = 0,
-    paired: bool = True,
+    metric: Metric, *samples: Tensor, resamples: int = 1000, level: float = 0.95, seed: int = 0, paired: bool = True
 ) -> Interval:
     """Percentile bootstrap interval of a metric; the ends are resampled values, rounded outwards.
 

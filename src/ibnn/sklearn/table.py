@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -86,17 +87,12 @@ class Table(BaseEstimator):  # type: ignore[misc]
         self.scaler_ = StandardScaler().fit(x, sample_weight=weight if differ(weight) else None)
         with generators_restored():
             torch.manual_seed(self._seed)
-            net = (self.net or self._mlp(len(x)))(x.shape[1], outputs).double()
+            net = (self.net or partial(self._mlp, len(x)))(x.shape[1], outputs).double()
         first, *others = (layer.name for layer in plan(net).layers)
         std = self._usual_std if self.prior_std == "auto" else float(self.prior_std)
+        k, exclude = int(self.components), first if others and x.shape[1] < FEW_COLUMNS else None
         self.model_ = convert(
-            net,
-            components=int(self.components),
-            prior_std=std,
-            likelihood=likelihood,
-            exclude=first if others and x.shape[1] < FEW_COLUMNS else None,
-            copy=False,
-            seed=self._seed,
+            net, components=k, prior_std=std, likelihood=likelihood, exclude=exclude, copy=False, seed=self._seed
         )
         self._set_noise(std)
 
@@ -104,15 +100,10 @@ class Table(BaseEstimator):  # type: ignore[misc]
         self.model_.prior_std = std
         self.model_.set_posterior(std=std)
 
-    def _mlp(self, rows: int) -> Builder:
-        hidden = (WIDER if rows >= MANY else WIDTH,) * 2 if self.hidden is None else self.hidden
-
-        def build(inputs: int, outputs: int) -> nn.Module:
-            sizes = [inputs, *hidden]
-            body = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
-            return nn.Sequential(*body, nn.Linear(sizes[-1], outputs))
-
-        return build
+    def _mlp(self, rows: int, inputs: int, outputs: int) -> nn.Module:
+        sizes = [inputs, *((WIDER if rows >= MANY else WIDTH,) * 2 if self.hidden is None else self.hidden)]
+        body = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
+        return nn.Sequential(*body, nn.Linear(sizes[-1], outputs))
 
     def _train(self, x: Array, target: Tensor, weight: Array, *, labels: Array | None = None) -> None:
         """Trains from the start; held-out rows are stratified by `labels`."""

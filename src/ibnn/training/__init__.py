@@ -1,11 +1,6 @@
 """TRAINING: Algorithm 1 and what surrounds it."""
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ibnn.training.loop import fit
-
-__all__ = ["fit"]
+from typing import Any
 
 
 def __getattr__(name: str) -> Any:  # accelerate is imported when `fit` is first used

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ibnn.batches import Share, Source
 from ibnn.errors import complaint
 from ibnn.inputs import batch_length, call_arguments, tensors
+from ibnn.layers.observe import returned
 from ibnn.training.recipe import Recipe
 from ibnn.training.trainable import Trainable
 
@@ -42,25 +43,20 @@ class Guard:
         self._fail(what, share, step)
 
     def _fail(self, what: str, piece: Share, step: int) -> NoReturn:
-        """Blames the data if they are not finite, else the run."""
-        self._refuse_not_finite(piece, step)
-        recipe = self.recipe
+        """Raises with the number of the row if inputs are not finite; else the run has diverged."""
+        recipe, rows = self.recipe, batch_length(piece.x)
+        for tensor in tensors(piece.x):
+            if tensor.is_floating_point() and tensor.dim() and len(tensor) == rows and not tensor.isfinite().all():
+                row = piece.offset + int((~tensor.isfinite()).reshape(rows, -1).any(1).nonzero()[0])
+                epoch, batch = divmod(step, self.source.steps)
+                number = self.source.number(recipe.seed, epoch, batch, row)
+                got = "NaN or infinity in " + (f"row {number}" if number is not None else f"row {row} of batch {batch}")
+                raise ValueError(complaint("train", "finite", got, "Clean or drop that row."))
         kept = f" The last good checkpoint is kept in {self.folder}." if self.folder else ""
         raise DivergedError(
             f"Training diverged at step {step}: {what}. Lower lr={recipe.lr:g} or "
             f"latent_lr={recipe.latent_lr:g}, set clip and latent_clip to 1, or convert with less init_std.{kept}"
         )
-
-    def _refuse_not_finite(self, piece: Share, step: int) -> None:
-        """Raises with the number of the row if inputs are not finite."""
-        rows = batch_length(piece.x)
-        for tensor in tensors(piece.x):
-            if tensor.is_floating_point() and tensor.dim() and len(tensor) == rows and not tensor.isfinite().all():
-                row = piece.offset + int((~tensor.isfinite()).reshape(rows, -1).any(1).nonzero()[0])
-                epoch, batch = divmod(step, self.source.steps)
-                number = self.source.number(self.recipe.seed, epoch, batch, row)
-                got = "NaN or infinity in " + (f"row {number}" if number is not None else f"row {row} of batch {batch}")
-                raise ValueError(complaint("train", "finite", got, "Clean or drop that row."))
 
 
 def _first_not_finite(model: Trainable, piece: Share) -> str:
@@ -68,24 +64,10 @@ def _first_not_finite(model: Trainable, piece: Share) -> str:
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             return f"parameter {name!r} is not finite"
-    found: list[str] = []
-
-    def note(name: str, output: Any) -> None:
-        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
-            found.append(name)
-
-    handles = [
-        m.register_forward_hook(lambda _m, _a, out, name=name: note(name, out))
-        for name, m in model.net.named_modules()
-        if name
-    ]
-    try:
-        with torch.no_grad():
-            args, kwargs = call_arguments(piece.x)
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return (
-        f"first in the output of layer {found[0]!r}" if found else "in the loss itself: are targets and inputs finite?"
-    )
+    names, (args, kwargs) = {m: name for name, m in model.net.named_modules()}, call_arguments(piece.x)
+    with torch.no_grad(), returned(model.net) as made:
+        model(*args, **kwargs)
+    for module, output in made:
+        if not bool(output.isfinite().all()):
+            return f"first in the output of layer {names[module]!r}"
+    return "in the loss itself: are targets and inputs finite?"

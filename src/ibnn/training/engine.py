@@ -20,14 +20,7 @@ from ibnn.training.trainable import Trainable
 
 
 class Engine:
-    """One run's Accelerator.
-
-    Attributes:
-        accelerator: The Accelerator itself.
-        worker: Which of how many workers this process is.
-        device: Where this worker computes.
-        main: Whether this worker writes files and messages.
-    """
+    """One run's Accelerator: which worker this is, where it computes, whether it is `main` and writes files."""
 
     def __init__(self, recipe: Recipe, folder: Path | None, rows: int) -> None:
         """Makes the Accelerator for a recipe; trackers write to the folder. There are `rows` training examples."""
@@ -110,11 +103,7 @@ def make_optimisers(model: Trainable, recipe: Recipe) -> list[Optimizer]:
 
 
 def rates_at(t: float, recipe: Recipe) -> dict[str, float]:
-    """Returns the learning rates when the share t of training is done.
-
-    >>> rates_at(0.5, Recipe(lr=0.1))
-    {'lr': 0.1, 'latent_lr': 0.01}
-    """
+    """Returns the learning rates when the share t of training is done."""
     lr, latent_lr = recipe.lr * recipe.schedule.factor(t), recipe.latent_lr * recipe.latent_schedule.factor(t)
     return {"lr": lr, "latent_lr": latent_lr}
 

@@ -71,21 +71,13 @@ MIN_HELD_OUT, MAX_HELD_OUT = 100, 5000  # with fewer held-out examples the noise
 
 
 class Split(NamedTuple):
-    """The data of a run.
-
-    Attributes:
-        train: What is trained on.
-        held_out: What is evaluated, and steered by; None if there is nothing.
-        whole: Both together, which `refit` trains on.
-        given: Number of training examples before some were held out.
-        note: Why the noise is not steered although the recipe asks for it; "" if it is, or need not be.
-    """
+    """The data of a run."""
 
     train: Source
-    held_out: Source | None
-    whole: Source
-    given: int
-    note: str = ""
+    held_out: Source | None  # evaluated, and steered by
+    whole: Source  # both together, which `refit` trains on
+    given: int  # number of training examples before some were held out
+    note: str = ""  # why the noise is not steered although the recipe asks for it
 
 
 def read_data(model: Trainable, train: Any, valid: Any, recipe: Recipe) -> Split:
@@ -126,11 +118,7 @@ def hold_out(source: Source, held_out: Source | None, seed: int) -> Split:
 
 
 def held_out_rows(rows: int) -> int:
-    """Returns how many training examples are held out: a tenth, but at least 100 and at most 5,000.
-
-    >>> held_out_rows(2_000), held_out_rows(60_000)
-    (200, 5000)
-    """
+    """Returns how many training examples are held out: a tenth, but at least 100 and at most 5,000."""
     return min(max(rows // 10, MIN_HELD_OUT), MAX_HELD_OUT)
 
 

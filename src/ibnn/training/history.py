@@ -1,7 +1,6 @@
 """HISTORY: adds up what the steps report, shows a run while it goes on, and leaves a row for each evaluation."""
 
 import csv
-import io
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from ibnn.batches import Share
 from ibnn.diagnosis import diagnose
-from ibnn.files.atomic import write_atomically
+from ibnn.files.atomic import replaced
 from ibnn.inputs import batch_length, slice_rows
 from ibnn.normal import generators_restored
 from ibnn.progress import Bar
@@ -57,19 +56,6 @@ class History:
         return [row[column] for row in self.rows if column in row]
 
 
-def write_history(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes the rows as CSV, atomically."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode())
-
-
-_LIVE = ("loss", "nll", "kl", "beta", "lr")  # values beside the bar
-
-
 class Monitor:
     """Shows a run on stderr: a live bar in a terminal, a line a row otherwise, nothing when quiet."""
 
@@ -84,7 +70,7 @@ class Monitor:
         self.rows += rows
         now = time.monotonic()
         if self._bar.drawn and (now - self.since > 0.5 or self.done == self.total):
-            text = " ".join(f"{name} {values[name]:.4g}" for name in _LIVE)
+            text = " ".join(f"{name} {values[name]:.4g}" for name in ("loss", "nll", "kl", "beta", "lr"))
             speed = self.rows / (now - self.since)
             self._bar.update(done=self.done, title=f"{text} {speed:,.0f} rows/s")
             self.rows, self.since = 0, now
@@ -141,7 +127,11 @@ class Journal:
         self.monitor.row(row)
         self.engine.log(row)
         if self.folder and self.engine.main:
-            write_history(self.folder / "history.csv", progress.rows)
+            columns = dict.fromkeys(column for row in progress.rows for column in row)
+            with replaced(self.folder / "history.csv") as (path,), path.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, columns, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(progress.rows)
         for callback in callbacks:
             callback(row, model)
 
@@ -160,6 +150,4 @@ def summarise(state: State, data: Split, monitor: Monitor) -> History:
             monitor.say(words)
     found = state.steering.found if state.steering is not None else Found()
     ending = state.best.best or progress.rows[-1], progress.finished, words
-    return History(
-        tuple(progress.rows), *ending, tuple(found.looks), progress.seconds, data.train.rows, looked=found.looked
-    )
+    return History(tuple(progress.rows), *ending, tuple(found.looks), progress.seconds, data.train.rows, found.looked)

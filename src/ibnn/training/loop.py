@@ -25,7 +25,7 @@ from ibnn.training.heldout import Callback, HeldOut, Split, check_options, count
 from ibnn.training.history import History, Journal, Monitor, summarise
 from ibnn.training.recipe import Recipe
 from ibnn.training.session import Session, State, estimate_statistics
-from ibnn.training.steering import Found, Steering, start_calibrated
+from ibnn.training.steering import LEAST_STD, Found, Steering, start_calibrated
 from ibnn.training.trainable import Steerable, Trainable, as_trainable, restored_on_error
 
 DEFAULT_EPOCHS = 30
@@ -138,11 +138,14 @@ class _Run:
         return summarise(self.state, self.data, monitor)
 
     def _start(self, monitor: Monitor) -> None:
-        """Clears old gradients, and calibrates untrained latents if the recipe asks for it."""
-        self.model.zero_grad()  # of a failed run, or of the caller
+        """Clears old gradients, calibrates untrained latents if asked to, and gives latents without noise a little."""
+        model = cast(Steerable, self.model)
+        model.zero_grad()  # of a failed run, or of the caller
         if self.calibrates and self.state.progress.step == 0 and self.data.held_out is not None:
-            model, shown = cast(Steerable, self.model), not self.quiet
+            shown = not self.quiet
             monitor.say(str(start_calibrated(model, self.data.held_out, seed=self.recipe.seed, progress=shown)))
+        if model.nodes and not bool(model.posterior().std.all()):  # `ibnn.calibrate` may have chosen σ = 0
+            model.set_posterior(std=model.posterior().std.clamp_min(LEAST_STD))
         if self.data.note:
             monitor.say(f'beta = 1 stands in for "auto": {self.data.note}.')
 

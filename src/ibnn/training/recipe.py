@@ -13,6 +13,8 @@ from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
 from ibnn.mixture import KLKind
 
+_RECIPES = resources.files("ibnn.training") / "recipes"
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -215,15 +217,12 @@ class Recipe(_Frozen):
         if name not in cls.names():
             remedy = f"Did you mean {nearest(name, cls.names())!r}?"
             raise ValueError(complaint("recipe", f"one of {', '.join(cls.names())}", repr(name), remedy))
-        return cls.from_toml(
-            (resources.files("ibnn.training") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
-        )
+        return cls.from_toml((_RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
 
     @classmethod
     def names(cls) -> list[str]:
         """Returns the names of the recipes that come with the library."""
-        folder = resources.files("ibnn.training") / "recipes"
-        return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+        return sorted(entry.name.removesuffix(".toml") for entry in _RECIPES.iterdir() if entry.name.endswith(".toml"))
 
 
 def to_toml(fields: dict[str, Any]) -> str:
@@ -235,13 +234,11 @@ def to_toml(fields: dict[str, Any]) -> str:
     [b]
     c = "d"
     """
-    return tomli_w.dumps(_without_none(fields))
 
+    def given(tree: Any) -> Any:
+        return {n: given(value) for n, value in tree.items() if value is not None} if isinstance(tree, dict) else tree
 
-def _without_none(fields: Any) -> Any:
-    if not isinstance(fields, dict):
-        return fields
-    return {name: _without_none(value) for name, value in fields.items() if value is not None}
+    return tomli_w.dumps(given(fields))
 
 
 # What others call some fields, where spelling alone does not lead to them.
@@ -254,13 +251,8 @@ _SYNONYMS |= {"early_stopping": "patience", "early_stop": "patience", "random_st
 _SYNONYMS |= {"iterations": "steps", "max_iter": "steps", "wd": "weight_decay", "l2": "weight_decay"}
 _SYNONYMS |= {"latent_learning_rate": "latent_lr", "noise_learning_rate": "noise_lr", "max_steps": "steps"}
 _SYNONYMS |= {"gradient_accumulation": "accumulate", "gradient_accumulation_steps": "accumulate"}
-_SYNONYMS |= {
-    "decay": "weight_decay",
-    "logger": "trackers",
-    "report_to": "trackers",
-    "log_with": "trackers",
-    "l2_penalty": "weight_decay",
-}
+_SYNONYMS |= {"logger": "trackers", "report_to": "trackers", "log_with": "trackers"}
+_SYNONYMS |= {"decay": "weight_decay", "l2_penalty": "weight_decay"}
 
 
 def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> str:

@@ -70,17 +70,11 @@ class Average:
 
 @dataclass
 class Best:
-    """The evaluation with the lowest validation NLL so far.
+    """The evaluation with the lowest validation NLL so far."""
 
-    Attributes:
-        best: Its row of the history.
-        waited: Number of evaluations since.
-        state: The model's state then, by name, if it was kept.
-    """
-
-    best: dict[str, Any] | None = None
-    waited: int = 0
-    state: dict[str, Tensor] = field(default_factory=dict)
+    best: dict[str, Any] | None = None  # its row of the history
+    waited: int = 0  # evaluations since
+    state: dict[str, Tensor] = field(default_factory=dict)  # the model's then, by name, if it was kept
 
     def update(self, row: dict[str, Any], model: Trainable, *, keep: bool) -> None:
         """Compares an evaluation with the best; `keep` copies the model's state if it is better."""
@@ -187,14 +181,9 @@ def unpack_optimiser(optimiser: Optimizer, prefix: str, tensors: Mapping[str, Te
 
 
 class Interrupts:
-    """Notes a signal for the loop to act on between steps; a second one has its usual effect.
+    """Notes a signal for the loop to act on between steps; a second one has its usual effect."""
 
-    Attributes:
-        number: The signal that came, 0 if none.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0
+    number = 0  # of the signal that came, 0 if none
 
     @contextmanager
     def caught(self) -> Iterator[None]:
@@ -277,23 +266,14 @@ class Stopped(SystemExit):
 
 @dataclass
 class Session:
-    """Saves a run when that is due, resumes it, and stops it on SIGINT and SIGTERM if it can be resumed.
-
-    Attributes:
-        state: What training changes.
-        engine: Where it runs.
-        recipe: How it is trained.
-        folder: The run folder, if there is one.
-        facts: What besides the recipe makes a run what it is.
-        total: Its number of steps.
-    """
+    """Saves a run when that is due, resumes it, and stops it on SIGINT and SIGTERM if it can be resumed."""
 
     state: State
     engine: Engine
     recipe: Recipe
-    folder: Path | None
-    facts: Mapping[str, Any]
-    total: int
+    folder: Path | None  # the run folder, if there is one
+    facts: Mapping[str, Any]  # what besides the recipe makes a run what it is
+    total: int  # steps
     interrupts: Interrupts = field(default_factory=Interrupts)
     _since: float = field(default_factory=time.monotonic)
 
@@ -341,22 +321,16 @@ class Session:
         """Saves a checkpoint where one is due, and exits if a signal came."""
         progress, every = self.state.progress, self.recipe.checkpoint_every
         due = progress.step % every == 0 if every else at_epoch
-        stop, now = self._agreed_signal(at_epoch), time.monotonic()
+        # Several workers must stop at the same step, and rarely ask each other.
+        asks = self.folder is not None and (at_epoch or progress.step % 10 == 0)
+        stop = self.engine.highest(self.interrupts.number) if asks or self.engine.worker.world == 1 else 0
+        now = time.monotonic()
         progress.seconds, self._since = progress.seconds + now - self._since, now
         if self.folder is not None and (due or stop or progress.finished):
-            self._save(self.folder)
+            progress.sums, progress.seen = map(self.engine.moved_to_main, (progress.sums, progress.seen))
+            if self.engine.main:
+                tensors, data = self.state.packed()
+                data |= {"recipe": self.recipe.to_toml(), "facts": self.facts}
+                save_checkpoint(self.folder / "checkpoints", progress.step, tensors, data, keep=self.recipe.keep)
         if stop and not progress.finished:
             raise Stopped(128 + stop)
-
-    def _agreed_signal(self, at_epoch: bool) -> int:
-        """Returns the signal to stop on. Several workers must stop at the same step, and rarely ask each other."""
-        asks = self.folder is not None and (at_epoch or self.state.progress.step % 10 == 0)
-        return self.engine.highest(self.interrupts.number) if asks or self.engine.worker.world == 1 else 0
-
-    def _save(self, folder: Path) -> None:
-        progress = self.state.progress
-        progress.sums, progress.seen = (self.engine.moved_to_main(sums) for sums in (progress.sums, progress.seen))
-        if self.engine.main:
-            tensors, data = self.state.packed()
-            data |= {"recipe": self.recipe.to_toml(), "facts": self.facts}
-            save_checkpoint(folder / "checkpoints", progress.step, tensors, data, keep=self.recipe.keep)

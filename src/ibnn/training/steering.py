@@ -26,17 +26,14 @@ OVERFIT = 0.6  # a training NLL below this share of the held-out NLL shows overf
 UNDERCONFIDENCE = 0.5  # an overfitting network is steered to log T = −0.5 at the lowest
 SHRINKAGES = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried in turn at the end, while T is below 1
 MIN_STD, MAX_STD = 0.02, 1.5  # bounds of s
+LEAST_STD = 1e-3  # where σ = 0 starts: its ρ is −∞ and its KL infinite, so it cannot be trained
 BUDGET, MIN_LOOKS = 0.6, 6  # forward passes of all looks, as a share of training's; but there are at least six looks
 KL_WEIGHT = 20.0  # nats of loss per datum for a KL of one nat per node
 ROWS, DRAWS = 1000, 8  # held-out examples of a look, and the least number of draws for each
 
 
 def look_steps(total: int, looks: int | None = None) -> frozenset[int]:
-    """Returns the steps before which there is a look.
-
-    >>> sorted(look_steps(1000))[:3]
-    [200, 229, 258]
-    """
+    """Returns the steps before which there is a look."""
     looks = looks or LOOKS
     steps = (int(total * (FIRST + (LAST - FIRST) * look / max(looks - 1, 1))) for look in range(looks))
     return frozenset(step for step in steps if step)  # a look needs a training NLL
@@ -47,9 +44,6 @@ def look_budget(training_rows: int, held_out: int) -> tuple[int, int]:
 
     Their forward passes are at most `BUDGET` of training's with `DRAWS` draws for each example. A model of more than
     `DRAWS` components makes a draw of each, and as many more passes.
-
-    >>> look_budget(30_000, 2_000), look_budget(1_000_000, 2_000)
-    ((9, 250), (25, 1000))
     """
     budget = BUDGET * training_rows / DRAWS  # held-out examples in all
     looks = min(max(int(budget / min(held_out, ROWS // 4)), MIN_LOOKS), LOOKS)
@@ -81,41 +75,24 @@ def desired_change(likelihood: Likelihood, *, temperature: float, training_nll: 
 
 
 def next_std(prior_std: float, change: float) -> float:
-    """Returns s after a look that desires a change of log s.
-
-    >>> round(next_std(0.3, 0.2), 3), round(next_std(0.3, -5.0), 3)
-    (0.332, 0.283)
-    """
+    """Returns s after a look that desires a change of log s."""
     step = max(-FALL, min(RISE, GAIN * change))
     return max(MIN_STD, min(MAX_STD, prior_std * math.exp(step)))
 
 
 @dataclass
 class Found:
-    """What steering has found so far. A checkpoint holds it; a refit repeats it.
+    """What steering has found so far. A checkpoint holds it; a refit repeats it."""
 
-    Attributes:
-        looks: What each look saw and did (see `History.looks`).
-        looked: Forward passes for the looks and at the end, in rows.
-        temperature: The temperature set at the end.
-        weaker: The factor on σ at the end.
-        relative: Temperatures of several heads relative to the common one.
-    """
-
-    looks: list[dict[str, float]] = field(default_factory=list)
-    looked: int = 0
-    temperature: float = 1.0
-    weaker: float = 1.0
-    relative: list[float] = field(default_factory=list)
+    looks: list[dict[str, float]] = field(default_factory=list)  # what each saw and did (see `History.looks`)
+    looked: int = 0  # forward passes for the looks and at the end, in rows
+    temperature: float = 1.0  # set at the end
+    weaker: float = 1.0  # the factor on σ at the end
+    relative: list[float] = field(default_factory=list)  # temperatures of several heads, over the common one
 
 
 class Steering:
-    """Moves s at the looks of a run, and sets temperature and noise at its end.
-
-    Attributes:
-        steps: The steps before which there is a look.
-        found: What it has found so far.
-    """
+    """Moves s at the looks of a run (before each of `steps`), and sets temperature and noise at its end."""
 
     def __init__(self, model: Steerable, data: HeldOut | Found, *, total: int, batch_size: int, n_data: int) -> None:
         """Plans the looks of `total` steps by held-out data, or by what another run found, to repeat it."""
@@ -190,5 +167,5 @@ def start_calibrated(model: Steerable, held_out: Source, *, seed: int, progress:
     """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights."""
     found = calibrate(model, held_out, seed=seed, progress=progress)  # type: ignore[arg-type]
     model.prior_std = max(found.scale, MIN_STD)
-    model.set_posterior(std=model.posterior().std.clamp_min(1e-3))  # σ = 0 could not be trained
+    model.set_posterior(std=model.posterior().std.clamp_min(LEAST_STD))
     return found

@@ -28,19 +28,12 @@ class _Module(Protocol):
 
 
 class Trainable(_Module, Method, Protocol):
-    """A module with draws for `predict`, an objective with named terms, and parameter groups.
+    """A module with draws for `predict`, an objective with named terms, and parameter groups."""
 
-    Attributes:
-        net: The network that is trained.
-        examples: Number of training examples seen so far, a buffer; `fit` counts whole batches.
-        prior_std: Standard deviation of the prior, where there is one.
-        kl_kind: Which KL the objective has, where there is a choice.
-    """
-
-    net: Any
-    examples: Tensor
-    prior_std: float
-    kl_kind: Any
+    net: Any  # the network that is trained
+    examples: Tensor  # number of training examples seen so far, a buffer; `fit` counts whole batches
+    prior_std: float  # of the prior, where there is one
+    kl_kind: Any  # which KL the objective has, where there is a choice
 
     @property
     def likelihood(self) -> Likelihood:
@@ -65,9 +58,7 @@ class Trainable(_Module, Method, Protocol):
     def end_epoch(self, *, collect: bool, last: bool) -> bool:
         """Averages weights in the method's own way at an epoch's end; returns False to leave averaging to `fit`.
 
-        Args:
-            collect: Whether the present weights go into the average.
-            last: Whether training ends, so that the average takes the weights' place.
+        `collect` puts the weights into the average; at the `last` epoch's end the average takes their place.
         """
 
     def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0, *, batch_size: int | None = None) -> Tensor:
