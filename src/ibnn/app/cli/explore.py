@@ -1,5 +1,7 @@
 """EXPLORE: `demo`, `plan`, `bench`, `data list`, `data get` and `reproduce`: no data or job of your own is needed."""
 
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,7 +9,7 @@ import typer
 
 from ibnn.app.cli.options import Data, Json, NewData
 from ibnn.app.cli.screen import Screen, check_out, misuse
-from ibnn.app.cli.settings import check_net, parsed
+from ibnn.app.cli.settings import parsed
 
 if TYPE_CHECKING:
     from ibnn.lab.reproduce import Experiment
@@ -66,19 +68,20 @@ def bench(
     screen.table(rival_rows(cell), title=f"{cell['net']}: methods to the plain network")
 
 
-def _nets() -> list[str]:
-    from ibnn import nets
+def _names(module: str, *more: str) -> Callable[[], list[str]]:
+    """Returns a completion by `module.names()`; imports the module only then."""
+    return lambda: [*more, *import_module(module).names()]
 
-    return list(nets.names())
 
-
+_NETS, _SETS = _names("ibnn.nets"), _names("ibnn.data")
+_EXPERIMENTS = _names("ibnn.lab.reproduce", "list", "all")
 _NET = "Name of a network, or package.module:function in the current folder; lists all networks if omitted."
 _Patterns = list[str] | None
 
 
 def plan(
     screen: Screen,
-    net: Annotated[str | None, typer.Option(help=_NET, autocompletion=_nets)] = None,
+    net: Annotated[str | None, typer.Option(help=_NET, autocompletion=_NETS)] = None,
     option: Annotated[_Patterns, typer.Option(help="Option of the network.", metavar="KEY=VALUE")] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Default: 10, or 1000 for ImageNet networks.")] = None,
     include: Annotated[_Patterns, typer.Option(help="Layers to convert.", metavar="PATTERN")] = None,
@@ -96,7 +99,6 @@ def plan(
         return
     with misuse():
         options = parsed(option or [], "--option")
-        check_net(net, options)
         count = classes or _classes(net, options)
         planned = planned_by(_made(net, count, options), include=include or None, exclude=exclude or None)
     if not json:
@@ -145,12 +147,6 @@ def _list(screen: Screen, classes: int | None, json: bool) -> None:
     screen.note("One of them in detail: ibnn plan --net NAME")
 
 
-def _sets() -> list[str]:
-    from ibnn import data
-
-    return list(data.names())
-
-
 def data_list(screen: Screen, data: NewData = None, json: Json = False) -> None:
     """Lists the data sets, and which of them are present."""
     from ibnn.data import status
@@ -166,7 +162,7 @@ def data_list(screen: Screen, data: NewData = None, json: Json = False) -> None:
 
 def data_get(
     screen: Screen,
-    names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=_sets, metavar="NAME…")],
+    names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=_SETS, metavar="NAME…")],
     data: NewData = None,
     mirror: Annotated[str | None, typer.Option(help="Server with NAME/FILE; default: $IBNN_MIRROR.")] = None,
     json: Json = False,
@@ -189,18 +185,12 @@ def data_get(
     screen.result(where, "\n".join(f"{name}: {place}" for name, place in where.items()), json)
 
 
-def _experiments() -> list[str]:
-    from ibnn.lab import reproduce
-
-    return ["list", "all", *reproduce.names()]
-
-
 _METHODS = "Names separated by commas; may be repeated. Default: all."
 
 
 def reproduce(
     screen: Screen,
-    name: Annotated[str, typer.Argument(metavar="NAME|all|list", autocompletion=_experiments)] = "list",
+    name: Annotated[str, typer.Argument(metavar="NAME|all|list", autocompletion=_EXPERIMENTS)] = "list",
     preset: Annotated[str, typer.Option(help="cpu (for two cores) or paper (the full experiment).")] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: the preset's.")] = None,
     methods: Annotated[list[str] | None, typer.Option(help=_METHODS)] = None,

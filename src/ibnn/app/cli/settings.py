@@ -58,7 +58,9 @@ def names() -> list[str]:
 
 def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     """Returns a job by file or by name, with changes; checks all that can be checked without data."""
-    from ibnn.lab.jobs import Job, check_data, check_weights, merged
+    from ibnn import nets
+    from ibnn.lab.jobs import METHODS, Job, check_data, check_weights, merged
+    from ibnn.nets.own import find
 
     changes = parsed(settings, "--set")
     fields = merged(_fields(name), changes)
@@ -69,7 +71,15 @@ def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     job = Job(**fields)
     check_data(job.data, data)
     check_weights(job)
-    _check_options(job)
+    if job.has_code:
+        find(job.net)
+    else:
+        nets.input_shape(job.net, **job.net_options)
+    options = METHODS[job.method].options
+    for option in job.method_options:
+        if option not in options:
+            remedy = f"Did you mean {nearest(option, options, _SYNONYMS)!r}?" if options else "Leave it out."
+            raise ValueError(complaint("method_options", f"options of {job.method!r}", repr(option), remedy))
     return job
 
 
@@ -81,31 +91,3 @@ def _fields(name: str) -> dict[str, Any]:
     near = nearest(Path(name).stem, names())
     expected = f"a TOML file, or one of {', '.join(names())}"
     raise FileNotFoundError(complaint("JOB", expected, repr(name), f"Did you mean {near!r}?"))
-
-
-def check_net(net: str, options: dict[str, Any]) -> None:
-    """Raises for an unknown network or option; imports a network of your own."""
-    from ibnn import nets
-    from ibnn.nets.own import find, is_own
-
-    if is_own(net):
-        find(net)
-        return
-    nets.input_shape(net)
-    nets.input_shape(net, **dict.fromkeys(options, 1))
-    for name, value in options.items():
-        if not isinstance(value, int | float):
-            raise ValueError(complaint(name, "a number, true or false", repr(value), f"Pass e.g. {name}=1."))
-    nets.input_shape(net, **options)
-
-
-def _check_options(job: "Job") -> None:
-    """Raises for options that the method does not have, before anything is loaded."""
-    from ibnn.lab.jobs import METHODS
-
-    check_net(job.net, job.net_options)
-    options = METHODS[job.method].options
-    for name in job.method_options:
-        if name not in options:
-            remedy = f"Did you mean {nearest(name, options, _SYNONYMS)!r}?" if options else "Leave it out."
-            raise ValueError(complaint("method_options", f"options of {job.method!r}", repr(name), remedy))

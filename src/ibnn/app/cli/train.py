@@ -75,9 +75,13 @@ def _run(screen: Screen, job: "Job", home: "RunFolder", data: Path | None, *, fr
     if job.has_file:
         screen.note(_described(splits, job))
     with home.lock(note=screen.note):
+        first = replace(home, path=home.path / "first")  # the plain training before it
         if fresh:
-            _clear(home, screen)
-        options: dict[str, Any] = {"data_folder": data, "splits": splits, "first_folder": home.path / "first"}
+            home.clear()
+            if first.begun:
+                with first.lock(note=screen.note):
+                    first.clear()
+        options: dict[str, Any] = {"data_folder": data, "splits": splits, "first_folder": first.path}
         return jobs.run(job, home.path, **options, quiet=screen.quiet, held=True)
 
 
@@ -99,15 +103,6 @@ def _described(splits: "Splits", job: "Job") -> str:
         f"{job.data}: {job.target!r} is {target}, predicted from {len(columns)} columns; {len(splits.train):,} rows to "
         f"train on{held_out}, {len(splits.whole.test.y):,} to test."  # type: ignore[union-attr]
     )
-
-
-def _clear(home: "RunFolder", screen: Screen) -> None:
-    """Removes an earlier run, and the plain training before it."""
-    home.clear()
-    first = replace(home, path=home.path / "first")
-    if first.begun:
-        with first.lock(note=screen.note):
-            first.clear()
 
 
 def show(screen: Screen, result: dict[str, Any]) -> None:
