@@ -68,18 +68,18 @@ def evaluate(
     A run on points is evaluated on its test points alone; if it predicts a number, by NLL, RMSE and the coverage of
     90 % intervals. A run on a table of your own needs that table, unchanged, in the current folder or in --data.
     """
+    from ibnn.data import DataSet
     from ibnn.lab.evaluation import evaluate as measure
     from ibnn.lab.jobs import make_data
 
     asked = read(folder, samples, trust_code=trust_code)
     run, name = asked.run, asked.run.result["name"]
-    if data_set is not None:
-        _check_other(data_set, data, asked)
+    other = _other(screen, data_set, data, asked) if data_set is not None else None
     with misuse() if run.job.has_file else nullcontext():
         splits = make_data(run.job, data, asked.units)
     whole = splits.whole
-    if data_set is not None:
-        whole, name = _other(screen, data_set, data, whole), f"{name} on {data_set}"
+    if other is not None and isinstance(whole, DataSet):  # normalised as in training
+        whole, name = replace(whole, name=other.name, test=other.test), f"{name} on {data_set}"
     found = measure(run.model, whole, splits.valid, samples=asked.samples, data_folder=data).result
     for reading in (found, found.get("tempered", found)):
         reading.get("outsiders", {}).pop(run.job.data, None)  # the training data are no outsiders
@@ -87,8 +87,11 @@ def evaluate(
     screen.json(result) if json else show(screen, result)
 
 
-def _check_other(name: str, folder: Path | None, asked: "Asked") -> None:
-    from ibnn.data import TABLES
+def _other(screen: Screen, name: str, folder: Path | None, asked: "Asked") -> "DataSet":
+    """Returns another data set; raises unless its images and classes are like the run's."""
+    import torch
+
+    from ibnn.data import TABLES, load
     from ibnn.lab.jobs import check_data
 
     with misuse():
@@ -99,23 +102,14 @@ def _check_other(name: str, folder: Path | None, asked: "Asked") -> None:
         if name in TABLES:
             remedy = "Leave it out for the run's own set."
             raise ValueError(complaint("--data-set", "a set of images", f"the points {name}", remedy))
-
-
-def _other(screen: Screen, name: str, folder: Path | None, trained_on: Any) -> "DataSet":
-    """Returns another data set, normalised as in training, with its own test images."""
-    import torch
-
-    from ibnn.data import DataSet, load
-
-    other, first = load(name, folder), torch.tensor([0])
-    assert isinstance(trained_on, DataSet), "a run on images"
-    shapes = {each: tuple(each.test.rows(first).images.shape[1:]) for each in (trained_on, other)}
-    expected, got = (f"{len(each.classes)} classes and images {shape}" for each, shape in shapes.items())
-    if expected != got:
+    other = load(name, folder)
+    shape = tuple(other.test.rows(torch.tensor([0])).images.shape[1:])
+    expected = f"{len(asked.classes)} classes and images {tuple(asked.form)}"
+    if (got := f"{len(other.classes)} classes and images {shape}") != expected:
         raise MisuseError(complaint("--data-set", f"one of {expected}", got, "Leave it out for the run's own set."))
-    if other.classes != trained_on.classes:
-        screen.note(f"The classes of {name} have other names than those of {trained_on.name}.")
-    return replace(trained_on, name=name, test=other.test)
+    if list(other.classes) != asked.classes:
+        screen.note(f"The classes of {name} have other names than those of {asked.run.job.data}.")
+    return other
 
 
 _INPUTS = "Images, folders of images, .npy or .csv files; points as .npy or .csv files."
@@ -242,10 +236,8 @@ def report(
     for run in runs:
         if run.is_dir() and run not in done:
             screen.note(f"Skipped: {run}, which has not finished.")
-    try:
+    with misuse((FileNotFoundError,)):  # a folder without its answers
         write_report(done, out, title=title)
-    except FileNotFoundError as error:  # a folder without its answers
-        raise MisuseError(str(error)) from error
     screen.result({"report": str(out)}, str(out), json)
 
 
