@@ -675,10 +675,10 @@ def _bad(folder: Path, name: str, content: bytes) -> Path:
         (lambda folder: _npy(lambda x: x)(folder, np.array([{}]))[0], 1, "an .npy file"),
         (lambda folder: _npy(lambda x: x)(folder, np.zeros((0, 8, 8), np.uint8))[0], 1, "one or more examples"),
         (lambda folder: _bad(folder, "a.csv", b"1,2,3\n"), 1, "(N, 64)"),
-        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,2\n"), 1, "3 values a line"),
-        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,x,3\n"), 1, "in line 2"),
-        (lambda folder: _bad(folder, "a.csv", b"\xff\xfe\x00"), 1, "no row of numbers"),
-        (lambda folder: _bad(folder, "a.csv", b""), 1, "no row of numbers"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,2\n"), 1, "3 cells a line"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,x,3\n"), 1, "'x' in row 2 (line 2), column '2'"),
+        (lambda folder: _bad(folder, "a.csv", b"\xff\xfe\x00"), 1, "no row below the header"),
+        (lambda folder: _bad(folder, "a.csv", b""), 1, "an empty file"),
     ],
 )
 def test_wrong_inputs(make: Callable[[Path], Path], code: int, message: str, run: Path, tmp_path: Path) -> None:
