@@ -49,15 +49,7 @@ class Service:
         data: Path | None = None,
         state: Path | None = None,
     ) -> None:
-        """Reads or computes the held-out answers, and starts the answering thread.
-
-        Args:
-            asked: The run.
-            risk: Accepted share of wrong answers among those given, unless a request sets another.
-            false_alarm: Probability that the monitor ever raises an alarm although nothing has shifted.
-            data: Folder of data sets.
-            state: File that keeps the monitor's state between starts.
-        """
+        """Reads or computes the held-out answers, and starts the answering thread; options as of `ibnn serve`."""
         self.asked, self.risk, self._state = asked, risk, state
         self.held_out: HeldOut = asked.held_out(data)  # decides where to abstain and what the monitor compares with
         self.limit = lru_cache(maxsize=64)(lambda risk: asked.limit(risk, lambda: self.held_out))
@@ -185,13 +177,7 @@ class OverloadedError(Exception):
 
 
 class Batcher(Generic[Q, A]):
-    """Gathers questions from many threads into batches; nobody waits for a batch to fill.
-
-    >>> batcher = Batcher(lambda questions: [2 * q for q in questions], most=8, waiting=100, rows=lambda q: 1)
-    >>> [future.result() for future in [batcher.submit(3), batcher.submit(4)]]
-    [6, 8]
-    >>> batcher.close()
-    """
+    """Gathers questions from many threads into batches; nobody waits for a batch to fill."""
 
     def __init__(
         self, answer: Callable[[Sequence[Q]], Sequence[A]], *, most: int, waiting: int, rows: Callable[[Q], int]
