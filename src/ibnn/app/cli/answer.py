@@ -6,24 +6,28 @@ import json as jsons
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import torch
 import typer
+from torch import Tensor
 
 from ibnn.app.asking import finite
-from ibnn.app.asking.inputs import examples, image_reader, listed, point_reader
+from ibnn.app.asking.inputs import examples, image_reader, listed, read_points
 from ibnn.app.cli.options import Data, Json, Risk, RunFolder, Samples, Seed, TrustCode
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse
 from ibnn.app.cli.train import show
+from ibnn.data import TABLES, DataSet, load
 from ibnn.errors import complaint
+from ibnn.files.atomic import write_atomically
+from ibnn.files.export import export as write
+from ibnn.network import IBNN
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ibnn.app.asking.run import Asked
-    from ibnn.data import DataSet
 
 BATCH = 250  # examples read at once
 
@@ -68,7 +72,6 @@ def evaluate(
     A run on points is evaluated on its test points alone; if it predicts a number, by NLL, RMSE and the coverage of
     90 % intervals. A run on a table of your own needs that table, unchanged, in the current folder or in --data.
     """
-    from ibnn.data import DataSet
     from ibnn.lab.evaluation import evaluate as measure
     from ibnn.lab.jobs import make_data
 
@@ -87,11 +90,8 @@ def evaluate(
     screen.json(result) if json else show(screen, result)
 
 
-def _other(screen: Screen, name: str, folder: Path | None, asked: "Asked") -> "DataSet":
+def _other(screen: Screen, name: str, folder: Path | None, asked: "Asked") -> DataSet:
     """Returns another data set; raises unless its images and classes are like the run's."""
-    import torch
-
-    from ibnn.data import TABLES, load
     from ibnn.lab.jobs import check_data
 
     with misuse():
@@ -168,13 +168,12 @@ def _check_predict(out: Path | None, risk: float, scale: float | None) -> None:
 
 def _rows(screen: Screen, asked: "Asked", files: list[Path], scale: float | None) -> tuple[list[dict[str, Any]], bool]:
     """Returns the answers for all files, and whether some could not be read; reports these."""
-    import torch
-
-    if asked.units and scale is not None:
+    units, note = asked.units, screen.note
+    if units and scale is not None:
         remedy = "Leave it out: points are taken as they are."
         raise MisuseError(complaint("--scale", "absent for a run on points", scale, remedy))
     unread: list[Exception] = []
-    reader = point_reader(asked.units, screen.note) if asked.units else image_reader(asked.form, screen.note, scale)
+    reader = partial(read_points, units=units, note=note) if units else image_reader(asked.form, note, scale)
     stream, rows = examples(files, reader, unread.append), []
     while batch := list(islice(stream, BATCH)):
         found = asked.described(asked.answer(torch.stack([example.pixels for example in batch])))
@@ -190,8 +189,6 @@ def _write(screen: Screen, result: dict[str, Any], out: Path | None, json: bool)
     if out is None:
         print(text, end="")
         return
-    from ibnn.files.atomic import write_atomically
-
     write_atomically(out, text.encode())
     if json:
         screen.json({"out": str(out), "rows": len(result["rows"]), "risk": result["risk"]})
@@ -263,8 +260,6 @@ def export(
     The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
     """
     from ibnn.baselines import Plain
-    from ibnn.files.export import export as write
-    from ibnn.network import IBNN
 
     out = out or Path("model.onnx" if format == "onnx" else "model.pt2")
     check_out("--out", out)
@@ -283,7 +278,7 @@ def export(
         )
 
 
-def _example(asked: "Asked", pixels: bool) -> tuple["Tensor", dict[str, Any]]:
+def _example(asked: "Asked", pixels: bool) -> tuple[Tensor, dict[str, Any]]:
     """Returns inputs that show the file's shapes, and its metadata."""
     run = asked.run
     facts = {"run": run.result["name"], "classes": run.result["classes"]}

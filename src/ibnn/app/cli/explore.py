@@ -1,15 +1,23 @@
 """EXPLORE: `demo`, `plan`, `bench`, `data list`, `data get` and `reproduce`: no data or job of your own is needed."""
 
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 import typer
+from torch import nn
 
+from ibnn import nets
 from ibnn.app.cli.options import Data, Json, NewData
 from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.app.cli.settings import parsed
+from ibnn.convert import plan as planned_by
+from ibnn.data import get, status
+from ibnn.data import names as set_names
+from ibnn.data.download import server
+from ibnn.data.sets import KNOWN, known
+from ibnn.lab import sizes
+from ibnn.nets.own import is_own, make_own
 
 if TYPE_CHECKING:
     from ibnn.lab.reproduce import Experiment
@@ -68,20 +76,13 @@ def bench(
     screen.table(rival_rows(cell), title=f"{cell['net']}: methods to the plain network")
 
 
-def _names(module: str, *more: str) -> Callable[[], list[str]]:
-    """Returns a completion by `module.names()`; imports the module only then."""
-    return lambda: [*more, *import_module(module).names()]
-
-
-_NETS, _SETS = _names("ibnn.nets"), _names("ibnn.data")
-_EXPERIMENTS = _names("ibnn.lab.reproduce", "list", "all")
 _NET = "Name of a network, or package.module:function in the current folder; lists all networks if omitted."
 _Patterns = list[str] | None
 
 
 def plan(
     screen: Screen,
-    net: Annotated[str | None, typer.Option(help=_NET, autocompletion=_NETS)] = None,
+    net: Annotated[str | None, typer.Option(help=_NET, autocompletion=nets.names)] = None,
     option: Annotated[_Patterns, typer.Option(help="Option of the network.", metavar="KEY=VALUE")] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Default: 10, or 1000 for ImageNet networks.")] = None,
     include: Annotated[_Patterns, typer.Option(help="Layers to convert.", metavar="PATTERN")] = None,
@@ -92,8 +93,6 @@ def plan(
 
     A network of your own is created by function(classes, **options).
     """
-    from ibnn.convert import plan as planned_by
-
     if net is None:
         _list(screen, classes, json)
         return
@@ -112,18 +111,10 @@ def plan(
 
 def _classes(net: str, options: dict[str, Any]) -> int:
     """Returns the default number of classes: 1000 for networks that take ImageNet's images."""
-    from ibnn import nets
-    from ibnn.nets.own import is_own
-
     return 1000 if not is_own(net) and nets.input_shape(net, **options)[-1] == 224 else 10
 
 
-def _made(net: str, classes: int, options: dict[str, Any]) -> Any:
-    import torch
-
-    from ibnn import nets
-    from ibnn.nets.own import is_own, make_own
-
+def _made(net: str, classes: int, options: dict[str, Any]) -> nn.Module:
     if is_own(net):
         return make_own(net, classes, options)
     with torch.device("meta"):
@@ -131,9 +122,6 @@ def _made(net: str, classes: int, options: dict[str, Any]) -> Any:
 
 
 def _list(screen: Screen, classes: int | None, json: bool) -> None:
-    from ibnn import nets
-    from ibnn.lab import sizes
-
     rows: list[dict[str, Any]] = []
     for name in nets.names():
         count = classes or _classes(name, {})
@@ -149,8 +137,6 @@ def _list(screen: Screen, classes: int | None, json: bool) -> None:
 
 def data_list(screen: Screen, data: NewData = None, json: Json = False) -> None:
     """Lists the data sets, and which of them are present."""
-    from ibnn.data import status
-
     rows = status(data)
     if json:
         return screen.json([row._asdict() for row in rows])
@@ -162,16 +148,12 @@ def data_list(screen: Screen, data: NewData = None, json: Json = False) -> None:
 
 def data_get(
     screen: Screen,
-    names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=_SETS, metavar="NAME…")],
+    names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=set_names, metavar="NAME…")],
     data: NewData = None,
     mirror: Annotated[str | None, typer.Option(help="Server with NAME/FILE; default: $IBNN_MIRROR.")] = None,
     json: Json = False,
 ) -> None:
     """Downloads data sets and checks them; keeps those that are present."""
-    from ibnn.data import get, status
-    from ibnn.data.download import server
-    from ibnn.data.sets import KNOWN, known
-
     places = {row.name: row.where for row in status(data)}
     with misuse():
         server(mirror)
@@ -185,12 +167,18 @@ def data_get(
     screen.result(where, "\n".join(f"{name}: {place}" for name, place in where.items()), json)
 
 
+def _experiments() -> list[str]:
+    from ibnn.lab import reproduce
+
+    return ["list", "all", *reproduce.names()]
+
+
 _METHODS = "Names separated by commas; may be repeated. Default: all."
 
 
 def reproduce(
     screen: Screen,
-    name: Annotated[str, typer.Argument(metavar="NAME|all|list", autocompletion=_EXPERIMENTS)] = "list",
+    name: Annotated[str, typer.Argument(metavar="NAME|all|list", autocompletion=_experiments)] = "list",
     preset: Annotated[str, typer.Option(help="cpu (for two cores) or paper (the full experiment).")] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: the preset's.")] = None,
     methods: Annotated[list[str] | None, typer.Option(help=_METHODS)] = None,

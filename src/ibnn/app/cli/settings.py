@@ -5,8 +5,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ibnn import nets
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
+from ibnn.nets.own import find
 
 if TYPE_CHECKING:
     from ibnn.lab.jobs import Job
@@ -16,11 +18,7 @@ _SYNONYMS |= {"num_components": "components", "n_members": "members", "size": "m
 
 
 def parsed(settings: list[str], flag: str) -> dict[str, Any]:
-    """Returns settings as nested tables; a value that is not TOML is a string.
-
-    >>> parsed(["train.lr=0.01", "train.steps=5", "net=lenet", "augment=true"], "--set")
-    {'train': {'lr': 0.01, 'steps': 5}, 'net': 'lenet', 'augment': True}
-    """
+    """Returns settings, such as "train.lr=0.01", as nested tables; a value that is not TOML is a string."""
     found: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -47,20 +45,14 @@ def _value(text: str) -> Any:
 
 
 def names() -> list[str]:
-    """Returns the names of the jobs that come with the library.
-
-    >>> names()
-    ['cifar10-vgg16', 'digits-mlp', 'fashion-mnist-lenet', 'toy-regression', 'two-moons']
-    """
+    """Returns the names of the jobs that come with the library."""
     folder = resources.files("ibnn.lab") / "job_files"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     """Returns a job by file or by name, with changes; checks all that can be checked without data."""
-    from ibnn import nets
     from ibnn.lab.jobs import METHODS, Job, check_data, check_weights, merged
-    from ibnn.nets.own import find
 
     changes = parsed(settings, "--set")
     fields = merged(_fields(name), changes)

@@ -9,7 +9,7 @@ import typer
 
 from ibnn.app.cli import settings
 from ibnn.app.cli.options import Data, Json
-from ibnn.app.cli.screen import Interrupted, Screen, check_out, misuse
+from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.errors import complaint
 from ibnn.lab.display import COSTS, SCORES, UNCERTAINTIES
 
@@ -53,7 +53,7 @@ def train(
     try:
         result = _run(screen, job, home, data, fresh=resume is False)
     except KeyboardInterrupt:
-        raise Interrupted(again) from None
+        raise KeyboardInterrupt(again) from None
     except SystemExit as stop:  # the training loop has saved
         screen.note(again)
         raise typer.Exit(stop.code if isinstance(stop.code, int) else 1) from None
