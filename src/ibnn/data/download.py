@@ -153,26 +153,17 @@ def _unpack(archive: Path, members: Mapping[str, tuple[int, str | None]], into: 
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
-                size = left.pop(member.name, (None, None))[0]
-                _check(archive, member, size)
+                size, path = left.pop(member.name, (None, None))[0], PurePosixPath(member.name)
+                if path.is_absolute() or ".." in path.parts:
+                    raise tarfile.TarError(f"the path {member.name}")
+                if not (member.isreg() or (member.isdir() and size is None)):
+                    raise tarfile.TarError(f"{member.name} is not a plain file")
+                if member.size > _SMALL if size is None else member.size != size:
+                    raise tarfile.TarError(f"{member.name} of {member.size} bytes")
                 if size is not None:
                     tar.extract(member, into, filter="data")
+        if left:
+            raise tarfile.TarError(f"no {next(iter(left))}")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _refusal(archive, f"a broken one ({error})") from error
-    if left:
-        raise _refusal(archive, f"one without {next(iter(left))}")
-
-
-def _check(archive: Path, member: tarfile.TarInfo, size: int | None) -> None:
-    path = PurePosixPath(member.name)
-    if path.is_absolute() or ".." in path.parts:
-        raise _refusal(archive, f"one with the path {member.name}")
-    if not (member.isreg() or (member.isdir() and size is None)):
-        raise _refusal(archive, f"{member.name}, which is not a plain file")
-    if member.size > _SMALL if size is None else member.size != size:
-        raise _refusal(archive, f"{member.name} of {member.size} bytes")
-
-
-def _refusal(archive: Path, got: str) -> ValueError:
-    remedy = "Nothing was unpacked. Pass another mirror."
-    return ValueError(complaint(archive.name, "an archive of the set's files alone", got, remedy))
+        got, remedy = f"a broken or unsafe one ({error})", "Nothing was unpacked. Pass another mirror."
+        raise ValueError(complaint(archive.name, "an archive of the set's files alone", got, remedy)) from error

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
+import queue
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from ibnn.app.asking import finite
 from ibnn.app.asking.run import Asked
 from ibnn.app.serve import requests
 from ibnn.app.serve.requests import Answer, Answers, Health, Number, Numbers, receive, route_options
-from ibnn.app.serve.service import Counts, OverloadedError, Question, Row, Service
+from ibnn.app.serve.service import Counts, Question, Row, Service
 from ibnn.errors import complaint
 from ibnn.lab.pages import environment, inlined, style
 
@@ -142,7 +143,7 @@ async def _answered(service: Service, readers: ThreadPoolExecutor, request: Requ
         raise HTTPException(422, str(error)) from None
     try:
         rows = await asyncio.wrap_future(service.ask(Question(inputs, draws)))
-    except OverloadedError:
+    except queue.Full:
         raise HTTPException(503, "Too many requests are waiting. Try again later.", {"Retry-After": "1"}) from None
     for number, row in enumerate(rows):
         if not all(math.isfinite(value) for value in row.values() if isinstance(value, float)):

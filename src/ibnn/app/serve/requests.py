@@ -1,7 +1,4 @@
-"""REQUESTS and replies as OpenAPI documents them, and bodies of /predict as tensors.
-
-Nothing in a body is trusted; every refusal says what to send instead.
-"""
+"""REQUESTS and replies as OpenAPI documents them, and bodies of /predict as tensors; nothing in a body is trusted."""
 
 import io
 import json
@@ -99,14 +96,6 @@ _PROBLEMS = {
 
 def route_options(asked: Asked) -> dict[str, Any]:
     """Returns what FastAPI needs to know of /predict beyond its function."""
-    return {
-        "openapi_extra": {"requestBody": _body(asked)},
-        "responses": {status: {"model": Problem, "description": text} for status, text in _PROBLEMS.items()},
-        "response_model_exclude_unset": True,
-    }
-
-
-def _body(asked: Asked) -> dict[str, Any]:
     inputs = _image_schema(asked.form) if asked.units is None else _table_schema(asked.units)
     schemas = {"application/json": {"inputs": inputs}}
     if asked.units is None:
@@ -116,7 +105,11 @@ def _body(asked: Asked) -> dict[str, Any]:
         kind: {"schema": {"type": "object", "properties": p, "required": list(p), "additionalProperties": False}}
         for kind, p in schemas.items()
     }
-    return {"required": True, "content": content}
+    return {
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        "responses": {status: {"model": Problem, "description": text} for status, text in _PROBLEMS.items()},
+        "response_model_exclude_unset": True,
+    }
 
 
 def _array(items: dict[str, Any], least: int, most: int) -> dict[str, Any]:

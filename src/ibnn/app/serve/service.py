@@ -61,6 +61,7 @@ class Service:
         self.monitor = self._monitor(false_alarm)
         self.counts = Counts()
         self._batcher = Batcher(self._answer, most=MOST, waiting=WAITING, rows=lambda q: len(q.inputs))
+        self.ask = self._batcher.submit  # returns the future rows, one for each input
 
     def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
         asked, scores = self.asked, getattr(self.held_out, self.watched)
@@ -86,10 +87,6 @@ class Service:
             pass
         expected, got = "a file written by a service of this run", f"{path}, of another run or false-alarm rate"
         raise ValueError(complaint("state", expected, got, "Pass another file, or delete this one to start over."))
-
-    def ask(self, question: Question) -> Future[list[Row]]:
-        """Returns the future rows, one for each input; raises `OverloadedError` if too many questions wait."""
-        return self._batcher.submit(question)
 
     def _answer(self, questions: Sequence[Question]) -> list[list[Row]]:
         found = self.asked.answer(torch.cat([question.inputs for question in questions]))
@@ -118,7 +115,18 @@ class Service:
 
     def health(self) -> dict[str, Any]:
         """Returns what is served, where it abstains, and whether inputs have shifted."""
-        run, units, limit = self.asked.run, self.asked.units, self.limit(self.risk)[1]
+        run, units, shift = self.asked.run, self.asked.units, None
+        if (monitor := self.monitor) is not None:
+            shift = {
+                "score": self.watched,
+                "against": f"{len(self.held_out.total):,} {self.held_out.source}",
+                "false_alarm": monitor.false_alarm,
+                "seen": monitor.seen,
+                "alarm": monitor.alarm is not None,
+                "alarm_at": monitor.alarm,
+                "direction": monitor.direction if monitor.alarm is not None else None,
+                "p_value": min(1.0, monitor.p_value),
+            }
         return {
             "status": "ok",
             "version": __version__,
@@ -128,23 +136,8 @@ class Service:
             "components": run.model.components,
             "samples": self.asked.samples,
             "seed": self.asked.seed,
-            "abstention": finite(limit),
-            "shift": self._shift(),
-        }
-
-    def _shift(self) -> dict[str, Any] | None:
-        monitor = self.monitor
-        if monitor is None:
-            return None
-        return {
-            "score": self.watched,
-            "against": f"{len(self.held_out.total):,} {self.held_out.source}",
-            "false_alarm": monitor.false_alarm,
-            "seen": monitor.seen,
-            "alarm": monitor.alarm is not None,
-            "alarm_at": monitor.alarm,
-            "direction": monitor.direction if monitor.alarm is not None else None,
-            "p_value": min(1.0, monitor.p_value),
+            "abstention": finite(self.limit(self.risk)[1]),
+            "shift": shift,
         }
 
     def metrics(self) -> bytes:
@@ -172,10 +165,6 @@ class Counts:
         self.shift_alarm = Gauge("ibnn_shift_alarm", "1 once the shift monitor has rung.", registry=own)
 
 
-class OverloadedError(Exception):
-    """The queue is full."""
-
-
 class Batcher(Generic[Q, A]):
     """Gathers questions from many threads into batches; nobody waits for a batch to fill."""
 
@@ -189,12 +178,9 @@ class Batcher(Generic[Q, A]):
         self._thread.start()
 
     def submit(self, question: Q) -> Future[A]:
-        """Returns the future answer; raises `OverloadedError` if too many questions wait."""
+        """Returns the future answer; raises `queue.Full` if too many questions wait."""
         future: Future[A] = Future()
-        try:
-            self._queue.put_nowait((question, future))
-        except queue.Full:
-            raise OverloadedError from None
+        self._queue.put_nowait((question, future))
         return future
 
     def close(self) -> None:
