@@ -73,10 +73,7 @@ def examples(files: list[Path], read: Reader, failed: Callable[[Exception], None
 
 
 def image_reader(form: Form, note: Note, scale: float | None = None) -> Reader:
-    """Returns a function that reads images and resizes them; it notes each source size once.
-
-    `scale` is the value of white in .csv and .npy files: by default 255 in .npy files of bytes (uint8), else 1.
-    """
+    """Returns a function that reads images and resizes them; it notes each source size once; `scale` is white."""
     noted: set[tuple[int, int]] = set()
 
     def read(path: Path) -> list[Example]:

@@ -20,6 +20,7 @@ from ibnn.app.asking.inputs import examples, image_reader, listed, read_points
 from ibnn.app.cli.options import Data, Json, Risk, RunFolder, Samples, Seed, TrustCode
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse
 from ibnn.app.cli.train import show
+from ibnn.baselines import Plain
 from ibnn.data import TABLES, DataSet, load
 from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
@@ -259,8 +260,6 @@ def export(
 
     The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
     """
-    from ibnn.baselines import Plain
-
     out = out or Path("model.onnx" if format == "onnx" else "model.pt2")
     check_out("--out", out)
     asked = read(folder, samples, seed, trust_code)

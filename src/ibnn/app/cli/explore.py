@@ -191,15 +191,11 @@ def reproduce(
     """Runs the paper's experiments; finished parts are not run again."""
     from ibnn.lab import reproduce as paper
 
-    known = paper.names()
+    about = {each: paper.about(each) for each in paper.names()}
     if name == "list":
-        if json:
-            screen.json({each: paper.about(each) for each in known})
-        else:
-            screen.table([["name", "what it shows"], *([each, paper.about(each)] for each in known)])
-        return
+        return screen.json(about) if json else screen.table([("name", "what it shows"), *about.items()])
     with misuse():
-        chosen = {each: paper.read(each, preset) for each in (known if name == "all" else [name])}
+        chosen = {each: paper.read(each, preset) for each in (about if name == "all" else [name])}
         wanted = {each: _wanted(methods, experiment) for each, experiment in chosen.items()}
         for each, experiment in chosen.items():
             experiment.only(wanted[each], seeds)
@@ -211,7 +207,7 @@ def reproduce(
         files, table = paper.reproduce(each, **options, runs=runs, out=out, data=data, quiet=screen.quiet)
         found[each] = {"files": list(map(str, files)), "table": table}
         if not json:
-            screen.table(table, title=paper.about(each))
+            screen.table(table, title=about[each])
             screen.note("\n".join(f"wrote {file}" for file in files))
     if json:
         screen.json(found)

@@ -13,6 +13,7 @@ from ibnn.nets.own import find
 if TYPE_CHECKING:
     from ibnn.lab.jobs import Job
 
+_JOBS = resources.files("ibnn.lab") / "job_files"
 _SYNONYMS = {"dropout_rate": "rate", "dropout": "rate", "p": "rate", "k": "components", "n_components": "components"}
 _SYNONYMS |= {"num_components": "components", "n_members": "members", "size": "members", "prior": "prior_std"}
 
@@ -46,8 +47,7 @@ def _value(text: str) -> Any:
 
 def names() -> list[str]:
     """Returns the names of the jobs that come with the library."""
-    folder = resources.files("ibnn.lab") / "job_files"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(entry.name.removesuffix(".toml") for entry in _JOBS.iterdir() if entry.name.endswith(".toml"))
 
 
 def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
@@ -77,7 +77,7 @@ def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
 
 def _fields(name: str) -> dict[str, Any]:
     if name in names():
-        return tomllib.loads((resources.files("ibnn.lab") / "job_files" / f"{name}.toml").read_text(encoding="utf-8"))
+        return tomllib.loads((_JOBS / f"{name}.toml").read_text(encoding="utf-8"))
     if Path(name).is_file():
         return read_toml(Path(name))
     near = nearest(Path(name).stem, names())

@@ -12,10 +12,10 @@ from ibnn.app.cli.options import Data, Json
 from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.errors import complaint
 from ibnn.lab.display import COSTS, SCORES, UNCERTAINTIES
+from ibnn.lab.runs import RunFolder
 
 if TYPE_CHECKING:
     from ibnn.lab.jobs import Job, Splits
-    from ibnn.lab.runs import RunFolder
 
 SAME = 0.02  # relative difference of temperatures that is not worth a row
 
@@ -38,12 +38,9 @@ def train(
 
     Ctrl-C saves; the same command then resumes, and gives the same bits as an uninterrupted run.
     """
-    from ibnn.lab.runs import RunFolder
-
     with misuse():
         job = settings.read_job(name, set or [], data)
-    home = RunFolder(out or Path("runs") / (Path(name).stem + (f"-{job.key}" if set else "")))
-    with misuse():
+        home = RunFolder(out or Path("runs") / (Path(name).stem + (f"-{job.key}" if set else "")))
         check_out("--out", home.path, folder=True)
         if resume and not home.begun:
             raise ValueError(complaint("--resume", "for a run that has begun", home.path, "Leave it out to begin."))
@@ -63,7 +60,7 @@ def train(
     screen.note(_next(job, home.path, images="corrupted" in result))
 
 
-def _run(screen: Screen, job: "Job", home: "RunFolder", data: Path | None, *, fresh: bool) -> dict[str, Any]:
+def _run(screen: Screen, job: "Job", home: RunFolder, data: Path | None, *, fresh: bool) -> dict[str, Any]:
     from ibnn.lab import jobs
 
     if not fresh:
