@@ -29,9 +29,8 @@ from ibnn.app.asking.inputs import Form, decoded
 from ibnn.app.asking.run import LEVELS, threshold, upper_bound
 from ibnn.app.cli.app import app
 from ibnn.app.cli.screen import Screen
-from ibnn.app.cli.settings import names as recipe_names
-from ibnn.app.cli.settings import parsed, read_job
-from ibnn.app.cli.train import show
+from ibnn.app.cli.train import names as recipe_names
+from ibnn.app.cli.train import parsed, read_job, show
 from ibnn.lab import jobs
 from ibnn.lab.runs import HELD_OUT, MODEL, RunFolder
 

@@ -10,12 +10,9 @@ from torch import nn
 from ibnn import nets
 from ibnn.app.cli.options import Data, Json, NewData
 from ibnn.app.cli.screen import Screen, check_out, misuse
-from ibnn.app.cli.settings import parsed
+from ibnn.app.cli.train import parsed
 from ibnn.convert import plan as planned_by
-from ibnn.data import get, status
-from ibnn.data import names as set_names
-from ibnn.data.download import server
-from ibnn.data.sets import KNOWN, known
+from ibnn.data import download, sets
 from ibnn.lab import sizes
 from ibnn.nets.own import is_own, make_own
 
@@ -137,7 +134,7 @@ def _list(screen: Screen, classes: int | None, json: bool) -> None:
 
 def data_list(screen: Screen, data: NewData = None, json: Json = False) -> None:
     """Lists the data sets, and which of them are present."""
-    rows = status(data)
+    rows = sets.status(data)
     if json:
         return screen.json([row._asdict() for row in rows])
     cells = [[r.name, "yes" if r.found else "no", f"{r.bytes / 1e6:,.1f}" if r.bytes else "–", r.where] for r in rows]
@@ -148,21 +145,21 @@ def data_list(screen: Screen, data: NewData = None, json: Json = False) -> None:
 
 def data_get(
     screen: Screen,
-    names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=set_names, metavar="NAME…")],
+    names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=sets.names, metavar="NAME…")],
     data: NewData = None,
     mirror: Annotated[str | None, typer.Option(help="Server with NAME/FILE; default: $IBNN_MIRROR.")] = None,
     json: Json = False,
 ) -> None:
     """Downloads data sets and checks them; keeps those that are present."""
-    places = {row.name: row.where for row in status(data)}
+    places = {row.name: row.where for row in sets.status(data)}
     with misuse():
-        server(mirror)
+        download.server(mirror)
         for name in names:
             if name not in places:
-                known(name)  # raises
+                sets.known(name)  # raises
     for name in names:
-        if name in KNOWN:
-            get(name, data, mirror=mirror, progress=not screen.quiet)
+        if name in sets.KNOWN:
+            download.get(name, data, mirror=mirror, progress=not screen.quiet)
     where = {name: places[name] for name in names}
     screen.result(where, "\n".join(f"{name}: {place}" for name, place in where.items()), json)
 

@@ -137,8 +137,7 @@ async def _answered(service: Service, readers: ThreadPoolExecutor, request: Requ
     """Reads a request in one of the readers' threads and returns its answers."""
     parts = await receive(request, images=service.asked.units is None)
     try:
-        loop = asyncio.get_running_loop()
-        inputs, notes = await loop.run_in_executor(readers, requests.read, parts, service.asked)
+        inputs, notes = await asyncio.get_running_loop().run_in_executor(readers, requests.read, parts, service.asked)
     except ValueError as error:
         raise HTTPException(422, str(error)) from None
     try:
