@@ -65,10 +65,7 @@ class Sheet(NamedTuple):
 
 
 def read_sheet(path: Path, content: bytes | None = None, *, named: bool = True) -> Sheet:
-    """Reads a .csv file, or its content, in UTF-8 with commas and a header; skips blank lines.
-
-    Without `named`, columns are called "1", "2", …, and only a first line of words is a header, in any encoding.
-    """
+    """Reads a .csv file, or its content; without `named`, columns are called "1", "2", … and need no header."""
     sheet = Sheet(path, (), [], [])
     try:
         text = (path.read_bytes() if content is None else content).decode("utf-8-sig", "strict" if named else "replace")

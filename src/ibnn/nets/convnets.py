@@ -26,8 +26,7 @@ class LeNet(nn.Module):
         x = F.max_pool2d(self.conv1(x).relu(), 2)
         x = F.max_pool2d(self.conv2(x).relu(), 2)
         x = self.conv3(x).relu().flatten(1)
-        x = self.fc1(x).relu()
-        scores: Tensor = self.fc2(x)
+        scores: Tensor = self.fc2(self.fc1(x).relu())
         return scores
 
 

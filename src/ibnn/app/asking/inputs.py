@@ -17,6 +17,7 @@ from ibnn.errors import complaint
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # that pillow may try: those of the suffixes above
 KINDS = f"{', '.join(sorted(IMAGES))}, .npy, .csv or a folder of images"
+BATCH = 250  # examples that are read and answered at once
 PIXELS = 25_000_000  # of the largest image that is decoded
 _DIVIDE = "Send pixels that are not normalised, divided by the value of white: 255 for bytes."
 _SCALE = "Pass --scale with the value of white, 255 for bytes or 16 for scikit-learn's digits, and unnormalised pixels."
@@ -65,11 +66,9 @@ def examples(files: list[Path], read: Reader, failed: Callable[[Exception], None
     """Yields the examples of all files in order; reports a file that cannot be read to `failed`, and goes on."""
     for path in files:
         try:
-            found = read(path)
+            yield from read(path)
         except (ValueError, OSError) as error:
             failed(error)
-        else:
-            yield from found
 
 
 def image_reader(form: Form, note: Note, scale: float | None = None) -> Reader:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ibnn.app.asking.inputs import Form
+from ibnn.app.asking.inputs import BATCH, Form
 from ibnn.data import Images, Points, Units
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import complaint
@@ -21,7 +21,6 @@ from ibnn.lab import jobs
 from ibnn.lab.runs import RunFolder
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
 
-BATCH = 250
 LEVELS = 20  # sets of the most certain answers that are tried as where to abstain: 5 %, 10 %, … 100 %
 MOST = 2000  # validation images that decide where to abstain
 CONFIDENCE = 0.95

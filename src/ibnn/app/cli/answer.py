@@ -16,7 +16,7 @@ import typer
 from torch import Tensor
 
 from ibnn.app.asking import finite
-from ibnn.app.asking.inputs import examples, image_reader, listed, read_points
+from ibnn.app.asking.inputs import BATCH, examples, image_reader, listed, read_points
 from ibnn.app.cli.options import Data, Json, Risk, RunFolder, Samples, Seed, TrustCode
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse
 from ibnn.app.cli.train import show
@@ -29,8 +29,6 @@ from ibnn.network import IBNN
 
 if TYPE_CHECKING:
     from ibnn.app.asking.run import Asked
-
-BATCH = 250  # examples read at once
 
 
 def read(folder: Path, samples: int | None, seed: int = 0, trust_code: bool = False) -> "Asked":
@@ -191,10 +189,8 @@ def _write(screen: Screen, result: dict[str, Any], out: Path | None, json: bool)
         print(text, end="")
         return
     write_atomically(out, text.encode())
-    if json:
-        screen.json({"out": str(out), "rows": len(result["rows"]), "risk": result["risk"]})
-    else:
-        screen.note(f"wrote {out}")
+    written = {"out": str(out), "rows": len(result["rows"]), "risk": result["risk"]}
+    screen.json(written) if json else screen.note(f"wrote {out}")
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:

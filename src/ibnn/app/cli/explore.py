@@ -91,15 +91,13 @@ def plan(
     A network of your own is created by function(classes, **options).
     """
     if net is None:
-        _list(screen, classes, json)
-        return
+        return _list(screen, classes, json)
     with misuse():
         options = parsed(option or [], "--option")
         count = classes or _classes(net, options)
         planned = planned_by(_made(net, count, options), include=include or None, exclude=exclude or None)
     if not json:
-        print(planned)
-        return
+        return print(planned)
     facts = {"net": net, "classes": count, "options": options}
     facts |= {"weights": planned.weights, "nodes": planned.nodes, "ratio": planned.weights / planned.nodes}
     parts = {"layers": planned.layers, "skipped": planned.skipped}

@@ -42,16 +42,12 @@ def parsed(settings: list[str], flag: str) -> dict[str, Any]:
             if not isinstance(table, dict):
                 got = f"{key!r} below a value"
                 raise ValueError(complaint(flag, "one value per key", got, "Leave one of them out."))
-        table[last] = _value(text.strip())
+        try:
+            loaded = tomllib.loads(f"value = {text.strip()}")
+        except tomllib.TOMLDecodeError:
+            loaded = {}
+        table[last] = loaded["value"] if len(loaded) == 1 else text.strip()
     return found
-
-
-def _value(text: str) -> Any:
-    try:
-        found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return found["value"] if len(found) == 1 else text
 
 
 def names() -> list[str]:

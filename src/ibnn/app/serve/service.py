@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -80,11 +81,9 @@ class Service:
 
     def _restored(self, path: Path) -> ShiftMonitor:
         kept = read_json(path)
-        try:
+        with suppress(ValueError, TypeError, KeyError):
             if kept["begin"] == self._start:
                 return ShiftMonitor.restored(kept["monitor"])
-        except (ValueError, TypeError, KeyError):
-            pass
         expected, got = "a file written by a service of this run", f"{path}, of another run or false-alarm rate"
         raise ValueError(complaint("state", expected, got, "Pass another file, or delete this one to start over."))
 
