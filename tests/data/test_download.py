@@ -314,7 +314,7 @@ def test_hostile_archives(server: Server, tmp_path: Path, kind: str) -> None:
 def test_checksum_comes_before_unpacking(server: Server, tmp_path: Path) -> None:
     publish_archive(server, archive(GOOD))
     server.files["/published/cifar-100-binary.tar.gz"] = HOSTILE["upwards"]
-    with pytest.raises(ValueError, match="md5"):  # not "one with the path"
+    with pytest.raises(ValueError, match="md5"):  # not the path
         get("cifar-100", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
