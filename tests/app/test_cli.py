@@ -29,9 +29,8 @@ from ibnn.app.asking.inputs import Form, decoded
 from ibnn.app.asking.run import LEVELS, threshold, upper_bound
 from ibnn.app.cli.app import app
 from ibnn.app.cli.screen import Screen
-from ibnn.app.cli.settings import names as recipe_names
-from ibnn.app.cli.settings import parsed, read_job
-from ibnn.app.cli.train import show
+from ibnn.app.cli.train import names as recipe_names
+from ibnn.app.cli.train import parsed, read_job, show
 from ibnn.lab import jobs
 from ibnn.lab.runs import HELD_OUT, MODEL, RunFolder
 
@@ -675,10 +674,10 @@ def _bad(folder: Path, name: str, content: bytes) -> Path:
         (lambda folder: _npy(lambda x: x)(folder, np.array([{}]))[0], 1, "an .npy file"),
         (lambda folder: _npy(lambda x: x)(folder, np.zeros((0, 8, 8), np.uint8))[0], 1, "one or more examples"),
         (lambda folder: _bad(folder, "a.csv", b"1,2,3\n"), 1, "(N, 64)"),
-        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,2\n"), 1, "3 values a line"),
-        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,x,3\n"), 1, "in line 2"),
-        (lambda folder: _bad(folder, "a.csv", b"\xff\xfe\x00"), 1, "no row of numbers"),
-        (lambda folder: _bad(folder, "a.csv", b""), 1, "no row of numbers"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,2\n"), 1, "3 cells a line"),
+        (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,x,3\n"), 1, "'x' in row 2 (line 2), column '2'"),
+        (lambda folder: _bad(folder, "a.csv", b"\xff\xfe\x00"), 1, "no row below the header"),
+        (lambda folder: _bad(folder, "a.csv", b""), 1, "an empty file"),
     ],
 )
 def test_wrong_inputs(make: Callable[[Path], Path], code: int, message: str, run: Path, tmp_path: Path) -> None:

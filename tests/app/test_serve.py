@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import queue
 import re
 import shutil
 import signal
@@ -32,7 +33,7 @@ uvicorn = pytest.importorskip("uvicorn")
 
 from ibnn.app.serve.app import make_app  # noqa: E402
 from ibnn.app.serve.server import listen  # noqa: E402
-from ibnn.app.serve.service import Batcher, OverloadedError, Question, Service  # noqa: E402
+from ibnn.app.serve.service import Batcher, Question, Service  # noqa: E402
 
 TINY = jobs.Job(
     net="mlp",
@@ -311,7 +312,7 @@ def test_a_batcher_refuses_fails_and_ends_well() -> None:
     first = batcher.submit(1)
     began.wait(30)
     waiting = [batcher.submit(number) for number in (2, 13, 3, 4, 5)]
-    with pytest.raises(OverloadedError):
+    with pytest.raises(queue.Full):
         batcher.submit(6)
     assert waiting[3].cancel()  # its client has gone
     held.set()
@@ -324,7 +325,7 @@ def test_a_batcher_refuses_fails_and_ends_well() -> None:
 
 def test_overload_is_told(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(question: Any) -> None:
-        raise OverloadedError
+        raise queue.Full
 
     monkeypatch.setattr(running.service, "ask", full)
     reply = requests.post(f"{running.url}/predict", json={"inputs": [FLAT]}, timeout=30)

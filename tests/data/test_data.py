@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Subset
 
 from ibnn import data
 from ibnn.data import Folder, Images, Split, hold_out, load_cifar10, load_cifar100, load_idx, subset
+from ibnn.data.own import read_sheet
 from ibnn.data.sets import KNOWN
 
 FOUR_PARTS = r"Expected `.*` to be .*, but got .*\. \w+"
@@ -414,6 +415,16 @@ def table(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:
 
 def lines(rows: int, target: Callable[[int], object], head: str = "a,b,y") -> str:
     return "\n".join([head, *(f"{i},{i % 7 - 0.5},{target(i)}" for i in range(rows))]) + "\n"
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"gr\xf6\xdfe,b\n", b"x,x,x\n", b"\xef\xbb\xbfa,2\n\n"], ids=["no", "latin", "long", "bom"]
+)
+def test_columns_by_order_need_no_header(tmp_path: Path, head: bytes) -> None:
+    sheet = read_sheet(table(tmp_path, head + b'1,"2"\n\n3,4\n'), named=False)
+    assert [sheet.numbers(name, "").tolist() for name in sheet.names] == [[1, 3], [2, 4]]
+    with pytest.raises(ValueError, match=r"'x' in row 2 .*, column '2'"):
+        read_sheet(table(tmp_path, head + b"1,2\n3,x\n"), named=False).numbers("2", "")
 
 
 def test_a_table_is_split_once_and_standardised_by_its_training_rows(tmp_path: Path) -> None:

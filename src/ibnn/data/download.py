@@ -6,7 +6,6 @@ it broke, if the server can. Whatever goes wrong, no partial file stays.
 
 import gzip
 import hashlib
-import logging
 import os
 import tarfile
 import tempfile
@@ -81,10 +80,11 @@ def _fill(entry: Known, url: str, root: Path, fetch: partial[None]) -> None:
         beside = Path(temporary)
         for file in missing:
             given = entry.members and _right(root / file, entry.files[file])
-            got = root / file if given else _download(f"{url}/{file}", entry.files[file], beside, fetch)
-            moves = {place / file: got}
+            if not given:
+                fetch(f"{url}/{file}", beside / file, entry.files[file])
+            moves = {place / file: beside / file}
             if entry.members:
-                _unpack(got, entry.members, beside)
+                _unpack((root if given else beside) / file, entry.members, beside)
                 moves = {root / path: beside / path for path in entry.members}
             with replaced(*moves) as targets:
                 for made, target in zip(moves.values(), targets, strict=True):
@@ -100,33 +100,19 @@ def _right(path: Path, md5: str | None, size: int | None = None) -> bool:
         return hashlib.file_digest(file, "md5").hexdigest() == md5
 
 
-def _download(url: str, md5: str, folder: Path, fetch: partial[None]) -> Path:
-    """Downloads one file with pooch, which checks its md5."""
+def _fetch(url: str, path: Path, md5: str, *, retries: int, bar: Bar) -> None:
+    """Downloads to `path`, which does not exist yet, and checks the md5."""
     try:
-        import pooch  # type: ignore[import-untyped]
+        import requests
+        from urllib3.exceptions import HTTPError
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"ibnn.data.get needs {error.name}: pip install 'ibnn[data]'") from error
-    logger: logging.Logger = pooch.get_logger()
-    level = logger.level
-    logger.setLevel(logging.WARNING)  # the bar says enough
-    try:
-        return Path(pooch.retrieve(url, f"md5:{md5}", fname=url.rsplit("/", 1)[1], path=folder, downloader=fetch))
-    except ValueError as error:
-        remedy = "Try again; if it stays so, pass another mirror."
-        raise ValueError(complaint(url, f"a file of md5 {md5}", "another one, now deleted", remedy)) from error
-    finally:
-        logger.setLevel(level)
-
-
-def _fetch(url: str, path: str, _pooch: object, *, retries: int, bar: Bar) -> None:
-    """Downloads to `path`; pooch's own downloader cannot resume, and unpacks .gz files that Apache calls encoded."""
-    import requests
-    import urllib3
-
+    path.touch()
     for attempt in range(retries + 1):
         try:
-            return _fetch_rest(url, Path(path), bar)
-        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            _fetch_rest(url, path, bar)
+            break
+        except (requests.RequestException, HTTPError) as error:
             answer = getattr(error, "response", None)
             code = 0 if answer is None else answer.status_code
             if attempt == retries or (400 <= code < 500 and code not in (408, 429)):
@@ -134,6 +120,9 @@ def _fetch(url: str, path: str, _pooch: object, *, retries: int, bar: Bar) -> No
                 remedy = "Check the connection, or pass another mirror: ibnn data get --mirror, or IBNN_MIRROR."
                 raise ConnectionError(complaint("mirror", f"a server that has {url}", got, remedy)) from error
         time.sleep(PAUSE * 2**attempt)
+    if not _right(path, md5):
+        remedy = "Try again; if it stays so, pass another mirror."
+        raise ValueError(complaint(url, f"a file of md5 {md5}", "another one, now deleted", remedy))
 
 
 def _fetch_rest(url: str, path: Path, bar: Bar) -> None:
@@ -152,41 +141,29 @@ def _fetch_rest(url: str, path: Path, bar: Bar) -> None:
         length = answer.headers.get("Content-Length")
         total = have + int(length) if length else None
         with open(path, "ab" if rest else "wb") as file:
-            for chunk in answer.raw.stream(1 << 16, decode_content=False):
+            for chunk in answer.raw.stream(1 << 16, decode_content=False):  # Apache calls .gz files encoded
                 file.write(chunk)
                 have += len(chunk)
                 bar.update(done=have, total=total, title=url.rsplit("/", 1)[1])
 
 
 def _unpack(archive: Path, members: Mapping[str, tuple[int, str | None]], into: Path) -> None:
-    """Extracts the expected members; refuses an archive with anything dangerous or of an unexpected size.
-
-    pooch's Untar is no substitute: before Python 3.12 it extracts without a filter, and it checks no sizes.
-    """
+    """Extracts the expected members; refuses an archive with anything dangerous or of an unexpected size."""
     left = dict(members)
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
-                size = left.pop(member.name, (None, None))[0]
-                _check(archive, member, size)
+                size, path = left.pop(member.name, (None, None))[0], PurePosixPath(member.name)
+                if path.is_absolute() or ".." in path.parts:
+                    raise tarfile.TarError(f"the path {member.name}")
+                if not (member.isreg() or (member.isdir() and size is None)):
+                    raise tarfile.TarError(f"{member.name} is not a plain file")
+                if member.size > _SMALL if size is None else member.size != size:
+                    raise tarfile.TarError(f"{member.name} of {member.size} bytes")
                 if size is not None:
                     tar.extract(member, into, filter="data")
+        if left:
+            raise tarfile.TarError(f"no {next(iter(left))}")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _refusal(archive, f"a broken one ({error})") from error
-    if left:
-        raise _refusal(archive, f"one without {next(iter(left))}")
-
-
-def _check(archive: Path, member: tarfile.TarInfo, size: int | None) -> None:
-    path = PurePosixPath(member.name)
-    if path.is_absolute() or ".." in path.parts:
-        raise _refusal(archive, f"one with the path {member.name}")
-    if not (member.isreg() or (member.isdir() and size is None)):
-        raise _refusal(archive, f"{member.name}, which is not a plain file")
-    if member.size > _SMALL if size is None else member.size != size:
-        raise _refusal(archive, f"{member.name} of {member.size} bytes")
-
-
-def _refusal(archive: Path, got: str) -> ValueError:
-    remedy = "Nothing was unpacked. Pass another mirror."
-    return ValueError(complaint(archive.name, "an archive of the set's files alone", got, remedy))
+        got, remedy = f"a broken or unsafe one ({error})", "Nothing was unpacked. Pass another mirror."
+        raise ValueError(complaint(archive.name, "an archive of the set's files alone", got, remedy)) from error

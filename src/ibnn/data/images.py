@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 PADDING = 4  # black pixels on each side, zero before normalising, for random crops
 _PIXELS = 3 * 32 * 32  # of a CIFAR image
-_REMEDY = "Delete the file and get the set again: ibnn data get NAME."
 _SUFFIXES = {".png", ".jpg", ".jpeg"}
 
 
@@ -51,13 +50,12 @@ def load_idx(folder: str | Path, *, train: bool) -> Split:
     >>> load_idx("data/mnist", train=True).images.shape  # doctest: +SKIP
     torch.Size([60000, 1, 28, 28])
     """
-    prefix = Path(folder) / ("train" if train else "t10k")
-    images = _read_idx(Path(f"{prefix}-images-idx3-ubyte.gz"), dims=3)
-    path = Path(f"{prefix}-labels-idx1-ubyte.gz")
+    prefix = "train" if train else "t10k"
+    images = _read_idx(Path(folder) / f"{prefix}-images-idx3-ubyte.gz", dims=3)
+    path = Path(folder) / f"{prefix}-labels-idx1-ubyte.gz"
     labels = _read_idx(path, dims=1)
     if len(images) != len(labels):
-        got = f"{len(images)} images and {len(labels)} labels"
-        raise DamagedError(complaint("folder", f"one with a label in {path} per image", got, _REMEDY))
+        raise _damaged(path, "a file with a label per image", f"{len(images)} images and {len(labels)} labels")
     return Split(images.unsqueeze(1), labels.long())
 
 
@@ -85,16 +83,14 @@ def _read_idx(path: Path, *, dims: int) -> Tensor:
     try:
         content = gzip.decompress(_read(path))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DamagedError(complaint(str(path), "a whole gzip file", f"a broken one ({error})", _REMEDY)) from None
+        raise _damaged(path, "a whole gzip file", f"a broken one ({error})") from None
     magic = bytes([0, 0, 8, dims])
     if content[:4] != magic or len(content) < 4 + 4 * dims:
-        start = content[:4].hex(" ") or "nothing"
-        raise DamagedError(complaint(str(path), f"an idx file that starts {magic.hex(' ')}", start, _REMEDY))
+        raise _damaged(path, f"an idx file that starts {magic.hex(' ')}", content[:4].hex(" ") or "nothing")
     shape = struct.unpack_from(f">{dims}I", content, 4)
     values = content[4 + 4 * dims :]
     if len(values) != math.prod(shape) or not values:
-        expected = f"{math.prod(shape)} values, as its header {shape} says, and more than none"
-        raise DamagedError(complaint(str(path), expected, len(values), _REMEDY))
+        raise _damaged(path, f"{math.prod(shape)} values, as its header {shape} says, and more than none", len(values))
     return _tensor(values).view(shape)
 
 
@@ -104,13 +100,11 @@ def _cifar(paths: list[Path], *, classes: tuple[int, ...]) -> Split:
     for path in paths:
         content = _read(path)
         if len(content) % width or not content:
-            expected = f"whole rows of {width} bytes, at least one"
-            raise DamagedError(complaint(str(path), expected, f"{len(content)} bytes", _REMEDY))
+            raise _damaged(path, f"whole rows of {width} bytes, at least one", f"{len(content)} bytes")
         rows = _tensor(content).view(-1, width)
         highest = rows[:, : len(classes)].amax(0).tolist()
         if any(label >= count for label, count in zip(highest, classes, strict=True)):
-            expected = f"a file whose labels are below {classes}"
-            raise DamagedError(complaint(str(path), expected, f"labels up to {tuple(highest)}", _REMEDY))
+            raise _damaged(path, f"a file whose labels are below {classes}", f"labels up to {tuple(highest)}")
         parts.append(rows)
     whole = torch.cat(parts)
     return Split(whole[:, len(classes) :].reshape(-1, 3, 32, 32), whole[:, len(classes) - 1].long())
@@ -123,17 +117,17 @@ def _read(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def _damaged(path: Path, expected: str, got: object) -> DamagedError:
+    remedy = "Delete the file and get the set again: ibnn data get NAME."
+    return DamagedError(complaint(str(path), expected, got, remedy))
+
+
 def _tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def flattened(image: "Picture", mode: str) -> "Picture":
-    """Converts a pillow image to mode "L" or "RGB": composites transparent pixels on white, scales 16-bit greys to 8.
-
-    >>> from PIL import Image
-    >>> flattened(Image.new("RGBA", (1, 1), (0, 0, 0, 51)), "L").getpixel((0, 0))  # a fifth of black
-    204
-    """
+    """Converts a pillow image to mode "L" or "RGB": puts transparent pixels on white, scales 16-bit greys to 8."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
@@ -170,13 +164,12 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
         if not 1 <= size <= self.resize:
             raise ValueError(complaint("size", f"between 1 and resize = {self.resize}", size, "Pass a larger resize."))
         part = Path(root) / ("train" if train else "val")
-        both = (p for name in ("train", "val") if (Path(root) / name).is_dir() for p in (Path(root) / name).iterdir())
+        both = (path for name in ("train", "val") for path in (Path(root) / name).glob("*"))
         self.classes = tuple(sorted({path.name for path in both if path.is_dir()}))
         found = [
             (path, label)
             for label, name in enumerate(self.classes)
-            if (part / name).is_dir()
-            for path in sorted((part / name).iterdir())
+            for path in sorted((part / name).glob("*"))
             if path.suffix.lower() in _SUFFIXES
         ]
         if not found:
@@ -218,8 +211,7 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
         left, top = (width - self.size) // 2, (height - self.size) // 2
         image = image.crop((left, top, left + self.size, top + self.size))
-        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-        return pixels.view(self.size, self.size, 3).permute(2, 0, 1).contiguous()
+        return _tensor(image.tobytes()).view(self.size, self.size, 3).permute(2, 0, 1).contiguous()
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):

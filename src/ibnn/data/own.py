@@ -6,6 +6,7 @@ Cells that cannot be used as they are, are refused with their row and column. No
 import csv
 import hashlib
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,15 +48,10 @@ class Sheet(NamedTuple):
     def numbers(self, name: str, remedy: str) -> Tensor:
         """Returns a column as finite numbers, (N,) float64; the error names the first cell that is none."""
         cells = self.column(name)
-        try:
-            values = torch.tensor(list(map(float, cells)), dtype=torch.float64)
-        except ValueError:
-            wrong = next(row for row, cell in enumerate(cells) if not _is_number(cell))
-        else:
-            if bool(values.isfinite().all()):
-                return values
-            wrong = int((~values.isfinite()).nonzero()[0])
-        raise self.error("a finite number in every cell that is used", self.cell(wrong, name), remedy)
+        values = torch.tensor([float(cell) if _is_number(cell) else math.nan for cell in cells], dtype=torch.float64)
+        if wrong := (~values.isfinite()).nonzero().flatten().tolist():
+            raise self.error("a finite number in every cell that is used", self.cell(wrong[0], name), remedy)
+        return values
 
     def cell(self, row: int, name: str) -> str:
         """Describes a cell by its content and place; rows count from 1."""
@@ -68,14 +64,14 @@ class Sheet(NamedTuple):
         return ValueError(complaint(str(self.path), expected, got, remedy))
 
 
-def read_sheet(path: Path, content: bytes | None = None) -> Sheet:
-    """Reads a .csv file, or its content, in UTF-8 with commas and a header; skips blank lines."""
+def read_sheet(path: Path, content: bytes | None = None, *, named: bool = True) -> Sheet:
+    """Reads a .csv file, or its content; without `named`, columns are called "1", "2", … and need no header."""
     sheet = Sheet(path, (), [], [])
     try:
-        text = (path.read_bytes() if content is None else content).decode("utf-8-sig")
+        text = (path.read_bytes() if content is None else content).decode("utf-8-sig", "strict" if named else "replace")
     except UnicodeDecodeError as error:
         raise sheet.error("text in UTF-8", str(error), "Save it as CSV UTF-8.") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=named)
     try:
         rows = [(reader.line_num, cells) for cells in reader if cells]
     except csv.Error as error:
@@ -84,13 +80,17 @@ def read_sheet(path: Path, content: bytes | None = None) -> Sheet:
     if not rows:
         raise sheet.error("a table with a header", "an empty file", "Check the file.")
     names = tuple(name.strip() for name in rows[0][1])
+    if named or not all(map(_is_number, names)):
+        del rows[0]
+    if not rows:
+        raise sheet.error("a header and rows", "no row below the header", "Check the file.")
+    if not named:
+        names = tuple(str(number) for number, _ in enumerate(rows[0][1], 1))
     for line, row in rows:
         if len(row) != len(names):
             expected = f"a table of {len(names)} cells a line, as its first"
             raise sheet.error(expected, f"{len(row)} in line {line}", "Mend the file.")
-    if len(rows) == 1:
-        raise sheet.error("a header and rows", "no row below the header", "Check the file.")
-    return Sheet(path, names, [row for _, row in rows[1:]], [line for line, _ in rows[1:]])
+    return Sheet(path, names, [row for _, row in rows], [line for line, _ in rows])
 
 
 @dataclass(frozen=True, eq=False)

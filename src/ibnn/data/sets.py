@@ -114,11 +114,7 @@ def known(name: str) -> Known:
 
 
 def data_folder(folder: str | Path | None = None) -> Path:
-    """Returns where sets are: the given folder, else the environment variable IBNN_DATA, else `data`.
-
-    >>> data_folder("here").name
-    'here'
-    """
+    """Returns where sets are: the given folder, else the environment variable IBNN_DATA, else `data`."""
     return Path(folder if folder is not None else os.environ.get("IBNN_DATA") or "data")
 
 

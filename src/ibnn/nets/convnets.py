@@ -26,8 +26,7 @@ class LeNet(nn.Module):
         x = F.max_pool2d(self.conv1(x).relu(), 2)
         x = F.max_pool2d(self.conv2(x).relu(), 2)
         x = self.conv3(x).relu().flatten(1)
-        x = self.fc1(x).relu()
-        scores: Tensor = self.fc2(x)
+        scores: Tensor = self.fc2(self.fc1(x).relu())
         return scores
 
 
@@ -114,13 +113,7 @@ class VGG16Large(nn.Sequential):
 
 
 def he_convolutions(net: nn.Module) -> None:
-    """Draws convolution weights from He's normal by fan-out, as torchvision does, and zeroes biases.
-
-    >>> conv = nn.Conv2d(3, 4, 1)
-    >>> he_convolutions(conv)
-    >>> conv.bias.tolist()
-    [0.0, 0.0, 0.0, 0.0]
-    """
+    """Draws convolution weights from He's normal by fan-out, as torchvision does, and zeroes biases."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

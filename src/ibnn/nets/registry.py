@@ -91,6 +91,8 @@ def _entry(name: str, options: Mapping[str, float]) -> _Entry:
             expected = f"among {', '.join(known)} for {name!r}" if known else f"none for {name!r}"
             remedy = f"Did you mean {nearest(option, known, _SYNONYMS)!r}?" if known else "Leave it out."
             raise ValueError(complaint("options", expected, repr(option), remedy))
+        if not isinstance(value, int | float):
+            raise ValueError(complaint(option, "a number, true or false", repr(value), f"Pass e.g. {option}=1."))
         expected = "positive" if option in _SIZES else "at least 0"
         fits = 0 < value < inf if option in _SIZES else 0 <= value < inf  # nor NaN
         if option == "dropout":

@@ -5,11 +5,7 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """Returns plain data with None in place of numbers that are not finite.
-
-    >>> finite({"a": [1.5, float("nan")]})
-    {'a': [1.5, None]}
-    """
+    """Returns plain data with None in place of numbers that are not finite."""
     if isinstance(value, dict):
         return {str(key): finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -1,24 +1,24 @@
 """INPUT FILES: images as pixels in [0, 1], and rows of numbers, one example after another."""
 
-import csv
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from ibnn.data import Units
+from ibnn.data.images import flattened
+from ibnn.data.own import read_sheet
 from ibnn.errors import complaint
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from ibnn.data import Units
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # that pillow may try: those of the suffixes above
 KINDS = f"{', '.join(sorted(IMAGES))}, .npy, .csv or a folder of images"
+BATCH = 250  # examples that are read and answered at once
 PIXELS = 25_000_000  # of the largest image that is decoded
-_CLEAN = "Clean the file."
 _DIVIDE = "Send pixels that are not normalised, divided by the value of white: 255 for bytes."
 _SCALE = "Pass --scale with the value of white, 255 for bytes or 16 for scikit-learn's digits, and unnormalised pixels."
 
@@ -38,7 +38,7 @@ class Example(NamedTuple):
 
     file: str
     row: int | None
-    pixels: "Tensor"
+    pixels: Tensor
 
 
 Reader = Callable[[Path], list[Example]]
@@ -66,18 +66,13 @@ def examples(files: list[Path], read: Reader, failed: Callable[[Exception], None
     """Yields the examples of all files in order; reports a file that cannot be read to `failed`, and goes on."""
     for path in files:
         try:
-            found = read(path)
+            yield from read(path)
         except (ValueError, OSError) as error:
             failed(error)
-        else:
-            yield from found
 
 
 def image_reader(form: Form, note: Note, scale: float | None = None) -> Reader:
-    """Returns a function that reads images and resizes them; it notes each source size once.
-
-    `scale` is the value of white in .csv and .npy files: by default 255 in .npy files of bytes (uint8), else 1.
-    """
+    """Returns a function that reads images and resizes them; it notes each source size once; `scale` is white."""
     noted: set[tuple[int, int]] = set()
 
     def read(path: Path) -> list[Example]:
@@ -94,31 +89,23 @@ def image_reader(form: Form, note: Note, scale: float | None = None) -> Reader:
     return read
 
 
-def point_reader(units: "Units", note: Note) -> Reader:
-    """Returns a function that reads rows of numbers.
-
-    If the network was trained on a table of your own, columns of a .csv file go by name and unused ones are noted;
-    otherwise they go by order.
-    """
-
-    def read(path: Path) -> list[Example]:
-        if path.suffix.lower() == ".npy":
-            found = _array(path)[0]
-        elif path.suffix.lower() == ".csv":
-            found = _values(path) if units.sha256 is None else _named(path, units.columns, note)
-        else:
-            raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, "Convert the file."))
-        if found.ndim != 2 or found.shape[1] != len(units.columns) or not len(found):
-            expected, remedy = f"of shape (N, {len(units.columns)})", "Give one row per example, one column per input."
-            raise ValueError(complaint(str(path), expected, tuple(found.shape), remedy))
-        if not bool(found.isfinite().all()):
-            raise ValueError(complaint(str(path), "finite", "NaN or infinity", "Leave such rows out."))
-        return _rows(path, found)
-
-    return read
+def read_points(path: Path, units: Units, note: Note) -> list[Example]:
+    """Reads rows of numbers; columns go by name if the network was trained on a table of your own, else by order."""
+    if path.suffix.lower() == ".npy":
+        found = _array(path)[0]
+    elif path.suffix.lower() == ".csv":
+        found = _table(path, note, () if units.sha256 is None else units.columns)
+    else:
+        raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, "Convert the file."))
+    if found.ndim != 2 or found.shape[1] != len(units.columns) or not len(found):
+        expected, remedy = f"of shape (N, {len(units.columns)})", "Give one row per example, one column per input."
+        raise ValueError(complaint(str(path), expected, tuple(found.shape), remedy))
+    if not bool(found.isfinite().all()):
+        raise ValueError(complaint(str(path), "finite", "NaN or infinity", "Leave such rows out."))
+    return _rows(path, found)
 
 
-def _rows(path: Path, values: "Tensor") -> list[Example]:
+def _rows(path: Path, values: Tensor) -> list[Example]:
     return [Example(str(path), row, x) for row, x in enumerate(values)]
 
 
@@ -128,12 +115,9 @@ def resized(size: tuple[int, int], form: Form) -> str:
     return f"resized from {size[0]}×{size[1]} to {form.width}×{form.height}{cropped}."
 
 
-def decoded(file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS) -> tuple["Tensor", tuple[int, int]]:
+def decoded(file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS) -> tuple[Tensor, tuple[int, int]]:
     """Returns an image of at most so many pixels in the network's shape, and its original width and height."""
-    import torch
     from PIL import Image, ImageOps, UnidentifiedImageError
-
-    from ibnn.data.images import flattened
 
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
@@ -155,11 +139,8 @@ def decoded(file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS)
     return pixels.view(form.height, form.width, form.channels).permute(2, 0, 1).float() / 255, size
 
 
-def _array(path: Path) -> "tuple[Tensor, np.dtype[Any]]":
+def _array(path: Path) -> tuple[Tensor, np.dtype[Any]]:
     """Returns the numbers of an .npy file as floats, and their original type."""
-    import numpy as np
-    import torch
-
     try:
         array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
@@ -170,11 +151,11 @@ def _array(path: Path) -> "tuple[Tensor, np.dtype[Any]]":
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), array.dtype
 
 
-def _pixels(path: Path, form: Form, scale: float | None, note: Note) -> "Tensor":
+def _pixels(path: Path, form: Form, scale: float | None, note: Note) -> Tensor:
     """Returns the images of a .csv or .npy file."""
     white = 1.0
     if path.suffix.lower() == ".csv":
-        values = _values(path)
+        values = _table(path, note)
     else:
         values, dtype = _array(path)
         if dtype.str == "|u1":
@@ -185,44 +166,17 @@ def _pixels(path: Path, form: Form, scale: float | None, note: Note) -> "Tensor"
     return formed(values, path, form, scale=scale or white, remedy=_SCALE)
 
 
-def _named(path: Path, columns: Sequence[str], note: Note) -> "Tensor":
-    """Returns the columns of these names, in this order."""
-    import torch
-
-    from ibnn.data.own import read_sheet
-
-    sheet = read_sheet(path)
-    found = torch.stack([sheet.numbers(name, "Fill the cell or leave the row out.") for name in columns], 1)
-    if others := [repr(name) for name in sheet.names if name not in columns]:
+def _table(path: Path, note: Note, columns: Sequence[str] = ()) -> Tensor:
+    """Returns the columns of a .csv file that have these names, in this order; without names, all columns."""
+    sheet = read_sheet(path, named=bool(columns))
+    wanted = columns or sheet.names
+    found = torch.stack([sheet.numbers(name, "Fill the cell or leave the row out.") for name in wanted], 1)
+    if others := [repr(name) for name in sheet.names if name not in wanted]:
         note(f"{path}: not used: {', '.join(others)}.")
     return found.float()
 
 
-def _values(path: Path) -> "Tensor":
-    """Returns the rows of a CSV file; a first row of words is a header."""
-    import torch
-
-    try:
-        with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
-            lines = [(number, cells) for number, cells in enumerate(csv.reader(file), 1) if cells]
-    except csv.Error as error:
-        raise ValueError(complaint(str(path), "a CSV file", f"one with an error: {error}", _CLEAN)) from None
-    rows: list[list[float]] = []
-    for number, cells in lines:
-        try:
-            rows.append([float(cell) for cell in cells])
-        except ValueError as error:
-            if number > 1:
-                raise ValueError(complaint(str(path), "numbers", f"{error} in line {number}", _CLEAN)) from None
-        if rows and len(cells) != len(rows[0]):
-            got = f"{len(cells)} in line {number}"
-            raise ValueError(complaint(str(path), f"{len(rows[0])} values a line", got, _CLEAN))
-    if not rows:
-        raise ValueError(complaint(str(path), "one row per example", "no row of numbers", _CLEAN))
-    return torch.tensor(rows)
-
-
-def formed(pixels: "Tensor", name: object, form: Form, *, scale: float = 1.0, remedy: str = _DIVIDE) -> "Tensor":
+def formed(pixels: Tensor, name: object, form: Form, *, scale: float = 1.0, remedy: str = _DIVIDE) -> Tensor:
     """Returns images (N, C, H, W) in [0, 1], from pixels of that shape, (N, H, W) or (N, C·H·W), in [0, scale]."""
     shape, size = tuple(pixels.shape), form.channels * form.height * form.width
     fits: tuple[Any, ...] = (tuple(form), tuple(form)[1:] if form.channels == 1 else None, (size,))

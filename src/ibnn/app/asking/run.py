@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ibnn.app.asking.inputs import Form
+from ibnn.app.asking.inputs import BATCH, Form
 from ibnn.data import Images, Points, Units
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import complaint
@@ -20,7 +21,6 @@ from ibnn.lab import jobs
 from ibnn.lab.runs import RunFolder
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
 
-BATCH = 250
 LEVELS = 20  # sets of the most certain answers that are tried as where to abstain: 5 %, 10 %, … 100 %
 MOST = 2000  # validation images that decide where to abstain
 CONFIDENCE = 0.95
@@ -142,24 +142,22 @@ class Asked:
             wrong = stored["probs"].argmax(1) != stored["labels"] if self.classes else epistemic < 0
             return HeldOut(total, epistemic, wrong, "test answers of the run folder", stored=True)
         index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
-        parts = [valid.__getitems__(part) for part in index.sort().values.split(BATCH)]
-        answers = [self._answer(x) for x, _ in parts]
-        total, epistemic = (torch.cat([getattr(a, n).flatten() for a in answers]) for n in ("total", "epistemic"))
-        pairs = zip(answers, parts, strict=True)
-        misses = [a.labels != y for a, (_, y) in pairs if isinstance(a, CategoricalPrediction)]
-        source = "validation images" if self.units is None else "validation points"
-        found = HeldOut(total, epistemic, torch.cat(misses) if misses else epistemic < 0, source)
-        self._cache(found)
+        x, y = valid.__getitems__(index.sort().values.tolist())
+        answer = self._answer(x)
+        total, epistemic = answer.total.flatten(), answer.epistemic.flatten()
+        wrong = answer.labels != y if isinstance(answer, CategoricalPrediction) else epistemic < 0
+        found = HeldOut(total, epistemic, wrong, "validation images" if self.units is None else "validation points")
+        with suppress(OSError):  # a read-only folder
+            facts = {"key": self._key, "source": found.source, "sha256": found.checksum}
+            RunFolder(self.folder).write_held_out(found.tensors, facts)
         return found
 
     def _validation(self, data: Path | None) -> Images | Points | None:
         """Returns the validation split, or None if the run had none, or if its data are missing or have changed."""
         try:
             return jobs.make_data(self.run.job, data, self.units).valid if self.run.job.valid else None
-        except (FileNotFoundError, ModuleNotFoundError):
-            return None
-        except ValueError:
-            if not self.run.job.has_file:
+        except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
+            if isinstance(error, ValueError) and not self.run.job.has_file:
                 raise
             return None
 
@@ -174,13 +172,6 @@ class Asked:
             return None
         found = HeldOut(tensors["total"], tensors["epistemic"], tensors["wrong"], facts["source"])
         return found if facts.get("sha256") == found.checksum else None
-
-    def _cache(self, found: HeldOut) -> None:
-        facts = {"key": self._key, "source": found.source, "sha256": found.checksum}
-        try:
-            RunFolder(self.folder).write_held_out(found.tensors, facts)
-        except OSError:  # a read-only folder
-            return
 
 
 class Threshold(NamedTuple):
@@ -197,10 +188,6 @@ def threshold(uncertainty: Tensor, wrong: Tensor, risk: float, *, confidence: fl
 
     A set's bound is that of Clopper and Pearson at 1 − (1 − confidence) / 20, because the same labels choose one of 20
     sets (Bonferroni). The guarantee holds for inputs like the labelled ones.
-
-    >>> import torch
-    >>> threshold(torch.arange(100.0), torch.arange(100) >= 95, 0.1).coverage
-    0.95
     """
     if not 0 < risk < 1:
         raise ValueError(complaint("risk", "between 0 and 1", risk, "Pass 0.05."))
@@ -216,22 +203,14 @@ def threshold(uncertainty: Tensor, wrong: Tensor, risk: float, *, confidence: fl
 
 
 def at_most(errors: int, count: int, rate: float) -> float:
-    """Returns the probability of at most this many errors: the binomial CDF.
-
-    >>> round(at_most(1, 2, 0.5), 9)
-    0.75
-    """
+    """Returns the probability of at most this many errors: the binomial CDF."""
     ways = (math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(errors + 1))
     logs = (way + k * math.log(rate) + (count - k) * math.log1p(-rate) for k, way in enumerate(ways))
     return min(1.0, math.fsum(map(math.exp, logs)))
 
 
 def upper_bound(errors: int, count: int, miss: float) -> float:
-    """Returns the Clopper–Pearson bound: the rate at which at most this many errors have probability `miss`.
-
-    >>> round(upper_bound(0, 59, 0.05), 3), upper_bound(3, 3, 0.05)
-    (0.05, 1.0)
-    """
+    """Returns the Clopper–Pearson bound: the rate at which at most this many errors have probability `miss`."""
     if errors >= count:
         return 1.0
     low, high = errors / count, 1.0

@@ -6,26 +6,29 @@ import json as jsons
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import torch
 import typer
+from torch import Tensor
 
 from ibnn.app.asking import finite
-from ibnn.app.asking.inputs import examples, image_reader, listed, point_reader
+from ibnn.app.asking.inputs import BATCH, examples, image_reader, listed, read_points
 from ibnn.app.cli.options import Data, Json, Risk, RunFolder, Samples, Seed, TrustCode
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse
 from ibnn.app.cli.train import show
+from ibnn.baselines import Plain
+from ibnn.data import TABLES, DataSet, load
 from ibnn.errors import complaint
+from ibnn.files.atomic import write_atomically
+from ibnn.files.export import export as write
+from ibnn.network import IBNN
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ibnn.app.asking.run import Asked
-    from ibnn.data import DataSet
-
-BATCH = 250  # examples read at once
 
 
 def read(folder: Path, samples: int | None, seed: int = 0, trust_code: bool = False) -> "Asked":
@@ -73,13 +76,12 @@ def evaluate(
 
     asked = read(folder, samples, trust_code=trust_code)
     run, name = asked.run, asked.run.result["name"]
-    if data_set is not None:
-        _check_other(data_set, data, asked)
+    other = _other(screen, data_set, data, asked) if data_set is not None else None
     with misuse() if run.job.has_file else nullcontext():
         splits = make_data(run.job, data, asked.units)
     whole = splits.whole
-    if data_set is not None:
-        whole, name = _other(screen, data_set, data, whole), f"{name} on {data_set}"
+    if other is not None and isinstance(whole, DataSet):  # normalised as in training
+        whole, name = replace(whole, name=other.name, test=other.test), f"{name} on {data_set}"
     found = measure(run.model, whole, splits.valid, samples=asked.samples, data_folder=data).result
     for reading in (found, found.get("tempered", found)):
         reading.get("outsiders", {}).pop(run.job.data, None)  # the training data are no outsiders
@@ -87,8 +89,8 @@ def evaluate(
     screen.json(result) if json else show(screen, result)
 
 
-def _check_other(name: str, folder: Path | None, asked: "Asked") -> None:
-    from ibnn.data import TABLES
+def _other(screen: Screen, name: str, folder: Path | None, asked: "Asked") -> DataSet:
+    """Returns another data set; raises unless its images and classes are like the run's."""
     from ibnn.lab.jobs import check_data
 
     with misuse():
@@ -99,23 +101,14 @@ def _check_other(name: str, folder: Path | None, asked: "Asked") -> None:
         if name in TABLES:
             remedy = "Leave it out for the run's own set."
             raise ValueError(complaint("--data-set", "a set of images", f"the points {name}", remedy))
-
-
-def _other(screen: Screen, name: str, folder: Path | None, trained_on: Any) -> "DataSet":
-    """Returns another data set, normalised as in training, with its own test images."""
-    import torch
-
-    from ibnn.data import DataSet, load
-
-    other, first = load(name, folder), torch.tensor([0])
-    assert isinstance(trained_on, DataSet), "a run on images"
-    shapes = {each: tuple(each.test.rows(first).images.shape[1:]) for each in (trained_on, other)}
-    expected, got = (f"{len(each.classes)} classes and images {shape}" for each, shape in shapes.items())
-    if expected != got:
+    other = load(name, folder)
+    shape = tuple(other.test.rows(torch.tensor([0])).images.shape[1:])
+    expected = f"{len(asked.classes)} classes and images {tuple(asked.form)}"
+    if (got := f"{len(other.classes)} classes and images {shape}") != expected:
         raise MisuseError(complaint("--data-set", f"one of {expected}", got, "Leave it out for the run's own set."))
-    if other.classes != trained_on.classes:
-        screen.note(f"The classes of {name} have other names than those of {trained_on.name}.")
-    return replace(trained_on, name=name, test=other.test)
+    if list(other.classes) != asked.classes:
+        screen.note(f"The classes of {name} have other names than those of {asked.run.job.data}.")
+    return other
 
 
 _INPUTS = "Images, folders of images, .npy or .csv files; points as .npy or .csv files."
@@ -174,13 +167,12 @@ def _check_predict(out: Path | None, risk: float, scale: float | None) -> None:
 
 def _rows(screen: Screen, asked: "Asked", files: list[Path], scale: float | None) -> tuple[list[dict[str, Any]], bool]:
     """Returns the answers for all files, and whether some could not be read; reports these."""
-    import torch
-
-    if asked.units and scale is not None:
+    units, note = asked.units, screen.note
+    if units and scale is not None:
         remedy = "Leave it out: points are taken as they are."
         raise MisuseError(complaint("--scale", "absent for a run on points", scale, remedy))
     unread: list[Exception] = []
-    reader = point_reader(asked.units, screen.note) if asked.units else image_reader(asked.form, screen.note, scale)
+    reader = partial(read_points, units=units, note=note) if units else image_reader(asked.form, note, scale)
     stream, rows = examples(files, reader, unread.append), []
     while batch := list(islice(stream, BATCH)):
         found = asked.described(asked.answer(torch.stack([example.pixels for example in batch])))
@@ -196,13 +188,9 @@ def _write(screen: Screen, result: dict[str, Any], out: Path | None, json: bool)
     if out is None:
         print(text, end="")
         return
-    from ibnn.files.atomic import write_atomically
-
     write_atomically(out, text.encode())
-    if json:
-        screen.json({"out": str(out), "rows": len(result["rows"]), "risk": result["risk"]})
-    else:
-        screen.note(f"wrote {out}")
+    written = {"out": str(out), "rows": len(result["rows"]), "risk": result["risk"]}
+    screen.json(written) if json else screen.note(f"wrote {out}")
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
@@ -242,10 +230,8 @@ def report(
     for run in runs:
         if run.is_dir() and run not in done:
             screen.note(f"Skipped: {run}, which has not finished.")
-    try:
+    with misuse((FileNotFoundError,)):  # a folder without its answers
         write_report(done, out, title=title)
-    except FileNotFoundError as error:  # a folder without its answers
-        raise MisuseError(str(error)) from error
     screen.result({"report": str(out)}, str(out), json)
 
 
@@ -270,10 +256,6 @@ def export(
 
     The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
     """
-    from ibnn.baselines import Plain
-    from ibnn.files.export import export as write
-    from ibnn.network import IBNN
-
     out = out or Path("model.onnx" if format == "onnx" else "model.pt2")
     check_out("--out", out)
     asked = read(folder, samples, seed, trust_code)
@@ -291,7 +273,7 @@ def export(
         )
 
 
-def _example(asked: "Asked", pixels: bool) -> tuple["Tensor", dict[str, Any]]:
+def _example(asked: "Asked", pixels: bool) -> tuple[Tensor, dict[str, Any]]:
     """Returns inputs that show the file's shapes, and its metadata."""
     run = asked.run
     facts = {"run": run.result["name"], "classes": run.result["classes"]}

@@ -50,14 +50,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = typer.Option("--version", callback=_version, is_eager=True, help="Prints the version.")
+
+
 @app.callback()
-def _everywhere(
-    quiet: Quiet = False,
-    debug: Debug = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Prints the version.")
-    ] = False,
-) -> None:
+def _everywhere(quiet: Quiet = False, debug: Debug = False, version: Annotated[bool, _VERSION] = False) -> None:
     """Takes options before the command; typer shows `help` above."""
 
 

@@ -3,11 +3,18 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 import typer
+from torch import nn
 
+from ibnn import nets
 from ibnn.app.cli.options import Data, Json, NewData
 from ibnn.app.cli.screen import Screen, check_out, misuse
-from ibnn.app.cli.settings import check_net, parsed
+from ibnn.app.cli.train import parsed
+from ibnn.convert import plan as planned_by
+from ibnn.data import download, sets
+from ibnn.lab import sizes
+from ibnn.nets.own import is_own, make_own
 
 if TYPE_CHECKING:
     from ibnn.lab.reproduce import Experiment
@@ -66,19 +73,13 @@ def bench(
     screen.table(rival_rows(cell), title=f"{cell['net']}: methods to the plain network")
 
 
-def _nets() -> list[str]:
-    from ibnn import nets
-
-    return list(nets.names())
-
-
 _NET = "Name of a network, or package.module:function in the current folder; lists all networks if omitted."
 _Patterns = list[str] | None
 
 
 def plan(
     screen: Screen,
-    net: Annotated[str | None, typer.Option(help=_NET, autocompletion=_nets)] = None,
+    net: Annotated[str | None, typer.Option(help=_NET, autocompletion=nets.names)] = None,
     option: Annotated[_Patterns, typer.Option(help="Option of the network.", metavar="KEY=VALUE")] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Default: 10, or 1000 for ImageNet networks.")] = None,
     include: Annotated[_Patterns, typer.Option(help="Layers to convert.", metavar="PATTERN")] = None,
@@ -89,19 +90,14 @@ def plan(
 
     A network of your own is created by function(classes, **options).
     """
-    from ibnn.convert import plan as planned_by
-
     if net is None:
-        _list(screen, classes, json)
-        return
+        return _list(screen, classes, json)
     with misuse():
         options = parsed(option or [], "--option")
-        check_net(net, options)
         count = classes or _classes(net, options)
         planned = planned_by(_made(net, count, options), include=include or None, exclude=exclude or None)
     if not json:
-        print(planned)
-        return
+        return print(planned)
     facts = {"net": net, "classes": count, "options": options}
     facts |= {"weights": planned.weights, "nodes": planned.nodes, "ratio": planned.weights / planned.nodes}
     parts = {"layers": planned.layers, "skipped": planned.skipped}
@@ -110,18 +106,10 @@ def plan(
 
 def _classes(net: str, options: dict[str, Any]) -> int:
     """Returns the default number of classes: 1000 for networks that take ImageNet's images."""
-    from ibnn import nets
-    from ibnn.nets.own import is_own
-
     return 1000 if not is_own(net) and nets.input_shape(net, **options)[-1] == 224 else 10
 
 
-def _made(net: str, classes: int, options: dict[str, Any]) -> Any:
-    import torch
-
-    from ibnn import nets
-    from ibnn.nets.own import is_own, make_own
-
+def _made(net: str, classes: int, options: dict[str, Any]) -> nn.Module:
     if is_own(net):
         return make_own(net, classes, options)
     with torch.device("meta"):
@@ -129,9 +117,6 @@ def _made(net: str, classes: int, options: dict[str, Any]) -> Any:
 
 
 def _list(screen: Screen, classes: int | None, json: bool) -> None:
-    from ibnn import nets
-    from ibnn.lab import sizes
-
     rows: list[dict[str, Any]] = []
     for name in nets.names():
         count = classes or _classes(name, {})
@@ -145,17 +130,9 @@ def _list(screen: Screen, classes: int | None, json: bool) -> None:
     screen.note("One of them in detail: ibnn plan --net NAME")
 
 
-def _sets() -> list[str]:
-    from ibnn import data
-
-    return list(data.names())
-
-
 def data_list(screen: Screen, data: NewData = None, json: Json = False) -> None:
     """Lists the data sets, and which of them are present."""
-    from ibnn.data import status
-
-    rows = status(data)
+    rows = sets.status(data)
     if json:
         return screen.json([row._asdict() for row in rows])
     cells = [[r.name, "yes" if r.found else "no", f"{r.bytes / 1e6:,.1f}" if r.bytes else "–", r.where] for r in rows]
@@ -166,25 +143,21 @@ def data_list(screen: Screen, data: NewData = None, json: Json = False) -> None:
 
 def data_get(
     screen: Screen,
-    names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=_sets, metavar="NAME…")],
+    names: Annotated[list[str], typer.Argument(help="Names of data sets.", autocompletion=sets.names, metavar="NAME…")],
     data: NewData = None,
     mirror: Annotated[str | None, typer.Option(help="Server with NAME/FILE; default: $IBNN_MIRROR.")] = None,
     json: Json = False,
 ) -> None:
     """Downloads data sets and checks them; keeps those that are present."""
-    from ibnn.data import get, status
-    from ibnn.data.download import server
-    from ibnn.data.sets import KNOWN, known
-
-    places = {row.name: row.where for row in status(data)}
+    places = {row.name: row.where for row in sets.status(data)}
     with misuse():
-        server(mirror)
+        download.server(mirror)
         for name in names:
             if name not in places:
-                known(name)  # raises
+                sets.known(name)  # raises
     for name in names:
-        if name in KNOWN:
-            get(name, data, mirror=mirror, progress=not screen.quiet)
+        if name in sets.KNOWN:
+            download.get(name, data, mirror=mirror, progress=not screen.quiet)
     where = {name: places[name] for name in names}
     screen.result(where, "\n".join(f"{name}: {place}" for name, place in where.items()), json)
 
@@ -213,15 +186,11 @@ def reproduce(
     """Runs the paper's experiments; finished parts are not run again."""
     from ibnn.lab import reproduce as paper
 
-    known = paper.names()
+    about = {each: paper.about(each) for each in paper.names()}
     if name == "list":
-        if json:
-            screen.json({each: paper.about(each) for each in known})
-        else:
-            screen.table([["name", "what it shows"], *([each, paper.about(each)] for each in known)])
-        return
+        return screen.json(about) if json else screen.table([("name", "what it shows"), *about.items()])
     with misuse():
-        chosen = {each: paper.read(each, preset) for each in (known if name == "all" else [name])}
+        chosen = {each: paper.read(each, preset) for each in (about if name == "all" else [name])}
         wanted = {each: _wanted(methods, experiment) for each, experiment in chosen.items()}
         for each, experiment in chosen.items():
             experiment.only(wanted[each], seeds)
@@ -233,7 +202,7 @@ def reproduce(
         files, table = paper.reproduce(each, **options, runs=runs, out=out, data=data, quiet=screen.quiet)
         found[each] = {"files": list(map(str, files)), "table": table}
         if not json:
-            screen.table(table, title=paper.about(each))
+            screen.table(table, title=about[each])
             screen.note("\n".join(f"wrote {file}" for file in files))
     if json:
         screen.json(found)

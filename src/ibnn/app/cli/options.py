@@ -12,9 +12,8 @@ RunFolder = Annotated[Path, typer.Argument(help="Run folder that `ibnn train` ha
 Samples = Annotated[int | None, typer.Option(min=1, help="Draws per component; default: the job's.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
 Risk = Annotated[float, typer.Option(help="Abstains so that at most this share of the answers is wrong; 1: never.")]
-TrustCode = Annotated[
-    bool, typer.Option("--trust-code", help="Imports the run's own network code from the current folder.")
-]
+_TRUST = "Imports the run's own network code from the current folder."
+TrustCode = Annotated[bool, typer.Option("--trust-code", help=_TRUST)]
 _DATA = "Folder of data sets; default: $IBNN_DATA or ./data."
 Data = Annotated[Path | None, typer.Option("--data", exists=True, file_okay=False, help=_DATA)]
 NewData = Annotated[Path | None, typer.Option("--data", file_okay=False, help=_DATA)]  # may be created

@@ -52,10 +52,6 @@ class MisuseError(Exception):
     """The command was used wrongly: exit code 2."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C; the message says how to go on."""
-
-
 @contextmanager
 def misuse(kinds: tuple[type[Exception], ...] = _WRONG_ARGUMENTS, hint: str = "") -> Iterator[None]:
     """Turns errors inside into `MisuseError`."""
@@ -121,21 +117,19 @@ class Screen:
 
 def register(app: typer.Typer, function: Callable[..., None], *, name: str | None = None, panel: str = "") -> None:
     """Registers a function, whose first parameter is the screen, as a command with --quiet and --debug."""
-    _, *own = inspect.signature(function).parameters.values()
-    flags = {"ctx": typer.Context, "quiet": Quiet, "debug": Debug}
-    more = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=kind) for key, kind in flags.items()]
-    more = [parameter.replace(default=False) if parameter.name != "ctx" else parameter for parameter in more]
 
-    @functools.wraps(function)
-    def command(*, ctx: typer.Context, quiet: bool, debug: bool, **options: Any) -> None:
+    def command(*, ctx: typer.Context, quiet: Quiet = False, debug: Debug = False, **options: Any) -> None:
         before = ctx.find_root().params  # ibnn --quiet COMMAND
         with reported(debug or before.get("debug", False)):
             function(Screen(quiet or before.get("quiet", False)), **options)
             sys.stdout.flush()
 
-    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    command.__signature__ = inspect.Signature([*keywords, *more])  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*keywords, *more)}
+    _, *own = inspect.signature(function).parameters.values()
+    *shared, _ = inspect.signature(command).parameters.values()
+    keywords = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own), *shared]
+    functools.update_wrapper(command, function)
+    command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
     about = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(function) or "").split("\n\n"))
     app.command(name, cls=_Command, help=about, rich_help_panel=panel or None)(command)
 

@@ -1,25 +1,96 @@
-"""`train`: from a job file to a finished run folder."""
+"""TRAIN: reads a job, from a file or by name, with the changes of `--set`, and trains it into a run folder."""
 
 import shlex
+import tomllib
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibnn.app.cli import settings
+from ibnn import nets
 from ibnn.app.cli.options import Data, Json
-from ibnn.app.cli.screen import Interrupted, Screen, check_out, misuse
-from ibnn.errors import complaint
+from ibnn.app.cli.screen import Screen, check_out, misuse
+from ibnn.errors import complaint, nearest
+from ibnn.files.atomic import read_toml
 from ibnn.lab.display import COSTS, SCORES, UNCERTAINTIES
+from ibnn.lab.runs import RunFolder
+from ibnn.nets.own import find
 
 if TYPE_CHECKING:
     from ibnn.lab.jobs import Job, Splits
-    from ibnn.lab.runs import RunFolder
 
 SAME = 0.02  # relative difference of temperatures that is not worth a row
+_JOBS = resources.files("ibnn.lab") / "job_files"
+_SYNONYMS = {"dropout_rate": "rate", "dropout": "rate", "p": "rate", "k": "components", "n_components": "components"}
+_SYNONYMS |= {"num_components": "components", "n_members": "members", "size": "members", "prior": "prior_std"}
 
-_JOB = f"TOML file of a job, or one of: {', '.join(settings.names())}."
+
+def parsed(settings: list[str], flag: str) -> dict[str, Any]:
+    """Returns settings, such as "train.lr=0.01", as nested tables; a value that is not TOML is a string."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        *path, last = key.strip().split(".")
+        if not equals or not all((*path, last)):
+            example = "seed=3" if flag == "--set" else "width=2"
+            raise ValueError(complaint(flag, "key=value", repr(setting), f"Pass e.g. {flag} {example}."))
+        table = found
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                got = f"{key!r} below a value"
+                raise ValueError(complaint(flag, "one value per key", got, "Leave one of them out."))
+        try:
+            loaded = tomllib.loads(f"value = {text.strip()}")
+        except tomllib.TOMLDecodeError:
+            loaded = {}
+        table[last] = loaded["value"] if len(loaded) == 1 else text.strip()
+    return found
+
+
+def names() -> list[str]:
+    """Returns the names of the jobs that come with the library."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _JOBS.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
+    """Returns a job by file or by name, with changes; checks all that can be checked without data."""
+    from ibnn.lab.jobs import METHODS, Job, check_data, check_weights, merged
+
+    changes = parsed(settings, "--set")
+    fields = merged(_fields(name), changes)
+    given = changes.get("train")
+    for one, other in (("epochs", "steps"), ("steps", "epochs")):  # the setting wins over the file
+        if isinstance(given, dict) and one in given and other not in given:
+            fields["train"].pop(other, None)
+    job = Job(**fields)
+    check_data(job.data, data)
+    check_weights(job)
+    if job.has_code:
+        find(job.net)
+    else:
+        nets.input_shape(job.net, **job.net_options)
+    options = METHODS[job.method].options
+    for option in job.method_options:
+        if option not in options:
+            remedy = f"Did you mean {nearest(option, options, _SYNONYMS)!r}?" if options else "Leave it out."
+            raise ValueError(complaint("method_options", f"options of {job.method!r}", repr(option), remedy))
+    return job
+
+
+def _fields(name: str) -> dict[str, Any]:
+    if name in names():
+        return tomllib.loads((_JOBS / f"{name}.toml").read_text(encoding="utf-8"))
+    if Path(name).is_file():
+        return read_toml(Path(name))
+    near = nearest(Path(name).stem, names())
+    expected = f"a TOML file, or one of {', '.join(names())}"
+    raise FileNotFoundError(complaint("JOB", expected, repr(name), f"Did you mean {near!r}?"))
+
+
+_JOB = f"TOML file of a job, or one of: {', '.join(names())}."
 _SET = "Changes the job, e.g. train.lr=0.01 or seed=3; may be repeated."
 _OUT = "Run folder; default: runs/JOB, with --set runs/JOB-HASH."
 _RESUME = "Requires a run to resume, or starts over; default: resumes if there is one."
@@ -27,7 +98,7 @@ _RESUME = "Requires a run to resume, or starts over; default: resumes if there i
 
 def train(
     screen: Screen,
-    name: Annotated[str, typer.Argument(help=_JOB, autocompletion=settings.names, metavar="JOB")],
+    name: Annotated[str, typer.Argument(help=_JOB, autocompletion=names, metavar="JOB")],
     set: Annotated[list[str] | None, typer.Option(help=_SET, metavar="KEY=VALUE")] = None,
     out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
     data: Data = None,
@@ -38,12 +109,9 @@ def train(
 
     Ctrl-C saves; the same command then resumes, and gives the same bits as an uninterrupted run.
     """
-    from ibnn.lab.runs import RunFolder
-
     with misuse():
-        job = settings.read_job(name, set or [], data)
-    home = RunFolder(out or Path("runs") / (Path(name).stem + (f"-{job.key}" if set else "")))
-    with misuse():
+        job = read_job(name, set or [], data)
+        home = RunFolder(out or Path("runs") / (Path(name).stem + (f"-{job.key}" if set else "")))
         check_out("--out", home.path, folder=True)
         if resume and not home.begun:
             raise ValueError(complaint("--resume", "for a run that has begun", home.path, "Leave it out to begin."))
@@ -53,7 +121,7 @@ def train(
     try:
         result = _run(screen, job, home, data, fresh=resume is False)
     except KeyboardInterrupt:
-        raise Interrupted(again) from None
+        raise KeyboardInterrupt(again) from None
     except SystemExit as stop:  # the training loop has saved
         screen.note(again)
         raise typer.Exit(stop.code if isinstance(stop.code, int) else 1) from None
@@ -63,7 +131,7 @@ def train(
     screen.note(_next(job, home.path, images="corrupted" in result))
 
 
-def _run(screen: Screen, job: "Job", home: "RunFolder", data: Path | None, *, fresh: bool) -> dict[str, Any]:
+def _run(screen: Screen, job: "Job", home: RunFolder, data: Path | None, *, fresh: bool) -> dict[str, Any]:
     from ibnn.lab import jobs
 
     if not fresh:
@@ -75,9 +143,13 @@ def _run(screen: Screen, job: "Job", home: "RunFolder", data: Path | None, *, fr
     if job.has_file:
         screen.note(_described(splits, job))
     with home.lock(note=screen.note):
+        first = replace(home, path=home.path / "first")  # the plain training before it
         if fresh:
-            _clear(home, screen)
-        options: dict[str, Any] = {"data_folder": data, "splits": splits, "first_folder": home.path / "first"}
+            home.clear()
+            if first.begun:
+                with first.lock(note=screen.note):
+                    first.clear()
+        options: dict[str, Any] = {"data_folder": data, "splits": splits, "first_folder": first.path}
         return jobs.run(job, home.path, **options, quiet=screen.quiet, held=True)
 
 
@@ -99,15 +171,6 @@ def _described(splits: "Splits", job: "Job") -> str:
         f"{job.data}: {job.target!r} is {target}, predicted from {len(columns)} columns; {len(splits.train):,} rows to "
         f"train on{held_out}, {len(splits.whole.test.y):,} to test."  # type: ignore[union-attr]
     )
-
-
-def _clear(home: "RunFolder", screen: Screen) -> None:
-    """Removes an earlier run, and the plain training before it."""
-    home.clear()
-    first = replace(home, path=home.path / "first")
-    if first.begun:
-        with first.lock(note=screen.note):
-            first.clear()
 
 
 def show(screen: Screen, result: dict[str, Any]) -> None:

@@ -6,11 +6,12 @@ import contextlib
 import hashlib
 import json
 import math
+import queue
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -23,13 +24,14 @@ from ibnn.app.asking import finite
 from ibnn.app.asking.run import Asked
 from ibnn.app.serve import requests
 from ibnn.app.serve.requests import Answer, Answers, Health, Number, Numbers, receive, route_options
-from ibnn.app.serve.service import Counts, OverloadedError, Question, Row, Service
+from ibnn.app.serve.service import Counts, Question, Row, Service
 from ibnn.errors import complaint
 from ibnn.lab.pages import environment, inlined, style
 
 READERS = 2  # threads that read requests
 _PATHS = ("/", "/docs", "/openapi.json", "/predict", "/health", "/metrics")
 _HEADERS = {b"x-content-type-options": b"nosniff", b"referrer-policy": b"no-referrer", b"cache-control": b"no-store"}
+_Risk = Annotated[float, Query(gt=0, le=1, description="Accepted share of wrong answers among those given.")]
 _Draws = Annotated[bool, Query(description="Also returns the answer of every draw.")]
 _ASSETS = {"script": inlined("ibnn.app.serve", "page.js"), "style": style("ibnn.app.serve", "serve.css")}
 _SCRIPT, _STYLE = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in _ASSETS.values())
@@ -62,7 +64,7 @@ def make_app(service: Service, *, megabytes: float = 10) -> FastAPI:
     app.add_middleware(Gate, counts=service.counts, most=int(megabytes * 1e6))
     app.add_exception_handler(RequestValidationError, _invalid)
     _add_status(app, service)
-    (_add_labels if service.asked.classes else _add_numbers)(app, service, readers)
+    _add_predict(app, service, readers)
     return app
 
 
@@ -78,11 +80,11 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
 def _add_status(app: FastAPI, service: Service) -> None:
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(_TEMPLATES.get_template("docs.html.j2").render(schema=app.openapi()), headers=_POLICY)
+        return _page("docs.html.j2", schema=app.openapi())
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def front() -> HTMLResponse:
-        return HTMLResponse(_front(service.asked), headers=_POLICY)
+        return _front(service.asked)
 
     @app.get("/health", summary="What is served, and its state")
     async def health() -> Health:
@@ -93,65 +95,54 @@ def _add_status(app: FastAPI, service: Service) -> None:
         return PlainTextResponse(service.metrics(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _front(asked: Asked) -> str:
+def _page(template: str, **values: Any) -> HTMLResponse:
+    return HTMLResponse(_TEMPLATES.get_template(template).render(**values), headers=_POLICY)
+
+
+def _front(asked: Asked) -> HTMLResponse:
     """Returns the page where a user drops an image or fills in a row; fields start at the mean of the training rows."""
-    units, fields = asked.units, []
+    run, units, fields = asked.run, asked.units, []
     if units is not None:
-        means = [_rounded(centre, scale) for centre, scale in zip(units.centre, units.scale, strict=True)]
+        means = [  # rounded to about a hundredth of the standard deviation
+            f"{round(mean, 2 - math.floor(math.log10(std))):.12g}"
+            for mean, std in zip(units.centre, units.scale, strict=True)
+        ]
         fields = list(zip(units.columns, means, strict=True))
-    return _TEMPLATES.get_template("front.html.j2").render(
-        job=asked.run.job,
-        run=asked.run.result["name"],
-        classes=asked.classes,
-        components=asked.run.model.components,
-        form=asked.form if units is None else None,
-        fields=fields,
-    )
+    shown = {"job": run.job, "run": run.result["name"], "classes": asked.classes, "components": run.model.components}
+    return _page("front.html.j2", **shown, form=asked.form if units is None else None, fields=fields)
 
 
-def _rounded(mean: float, std: float) -> str:
-    """Rounds a mean to about a hundredth of the standard deviation."""
-    return f"{round(mean, 2 - math.floor(math.log10(std))):.12g}"
+def _add_predict(app: FastAPI, service: Service, readers: ThreadPoolExecutor) -> None:
+    asked = service.asked
+    post, inputs = partial(app.post, "/predict", **route_options(asked)), "images" if asked.units is None else "rows"
+    if not asked.classes:
 
+        @post(summary="Predicts a number for every row, with its uncertainty")
+        async def number(request: Request, draws: _Draws = False) -> Numbers:
+            rows = await _answered(service, readers, request, draws)
+            return Numbers(target=asked.run.job.target, rows=[Number(**row) for row in rows])
 
-def _add_numbers(app: FastAPI, service: Service, readers: ThreadPoolExecutor) -> None:
-    summary = "Predicts a number for every row, with its uncertainty"
+        return
 
-    @app.post("/predict", summary=summary, **route_options(service.asked))
-    async def number(request: Request, draws: _Draws = False) -> Numbers:
-        rows = await _answered(service, readers, request, draws)
-        return Numbers(target=service.asked.run.job.target, rows=[Number(**row) for row in rows])
-
-
-def _add_labels(app: FastAPI, service: Service, readers: ThreadPoolExecutor) -> None:
-    inputs = "images" if service.asked.units is None else "rows"
-    summary = f"Labels {inputs} with their uncertainty, and abstains where a label would be wrong too often"
-    about = "Accepted share of wrong answers among those given."
-
-    @app.post("/predict", summary=summary, **route_options(service.asked))
-    async def label(
-        request: Request,
-        risk: Annotated[float, Query(gt=0, le=1, description=about)] = service.risk,
-        draws: _Draws = False,
-    ) -> Answers:
+    @post(summary=f"Labels {inputs} with their uncertainty, and abstains where a label would be wrong too often")
+    async def label(request: Request, risk: _Risk = service.risk, draws: _Draws = False) -> Answers:
         limit, _ = service.limit(risk)
         answers = await _answered(service, readers, request, draws)
         rows = [Answer(**row, abstain=row["total"] > limit) for row in answers]
         service.counts.abstained.inc(sum(row.abstain for row in rows))
-        return Answers(classes=service.asked.classes, risk=risk, limit=finite(limit), rows=rows)
+        return Answers(classes=asked.classes, risk=risk, limit=finite(limit), rows=rows)
 
 
 async def _answered(service: Service, readers: ThreadPoolExecutor, request: Request, draws: bool) -> list[Row]:
     """Reads a request in one of the readers' threads and returns its answers."""
     parts = await receive(request, images=service.asked.units is None)
     try:
-        loop = asyncio.get_running_loop()
-        inputs, notes = await loop.run_in_executor(readers, requests.read, parts, service.asked)
+        inputs, notes = await asyncio.get_running_loop().run_in_executor(readers, requests.read, parts, service.asked)
     except ValueError as error:
         raise HTTPException(422, str(error)) from None
     try:
         rows = await asyncio.wrap_future(service.ask(Question(inputs, draws)))
-    except OverloadedError:
+    except queue.Full:
         raise HTTPException(503, "Too many requests are waiting. Try again later.", {"Retry-After": "1"}) from None
     for number, row in enumerate(rows):
         if not all(math.isfinite(value) for value in row.values() if isinstance(value, float)):

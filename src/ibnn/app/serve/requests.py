@@ -1,12 +1,8 @@
-"""REQUESTS and replies as OpenAPI documents them, and bodies of /predict as tensors.
-
-Nothing in a body is trusted; every refusal says what to send instead.
-"""
+"""REQUESTS and replies as OpenAPI documents them, and bodies of /predict as tensors; nothing in a body is trusted."""
 
 import io
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import python_multipart  # noqa: F401  starlette needs it for uploads, and complains only at the first one
@@ -100,14 +96,6 @@ _PROBLEMS = {
 
 def route_options(asked: Asked) -> dict[str, Any]:
     """Returns what FastAPI needs to know of /predict beyond its function."""
-    return {
-        "openapi_extra": {"requestBody": _body(asked)},
-        "responses": {status: {"model": Problem, "description": text} for status, text in _PROBLEMS.items()},
-        "response_model_exclude_unset": True,
-    }
-
-
-def _body(asked: Asked) -> dict[str, Any]:
     inputs = _image_schema(asked.form) if asked.units is None else _table_schema(asked.units)
     schemas = {"application/json": {"inputs": inputs}}
     if asked.units is None:
@@ -117,7 +105,11 @@ def _body(asked: Asked) -> dict[str, Any]:
         kind: {"schema": {"type": "object", "properties": p, "required": list(p), "additionalProperties": False}}
         for kind, p in schemas.items()
     }
-    return {"required": True, "content": content}
+    return {
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        "responses": {status: {"model": Problem, "description": text} for status, text in _PROBLEMS.items()},
+        "response_model_exclude_unset": True,
+    }
 
 
 def _array(items: dict[str, Any], least: int, most: int) -> dict[str, Any]:
@@ -166,7 +158,7 @@ async def receive(request: Request, *, images: bool) -> Parts:
 def read(parts: Parts, asked: Asked) -> tuple[Tensor, list[str | None]]:
     """Returns images (N, C, H, W) in [0, 1] or points (N, D), and a note for each that was resized."""
     if not isinstance(parts, bytes):
-        return _images(parts, asked)
+        return _images(parts, asked.form)
     inputs = _inputs(parts)
     if asked.units is None:
         rows = formed(_numbers(inputs).clamp(-LARGEST, LARGEST).float(), "inputs", asked.form)
@@ -175,8 +167,7 @@ def read(parts: Parts, asked: Asked) -> tuple[Tensor, list[str | None]]:
     return rows, [None] * len(rows)
 
 
-def _images(files: list[tuple[str, bytes]], asked: Asked) -> tuple[Tensor, list[str | None]]:
-    form = asked.form
+def _images(files: list[tuple[str, bytes]], form: Form) -> tuple[Tensor, list[str | None]]:
     images: list[Tensor] = []
     notes: list[str | None] = []
     left = PIXELS  # of all images together; decoded, a pixel has one byte or three
@@ -226,28 +217,21 @@ def _inputs(text: bytes) -> Any:
 
 def _numbers(nested: Any) -> Tensor:
     """Returns nested lists of floats as a float64 tensor; raises ValueError for anything else, as for ragged lists."""
-    shape: list[int] = []
-    level = nested
-    while isinstance(level, list) and level and len(shape) < 5:
-        shape.append(len(level))
-        level = level[0]
-    if not shape or shape[0] > MOST:
-        got = f"{shape[0]} of them" if shape else json.dumps(nested)[:40]
+    if not isinstance(nested, list) or not 1 <= len(nested) <= MOST:
+        got = f"{len(nested)} of them" if nested and isinstance(nested, list) else json.dumps(nested)[:40]
         remedy = f"Send 1 … {MOST} inputs, and more in further requests."
         raise ValueError(complaint("inputs", f"a list of at most {MOST} inputs", got, remedy))
-    return torch.tensor(list(_flat(nested, shape)), dtype=torch.float64).view(shape)
-
-
-def _flat(nested: Any, shape: list[int]) -> Iterator[float]:
-    if not shape:
-        if not isinstance(nested, float) or not math.isfinite(nested):
-            got = json.dumps(nested)[:40]
+    shape, flat = [len(nested)], nested
+    while isinstance(flat[0], list) and flat[0] and len(shape) < 5:
+        shape.append(len(flat[0]))
+        for each in flat:
+            if not isinstance(each, list) or len(each) != shape[-1]:
+                got = f"one of {len(each)}" if isinstance(each, list) else json.dumps(each)[:40]
+                expected, remedy = f"lists of equal lengths, here {shape[-1]}", "Give all inputs the same shape."
+                raise ValueError(complaint("inputs", expected, got, remedy))
+        flat = [entry for each in flat for entry in each]
+    for number in flat:
+        if not isinstance(number, float) or not math.isfinite(number):
+            got = json.dumps(number)[:40]
             raise ValueError(complaint("inputs", "finite numbers in lists", got, "Correct or omit that input."))
-        yield nested
-        return
-    if not isinstance(nested, list) or len(nested) != shape[0]:
-        got = f"one of {len(nested)}" if isinstance(nested, list) else json.dumps(nested)[:40]
-        remedy = "Give all inputs the same shape."
-        raise ValueError(complaint("inputs", f"lists of equal lengths, here {shape[0]}", got, remedy))
-    for each in nested:
-        yield from _flat(each, shape[1:])
+    return torch.tensor(flat, dtype=torch.float64).view(shape)

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -49,15 +50,7 @@ class Service:
         data: Path | None = None,
         state: Path | None = None,
     ) -> None:
-        """Reads or computes the held-out answers, and starts the answering thread.
-
-        Args:
-            asked: The run.
-            risk: Accepted share of wrong answers among those given, unless a request sets another.
-            false_alarm: Probability that the monitor ever raises an alarm although nothing has shifted.
-            data: Folder of data sets.
-            state: File that keeps the monitor's state between starts.
-        """
+        """Reads or computes the held-out answers, and starts the answering thread; options as of `ibnn serve`."""
         self.asked, self.risk, self._state = asked, risk, state
         self.held_out: HeldOut = asked.held_out(data)  # decides where to abstain and what the monitor compares with
         self.limit = lru_cache(maxsize=64)(lambda risk: asked.limit(risk, lambda: self.held_out))
@@ -69,6 +62,7 @@ class Service:
         self.monitor = self._monitor(false_alarm)
         self.counts = Counts()
         self._batcher = Batcher(self._answer, most=MOST, waiting=WAITING, rows=lambda q: len(q.inputs))
+        self.ask = self._batcher.submit  # returns the future rows, one for each input
 
     def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
         asked, scores = self.asked, getattr(self.held_out, self.watched)
@@ -87,17 +81,11 @@ class Service:
 
     def _restored(self, path: Path) -> ShiftMonitor:
         kept = read_json(path)
-        try:
+        with suppress(ValueError, TypeError, KeyError):
             if kept["begin"] == self._start:
                 return ShiftMonitor.restored(kept["monitor"])
-        except (ValueError, TypeError, KeyError):
-            pass
         expected, got = "a file written by a service of this run", f"{path}, of another run or false-alarm rate"
         raise ValueError(complaint("state", expected, got, "Pass another file, or delete this one to start over."))
-
-    def ask(self, question: Question) -> Future[list[Row]]:
-        """Returns the future rows, one for each input; raises `OverloadedError` if too many questions wait."""
-        return self._batcher.submit(question)
 
     def _answer(self, questions: Sequence[Question]) -> list[list[Row]]:
         found = self.asked.answer(torch.cat([question.inputs for question in questions]))
@@ -126,7 +114,18 @@ class Service:
 
     def health(self) -> dict[str, Any]:
         """Returns what is served, where it abstains, and whether inputs have shifted."""
-        run, units, limit = self.asked.run, self.asked.units, self.limit(self.risk)[1]
+        run, units, shift = self.asked.run, self.asked.units, None
+        if (monitor := self.monitor) is not None:
+            shift = {
+                "score": self.watched,
+                "against": f"{len(self.held_out.total):,} {self.held_out.source}",
+                "false_alarm": monitor.false_alarm,
+                "seen": monitor.seen,
+                "alarm": monitor.alarm is not None,
+                "alarm_at": monitor.alarm,
+                "direction": monitor.direction if monitor.alarm is not None else None,
+                "p_value": min(1.0, monitor.p_value),
+            }
         return {
             "status": "ok",
             "version": __version__,
@@ -136,23 +135,8 @@ class Service:
             "components": run.model.components,
             "samples": self.asked.samples,
             "seed": self.asked.seed,
-            "abstention": finite(limit),
-            "shift": self._shift(),
-        }
-
-    def _shift(self) -> dict[str, Any] | None:
-        monitor = self.monitor
-        if monitor is None:
-            return None
-        return {
-            "score": self.watched,
-            "against": f"{len(self.held_out.total):,} {self.held_out.source}",
-            "false_alarm": monitor.false_alarm,
-            "seen": monitor.seen,
-            "alarm": monitor.alarm is not None,
-            "alarm_at": monitor.alarm,
-            "direction": monitor.direction if monitor.alarm is not None else None,
-            "p_value": min(1.0, monitor.p_value),
+            "abstention": finite(self.limit(self.risk)[1]),
+            "shift": shift,
         }
 
     def metrics(self) -> bytes:
@@ -180,18 +164,8 @@ class Counts:
         self.shift_alarm = Gauge("ibnn_shift_alarm", "1 once the shift monitor has rung.", registry=own)
 
 
-class OverloadedError(Exception):
-    """The queue is full."""
-
-
 class Batcher(Generic[Q, A]):
-    """Gathers questions from many threads into batches; nobody waits for a batch to fill.
-
-    >>> batcher = Batcher(lambda questions: [2 * q for q in questions], most=8, waiting=100, rows=lambda q: 1)
-    >>> [future.result() for future in [batcher.submit(3), batcher.submit(4)]]
-    [6, 8]
-    >>> batcher.close()
-    """
+    """Gathers questions from many threads into batches; nobody waits for a batch to fill."""
 
     def __init__(
         self, answer: Callable[[Sequence[Q]], Sequence[A]], *, most: int, waiting: int, rows: Callable[[Q], int]
@@ -203,12 +177,9 @@ class Batcher(Generic[Q, A]):
         self._thread.start()
 
     def submit(self, question: Q) -> Future[A]:
-        """Returns the future answer; raises `OverloadedError` if too many questions wait."""
+        """Returns the future answer; raises `queue.Full` if too many questions wait."""
         future: Future[A] = Future()
-        try:
-            self._queue.put_nowait((question, future))
-        except queue.Full:
-            raise OverloadedError from None
+        self._queue.put_nowait((question, future))
         return future
 
     def close(self) -> None:
