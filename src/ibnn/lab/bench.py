@@ -23,7 +23,7 @@ from ibnn.convert import convert
 from ibnn.errors import complaint
 from ibnn.files.atomic import read_json, write_atomically
 from ibnn.lab.provenance import provenance
-from ibnn.lab.rivals import N_DATA, RIVALS, Rival, converted, plain
+from ibnn.lab.rivals import RIVALS, Rival, converted, plain
 from ibnn.layers.observe import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet
 
@@ -204,20 +204,15 @@ def _step_of(rival: Rival, x: Tensor, y: Tensor) -> Callable[[], None]:
     return call
 
 
-def _kept(module: nn.Module, loss: Callable[[], Tensor]) -> int:
-    with saved_bytes([*module.parameters(), *module.buffers()]) as saved:
-        loss()
-    return saved.bytes
-
-
 def memory(name: str, size: Size) -> dict[str, Any]:
     """Compares the bytes that a training step keeps for backward, weights aside; and what `ibnn.cost` plans."""
     net, x, y = _made(name, size.batch)
     model = convert(net.train(), components=COMPONENTS, seed=0)
-    kept = {
-        "ibnn": _kept(model, lambda: model.elbo(x, y, n_data=N_DATA).loss),
-        "plain": _kept(net, lambda: F.cross_entropy(net(x), y)),
-    }
+    kept = {}
+    for key, module, loss in (("ibnn", model, converted(model).loss), ("plain", net, plain(net).loss)):
+        with saved_bytes([*module.parameters(), *module.buffers()]) as saved:
+            loss(x, y)
+        kept[key] = saved.bytes
     planned = cost(net, x, components=COMPONENTS).step_bytes / kept["ibnn"]
     return {"ratio": round(kept["ibnn"] / kept["plain"], 4), "planned": round(planned, 4), **kept}
 

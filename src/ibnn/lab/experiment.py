@@ -1,5 +1,6 @@
 """EXPERIMENT: a grid of settings × methods × seeds as data, read from `experiments/*.toml`. A cell of it is a job."""
 
+import itertools
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -55,12 +56,10 @@ class Experiment:
 
     def cells(self) -> Iterator["Cell"]:
         """Yields all cells, seed by seed, so that an interrupted run has every method."""
-        for seed in range(self.seeds):
-            for setting in self.settings:
-                for method in self.methods:
-                    seeds = min(setting.get("seeds", self.seeds), method.get("seeds", self.seeds))
-                    if seed < seeds and method["name"] not in setting.get("skip", ()):
-                        yield Cell(self, setting, method, seed)
+        for seed, setting, method in itertools.product(range(self.seeds), self.settings, self.methods):
+            seeds = min(setting.get("seeds", self.seeds), method.get("seeds", self.seeds))
+            if seed < seeds and method["name"] not in setting.get("skip", ()):
+                yield Cell(self, setting, method, seed)
 
 
 @dataclass(frozen=True)

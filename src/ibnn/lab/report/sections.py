@@ -221,8 +221,12 @@ def split(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
     """Returns the mean aleatoric and epistemic uncertainty of the runs that stored it, as bars and as a table."""
     cards, rows = [], []
     for run in runs:
-        if not (parts := _mean_parts(run)):
+        if run.test.parts is None:
             continue
+        wrong = run.test.probs.argmax(1) != run.labels
+        sets = {"right answers": run.test.parts[:, ~wrong], "wrong answers": run.test.parts[:, wrong]}
+        sets |= {name: answers.parts for name, answers in run.ood.items() if answers.parts is not None}
+        parts = {name: values.mean(1) for name, values in sets.items() if values.shape[1]}  # (3,) of each set
         shares = {name: float(values[1:].sum() / values.sum().clamp_min(1e-12)) for name, values in parts.items()}
         note = "Epistemic share of " + ", ".join(f"{name}: {100 * share:.0f} %" for name, share in shares.items()) + "."
         alt = f"Mean aleatoric, between and within uncertainty of {run.name}. {note}"
@@ -232,16 +236,6 @@ def split(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
             rows.append((run, [name, *(f"{value:.3f}" for value in numbers)]))
     head = ["run", "rows", *PARTS, "epistemic", "total"]
     return cards, Table("split-table", "Mean uncertainty in nats", head, rows, words=1)
-
-
-def _mean_parts(run: Classifier) -> dict[str, Tensor]:
-    """Returns mean aleatoric, between and within (3,) of right answers, wrong answers and each further set."""
-    if run.test.parts is None:
-        return {}
-    wrong = run.test.probs.argmax(1) != run.labels
-    sets = {"right answers": run.test.parts[:, ~wrong], "wrong answers": run.test.parts[:, wrong]}
-    sets |= {name: answers.parts for name, answers in run.ood.items() if answers.parts is not None}
-    return {name: parts.mean(1) for name, parts in sets.items() if parts.shape[1]}
 
 
 def examples(run: Classifier) -> dict[str, list[Example]]:
