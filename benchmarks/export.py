@@ -7,7 +7,6 @@ core, in CPU time, for batches of 1 and 64 (a sixth of the repeats). The two alt
 separate calls have ratio 40.
 """
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -68,14 +67,9 @@ def compare(make: Callable[[], nn.Module], shape: tuple[int, ...], repeats: int,
     found: dict[str, object] = {"bytes": whole.bytes, "plain_bytes": plain.bytes, "draw_bytes": whole.draw_bytes}
     for batch in BATCHES:
         count = 1 + (repeats if batch == 1 else -(-repeats // 6))  # one to warm up
-        pairs = [tuple(seconds(asked, x[:batch]) for asked in sessions) for _ in range(count)][1:]
-        ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratio = statistics.median(a / b for a, b in pairs)
-        found[f"batch {batch}"] = {
-            "ratio": round(ratio, 2),
-            "ms": round(1e3 * ours, 3),
-            "plain_ms": round(1e3 * theirs, 3),
-        }
+        pairs = [(seconds(sessions[0], x[:batch]), seconds(sessions[1], x[:batch])) for _ in range(count)][1:]
+        times = report.compared(pairs, "ms", "plain_ms")
+        found[f"batch {batch}"] = times | {"ratio": round(times["ratio"], 2)}
     return found
 
 

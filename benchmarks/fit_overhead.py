@@ -6,7 +6,6 @@ The same LeNet steps are timed inside `fit` and in a bare loop of forward, backw
 beforehand; the two alternate in one process, and the medians are compared.
 """
 
-import statistics
 import time
 
 import report
@@ -52,18 +51,11 @@ def bare(x: torch.Tensor, y: torch.Tensor) -> float:
 
 def main() -> None:
     """Measures and prints."""
-    parser = report.parser(__doc__)
-    options = parser.parse_args()
+    options = report.parser(__doc__).parse_args()
     x, y = torch.randn(STEPS * BATCH, 1, 28, 28), torch.randint(10, (STEPS * BATCH,))
     pairs = [(in_fit(x, y), bare(x, y)) for _ in range(REPEATS)]
-    fit, loop = (statistics.median(column) for column in zip(*pairs, strict=True))
-    result = {
-        "ratio": round(statistics.median(a / b for a, b in pairs), 4),
-        "fit_ms": round(1e3 * fit, 3),
-        "bare_ms": round(1e3 * loop, 3),
-        "recipe": {"net": "LeNet", "components": 8, "batch_size": BATCH, "steps": STEPS, "repeats": REPEATS},
-    }
-    report.tell(result, options.json)
+    recipe = {"net": "LeNet", "components": 8, "batch_size": BATCH, "steps": STEPS, "repeats": REPEATS}
+    report.tell(report.compared(pairs, "fit_ms", "bare_ms") | {"recipe": recipe}, options.json)
 
 
 if __name__ == "__main__":

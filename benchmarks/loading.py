@@ -7,7 +7,6 @@ forward, backward and step of an iBNN on a batch made beforehand, on one core. T
 compared.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 
@@ -55,10 +54,7 @@ def compare(net: nn.Module, shape: tuple[int, ...], steps: int) -> dict[str, flo
     images = Images(split, mean=(0.5,) * shape[0], std=(0.25,) * shape[0], augment=True)
     step = stepping(net, shape, steps)
     loading(images), step()  # the first do not count
-    pairs = [(loading(images), step()) for _ in range(REPEATS)]
-    load, work = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
-    return {"ratio": round(ratio, 4), "loading_ms": round(1e3 * load, 3), "step_ms": round(1e3 * work, 3)}
+    return report.compared([(loading(images), step()) for _ in range(REPEATS)], "loading_ms", "step_ms")
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from ibnn.convert import convert
 from ibnn.errors import complaint
 from ibnn.files.atomic import read_json, write_atomically
 from ibnn.lab.provenance import provenance
-from ibnn.lab.rivals import N_DATA, RIVALS, Rival, converted, plain
+from ibnn.lab.rivals import RIVALS, Rival, converted, plain
 from ibnn.layers.observe import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet
 
@@ -69,27 +69,16 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured.
-
-    Attributes:
-        nets: Networks.
-        rivals: Network that rivals are compared on.
-        formats: Networks that channels_last and compile are tried on.
-        batch: Rows of a training step.
-        inputs: Rows of a prediction.
-        few: Rows of the rivals' prediction.
-        seconds: Least time of a comparison, up to 50 turns.
-        turns: Least number of turns.
-    """
+    """How much is measured."""
 
     nets: tuple[str, ...] = tuple(NETS)
-    rivals: str = "vgg16-small"
-    formats: tuple[str, ...] = ("vgg16-small", "lenet")
-    batch: int = 128
-    inputs: int = 64
-    few: int = 8
-    seconds: float = 8.0
-    turns: int = 5
+    rivals: str = "vgg16-small"  # network that rivals are compared on
+    formats: tuple[str, ...] = ("vgg16-small", "lenet")  # networks that channels_last and compile are tried on
+    batch: int = 128  # rows of a training step
+    inputs: int = 64  # rows of a prediction
+    few: int = 8  # rows of the rivals' prediction
+    seconds: float = 8.0  # least time of a comparison, up to 50 turns
+    turns: int = 5  # least number of turns
 
 
 QUICK = Size(("lenet", "transformer-4"), "lenet", (), batch=16, inputs=24, few=4, seconds=0.1, turns=2)
@@ -98,13 +87,7 @@ QUICK = Size(("lenet", "transformer-4"), "lenet", (), batch=16, inputs=24, few=4
 def bench(
     path: Path | None = None, *, size: Size | None = None, note: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Measures the cells that a result file lacks, and returns its content.
-
-    Args:
-        path: The file; None measures everything and writes nothing.
-        size: How much is measured; default everything.
-        note: Called with a line about every cell that is done.
-    """
+    """Measures the cells that a result file lacks, without a file all; returns its content, and notes every cell."""
     size = size or Size()
     content: dict[str, Any] = {"about": "times and bytes of an iBNN to those of its plain network", "cells": {}}
     if path and path.exists():
@@ -221,20 +204,15 @@ def _step_of(rival: Rival, x: Tensor, y: Tensor) -> Callable[[], None]:
     return call
 
 
-def _kept(module: nn.Module, loss: Callable[[], Tensor]) -> int:
-    with saved_bytes([*module.parameters(), *module.buffers()]) as saved:
-        loss()
-    return int(saved.bytes)
-
-
 def memory(name: str, size: Size) -> dict[str, Any]:
     """Compares the bytes that a training step keeps for backward, weights aside; and what `ibnn.cost` plans."""
     net, x, y = _made(name, size.batch)
     model = convert(net.train(), components=COMPONENTS, seed=0)
-    kept = {
-        "ibnn": _kept(model, lambda: model.elbo(x, y, n_data=N_DATA).loss),
-        "plain": _kept(net, lambda: F.cross_entropy(net(x), y)),
-    }
+    kept = {}
+    for key, module, loss in (("ibnn", model, converted(model).loss), ("plain", net, plain(net).loss)):
+        with saved_bytes([*module.parameters(), *module.buffers()]) as saved:
+            loss(x, y)
+        kept[key] = saved.bytes
     planned = cost(net, x, components=COMPONENTS).step_bytes / kept["ibnn"]
     return {"ratio": round(kept["ibnn"] / kept["plain"], 4), "planned": round(planned, 4), **kept}
 
@@ -242,12 +220,9 @@ def memory(name: str, size: Size) -> dict[str, Any]:
 def training(name: str, size: Size) -> dict[str, Any]:
     """Compares the seconds of a training step on the same rows; and those of 32 components to those of one."""
     net, x, y = _made(name, size.batch)
-    net.train()
-    few, some, many = (convert(net, components=k, seed=0) for k in (1, COMPONENTS, 32))
-    calls = {
-        "plain": _step_of(plain(net), x, y),
-        **{name: _step_of(converted(model), x, y) for name, model in (("ibnn", some), ("1", few), ("32", many))},
-    }
+    calls = {"plain": _step_of(plain(net.train()), x, y)}
+    for key, components in (("ibnn", COMPONENTS), ("1", 1), ("32", 32)):
+        calls[key] = _step_of(converted(convert(net, components=components, seed=0)), x, y)
     times = turns(calls, size)
     return _against_plain(times, components=ratio(times["32"], times["1"]))
 

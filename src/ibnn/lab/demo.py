@@ -42,7 +42,7 @@ RECIPE: dict[str, Any] = {
 }
 NAMES = ("plain", "plain + T", "calibrated", "iBNN")
 COLOURS = ("#999999", ORANGE, SKY, BLUE)
-Answers = tuple[CategoricalPrediction, CategoricalPrediction]  # for test and OOD images
+Answers = dict[str, list[CategoricalPrediction]]  # of every method, for test and OOD images
 
 
 class Digits(NamedTuple):
@@ -60,15 +60,13 @@ def load_splits(seed: int, recipe: dict[str, Any]) -> tuple[Digits, Digits, Digi
     x = torch.tensor(bunch.data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     y = torch.tensor(bunch.target)
     generator = torch.Generator().manual_seed(seed)
-    parts: list[list[Tensor]] = [[], [], []]
+    parts, train, valid = [], recipe["train_per_class"], recipe["valid_per_class"]
     for label in range(8):
         rows = (y == label).nonzero()[:, 0]
         rows = rows[torch.randperm(len(rows), generator=generator)]
-        train, valid = recipe["train_per_class"], recipe["valid_per_class"]
-        for part, piece in zip(parts, rows.split([train, valid, len(rows) - train - valid]), strict=True):
-            part.append(piece)
-    splits = [Digits(x[torch.cat(part)], y[torch.cat(part)]) for part in parts]
-    return splits[0], splits[1], splits[2], x[y >= 8]
+        parts.append(rows.split([train, valid, len(rows) - train - valid]))
+    train, valid, test = (Digits(x[torch.cat(part)], y[torch.cat(part)]) for part in zip(*parts, strict=True))
+    return train, valid, test, x[y >= 8]
 
 
 def make_net(seed: int) -> nn.Module:
@@ -100,8 +98,7 @@ def train_ibnn(
     """Trains the same network from the same weights by `ibnn.fit`; the validation labels steer the noise."""
     model = convert(make_net(seed), components=recipe["components"], seed=seed)
     options = {name: recipe[name] for name in ("epochs", "batch_size", "lr", "evaluate_every")}
-    ticks = [lambda row, model: tick()]
-    return model, fit(model, train, valid, seed=seed, callbacks=ticks, quiet=True, **options)
+    return model, fit(model, train, valid, seed=seed, callbacks=[lambda row, model: tick()], quiet=True, **options)
 
 
 def score(seen: CategoricalPrediction, unseen: CategoricalPrediction, labels: Tensor) -> dict[str, list[float]]:
@@ -136,22 +133,18 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
     scaled, calibrated = Plain(net), convert(net, components=recipe["components"], seed=seed)
     temperature = scale_temperature(scaled, valid)
     report = calibrate(calibrated, valid, samples=recipe["samples"])
-    answers: dict[str, Answers] = {}
-    methods: tuple[Any, ...] = (Plain(net), scaled, calibrated, model)
-    for name, method in zip(NAMES, methods, strict=True):
-        seen, unseen = (method.predict(x, samples=recipe["samples"]) for x in (test.x, ood))
-        answers[name] = seen, unseen
+    methods: dict[str, Any] = dict(zip(NAMES, (Plain(net), scaled, calibrated, model), strict=True))
+    answers = {n: [m.predict(x, samples=recipe["samples"]) for x in (test.x, ood)] for n, m in methods.items()}
+    seen, unseen = answers[NAMES[-1]]
+    steered = [round(look["prior_std"], 4) for look in history.looks]
     result = {
-        "metrics": {name: score(*answer, test.y) for name, answer in answers.items()},
+        "metrics": {name: score(a, b, test.y) for name, (a, b) in answers.items()},
         "ood_auroc_of_epistemic": round(metrics.auroc(seen.epistemic, unseen.epistemic), 4),
         "images": {"train": len(train.y), "valid": len(valid.y), "test": len(test.y), "ood": len(ood)},
         "chosen": {
             "temperature": round(temperature, 3),
             "calibrated": {"scale": round(report.scale, 4), "temperature": round(report.temperature, 3)},
-            "iBNN": {
-                "prior_std": [round(look["prior_std"], 4) for look in history.looks],
-                "temperature": round(float(model.likelihood.temperature), 3),
-            },
+            "iBNN": {"prior_std": steered, "temperature": round(float(model.likelihood.temperature), 3)},
         },
         "nodes": model.nodes,
         "weights": sum(p.numel() for p in net.parameters()),
@@ -200,7 +193,7 @@ def explain(result: dict[str, Any]) -> str:
 # -------------------------------------------------------------------------------------------------------------- figures
 
 
-def draw_figures(out: Path, model: IBNN, answers: dict[str, Answers], test: Digits) -> None:
+def draw_figures(out: Path, model: IBNN, answers: Answers, test: Digits) -> None:
     """Writes reliability.png, digits.png and entropy.png."""
     from matplotlib.figure import Figure
 
@@ -214,7 +207,7 @@ def draw_figures(out: Path, model: IBNN, answers: dict[str, Answers], test: Digi
         write_atomically(out / f"{name}.png", png(figure, dpi=130))
 
 
-def _draw_reliability(figure: Any, answers: dict[str, Answers], labels: Tensor) -> None:
+def _draw_reliability(figure: Any, answers: Answers, labels: Tensor) -> None:
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="black", lw=0.8, ls=":")
     for (name, (seen, _)), colour in zip(answers.items(), COLOURS, strict=True):
@@ -225,8 +218,7 @@ def _draw_reliability(figure: Any, answers: dict[str, Answers], labels: Tensor) 
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0.2, 1.02), ylim=(0, 1.04))
     title = "Below the diagonal: more confident than right"
     axes.set_title(f"{title}\n(dot area: share of the test images; bins of fewer than 5 left out)", fontsize=10)
-    legend = axes.legend(loc="lower right", frameon=False)
-    for handle in legend.legend_handles:
+    for handle in axes.legend(loc="lower right", frameon=False).legend_handles:
         handle.set_sizes([40])
 
 
@@ -236,8 +228,7 @@ def _draw_digits(figure: Any, model: IBNN, test: Digits, seen: CategoricalPredic
     picks = torch.cat([order[:4], order[-4:]])
     draws = model.draw_logits(test.x[picks]).softmax(-1)  # (K·S, 8, C)
     grid = figure.subplots(2, 8, height_ratios=(1, 1.6))
-    for column, pick in enumerate(picks.tolist()):
-        top, bottom = grid[0, column], grid[1, column]
+    for column, ((top, bottom), pick) in enumerate(zip(grid.T, picks.tolist(), strict=True)):
         top.imshow(test.x[pick, 0].numpy(), cmap="gray_r")
         top.set_title(f"H = {seen.total[pick]:.2f}", fontsize=9)
         image = bottom.imshow(draws[:, column].detach().numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1)

@@ -14,22 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ibnn import metrics
+from ibnn import data, metrics
 from ibnn.baselines.plain import find_temperature
-from ibnn.data import (
-    KINDS,
-    DataSet,
-    Folder,
-    Images,
-    OwnTable,
-    Points,
-    Split,
-    Table,
-    corrupt,
-    gaussian_mix,
-    load,
-    salt_and_pepper,
-)
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, Prediction, draws
 from ibnn.training.trainable import Trainable
 
@@ -38,6 +24,7 @@ SEVERITIES = (1, 3, 5)
 GAMMAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the mix with Gaussian noise, in normalised space
 SALTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # probabilities that a pixel turns black or white
 SHIFTED = 300  # test images that are corrupted
+SHOWN = 8  # of the least certain test images, and of the most certain ones
 BATCH = 250
 
 Damage = Callable[..., Tensor]  # of images, and by keyword the place of the first
@@ -45,21 +32,16 @@ Damage = Callable[..., Tensor]  # of images, and by keyword the place of the fir
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        result: Scores, curves and the like, as plain data.
-        answers: Tensors behind them, for a report.
-    """
-
-    result: dict[str, Any]
-    answers: dict[str, Tensor]
+    result: dict[str, Any]  # scores, curves and the like, as plain data
+    answers: dict[str, Tensor]  # tensors behind them, for a report
 
 
 def evaluate(
     model: Trainable,
-    whole: DataSet | Table | OwnTable,
-    valid: Images | Points | None,
+    whole: data.DataSet | data.Table | data.OwnTable,
+    valid: data.Images | data.Points | None,
     *,
     samples: int = 5,
     shifted: int = SHIFTED,
@@ -75,15 +57,14 @@ def evaluate(
         shifted: How many of the test images are corrupted.
         data_folder: Where the images of another kind are; default as `ibnn.data.load`.
     """
-    own, tempered = float(model.likelihood.temperature), {}
+    own = float(model.likelihood.temperature)
     scaled = own if valid is None else find_temperature(model, valid, samples=samples)
-    measure: _Points | _Images
-    if isinstance(whole, DataSet):
-        measure = _Images(_Answers(model, samples, (own, scaled)), whole, shifted, data_folder)
+    answers = _Answers(model, samples, (own, scaled))
+    if isinstance(whole, data.DataSet):
+        measure: _Images | _Points = _Images(answers, whole, shifted, data_folder)
     else:
-        measure = _Points(_Answers(model, samples, (own, scaled)), whole.test)
-    if valid is not None:
-        tempered = {"tempered": measure.result(scaled)}
+        measure = _Points(answers, whole.test)
+    tempered = {} if valid is None else {"tempered": measure.result(scaled)}
     return Evaluation(measure.result(own) | tempered, measure.tensors(own))
 
 
@@ -95,6 +76,7 @@ class _Answers:
     samples: int
     temperatures: tuple[float, ...]
 
+    @torch.no_grad()
     def draw_logits(self, x: Tensor) -> Tensor:
         return self.model.draw_logits(x.to(next(self.model.parameters()).device), self.samples, 0)
 
@@ -107,15 +89,17 @@ class _Answers:
 class _Points:
     """Answers for test points, and what is measured of them."""
 
-    def __init__(self, answers: _Answers, test: Points) -> None:
+    def __init__(self, answers: _Answers, test: data.Points) -> None:
         self.answers, self.test = answers(test.x), test
 
     def result(self, temperature: float) -> dict[str, Any]:
         """Returns everything that is measured at a temperature."""
-        answer, found = self.answers[temperature], {"temperature": temperature, "outsiders": {}}
+        answer, y = self.answers[temperature], self.test.y
+        found = {"temperature": temperature, "outsiders": {}}
         if isinstance(answer, GaussianPrediction):
-            return found | {"scores": _regression_scores(answer, self.test.y)}
-        return found | {"scores": _scores(answer, self.test.y), "reliability": _reliability(answer, self.test.y)}
+            scores = {"nll": float(-answer.log_prob(y).mean()), "rmse": metrics.rmse(answer.mean, y)}
+            return found | {"scores": scores | {"coverage": metrics.coverage(*answer.interval(0.9), y)}}
+        return found | {"scores": _scores(answer, y), "reliability": _reliability(answer, y)}
 
     def tensors(self, temperature: float) -> dict[str, Tensor]:
         """Returns the answers at a temperature."""
@@ -127,19 +111,19 @@ class _Points:
 class _Images:
     """Answers for test images, damaged images and images of another kind, and what is measured of them."""
 
-    def __init__(self, answers: _Answers, whole: DataSet, shifted: int, data_folder: str | Path | None) -> None:
+    def __init__(self, answers: _Answers, whole: data.DataSet, shifted: int, data_folder: str | Path | None) -> None:
         self.answers, self.whole, test = answers, whole, whole.test
         self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (whole.mean, whole.std))
         self.part = part = test.part(torch.arange(min(shifted, len(test.labels))))
         self.clean = self._answered(test)
-        damages = {kind: [partial(corrupt, kind=kind, severity=s) for s in SEVERITIES] for kind in KINDS}
+        damages = {kind: [partial(data.corrupt, kind=kind, severity=s) for s in SEVERITIES] for kind in data.KINDS}
         self.corrupted = {kind: [self._answered(part, damage=damage) for damage in of] for kind, of in damages.items()}
-        self.gaussian = [self._answered(part, noise=partial(gaussian_mix, gamma=gamma)) for gamma in GAMMAS]
-        self.salt = [self._answered(part, damage=partial(salt_and_pepper, p=p)) for p in SALTS]
+        self.gaussian = [self._answered(part, noise=partial(data.gaussian_mix, gamma=gamma)) for gamma in GAMMAS]
+        self.salt = [self._answered(part, damage=partial(data.salt_and_pepper, p=p)) for p in SALTS]
         self.outsiders = self._outsiders(shifted * 4, data_folder)
 
     def _answered(
-        self, images: Split | Folder, *, damage: Damage | None = None, noise: Damage | None = None
+        self, images: data.Split | data.Folder, *, damage: Damage | None = None, noise: Damage | None = None
     ) -> dict[float, CategoricalPrediction]:
         """Returns answers for images damaged as pixels in [0, 1] or noisy as what the network sees."""
         parts = []
@@ -151,12 +135,13 @@ class _Images:
 
     def _outsiders(self, rows: int, folder: str | Path | None) -> dict[str, dict[float, CategoricalPrediction]]:
         """Returns answers for another kind of images, if there is one and it is on disk."""
-        name = OUTSIDERS.get(self.whole.name)
+        if (name := OUTSIDERS.get(self.whole.name)) is None:
+            return {}
         try:
-            test = None if name is None else load(name, folder).test
+            test = data.load(name, folder).test
         except FileNotFoundError:
-            test = None
-        return {} if test is None else {str(name): self._answered(test.part(torch.arange(min(rows, len(test.labels)))))}
+            return {}
+        return {name: self._answered(test.part(torch.arange(min(rows, len(test.labels)))))}
 
     def _strange(self, t: float) -> dict[str, CategoricalPrediction]:
         """Returns the answers for what the method was not trained on."""
@@ -194,15 +179,13 @@ class _Images:
             for level, a in zip(levels, answers, strict=True)
         ]
 
-    def tensors(self, temperature: float, each: int = 8) -> dict[str, Tensor]:
+    def tensors(self, temperature: float) -> dict[str, Tensor]:
         """Returns the answers at a temperature, and the least and the most certain images with all their draws."""
         clean = self.clean[temperature]
         order = clean.total.argsort(descending=True)
-        rows = torch.cat([order[:each], order[-each:]])
+        rows = torch.cat([order[:SHOWN], order[-SHOWN:]])
         images = self.whole.test.rows(rows).images.contiguous()
-        seen = (images.float() / 255 - self.mean) / self.std
-        with torch.no_grad():
-            drawn = self.answers.draw_logits(seen)
+        drawn = self.answers.draw_logits((images.float() / 255 - self.mean) / self.std)
         probs = (drawn / temperature).softmax(2).movedim(0, 1).contiguous().cpu()  # (images, draws, classes)
         strange = self._strange(temperature).items()
         ood = {f"ood/{name}/{key}": values for name, answer in strange for key, values in _fields(answer).items()}
@@ -219,18 +202,12 @@ def _scores(answer: CategoricalPrediction, labels: Tensor) -> dict[str, float]:
     return metrics.scores(answer.probs, answer.log_probs, labels)
 
 
-def _regression_scores(answer: GaussianPrediction, targets: Tensor) -> dict[str, float]:
-    nll = float(-answer.log_prob(targets).mean())
-    low, high = answer.interval(0.9)
-    return {"nll": nll, "rmse": metrics.rmse(answer.mean, targets), "coverage": metrics.coverage(low, high, targets)}
-
-
 def _reliability(answer: CategoricalPrediction, labels: Tensor) -> dict[str, list[float]]:
     """Returns confidence, accuracy and count of every bin that is not empty."""
     curve = metrics.reliability_curve(answer.probs, labels)
     kept = curve.count > 0
-    named = {"confidence": curve.confidence, "accuracy": curve.accuracy, "count": curve.count}
-    return {name: [round(float(v), 5) for v in values[kept]] for name, values in named.items()}
+    names = ("confidence", "accuracy", "count")
+    return {name: [round(float(value), 5) for value in getattr(curve, name)[kept]] for name in names}
 
 
 def _fields(answer: Prediction) -> dict[str, Tensor]:

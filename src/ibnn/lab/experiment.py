@@ -1,5 +1,6 @@
 """EXPERIMENT: a grid of settings × methods × seeds as data, read from `experiments/*.toml`. A cell of it is a job."""
 
+import itertools
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -11,45 +12,30 @@ from ibnn.errors import complaint, nearest
 from ibnn.lab.job import Job, merged, short_hash
 
 _NO_FIELDS = ("name", "with", "seeds", "skip", "size")  # entries of settings and methods that are no fields of a job
-_SMALL: dict[str, dict[str, Any]] = {
-    "wideresnet": {"depth": 10, "width": 1},
-    "vgg16-small": {"width": 0.125},
-}  # for smoke runs
+_SMALL = {"wideresnet": {"depth": 10, "width": 1}, "vgg16-small": {"width": 0.125}}  # for smoke runs
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A grid, read from its TOML file.
 
-    Attributes:
-        name: Its name.
-        preset: "cpu" or "paper", followed by "-smoke" for a smoke run.
-        title: What it shows, in a line.
-        paper: Where the paper shows it.
-        kind: "jobs", or "table1", which trains nothing.
-        figure: Name of the function in `ibnn.lab.figures` that draws it.
-        analysis: Name of the function in `ibnn.lab.analysis` that is applied to every run folder.
-        job: Fields of the job that all cells share.
-        settings: What is varied besides the method. Each has a name and fields of the job; "with" has fields for single
-            methods, "skip" names methods to leave out, "seeds" reduces the seeds, and "size" is the number of weights
-            relative to the smallest setting.
-        methods: What is compared. Each has a name and fields of the job; "seeds" reduces the seeds.
-        seeds: How many.
-        source: The experiment whose result file it shares: itself, or the one that it is like.
+    Each setting and method has a name and fields of the job, and "seeds" reduces its seeds. In a setting, "with" has
+    fields for single methods, "skip" names methods to leave out, and "size" is the number of weights relative to the
+    smallest setting.
     """
 
     name: str
-    preset: str
-    title: str
-    paper: str
-    kind: str = "jobs"
-    figure: str = "benchmark"
-    analysis: str = ""
-    job: dict[str, Any] = field(default_factory=dict)
-    settings: tuple[dict[str, Any], ...] = ({"name": ""},)
-    methods: tuple[dict[str, Any], ...] = ()
+    preset: str  # "cpu" or "paper", followed by "-smoke" for a smoke run
+    title: str  # what it shows, in a line
+    paper: str  # where the paper shows it
+    kind: str = "jobs"  # or "table1", which trains nothing
+    figure: str = "benchmark"  # name of the function in `ibnn.lab.figures` that draws it
+    analysis: str = ""  # name of the function in `ibnn.lab.analysis` that is applied to every run folder
+    job: dict[str, Any] = field(default_factory=dict)  # fields that all cells share
+    settings: tuple[dict[str, Any], ...] = ({"name": ""},)  # what is varied besides the method
+    methods: tuple[dict[str, Any], ...] = ()  # what is compared
     seeds: int = 1
-    source: str = ""
+    source: str = ""  # the experiment whose result file it shares: itself, or the one that it is like
 
     @property
     def smoke(self) -> bool:
@@ -70,12 +56,10 @@ class Experiment:
 
     def cells(self) -> Iterator["Cell"]:
         """Yields all cells, seed by seed, so that an interrupted run has every method."""
-        for seed in range(self.seeds):
-            for setting in self.settings:
-                for method in self.methods:
-                    seeds = min(setting.get("seeds", self.seeds), method.get("seeds", self.seeds))
-                    if seed < seeds and method["name"] not in setting.get("skip", ()):
-                        yield Cell(self, setting, method, seed)
+        for seed, setting, method in itertools.product(range(self.seeds), self.settings, self.methods):
+            seeds = min(setting.get("seeds", self.seeds), method.get("seeds", self.seeds))
+            if seed < seeds and method["name"] not in setting.get("skip", ()):
+                yield Cell(self, setting, method, seed)
 
 
 @dataclass(frozen=True)
@@ -113,13 +97,11 @@ def cut_down(fields: dict[str, Any]) -> dict[str, Any]:
     if "net" not in fields:  # there is nothing to train
         return fields
     quick: dict[str, Any] = {"steps": 2, "batch_size": 8, "evaluate_every": 1}
-    trains = {
-        n: {k: v for k, v in fields[n].items() if k != "epochs"} | quick for n in ("train", "first") if fields.get(n)
-    }
-    fields = merged(fields, {"samples": 1, "net_options": _SMALL.get(fields["net"], {})})
+    given = {name: fields[name] for name in ("train", "first") if fields.get(name)}
+    trains = {name: {k: v for k, v in table.items() if k != "epochs"} | quick for name, table in given.items()}
     few = {name: min(n, 2) for name, n in fields.get("method_options", {}).items() if name in ("components", "members")}
-    fields = merged(fields, {"method_options": few})
-    return fields | {"train": quick, "examples": None, "weights": None} | trains
+    small = {"samples": 1, "net_options": _SMALL.get(fields["net"], {}), "method_options": few}
+    return merged(fields, small) | {"train": quick, "examples": None, "weights": None} | trains
 
 
 def names() -> list[str]:

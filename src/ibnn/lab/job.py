@@ -25,22 +25,13 @@ Make = Callable[[int], nn.Module]  # makes the plain network of an ensemble's me
 
 
 class Method(NamedTuple):
-    """One method.
+    """One method: how it is built of plain networks, and what it costs."""
 
-    Attributes:
-        build: Builds it of plain networks; keyword arguments are its options.
-        options: Names of the options.
-        noisy_training: Whether each of a recipe's S copies of an example has its own noise; otherwise one pass of every
-            network trains on it.
-        noisy_answers: Whether a component answers differently from draw to draw.
-        repeated: Counts the numbers in a trained model's state that its network holds already.
-    """
-
-    build: Callable[..., Trainable]
-    options: tuple[str, ...] = ()
-    noisy_training: bool = False
-    noisy_answers: bool = False
-    repeated: Callable[[Any], int] = lambda model: 0
+    build: Callable[..., Trainable]  # keyword arguments are its options
+    options: tuple[str, ...] = ()  # their names
+    noisy_training: bool = False  # each of a recipe's S copies of an example has its own noise, else it trains once
+    noisy_answers: bool = False  # a component answers differently from draw to draw
+    repeated: Callable[[Any], int] = lambda model: 0  # numbers in its state that its network holds already
 
 
 def _options(maker: Callable[..., Any]) -> tuple[str, ...]:
@@ -51,23 +42,18 @@ def _ensemble(make: Make, members: int = 4, **options: Any) -> Ensemble:
     return Ensemble([make(member) for member in range(members)], **options)
 
 
-def _plain(make: Make, **options: Any) -> Plain:
-    return Plain(make(0), **options)
+def _one(method: Callable[..., Trainable]) -> Callable[..., Trainable]:
+    return lambda make, **options: method(make(0), **options)
 
 
 METHODS: dict[str, Method] = {
-    "sgd": Method(_plain),
-    "swa": Method(_plain),  # with `swa` in its recipe
-    "swag": Method(
-        lambda make, **options: SWAG(make(0), **options),
-        _options(SWAG),
-        noisy_answers=True,
-        repeated=lambda model: model.mean.numel(),
-    ),
-    "dropout": Method(lambda make, **options: MCDropout(make(0), **options), _options(MCDropout), True, True),
-    "vi": Method(lambda make, **options: MeanField(make(0), **options), _options(MeanField), True, True),
+    "sgd": Method(_one(Plain)),
+    "swa": Method(_one(Plain)),  # with `swa` in its recipe
+    "swag": Method(_one(SWAG), _options(SWAG), noisy_answers=True, repeated=lambda model: model.mean.numel()),
+    "dropout": Method(_one(MCDropout), _options(MCDropout), True, True),
+    "vi": Method(_one(MeanField), _options(MeanField), True, True),
     "ensemble": Method(_ensemble, ("members",)),
-    "ibnn": Method(lambda make, **options: convert(make(0), copy=False, **options), _options(convert), True, True),
+    "ibnn": Method(_one(lambda net, **options: convert(net, copy=False, **options)), _options(convert), True, True),
 }
 SYNONYMS = {  # what users of other libraries call fields and options
     word: name
@@ -201,9 +187,7 @@ class Job(BaseModel):
 
     def _recipe(self, base: str | None, table: str) -> Recipe:
         """Returns a recipe of the library with the changes in a table, "train" or "first"."""
-        given = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in getattr(self, table).items()
-        }
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in getattr(self, table).items()}
         try:
             return (Recipe.named(base) if base else Recipe()).but(**{"seed": self.seed, **given})
         except ValueError as error:

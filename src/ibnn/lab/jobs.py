@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ibnn.data import TABLES, Units
 from ibnn.errors import complaint
@@ -15,16 +14,7 @@ from ibnn.files.saving import save_pretrained
 from ibnn.lab.display import COSTS
 from ibnn.lab.evaluation import Evaluation, evaluate
 from ibnn.lab.job import METHODS, Job, meanings, merged
-from ibnn.lab.parts import (
-    Splits,
-    architecture,
-    check_data,
-    check_net,
-    check_weights,
-    make_data,
-    make_method,
-    start_weights,
-)
+from ibnn.lab.parts import Splits, architecture, check_data, check_weights, make_data, make_method, prepare
 from ibnn.lab.provenance import commit, provenance
 from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
 from ibnn.network import NUMBERS
@@ -33,8 +23,7 @@ from ibnn.training.loop import fit
 from ibnn.training.trainable import Trainable
 
 __all__ = ["Job", "METHODS", "Splits", "make_data", "make_method", "meanings", "merged"]
-__all__ += ["check", "check_data", "check_net", "check_weights"]
-__all__ += ["COSTS", "Run", "costs", "finished", "job_of", "read_run", "run"]
+__all__ += ["COSTS", "Run", "check", "check_data", "check_weights", "costs", "finished", "job_of", "read_run", "run"]
 
 log = logging.getLogger("ibnn")
 
@@ -71,7 +60,7 @@ def run(
         if (found := finished(job, home)) is not None:  # by the process that had the lock
             return found
         commit()  # which may change while it trains
-        splits, model = _made(job, data_folder, splits)
+        splits, model = prepare(job, data_folder, splits)
         if splits.units is not None and splits.units.sha256 is not None:
             _keep_units(splits.units, home)
         home.write(JOB, job.to_toml().encode())
@@ -79,7 +68,8 @@ def run(
         if before is not None:
             place = first_folder or home.path.parent / before.key
             spent = run(before, place, data_folder=data_folder, splits=splits, quiet=quiet)["costs"]
-            start = _net_of(RunFolder(place).model_state())
+            state = RunFolder(place).model_state().items()
+            start = {name.removeprefix("net."): value for name, value in state if name.startswith("net.")}
             model = make_method(job, len(splits.whole.classes), start, splits.units)
         history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
         how = architecture(job, len(splits.whole.classes), splits.units)
@@ -147,15 +137,7 @@ def _training(history: History) -> dict[str, Any]:
 
 def check(job: Job, data_folder: str | Path | None = None) -> Splits:
     """Returns the data of a job; raises if the job cannot run with them."""
-    return _made(job, data_folder, None)[0]
-
-
-def _made(job: Job, data_folder: str | Path | None, splits: Splits | None) -> tuple[Splits, Trainable]:
-    """Returns the data and the untrained method; raises if the job cannot run."""
-    splits = splits or make_data(job, data_folder)
-    start = start_weights(job)
-    check_net(job, splits, start)
-    return splits, make_method(job, len(splits.whole.classes), start, splits.units)
+    return prepare(job, data_folder)[0]
 
 
 def finished(job: Job, home: RunFolder) -> dict[str, Any] | None:
@@ -200,10 +182,6 @@ def _probed(model: Trainable, shape: list[int], units: Units | None) -> list[flo
     device = next(model.parameters()).device
     found: list[float] = model.eval().draw_logits(x.to(device), 1, 0).mean(0).flatten().tolist()
     return found
-
-
-def _net_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("net."): value for name, value in state.items() if name.startswith("net.")}
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,14 @@ def _net_options(job: Job, units: data.Units | None) -> dict[str, Any]:
     return ({"inputs": len(units.columns)} if asked and units else {}) | job.net_options
 
 
-def start_weights(job: Job) -> State | None:
+def prepare(job: Job, folder: str | Path | None = None, splits: Splits | None = None) -> tuple[Splits, Trainable]:
+    """Returns the data and the untrained method; raises if the job cannot run."""
+    splits, start = splits or make_data(job, folder), _start_weights(job)
+    _check_net(job, splits, start)
+    return splits, make_method(job, len(splits.whole.classes), start, splits.units)
+
+
+def _start_weights(job: Job) -> State | None:
     """Reads the weights that a job starts from, if it names a file."""
     check_weights(job)
     try:
@@ -207,7 +214,7 @@ def check_weights(job: Job) -> None:
         raise FileNotFoundError(complaint("weights", "a safetensors file", f"no file {job.weights}", remedy))
 
 
-def check_net(job: Job, splits: Splits, start: State | None = None) -> None:
+def _check_net(job: Job, splits: Splits, start: State | None) -> None:
     """Passes one example through the network; raises if it does not fit the data or the weights to start from."""
     outputs = len(splits.whole.classes) or 1
     net = _make_net(job, len(splits.whole.classes), None, splits.units).eval()

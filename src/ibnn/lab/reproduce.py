@@ -6,7 +6,6 @@ with a result are not run again. Several processes may work on one grid: each ta
 
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -33,14 +32,8 @@ class Results:
     """A JSON file of cells by name; several processes may add to it."""
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
-        self.path, self.content = path, about | {"cells": {}}
-        self.content["cells"] |= self._stored()
-
-    @property
-    def cells(self) -> dict[str, Any]:
-        """The cells so far."""
-        cells: dict[str, Any] = self.content["cells"]
-        return cells
+        self.path, self.about = path, about
+        self.cells = self._stored()
 
     def _stored(self) -> dict[str, Any]:
         """Reads the cells of the file."""
@@ -58,9 +51,8 @@ class Results:
     def add(self, name: str, result: dict[str, Any]) -> None:
         """Adds a cell to the file, and to those that other processes have added."""
         with locked(self.path.with_name(f".{self.path.name}.lock")):
-            self.content["cells"] |= self._stored()
-            self.cells[name] = result
-            write_atomically(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
+            self.cells |= self._stored() | {name: result}
+            write_atomically(self.path, (json.dumps(self.about | {"cells": self.cells}, indent=1) + "\n").encode())
 
 
 def results(experiment: Experiment, out: Path) -> Results:
@@ -78,21 +70,14 @@ class Reproduced(NamedTuple):
 
 
 class Folders(TypedDict, total=False):
-    """Folders of an experiment.
+    """Folders of an experiment."""
 
-    Attributes:
-        runs: Run folders, by the hash of their job; experiments share them. Default "runs".
-        out: Result files and figures. Default "results".
-        data: Data sets; default as `ibnn.data.load`.
-    """
-
-    runs: Path
-    out: Path
-    data: str | Path | None
+    runs: Path  # run folders, by the hash of their job; experiments share them; default "runs"
+    out: Path  # result files and figures; default "results"
+    data: str | Path | None  # data sets; default as `ibnn.data.load`
 
 
-@dataclass(frozen=True)
-class _Folders:
+class _Folders(NamedTuple):
     runs: Path = Path("runs")
     out: Path = Path("results")
     data: str | Path | None = None

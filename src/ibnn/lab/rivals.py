@@ -17,18 +17,11 @@ N_DATA = 50_000  # training examples that the KL is divided by
 
 
 class Rival(NamedTuple):
-    """What is timed of a method.
+    """What is timed of a method."""
 
-    Attributes:
-        parameters: Trained parameters.
-        loss: Loss of a batch.
-        predict: Class probabilities for a batch, from many draws.
-        draws: How many.
-    """
-
-    parameters: list[nn.Parameter]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    predict: Callable[[Tensor], Tensor]
+    parameters: list[nn.Parameter]  # that are trained
+    loss: Callable[[Tensor, Tensor], Tensor]  # of a batch
+    predict: Callable[[Tensor], Tensor]  # class probabilities for a batch, from so many draws:
     draws: int
 
 
@@ -37,13 +30,8 @@ def _mean(outputs: Iterable[Tensor]) -> Tensor:
     return torch.stack([output.softmax(-1) for output in outputs]).mean(0)
 
 
-def plain(net: nn.Module, draws: int = 1) -> Rival:
-    """The reference: the network itself, and as many forward passes of it, one after the other."""
-    return _with_kl(net, None, draws)
-
-
-def _with_kl(net: nn.Module, kl: Callable[[nn.Module], Tensor] | None, draws: int) -> Rival:
-    """A network that draws by itself in each forward pass; its KL is part of the loss."""
+def plain(net: nn.Module, draws: int = 1, kl: Callable[[nn.Module], Tensor] | None = None) -> Rival:
+    """A network, and as many forward passes of it, one after the other; its KL, if it has one, is part of the loss."""
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         nll = F.cross_entropy(net(x), y)
@@ -73,14 +61,14 @@ def dropout(net: nn.Module, draws: int) -> Rival:
     return Rival(list(made.parameters()), lambda x, y: made.train().elbo(x, y, n_data=N_DATA).loss, predict, draws)
 
 
-def ensemble(net: nn.Module, draws: int, members: int = 4) -> Rival:
-    """A deep ensemble: one answer per member, whatever the number of draws; a step trains all members."""
-    nets = nn.ModuleList(copy.deepcopy(net) for _ in range(members))
+def ensemble(net: nn.Module, draws: int) -> Rival:
+    """A deep ensemble of 4: one answer per member, whatever the number of draws; a step trains all members."""
+    nets = nn.ModuleList(copy.deepcopy(net) for _ in range(4))
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return torch.stack([F.cross_entropy(member(x), y) for member in nets]).sum()
 
-    return Rival(list(nets.parameters()), loss, lambda x: _mean(member(x) for member in nets), members)
+    return Rival(list(nets.parameters()), loss, lambda x: _mean(member(x) for member in nets), len(nets))
 
 
 def bayesian_torch(net: nn.Module, draws: int) -> Rival:
@@ -89,7 +77,7 @@ def bayesian_torch(net: nn.Module, draws: int) -> Rival:
     made = copy.deepcopy(net)
     prior = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
     library.dnn_to_bnn(made, prior | {"type": "Reparameterization", "moped_enable": False})
-    return _with_kl(made, library.get_kl_loss, draws)
+    return plain(made, draws, library.get_kl_loss)
 
 
 def torchbnn(net: nn.Module, draws: int) -> Rival:
@@ -103,7 +91,7 @@ def torchbnn(net: nn.Module, draws: int) -> Rival:
                 setattr(module, name, library.BayesConv2d(0.0, 0.1, layer.in_channels, layer.out_channels, *form))
             elif isinstance(layer, nn.Linear):
                 setattr(module, name, library.BayesLinear(0.0, 0.1, layer.in_features, layer.out_features))
-    return _with_kl(made, library.BKLLoss(reduction="sum"), draws)
+    return plain(made, draws, library.BKLLoss(reduction="sum"))
 
 
 RIVALS: dict[str, Callable[[nn.Module, int], Rival]] = {

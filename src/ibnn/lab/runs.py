@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -32,6 +32,7 @@ MODEL, ANSWERS, HELD_OUT, RESULT = "model.safetensors", "answers.safetensors", "
 FORMAT_VERSION = 1
 _CHECKED = (JOB, TABLE, HISTORY, MODEL, CONFIG, ANSWERS)
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
+T = TypeVar("T")
 log = logging.getLogger("ibnn")
 
 
@@ -46,9 +47,6 @@ class RunFolder:
     >>> result = folder.finish({"name": "mine", "scores": {}})
     >>> sorted(result["sha256"]), RunFolder(folder.path).tensors(MODEL)["weight"].tolist()
     (['job.toml', 'model.safetensors', 'result.json'], [1.0, 1.0])
-
-    Attributes:
-        path: Where it is.
     """
 
     path: Path
@@ -84,27 +82,16 @@ class RunFolder:
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Writes result.json with the checksums of all files, removes the checkpoints, and returns its content."""
-        present = [name for name in _CHECKED if (self.path / name).is_file()]
         content = {**result, "format_version": FORMAT_VERSION}
-        sums = {name: self.checksum(name) for name in present} | {RESULT: _checksum_of(content)}
-        content["sha256"] = sums
+        sums = {name: self.checksum(name) for name in _CHECKED if self.has(name)}
+        content["sha256"] = sums | {RESULT: _checksum_of(content)}
         self.write(RESULT, (json.dumps(content, indent=1) + "\n").encode())
         self._remove_checkpoints()  # there is nothing left to resume
         return content
 
     def clear(self) -> None:
         """Removes what a run has written, and nothing else; hold the lock."""
-        for name in (
-            RESULT,
-            JOB,
-            TABLE,
-            MODEL,
-            CONFIG,
-            ANSWERS,
-            HELD_OUT,
-            RECIPE,
-            HISTORY,
-        ):  # result.json says "finished"
+        for name in (RESULT, *_CHECKED, HELD_OUT, RECIPE):  # result.json first: it says "finished"
             (self.path / name).unlink(missing_ok=True)
         self._remove_checkpoints()
 
@@ -156,15 +143,13 @@ class RunFolder:
     def job(self) -> dict[str, Any]:
         """Reads the fields of job.toml."""
         self._check(JOB)
-        fields: dict[str, Any] = self._parsed(read_toml, JOB)
-        return fields
+        return self._parsed(read_toml, JOB)
 
     def text(self, name: str) -> str:
         """Reads the text of a file."""
         self.require([name])
         self._check(name)
-        text: str = self._parsed(read_text, name)
-        return text
+        return self._parsed(read_text, name)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Reads the tensors of a file."""
@@ -217,7 +202,7 @@ class RunFolder:
         if expected is not None and self.checksum(name) != expected:
             raise self.damaged(name)
 
-    def _parsed(self, read: Callable[[Path], Any], name: str) -> Any:
+    def _parsed(self, read: Callable[[Path], T], name: str) -> T:
         try:
             return read(self.path / name)
         except ValueError as error:

@@ -40,16 +40,7 @@ FIGURES: dict[str, tuple[Callable[[Grid], "Figure | None"], tuple[str, ...]]] = 
 
 
 def draw(experiment: Experiment, cells: dict[str, Any], out: Path) -> list[Path]:
-    """Draws the results of an experiment.
-
-    Args:
-        experiment: The grid.
-        cells: Its results by name of the cell; any may be missing.
-        out: Folder to write to.
-
-    Returns:
-        The files written: one PNG, or none if there is nothing to draw yet.
-    """
+    """Draws the results of an experiment, by name of the cell; returns the files: a PNG, or none without results."""
     if experiment.figure not in FIGURES:
         remedy = "Correct the experiment's TOML file."
         raise ValueError(complaint("figure", f"one of {', '.join(FIGURES)}", repr(experiment.figure), remedy))
@@ -59,8 +50,7 @@ def draw(experiment: Experiment, cells: dict[str, Any], out: Path) -> list[Path]
         return []
     path = out / f"{experiment.name}-{experiment.preset}.png"
     with house_style():
-        figure = function(grid)
-        if figure is None:
+        if (figure := function(grid)) is None:
             return []
         figure.suptitle(textwrap.fill(experiment.title, 100), fontsize=9.5, fontweight="bold")
         write_atomically(path, png(figure))

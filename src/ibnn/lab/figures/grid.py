@@ -1,5 +1,6 @@
 """GRID: the results of an experiment by setting and method, and numbers of them."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -13,19 +14,12 @@ Cells = list[dict[str, Any]]  # of one setting and method, by seed
 
 @dataclass(frozen=True)
 class Grid:
-    """The results of an experiment, which need not be complete.
+    """The results of an experiment, which need not be complete; no group of cells is empty."""
 
-    Attributes:
-        settings: Setting → name of a method → cells, in the experiment's order; no group is empty.
-        methods: Name → method of its jobs, for all of the experiment, so that colours do not depend on the results.
-        sizes: Setting → number of weights relative to the smallest one, where the experiment varies it.
-        seeds: How many there will be of each setting and method.
-    """
-
-    settings: dict[str, dict[str, Cells]]
-    methods: dict[str, str]
-    sizes: dict[str, float]
-    seeds: Counter[tuple[str, str]]
+    settings: dict[str, dict[str, Cells]]  # by setting and name of the method, in the experiment's order
+    methods: dict[str, str]  # name → method of its jobs, without results too, so that colours do not depend on them
+    sizes: dict[str, float]  # setting → weights relative to the smallest one, where the experiment varies them
+    seeds: Counter[tuple[str, str]]  # how many there will be of each setting and method
 
     def having(self, *path: str) -> "Grid":
         """Returns the part whose cells have a value at a path."""
@@ -49,9 +43,8 @@ def _nested(groups: Iterator[tuple[str, str, Cells]]) -> dict[str, dict[str, Cel
 
 def grid_of(experiment: Experiment, cells: dict[str, Any]) -> Grid:
     """Groups the cells of an experiment by setting and method."""
-    found: dict[tuple[str, str], Cells] = {
-        (s["name"], m["name"]): [] for s in experiment.settings for m in experiment.methods
-    }
+    pairs = itertools.product(experiment.settings, experiment.methods)
+    found: dict[tuple[str, str], Cells] = {(s["name"], m["name"]): [] for s, m in pairs}
     seeds: Counter[tuple[str, str]] = Counter()
     for cell in experiment.cells():
         group = cell.setting["name"], cell.method["name"]

@@ -4,6 +4,8 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ibnn.lab.display import BLUE, ORANGE, SKY, SOFT, VERMILION, canvas, dots, legend, mark, patch, stacked, styles
 from ibnn.lab.figures.grid import Cells, Grid, at, auroc, numbers, outsider, spread
 
@@ -65,9 +67,8 @@ def calibration(grid: Grid) -> "Figure":
         if i + columns >= count:
             axes.set_xlabel("confidence (area of a dot: share of the images)")
             axes.tick_params(labelbottom=True)
-    present = {method for _, method, _ in grid.groups()}
-    shown = {name: style for name, style in styles(grid.methods).items() if name in present}
-    legend(figure, [mark(name, ls="-", lw=1.4, **style) for name, style in shown.items()])
+    drawn, looks = {method for _, method, _ in grid.groups()}, styles(grid.methods).items()
+    legend(figure, [mark(name, ls="-", lw=1.4, **look) for name, look in looks if name in drawn])
     return figure
 
 
@@ -212,7 +213,10 @@ def _draw_images(part: Any, entries: list[dict[str, Any]], classes: list[str]) -
     for spare in every[:, len(entries) :].flatten():
         spare.set_axis_off()
     for place, ((top, bottom), entry) in enumerate(zip(every.T, entries, strict=False)):
-        _picture(top, entry["image"])
+        pixels = torch.tensor(entry["image"], dtype=torch.uint8)  # channels first, if there are any
+        pixels = pixels.movedim(0, -1) if pixels.ndim == 3 else pixels
+        top.imshow(pixels.numpy(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        top.set_axis_off()
         top.set_title(f"{entry['label']}\nsaid: {entry['predicted']}", loc="center", fontsize=7.5)
         special = {entry["predicted"]: VERMILION, entry["label"]: BLUE}
         strips = [[draw[index] for draw in entry["draws"]] for index in kept]
@@ -222,17 +226,6 @@ def _draw_images(part: Any, entries: list[dict[str, Any]], classes: list[str]) -
         bottom.set_yticks(range(len(kept)), [classes[i] for i in kept] if place == 0 else [""] * len(kept))
         bottom.tick_params(axis="y", length=0)
         bottom.grid(axis="x")
-
-
-def _picture(axes: Any, image: list[Any]) -> None:
-    """Shows an image, grey if it has one channel."""
-    import numpy as np
-
-    pixels = np.asarray(image, dtype=np.uint8)
-    if pixels.ndim == 3:
-        pixels = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, 2)
-    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-    axes.set_axis_off()
 
 
 def _strips(axes: Any, rows: list[list[float]], colours: list[str]) -> None:

@@ -11,15 +11,7 @@ Text = Callable[[Cells], str]
 
 
 def table(experiment: Experiment, cells: dict[str, Any]) -> list[list[str]]:
-    """Returns the results of an experiment as rows of text.
-
-    Args:
-        experiment: The grid.
-        cells: Its results by name of the cell; any may be missing.
-
-    Returns:
-        The rows, the header first. A method with missing seeds says so.
-    """
+    """Returns results, by name of the cell, as rows of text, the header first; a method with missing seeds says so."""
     grid = grid_of(experiment, cells)
     if experiment.figure == "table1":
         return _sizes(grid)
@@ -28,9 +20,10 @@ def table(experiment: Experiment, cells: dict[str, Any]) -> list[list[str]]:
     wanted = WANTED.get(experiment.figure)
     columns = [(header, text) for kind, header, text in _columns(grid) if wanted is None or kind in wanted]
     rows = [["setting", "method", *(header for header, _ in columns)]]
-    rows += [
-        [s, _named(m, group, grid.seeds[s, m]), *(text(group) for _, text in columns)] for s, m, group in grid.groups()
-    ]
+    for setting, method, group in grid.groups():
+        rows.append(
+            [setting, _named(method, group, grid.seeds[setting, method]), *(text(group) for _, text in columns)]
+        )
     return rows if any(setting["name"] for setting in experiment.settings) else [row[1:] for row in rows]
 
 

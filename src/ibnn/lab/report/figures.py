@@ -33,6 +33,7 @@ _NO_METADATA: Any = {"Date": None, "Creator": None, "Format": None, "Type": None
 _PHOTO = 72  # largest side of a shown image in pixels
 _STRIP_HEIGHT, _STRIP_WIDTH = 120, 160
 _POINTS = 400  # of a curve at most
+_Curves = Mapping[str, list[float]]
 
 
 class Picture(NamedTuple):
@@ -43,9 +44,10 @@ class Picture(NamedTuple):
     height: int
 
 
-def _canvas(width: float, height: float) -> Any:
-    """Returns a matplotlib figure of a size in inches."""
-    return Figure(figsize=(width, height), layout="constrained")
+def _panels(width: float, height: float, *shape: int, **options: Any) -> tuple[Any, Any]:
+    """Returns a matplotlib figure of a size in inches, and its axes."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(*shape, **options)
 
 
 def _svg(figure: Any) -> Picture:
@@ -89,8 +91,7 @@ def reliability(curve: ReliabilityCurve, colour: str) -> Picture:
     middle = (p + spread / 2) / (1 + spread)
     half = (1.96 / (1 + spread)) * (p * (1 - p) / n + spread / n / 4).sqrt()
     reach = torch.stack([p - middle + half, middle + half - p]).clamp_min(0)
-    figure = _canvas(4, 4.2)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    figure, (top, bottom) = _panels(4, 4.2, 2, 1, sharex=True, height_ratios=(3, 1))
     top.plot([0, 1], [0, 1], color="#555555", lw=1, ls=":")
     top.vlines(x.tolist(), p.tolist(), x.tolist(), color="#999999", lw=5, alpha=0.45)
     top.errorbar(x.tolist(), p.tolist(), reach.tolist(), color=colour, marker="o", ms=4, lw=1.4)
@@ -107,8 +108,7 @@ def histograms(sets: Mapping[str, Tensor], label: str) -> Picture:
     """Draws shares of rows over an uncertainty; the first set is filled."""
     high = max(float(values.max()) for values in sets.values()) or 1.0
     edges = torch.linspace(0, high * (1 + 1e-9), 25, dtype=torch.float64).tolist()
-    figure = _canvas(4, 2.8 + 0.2 * len(sets))
-    axes = figure.subplots()
+    figure, axes = _panels(4, 2.8 + 0.2 * len(sets))
     for i, (name, values) in enumerate(sets.items()):
         form = {"histtype": "stepfilled", "alpha": 0.45, "lw": None} if i == 0 else {"histtype": "step", "lw": 1.8}
         histogram(axes, values, edges, label=_plain(name), **(_line(i) | form))
@@ -120,8 +120,7 @@ def histograms(sets: Mapping[str, Tensor], label: str) -> Picture:
 @house_style(_STYLE)
 def risk_coverage(curves: Sequence[tuple[str, int, RiskCoverage]]) -> Picture:
     """Draws the error rate over the share of answered rows, for runs given by name and number."""
-    figure = _canvas(4.8, 3.4 + 0.2 * len(curves))
-    axes = figure.subplots()
+    figure, axes = _panels(4.8, 3.4 + 0.2 * len(curves))
     for name, number, curve in curves:
         keep = _thinned(len(curve.risk))
         x, y = curve.coverage[keep].tolist(), (100 * curve.risk[keep]).tolist()
@@ -135,8 +134,7 @@ def risk_coverage(curves: Sequence[tuple[str, int, RiskCoverage]]) -> Picture:
 @house_style(_STYLE)
 def split(parts: Mapping[str, Tensor]) -> Picture:
     """Draws the mean uncertainty of each set as a stacked bar of aleatoric, between and within."""
-    figure = _canvas(4, 1.5 + 0.36 * len(parts))
-    axes = figure.subplots()
+    figure, axes = _panels(4, 1.5 + 0.36 * len(parts))
     places = list(range(len(parts)))
     left = torch.zeros(len(parts), dtype=torch.float64)
     looks = (("aleatoric", OTHER, ""), ("between", COLOURS[0], "///"), ("within", COLOURS[5], "\\\\\\"))
@@ -154,13 +152,11 @@ def split(parts: Mapping[str, Tensor]) -> Picture:
 
 
 @house_style(_STYLE)
-def training(
-    x: tuple[str, Sequence[float]], losses: Mapping[str, list[float]], below: Mapping[str, list[float]]
-) -> Picture:
+def training(x: tuple[str, Sequence[float]], losses: _Curves, below: _Curves) -> Picture:
     """Draws losses over epochs or steps and, below, what steers the noise."""
-    figure = _canvas(4, 2.9 + 1.0 * len(below))
     heights = (3, *[1] * len(below))
-    grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    figure, grid = _panels(4, 2.9 + 1.0 * len(below), len(heights), sharex=True, squeeze=False, height_ratios=heights)
+    grid = grid[:, 0]
     for i, (name, values) in enumerate(losses.items()):
         grid[0].plot(*_finite(x[1], values), label=name, **_line(i))
     grid[0].set_ylabel("NLL" if any("nll" in name.lower() for name in losses) else "loss")

@@ -115,7 +115,7 @@ def _read(home: RunFolder, number: int) -> Run:
         "history": _history(home),
     }
     if "rmse" in scores:
-        if (home.path / ANSWERS).is_file():
+        if home.has(ANSWERS):
             home.tensors(ANSWERS)  # not shown, but a damaged folder is refused
         return Run(**shared)
     return Classifier(**shared, **_answered(home, tuple(map(str, result["classes"]))))
@@ -205,10 +205,8 @@ def _shown(tensors: Mapping[str, Tensor], test: Answers, expect: _Expect) -> Sho
     size = len(rows)
     good = draws.ndim == 3 and draws.shape[::2] == (size, width) and draws.shape[1] > 0 and bool((draws >= 0).all())
     expect(good, f"shown/draws of probabilities ({size}, J, {width})", f"shape {tuple(draws.shape)}")
-    if images is not None:
+    if images is not None and size:
         good = images.ndim == 4 and len(images) == size and images.dtype == torch.uint8 and images[:1].numel() > 0
-        expect(
-            good or not size, f"shown/images uint8 ({size}, channels, H, W)", f"{images.dtype} {tuple(images.shape)}"
-        )
+        expect(good, f"shown/images uint8 ({size}, channels, H, W)", f"{images.dtype} {tuple(images.shape)}")
     order = test.total[rows.long()].argsort(stable=True)
     return Shown(rows.long()[order], draws[order], None if images is None else images[order]) if size else None

@@ -112,15 +112,14 @@ def ratings(rated: Rated) -> Table:
         for group in _groups(rated)
         for number in best({run.number: found[name].value for run, found in group}, digits)
     }
-    rows: list[tuple[Run, list[str | Score]]] = []
+    rows = []
     for run, found in rated:
-        rows.append((run, []))
+        scores: list[str | Score] = []
         for name, digits in DIGITS.items():
             value, low, high = (f"{number:.{digits}f}" for number in found[name])
-            rows[-1][1].append(Score(value, low, high, (name, run.number) in winners))
-        rows[-1][1].append(_short(len(run.labels)))
-    head = ["run", *(SCORES[name] for name in DIGITS), "test rows"]
-    return Table("scores-table", "Scores", head, rows)
+            scores.append(Score(value, low, high, (name, run.number) in winners))
+        rows.append((run, [*scores, _short(len(run.labels))]))
+    return Table("scores-table", "Scores", ["run", *(SCORES[name] for name in DIGITS), "test rows"], rows)
 
 
 def regressions(runs: Sequence[Run]) -> Table:
@@ -172,20 +171,19 @@ def reliability(runs: Sequence[Classifier]) -> list[Card]:
 
 def detection(runs: Sequence[Classifier]) -> tuple[Table, list[Card]]:
     """Returns how well uncertainty separates further sets from the test set, and its histograms."""
-    rows: list[tuple[Run, list[str]]] = []
-    cards = []
+    cards, rows = [], []
     for run in runs:
         inside = _uncertainties(run.test)
         areas: dict[str, list[str]] = {name: [] for name in inside}
         for name, answers in run.ood.items():
-            rows.append((run, [name]))
+            cells = [name]
             for kind, outside in _uncertainties(answers).items():
                 if (test := inside[kind]) is None or outside is None:
-                    rows[-1][1].extend(["–", "–"])
+                    cells += ["–", "–"]
                     continue
-                auroc = f"{metrics.auroc(test, outside):.3f}"
-                rows[-1][1].extend([auroc, f"{metrics.fpr_at_95_tpr(test, outside):.3f}"])
-                areas[kind].append(f"{name}: AUROC {auroc}")
+                cells += [f"{metrics.auroc(test, outside):.3f}", f"{metrics.fpr_at_95_tpr(test, outside):.3f}"]
+                areas[kind].append(f"{name}: AUROC {cells[-2]}")
+            rows.append((run, cells))
         for kind in ("total", "epistemic"):
             if (test := inside[kind]) is None:
                 continue
@@ -201,18 +199,16 @@ def detection(runs: Sequence[Classifier]) -> tuple[Table, list[Card]]:
 
 def risk(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
     """Returns risk over coverage, as curves of up to six runs and as a table."""
-    curves = []
+    cards, rows, curves = [], [], []
     for run in runs:
         confidence, guess = run.test.probs.max(1)
         curves.append((run, metrics.risk_coverage(1 - confidence, guess == run.labels)))
-    cards = []
     for some in (curves[first : first + 6] for first in range(0, len(curves), 6)):
         areas = "; ".join(f"{run.name}: AURC {curve.area:.4f}" for run, curve in some)
         alt = f"Error rate among the most certain rows over coverage. {areas}."
         picture = figures.risk_coverage([(run.name, run.number, curve) for run, curve in some])
         cards.append(Card(picture, alt, "Risk over coverage", "Rows of high confidence are answered first."))
     shares = (50, 80, 95, 100)
-    rows = []
     for run, curve in curves:
         answered = [max(1, math.ceil(share / 100 * len(curve.risk))) for share in shares]
         errors = [f"{100 * float(curve.risk[count - 1]):.1f}" for count in answered]
@@ -225,8 +221,12 @@ def split(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
     """Returns the mean aleatoric and epistemic uncertainty of the runs that stored it, as bars and as a table."""
     cards, rows = [], []
     for run in runs:
-        if not (parts := _mean_parts(run)):
+        if run.test.parts is None:
             continue
+        wrong = run.test.probs.argmax(1) != run.labels
+        sets = {"right answers": run.test.parts[:, ~wrong], "wrong answers": run.test.parts[:, wrong]}
+        sets |= {name: answers.parts for name, answers in run.ood.items() if answers.parts is not None}
+        parts = {name: values.mean(1) for name, values in sets.items() if values.shape[1]}  # (3,) of each set
         shares = {name: float(values[1:].sum() / values.sum().clamp_min(1e-12)) for name, values in parts.items()}
         note = "Epistemic share of " + ", ".join(f"{name}: {100 * share:.0f} %" for name, share in shares.items()) + "."
         alt = f"Mean aleatoric, between and within uncertainty of {run.name}. {note}"
@@ -236,16 +236,6 @@ def split(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
             rows.append((run, [name, *(f"{value:.3f}" for value in numbers)]))
     head = ["run", "rows", *PARTS, "epistemic", "total"]
     return cards, Table("split-table", "Mean uncertainty in nats", head, rows, words=1)
-
-
-def _mean_parts(run: Classifier) -> dict[str, Tensor]:
-    """Returns mean aleatoric, between and within (3,) of right answers, wrong answers and each further set."""
-    if run.test.parts is None:
-        return {}
-    wrong = run.test.probs.argmax(1) != run.labels
-    sets = {"right answers": run.test.parts[:, ~wrong], "wrong answers": run.test.parts[:, wrong]}
-    sets |= {name: answers.parts for name, answers in run.ood.items() if answers.parts is not None}
-    return {name: parts.mean(1) for name, parts in sets.items() if parts.shape[1]}
 
 
 def examples(run: Classifier) -> dict[str, list[Example]]:
@@ -291,22 +281,25 @@ def _range(probs: Tensor) -> tuple[str, str]:
 
 def losses(run: Run) -> dict[str, list[float]]:
     """Returns the curves of a run's training by name."""
-    named = {"train NLL": run.history.get("nll", []), "validation NLL": run.history.get("valid_nll", [])}
-    found = {name: values for name, values in named.items() if any(map(math.isfinite, values))}
-    loss = run.history.get("loss", [])
-    return found or ({"loss": loss} if any(map(math.isfinite, loss)) else {})
+    columns = {"train NLL": "nll", "validation NLL": "valid_nll", "loss": "loss"}
+    found = {name: run.history[column] for name, column in columns.items() if _finite(run.history.get(column, []))}
+    return {name: values for name, values in found.items() if name != "loss"} or found
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
 
 
 def training(runs: Sequence[Run]) -> list[Card]:
     """Returns the training curves of the runs that have any."""
     cards = []
     for run in (run for run in runs if losses(run)):
-        axis = next((name for name in ("epoch", "step") if any(map(math.isfinite, run.history.get(name, [])))), "row")
+        axis = next((name for name in ("epoch", "step") if _finite(run.history.get(name, []))), "row")
         x = run.history.get(axis) or list(range(len(next(iter(losses(run).values())))))
-        finite = {name: [v for v in values if math.isfinite(v)] for name, values in losses(run).items()}
+        finite = {name: _finite(values) for name, values in losses(run).items()}
         note = "; ".join(f"{name}: last {v[-1]:.3f}, lowest {min(v):.3f}" for name, v in finite.items()) + "."
         below = {}
-        if prior_std := [v for v in run.history.get("prior_std", []) if math.isfinite(v)]:
+        if prior_std := _finite(run.history.get("prior_std", [])):
             note += f" Prior std ends at {prior_std[-1]:.3f}."
             below = {"prior std": run.history["prior_std"]}
         picture = figures.training((axis, x), losses(run), below)
