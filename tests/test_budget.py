@@ -22,7 +22,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = {"VGG16-small"}  # as the small one, 64 times the weights
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_costs_are_as_measured(name: str) -> None:
     make, shape = CASES[name]
     net, rows, components = make(), 8, 3

@@ -60,6 +60,7 @@ def test_the_readme_is_short_and_shows_the_way_in() -> None:
         assert re.search(rf"\b{call}\b", page)
 
 
+@pytest.mark.usefixtures("short_profile")
 def test_the_code_of_the_readme_runs() -> None:
     x, y = torch.randn(60, 4), torch.randint(3, (60,))
     names = {"ibnn": ibnn, "x": x, "X": x.numpy(), "labels": y.numpy(), "net": torch.nn.Linear(4, 3)}
@@ -124,6 +125,7 @@ def test_tutorials_show_what_their_code_printed(page: Path) -> None:
     assert f"../figures/tutorial-{page.stem}.png" in page.read_text()
 
 
+@pytest.mark.usefixtures("short_profile")
 def test_the_tutorial_on_images_runs() -> None:
     names = run("tutorials/images.md")
     assert names["report"].after["nll"] < names["report"].before["nll"] - 0.1
@@ -131,6 +133,7 @@ def test_the_tutorial_on_images_runs() -> None:
     assert Path("tutorial-images.png").exists()
 
 
+@pytest.mark.slow
 def test_the_tutorial_on_tables_runs() -> None:
     names = run("tutorials/tables.md")
     assert names["wrong"][~names["leave"]].sum() < names["wrong"].sum()
@@ -157,6 +160,7 @@ def test_the_tutorial_on_regression_runs() -> None:
     assert Path("tutorial-regression.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # of torch's exporter
 def test_the_tutorial_on_deploying_runs() -> None:
     names = run("tutorials/deploying.md")
@@ -176,6 +180,7 @@ def test_the_tutorial_on_deploying_runs() -> None:
 # --------------------------------------------------------------------------------------------------------------- pages
 
 
+@pytest.mark.usefixtures("short_profile")
 def test_the_calibration_page_runs() -> None:
     report = run("calibration.md")["report"]
     assert report.after["nll"] < report.before["nll"] - 0.1

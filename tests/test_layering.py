@@ -1,6 +1,7 @@
 """The house as data: which module may import which, what `import ibnn` loads, and how long things may be."""
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,23 +132,43 @@ def test_module_banners_are_unique() -> None:
 # ----------------------------------------------------------------------------------------------- in a fresh process
 
 
-def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+@pytest.fixture(scope="module")
+def imported() -> dict[str, list[str]]:
+    """What `import ibnn` loads beside torch, and the processes that imports of the lab, then of all modules start."""
+    names = [f"ibnn.{module}".removesuffix(".__init__") for module in modules() if module != "__main__"]
+    code = f"""if True:
+        import importlib, json, sys
+        started = []
+        sys.addaudithook(lambda event, args: started.append(str(args)) if event == "subprocess.Popen" else None)
+        import torch
+        before = set(sys.modules)
+        import ibnn
+        new = sorted(m for m in set(sys.modules) - before if m.split(".")[0] not in sys.stdlib_module_names)
+        import ibnn.lab.jobs, ibnn.lab.reproduce, ibnn.lab.bench, ibnn.lab.demo, ibnn.app.cli
+        by_lab = list(started)
+        for name in {names!r}:
+            importlib.import_module(name)
+        print(json.dumps(dict(loaded=new, by_lab=by_lab, by_all=started)))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def test_import_loads_torch_and_the_paper() -> None:
-    loaded = "{m for m in set(sys.modules) - before if m.split('.')[0] not in sys.stdlib_module_names}"
-    found = run(f"import sys, torch; before = set(sys.modules); import ibnn; print(*sorted({loaded}))").split()
+def test_import_loads_torch_and_the_paper(imported: dict[str, list[str]]) -> None:
+    found = imported["loaded"]
     assert {room(name) for name in found} == {"ibnn"}
     rooms = {room(name.partition(".")[2]) for name in found if "." in name}
     assert not rooms & {"training", "baselines", "sklearn", "data", "lab", "app"}
 
 
-def test_no_import_runs_git() -> None:
-    hook = "sys.addaudithook(lambda event, args: print(event, args) if event == 'subprocess.Popen' else None)"
-    names = [f"ibnn.{module}".removesuffix(".__init__") for module in modules() if module != "__main__"]
-    found = run(f"import importlib, sys; {hook}\nfor name in {names!r}: importlib.import_module(name)")
-    assert_none({"something runs git when it is imported"} if "'git'" in found else set())
+def test_importing_the_lab_starts_no_process(imported: dict[str, list[str]]) -> None:
+    assert imported["by_lab"] == []
+
+
+def test_no_import_runs_git(imported: dict[str, list[str]]) -> None:
+    found = any("'git'" in words for words in imported["by_all"])
+    assert_none({"something runs git when it is imported"} if found else set())
 
 
 # ------------------------------------------------------------------------------------------------------- older names

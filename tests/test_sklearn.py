@@ -52,7 +52,7 @@ UNBALANCED = dict.fromkeys(
 
 
 @parametrize_with_checks(
-    [IBNNClassifier(epochs=15, **QUICK), IBNNRegressor(epochs=15, **QUICK)], expected_failed_checks=lambda _: EXPECTED
+    [IBNNClassifier(epochs=8, **QUICK), IBNNRegressor(epochs=8, **QUICK)], expected_failed_checks=lambda _: EXPECTED
 )
 def test_scikit_learn_s_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)

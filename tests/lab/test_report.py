@@ -1,4 +1,5 @@
 import base64
+import functools
 import itertools
 import json
 import re
@@ -172,6 +173,12 @@ class Page(HTMLParser):
         return [attributes for tag, attributes in self.tags if tag in names]
 
 
+@pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where intervals are not looked at."""
+    monkeypatch.setattr(metrics, "bootstrap", functools.partial(metrics.bootstrap, resamples=20))
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], str]:
     root = tmp_path_factory.mktemp("report")
@@ -231,6 +238,7 @@ def test_quick_intervals_are_the_slow_ones() -> None:
         assert quick[name] == pytest.approx(interval, rel=1e-6), name
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_best_values_are_marked_in_words_and_only_on_the_same_data(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / "a"),
@@ -283,6 +291,7 @@ def test_page_is_well_formed_accessible_and_alone(made: tuple[list[Path], str]) 
     assert len(html) < 1_000_000
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_hostile_strings_are_only_text(tmp_path: Path) -> None:
     odd = '<script>alert(1)</script>" onload="x" $\\frac{ & \x00 日本 _'
     run = make_run(tmp_path / "a", name=odd + "\ud800")
@@ -302,6 +311,7 @@ def test_hostile_strings_are_only_text(tmp_path: Path) -> None:
     assert "\x00" not in html
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_a_name_cannot_leave_an_attribute_or_an_element(tmp_path: Path) -> None:
     """In `alt`, in a caption, in a legend and in a table; the values read back are the names themselves."""
     classes = ["a</script><b>", "b' x='", 'c" onerror="y', "d&amp;", "e-->"]
@@ -377,6 +387,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         write_report([run], tmp_path)
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_absent_parts_are_said_in_a_sentence(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", name="bare")
     strip(run)
@@ -397,6 +408,7 @@ def test_absent_parts_are_said_in_a_sentence(tmp_path: Path) -> None:
     assert len(page.all("img")) == 3  # reliability, one histogram, risk
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_regression_runs_have_scores_and_curves(tmp_path: Path) -> None:
     runs = [make_regression(tmp_path / "r"), make_run(tmp_path / "a")]
     strip(runs[1])

@@ -32,14 +32,22 @@ def test_every_recipe_describes_valid_jobs(name: str, preset: str) -> None:
         assert all(job.seed == cell.seed for job, cell in zip(jobs, cells, strict=True))
 
 
-LONG = [(name, "paper") for name in ("regression", "size", "benchmark", "pretrained")]  # as their smaller presets
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all experiments look for runs: what several have in common is trained once."""
+    return tmp_path_factory.mktemp("runs")
 
 
+LONG = [(name, "paper") for name in ("regression", "size", "benchmark", "pretrained", "calibration", "ood")]
+# as their smaller presets; the last two are the benchmark's runs
+
+
+@pytest.mark.usefixtures("short_profile")
 @pytest.mark.parametrize(
     ("name", "preset"), [pytest.param(*both, marks=pytest.mark.slow if tuple(both) in LONG else ()) for both in BOTH]
 )
-def test_every_recipe_runs(name: str, preset: str, tmp_path: Path) -> None:
-    options = {"preset": preset, "seeds": 1, "runs": tmp_path / "runs", "out": tmp_path, "quiet": True}
+def test_every_recipe_runs(name: str, preset: str, runs: Path, tmp_path: Path) -> None:
+    options = {"preset": preset, "seeds": 1, "runs": runs, "out": tmp_path, "quiet": True}
     written, table = reproduce.reproduce(name, smoke=True, **options)  # type: ignore[arg-type]
     source = "benchmark" if name in ("calibration", "ood") else name
     assert written[0] == tmp_path / f"{source}-{preset}-smoke.json"
@@ -49,7 +57,7 @@ def test_every_recipe_runs(name: str, preset: str, tmp_path: Path) -> None:
     assert len(cells) == sum(cell.seed == 0 for cell in read(name, preset).cells())
     assert all("commit" in cell["provenance"] for cell in cells.values())
     assert len(table) > 1
-    assert not [path for path in tmp_path.rglob("*") if "lock" in path.name]
+    assert not [path for folder in (tmp_path, runs) for path in folder.rglob("*") if "lock" in path.name]
 
 
 def test_cells_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

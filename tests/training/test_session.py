@@ -35,6 +35,7 @@ def as_written_before(folder: Path) -> None:
     (folder / "old").rename(folder / "checkpoints")
 
 
+@pytest.mark.usefixtures("short_profile")
 @pytest.mark.parametrize(
     "extra", [{}, {"patience": 50}, {"beta": 1.0}, {"ema": 0.9}, {"recipe": "pretrained"}], ids=str
 )
