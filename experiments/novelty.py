@@ -104,7 +104,10 @@ def digits(seed: int) -> Task:
     x, y = load_digits(return_X_y=True)
     known, near = without((8, 9), Data(torch.tensor(x).float() / 16, torch.tensor(y)))
     train, valid, test = parts(known, [800, 300, len(known.y) - 1100], seed)
-    far = {"inverted": 1 - test.x, "uniform noise": torch.rand(test.x.shape, generator=torch.Generator().manual_seed(1))}
+    far = {
+        "inverted": 1 - test.x,
+        "uniform noise": torch.rand(test.x.shape, generator=torch.Generator().manual_seed(1)),
+    }
     return Task(train, valid, test, lambda: mlp(64, 8, hidden=64), {"classes": near}, far, {}, 60)
 
 

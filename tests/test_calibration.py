@@ -132,7 +132,9 @@ def test_it_never_ends_worse_than_temperature_scaling(rows: int, seed: int) -> N
     assert report.after["nll"] <= report.temperature_scaling["nll"]
     assert ("is temperature scaling, without noise." in report.reason) == (report.scale == 0)
     assert report.scale > 0 or report.cross_nll[0] == report.cross_nll[1]
-    assert model.likelihood.score(model.predict(x, samples=2, seed=seed, fallback=0), y) == pytest.approx(report.after, abs=1e-5)
+    assert model.likelihood.score(model.predict(x, samples=2, seed=seed, fallback=0), y) == pytest.approx(
+        report.after, abs=1e-5
+    )
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         both = net(x[order])[None], model.draw_logits(x[order], 2, seed)

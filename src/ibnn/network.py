@@ -127,11 +127,9 @@ class IBNN(LatentNetwork):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Takes what the network takes. Train mode: its output type. Eval mode: one tensor of its output's shape.
 
-        A network that is given `labels` and returns its loss, as Hugging Face's are, does so in eval mode too: loss and
-        logits are then those of all draws together.
+        Given `labels`, networks that return their loss (Hugging Face's) do so in eval mode too, for all draws together.
         """
         if self.training:
-            self.forget()
             rows = batch_length((args, kwargs))
             with self._unchanged_on_error():
                 output = self._run((args, kwargs), self._training_draws(self.posterior(), rows))
@@ -158,6 +156,7 @@ class IBNN(LatentNetwork):
         self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
     ) -> Tensor:
         """z for S copies of a batch, or of a part of one, (S·rows, nodes), copy-major."""
+        self.forget()
         first, total = part or (0, rows)
         place = self._assign(total)[first : first + rows]
         copy_number = torch.arange(samples, device=place.device)[:, None]
@@ -243,7 +242,6 @@ class IBNN(LatentNetwork):
                 other workers or in turn; components and draws are then those of the whole batch. The caller adds the
                 whole batch's rows to `examples` once all parts are done.
         """
-        self.forget()
         y = self.likelihood.pack(y)
         data = self.likelihood.data(y)
         objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
@@ -314,9 +312,9 @@ class IBNN(LatentNetwork):
         **named: Any,
     ) -> Prediction:
         """Answers with uncertainty from `samples` draws of every component; see `ibnn.predict`."""
-        options: Any = {"batch_size": batch_size, "progress": progress, **named}
+        named |= {"batch_size": batch_size, "progress": progress}
         with self._lock:
-            return predict(self, x, samples=samples, tolerance=tolerance, seed=seed, **options)
+            return predict(self, x, samples=samples, tolerance=tolerance, seed=seed, **named)
 
     def draw_logits(
         self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None

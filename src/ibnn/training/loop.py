@@ -78,13 +78,19 @@ def fit(
         history = run.run(resume, callbacks)
         if recipe.refit and run.state.steering is not None:
             model.load_state_dict(start)
-            n_data = n_data and round(n_data * data.whole.rows / data.train.rows)
-            whole, folder = data._replace(train=data.whole, held_out=None), folder and folder / "refit"
-            again = _Run(model, whole, recipe, folder, n_data, quiet, replay=run.state.steering.found)
-            history = replace(again.run("auto" if resume == "must" else resume, callbacks), first=history)
-        elif novelty and data.held_out is not None:
+            again = _again(run, n_data, quiet)
+            return replace(again.run("auto" if resume == "must" else resume, callbacks), first=history)
+        if novelty and data.held_out is not None:
             fit_novelty_if_possible(model, data.train, data.held_out, seed=recipe.seed)
     return history
+
+
+def _again(run: "_Run", n_data: int | None, quiet: bool) -> "_Run":
+    """Returns a run on all data, with the noise that another has found."""
+    assert run.state.steering is not None
+    n_data = n_data and round(n_data * run.data.whole.rows / run.data.train.rows)
+    whole, folder = run.data._replace(train=run.data.whole, held_out=None), run.folder and run.folder / "refit"
+    return _Run(run.model, whole, run.recipe, folder, n_data, quiet, replay=run.state.steering.found)
 
 
 class _Run:
