@@ -78,9 +78,10 @@ def _summary(layer: nn.Module, x: Tensor | PackedSequence, axis: int, rows: int,
     if not places and windows == 1:
         return x if batch < node else x.T
     if windows == 1 and not masked:
-        variance, mean = torch.var_mean(x, places, correction=0)
-        both = (mean, variance.sqrt()) if batch < node else (mean.T, variance.sqrt().T)
-        return torch.cat(both, 1)
+        mean = x.mean(places, keepdim=True)  # torch.var_mean takes 5 to 15 times as long on a CPU
+        std = (x - mean).square_().mean(places).sqrt_()
+        mean = mean.view(std.shape)
+        return torch.cat([mean, std] if batch < node else [mean.T, std.T], 1)
     x = x.movedim((batch, node), (0, -1)).reshape(rows, -1, x.shape[node])
     if not masked:
         return torch.cat([x.mean(1), x.std(1, correction=0)], 1)
