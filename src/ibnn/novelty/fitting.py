@@ -28,6 +28,7 @@ PER_CLASS = 20  # inputs that classes must have on average to get means of their
 ANSWERED = 2000  # held-out inputs that are predicted, to choose the fallback
 COST = 0.005  # share of the held-out NLL that the fallback may cost; in nats where targets have densities
 FALLBACKS = (0.05, 0.02, 0.01, 0.005, 0.002)  # p-values below which answers may fall back
+BLOCKS = 10  # parts of the held-out data whose costs tell a standard error
 TOUCHED = 10  # held-out answers that a fallback must have changed for its cost to be known
 
 
@@ -56,7 +57,7 @@ def fit_novelty(
         exclude: Names of layers that are not observed.
         rows: How many inputs of either kind are used at most.
         fallback: p-value below which answers fall back to the base rates, fully as it goes to 0; 0 for never. "auto"
-            takes the largest of some that costs at most 0.5 % of the held-out NLL, and 0 without labels.
+            takes the largest of some that surely cost at most 0.5 % of the held-out NLL, and 0 without labels.
         seed: Decides which inputs are taken, and which of the held-out ones are ranked layer by layer.
         batch_size: Rows that go through the network at once.
 
@@ -293,13 +294,17 @@ class _Fitting:
 
 
 def _affordable(likelihood: Likelihood, answer: Prediction, target: Tensor, log_p: Tensor, base: Tensor) -> float:
-    """Returns the largest p-value to fall back from whose cost on held-out data is small."""
-    plain = likelihood.score(answer, target)["nll"]
-    most = plain + COST * (abs(plain) if likelihood.discrete else 1.0)
+    """Returns the largest p-value to fall back from whose cost on held-out data is, but for a standard error, small."""
+    blocks = torch.arange(len(target)).tensor_split(BLOCKS)
+
+    def losses(given: Prediction) -> Tensor:
+        return torch.tensor([likelihood.score(given.rows(rows), target[rows])["nll"] for rows in blocks])
+
+    plain = losses(answer)
+    most = COST * (float(plain.mean().abs()) if likelihood.discrete else 1.0)
     for level in FALLBACKS:
-        if level * len(log_p) < TOUCHED:
-            continue
-        fallen = likelihood.fall_back(answer, fallback_weight(log_p, level), base)
-        if likelihood.score(fallen, target)["nll"] <= most:
-            return level
+        if level * len(log_p) >= TOUCHED:
+            more = losses(likelihood.fall_back(answer, fallback_weight(log_p, level), base)) - plain
+            if float(more.mean() + more.std() / BLOCKS**0.5) <= most:
+                return level
     return FALLBACKS[-1] / 2  # it touches one known input in a thousand

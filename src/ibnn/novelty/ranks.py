@@ -7,6 +7,7 @@ is at most α with a probability of at most α, for any score and any n; p is ne
 import torch
 from torch import Tensor
 
+_ROUNDING = 1e-5  # share of a score that counts as a tie
 _TAIL = 0.1  # share of the highest scores that tells how fast the tail falls
 
 
@@ -37,5 +38,6 @@ def log_tail(sorted_scores: Tensor, scores: Tensor) -> Tensor:
 
 
 def _at_or_above(sorted_scores: Tensor, scores: Tensor) -> Tensor:
-    """Returns how many of the sorted scores are no lower than each score."""
-    return sorted_scores.shape[-1] - torch.searchsorted(sorted_scores, scores.contiguous())
+    """Returns how many of the sorted scores are no lower than each score, up to rounding: that depends on the batch."""
+    least = scores * (1 - _ROUNDING * scores.sign())  # not a difference: infinity stays what it is
+    return sorted_scores.shape[-1] - torch.searchsorted(sorted_scores, least.contiguous())
