@@ -11,7 +11,7 @@ from torch import nn
 from ibnn.lab import bench
 from ibnn.lab.rivals import RIVALS
 
-TINY = replace(bench.QUICK, nets=("lenet",), batch=4, inputs=3, few=2, seconds=0.0, turns=1)
+TINY = replace(bench.QUICK, nets=("lenet",), batch=4, inputs=3, few=2, known=100, seconds=0.0, turns=1)
 
 
 def test_cells_are_measured_once_and_go_on_where_they_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,10 +29,12 @@ def test_cells_are_measured_once_and_go_on_where_they_stopped(tmp_path: Path, mo
     assert again["lenet / step"] == content["cells"]["lenet / step"]
     assert again["lenet / memory"]["ibnn"] == content["cells"]["lenet / memory"]["ibnn"]
     header, bars, lenet = bench.rows(again)
-    assert header == ["network", "memory", "step", "components", "predict", "predict one"]
-    assert bars == ["at most", "1.03", "1.10", "1.03", "1.03", "1.05"]
+    assert header == ["network", "memory", "step", "components", "predict", "predict one", "novelty"]
+    assert bars == ["at most", "1.03", "1.10", "1.03", "1.03", "1.05", "1.15"]
     assert lenet[0] == "lenet"
-    assert all(float(value) > 0 for value in lenet[1:])
+    assert all(float(value) > 0 for value in lenet[1:-1])
+    assert float(lenet[-1]) < 1e3
+    assert again["lenet / novelty"]["fit"] > 0
     methods = again["rivals"]["methods"]
     assert list(methods)[:2] == ["plain", "iBNN-2"]
     assert methods["deep ensemble of 4"]["parameters"] == 4

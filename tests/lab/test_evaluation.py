@@ -7,8 +7,10 @@ from torch import nn
 from ibnn import metrics
 from ibnn.baselines import Plain
 from ibnn.convert import convert
-from ibnn.data import DataSet, Images, Split, corrupt, gaussian_mix, salt_and_pepper
+from ibnn.data import KINDS, DataSet, Images, Split, corrupt, gaussian_mix, salt_and_pepper
 from ibnn.lab.evaluation import GAMMAS, SALTS, SEVERITIES, evaluate
+from ibnn.network import IBNN
+from ibnn.novelty import fit_novelty
 
 MEAN, STD = (0.4,), (0.3,)
 
@@ -90,3 +92,54 @@ def test_shown_images_are_the_extremes(whole: DataSet) -> None:
     assert torch.equal(answers["shown/images"], whole.test.images[rows])  # type: ignore[union-attr]
     assert answers["shown/draws"].shape == (16, 6, 4)
     torch.testing.assert_close(answers["shown/draws"].mean(1), answers["probs"][rows])
+
+
+@pytest.fixture(scope="module")
+def knowing(whole: DataSet) -> IBNN:
+    """A network that knows the images, and falls back to the base rates for novel ones."""
+    model = convert(make_model().net, components=2, prior_std=0.5)
+    x = whole.normalise(whole.train.images)  # type: ignore[union-attr]
+    fit_novelty(model, (x[:150], whole.train.labels[:150]), (x[150:], whole.train.labels[150:]), fallback=0.3)
+    return model
+
+
+def test_novelty_is_that_of_predict_and_answers_fall_back(whole: DataSet, knowing: IBNN) -> None:
+    found = evaluate(knowing, whole, None, samples=3, shifted=40)
+    x = whole.normalise(whole.test.images)  # type: ignore[union-attr]
+    expected = knowing.predict(x, samples=3, batch_size=250)
+    assert expected.novelty is not None
+    torch.testing.assert_close(found.answers["novelty"], expected.novelty)
+    torch.testing.assert_close(found.answers["probs"], expected.probs)
+    assert found.result["scores"]["nll"] == pytest.approx(metrics.nll(expected.log_probs, whole.test.labels), abs=1e-5)
+    worst = torch.cat([corrupt(whole.test.images[:40].float() / 255, kind, 5) for kind in KINDS])  # type: ignore[union-attr]
+    p, tail = (
+        torch.cat(parts) for parts in zip(*(knowing.novelty((w - 0.4) / 0.3) for w in worst.split(40)), strict=True)
+    )
+    torch.testing.assert_close(found.answers["ood/corrupted 5/novelty"], p)
+    test = {level: float((expected.novelty <= float(level)).double().mean()) for level in ("0.01", "0.05")}
+    shares = {level: float((p <= float(level)).double().mean()) for level in ("0.01", "0.05")}
+    assert found.result["novelty"] == {
+        "test": pytest.approx(test, abs=1e-5),
+        "corrupted 5": pytest.approx(shares, abs=1e-5),
+    }
+    assert 0 < test["0.05"] < 1
+    auroc = metrics.auroc(-knowing.novelty(x).log_tail, -tail)
+    assert found.result["outsiders"]["corrupted 5"]["novelty"] == pytest.approx(auroc, abs=1e-3)
+
+
+def test_the_most_novel_images_are_kept_as_they_were_seen(whole: DataSet, knowing: IBNN) -> None:
+    answers = evaluate(knowing, whole, None, samples=1, shifted=40).answers
+    rows, images = answers["novel/corrupted 5/rows"], answers["novel/corrupted 5/images"]
+    tail = answers["ood/corrupted 5/log_tail"]
+    assert torch.equal(tail[rows], tail.sort().values[:8])
+    kind, row = KINDS[int(rows[0]) // 40], int(rows[0]) % 40
+    image = corrupt(whole.test.images[row : row + 1].float() / 255, kind, 5, first=row)  # type: ignore[union-attr]
+    assert torch.equal(images[0], (255 * image[0]).round().byte())
+    assert torch.equal(answers["novel/test/images"], whole.test.images[answers["novel/test/rows"]])  # type: ignore[union-attr]
+
+
+def test_without_a_reference_nothing_is_said_of_novelty(whole: DataSet) -> None:
+    found = evaluate(make_model(), whole, None, shifted=20)
+    assert "novelty" not in found.result
+    assert "novelty" not in found.result["outsiders"]["corrupted 5"]
+    assert not [name for name in found.answers if "novel" in name or "log_tail" in name]

@@ -26,12 +26,13 @@ from ibnn.lab.provenance import provenance
 from ibnn.lab.rivals import RIVALS, Rival, converted, plain
 from ibnn.layers.observe import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet
+from ibnn.novelty import fit_novelty
 
 CLASSES = 10
 COMPONENTS = 8  # by default
 ONE = (16, 5)  # components and draws per component for a single input, and against rivals
 # Limits of the ratios; "components" compares a step with 32 components to a step with one.
-BARS = {"memory": 1.03, "step": 1.10, "components": 1.03, "predict": 1.03, "predict one": 1.05}
+BARS = {"memory": 1.03, "step": 1.10, "components": 1.03, "predict": 1.03, "predict one": 1.05, "novelty": 1.15}
 
 
 class Encoder(nn.Module):
@@ -77,11 +78,12 @@ class Size:
     batch: int = 128  # rows of a training step
     inputs: int = 64  # rows of a prediction
     few: int = 8  # rows of the rivals' prediction
+    known: int = 512  # rows that a reference is fitted on
     seconds: float = 8.0  # least time of a comparison, up to 50 turns
     turns: int = 5  # least number of turns
 
 
-QUICK = Size(("lenet", "transformer-4"), "lenet", (), batch=16, inputs=24, few=4, seconds=0.1, turns=2)
+QUICK = Size(("lenet", "transformer-4"), "lenet", (), batch=16, inputs=24, few=4, known=100, seconds=0.1, turns=2)
 
 
 def bench(
@@ -245,11 +247,32 @@ def prediction_of_one(name: str, size: Size) -> dict[str, Any]:
         return _against_plain(turns(calls, size))
 
 
+def novelty(name: str, size: Size) -> dict[str, Any]:
+    """Counts the plain forward passes that novelty adds to a prediction, and those that fitting it takes per input."""
+    net, x, _ = _made(name, size.known)
+    model, few = convert(net.eval(), components=1, seed=0), x[: size.inputs]
+    parts = partial(_in_parts, net, x)
+    with torch.no_grad():
+        fits = turns({"fit": partial(fit_novelty, model, x), "plain": parts}, replace(size, seconds=0.0))
+        calls: dict[str, Callable[[], object]] = {"plain": partial(net, few)}
+        for key, asked in (("with", True), ("without", False)):
+            calls[key] = partial(model.predict, few, samples=1, novelty=asked)
+        times = turns(calls, size)
+    added = [more - less for more, less in zip(times["with"], times["without"], strict=True)]
+    return _against_plain({"ibnn": added, "plain": times["plain"]}, fit=ratio(fits["fit"], fits["plain"]))
+
+
+def _in_parts(net: nn.Module, x: Tensor) -> None:
+    for part in x.split(256):
+        net(part)
+
+
 MEASURES: dict[str, Callable[[str, Size], dict[str, Any]]] = {
     "memory": memory,
     "step": training,
     "predict": prediction,
     "predict one": prediction_of_one,
+    "novelty": novelty,
 }
 
 

@@ -21,7 +21,12 @@ SCORES = {
     "rmse": "RMSE",
     "coverage": "in 90 % interval",
 }
-UNCERTAINTIES = {"max_prob": "largest probability", "total": "total entropy", "epistemic": "epistemic part"}
+UNCERTAINTIES = {
+    "max_prob": "largest probability",
+    "total": "total entropy",
+    "epistemic": "epistemic part",
+    "novelty": "novelty",
+}
 COSTS = {
     "train_seconds": "seconds of training",
     "rows": "rows trained on",

@@ -2,7 +2,8 @@
 
 On the test set, on corrupted and ever noisier versions of its first images, and on images of another kind; each time
 as the method answers, and with the temperature that held-out labels ask for (temperature scaling). For points, on the
-test points alone. Draws are made once and read at both temperatures.
+test points alone. Draws are made once and read at both temperatures. If the method can tell novel inputs, answers fall
+back as those of `predict` do, and the p-values of novelty are measured too.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from ibnn import data, metrics
 from ibnn.baselines.plain import find_temperature
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction, Prediction, draws
+from ibnn.novelty import Novelty
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, Prediction, draws, fallback_weight
 from ibnn.training.trainable import Trainable
 
 OUTSIDERS = {"fashion-mnist": "mnist", "mnist": "fashion-mnist"}  # images of another kind, of the same shape
@@ -24,10 +26,13 @@ SEVERITIES = (1, 3, 5)
 GAMMAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the mix with Gaussian noise, in normalised space
 SALTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # probabilities that a pixel turns black or white
 SHIFTED = 300  # test images that are corrupted
-SHOWN = 8  # of the least certain test images, and of the most certain ones
+SHOWN = 8  # of the least certain test images, of the most certain ones, and of the most novel inputs of each kind
+LEAST = -1e9  # what is stored of a logarithm of p that is lower still
+LEVELS = (0.01, 0.05)  # p-values from which down inputs are called novel
 BATCH = 250
 
 Damage = Callable[..., Tensor]  # of images, and by keyword the place of the first
+Images = data.Split | data.Folder
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,48 @@ def evaluate(
     else:
         measure = _Points(answers, whole.test)
     tempered = {} if valid is None else {"tempered": measure.result(scaled)}
-    return Evaluation(measure.result(own) | tempered, measure.tensors(own))
+    novelty = _novelty(measure.kinds())
+    return Evaluation(measure.result(own) | tempered | novelty, measure.tensors(own))
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """Answers for some inputs by temperature, and how novel the inputs are, where the method can tell."""
+
+    at: dict[float, Any]
+    novelty: Novelty | None
+
+    @classmethod
+    def cat(cls, parts: "list[_Answered]") -> "_Answered":
+        """Joins the answers for several lots of inputs."""
+        at = {t: type(answer).cat([part.at[t] for part in parts]) for t, answer in parts[0].at.items()}
+        known = [part.novelty for part in parts if part.novelty is not None]
+        return cls(at, Novelty(*map(torch.cat, zip(*known, strict=True))) if known else None)
+
+    def tensors(self, temperature: float) -> dict[str, Tensor]:
+        """Returns what a run stores of them."""
+        known = {} if self.novelty is None else {"novelty": self.novelty.p_value, "log_tail": self.novelty.log_tail}
+        return _fields(self.at[temperature]) | known
+
+    def doubts(self, temperature: float) -> dict[str, Tensor]:
+        """Returns scores that grow with uncertainty."""
+        answer: CategoricalPrediction = self.at[temperature]
+        known = {} if self.novelty is None else {"novelty": -self.novelty.log_tail}
+        return {"max_prob": 1 - answer.probs.amax(1), "total": answer.total, "epistemic": answer.epistemic} | known
+
+    def most_novel(self) -> Tensor:
+        """Returns the rows of the most novel inputs, the most novel first; none where novelty is not known."""
+        return torch.zeros(0).long() if self.novelty is None else self.novelty.log_tail.argsort(stable=True)[:SHOWN]
+
+
+def _novelty(kinds: dict[str, _Answered]) -> dict[str, Any]:
+    """Returns the share of every kind of inputs that is called novel: of test inputs, that of false alarms."""
+    p_values = {name: of.novelty.p_value for name, of in kinds.items() if of.novelty is not None}
+    shares = {
+        name: {f"{level}": round(float((p <= level).double().mean()), 5) for level in LEVELS}
+        for name, p in p_values.items()
+    }
+    return {"novelty": shares} if shares else {}
 
 
 @dataclass(frozen=True)
@@ -81,20 +127,36 @@ class _Answers:
         return self.model.draw_logits(x.to(next(self.model.parameters()).device), self.samples, 0)
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> dict[float, Any]:
-        drawn = draws(self.model, x.to(next(self.model.parameters()).device), samples=self.samples, batch_size=BATCH)
-        return {t: self.model.likelihood.summarise(drawn, t).to("cpu") for t in self.temperatures}
+    def __call__(self, x: Tensor) -> _Answered:
+        return _Answered.cat([self._batch(part.to(next(self.model.parameters()).device)) for part in x.split(BATCH)])
+
+    def _batch(self, x: Tensor) -> _Answered:
+        likelihood, reference = self.model.likelihood, getattr(self.model, "reference", None)
+        drawn = draws(self.model, x, samples=self.samples, batch_size=BATCH)
+        answers: dict[float, Any] = {t: likelihood.summarise(drawn, t) for t in self.temperatures}
+        novelty: Novelty | None = None
+        if reference is not None:
+            novelty = self.model.novelty(x)  # type: ignore[attr-defined]
+            if level := float(reference.fallback):
+                weight = fallback_weight(novelty.log_tail, level)
+                answers = {t: likelihood.fall_back(answer, weight, reference.base) for t, answer in answers.items()}
+            novelty = Novelty(novelty.p_value.cpu(), novelty.log_tail.clamp_min(LEAST).cpu())
+        return _Answered({t: answer.to("cpu") for t, answer in answers.items()}, novelty)
 
 
 class _Points:
     """Answers for test points, and what is measured of them."""
 
     def __init__(self, answers: _Answers, test: data.Points) -> None:
-        self.answers, self.test = answers(test.x), test
+        self.answered, self.test = answers(test.x), test
+
+    def kinds(self) -> dict[str, _Answered]:
+        """Returns the answers for every kind of inputs."""
+        return {"test": self.answered}
 
     def result(self, temperature: float) -> dict[str, Any]:
         """Returns everything that is measured at a temperature."""
-        answer, y = self.answers[temperature], self.test.y
+        answer, y = self.answered.at[temperature], self.test.y
         found = {"temperature": temperature, "outsiders": {}}
         if isinstance(answer, GaussianPrediction):
             scores = {"nll": float(-answer.log_prob(y).mean()), "rmse": metrics.rmse(answer.mean, y)}
@@ -103,9 +165,9 @@ class _Points:
 
     def tensors(self, temperature: float) -> dict[str, Tensor]:
         """Returns the answers at a temperature."""
-        answer = self.answers[temperature]
-        known = "targets" if isinstance(answer, GaussianPrediction) else "labels"
-        return {known: self.test.y, **_fields(answer)}
+        known = "targets" if isinstance(self.answered.at[temperature], GaussianPrediction) else "labels"
+        novel = {} if self.answered.novelty is None else {"novel/test/rows": self.answered.most_novel()}
+        return {known: self.test.y, **self.answered.tensors(temperature), **novel}
 
 
 class _Images:
@@ -120,50 +182,57 @@ class _Images:
         self.corrupted = {kind: [self._answered(part, damage=damage) for damage in of] for kind, of in damages.items()}
         self.gaussian = [self._answered(part, noise=partial(data.gaussian_mix, gamma=gamma)) for gamma in GAMMAS]
         self.salt = [self._answered(part, damage=partial(data.salt_and_pepper, p=p)) for p in SALTS]
-        self.outsiders = self._outsiders(shifted * 4, data_folder)
+        others = self._outsiders(shifted * 4, data_folder)
+        worst = f"corrupted {SEVERITIES[-1]}"
+        self.strange = {worst: _Answered.cat([of[-1] for of in self.corrupted.values()])}
+        self.strange |= {name: self._answered(images) for name, images in others.items()}
+        self.lots: dict[str, list[tuple[Images, Damage | None]]] = {"test": [(test, None)]}
+        self.lots |= {worst: [(part, of[-1]) for of in damages.values()]}
+        self.lots |= {name: [(images, None)] for name, images in others.items()}
 
-    def _answered(
-        self, images: data.Split | data.Folder, *, damage: Damage | None = None, noise: Damage | None = None
-    ) -> dict[float, CategoricalPrediction]:
+    def _pixels(self, images: Images, rows: Tensor, damage: Damage | None) -> Tensor:
+        """Returns consecutive images with values in [0, 1]."""
+        x = images.rows(rows).images.float() / 255
+        return damage(x, first=int(rows[0])) if damage else x
+
+    def _answered(self, images: Images, *, damage: Damage | None = None, noise: Damage | None = None) -> _Answered:
         """Returns answers for images damaged as pixels in [0, 1] or noisy as what the network sees."""
         parts = []
         for rows in torch.arange(len(images.labels)).split(BATCH):
-            x, first = images.rows(rows).images.float() / 255, int(rows[0])
-            x = ((damage(x, first=first) if damage else x) - self.mean) / self.std
-            parts.append(self.answers(noise(x, first=first) if noise else x))
-        return {t: CategoricalPrediction.cat([part[t] for part in parts]) for t in self.answers.temperatures}
+            x = (self._pixels(images, rows, damage) - self.mean) / self.std
+            parts.append(self.answers(noise(x, first=int(rows[0])) if noise else x))
+        return _Answered.cat(parts)
 
-    def _outsiders(self, rows: int, folder: str | Path | None) -> dict[str, dict[float, CategoricalPrediction]]:
-        """Returns answers for another kind of images, if there is one and it is on disk."""
+    def _outsiders(self, rows: int, folder: str | Path | None) -> dict[str, Images]:
+        """Returns another kind of images, if there is one and it is on disk."""
         if (name := OUTSIDERS.get(self.whole.name)) is None:
             return {}
         try:
             test = data.load(name, folder).test
         except FileNotFoundError:
             return {}
-        return {name: self._answered(test.part(torch.arange(min(rows, len(test.labels)))))}
+        return {name: test.part(torch.arange(min(rows, len(test.labels))))}
 
-    def _strange(self, t: float) -> dict[str, CategoricalPrediction]:
-        """Returns the answers for what the method was not trained on."""
-        worst = CategoricalPrediction.cat([of[-1][t] for of in self.corrupted.values()])
-        return {f"corrupted {SEVERITIES[-1]}": worst} | {name: of[t] for name, of in self.outsiders.items()}
+    def kinds(self) -> dict[str, _Answered]:
+        """Returns the answers for the test images, and for those that the method was not trained on."""
+        return {"test": self.clean} | self.strange
 
     def result(self, temperature: float) -> dict[str, Any]:
         """Returns everything that is measured at a temperature."""
-        clean, labels = self.clean[temperature], self.whole.test.labels
-        corrupted = {kind: [answers[temperature] for answers in of] for kind, of in self.corrupted.items()}
+        clean, labels = self.clean.at[temperature], self.whole.test.labels
+        corrupted = {kind: [answered.at[temperature] for answered in of] for kind, of in self.corrupted.items()}
         corrupted["all"] = [answer for of in corrupted.values() for answer in of]
-        doubts = _doubts(clean)
+        doubts = self.clean.doubts(temperature)
         return {
             "temperature": temperature,
             "scores": _scores(clean, labels),
             "reliability": _reliability(clean, labels),
             "corrupted": {kind: self._pooled(answers) for kind, answers in corrupted.items()},
-            "gaussian": self._noisy([answers[temperature] for answers in self.gaussian], GAMMAS),
-            "salt": self._noisy([answers[temperature] for answers in self.salt], SALTS),
+            "gaussian": self._noisy([answered.at[temperature] for answered in self.gaussian], GAMMAS),
+            "salt": self._noisy([answered.at[temperature] for answered in self.salt], SALTS),
             "outsiders": {
-                name: {score: metrics.auroc(doubts[score], own) for score, own in _doubts(answer).items()}
-                for name, answer in self._strange(temperature).items()
+                name: {score: metrics.auroc(doubts[score], own) for score, own in of.doubts(temperature).items()}
+                for name, of in self.strange.items()
             },
         }
 
@@ -180,22 +249,32 @@ class _Images:
         ]
 
     def tensors(self, temperature: float) -> dict[str, Tensor]:
-        """Returns the answers at a temperature, and the least and the most certain images with all their draws."""
-        clean = self.clean[temperature]
-        order = clean.total.argsort(descending=True)
+        """Returns the answers at a temperature, and the least and most certain images, and the most novel ones."""
+        order = self.clean.at[temperature].total.argsort(descending=True)
         rows = torch.cat([order[:SHOWN], order[-SHOWN:]])
         images = self.whole.test.rows(rows).images.contiguous()
         drawn = self.answers.draw_logits((images.float() / 255 - self.mean) / self.std)
         probs = (drawn / temperature).softmax(2).movedim(0, 1).contiguous().cpu()  # (images, draws, classes)
-        strange = self._strange(temperature).items()
-        ood = {f"ood/{name}/{key}": values for name, answer in strange for key, values in _fields(answer).items()}
+        strange = self.strange.items()
+        ood = {f"ood/{name}/{key}": values for name, of in strange for key, values in of.tensors(temperature).items()}
         shown = {"shown/rows": rows, "shown/images": images, "shown/draws": probs}
-        return {"labels": self.whole.test.labels.contiguous(), **_fields(clean), **ood, **shown}
+        labels = self.whole.test.labels.contiguous()
+        return {"labels": labels, **self.clean.tensors(temperature), **ood, **shown, **self._novel()}
 
-
-def _doubts(answer: CategoricalPrediction) -> dict[str, Tensor]:
-    """Returns scores that grow with uncertainty."""
-    return {"max_prob": 1 - answer.probs.amax(1), "total": answer.total, "epistemic": answer.epistemic}
+    def _novel(self) -> dict[str, Tensor]:
+        """Returns the most novel images of every kind, and their numbers."""
+        found: dict[str, Tensor] = {}
+        for name, answered in self.kinds().items():
+            if answered.novelty is None:
+                continue
+            rows, lots = answered.most_novel(), self.lots[name]
+            length = len(lots[0][0].labels)
+            images = [
+                self._pixels(lots[r // length][0], torch.tensor([r % length]), lots[r // length][1])
+                for r in rows.tolist()
+            ]
+            found |= {f"novel/{name}/rows": rows, f"novel/{name}/images": (255 * torch.cat(images)).round().byte()}
+        return found
 
 
 def _scores(answer: CategoricalPrediction, labels: Tensor) -> dict[str, float]:

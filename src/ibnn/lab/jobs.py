@@ -107,7 +107,9 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
     trainings = [history.first, history] if history.first else [history]
     passes = recipe.samples if method.noisy_training else model.components  # of a training row
     latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
-    numbers = [value for name, value in model.state_dict().items() if name not in NUMBERS]
+    numbers = [
+        value for name, value in model.state_dict().items() if name not in NUMBERS and not name.startswith("reference.")
+    ]
     stored = sum(value.numel() for value in numbers if value.is_floating_point())
     return {
         "train_seconds": round(first["train_seconds"] + sum(training.seconds for training in trainings), 3),

@@ -23,7 +23,7 @@ from ibnn.progress import Bar
 __all__ = ["Experiment", "Reproduced", "Results", "about", "names", "read", "reproduce", "results"]
 
 KEPT = (  # parts of result.json
-    *("scores", "temperature", "tempered", "reliability", "corrupted", "gaussian", "salt", "outsiders"),
+    *("scores", "temperature", "tempered", "reliability", "corrupted", "gaussian", "salt", "outsiders", "novelty"),
     *("costs", "training"),
 )
 

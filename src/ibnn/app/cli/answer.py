@@ -84,7 +84,8 @@ def evaluate(
         whole, name = replace(whole, name=other.name, test=other.test), f"{name} on {data_set}"
     found = measure(run.model, whole, splits.valid, samples=asked.samples, data_folder=data).result
     for reading in (found, found.get("tempered", found)):
-        reading.get("outsiders", {}).pop(run.job.data, None)  # the training data are no outsiders
+        for part in ("outsiders", "novelty"):
+            reading.get(part, {}).pop(run.job.data, None)  # the training data are no outsiders
     result = {"name": name, "data": whole.name, **found, "costs": run.result["costs"]}
     screen.json(result) if json else show(screen, result)
 

@@ -186,13 +186,15 @@ def show(screen: Screen, result: dict[str, Any]) -> None:
             cells = [f"{100 * scores[n]:.2f}" if n == "error" else f"{scores[n]:.4f}" for n in names]
             rows.append([f"{what}{how}", *cells])
     screen.table([[result.get("name", ""), *names.values()], *rows])
-    rows = [
-        [f"{name}{how}", *(f"{found[n]:.4f}" for n in UNCERTAINTIES)]
-        for how, reading in readings.items()
-        for name, found in reading["outsiders"].items()
-    ]
-    if rows:
-        screen.table([["AUROC of outsiders by", *UNCERTAINTIES.values()], *rows])
+    outsiders = [(f"{name}{how}", found) for how, r in readings.items() for name, found in r["outsiders"].items()]
+    known = {name: words for name, words in UNCERTAINTIES.items() if any(name in found for _, found in outsiders)}
+    if outsiders:
+        rows = [[name, *(f"{found[n]:.4f}" if n in found else "–" for n in known)] for name, found in outsiders]
+        screen.table([["AUROC of outsiders by", *known.values()], *rows])
+    if shares := result.get("novelty"):
+        levels = [f"p ≤ {level}" for level in shares["test"]]
+        rows = [[name, *(f"{100 * share:.1f} %" for share in found.values())] for name, found in shares.items()]
+        screen.table([["called novel at", *levels], *rows])
     if "costs" in result:
         known = {words: f"{result['costs'][name]:,}" for name, words in COSTS.items() if name in result["costs"]}
         screen.table([list(known), list(known.values())])
