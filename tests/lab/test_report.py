@@ -16,6 +16,7 @@ from chromium import Browser
 from torch import Tensor
 
 from ibnn import metrics
+from ibnn.errors import DamagedError
 from ibnn.lab.report import write_report
 from ibnn.lab.report.runs import PARTS, Answers, read_runs
 from ibnn.lab.report.sections import intervals
@@ -102,6 +103,19 @@ def make_run(
     (folder / "result.json").write_text(json.dumps(result))
     (folder / "history.csv").write_text("\n".join(lines) + "\n")
     safetensors.torch.save_file(tensors, folder / "answers.safetensors")
+    return folder
+
+
+def know(folder: Path) -> Path:
+    """Adds what a run stores whose method can tell novel inputs: p-values, and two examples of each set."""
+    images = torch.arange(28 * 28).view(1, 1, 28, 28).byte().repeat(2, 1, 1, 1)
+    stored = {}
+    for prefix, name, rows in (("", "test", 300), ("ood__noise__", "noise", 150)):
+        p = (torch.arange(rows) + 1) / rows if name == "test" else torch.full((rows,), 1 / 200)
+        tail = p.log() - (0 if name == "test" else torch.arange(rows) % 7)
+        stored |= {f"{prefix}novelty": p, f"{prefix}log_tail": tail}
+        stored |= {f"novel__{name}__rows": tail.argsort(stable=True)[:2], f"novel__{name}__images": images.clone()}
+    change_tensors(folder, **stored)
     return folder
 
 
@@ -211,7 +225,8 @@ def test_numbers_are_those_of_the_metrics(made: tuple[list[Path], str]) -> None:
             epistemic = [stored[p + "between"] + stored[p + "within"] for p in ("", "ood/noise/")]
             doubts["epistemic"] = (epistemic[0], epistemic[1])
         else:
-            assert found[-2:] == ["–", "–"]
+            assert found[-4:-2] == ["–", "–"]
+        assert found[-2:] == ["–", "–"]  # no novelty
         for score, (inside, outside) in doubts.items():
             assert found[detection[0].index(f"AUROC {score}")] == f"{metrics.auroc(inside, outside):.3f}"
             assert found[detection[0].index(f"FPR95 {score}")] == f"{metrics.fpr_at_95_tpr(inside, outside):.3f}"
@@ -429,6 +444,61 @@ def test_a_page_of_regression_alone_has_no_empty_sections(tmp_path: Path) -> Non
     assert re.findall(r'<li><a href="#(\w+)">', page) == ["summary", "training", "doctor", "provenance", "glossary"]
 
 
+@pytest.mark.usefixtures("few_resamples")
+def test_novelty_has_a_section_where_it_was_stored(tmp_path: Path) -> None:
+    runs = [know(make_run(tmp_path / "a")), make_run(tmp_path / "b", name="b")]
+    write_report(runs, tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text())
+    table = next(table for table in page.tables if "median p" in table[0])
+    assert table[0][2:4] == ["% with p ≤ 0.01", "% with p ≤ 0.05"]
+    assert [row[1:] for row in table[1:]] == [
+        ["test set", "1.0", "5.0", "0.500", "300"],
+        ["noise", "100.0", "100.0", "0.005", "150"],
+    ]
+    stored = safetensors.torch.load_file(runs[0] / "answers.safetensors")
+    auroc = metrics.auroc(-stored["log_tail"], -stored["ood/noise/log_tail"])
+    detection = next(table for table in page.tables if "AUROC novelty" in table[0])
+    assert detection[1][detection[0].index("AUROC novelty")] == f"{auroc:.3f}"
+    assert "row\xa06, p\xa0=\xa00.005" in page.words  # the first of those with the lowest tail
+    assert "b stored no p-values of novelty." in page.words
+    without = len(Page(made_page(runs[1:], tmp_path)).all("img"))
+    assert len(Page(made_page(runs[:1], tmp_path)).all("img")) == without + 1 + 2 * 2  # the figure, and examples
+
+
+def made_page(runs: list[Path], folder: Path) -> str:
+    write_report(runs, folder / "page.html")
+    return (folder / "page.html").read_text()
+
+
+def test_regression_shows_novel_rows_without_pictures(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", name="boston")
+    change(run, scores={"nll": 2.468, "rmse": 3.125, "coverage": 0.91}, classes=[])
+    p = torch.tensor([0.5, 0.002, 1.0])
+    stored = {"mean": torch.zeros(3, 1), "novelty": p, "log_tail": p.log(), "novel/test/rows": torch.tensor([1, 0])}
+    safetensors.torch.save_file(stored, run / "answers.safetensors")
+    page = made_page([run], tmp_path)
+    assert re.findall(r'<li><a href="#(\w+)">', page)[:2] == ["summary", "novelty"]
+    assert "row\xa01, p\xa0=\xa00.002" in page
+    assert len(Page(page).all("img")) == 2  # p-values, training
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"novelty": torch.zeros(300)}, "novelty of 300 p-values"),
+        ({"novelty": torch.ones(299)}, "novelty of 300 p-values"),
+        ({"log_tail": torch.full((300,), torch.nan)}, "log_tail with 300 finite numbers"),
+        ({"novel__test__rows": torch.tensor([300, 0])}, "whole numbers from 0 to 299"),
+        ({"novel__noise__images": torch.zeros(2, 28, 28)}, "novel/noise/images uint8"),
+    ],
+)
+def test_novelty_is_checked(change: dict[str, Tensor], words: str, tmp_path: Path) -> None:
+    run = know(make_run(tmp_path / "a"))
+    change_tensors(run, **change)
+    with pytest.raises(DamagedError, match=re.escape(words)):
+        read_runs([run])
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     runs = read_runs([make_run(tmp_path / "a"), make_run(tmp_path / "b"), make_run(tmp_path / "x" / "b")])
     assert [run.name for run in runs] == ["ibnn-8 seed 0 (a)", "ibnn-8 seed 0 (b) (#2)", "ibnn-8 seed 0 (b) (#3)"]
@@ -441,7 +511,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(320, 640), (360, 740), (1280, 900)])
 def test_in_a_browser(browser: Browser, size: tuple[int, int], tmp_path: Path) -> None:
     runs = [
-        make_run(tmp_path / "a"),
+        know(make_run(tmp_path / "a")),
         make_run(tmp_path / "b", name="plain-" + "long" * 20, draws=(1, 1)),
         make_regression(tmp_path / "c"),
     ]
@@ -461,9 +531,9 @@ def test_in_a_browser(browser: Browser, size: tuple[int, int], tmp_path: Path) -
     urls = [m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"]
     assert {url.partition(":")[0] for url in urls} <= {"file", "data"}
     assert sum(url.startswith("file:") for url in urls) == 1
-    reached = [browser.tab() for _ in range(12)]
+    reached = [browser.tab() for _ in range(13)]
     assert reached[0] == "#main"
-    assert reached[1:11] == browser.run(
+    assert reached[1:12] == browser.run(
         "return [...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))"
     )
-    assert reached[11] == "scroll"
+    assert reached[12] == "scroll"

@@ -118,6 +118,21 @@ def histograms(sets: Mapping[str, Tensor], label: str) -> Picture:
 
 
 @house_style(_STYLE)
+def p_values(sets: Mapping[str, Tensor]) -> Picture:
+    """Draws shares of rows over the p-value of novelty; the first set is filled, and a line shows what is expected."""
+    bins = 20
+    edges = (torch.arange(bins + 1, dtype=torch.float64) / bins).tolist()
+    figure, axes = _panels(4, 3 + 0.2 * len(sets))
+    for i, (name, values) in enumerate(sets.items()):
+        form = {"histtype": "stepfilled", "alpha": 0.45, "lw": None} if i == 0 else {"histtype": "step", "lw": 1.8}
+        histogram(axes, values, edges, label=_plain(name), **(_line(i) | form))
+    axes.axhline(1 / bins, color="#555555", lw=1, ls=":", label="expected of inputs like the held-out ones")
+    axes.set(xlabel="p-value of novelty", ylabel="share of rows", xlim=(0, 1), ylim=(0, 1))
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+    return _svg(figure)
+
+
+@house_style(_STYLE)
 def risk_coverage(curves: Sequence[tuple[str, int, RiskCoverage]]) -> Picture:
     """Draws the error rate over the share of answered rows, for runs given by name and number."""
     figure, axes = _panels(4.8, 3.4 + 0.2 * len(curves))

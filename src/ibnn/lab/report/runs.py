@@ -3,7 +3,7 @@
 import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,16 @@ class Shown:
     images: Tensor | None  # uint8 (n, channels, H, W)
 
 
+@dataclass(frozen=True)
+class Novel:
+    """How novel the inputs of one set are, and the most novel of them, the first the most."""
+
+    p_values: Tensor  # (N,)
+    log_tail: Tensor  # their logarithms, which go on falling beyond the lowest p-value, (N,)
+    rows: Tensor  # of the set (n,)
+    images: Tensor | None  # uint8 (n, channels, H, W)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One finished run; `number` counts the runs of a report."""
@@ -65,6 +75,7 @@ class Run:
     temperature: float | None
     provenance: Mapping[str, Any]
     history: Mapping[str, list[float]]
+    novel: Mapping[str, Novel] = field(default_factory=dict)  # by set; empty if the method cannot tell
 
     @property
     def colour(self) -> str:
@@ -115,9 +126,8 @@ def _read(home: RunFolder, number: int) -> Run:
         "history": _history(home),
     }
     if "rmse" in scores:
-        if home.has(ANSWERS):
-            home.tensors(ANSWERS)  # not shown, but a damaged folder is refused
-        return Run(**shared)
+        novel = _novel(home.tensors(ANSWERS), _expecting(home)) if home.has(ANSWERS) else {}
+        return Run(**shared, novel=novel)
     return Classifier(**shared, **_answered(home, tuple(map(str, result["classes"]))))
 
 
@@ -150,19 +160,14 @@ def _history(home: RunFolder) -> dict[str, list[float]]:
 
 def _answered(home: RunFolder, classes: tuple[str, ...]) -> dict[str, Any]:
     """Returns the fields of a classifier that its stored answers give."""
-    tensors = home.tensors(ANSWERS)
-
-    def expect(true: bool, expected: str, got: object) -> None:
-        if not true:
-            raise home.damaged(ANSWERS, expected, got)
-
+    tensors, expect = home.tensors(ANSWERS), _expecting(home)
     missing = [name for name in ("labels", "probs") if name not in tensors]
     expect(not missing, "tensors with labels and probs", f"no {' and no '.join(missing)}")
     test = _answers(tensors, "", tensors["labels"], expect)
     width = test.probs.shape[1]
     expect(len(classes) in (0, width), f"probs for the {len(classes)} classes of result.json", f"{width} columns")
     ood: dict[str, Answers] = {}
-    for name in sorted({key[4:].rpartition("/")[0] for key in tensors if key.startswith("ood/")} - {""}):
+    for name in _others(tensors):
         expect(f"ood/{name}/probs" in tensors, f"tensors with ood/{name}/probs", "the set's other tensors only")
         ood[name] = _answers(tensors, f"ood/{name}/", None, expect)
         columns = ood[name].probs.shape[1]
@@ -173,7 +178,49 @@ def _answered(home: RunFolder, classes: tuple[str, ...]) -> dict[str, Any]:
         "test": test,
         "ood": ood,
         "shown": _shown(tensors, test, expect),
+        "novel": _novel(tensors, expect),
     }
+
+
+def _expecting(home: RunFolder) -> _Expect:
+    def expect(true: bool, expected: str, got: object) -> None:
+        if not true:
+            raise home.damaged(ANSWERS, expected, got)
+
+    return expect
+
+
+def _others(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Returns the names of the sets beside the test set."""
+    return sorted({key[4:].rpartition("/")[0] for key in tensors if key.startswith("ood/")} - {""})
+
+
+def _novel(tensors: Mapping[str, Tensor], expect: _Expect) -> dict[str, Novel]:
+    """Returns how novel the inputs of every set are, as far as that was stored."""
+    found = {}
+    sets = {"test set": ("", "novel/test/")} | {name: (f"ood/{name}/", f"novel/{name}/") for name in _others(tensors)}
+    for name, (prefix, novel) in sets.items():
+        if f"{prefix}novelty" not in tensors:
+            continue
+        p = tensors[f"{prefix}novelty"].float()  # as they are compared with a level
+        tail = tensors.get(f"{prefix}log_tail", p.log()).double()
+        count = len(tensors[f"{prefix}probs"] if f"{prefix}probs" in tensors else tensors.get(f"{prefix}mean", p))
+        good = p.shape == (count,) and bool(((p > 0) & (p <= 1)).all())
+        expect(good, f"{prefix}novelty of {count} p-values in (0, 1]", f"shape {tuple(p.shape)} or values beyond")
+        good = tail.shape == p.shape and bool(tail.isfinite().all())
+        expect(good, f"{prefix}log_tail with {count} finite numbers", f"shape {tuple(tail.shape)} or other values")
+        rows, images = tensors.get(f"{novel}rows", torch.zeros(0).long()), tensors.get(f"{novel}images")
+        good = rows.ndim == 1 and not rows.is_floating_point() and bool(((rows >= 0) & (rows < count)).all())
+        expect(good, f"{novel}rows of whole numbers from 0 to {count - 1}", f"{rows.dtype} {tuple(rows.shape)}")
+        if images is not None:
+            _check_images(f"{novel}images", images, len(rows), expect)
+        found[name] = Novel(p, tail, rows.long(), images)
+    return found
+
+
+def _check_images(name: str, images: Tensor, size: int, expect: _Expect) -> None:
+    good = images.ndim == 4 and len(images) == size and images.dtype == torch.uint8 and images[:1].numel() > 0
+    expect(good, f"{name} uint8 ({size}, channels, H, W)", f"{images.dtype} {tuple(images.shape)}")
 
 
 def _answers(tensors: Mapping[str, Tensor], prefix: str, labels: Tensor | None, expect: _Expect) -> Answers:
@@ -206,7 +253,6 @@ def _shown(tensors: Mapping[str, Tensor], test: Answers, expect: _Expect) -> Sho
     good = draws.ndim == 3 and draws.shape[::2] == (size, width) and draws.shape[1] > 0 and bool((draws >= 0).all())
     expect(good, f"shown/draws of probabilities ({size}, J, {width})", f"shape {tuple(draws.shape)}")
     if images is not None and size:
-        good = images.ndim == 4 and len(images) == size and images.dtype == torch.uint8 and images[:1].numel() > 0
-        expect(good, f"shown/images uint8 ({size}, channels, H, W)", f"{images.dtype} {tuple(images.shape)}")
+        _check_images("shown/images", images, size, expect)
     order = test.total[rows.long()].argsort(stable=True)
     return Shown(rows.long()[order], draws[order], None if images is None else images[order]) if size else None

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ibnn import metrics
 from ibnn.lab.display import COLOURS, COSTS, OTHER, SCORES, UNCERTAINTIES
+from ibnn.lab.evaluation import LEVELS
 from ibnn.lab.report import figures
-from ibnn.lab.report.runs import PARTS, Answers, Classifier, Run, Shown
+from ibnn.lab.report.runs import PARTS, Answers, Classifier, Novel, Run, Shown
 from ibnn.metrics import Interval
 
 Rated = Sequence[tuple[Classifier, Mapping[str, Interval]]]
@@ -66,9 +67,10 @@ def intervals(answers: Answers, labels: Tensor) -> dict[str, Interval]:
     return found | {"error": Interval(*(100 * value for value in found["error"]))}
 
 
-def _uncertainties(answers: Answers) -> dict[str, Tensor | None]:
+def _uncertainties(answers: Answers, novel: Novel | None) -> dict[str, Tensor | None]:
     """Returns scores (N,) that grow with uncertainty; None where the method has no such score."""
-    scores = (1 - answers.probs.max(1).values.double(), answers.total, answers.epistemic)
+    novelty = None if novel is None else -novel.log_tail
+    scores = (1 - answers.probs.max(1).values.double(), answers.total, answers.epistemic, novelty)
     return dict(zip(UNCERTAINTIES, scores, strict=True))
 
 
@@ -173,11 +175,11 @@ def detection(runs: Sequence[Classifier]) -> tuple[Table, list[Card]]:
     """Returns how well uncertainty separates further sets from the test set, and its histograms."""
     cards, rows = [], []
     for run in runs:
-        inside = _uncertainties(run.test)
+        inside = _uncertainties(run.test, run.novel.get("test set"))
         areas: dict[str, list[str]] = {name: [] for name in inside}
         for name, answers in run.ood.items():
             cells = [name]
-            for kind, outside in _uncertainties(answers).items():
+            for kind, outside in _uncertainties(answers, run.novel.get(name)).items():
                 if (test := inside[kind]) is None or outside is None:
                     cells += ["–", "–"]
                     continue
@@ -187,14 +189,42 @@ def detection(runs: Sequence[Classifier]) -> tuple[Table, list[Card]]:
         for kind in ("total", "epistemic"):
             if (test := inside[kind]) is None:
                 continue
-            others = {name: _uncertainties(a)[kind] for name, a in run.ood.items() if name != "test set"}
+            others = {name: _uncertainties(a, None)[kind] for name, a in run.ood.items() if name != "test set"}
             values = {"test set": test} | {name: v for name, v in others.items() if v is not None}
             note = "; ".join(areas[kind]) or f"Mean {float(test.mean()):.3f} nats."
             alt = f"Histogram of the {kind} uncertainty of {run.name}. {note}"
             cards.append(Card(figures.histograms(values, f"{kind} uncertainty"), alt, f"{run.name}: {kind}", note))
-    head = [f"{score} {by}" for by in ("max-prob", "total", "epistemic") for score in ("AUROC", "FPR95")]
-    caption = "Detection of each set by three uncertainty scores"
+    head = [f"{score} {by}" for by in ("max-prob", "total", "epistemic", "novelty") for score in ("AUROC", "FPR95")]
+    caption = "Detection of each set by four scores"
     return Table("ood-table", caption, ["run", "set", *head], rows, words=1), cards
+
+
+def novelty(runs: Sequence[Run]) -> tuple[Table, list[Card]]:
+    """Returns the shares of every set that are called novel, and histograms of the p-values."""
+    cards, rows = [], []
+    for run in (run for run in runs if run.novel):
+        for name, novel in run.novel.items():
+            shares = [f"{100 * float((novel.p_values <= level).double().mean()):.1f}" for level in LEVELS]
+            rows.append((run, [name, *shares, f"{float(novel.p_values.median()):.3f}", _short(len(novel.p_values))]))
+        words = [f"{name}: {share} %" for each, (name, share, *_) in rows if each is run]
+        note = f"Called novel at p ≤ {LEVELS[0]}: {'; '.join(words)}."
+        picture = figures.p_values({name: novel.p_values for name, novel in run.novel.items()})
+        cards.append(Card(picture, f"Histogram of the p-values of novelty of {run.name}. {note}", run.name, note))
+    head = ["run", "set", *(f"% with p ≤ {level}" for level in LEVELS), "median p", "rows"]
+    return Table("novelty-table", "Inputs that are called novel", head, rows, words=1), cards
+
+
+def most_novel(run: Run) -> dict[str, list[tuple[figures.Picture | None, str]]]:
+    """Returns the most novel inputs of every set, as pictures where they are images, and what is said of each."""
+    found = {}
+    for name, novel in run.novel.items():
+        pictures = [None] * len(novel.rows) if novel.images is None else map(figures.photo, novel.images)
+        said = [
+            f"row\N{NO-BREAK SPACE}{row}, p\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{float(novel.p_values[row]):.2g}"
+            for row in novel.rows.tolist()
+        ]
+        found[name] = list(zip(pictures, said, strict=True))
+    return {name: shown for name, shown in found.items() if shown}
 
 
 def risk(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
