@@ -1,6 +1,7 @@
 """DEMO on scikit-learn's digits: a plain network, with a temperature, calibrated, and an iBNN; table and figures.
 
-Few training images, so that overconfidence shows; the digits 8 and 9 are held out as out-of-distribution inputs.
+Few training images, so that overconfidence shows; the digits 8 and 9 are held out as out-of-distribution inputs. These,
+inverted digits and noise are what the iBNN should call novel.
 """
 
 import json
@@ -19,7 +20,7 @@ from ibnn.baselines import Plain, scale_temperature
 from ibnn.calibration import calibrate
 from ibnn.convert import convert
 from ibnn.files.atomic import write_atomically
-from ibnn.lab.display import BLUE, ORANGE, SKY, VERMILION, dots, histogram, png
+from ibnn.lab.display import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, dots, histogram, png
 from ibnn.lab.provenance import commit, provenance
 from ibnn.network import IBNN
 from ibnn.prediction import CategoricalPrediction
@@ -43,6 +44,9 @@ RECIPE: dict[str, Any] = {
 NAMES = ("plain", "plain + T", "calibrated", "iBNN")
 COLOURS = ("#999999", ORANGE, SKY, BLUE)
 Answers = dict[str, list[CategoricalPrediction]]  # of every method, for test and OOD images
+LEVELS = (0.01, 0.05)  # p-values from which down images are called novel
+KINDS = ("test digits 0–7", "unseen 8 and 9", "inverted digits", "noise")
+KIND_COLOURS = (BLUE, VERMILION, GREEN, PURPLE)
 
 
 class Digits(NamedTuple):
@@ -109,6 +113,30 @@ def score(seen: CategoricalPrediction, unseen: CategoricalPrediction, labels: Te
     return {name: [round(value, 4) for value in interval] for name, interval in found.items()}
 
 
+def strange(test: Digits, ood: Tensor, seed: int) -> dict[str, Tensor]:
+    """Returns the test images, and others that are less and less like them."""
+    some = test.x[::5]
+    noise = torch.rand(some.shape, generator=torch.Generator().manual_seed(seed))
+    return dict(zip(KINDS, (test.x, ood, 1 - some, noise), strict=True))
+
+
+def novelty_shares(answers: dict[str, CategoricalPrediction]) -> dict[str, dict[str, float]]:
+    """Returns what share of every kind of images is called novel, and how sure the answers for them are."""
+    found = {}
+    for kind, answer in answers.items():
+        shares = {f"{level}": float(answer.novel(level).double().mean()) for level in LEVELS}
+        shares["auroc"] = metrics.auroc(-known(answers[KINDS[0]]), -known(answer))
+        shares["confidence"] = float(answer.probs.amax(1).double().mean())
+        found[kind] = {name: round(value, 4) for name, value in shares.items()}
+    return found
+
+
+def known(answer: CategoricalPrediction) -> Tensor:
+    """Returns the p-values of novelty of answers that have them."""
+    assert answer.novelty is not None
+    return answer.novelty
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Uses one thread: for a network this small, more only wait for each other."""
@@ -136,10 +164,14 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
     methods: dict[str, Any] = dict(zip(NAMES, (Plain(net), scaled, calibrated, model), strict=True))
     answers = {n: [m.predict(x, samples=recipe["samples"]) for x in (test.x, ood)] for n, m in methods.items()}
     seen, unseen = answers[NAMES[-1]]
+    inputs = strange(test, ood, seed)
+    others = [model.predict(inputs[kind], samples=recipe["samples"]) for kind in KINDS[2:]]
+    kinds: dict[str, Any] = dict(zip(KINDS, (seen, unseen, *others), strict=True))
     steered = [round(look["prior_std"], 4) for look in history.looks]
     result = {
         "metrics": {name: score(a, b, test.y) for name, (a, b) in answers.items()},
         "ood_auroc_of_epistemic": round(metrics.auroc(seen.epistemic, unseen.epistemic), 4),
+        "novelty": novelty_shares(kinds),
         "images": {"train": len(train.y), "valid": len(valid.y), "test": len(test.y), "ood": len(ood)},
         "chosen": {
             "temperature": round(temperature, 3),
@@ -154,6 +186,7 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
         "versions": provenance("scikit-learn", "numpy"),
     }
     draw_figures(out, model, answers, test)
+    draw_novelty(out, inputs, kinds)
     write_atomically(out / "results.json", json.dumps(result, indent=1).encode() + b"\n")
     return result
 
@@ -164,6 +197,16 @@ def table(result: dict[str, Any]) -> list[list[str]]:
     for name, values in result["metrics"].items():
         error = [100 * v for v in values["error"]]
         rows.append([name, _interval(error, 1), *(_interval(values[m], 3) for m in ("nll", "ece", "ood_auroc"))])
+    return rows
+
+
+def novelty_table(result: dict[str, Any]) -> list[list[str]]:
+    """Returns what the iBNN calls novel as rows of text, the header first."""
+    rows = [["", *(f"called novel at p ≤ {level}" for level in LEVELS), "AUROC", "mean confidence"]]
+    for kind, found in result["novelty"].items():
+        shares = [f"{100 * found[f'{level}']:.1f} %" for level in LEVELS]
+        auroc = "–" if kind == KINDS[0] else f"{found['auroc']:.3f}"
+        rows.append([kind, *shares, auroc, f"{found['confidence']:.2f}"])
     return rows
 
 
@@ -186,7 +229,8 @@ def explain(result: dict[str, Any]) -> str:
         f"T = {own['temperature']}). The same {images['valid']} validation labels choose in all three. "
         f"{result['recipe']['components']} components over {result['nodes']} nodes, {result['weights']:,} weights. "
         f"OOD AUROC: the digits 8 and 9, never seen in training, against the test images, by the entropy of the "
-        f"prediction (by the iBNN's epistemic part alone: {result['ood_auroc_of_epistemic']:.3f})."
+        f"prediction (by the iBNN's epistemic part alone: {result['ood_auroc_of_epistemic']:.3f}; by the p-value of "
+        f"novelty: {result['novelty'][KINDS[1]]['auroc']:.3f})."
     )
 
 
@@ -205,6 +249,34 @@ def draw_figures(out: Path, model: IBNN, answers: Answers, test: Digits) -> None
     _draw_entropy(figures["entropy"], seen, unseen)
     for name, figure in figures.items():
         write_atomically(out / f"{name}.png", png(figure, dpi=130))
+
+
+def draw_novelty(out: Path, inputs: dict[str, Tensor], answers: dict[str, CategoricalPrediction]) -> None:
+    """Writes novelty.png: the p-values of every kind of images, and images of each."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.15))[0]
+    axes = left.add_subplot()
+    edges = [number / 20 for number in range(21)]
+    for i, ((kind, answer), colour) in enumerate(zip(answers.items(), KIND_COLOURS, strict=True)):
+        form = {"histtype": "stepfilled", "alpha": 0.4} if i == 0 else {"histtype": "step", "lw": 1.8}
+        histogram(axes, known(answer), edges, color=colour, label=kind, **form)
+    axes.axhline(1 / 20, color="black", lw=0.8, ls=":")
+    axes.set(xlabel="p-value of novelty", ylabel="share of images", xlim=(0, 1), ylim=(0, 1.02))
+    axes.legend(frameon=False, fontsize=8)
+    grid = right.subplots(len(KINDS), 6)
+    for row, (kind, answer) in zip(grid, answers.items(), strict=True):
+        for picture, number in zip(row, torch.linspace(0, len(answer) - 1, 6).long().tolist(), strict=True):
+            picture.imshow(inputs[kind][number, 0].numpy(), cmap="gray_r", vmin=0, vmax=1)
+            picture.set(xticks=[], yticks=[])
+            says = f"{int(answer.labels[number])}: {float(answer.probs[number].max()):.0%}"
+            picture.set_title(f"p {float(known(answer)[number]):.3f}, {says}", fontsize=6.5, pad=2)
+        row[0].set_ylabel(kind.replace(" ", "\n", 1), fontsize=8, rotation=0, ha="right", va="center")
+    figure.suptitle(
+        "Known images fill the p-values evenly; novel ones are at the left (answer: class and probability)", fontsize=10
+    )
+    write_atomically(out / "novelty.png", png(figure, dpi=130))
 
 
 def _draw_reliability(figure: Any, answers: Answers, labels: Tensor) -> None:

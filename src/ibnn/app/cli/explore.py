@@ -26,16 +26,18 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Seed of splits, weights, order and draws.")] = 0,
     json: Json = False,
 ) -> None:
-    """Trains a plain network and an iBNN on embedded digits; prints a table and draws three figures. Start here."""
+    """Trains a plain network and an iBNN on embedded digits; prints tables and draws four figures. Start here."""
     check_out("--out", out, folder=True)
-    from ibnn.lab.demo import explain, run, table
+    from ibnn.lab.demo import explain, novelty_table, run, table
 
     result = run(out, seed, quiet=screen.quiet)
     if json:
         return screen.json(result)
     screen.table(table(result))
+    screen.table(novelty_table(result))
     if not screen.quiet:
-        files = ", ".join(str(out / name) for name in ("reliability.png", "digits.png", "entropy.png", "results.json"))
+        names = (*(f"{name}.png" for name in ("reliability", "digits", "entropy", "novelty")), "results.json")
+        files = ", ".join(str(out / name) for name in names)
         print(f"{explain(result)}\n\nLook at: {files} ({result['seconds']:.0f} s)")
 
 
