@@ -36,10 +36,21 @@ def test_result_file_table_and_figures(ran: tuple[Path, dict[str, Any]]) -> None
     for row, values in zip(rows[1:], saved["metrics"].values(), strict=True):
         assert row[2].startswith(f"{values['nll'][0]:.3f} ")
         assert row[1].startswith(f"{100 * values['error'][0]:.1f} ")
-    for name in ("reliability", "digits", "entropy"):
+    for name in ("reliability", "digits", "entropy", "novelty"):
         content = (out / f"{name}.png").read_bytes()
         assert content.startswith(b"\x89PNG")
         assert len(content) > 10_000
+
+
+def test_far_images_are_called_novel_and_known_ones_are_not(ran: tuple[Path, dict[str, Any]]) -> None:
+    novelty = ran[1]["novelty"]
+    assert list(novelty) == list(demo.KINDS)
+    test, unseen, inverted, noise = novelty.values()
+    assert test["0.05"] < 0.15  # 80 held-out images
+    assert min(inverted["auroc"], noise["auroc"]) > 0.95
+    assert unseen["auroc"] > 0.5
+    assert test["auroc"] == 0.5
+    assert demo.novelty_table(ran[1])[1][1:4] == [f"{100 * test['0.01']:.1f} %", f"{100 * test['0.05']:.1f} %", "–"]
 
 
 def test_splits_are_disjoint_and_leave_the_held_out_classes_out() -> None:
@@ -87,7 +98,8 @@ def test_the_results_page_shows_the_committed_result() -> None:
     assert block is not None
     results = json.loads((ROOT / "experiments" / "results" / "demo-seeds.json").read_text())
     figure = "![reliability](figures/demo-reliability.png)\n"
-    table = figures.markdown(demo.table(result))
-    assert block[1] == f"{table}\n\n{demo.explain(result)}\n\n{seeds_markdown(results)}\n{figure}"
+    table, novelty = figures.markdown(demo.table(result)), figures.markdown(demo.novelty_table(result))
+    words = f"{table}\n\n{demo.explain(result)}\n\n{seeds_markdown(results)}\n{figure}"
+    assert block[1] == f"{words}\n{novelty}\n\n![novelty](figures/demo-novelty.png)\n"
     assert [r["seed"] for r in (result, *results)] == [0, 300, 301, 302, 303, 304]
     assert all(r["recipe"] == demo.RECIPE for r in (result, *results))

@@ -253,7 +253,8 @@ def novelty(name: str, size: Size) -> dict[str, Any]:
     model, few = convert(net.eval(), components=1, seed=0), x[: size.inputs]
     parts = partial(_in_parts, net, x)
     with torch.no_grad():
-        fits = turns({"fit": partial(fit_novelty, model, x), "plain": parts}, replace(size, seconds=0.0))
+        few_turns = replace(size, seconds=0.0, turns=min(2, size.turns))
+        fits = turns({"fit": partial(fit_novelty, model, x), "plain": parts}, few_turns)
         calls: dict[str, Callable[[], object]] = {"plain": partial(net, few)}
         for key, asked in (("with", True), ("without", False)):
             calls[key] = partial(model.predict, few, samples=1, novelty=asked)

@@ -255,12 +255,16 @@ def draw_novelty(out: Path, inputs: dict[str, Tensor], answers: dict[str, Catego
     """Writes novelty.png: the p-values of every kind of images, and images of each."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
+    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.15))[0]
     axes = left.add_subplot()
     edges = [number / 20 for number in range(21)]
     for i, ((kind, answer), colour) in enumerate(zip(answers.items(), KIND_COLOURS, strict=True)):
-        form = {"histtype": "stepfilled", "alpha": 0.4} if i == 0 else {"histtype": "step", "lw": 1.8}
+        form = (
+            {"histtype": "stepfilled", "alpha": 0.4}
+            if i == 0
+            else {"histtype": "step", "lw": 1.8, "ls": "-" if i < 3 else (0, (2, 2))}
+        )
         histogram(axes, known(answer), edges, color=colour, label=kind, **form)
     axes.axhline(1 / 20, color="black", lw=0.8, ls=":")
     axes.set(xlabel="p-value of novelty", ylabel="share of images", xlim=(0, 1), ylim=(0, 1.02))
@@ -271,7 +275,7 @@ def draw_novelty(out: Path, inputs: dict[str, Tensor], answers: dict[str, Catego
             picture.imshow(inputs[kind][number, 0].numpy(), cmap="gray_r", vmin=0, vmax=1)
             picture.set(xticks=[], yticks=[])
             says = f"{int(answer.labels[number])}: {float(answer.probs[number].max()):.0%}"
-            picture.set_title(f"p {float(known(answer)[number]):.3f}, {says}", fontsize=6.5, pad=2)
+            picture.set_title(f"p = {float(known(answer)[number]):.3f}\n{says}", fontsize=6.5, pad=2)
         row[0].set_ylabel(kind.replace(" ", "\n", 1), fontsize=8, rotation=0, ha="right", va="center")
     figure.suptitle(
         "Known images fill the p-values evenly; novel ones are at the left (answer: class and probability)", fontsize=10
