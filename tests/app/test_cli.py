@@ -1079,13 +1079,18 @@ def test_validation_answers_are_kept_in_the_run_folder(
     assert ask() == first
     assert len(made) == 4
     home = RunFolder(copy)
+    kept, facts = home.held_out()
+    del kept["novelty"]  # as kept before there was novelty
+    home.write_held_out(kept, facts | {"key": json.dumps(json.loads(facts["key"])[:-1])})
+    assert ask() == first
+    assert len(made) == 5
     state = home.tensors(MODEL)
     name = next(name for name in state if name.endswith("weight"))
     state[name] = state[name].flip(0)  # another model
     home.write_tensors(MODEL, state)
     home.finish({key: value for key, value in home.result.items() if key != "sha256"})
     assert ask() != first
-    assert len(made) == 5
+    assert len(made) == 6
 
 
 # ------------------------------------------------------------------------------------------------------- damaged runs

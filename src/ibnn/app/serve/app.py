@@ -109,8 +109,9 @@ def _front(asked: Asked) -> HTMLResponse:
             for mean, std in zip(units.centre, units.scale, strict=True)
         ]
         fields = list(zip(units.columns, means, strict=True))
+    falls_back = asked.reference is not None and float(asked.reference.fallback) > 0
     shown = {"job": run.job, "run": run.result["name"], "classes": asked.classes, "components": run.model.components}
-    return _page("front.html.j2", **shown, form=asked.form if units is None else None, fields=fields)
+    return _page("front.html.j2", **shown, form=None if units else asked.form, fields=fields, falls_back=falls_back)
 
 
 def _add_predict(app: FastAPI, service: Service, readers: ThreadPoolExecutor) -> None:

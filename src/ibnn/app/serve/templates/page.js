@@ -60,10 +60,11 @@ function showLabel(found) {
 const novelty = row => row.novelty === null ? '' : ' Novelty: p = ' + row.novelty.toPrecision(2) + '.';
 
 function abstain(row, risk) {
-  const reasons = { novel: 'the input is unlike those that the model knows.',
-    uncertain: 'with answers as uncertain as this one, more than ' + percent(risk) + ' of the answers could be wrong.' };
+  const reasons = { novel: 'the input is unlike those that the model knows',
+    uncertain: 'with answers as uncertain as this one, more than ' + percent(risk) + ' of the answers could be wrong' };
+  const told = (row.withheld || '').split(' and ').map(why => reasons[why]).join(', and ');
   $('abstain').hidden = !row.abstain;
-  $('abstain').textContent = 'Abstains: ' + (row.withheld || '').split(' and ').map(why => reasons[why]).join(' And ');
+  $('abstain').textContent = 'Abstains: ' + told + '.';
 }
 
 function showNumber(found) {
