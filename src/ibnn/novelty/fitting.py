@@ -1,7 +1,7 @@
 """FIT NOVELTY: collects what known inputs look like to a network, and ranks held-out ones among them."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -51,7 +51,7 @@ def fit_novelty(
     Args:
         model: A converted network or a baseline, trained.
         train: Inputs that statistics are made of: a pair (x, y), a Dataset or a DataLoader as `fit` takes it, or a
-            tensor of inputs without labels. Labels give classes means of their own where there are enough inputs.
+            tensor or dict of inputs without labels. Labels give classes means of their own if inputs are enough.
         valid: Held-out inputs, likewise, which are ranked; the weights must not have been trained on them. Its labels
             choose the fallback. By default a random half of `train` is ranked, and used for nothing else.
         exclude: Names of layers that are not observed.
@@ -133,6 +133,9 @@ def _sources(train: Any, valid: Any, rows: int, seed: int, batch_size: int, mode
     known = _data(train, "train", batch_size, model)
     if valid is not None:
         held = _data(valid, "valid", batch_size, model)
+    elif not known.source.divisible:
+        got, remedy = "none, and training data that a sampler or iterable of your own chooses", "Pass valid."
+        raise ValueError(complaint("valid", "held-out inputs", got, remedy))
     else:
         parts = known.source.split(known.source.rows // 2, seed)
         known, held = (_Data(part, known.labelled, "train", known.pack) for part in parts)
@@ -145,10 +148,10 @@ def _sources(train: Any, valid: Any, rows: int, seed: int, batch_size: int, mode
 
 
 def _data(data: Any, name: str, batch_size: int, model: Observer) -> _Data:
-    pack, labelled = model.likelihood.pack, not (isinstance(data, Tensor) or hasattr(data, "__array__"))
+    pack, labelled = model.likelihood.pack, not (isinstance(data, Tensor | Mapping) or hasattr(data, "__array__"))
     if not labelled:
         x = as_tensors(data)
-        data, pack = (x, torch.zeros(len(x))), None  # type: ignore[assignment]
+        data, pack = (x, torch.zeros(batch_length(x))), None  # type: ignore[assignment]
     source = data if isinstance(data, Source) else as_source(data, batch_size=batch_size, name=name, pack=pack)
     return _Data(source, labelled, name, pack)
 
