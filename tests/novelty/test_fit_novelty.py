@@ -353,6 +353,30 @@ def test_bad_input_is_refused_and_nothing_changes(trained):
     assert trained.reference is before
 
 
+def test_a_reference_of_another_network_is_refused(trained):
+    x, _ = moons(60)
+    for other in (nets.mlp(2, 2, hidden=8), nn.Linear(2, 2)):
+        model = ibnn.convert(other, components=2, seed=0)
+        model.reference = trained.reference
+        with pytest.raises(ValueError, match=r"model\.reference"):
+            model.predict(x)
+
+
+def test_dicts_without_labels_and_loaders_that_cannot_be_split():
+    class Named(nn.Linear):
+        def forward(self, points):
+            return super().forward(points)
+
+    x, y = moons(400)
+    model = ibnn.convert(nn.Sequential(Named(2, 2))[0], components=2, seed=0)
+    ibnn.fit_novelty(model, {"points": x})
+    assert model.predict(points=100 * x).novel(0.01).all()
+    rows = torch.utils.data.TensorDataset(x, y)
+    loader = torch.utils.data.DataLoader(rows, sampler=torch.utils.data.SubsetRandomSampler(range(300)))
+    with pytest.raises(ValueError, match="Pass valid"):
+        ibnn.fit_novelty(model, loader)
+
+
 def test_layers_can_be_left_out(trained):
     x, y = moons(400)
     model = copy.deepcopy(trained)

@@ -1,7 +1,7 @@
 """FIT NOVELTY: collects what known inputs look like to a network, and ranks held-out ones among them."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -28,6 +28,7 @@ PER_CLASS = 20  # inputs that classes must have on average to get means of their
 ANSWERED = 2000  # held-out inputs that are predicted, to choose the fallback
 COST = 0.005  # share of the held-out NLL that the fallback may cost; in nats where targets have densities
 FALLBACKS = (0.05, 0.02, 0.01, 0.005, 0.002)  # p-values below which answers may fall back
+BLOCKS = 10  # parts of the held-out data whose costs tell a standard error
 TOUCHED = 10  # held-out answers that a fallback must have changed for its cost to be known
 
 
@@ -50,13 +51,13 @@ def fit_novelty(
     Args:
         model: A converted network or a baseline, trained.
         train: Inputs that statistics are made of: a pair (x, y), a Dataset or a DataLoader as `fit` takes it, or a
-            tensor of inputs without labels. Labels give classes means of their own where there are enough inputs.
+            tensor or dict of inputs without labels. Labels give classes means of their own if inputs are enough.
         valid: Held-out inputs, likewise, which are ranked; the weights must not have been trained on them. Its labels
             choose the fallback. By default a random half of `train` is ranked, and used for nothing else.
         exclude: Names of layers that are not observed.
         rows: How many inputs of either kind are used at most.
         fallback: p-value below which answers fall back to the base rates, fully as it goes to 0; 0 for never. "auto"
-            takes the largest of some that costs at most 0.5 % of the held-out NLL, and 0 without labels.
+            takes the largest of some that surely cost at most 0.5 % of the held-out NLL, and 0 without labels.
         seed: Decides which inputs are taken, and which of the held-out ones are ranked layer by layer.
         batch_size: Rows that go through the network at once.
 
@@ -132,6 +133,9 @@ def _sources(train: Any, valid: Any, rows: int, seed: int, batch_size: int, mode
     known = _data(train, "train", batch_size, model)
     if valid is not None:
         held = _data(valid, "valid", batch_size, model)
+    elif not known.source.divisible:
+        got, remedy = "none, and training data that a sampler or iterable of your own chooses", "Pass valid."
+        raise ValueError(complaint("valid", "held-out inputs", got, remedy))
     else:
         parts = known.source.split(known.source.rows // 2, seed)
         known, held = (_Data(part, known.labelled, "train", known.pack) for part in parts)
@@ -144,10 +148,10 @@ def _sources(train: Any, valid: Any, rows: int, seed: int, batch_size: int, mode
 
 
 def _data(data: Any, name: str, batch_size: int, model: Observer) -> _Data:
-    pack, labelled = model.likelihood.pack, not (isinstance(data, Tensor) or hasattr(data, "__array__"))
+    pack, labelled = model.likelihood.pack, not (isinstance(data, Tensor | Mapping) or hasattr(data, "__array__"))
     if not labelled:
         x = as_tensors(data)
-        data, pack = (x, torch.zeros(len(x))), None  # type: ignore[assignment]
+        data, pack = (x, torch.zeros(batch_length(x))), None  # type: ignore[assignment]
     source = data if isinstance(data, Source) else as_source(data, batch_size=batch_size, name=name, pack=pack)
     return _Data(source, labelled, name, pack)
 
@@ -293,13 +297,17 @@ class _Fitting:
 
 
 def _affordable(likelihood: Likelihood, answer: Prediction, target: Tensor, log_p: Tensor, base: Tensor) -> float:
-    """Returns the largest p-value to fall back from whose cost on held-out data is small."""
-    plain = likelihood.score(answer, target)["nll"]
-    most = plain + COST * (abs(plain) if likelihood.discrete else 1.0)
+    """Returns the largest p-value to fall back from whose cost on held-out data is, but for a standard error, small."""
+    blocks = torch.arange(len(target)).tensor_split(BLOCKS)
+
+    def losses(given: Prediction) -> Tensor:
+        return torch.tensor([likelihood.score(given.rows(rows), target[rows])["nll"] for rows in blocks])
+
+    plain = losses(answer)
+    most = COST * (float(plain.mean().abs()) if likelihood.discrete else 1.0)
     for level in FALLBACKS:
-        if level * len(log_p) < TOUCHED:
-            continue
-        fallen = likelihood.fall_back(answer, fallback_weight(log_p, level), base)
-        if likelihood.score(fallen, target)["nll"] <= most:
-            return level
+        if level * len(log_p) >= TOUCHED:
+            more = losses(likelihood.fall_back(answer, fallback_weight(log_p, level), base)) - plain
+            if float(more.mean() + more.std() / BLOCKS**0.5) <= most:
+                return level
     return FALLBACKS[-1] / 2  # it touches one known input in a thousand

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating
 from ibnn.novelty.nodes import observable, padding, watched
-from ibnn.novelty.reference import Novelty, Reference, no_reference
+from ibnn.novelty.reference import Novelty, Reference, foreign, no_reference
 
 if TYPE_CHECKING:
     from ibnn.likelihood import Likelihood
@@ -55,6 +55,8 @@ class Observer(nn.Module):
         reference, all_layers = self.reference, list(observable(self.net).items())
         if reference is None:
             raise RuntimeError(no_reference())
+        if int(reference.layers.max()) >= len(all_layers):
+            raise ValueError(foreign(f"{len(all_layers)} layers that can be observed"))
         layers = dict(all_layers[number] for number in reference.layers.tolist())
         seen = self.see(x, layers, dict(zip(layers, reference.axes.tolist(), strict=True)))
         found: Novelty = reference([seen.summaries[name] for name in layers], seen.surprise)

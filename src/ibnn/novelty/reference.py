@@ -126,6 +126,8 @@ class Reference(nn.Module):
         raw, width = self.widths[number].tolist()
         before = int(self.widths[:number, 0].sum())
         part = slice(before, before + raw)
+        if summary.shape[1] != raw:
+            raise ValueError(foreign(f"a layer of {summary.shape[1]} numbers where the reference has {raw}"))
         scaled = (summary.to(self.shift) - self.shift[part]) * self.scale[part]
         if width == raw:
             return scaled
@@ -222,3 +224,9 @@ def no_reference() -> str:
     """Words what is missing where novelty is asked of a prediction without it."""
     got, remedy = "none", "Call ibnn.fit_novelty(model, train, valid) after training, or ibnn.fit, which does."
     return complaint("novelty", "of a model that has seen reference data", got, remedy)
+
+
+def foreign(got: str) -> str:
+    """Words that a reference was made with another network."""
+    remedy = "Make its own: ibnn.fit_novelty(model, train, valid)."
+    return complaint("model.reference", "made with this network", got, remedy)
