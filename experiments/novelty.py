@@ -29,7 +29,7 @@ from ibnn.novelty.observer import Observer
 from ibnn.novelty.reference import shrunk_covariance
 
 NUMBERS = ("cubic", "friedman1", "concrete")
-ROWS = 2000  # test inputs, and foreign ones of each kind
+ROWS = 1000  # test inputs, and foreign ones of each kind
 
 
 class Task(NamedTuple):
@@ -92,14 +92,14 @@ def cifar(name: str, seed: int) -> Task:
 
 
 def lenet(classes: tuple[int, ...], seed: int) -> Task:
-    """LeNet on 8,000 Fashion-MNIST images without two classes."""
-    train, valid = parts(without(classes, images("fashion-mnist", train=True))[0], [8000, 2000], seed)
+    """LeNet on 6,000 Fashion-MNIST images without two classes."""
+    train, valid = parts(without(classes, images("fashion-mnist", train=True))[0], [6000, 1500], seed)
     test, near = without(classes, images("fashion-mnist", train=False))
     test = Data(test.x[:ROWS], test.y[:ROWS])
     low, high = float(train.x.min()), float(train.x.max())
     far = {"mnist": images("mnist", train=False).x[:ROWS]}
-    make = lambda: LeNet(classes=8, width=2)  # noqa: E731
-    return Task(train, valid, test, make, {"classes": near}, far, changed(test, low, high), 20)
+    make = lambda: LeNet(classes=8)  # noqa: E731
+    return Task(train, valid, test, make, {"classes": near}, far, changed(test, low, high), 15)
 
 
 def digits(seed: int) -> Task:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ibnn.errors import complaint
 from ibnn.normal import Space, address, words
 from ibnn.novelty.ranks import log_tail, p_values
-from ibnn.prediction import Conformal
 
 WIDEST = 256  # numbers that describe a layer: wider summaries are projected to so many
 MEMORY = 2**24  # bytes that all covariances may take, and as many all class means
@@ -51,8 +50,9 @@ class Reference(nn.Module):
         scores: Sorted scores of the other held-out inputs, (m,).
         fallback: Below which p-value answers fall back to the base rates; 0 if they never do.
         base: The base rates, as the likelihood makes them.
-        errors: How far held-out targets were from their answers, (N,) or (N, outputs); see `conformal`.
+        errors: How far held-out targets were from their answers, (N,) or (N, outputs); see `prediction.conformal`.
         classes: Labels of the same, where they are classes, (N,).
+        temperature: Of the likelihood when they were answered.
     """
 
     layers: Tensor
@@ -68,12 +68,15 @@ class Reference(nn.Module):
     base: Tensor
     errors: Tensor
     classes: Tensor
+    temperature: Tensor
 
     def __init__(self, **statistics: Tensor) -> None:
         """Takes the buffers by name; those left out are empty."""
         super().__init__()
         for name in self.names():
-            self.register_buffer(name, statistics.get(name, torch.zeros(() if name == "fallback" else 0)))
+            self.register_buffer(
+                name, statistics.get(name, torch.zeros(() if name in ("fallback", "temperature") else 0))
+            )
         self._projections: dict[int, Tensor] = {}
 
     @classmethod
@@ -109,12 +112,7 @@ class Reference(nn.Module):
         centres = self.centres[means * before : means * (before + width)].view(means, width)
         white = reduced @ whiten
         gap = torch.cdist(white, centres, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
-        return gap.square().nan_to_num(nan=math.inf)
-
-    @property
-    def conformal(self) -> Conformal | None:
-        """What sets and intervals are made of; None without held-out labels."""
-        return Conformal(self.errors, self.classes) if len(self.errors) else None
+        return gap.square().nan_to_num(nan=math.inf, posinf=math.inf)
 
     @property
     def means(self) -> int:
