@@ -25,12 +25,12 @@ def log_tail(sorted_scores: Tensor, scores: Tensor) -> Tensor:
 
     The tail falls by e for every mean excess of the highest tenth of the scores over the lowest of them.
 
-    >>> log_tail(torch.arange(20.0), torch.tensor([19.0, 20.0, 21.0])).exp()  # mean excess 0.5
-    tensor([0.0952, 0.0064, 0.0009])
+    >>> log_tail(torch.arange(20.0), torch.tensor([19.0, 20.0, 21.0])).exp()  # mean excess 1
+    tensor([0.0952, 0.0175, 0.0064])
     """
     above, number = _at_or_above(sorted_scores, scores), sorted_scores.shape[-1]
     top = sorted_scores[..., number - max(int(number * _TAIL), 2) :]
-    excess = (top - top[..., :1]).mean(-1, keepdim=True)
+    excess = (top - top[..., :1]).sum(-1, keepdim=True) / (top.shape[-1] - 1)
     tiny = torch.finfo(scores.dtype).tiny ** 0.5
     excess = excess.clamp_min(tiny).maximum(1e-6 * top[..., -1:].abs())
     beyond = (scores - sorted_scores[..., -1:]).clamp_min(0)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ibnn.errors import complaint
 from ibnn.normal import Space, address, words
 from ibnn.novelty.ranks import log_tail, p_values
-from ibnn.prediction import Conformal
 
 WIDEST = 256  # numbers that describe a layer: wider summaries are projected to so many
 MEMORY = 2**24  # bytes that all covariances may take, and as many all class means
@@ -51,8 +50,9 @@ class Reference(nn.Module):
         scores: Sorted scores of the other held-out inputs, (m,).
         fallback: Below which p-value answers fall back to the base rates; 0 if they never do.
         base: The base rates, as the likelihood makes them.
-        errors: How far held-out targets were from their answers, (N,) or (N, outputs); see `conformal`.
+        errors: How far held-out targets were from their answers, (N,) or (N, outputs); see `prediction.conformal`.
         classes: Labels of the same, where they are classes, (N,).
+        temperature: Of the likelihood when they were answered.
     """
 
     layers: Tensor
@@ -68,12 +68,15 @@ class Reference(nn.Module):
     base: Tensor
     errors: Tensor
     classes: Tensor
+    temperature: Tensor
 
     def __init__(self, **statistics: Tensor) -> None:
         """Takes the buffers by name; those left out are empty."""
         super().__init__()
         for name in self.names():
-            self.register_buffer(name, statistics.get(name, torch.zeros(() if name == "fallback" else 0)))
+            self.register_buffer(
+                name, statistics.get(name, torch.zeros(() if name in ("fallback", "temperature") else 0))
+            )
         self._projections: dict[int, Tensor] = {}
 
     @classmethod
@@ -109,12 +112,7 @@ class Reference(nn.Module):
         centres = self.centres[means * before : means * (before + width)].view(means, width)
         white = reduced @ whiten
         gap = torch.cdist(white, centres, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
-        return gap.square().nan_to_num(nan=math.inf)
-
-    @property
-    def conformal(self) -> Conformal | None:
-        """What sets and intervals are made of; None without held-out labels."""
-        return Conformal(self.errors, self.classes) if len(self.errors) else None
+        return gap.square().nan_to_num(nan=math.inf, posinf=math.inf)
 
     @property
     def means(self) -> int:
@@ -126,6 +124,8 @@ class Reference(nn.Module):
         raw, width = self.widths[number].tolist()
         before = int(self.widths[:number, 0].sum())
         part = slice(before, before + raw)
+        if summary.shape[1] != raw:
+            raise ValueError(foreign(f"a layer of {summary.shape[1]} numbers where the reference has {raw}"))
         scaled = (summary.to(self.shift) - self.shift[part]) * self.scale[part]
         if width == raw:
             return scaled
@@ -148,6 +148,14 @@ class Reference(nn.Module):
         layers = len(distances)
         score = -log_tail(self.ranks[layers], self.sums(distances))
         return score if surprise is None else score - log_tail(self.ranks[layers + 1], surprise.to(score))
+
+    def held_out_p_values(self) -> Tensor:
+        """Returns the p-values of the held-out inputs whose scores are ranked, each among the others, (m,).
+
+        New inputs rank among them as their scores do among the scores, so both make exact streams for a shift monitor.
+        """
+        number = len(self.scores)
+        return (p_values(self.scores, self.scores).double() * (number + 1) - 1) / number
 
     def forward(self, summaries: Sequence[Tensor], surprise: Tensor | None) -> Novelty:
         """Returns how novel inputs are, from what their layers see, and how unsure their answers are."""
@@ -214,3 +222,9 @@ def no_reference() -> str:
     """Words what is missing where novelty is asked of a prediction without it."""
     got, remedy = "none", "Call ibnn.fit_novelty(model, train, valid) after training, or ibnn.fit, which does."
     return complaint("novelty", "of a model that has seen reference data", got, remedy)
+
+
+def foreign(got: str) -> str:
+    """Words that a reference was made with another network."""
+    remedy = "Make its own: ibnn.fit_novelty(model, train, valid)."
+    return complaint("model.reference", "made with this network", got, remedy)
