@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from ibnn.calibration import calibrate
 from ibnn.convert import convert
 from ibnn.files.atomic import write_atomically
 from ibnn.lab.display import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, dots, histogram, png
+from ibnn.lab.evaluation import LEVELS, observed
 from ibnn.lab.provenance import commit, provenance
 from ibnn.network import IBNN
 from ibnn.prediction import CategoricalPrediction
@@ -44,7 +46,6 @@ RECIPE: dict[str, Any] = {
 NAMES = ("plain", "plain + T", "calibrated", "iBNN")
 COLOURS = ("#999999", ORANGE, SKY, BLUE)
 Answers = dict[str, list[CategoricalPrediction]]  # of every method, for test and OOD images
-LEVELS = (0.01, 0.05)  # p-values from which down images are called novel
 KINDS = ("test digits 0–7", "unseen 8 and 9", "inverted digits", "noise")
 KIND_COLOURS = (BLUE, VERMILION, GREEN, PURPLE)
 
@@ -120,6 +121,14 @@ def strange(test: Digits, ood: Tensor, seed: int) -> dict[str, Tensor]:
     return dict(zip(KINDS, (test.x, ood, 1 - some, noise), strict=True))
 
 
+def watched(model: IBNN, x: Tensor, answer: Any) -> CategoricalPrediction:
+    """Returns what `predict` returns by default, from answers without novelty."""
+    answers, novelty = observed(model, x, {1.0: answer})
+    assert novelty is not None, "fitted with held-out images"
+    found: CategoricalPrediction = replace(answers[1.0], novelty=novelty.p_value)
+    return found
+
+
 def novelty_shares(answers: dict[str, CategoricalPrediction]) -> dict[str, dict[str, float]]:
     """Returns what share of every kind of images is called novel, and how sure the answers for them are."""
     found = {}
@@ -162,16 +171,18 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
     temperature = scale_temperature(scaled, valid)
     report = calibrate(calibrated, valid, samples=recipe["samples"])
     methods: dict[str, Any] = dict(zip(NAMES, (Plain(net), scaled, calibrated, model), strict=True))
-    answers = {n: [m.predict(x, samples=recipe["samples"]) for x in (test.x, ood)] for n, m in methods.items()}
+    alone: Any = {"samples": recipe["samples"], "novelty": False}  # as the plain network answers: without a fallback
+    answers = {n: [m.predict(x, **alone) for x in (test.x, ood)] for n, m in methods.items()}
     seen, unseen = answers[NAMES[-1]]
     inputs = strange(test, ood, seed)
-    others = [model.predict(inputs[kind], samples=recipe["samples"]) for kind in KINDS[2:]]
-    kinds: dict[str, Any] = dict(zip(KINDS, (seen, unseen, *others), strict=True))
+    more = [model.predict(inputs[kind], **alone) for kind in KINDS[2:]]
+    kinds = {k: watched(model, inputs[k], a) for k, a in zip(KINDS, (seen, unseen, *more), strict=True)}
     steered = [round(look["prior_std"], 4) for look in history.looks]
     result = {
         "metrics": {name: score(a, b, test.y) for name, (a, b) in answers.items()},
         "ood_auroc_of_epistemic": round(metrics.auroc(seen.epistemic, unseen.epistemic), 4),
         "novelty": novelty_shares(kinds),
+        "nll_with_fallback": round(metrics.nll(kinds[KINDS[0]].log_probs, test.y), 4),
         "images": {"train": len(train.y), "valid": len(valid.y), "test": len(test.y), "ood": len(ood)},
         "chosen": {
             "temperature": round(temperature, 3),
@@ -230,7 +241,9 @@ def explain(result: dict[str, Any]) -> str:
         f"{result['recipe']['components']} components over {result['nodes']} nodes, {result['weights']:,} weights. "
         f"OOD AUROC: the digits 8 and 9, never seen in training, against the test images, by the entropy of the "
         f"prediction (by the iBNN's epistemic part alone: {result['ood_auroc_of_epistemic']:.3f}; by the p-value of "
-        f"novelty: {result['novelty'][KINDS[1]]['auroc']:.3f})."
+        f"novelty: {result['novelty'][KINDS[1]]['auroc']:.3f}). These answers are those for known inputs, "
+        f"`predict(..., novelty=False)`; by default answers for novel inputs fall back to the class frequencies, and the "
+        f"iBNN's NLL is {result['nll_with_fallback']:.3f}."
     )
 
 

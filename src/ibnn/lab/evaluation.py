@@ -114,6 +114,17 @@ def _novelty(kinds: dict[str, _Answered]) -> dict[str, Any]:
     return {"novelty": shares} if shares else {}
 
 
+def observed(model: Any, x: Tensor, answers: dict[float, Any]) -> tuple[dict[float, Any], Novelty | None]:
+    """Lets answers for a batch fall back as those of `predict` do; also returns how novel the inputs are, if known."""
+    if (reference := getattr(model, "reference", None)) is None:
+        return answers, None
+    found = model.novelty(x)
+    if level := float(reference.fallback):
+        weight = fallback_weight(found.log_tail, level)
+        answers = {t: model.likelihood.fall_back(answer, weight, reference.base) for t, answer in answers.items()}
+    return answers, Novelty(found.p_value.cpu(), found.log_tail.clamp_min(LEAST).cpu())
+
+
 @dataclass(frozen=True)
 class _Answers:
     """Answers by temperature; the draws are made once."""
@@ -131,16 +142,9 @@ class _Answers:
         return _Answered.cat([self._batch(part.to(next(self.model.parameters()).device)) for part in x.split(BATCH)])
 
     def _batch(self, x: Tensor) -> _Answered:
-        likelihood, reference = self.model.likelihood, getattr(self.model, "reference", None)
         drawn = draws(self.model, x, samples=self.samples, batch_size=BATCH)
-        answers: dict[float, Any] = {t: likelihood.summarise(drawn, t) for t in self.temperatures}
-        novelty: Novelty | None = None
-        if reference is not None:
-            novelty = self.model.novelty(x)  # type: ignore[attr-defined]
-            if level := float(reference.fallback):
-                weight = fallback_weight(novelty.log_tail, level)
-                answers = {t: likelihood.fall_back(answer, weight, reference.base) for t, answer in answers.items()}
-            novelty = Novelty(novelty.p_value.cpu(), novelty.log_tail.clamp_min(LEAST).cpu())
+        answers = {t: self.model.likelihood.summarise(drawn, t) for t in self.temperatures}
+        answers, novelty = observed(self.model, x, answers)
         return _Answered({t: answer.to("cpu") for t, answer in answers.items()}, novelty)
 
 
