@@ -254,7 +254,7 @@ def novelty(name: str, size: Size) -> dict[str, Any]:
     parts = partial(_in_parts, net, x)
     with torch.no_grad():
         few_turns = replace(size, seconds=0.0, turns=min(2, size.turns))
-        fits = turns({"fit": partial(fit_novelty, model, x), "plain": parts}, few_turns)
+        fits = turns({"fit": partial(fit_novelty, model, x, batch_size=32), "plain": parts}, few_turns)
         calls: dict[str, Callable[[], object]] = {"plain": partial(net, few)}
         for key, asked in (("with", True), ("without", False)):
             calls[key] = partial(model.predict, few, samples=1, novelty=asked)
@@ -264,7 +264,7 @@ def novelty(name: str, size: Size) -> dict[str, Any]:
 
 
 def _in_parts(net: nn.Module, x: Tensor) -> None:
-    for part in x.split(256):
+    for part in x.split(32):
         net(part)
 
 

@@ -242,8 +242,8 @@ def explain(result: dict[str, Any]) -> str:
         f"OOD AUROC: the digits 8 and 9, never seen in training, against the test images, by the entropy of the "
         f"prediction (by the iBNN's epistemic part alone: {result['ood_auroc_of_epistemic']:.3f}; by the p-value of "
         f"novelty: {result['novelty'][KINDS[1]]['auroc']:.3f}). These answers are those for known inputs, "
-        f"`predict(..., novelty=False)`; by default answers for novel inputs fall back to the class frequencies, and the "
-        f"iBNN's NLL is {result['nll_with_fallback']:.3f}."
+        f"`predict(..., novelty=False)`; by default answers for novel inputs fall back to the class frequencies, and "
+        f"the iBNN's NLL is {result['nll_with_fallback']:.3f}."
     )
 
 
