@@ -361,3 +361,23 @@ def test_layers_can_be_left_out(trained):
     assert reference.layers.tolist() == [1, 2]
     assert len(reference.widths) == 2
     assert model.predict(100 * x).novel(0.02).all()
+
+
+def test_equal_inputs_are_equally_novel_in_any_batch():
+    """Rows of 0 and 1 tie with held-out ones; rounding, which differs by batch, must not break the ties."""
+    torch.manual_seed(0)
+    x = (torch.rand(600, 5) > 0.5).float()
+    model = ibnn.convert(nets.mlp(5, 2, hidden=32), components=2, seed=0)
+    ibnn.fit_novelty(model, x[:300], x[300:])
+    whole = model.predict(x[:60]).novelty
+    assert torch.equal(model.predict(x[:60], batch_size=1).novelty, whole)
+
+
+def test_batches_with_and_without_novel_inputs_are_joined():
+    model, x, y = regression()
+    ibnn.fit_novelty(model, (x[:400], y[:400]), (x[400:], y[400:]), fallback=0.01)
+    new = torch.cat([x[:8], torch.full((8, 1), 1e4)])
+    parts, whole = model.predict(new, batch_size=8), model.predict(new)
+    torch.testing.assert_close(parts.log_prob(new), whole.log_prob(new))
+    torch.testing.assert_close(parts.quantile(0.3), whole.quantile(0.3))
+    torch.testing.assert_close(parts.quantile(0.3)[:8], model.predict(x[:8], novelty=False).quantile(0.3))

@@ -114,7 +114,7 @@ class Gaussian(Likelihood):
         """Returns the mean log standard deviation that the network predicts; None where it is the same for all."""
         if self.log_std is not None:
             return None
-        return self.split(output, 1.0)[1].log().reshape(len(output), -1).mean(1)
+        return self.split(output, 1.0)[1].log().reshape(output.shape[0], -1).mean(1)
 
     def nonconformity(self, prediction: GaussianPrediction, target: Tensor) -> Tensor | None:
         """Returns distances from the mean in standard deviations, of every output; None if outputs have more axes."""
@@ -127,8 +127,6 @@ class Gaussian(Likelihood):
 
     def fall_back(self, prediction: GaussianPrediction, weight: Tensor, base: Tensor) -> GaussianPrediction:
         """Returns a mixture with the targets' own Gaussian as one more draw; see `Likelihood.fall_back`."""
-        if bool((weight == 1).all()):
-            return prediction
         mean, std = (part.to(prediction.mean).expand_as(prediction.mean) for part in base.chunk(2))
         w = weight.to(mean).reshape(-1, *[1] * (mean.dim() - 1)).expand_as(mean)
         weights = torch.cat([(w / len(prediction.draw_means)).expand_as(prediction.draw_means), (1 - w)[None]])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _TAIL = 0.1  # share of the highest scores that tells how fast the tail falls
+_ROUNDING = 1e-4  # relative difference within which scores count as equal: those of equal inputs, in other batches
 
 
 def p_values(sorted_scores: Tensor, scores: Tensor) -> Tensor:
@@ -37,5 +38,8 @@ def log_tail(sorted_scores: Tensor, scores: Tensor) -> Tensor:
 
 
 def _at_or_above(sorted_scores: Tensor, scores: Tensor) -> Tensor:
-    """Returns how many of the sorted scores are no lower than each score."""
+    """Returns how many of the sorted scores are no lower than each score, but for rounding."""
+    scores = scores - _ROUNDING * scores.abs().clamp_max(torch.finfo(scores.dtype).max)
+    if torch.compiler.is_exporting():  # other runtimes know no searchsorted
+        return (sorted_scores.unsqueeze(-2) >= scores.unsqueeze(-1)).sum(-1)
     return sorted_scores.shape[-1] - torch.searchsorted(sorted_scores, scores.contiguous())
