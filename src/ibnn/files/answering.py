@@ -54,8 +54,8 @@ class Answering(nn.Module):
         self.name, self.components, self.pixels = type(model).__name__, model.components, pixels
         self.likelihood: Likelihood = copy.deepcopy(model.likelihood)
         self.logits: Pick | None = getattr(model, "logits", None)
-        self.several = isinstance(model.net, nn.ModuleList)  # the members of an ensemble
-        self.nets = nn.ModuleList(duplicate(net) for net in (model.net if self.several else [model.net]))
+        nets = model.net if isinstance(model.net, nn.ModuleList) else [model.net]  # a list: the members of an ensemble
+        self.several, self.nets = nets is model.net, nn.ModuleList(duplicate(net) for net in nets)
         for parameter in self.nets.parameters():
             parameter.data = parameter.data.contiguous()  # runs keep channels last
         self.reference: Reference | None = self._copied(getattr(model, "reference", None) if novelty else None)

@@ -102,21 +102,14 @@ def export(
     >>> {name: tuple(value.shape) for name, value in answer.items()}
     {'probabilities': (6, 3), 'total': (6,), 'aleatoric': (6,), 'epistemic': (6,)}
     """
-    pixels, facts, novelty = _options(**more)
-    example = as_tensors(example)
+    (pixels, facts, novelty), example = _options(**more), as_tensors(example)
     _check_example(example, pixels)
     _check(model, Path(path), samples, seed, format, facts)
     answering = Answering(model, samples, seed, pixels, novelty=novelty).eval().cpu().requires_grad_(False)
     shown = tree_map(lambda t: t.detach().cpu()[torch.arange(3) % batch_length(example)], example)
     answering.find_batch(shown)
-    plain = predict(model, answering.normalised(shown), samples=samples, seed=seed, novelty=False).to("cpu")
-    outputs = [*named(plain), *(["novelty"] if answering.reference is not None else [])]
-    facts |= answering.facts() | {"samples": samples, "seed": seed, "format": format, "outputs": outputs}
-    content, found = _written(answering, shown, format, facts)
-    if answering.reference is not None:
-        log_p = _checked_novelty(found["novelty"], model, answering.normalised(shown))
-        plain = answering.fallen_back(plain, log_p)
-    difference = _largest_difference(found, named(plain))
+    facts |= answering.facts() | {"samples": samples, "seed": seed, "format": format}
+    content, difference = _checked(model, answering, shown, facts)
     write_atomically(Path(path), content)
     return Exported(Path(path), len(content), answering.draw_bytes, difference)
 
@@ -135,6 +128,19 @@ def _written(
         remedy = "Put what cannot be traced, or depends on values or on the batch size, into plain tensor code."
         expected = f"a network that torch can export to {format} for any batch size"
         raise ValueError(complaint("model", expected, got, remedy)) from error
+
+
+def _checked(
+    model: IBNN | OneNetwork, answering: Answering, shown: Inputs, facts: dict[str, Any]
+) -> tuple[bytes, float]:
+    """Returns the content of the file, and how far its answers are from those of `predict`; raises if it is far."""
+    inputs = answering.normalised(shown)
+    expected = predict(model, inputs, samples=facts["samples"], seed=facts["seed"], novelty=False)
+    facts["outputs"] = [*named(expected), *(["novelty"] if answering.reference is not None else [])]
+    content, found = _written(answering, shown, facts["format"], facts)
+    if answering.reference is not None:
+        expected = answering.fallen_back(expected, _checked_novelty(found["novelty"], model, inputs))
+    return content, _largest_difference(found, named(expected))
 
 
 def _options(

@@ -135,7 +135,8 @@ class Reference(nn.Module):
         if part.projection is None:
             return scaled
         entries, signs = part.projection
-        return (scaled[:, entries] * signs).unflatten(1, (-1, part.width)).sum(1)
+        grouped: Tensor = (scaled[:, entries] * signs).unflatten(1, (-1, part.width))
+        return grouped.sum(1)
 
     def rank(self, distances: Tensor, surprise: Tensor | None) -> None:
         """Takes the distances (L, n) of held-out inputs, and how unsure their answers are, to rank others by."""
