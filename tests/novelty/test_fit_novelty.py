@@ -97,6 +97,8 @@ def test_training_further_drops_the_reference(trained):
     model = copy.deepcopy(trained)
     model.set_posterior(std=0.1)
     assert model.reference is not None
+    model.set_posterior(mean=model.posterior().mean.detach())
+    assert model.reference is not None
     model.set_posterior(mean=1.0)
     assert model.reference is None
     with pytest.raises(RuntimeError, match="fit_novelty"):
@@ -177,6 +179,20 @@ def test_regression_falls_back_to_the_spread_of_the_targets(noise):
     low, high = far.interval(0.9)
     z = 1.6449 * y[:500].std(correction=0)
     torch.testing.assert_close((high - low) / 2, z.expand(3, 1), rtol=1e-2, atol=1e-3)
+
+
+def test_pieces_with_and_without_novel_rows_are_joined():
+    torch.manual_seed(0)
+    model, x, y = regression()
+    ibnn.fit_novelty(model, (x[:400], y[:400]), (x[400:], y[400:]), fallback=0.05)
+    mixed = torch.cat([x[:40], torch.full((5, 1), 1e4)])
+    whole, pieces = model.predict(mixed), model.predict(mixed, batch_size=9)
+    torch.testing.assert_close(pieces.mean, whole.mean)
+    torch.testing.assert_close(pieces.interval(0.9), whole.interval(0.9))
+    plain = model.predict(mixed[:40], novelty=False)
+    known = whole.novelty[:40] > 0.05
+    torch.testing.assert_close(whole.quantile(0.3)[:40][known], plain.quantile(0.3)[known])
+    torch.testing.assert_close(whole.std[:40][known], plain.std[known])
 
 
 def test_multilabel_and_dense_outputs():
@@ -339,6 +355,8 @@ def test_bad_input_is_refused_and_nothing_changes(trained):
         "fallback": {"train": (x, y), "fallback": 2.0},
         "exclude": {"train": (x, y), "exclude": ["nowhere"]},
         "NaN": {"train": (torch.full_like(x, math.nan), y)},
+        "labels from 0 to 9": {"train": (x, y), "valid": (x, y + 8 * y)},
+        "without labels": {"train": x, "fallback": 0.05},
         "gets an input of shape": {"train": (torch.randn(400, 3), y)},
     }
     for match, options in wrong.items():
@@ -351,6 +369,44 @@ def test_bad_input_is_refused_and_nothing_changes(trained):
     with pytest.raises(ValueError, match="fallback"):
         trained.predict(x, fallback=-1)
     assert trained.reference is before
+
+
+def test_a_reference_of_another_network_is_refused(trained):
+    x, _ = moons(60)
+    for other in (nets.mlp(2, 2, hidden=8), nn.Linear(2, 2)):
+        model = ibnn.convert(other, components=2, seed=0)
+        model.reference = trained.reference
+        with pytest.raises(ValueError, match=r"model\.reference"):
+            model.predict(x)
+
+
+def test_dicts_without_labels_and_loaders_that_cannot_be_split():
+    class Named(nn.Linear):
+        def forward(self, points):
+            return super().forward(points)
+
+    x, y = moons(400)
+    model = ibnn.convert(nn.Sequential(Named(2, 2))[0], components=2, seed=0)
+    ibnn.fit_novelty(model, {"points": x})
+    assert model.predict(points=100 * x).novel(0.01).all()
+    rows = torch.utils.data.TensorDataset(x, y)
+    loader = torch.utils.data.DataLoader(rows, sampler=torch.utils.data.SubsetRandomSampler(range(300)))
+    with pytest.raises(ValueError, match="Pass valid"):
+        ibnn.fit_novelty(model, loader)
+
+
+def test_layers_that_do_not_see_the_batch_are_left_out():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.made, self.head = nn.Parameter(torch.randn(5, 4)), nn.Linear(4, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.head(torch.tanh(x + self.made(self.places).sum(0)))
+
+    x = torch.randn(300, 3)
+    model = baselines.Plain(Table())
+    assert ibnn.fit_novelty(model, x).layers.tolist() == [1]
 
 
 def test_layers_can_be_left_out(trained):
@@ -371,13 +427,3 @@ def test_equal_inputs_are_equally_novel_in_any_batch():
     ibnn.fit_novelty(model, x[:300], x[300:])
     whole = model.predict(x[:60]).novelty
     assert torch.equal(model.predict(x[:60], batch_size=1).novelty, whole)
-
-
-def test_batches_with_and_without_novel_inputs_are_joined():
-    model, x, y = regression()
-    ibnn.fit_novelty(model, (x[:400], y[:400]), (x[400:], y[400:]), fallback=0.01)
-    new = torch.cat([x[:8], torch.full((8, 1), 1e4)])
-    parts, whole = model.predict(new, batch_size=8), model.predict(new)
-    torch.testing.assert_close(parts.log_prob(new), whole.log_prob(new))
-    torch.testing.assert_close(parts.quantile(0.3), whole.quantile(0.3))
-    torch.testing.assert_close(parts.quantile(0.3)[:8], model.predict(x[:8], novelty=False).quantile(0.3))

@@ -60,8 +60,8 @@ class MCDropout(Plain):
             setattr(module, name, _Mask(child.p if rate is None else 0.0))
         layers = [m for m in net.modules() if layer_type(m)][1:] if rate is not None else []
         for layer in layers:
-            layer.dropout = _Mask(rate or 0.0)
-            layer.register_forward_pre_hook(layer.dropout.hook)
+            layer.input_dropout = _Mask(rate or 0.0)
+            layer.register_forward_pre_hook(layer.input_dropout.hook)
         self.train(self.training)
 
     @property

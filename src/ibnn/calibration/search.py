@@ -307,12 +307,12 @@ def _restored_on_error(model: IBNN) -> Iterator[None]:
         (p, p.detach().clone()) for latent in model.latents.values() for p in latent.parameters()
     ]
     kept += [(buffer, buffer.clone()) for buffer in likelihood.buffers()]
-    settings = model.eval_samples, model.eval_seed
+    settings, reference = (model.eval_samples, model.eval_seed), model.reference
     try:
         yield
     except BaseException:
         with torch.no_grad():
             for tensor, value in kept:
                 tensor.copy_(value)
-        model.eval_samples, model.eval_seed = settings
+        (model.eval_samples, model.eval_seed), model.reference = settings, reference
         raise

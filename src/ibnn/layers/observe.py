@@ -193,7 +193,9 @@ def batch_axes(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> I
         yield
 
 
-def grown_axes(net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str, int], call: Call) -> dict[str, int]:
+def grown_axes(
+    net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str, int], call: Call, *, strict: bool = True
+) -> dict[str, int]:
     """Returns the axis of each layer's input that grows with the batch; {} if the network takes no other length.
 
     Args:
@@ -201,6 +203,7 @@ def grown_axes(net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str
         layers: The layers, by name.
         own: Batch axes that layers determine themselves, by name.
         call: What one call of the network takes.
+        strict: Whether a layer that sees no batch is an error; if not, it is left out.
     """
     rows = batch_length(call)
     longer = tree_map(lambda t: torch.cat([t, t[:1]]) if t.dim() and len(t) == rows else t, call)
@@ -220,6 +223,8 @@ def grown_axes(net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str
         ]
         allowed = {own[name]} if name in own else set().union(*grown)
         if calls and not allowed.intersection(*grown):
+            if not strict:
+                continue
             place = f"a dimension {own[name]}" if name in own else "a dimension"
             short, long = min(zip(grown, calls, strict=True), key=lambda pair: len(pair[0]))[1]
             expected = f"of {place} that is the batch ({rows} rows) or a multiple of it, the same in all its calls"

@@ -189,7 +189,7 @@ class Categorical(Discrete):
         return -full(output).amax(self.class_dim(output)).reshape(output.shape[0], -1).mean(1)
 
     def nonconformity(self, prediction: CategoricalPrediction, target: Tensor) -> Tensor | None:
-        """Returns the probability of all classes at least as probable as the true one, where a row has one."""
+        """Returns the probability of all classes before the true one, where a row has one."""
         if self.classes(target) is None:
             return None
         return mass_above(prediction.probs).gather(1, target.long()[:, None])[:, 0]

@@ -82,7 +82,7 @@ def _summary(layer: nn.Module, x: Tensor | PackedSequence, axis: int, rows: int,
     batch, node = axis % x.dim(), kind.axis % x.dim()
     places = [number for number in range(x.dim()) if number not in (batch, node)]
     windows = x.shape[batch] // rows
-    masked = mask is not None and places != [] and mask.shape == (rows, x.shape[places[0]])
+    masked = mask is not None and windows == len(places) == 1 and mask.shape == (rows, x.shape[places[0]])
     if not places and windows == 1:
         return x if batch < node else x.T
     if windows == 1 and not masked:

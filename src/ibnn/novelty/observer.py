@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating
 from ibnn.novelty.nodes import observable, padding, watched
-from ibnn.novelty.reference import Novelty, Reference, no_reference
+from ibnn.novelty.reference import Novelty, Reference, foreign, no_reference
+from ibnn.prediction import Conformal
 
 if TYPE_CHECKING:
     from ibnn.likelihood import Likelihood
@@ -19,6 +20,7 @@ class Seen(NamedTuple):
 
     summaries: dict[str, Tensor]  # of the layers' inputs, (B, D), by layer
     surprise: Tensor | None  # how unsure the network's answers are, (B,)
+    output: Tensor  # of the network
 
 
 class Observer(nn.Module):
@@ -48,22 +50,35 @@ class Observer(nn.Module):
         with evaluating(self), torch.no_grad():
             with watched(layers, axes, rows, padding(self.net, call)) as found:
                 output = self.mean_output(x)
-            return Seen(found, self.likelihood.surprise(output))
+            return Seen(found, self.likelihood.surprise(output), output)
 
     def novelty(self, x: Inputs) -> Novelty:
         """Returns how novel the inputs of one call are; `predict` puts the p-values into its answers."""
         reference, all_layers = self.reference, list(observable(self.net).items())
         if reference is None:
             raise RuntimeError(no_reference())
+        if int(reference.layers.max()) >= len(all_layers):
+            raise ValueError(foreign(f"{len(all_layers)} layers that can be observed"))
         layers = dict(all_layers[number] for number in reference.layers.tolist())
         seen = self.see(x, layers, dict(zip(layers, reference.axes.tolist(), strict=True)))
         found: Novelty = reference([seen.summaries[name] for name in layers], seen.surprise)
         return found
 
-    def forget(self) -> None:
-        """Drops the reference: the weights are about to change."""
-        if self.reference is not None:
+    def forget(self, *, answers_alone: bool = False) -> None:
+        """Drops the reference: the weights are about to change. Or drops what it knows of answers alone."""
+        if self.reference is not None and answers_alone:
+            self.reference.errors = self.reference.errors[:0]
+        elif self.reference is not None:  # else nothing is set: that is slow in a module
             self.reference = None
+
+    @property
+    def conformal(self) -> Conformal | None:
+        """Scores of held-out examples, if answers are still made as theirs were."""
+        reference = self.reference
+        if reference is None or not len(reference.errors):
+            return None
+        same = torch.equal(reference.temperature, self.likelihood.temperature.to(reference.temperature))
+        return Conformal(reference.errors, reference.classes) if same else None
 
     def expect_reference(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         """Makes room for the reference in a state; a state without one leaves none, for its weights have none."""

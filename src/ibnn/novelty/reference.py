@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ibnn.errors import complaint
 from ibnn.normal import Space, address, words
 from ibnn.novelty.ranks import log_tail, p_values
-from ibnn.prediction import Conformal
 
 WIDEST = 256  # numbers that describe a layer: wider summaries are projected to so many
 MEMORY = 2**24  # bytes that all covariances may take, and as many all class means
@@ -51,8 +50,9 @@ class Reference(nn.Module):
         scores: Sorted scores of the other held-out inputs, (m,).
         fallback: Below which p-value answers fall back to the base rates; 0 if they never do.
         base: The base rates, as the likelihood makes them.
-        errors: How far held-out targets were from their answers, (N,) or (N, outputs); see `conformal`.
+        errors: How far held-out targets were from their answers, (N,) or (N, outputs); see `prediction.conformal`.
         classes: Labels of the same, where they are classes, (N,).
+        temperature: Of the likelihood when they were answered.
     """
 
     layers: Tensor
@@ -68,12 +68,15 @@ class Reference(nn.Module):
     base: Tensor
     errors: Tensor
     classes: Tensor
+    temperature: Tensor
 
     def __init__(self, **statistics: Tensor) -> None:
         """Takes the buffers by name; those left out are empty."""
         super().__init__()
         for name in self.names():
-            self.register_buffer(name, statistics.get(name, torch.zeros(() if name == "fallback" else 0)))
+            self.register_buffer(
+                name, statistics.get(name, torch.zeros(() if name in ("fallback", "temperature") else 0))
+            )
         self._parts: list[_Part] = []
 
     @classmethod
@@ -104,7 +107,7 @@ class Reference(nn.Module):
         part, means = self.parts[number], self.means
         whiten = self.whiten[part.squares : part.squares + part.width**2].view(part.width, part.width)
         centres = self.centres[means * part.before : means * (part.before + part.width)].view(means, part.width)
-        return _nearest(self.reduce(number, summary) @ whiten, centres).nan_to_num(nan=math.inf)
+        return _nearest(self.reduce(number, summary) @ whiten, centres).nan_to_num(nan=math.inf, posinf=math.inf)
 
     @property
     def parts(self) -> "list[_Part]":
@@ -119,11 +122,6 @@ class Reference(nn.Module):
         return self._parts
 
     @property
-    def conformal(self) -> Conformal | None:
-        """What sets and intervals are made of; None without held-out labels."""
-        return Conformal(self.errors, self.classes) if len(self.errors) else None
-
-    @property
     def means(self) -> int:
         """How many means a layer has: 1, or the number of classes."""
         return self.centres.numel() // sum(part.width for part in self.parts)
@@ -131,6 +129,9 @@ class Reference(nn.Module):
     def reduce(self, number: int, summary: Tensor) -> Tensor:
         """Returns the numbers that describe a layer's input, (B, P): centred, scaled, and projected if many."""
         part = self.parts[number]
+        if summary.shape[1] != part.raw.stop - part.raw.start:
+            got = f"a layer of {summary.shape[1]} numbers where the reference has {part.raw.stop - part.raw.start}"
+            raise ValueError(foreign(got))
         scaled = (summary.to(self.shift) - self.shift[part.raw]) * self.scale[part.raw]
         if part.projection is None:
             return scaled
@@ -236,3 +237,9 @@ def no_reference() -> str:
     """Words what is missing where novelty is asked of a prediction without it."""
     got, remedy = "none", "Call ibnn.fit_novelty(model, train, valid) after training, or ibnn.fit, which does."
     return complaint("novelty", "of a model that has seen reference data", got, remedy)
+
+
+def foreign(got: str) -> str:
+    """Words that a reference was made with another network."""
+    remedy = "Make its own: ibnn.fit_novelty(model, train, valid)."
+    return complaint("model.reference", "made with this network", got, remedy)

@@ -108,9 +108,9 @@ class CategoricalPrediction(Prediction):
     def set(self, level: float = 0.9, *, by_class: bool = False) -> Tensor:
         """Returns which classes are in a set that holds the true one with probability `level`, (B, C).
 
-        The guarantee is exact for finite samples if inputs are exchangeable with the held-out ones and predicted like
-        them (5 draws, the model's own fallback). The most probable class is always in the set, and the less sure the
-        answer, the larger it is (adaptive prediction sets; Romano et al., 2020).
+        That holds for any number of held-out examples if inputs are exchangeable with them and predicted as they were
+        (5 draws, the model's own fallback), but for the few numbers that were fitted to the same labels. The set goes
+        down the order of probability, and the less sure the answer, the further (Romano et al., 2020).
 
         Args:
             level: Probability of covering the true class.
@@ -120,8 +120,7 @@ class CategoricalPrediction(Prediction):
             raise RuntimeError(none_known("set"))
         labels = range(self.probs.shape[1])
         limits = [self.conformal.limit(level, label if by_class else None) for label in (labels if by_class else [0])]
-        inside = mass_above(self.probs) <= torch.stack(limits).to(self.probs)
-        return inside.scatter(1, self.labels[:, None], True)
+        return mass_above(self.probs) <= torch.stack(limits).to(self.probs)
 
     @property
     def answer_error(self) -> Tensor:
@@ -149,6 +148,11 @@ class BernoulliPrediction(CategoricalPrediction):
     """
 
     log_complements: Tensor
+
+    def set(self, level: float = 0.9, *, by_class: bool = False) -> Tensor:
+        """Raises: sets are of classes that exclude each other."""
+        remedy = "Read p.probs of each label."
+        raise TypeError(complaint("set", "asked where one class is true", "independent labels", remedy))
 
     @property
     def labels(self) -> Tensor:
@@ -282,7 +286,7 @@ class JointPrediction(Prediction):
         """Joins the answers for consecutive batches."""
         heads = {name: type(head).cat([part[name] for part in parts]) for name, head in parts[0].heads.items()}
         novelties = [part.novelty for part in parts if part.novelty is not None]
-        return cls(heads, novelty=torch.cat(novelties) if novelties else None)
+        return cls(heads, novelty=torch.cat(novelties) if novelties else None, conformal=parts[0].conformal)
 
 
 class Running(Protocol):

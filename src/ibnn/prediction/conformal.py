@@ -43,13 +43,15 @@ class Conformal(NamedTuple):
 
 
 def mass_above(probs: Tensor) -> Tensor:
-    """Returns, of every class, the probability of all classes at least as probable as it, (B, C).
+    """Returns, of every class, the probability of all classes before it in the order of probability, (B, C).
 
     >>> mass_above(torch.tensor([[0.5, 0.2, 0.3]]))
-    tensor([[0.5000, 1.0000, 0.8000]])
+    tensor([[0.0000, 0.8000, 0.5000]])
     """
     order = probs.argsort(stable=True, dim=1, descending=True)
-    return torch.zeros_like(probs).scatter(1, order, probs.gather(1, order).cumsum(1))
+    ordered = probs.gather(1, order)
+    before = torch.cat([torch.zeros_like(ordered[:, :1]), ordered[:, :-1].cumsum(1)], 1)
+    return torch.zeros_like(probs).scatter(1, order, before)
 
 
 def none_known(what: str) -> str:

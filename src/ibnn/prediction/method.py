@@ -279,7 +279,10 @@ class _Observing:
         fallback = float(reference.fallback) if self.fallback is None else self.fallback
         if fallback:
             answer = method.likelihood.fall_back(answer, fallback_weight(found.log_tail, fallback), reference.base)
-        return replace(answer, novelty=found.p_value, conformal=reference.conformal)
+        if isinstance(answer, JointPrediction):
+            heads = {name: replace(head, novelty=found.p_value) for name, head in answer.heads.items()}
+            return JointPrediction(heads, novelty=found.p_value)
+        return replace(answer, novelty=found.p_value, conformal=method.conformal)
 
 
 def fallback_weight(log_p: Tensor, fallback: float) -> Tensor:

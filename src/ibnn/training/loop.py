@@ -45,8 +45,7 @@ def fit(
     """Trains a converted network with Algorithm 1, or a baseline with its own objective.
 
     Held-out labels steer the noise unless the recipe has a fixed `beta`: those of `valid`, or of a tenth of the
-    training data, which is then not trained on. At the end `ibnn.fit_novelty` lets the model tell inputs unlike these.
-    If training fails, train and eval modes are restored.
+    training data, which is then not trained on. If training fails, train and eval modes are restored.
 
     Args:
         model: Made by `ibnn.convert`, or a method of `ibnn.baselines`; trained in place.
@@ -56,9 +55,8 @@ def fit(
         run_dir: Folder for checkpoints, recipe.toml and history.csv. The same call on the same folder resumes the run.
         resume: "auto" resumes if there is a checkpoint, "never" starts anew, "must" requires a checkpoint.
         quiet: Shows nothing.
-        **options: `callbacks`, functions called as `callback(row, model)` after every row of the history; `n_data`, the
-            number of training targets if it cannot be counted; `novelty=False`, to do without `fit_novelty` at the end;
-            else fields of the recipe, such as `epochs=10`.
+        **options: `callbacks`, called as `callback(row, model)` after every row of the history; `n_data`, the number of
+            training targets if it cannot be counted; `novelty=False`, for no `fit_novelty`; else fields of the recipe.
 
     Returns:
         The history. The model is left in eval mode: the best one with `patience`, the average with `ema` or `swa`.
@@ -78,8 +76,8 @@ def fit(
         history = run.run(resume, callbacks)
         if recipe.refit and run.state.steering is not None:
             model.load_state_dict(start)
-            again = _again(run, n_data, quiet)
-            return replace(again.run("auto" if resume == "must" else resume, callbacks), first=history)
+            resume = "auto" if resume == "must" else resume
+            return replace(_again(run, n_data, quiet).run(resume, callbacks), first=history)
         if novelty and data.held_out is not None:
             fit_novelty_if_possible(model, data.train, data.held_out, seed=recipe.seed)
     return history
