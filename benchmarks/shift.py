@@ -1,16 +1,24 @@
 """How often does the shift monitor ring without a shift, and how soon with one? Prints (and with --json writes) both.
 
-    python benchmarks/shift.py [--json FILE]
+    python benchmarks/shift.py [--run RUN] [--json FILE]
 
 Standard normal scores against 300 calibration scores, false_alarm=0.05 for the first question (1,000 scores each) and
 0.01 for the second: scores that rise by some standard deviations, at once or after 1,000 calm ones. Half of the alarms
 come within `median` scores of the shift, nine in ten within `most`.
+
+With the folder of a finished run on images also: how soon with its test images inverted, at false_alarm=0.01, by
+novelty as `ibnn serve` watches it, and by parts of the uncertainty of answers that do not fall back.
 """
+
+from pathlib import Path
 
 import report
 import torch
 
 import ibnn
+from ibnn.app.asking.run import Asked
+from ibnn.data import load
+from ibnn.lab.jobs import make_data
 
 CALIBRATION, STREAMS, LENGTH, REPEATS, SHIFTS, CALM = 300, 400, 1000, 40, (0.5, 1.0, 2.0), (0, 1000)
 
@@ -33,9 +41,33 @@ def delays(shift: float, calm: int, generator: torch.Generator) -> dict[str, int
     return {name: value if value <= LENGTH else None for name, value in values.items()}
 
 
+def inverted(folder: Path) -> dict[str, dict[str, int]]:
+    asked = Asked.read(folder)
+    model, reference, options = asked.run.model, asked.reference, {"samples": asked.samples, "novelty": False}
+    valid = make_data(asked.run.job, None).valid
+    held = model.predict(valid.__getitems__(list(range(len(valid))))[0], **options)
+    x = asked.normalised(1 - load(asked.run.job.data).test.images.float() / 255)
+    found = model.predict(x, **options)
+    scores = {name: (getattr(held, name), getattr(found, name)) for name in ("epistemic", "total")}
+    scores["novelty"] = (-reference.held_out_p_values().log(), -model.novelty(x).p_value.log())
+    result = {}
+    for name, (calibration, stream) in scores.items():
+        alarms = []
+        for seed in range(REPEATS):
+            order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+            monitor = ibnn.ShiftMonitor(calibration, false_alarm=0.01, seed=seed)
+            monitor.update(stream[order])
+            alarms.append(monitor.alarm)
+        alarms.sort()  # all ring
+        result[name] = {"median": alarms[REPEATS // 2], "most": alarms[9 * REPEATS // 10]}
+    return result | {"run": asked.run.result["name"], "images": len(x)}
+
+
 def main() -> None:
     """Simulates and prints."""
-    options = report.parser(__doc__).parse_args()
+    parser = report.parser(__doc__)
+    parser.add_argument("--run", type=Path, help="a finished run on images")
+    options = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
     rang = 0
     for seed in range(STREAMS):
@@ -45,6 +77,8 @@ def main() -> None:
         rang += monitor.alarm is not None
     result: dict[str, object] = {"false_alarms": {"stated": 0.05, "found": rang / STREAMS, "streams": STREAMS}}
     result["delays"] = {str(s): {str(calm): delays(s, calm, generator) for calm in CALM} for s in SHIFTS}
+    if options.run:
+        result["inverted"] = inverted(options.run)
     recipe = {"calibration": CALIBRATION, "length": LENGTH, "repeats": REPEATS, "seed": 0}
     report.tell(result | {"recipe": recipe}, options.json)
 

@@ -350,6 +350,9 @@ def test_the_pages_on_deploying_and_shift_quote_their_result_files() -> None:
     assert table(page, "shift") == [
         f"| {s} | {' | '.join('–' if c is None else str(c) for c in row)} |" for s, row in cells.items()
     ]
+    soon = {name: found["inverted"][name]["median"] for name in ("novelty", "total", "epistemic")}
+    words = "half of the alarms came within {novelty} images by novelty, {total} by the total, and {epistemic} by the"
+    assert words.format(**soon) in " ".join(page.split())
     page = read("docs/deploying.md")
     assert table(page, "export") == [
         f"| {name} | {row['plain_bytes']:,} | {row['draw_bytes']:,} | {row['bytes']:,} | "

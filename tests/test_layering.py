@@ -21,7 +21,7 @@ RINGS = [
     {"layers", "batches", "shift"},
     {"latent", "prediction"},
     {"likelihood"},
-    {"novelty"},
+    {"novelty", "abstention"},
     {"passes"},
     {"network"},
     {"convert"},

@@ -6,6 +6,7 @@ import typing as _typing
 from ibnn import _moved as _moved
 from ibnn import metrics
 from ibnn._version import __version__ as __version__
+from ibnn.abstention import abstain
 from ibnn.calibration import Calibration, calibrate
 from ibnn.convert import Plan, convert, plan, revert
 from ibnn.diagnosis import Diagnosis, diagnose
@@ -72,5 +73,5 @@ __all__ = [
     "Bernoulli", "Categorical", "Gaussian", "Heads", "Likelihood",  # tasks
     "BernoulliPrediction", "CategoricalPrediction", "GaussianPrediction", "JointPrediction", "Prediction",  # answers
     "draws", "metrics", "predict",
-    "ShiftMonitor", "fit_novelty",  # watching
+    "ShiftMonitor", "abstain", "fit_novelty",  # watching
 ]  # fmt: skip

@@ -2,7 +2,6 @@ import csv
 import gzip
 import io
 import json
-import math
 import os
 import shutil
 import signal
@@ -20,13 +19,11 @@ import pytest
 import safetensors.torch
 import torch
 from PIL import Image
-from scipy import stats
 from typer.testing import CliRunner
 
 import ibnn
 from ibnn import data, nets
 from ibnn.app.asking.inputs import Form, decoded
-from ibnn.app.asking.run import LEVELS, threshold, upper_bound
 from ibnn.app.cli.app import app
 from ibnn.app.cli.screen import Screen
 from ibnn.app.cli.train import names as recipe_names
@@ -52,7 +49,7 @@ COMMANDS = [
 TINY = ["--set", "train.steps=12", "--set", "method_options.components=2", "--set", "net_options.hidden=32"]
 TINY += ["--set", "samples=3"]
 UMASK = 0o027  # of a run, and of what is made of it
-FIELDS = ["file", "row", "label", "probability", "total", "aleatoric", "epistemic", "abstain"]
+FIELDS = ["file", "row", "label", "probability", "total", "aleatoric", "epistemic", "novelty", "abstain", "withheld"]
 
 
 def call(*words: object, code: int = 0) -> Any:
@@ -125,6 +122,8 @@ def test_help_of_predict_says_what_is_not_guaranteed() -> None:
     assert "slightly optimistic if these inputs also steered the training" in words
     assert "transparent parts become white" in words
     assert "A file that cannot be read gets no row" in words
+    assert "Novel inputs are withheld, too: those whose p-value (column `novelty`) is at most --novelty." in words
+    assert "The column `withheld` has the reason; the exit code stays 0. Older runs cannot tell." in words
 
 
 def test_version_and_usage() -> None:
@@ -687,7 +686,13 @@ def test_wrong_inputs(make: Callable[[Path], Path], code: int, message: str, run
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [(["--risk", "0"], "--risk"), (["--risk", "1.5"], "--risk"), (["-o", "a.txt"], "a .csv or")]
+    ("words", "message"),
+    [
+        (["--risk", "0"], "--risk"),
+        (["--risk", "1.5"], "--risk"),
+        (["--novelty", "1"], "`--novelty` to be at least 0"),
+        (["-o", "a.txt"], "a .csv or"),
+    ],
 )
 def test_wrong_predict_options(words: list[str], message: str, run: Path, tmp_path: Path) -> None:
     path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
@@ -722,7 +727,24 @@ def test_numbers_are_predicted_with_intervals(curve: Path, tmp_path: Path) -> No
         for name, values in named.items():
             assert [float(row[name]) for row in rows] == pytest.approx(values[:, 0].tolist(), rel=1e-4)
     found = json.loads(call("predict", curve, tmp_path / "a.csv", "--json").stdout)
-    assert found["risk"] is None
+    assert (found["risk"], found["novelty"]) == (None, None)  # 30 points to train on are too few to tell
+    refused = call("predict", curve, tmp_path / "a.csv", "--novelty", 0.1, code=2)
+    assert "`novelty` to be 0 for a run that knows no reference data, but got 0.1" in refused.stderr
+
+
+def test_novel_numbers_are_withheld(tmp_path: Path) -> None:
+    more = ["--set", "examples=300", "--set", "valid=110", "--set", "train.steps=2"]
+    call("train", "toy-regression", *TINY, *more, "--out", tmp_path / "run", "--quiet")
+    (tmp_path / "a.csv").write_text("x\n0.5\n40\n")
+    result = call("predict", tmp_path / "run", tmp_path / "a.csv", "--novelty", 0.02)
+    rows = rows_of(result.stdout)
+    assert list(rows[0])[-3:] == ["novelty", "abstain", "withheld"]
+    assert [(row["abstain"], row["withheld"]) for row in rows] == [("no", ""), ("yes", "novel")]
+    assert float(rows[1]["novelty"]) == pytest.approx(1 / 56, rel=1e-5)  # 55 are ranked
+    assert "Answers 1 of 2 inputs; withheld: 1 novel." in result.stderr
+    result = call("predict", tmp_path / "run", tmp_path / "a.csv")
+    assert "No input is withheld as novel at 0.01: with 55 ranked held-out inputs, p-values go down to" in result.stderr
+    assert [row["withheld"] for row in rows_of(result.stdout)] == ["", ""]
 
 
 def test_runs_of_points_are_evaluated_and_reported(curve: Path, tmp_path: Path) -> None:
@@ -973,48 +995,6 @@ def test_the_report_of_a_job_that_says_no_seed_shows_its_seed(curve: Path, tmp_p
 # ---------------------------------------------------------------------------------------------------------- abstaining
 
 
-def beta_bound(errors: int, count: int, miss: float) -> float:
-    """Clopper and Pearson's bound as a quantile of the beta distribution."""
-    return 1.0 if errors == count else float(stats.beta.ppf(1 - miss, errors + 1, count - errors))
-
-
-@pytest.mark.parametrize(("errors", "count"), [(0, 1), (0, 59), (1, 20), (7, 50), (49, 50), (50, 50)])
-@pytest.mark.parametrize("miss", [0.05, 0.0025])
-def test_upper_bound_is_a_quantile_of_the_beta_distribution(errors: int, count: int, miss: float) -> None:
-    assert upper_bound(errors, count, miss) == pytest.approx(beta_bound(errors, count, miss), abs=1e-12)
-    if errors == 0:
-        assert upper_bound(0, count, miss) == pytest.approx(1 - miss ** (1 / count))  # closed form
-
-
-@pytest.mark.parametrize("risk", [0.02, 0.05, 0.1, 0.3])
-@pytest.mark.parametrize("ties", [False, True])
-def test_threshold_against_a_slow_reference(risk: float, ties: bool) -> None:
-    doubt = torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    wrong = torch.rand(300, generator=torch.Generator().manual_seed(2)) < doubt**3 * 0.6
-    doubt = (doubt * 8).round() if ties else doubt
-    found = threshold(doubt, wrong, risk)
-    ordered = sorted(zip(doubt.tolist(), wrong.tolist(), strict=True))
-    best = (-math.inf, 0.0)
-    for level in range(1, LEVELS + 1):
-        limit = ordered[300 * level // LEVELS - 1][0]
-        given = [bad for value, bad in ordered if value <= limit]
-        if beta_bound(sum(given), len(given), 0.05 / LEVELS) <= risk:
-            best = (limit, len(given) / 300)
-    assert (found.limit, found.coverage) == best
-    assert found.bound <= risk or not found.coverage
-
-
-def test_the_promise_is_kept() -> None:
-    """Of 400 thresholds at most 5 % (+ 4 standard errors) have a true risk above what was allowed."""
-    generator, broken = torch.Generator().manual_seed(0), 0
-    for _ in range(400):
-        doubt = torch.rand(200, generator=generator, dtype=torch.float64)
-        wrong = torch.rand(200, generator=generator) < doubt * 0.4
-        limit = threshold(doubt, wrong, 0.1).limit
-        broken += limit > 0 and 0.2 * min(limit, 1.0) > 0.1  # the mean of 0.4 u over u < limit
-    assert broken <= 400 * 0.05 + 4 * math.sqrt(400 * 0.05 * 0.95)
-
-
 def test_smaller_risk_abstains_more_and_none_abstains_all(run: Path, tmp_path: Path) -> None:
     test = data.load("digits").test
     assert isinstance(test, data.Split)
@@ -1030,6 +1010,33 @@ def test_smaller_risk_abstains_more_and_none_abstains_all(run: Path, tmp_path: P
     assert given[0] == []
     assert all(len(a) <= len(b) for a, b in pairwise(given))
     assert len(given[-1]) > 300
+
+
+def test_novel_images_are_withheld_with_the_reason(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    np.save(tmp_path / "a.npy", np.concatenate([pixels, 255 - pixels]))
+
+    def ask(*words: object) -> tuple[list[tuple[str | None, bool]], Any, str]:
+        result = call("predict", run, tmp_path / "a.npy", "--json", *words)
+        found = json.loads(result.stdout)
+        return [(row["withheld"], row["abstain"]) for row in found["rows"]], found["novelty"], result.stderr
+
+    reasons, facts, words = ask("--risk", 1)
+    assert reasons == [(None, False)] * 5 + [("novel", True)] * 5
+    assert facts == {"level": 0.01, "examples": 150, "novel": 5}
+    assert "Answers 5 of 10 inputs; withheld: 5 novel." in words
+    reasons, facts, words = ask("--risk", 1, "--novelty", 0)
+    assert (set(reasons), facts["novel"]) == ({(None, False)}, 0)
+    assert "Answers 10 of 10 inputs; withheld: none." in words
+    reasons, _, words = ask("--risk", 1e-9)
+    assert reasons == [("uncertain", True)] * 5 + [("novel and uncertain", True)] * 5
+    assert "Answers 0 of 10 inputs; withheld: 5 novel and uncertain, 5 uncertain." in words
+    _, _, words = ask("--risk", 0.9)
+    assert " or novelty ≤ 0.01: this answers " in words
+    rows = rows_of(call("predict", run, tmp_path / "a.npy", "--risk", 1).stdout)
+    assert [row["withheld"] for row in rows] == [""] * 5 + ["novel"] * 5
+    x = data.load("digits").normalise(torch.from_numpy(np.concatenate([pixels, 255 - pixels]))[:, None])
+    expected = jobs.read_run(run).model.predict(x, samples=3).novelty
+    assert [float(row["novelty"]) for row in rows] == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 def test_without_validation_data_the_stored_test_answers_serve(
@@ -1072,13 +1079,18 @@ def test_validation_answers_are_kept_in_the_run_folder(
     assert ask() == first
     assert len(made) == 4
     home = RunFolder(copy)
+    kept, facts = home.held_out()
+    del kept["novelty"]  # as kept before there was novelty
+    home.write_held_out(kept, facts | {"key": json.dumps(json.loads(facts["key"])[:-1])})
+    assert ask() == first
+    assert len(made) == 5
     state = home.tensors(MODEL)
     name = next(name for name in state if name.endswith("weight"))
     state[name] = state[name].flip(0)  # another model
     home.write_tensors(MODEL, state)
     home.finish({key: value for key, value in home.result.items() if key != "sha256"})
     assert ask() != first
-    assert len(made) == 5
+    assert len(made) == 6
 
 
 # ------------------------------------------------------------------------------------------------------- damaged runs
@@ -1134,6 +1146,9 @@ def test_damaged_runs_can_be_trained_anew(curve: Path, tmp_path: Path) -> None:
         ("predict RUN a.npy --samples 0", 2, "--samples"),
         ("predict RUN a.npy --seed -1", 2, "--seed"),
         ("predict RUN a.npy --draws 3", 2, "--samples"),
+        ("predict RUN a.npy --ood 0.1", 2, "--novelty"),
+        ("predict RUN a.npy --novelty nan", 2, "`--novelty`"),
+        ("serve RUN --novelty -1", 2, "`--novelty`"),
         ("predict RUN a.npy -o file/a.csv", 2, "`--out` to be a file that can be written, but got file/a.csv"),
         ("predict RUN a.npy -o a.csv/", 2, "`--out` to be a file, but got the folder"),
         ("evaluate nowhere", 2, "no folder nowhere"),

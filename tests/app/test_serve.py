@@ -25,7 +25,9 @@ from PIL import Image
 from ibnn import data
 from ibnn.app.asking.run import Asked
 from ibnn.lab import jobs
-from ibnn.lab.runs import HELD_OUT
+from ibnn.lab.runs import HELD_OUT, MODEL, RunFolder
+from ibnn.novelty import Reference
+from ibnn.novelty.ranks import p_values
 
 pytest.importorskip("fastapi")
 requests = pytest.importorskip("requests")
@@ -98,6 +100,16 @@ def running(folder: Path) -> Iterator[Running]:
     served.stop()
 
 
+def without_reference(folder: Path, copy: Path) -> Path:
+    """A copy of a run as it was before there was novelty."""
+    home = RunFolder(shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(HELD_OUT)))
+    state = {name: value for name, value in home.tensors(MODEL).items() if "reference." not in name}
+    assert len(state) < len(home.tensors(MODEL))
+    home.write_tensors(MODEL, state)
+    home.finish({key: value for key, value in home.result.items() if key != "sha256"})
+    return copy
+
+
 def png(pixels: torch.Tensor, size: int = 8) -> bytes:
     file = io.BytesIO()
     image = Image.fromarray((pixels[0] * 255).round().byte().numpy())
@@ -111,7 +123,8 @@ def png(pixels: torch.Tensor, size: int = 8) -> bytes:
 def test_answers_are_those_of_predict(running: Running, folder: Path, pixels: torch.Tensor) -> None:
     x = pixels[:20]
     found = running.predict(json={"inputs": x.tolist()}, query="?draws=true")
-    expected = jobs.read_run(folder).model.predict(data.load("digits").normalise((x * 255).byte()), samples=2, seed=0)
+    model, inputs = jobs.read_run(folder).model, data.load("digits").normalise((x * 255).byte())
+    expected = model.predict(inputs, samples=2, seed=0)
     assert found["classes"] == list("0123456789")
     rows = found["rows"]
     torch.testing.assert_close(torch.tensor([r["probabilities"] for r in rows]), expected.probs, rtol=0, atol=1e-6)
@@ -121,10 +134,14 @@ def test_answers_are_those_of_predict(running: Running, folder: Path, pixels: to
     assert [row["label"] for row in rows] == [str(label) for label in expected.labels.tolist()]
     draws = torch.tensor([row["draws"] for row in rows])
     assert draws.shape == (20, 4, 10)  # 2 components of the job's 2 draws
-    torch.testing.assert_close(draws.mean(1), expected.probs, rtol=0, atol=1e-6)
-    limit = found["limit"]
+    plain = model.predict(inputs, samples=2, seed=0, fallback=0).probs  # draws do not fall back
+    torch.testing.assert_close(draws.mean(1), plain, rtol=0, atol=1e-6)
+    assert [row["novelty"] for row in rows] == expected.novelty.tolist()
     assert found["risk"] == 0.3
-    assert [row["abstain"] for row in rows] == [row["total"] > limit for row in rows]
+    novel = expected.novel(0.01).tolist()
+    assert [row["abstain"] for row in rows] == [
+        row["total"] > found["limit"] or each for row, each in zip(rows, novel, strict=True)
+    ]
 
 
 def test_flat_nested_and_images_are_answered_alike(running: Running, pixels: torch.Tensor) -> None:
@@ -146,7 +163,7 @@ def test_smaller_risks_abstain_more(running: Running, pixels: torch.Tensor) -> N
     body = {"inputs": pixels[:200].flatten(1).tolist()}
     given = []
     for risk in (1e-9, 0.1, 0.3, 1):
-        found = running.predict(json=body, query=f"?risk={risk}")
+        found = running.predict(json=body, query=f"?risk={risk}&novelty=0")
         given.append(sum(not row["abstain"] for row in found["rows"]))
         assert found["risk"] == risk
     assert given[0] == 0
@@ -160,8 +177,8 @@ def test_health_metrics_and_documents(running: Running) -> None:
     assert health["status"] == "ok"
     assert health["input"] == {"channels": 1, "height": 8, "width": 8}
     assert health["abstention"]["by"] == "validation images"
-    assert health["shift"]["score"] == "epistemic"
-    assert health["shift"]["against"] == "300 validation images"
+    assert health["shift"]["score"] == "novelty"
+    assert health["shift"]["against"] == "150 held-out inputs"  # the other half of 300 ranks the layers
     reply = running.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain; version=")
     assert re.search(r'^ibnn_requests_total\{path="/health",status="200"\} \d', reply.text, re.MULTILINE)
@@ -241,7 +258,10 @@ def test_refusals_explain(sent: dict[str, Any], code: int, words: str, running: 
     assert running.service.monitor.seen == before  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("query", ["?risk=0", "?risk=1.5", "?risk=nan", "?risk=a", "?draws=maybe"])
+@pytest.mark.parametrize(
+    "query",
+    ["?risk=0", "?risk=1.5", "?novelty=1", "?novelty=-1", "?novelty=nan", "?risk=nan", "?risk=a", "?draws=maybe"],
+)
 def test_wrong_options(query: str, running: Running) -> None:
     assert query[1:5] in running.predict(422, query=query, json={"inputs": [FLAT]})["detail"]
 
@@ -362,12 +382,61 @@ def test_the_monitor_rings_for_shifted_images_and_survives_a_restart(
         Service(Asked.read(folder), false_alarm=0.5, state=state)
 
 
+def test_novel_images_are_withheld_counted_and_ring(folder: Path, pixels: torch.Tensor) -> None:
+    served = Running(folder, risk=0.3)
+    try:
+        rows = served.predict(json={"inputs": (1 - pixels[:40]).tolist()})["rows"]
+        assert all(row["abstain"] and row["withheld"].startswith("novel") for row in rows)
+        assert {row["novelty"] for row in rows} == {torch.tensor(1 / 151).item()}
+        health = served.get("/health").json()
+        assert health["novelty"] == {"level": 0.01, "against": "150 held-out inputs", "novel": 40}
+        assert health["shift"]["alarm_at"] <= 5
+        assert health["shift"]["direction"] == "higher"
+        metrics = served.get("/metrics").text
+        assert "\nibnn_novel_total 40.0\n" in metrics
+        assert "\nibnn_abstained_total 40.0\n" in metrics
+        rows = served.predict(json={"inputs": (1 - pixels[:40]).tolist()}, query="?risk=1&novelty=0.005")["rows"]
+        assert not any(row["abstain"] for row in rows)  # below 1 / 151
+    finally:
+        served.stop()
+
+
+def test_a_run_from_before_novelty_is_served_as_it_was(folder: Path, pixels: torch.Tensor, tmp_path: Path) -> None:
+    copy = without_reference(folder, tmp_path / "run")
+    served = Running(copy, risk=0.3)
+    try:
+        found = served.predict(json={"inputs": (1 - pixels[:40]).tolist()})
+        for row in found["rows"]:
+            assert row["novelty"] is None
+            assert row["withheld"] == ("uncertain" if row["total"] > found["limit"] else None)
+            assert row["abstain"] == (row["withheld"] is not None)
+        health = served.get("/health").json()
+        assert health["novelty"] is None
+        assert (health["shift"]["score"], health["shift"]["against"]) == ("epistemic", "300 validation images")
+    finally:
+        served.stop()
+    with pytest.raises(ValueError, match=r"`novelty` to be 0 for a run that knows no reference data, but got 0\.01"):
+        Service(Asked.read(copy), novelty=0.01)
+
+
+def test_the_monitor_ranks_novelty_as_the_scores_rank() -> None:
+    """New inputs rank among held-out p-values as their scores do among the scores, so the p-values are uniform."""
+    reference = Reference(scores=torch.arange(150.0))
+    held = reference.held_out_p_values()
+    torch.testing.assert_close(held, torch.arange(150, 0, -1).double() / 150, rtol=0, atol=1e-6)
+    new = torch.arange(150) + 0.5
+    p = p_values(reference.scores, new).double()
+    higher = (reference.scores > new[:, None]).sum(1)
+    assert torch.equal((held < p[:, None]).sum(1), higher)
+    assert torch.equal((held <= p[:, None]).sum(1), higher)  # no ties
+
+
 def test_scores_of_other_draws_are_not_compared(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object) -> None:
         raise FileNotFoundError
 
     monkeypatch.setattr(jobs, "make_data", gone)
-    copy = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns(HELD_OUT))
+    copy = without_reference(folder, tmp_path / "run")
     for samples, watched in ((3, False), (2, True)):  # the stored test answers have 2
         service = Service(Asked.read(copy, samples))
         assert service.held_out.source == "test answers of the run folder"
@@ -430,7 +499,10 @@ def test_numbers_are_served_with_intervals(curve: Running) -> None:
     assert health["shift"]["against"] == "100 validation points"
     assert health["shift"]["seen"] == 4
     parameters = curve.get("/openapi.json").json()["paths"]["/predict"]["post"]["parameters"]
-    assert [parameter["name"] for parameter in parameters] == ["draws"]
+    assert [parameter["name"] for parameter in parameters] == ["novelty", "draws"]
+    assert {(row["novelty"], row["abstain"], row["withheld"]) for row in found["rows"]} == {(None, False, None)}
+    assert health["novelty"] is None  # 30 points to train on are too few to tell
+    assert "novelty" in curve.predict(422, json={"inputs": [[1.0]]}, query="?novelty=0.01")["detail"]
 
 
 def test_the_monitor_rings_for_rows_from_elsewhere(curve: Running) -> None:

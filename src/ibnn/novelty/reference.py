@@ -155,6 +155,14 @@ class Reference(nn.Module):
         score = -log_tail(self.ranks[layers], self.sums(distances))
         return score if surprise is None else score - log_tail(self.ranks[layers + 1], surprise.to(score))
 
+    def held_out_p_values(self) -> Tensor:
+        """Returns the p-values of the held-out inputs whose scores are ranked, each among the others, (m,).
+
+        New inputs rank among them as their scores do among the scores, so both make exact streams for a shift monitor.
+        """
+        number = len(self.scores)
+        return (p_values(self.scores, self.scores).double() * (number + 1) - 1) / number
+
     def forward(self, summaries: Sequence[Tensor], surprise: Tensor | None) -> Novelty:
         """Returns how novel inputs are, from what their layers see, and how unsure their answers are."""
         score = self.score(self.distances(summaries), surprise)

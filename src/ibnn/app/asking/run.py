@@ -13,17 +13,18 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from ibnn.abstention import CONFIDENCE, NOVEL, Threshold, threshold
 from ibnn.app.asking.inputs import BATCH, Form
 from ibnn.data import Images, Points, Units
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import complaint
 from ibnn.lab import jobs
 from ibnn.lab.runs import RunFolder
+from ibnn.novelty import Reference
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
 
-LEVELS = 20  # sets of the most certain answers that are tried as where to abstain: 5 %, 10 %, … 100 %
 MOST = 2000  # validation images that decide where to abstain
-CONFIDENCE = 0.95
+ANSWERS = 2  # version of the cached answers: 2 since they have p-values of novelty, and fall back where these are low
 
 
 class HeldOut(NamedTuple):
@@ -32,13 +33,14 @@ class HeldOut(NamedTuple):
     total: Tensor  # entropy, or the variance of a predicted number
     epistemic: Tensor  # the part of it that comes from disagreement among the draws
     wrong: Tensor  # whether the label was wrong; False for numbers
+    novelty: Tensor  # p-values; 1 where the model cannot tell
     source: str  # describes the inputs
     stored: bool = False  # whether the run stored them, with the job's number of draws and seed 0
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The answers by name."""
-        return {"total": self.total, "epistemic": self.epistemic, "wrong": self.wrong}
+        return {name: getattr(self, name) for name in ("total", "epistemic", "wrong", "novelty")}
 
     @property
     def checksum(self) -> str:
@@ -108,27 +110,57 @@ class Asked:
         outputs = model.draw_logits(x, self.samples, self.seed, batch_size=BATCH).movedim(0, 1)
         return (outputs / model.likelihood.temperature).softmax(2) if self.classes else outputs[..., 0]
 
-    def described(self, found: CategoricalPrediction | GaussianPrediction) -> list[dict[str, Any]]:
-        """Returns a class, its probability and entropies; or a number, its std, 90 % interval and variances."""
-        names: list[dict[str, Any]] = [{} for _ in range(len(found))]
+    def described(self, found: CategoricalPrediction | GaussianPrediction, rule: Threshold) -> list[dict[str, Any]]:
+        """Returns a class, its probability and entropies; or a number, its std, 90 % interval and variances.
+
+        They are followed by the p-value of novelty, if the run can tell it, and by whether and why to abstain.
+        """
+        rows: list[dict[str, Any]] = [{} for _ in range(len(found))]
         if isinstance(found, GaussianPrediction):
             low, high = found.interval(0.9)
             numbers = {"mean": found.mean, "std": found.std, "low": low, "high": high}
             numbers |= {"aleatoric": found.aleatoric, "epistemic": found.epistemic}
         else:
-            names = [{"label": self.classes[number]} for number in found.labels.tolist()]
+            rows = [{"label": self.classes[number]} for number in found.labels.tolist()]
             numbers = {"probability": found.probs.amax(1)}
             numbers |= {name: getattr(found, name) for name in ("total", "aleatoric", "epistemic")}
-        return [name | {n: float(v[i]) for n, v in numbers.items()} for i, name in enumerate(names)]
+        numbers |= {} if found.novelty is None else {"novelty": found.novelty}
+        rows = [row | {name: float(values[i]) for name, values in numbers.items()} for i, row in enumerate(rows)]
+        if not self.classes and found.novelty is None:  # nothing is ever withheld
+            return rows
+        why = rule.reasons(found)
+        return [row | {"abstain": w is not None, "withheld": w} for row, w in zip(rows, why, strict=True)]
 
-    def limit(self, risk: float, held_out: Callable[[], HeldOut]) -> tuple[float, dict[str, Any] | None]:
-        """Returns the entropy above which to abstain for at most this share of wrong answers, and the evidence."""
-        if risk == 1 or not self.classes:  # never abstains
-            return math.inf, None
-        total, _, wrong, source, _ = held_out()
-        found = threshold(total, wrong, risk, confidence=CONFIDENCE)
-        facts = {"risk": risk, "confidence": CONFIDENCE, "by": source, "examples": len(total)}
-        return found.limit, facts | found._asdict()
+    @property
+    def reference(self) -> Reference | None:
+        """What the model tells novel inputs by; None for runs from before there was novelty, or with too few data."""
+        return getattr(self.run.model, "reference", None)
+
+    @property
+    def least_p_value(self) -> float:
+        """The smallest p-value of novelty that the run can give; 1 if it cannot tell."""
+        return 1.0 if self.reference is None else 1 / (len(self.reference.scores) + 1)
+
+    def novelty_level(self, given: float | None) -> float:
+        """Returns the p-value up to which inputs are withheld as novel; by default 0.01, 0 if the run cannot tell."""
+        if given and self.reference is None:
+            remedy = "Leave it out, or train again with at least 50 validation examples."
+            raise ValueError(complaint("novelty", "0 for a run that knows no reference data", given, remedy))
+        return (0.0 if self.reference is None else NOVEL) if given is None else given
+
+    def rule(
+        self, risk: float, novelty: float, held_out: Callable[[], HeldOut]
+    ) -> tuple[Threshold, dict[str, Any] | None]:
+        """Returns the rule that keeps the share of wrong answers at or below a risk, and the evidence.
+
+        Answers for inputs with p-values up to `novelty` are withheld, too.
+        """
+        if risk == 1 or not self.classes:  # every answer is certain enough
+            return Threshold(math.inf, 1.0, 0, 1.0, novelty), None
+        held = held_out()
+        found = threshold(held.total, held.wrong, risk, novel=held.novelty <= novelty)._replace(novelty=novelty)
+        facts = {"risk": risk, "confidence": CONFIDENCE, "by": held.source, "examples": len(held.total)}
+        return found, facts | found._asdict()
 
     def held_out(self, data: Path | None = None) -> HeldOut:
         """Returns answers for the run's validation inputs, cached in its folder; without these, for its test inputs."""
@@ -140,13 +172,16 @@ class Asked:
             epistemic = (stored["between"] + stored["within"]).flatten()
             total = stored["aleatoric"].flatten() + epistemic
             wrong = stored["probs"].argmax(1) != stored["labels"] if self.classes else epistemic < 0
-            return HeldOut(total, epistemic, wrong, "test answers of the run folder", stored=True)
+            novelty = stored.get("novelty", torch.ones_like(total))
+            return HeldOut(total, epistemic, wrong, novelty, "test answers of the run folder", stored=True)
         index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
         x, y = valid.__getitems__(index.sort().values.tolist())
         answer = self._answer(x)
         total, epistemic = answer.total.flatten(), answer.epistemic.flatten()
         wrong = answer.labels != y if isinstance(answer, CategoricalPrediction) else epistemic < 0
-        found = HeldOut(total, epistemic, wrong, "validation images" if self.units is None else "validation points")
+        novelty = torch.ones_like(total) if answer.novelty is None else answer.novelty
+        source = "validation images" if self.units is None else "validation points"
+        found = HeldOut(total, epistemic, wrong, novelty, source)
         with suppress(OSError):  # a read-only folder
             facts = {"key": self._key, "source": found.source, "sha256": found.checksum}
             RunFolder(self.folder).write_held_out(found.tensors, facts)
@@ -164,57 +199,12 @@ class Asked:
     @cached_property
     def _key(self) -> str:
         """Names all that the cached answers depend on."""
-        return json.dumps([RunFolder(self.folder).checksum(), self.run.job.key, self.samples, self.seed, MOST])
+        return json.dumps([RunFolder(self.folder).checksum(), self.run.job.key, self.samples, self.seed, MOST, ANSWERS])
 
     def _cached(self) -> HeldOut | None:
+        tensors: Any
         tensors, facts = RunFolder(self.folder).held_out()
         if facts.get("key") != self._key:
             return None
-        found = HeldOut(tensors["total"], tensors["epistemic"], tensors["wrong"], facts["source"])
+        found = HeldOut(**tensors, source=facts["source"])
         return found if facts.get("sha256") == found.checksum else None
-
-
-class Threshold(NamedTuple):
-    """Where to abstain, and the evidence."""
-
-    limit: float  # answers above this uncertainty are withheld; −inf withholds all
-    coverage: float  # share of the labelled answers that are given
-    errors: int  # wrong answers among those given
-    bound: float  # upper confidence bound on the share of wrong answers among those given
-
-
-def threshold(uncertainty: Tensor, wrong: Tensor, risk: float, *, confidence: float = 0.95) -> Threshold:
-    """Returns the largest set of the most certain answers whose error rate is, with confidence, at most `risk`.
-
-    A set's bound is that of Clopper and Pearson at 1 − (1 − confidence) / 20, because the same labels choose one of 20
-    sets (Bonferroni). The guarantee holds for inputs like the labelled ones.
-    """
-    if not 0 < risk < 1:
-        raise ValueError(complaint("risk", "between 0 and 1", risk, "Pass 0.05."))
-    uncertainty, miss = uncertainty.double(), (1 - confidence) / LEVELS
-    ordered = uncertainty.sort().values
-    for level in range(LEVELS, 0, -1):
-        limit = ordered[math.ceil(len(uncertainty) * level / LEVELS) - 1].item()
-        given = uncertainty <= limit  # ties included
-        count, errors = int(given.sum()), int(wrong[given].sum())
-        if at_most(errors, count, risk) <= miss:  # then the bound is at most the risk
-            return Threshold(limit, count / len(uncertainty), errors, upper_bound(errors, count, miss))
-    return Threshold(-math.inf, 0.0, 0, 1.0)
-
-
-def at_most(errors: int, count: int, rate: float) -> float:
-    """Returns the probability of at most this many errors: the binomial CDF."""
-    ways = (math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(errors + 1))
-    logs = (way + k * math.log(rate) + (count - k) * math.log1p(-rate) for k, way in enumerate(ways))
-    return min(1.0, math.fsum(map(math.exp, logs)))
-
-
-def upper_bound(errors: int, count: int, miss: float) -> float:
-    """Returns the Clopper–Pearson bound: the rate at which at most this many errors have probability `miss`."""
-    if errors >= count:
-        return 1.0
-    low, high = errors / count, 1.0
-    for _ in range(40):
-        rate = (low + high) / 2
-        low, high = (rate, high) if at_most(errors, count, rate) > miss else (low, rate)
-    return high

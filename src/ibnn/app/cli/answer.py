@@ -4,9 +4,11 @@ import csv
 import io
 import json as jsons
 import math
+from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,9 +17,10 @@ import torch
 import typer
 from torch import Tensor
 
+from ibnn.abstention import Threshold
 from ibnn.app.asking import finite
 from ibnn.app.asking.inputs import BATCH, examples, image_reader, listed, read_points
-from ibnn.app.cli.options import Data, Json, Risk, RunFolder, Samples, Seed, TrustCode
+from ibnn.app.cli.options import Data, Json, Novelty, Risk, RunFolder, Samples, Seed, TrustCode
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse
 from ibnn.app.cli.train import show
 from ibnn.baselines import Plain
@@ -39,10 +42,12 @@ def read(folder: Path, samples: int | None, seed: int = 0, trust_code: bool = Fa
         return Asked.read(folder, samples, seed, trust_code=trust_code)
 
 
-def check_risk(risk: float) -> None:
-    """Raises for a number that is not a share."""
+def check_shares(risk: float, novelty: float | None) -> None:
+    """Raises for numbers that are not shares."""
     if not 0 < risk <= 1:
         raise ValueError(complaint("--risk", "above 0 and at most 1", risk, "Pass 0.05."))
+    if novelty is not None and not 0 <= novelty < 1:
+        raise ValueError(complaint("--novelty", "at least 0 and below 1", novelty, "Pass 0.01, or 0 for never."))
 
 
 def worded(facts: dict[str, Any]) -> str:
@@ -50,11 +55,22 @@ def worded(facts: dict[str, Any]) -> str:
     by = f"{facts['examples']:,} {facts['by']}"
     if not facts["coverage"]:
         return f"All abstain: by the {by}, no threshold keeps the error at or below {facts['risk']:g}."
+    novel = f" or novelty ≤ {facts['novelty']:g}" if facts["novelty"] else ""
     return (
-        f"Abstains where total > {facts['limit']:.4g}: this answers {facts['coverage']:.0%} of the {by}; with "
+        f"Abstains where total > {facts['limit']:.4g}{novel}: this answers {facts['coverage']:.0%} of the {by}; with "
         f"{facts['confidence']:.0%} confidence at most {facts['bound']:.2%} of such answers are wrong "
         f"({facts['risk']:.2%} allowed)."
     )
+
+
+def note_novelty(screen: Screen, asked: "Asked", level: float) -> None:
+    """Says so if novel inputs are not told."""
+    if asked.reference is None:
+        screen.note("Novel inputs are not told: the run has no reference data. Train it again for that.")
+    elif level and level < asked.least_p_value:
+        held = len(asked.reference.scores)
+        words = f"with {held:,} ranked held-out inputs, p-values go down to {asked.least_p_value:.2g}"
+        screen.note(f"No input is withheld as novel at {level:g}: {words}. Pass a larger --novelty.")
 
 
 def evaluate(
@@ -123,6 +139,7 @@ def predict(
     samples: Samples = None,
     seed: Seed = 0,
     risk: Risk = 0.05,
+    novelty: Novelty = None,
     scale: Annotated[float | None, typer.Option(help=_SCALE)] = None,
     data: Data = None,
     trust_code: TrustCode = False,
@@ -133,31 +150,51 @@ def predict(
     The guarantee of --risk holds with 95 % confidence, and only for inputs like the run's held-out ones. It is slightly
     optimistic if these inputs also steered the training.
 
+    Novel inputs are withheld, too: those whose p-value (column `novelty`) is at most --novelty. Of inputs like the
+    held-out ones at most that share is. The column `withheld` has the reason; the exit code stays 0. Older runs cannot
+    tell.
+
     Images are resized to the network's input; transparent parts become white, 16-bit greys become 8-bit. A file that
     cannot be read gets no row: it is named on stderr, the others are answered, and the exit code is 1.
 
     A run that predicts a number returns its mean, std, 90 % interval (low, high) and aleatoric and epistemic variance,
-    and never abstains. For a run on a table of your own, columns of a .csv file go by name; unused ones are reported.
+    and only novel inputs are withheld. For a run on a table of your own, columns of a .csv file go by name; unused ones
+    are reported.
     """
     with misuse():
-        _check_predict(out, risk, scale)
+        _check_predict(out, risk, novelty, scale)
         files = listed(inputs)
     asked = read(folder, samples, seed, trust_code)
-    rows, unread = _rows(screen, asked, files, scale)
+    with misuse():
+        level = asked.novelty_level(novelty)
+    rule = cache(lambda: asked.rule(risk, level, lambda: asked.held_out(data)))
+    rows, unread = _rows(screen, asked, files, scale, lambda: rule()[0])
     if rows:
-        limit, facts = asked.limit(risk, lambda: asked.held_out(data))
+        facts = rule()[1]
         if facts is not None:
             screen.note(worded(facts))
-        if asked.classes:
-            rows = [row | {"abstain": row["total"] > limit} for row in rows]
-        result = {"run": asked.run.result["name"], "samples": asked.samples, "seed": seed, "risk": facts, "rows": rows}
-        _write(screen, result, out, json)
+        told = _told(screen, asked, level, rows)
+        result = {"run": asked.run.result["name"], "samples": asked.samples, "seed": seed, "risk": facts}
+        _write(screen, result | {"novelty": told, "rows": rows}, out, json)
     if unread or not rows:
         raise typer.Exit(1)
 
 
-def _check_predict(out: Path | None, risk: float, scale: float | None) -> None:
-    check_risk(risk)
+def _told(screen: Screen, asked: "Asked", level: float, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Sums up what is withheld; returns what is known of novelty."""
+    note_novelty(screen, asked, level)
+    reasons = Counter(row.get("withheld") for row in rows)
+    if "withheld" in rows[0]:
+        withheld = [f"{number:,} {reason}" for reason, number in sorted(reasons.items(), key=str) if reason]
+        screen.note(f"Answers {reasons[None]:,} of {len(rows):,} inputs; withheld: {', '.join(withheld) or 'none'}.")
+    if asked.reference is None:
+        return None
+    novel = sum("novel" in reason for reason in reasons.elements() if reason)
+    return {"level": level, "examples": len(asked.reference.scores), "novel": novel}
+
+
+def _check_predict(out: Path | None, risk: float, novelty: float | None, scale: float | None) -> None:
+    check_shares(risk, novelty)
     if out is not None and out.suffix not in (".csv", ".json"):
         raise ValueError(complaint("--out", "a .csv or .json file", out, "Pass -o out.csv."))
     check_out("--out", out)
@@ -165,7 +202,9 @@ def _check_predict(out: Path | None, risk: float, scale: float | None) -> None:
         raise ValueError(complaint("--scale", "a positive number", scale, "Pass 255 for bytes."))
 
 
-def _rows(screen: Screen, asked: "Asked", files: list[Path], scale: float | None) -> tuple[list[dict[str, Any]], bool]:
+def _rows(
+    screen: Screen, asked: "Asked", files: list[Path], scale: float | None, rule: Callable[[], Threshold]
+) -> tuple[list[dict[str, Any]], bool]:
     """Returns the answers for all files, and whether some could not be read; reports these."""
     units, note = asked.units, screen.note
     if units and scale is not None:
@@ -175,7 +214,7 @@ def _rows(screen: Screen, asked: "Asked", files: list[Path], scale: float | None
     reader = partial(read_points, units=units, note=note) if units else image_reader(asked.form, note, scale)
     stream, rows = examples(files, reader, unread.append), []
     while batch := list(islice(stream, BATCH)):
-        found = asked.described(asked.answer(torch.stack([example.pixels for example in batch])))
+        found = asked.described(asked.answer(torch.stack([example.pixels for example in batch])), rule())
         rows += [{"file": of.file, "row": of.row} | row for of, row in zip(batch, found, strict=True)]
     for error in unread:
         screen.error(str(error))
@@ -189,7 +228,7 @@ def _write(screen: Screen, result: dict[str, Any], out: Path | None, json: bool)
         print(text, end="")
         return
     write_atomically(out, text.encode())
-    written = {"out": str(out), "rows": len(result["rows"]), "risk": result["risk"]}
+    written = {"out": str(out), "rows": len(result["rows"])} | {n: result[n] for n in ("risk", "novelty")}
     screen.json(written) if json else screen.note(f"wrote {out}")
 
 
@@ -300,6 +339,7 @@ def serve(
     samples: Samples = None,
     seed: Seed = 0,
     risk: Risk = 0.05,
+    novelty: Novelty = None,
     false_alarm: Annotated[float, typer.Option(help=_FALSE_ALARM)] = 0.01,
     state: Annotated[Path | None, typer.Option(help=_STATE)] = None,
     megabytes: Annotated[float, typer.Option(help="Largest request that is accepted.")] = 10,
@@ -312,7 +352,7 @@ def serve(
     it, put a proxy in front that asks for one.
     """
     with misuse():
-        check_risk(risk)
+        check_shares(risk, novelty)
         check_out("--state", state)
         if not 0 < false_alarm < 1:
             raise ValueError(complaint("--false-alarm", "between 0 and 1", false_alarm, "Pass 0.01."))
@@ -327,9 +367,11 @@ def serve(
         at = server.listen(host, port)
     with at:
         with misuse():
-            service = Service(asked, risk=risk, false_alarm=false_alarm, data=data, state=state)
-        facts = service.limit(risk)[1]
-        screen.note(worded(facts) if facts else "Never abstains.")
+            service = Service(asked, risk=risk, novelty=novelty, false_alarm=false_alarm, data=data, state=state)
+        facts = service.rule(risk, service.novelty)[1]
+        never = f"Abstains where novelty ≤ {service.novelty:g}." if service.novelty else "Never abstains."
+        screen.note(worded(facts) if facts else never)
+        note_novelty(screen, asked, service.novelty)
         if service.monitor is None:
             screen.note(f"Inputs are not monitored for a shift: {service.unwatched}.")
         ready = f"Serving at http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"

@@ -33,6 +33,7 @@ _SYNONYMS = {
         "resume": "continue",
         "set": "config override",
         "risk": "error alpha threshold",
+        "novelty": "novel ood outlier anomaly",
         "scale": "white divide max",
         "host": "address bind ip",
         "megabytes": "max_size limit",

@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ibnn._version import __version__
+from ibnn.abstention import Threshold
 from ibnn.app.asking import finite
 from ibnn.app.asking.run import Asked
 from ibnn.app.serve import requests
@@ -108,46 +109,56 @@ def _front(asked: Asked) -> HTMLResponse:
             for mean, std in zip(units.centre, units.scale, strict=True)
         ]
         fields = list(zip(units.columns, means, strict=True))
+    falls_back = asked.reference is not None and float(asked.reference.fallback) > 0
     shown = {"job": run.job, "run": run.result["name"], "classes": asked.classes, "components": run.model.components}
-    return _page("front.html.j2", **shown, form=asked.form if units is None else None, fields=fields)
+    return _page("front.html.j2", **shown, form=None if units else asked.form, fields=fields, falls_back=falls_back)
 
 
 def _add_predict(app: FastAPI, service: Service, readers: ThreadPoolExecutor) -> None:
     asked = service.asked
     post, inputs = partial(app.post, "/predict", **route_options(asked)), "images" if asked.units is None else "rows"
+    most = None if asked.reference is not None else 0  # a run that cannot tell refuses to be asked
+    level = Query(
+        service.novelty, ge=0, lt=1, le=most, description="p-value up to which an input is withheld as novel."
+    )
     if not asked.classes:
 
-        @post(summary="Predicts a number for every row, with its uncertainty")
-        async def number(request: Request, draws: _Draws = False) -> Numbers:
-            rows = await _answered(service, readers, request, draws)
+        @post(summary="Predicts a number for every row, with its uncertainty, and abstains from novel rows")
+        async def number(request: Request, novelty: float = level, draws: _Draws = False) -> Numbers:
+            rule, _ = service.rule(1, novelty)
+            rows = await _answered(service, readers, request, draws, rule)
             return Numbers(target=asked.run.job.target, rows=[Number(**row) for row in rows])
 
         return
 
     @post(summary=f"Labels {inputs} with their uncertainty, and abstains where a label would be wrong too often")
-    async def label(request: Request, risk: _Risk = service.risk, draws: _Draws = False) -> Answers:
-        limit, _ = service.limit(risk)
-        answers = await _answered(service, readers, request, draws)
-        rows = [Answer(**row, abstain=row["total"] > limit) for row in answers]
-        service.counts.abstained.inc(sum(row.abstain for row in rows))
-        return Answers(classes=asked.classes, risk=risk, limit=finite(limit), rows=rows)
+    async def label(
+        request: Request, risk: _Risk = service.risk, novelty: float = level, draws: _Draws = False
+    ) -> Answers:
+        rule, _ = service.rule(risk, novelty)
+        rows = await _answered(service, readers, request, draws, rule)
+        return Answers(classes=asked.classes, risk=risk, limit=finite(rule.limit), rows=[Answer(**row) for row in rows])
 
 
-async def _answered(service: Service, readers: ThreadPoolExecutor, request: Request, draws: bool) -> list[Row]:
-    """Reads a request in one of the readers' threads and returns its answers."""
+async def _answered(
+    service: Service, readers: ThreadPoolExecutor, request: Request, draws: bool, rule: Threshold
+) -> list[Row]:
+    """Reads a request in one of the readers' threads and returns its answers; counts those withheld."""
     parts = await receive(request, images=service.asked.units is None)
     try:
         inputs, notes = await asyncio.get_running_loop().run_in_executor(readers, requests.read, parts, service.asked)
     except ValueError as error:
         raise HTTPException(422, str(error)) from None
     try:
-        rows = await asyncio.wrap_future(service.ask(Question(inputs, draws)))
+        rows = await asyncio.wrap_future(service.ask(Question(inputs, draws, rule)))
     except queue.Full:
         raise HTTPException(503, "Too many requests are waiting. Try again later.", {"Retry-After": "1"}) from None
     for number, row in enumerate(rows):
         if not all(math.isfinite(value) for value in row.values() if isinstance(value, float)):
             expected, remedy = "close enough to the training data for finite answers", "Check its units, or omit it."
             raise HTTPException(422, complaint("inputs", expected, f"row {number}, which is too far off", remedy))
+    service.counts.abstained.inc(sum(row["abstain"] for row in rows))
+    service.counts.novel.inc(sum("novel" in (row["withheld"] or "") for row in rows))
     return [row | ({"note": note} if note else {}) for row, note in zip(rows, notes, strict=True)]
 
 

@@ -23,14 +23,19 @@ Parts = bytes | list[tuple[str, bytes]]  # JSON, or names and contents of image 
 
 
 class Answer(BaseModel):
-    """The answer for one input; entropies in nats, total = aleatoric + epistemic."""
+    """The answer for one input; entropies in nats, total = aleatoric + epistemic.
+
+    `novelty` is a p-value, null if the run cannot tell; `withheld` says why it abstains: "novel", "uncertain" or both.
+    """
 
     label: str
     probability: float
     total: float
     aleatoric: float
     epistemic: float
+    novelty: float | None
     abstain: bool
+    withheld: str | None
     probabilities: list[float]
     draws: list[list[float]] | None = None
     note: str | None = None
@@ -46,7 +51,10 @@ class Answers(BaseModel):
 
 
 class Number(BaseModel):
-    """The answer for one input: the 90 % interval is from low to high; aleatoric and epistemic are variances."""
+    """The answer for one input: the 90 % interval is from low to high; aleatoric and epistemic are variances.
+
+    `novelty` is a p-value, null if the run cannot tell; answers for novel inputs are withheld.
+    """
 
     mean: float
     std: float
@@ -54,6 +62,9 @@ class Number(BaseModel):
     high: float
     aleatoric: float
     epistemic: float
+    novelty: float | None
+    abstain: bool
+    withheld: str | None
     draws: list[float] | None = None
 
 
@@ -82,6 +93,7 @@ class Health(BaseModel):
     samples: int
     seed: int
     abstention: dict[str, Any] | None
+    novelty: dict[str, Any] | None
     shift: dict[str, Any] | None
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -16,11 +17,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from torch import Tensor
 
 from ibnn._version import __version__
+from ibnn.abstention import Threshold
 from ibnn.app.asking import finite
 from ibnn.app.asking.run import Asked, HeldOut
 from ibnn.errors import complaint
 from ibnn.files.atomic import read_json, write_atomically
-from ibnn.prediction import CategoricalPrediction
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction
 from ibnn.shift import ShiftMonitor, fewest_scores
 
 MOST = 256  # inputs of a request; a batch with this many rows takes no more requests
@@ -32,10 +34,11 @@ A = TypeVar("A")  # an answer
 
 
 class Question(NamedTuple):
-    """Images (N, C, H, W) in [0, 1] or points (N, D), and whether the answers of single draws are wanted."""
+    """Images (N, C, H, W) in [0, 1] or points (N, D), whether the answers of single draws are wanted, and the rule."""
 
     inputs: Tensor
     draws: bool
+    rule: Threshold = Threshold(math.inf, 1.0, 0, 1.0)  # which answers to withhold
 
 
 class Service:
@@ -46,28 +49,39 @@ class Service:
         asked: Asked,
         *,
         risk: float = 0.05,
+        novelty: float | None = None,
         false_alarm: float = 0.01,
         data: Path | None = None,
         state: Path | None = None,
     ) -> None:
         """Reads or computes the held-out answers, and starts the answering thread; options as of `ibnn serve`."""
         self.asked, self.risk, self._state = asked, risk, state
-        self.held_out: HeldOut = asked.held_out(data)  # decides where to abstain and what the monitor compares with
-        self.limit = lru_cache(maxsize=64)(lambda risk: asked.limit(risk, lambda: self.held_out))
-        self.limit(risk)
-        least = 1e-6 if asked.classes else 1e-6 * float(self.held_out.total.max())  # variances have units
-        agrees = asked.run.model.components == 1 and not float(self.held_out.epistemic.abs().max()) > least
-        self.watched = "total" if agrees else "epistemic"  # the score that the monitor ranks
+        self.novelty = asked.novelty_level(novelty)  # p-value up to which inputs are withheld as novel
+        self.held_out: HeldOut = asked.held_out(data)  # decides where to abstain
+        self.rule = lru_cache(maxsize=64)(lambda risk, level: asked.rule(risk, level, lambda: self.held_out))
+        self.rule(risk, self.novelty)
+        self.watched = self._score()
         self.unwatched = ""  # why there is no monitor
         self.monitor = self._monitor(false_alarm)
         self.counts = Counts()
         self._batcher = Batcher(self._answer, most=MOST, waiting=WAITING, rows=lambda q: len(q.inputs))
         self.ask = self._batcher.submit  # returns the future rows, one for each input
 
+    def _score(self) -> str:
+        """Returns the name of the score that the monitor ranks."""
+        held, asked = self.held_out, self.asked
+        if asked.reference is not None:
+            return "novelty"
+        least = 1e-6 if asked.classes else 1e-6 * float(held.total.max())  # variances have units
+        agrees = asked.run.model.components == 1 and not float(held.epistemic.abs().max()) > least
+        return "total" if agrees else "epistemic"
+
     def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
-        asked, scores = self.asked, getattr(self.held_out, self.watched)
+        asked, held, reference = self.asked, self.held_out, self.asked.reference
+        scores = -reference.held_out_p_values().log() if reference is not None else getattr(held, self.watched)
+        self.against = f"{len(scores):,} {'held-out inputs' if reference is not None else held.source}"
         fewest = fewest_scores(false_alarm)
-        if self.held_out.stored and (asked.samples, asked.seed) != (asked.run.job.samples, 0):
+        if reference is None and held.stored and (asked.samples, asked.seed) != (asked.run.job.samples, 0):
             self.unwatched = "the stored test answers come from other draws"
         elif not asked.classes and self.watched == "total":
             self.unwatched = "a single network is equally uncertain about every number"
@@ -90,20 +104,27 @@ class Service:
     def _answer(self, questions: Sequence[Question]) -> list[list[Row]]:
         found = self.asked.answer(torch.cat([question.inputs for question in questions]))
         if self.monitor is not None:
-            self.monitor.update(getattr(found, self.watched).flatten())
+            novelty = found.novelty if self.watched == "novelty" else None
+            self.monitor.update(getattr(found, self.watched).flatten() if novelty is None else -novelty.log())
         self.counts.batch.observe(len(found))
         self.counts.inputs.inc(len(found))
-        rows = self.asked.described(found)
-        if isinstance(found, CategoricalPrediction):
-            rows = [row | {"probabilities": probs} for row, probs in zip(rows, found.probs.tolist(), strict=True)]
-        answers = []
+        answers, first = [], 0
         for question in questions:
-            own, rows = rows[: len(question.inputs)], rows[len(question.inputs) :]
-            if question.draws:
-                draws = self.asked.draws(question.inputs).tolist()
-                own = [row | {"draws": each} for row, each in zip(own, draws, strict=True)]
-            answers.append(own)
+            own = found.rows(torch.arange(first, first + len(question.inputs)))
+            answers.append(self._rows(question, own))
+            first += len(own)
         return answers
+
+    def _rows(self, question: Question, found: CategoricalPrediction | GaussianPrediction) -> list[Row]:
+        """Returns the answers to one question as plain data."""
+        none = {"novelty": None, "abstain": False, "withheld": None}
+        more: dict[str, list[Any]] = {}
+        if isinstance(found, CategoricalPrediction):
+            more["probabilities"] = found.probs.tolist()
+        if question.draws:
+            more["draws"] = self.asked.draws(question.inputs).tolist()
+        rows = self.asked.described(found, question.rule)
+        return [none | row | {name: each[i] for name, each in more.items()} for i, row in enumerate(rows)]
 
     def close(self) -> None:
         """Answers the waiting questions, then writes the monitor's state."""
@@ -118,7 +139,7 @@ class Service:
         if (monitor := self.monitor) is not None:
             shift = {
                 "score": self.watched,
-                "against": f"{len(self.held_out.total):,} {self.held_out.source}",
+                "against": self.against,
                 "false_alarm": monitor.false_alarm,
                 "seen": monitor.seen,
                 "alarm": monitor.alarm is not None,
@@ -135,9 +156,17 @@ class Service:
             "components": run.model.components,
             "samples": self.asked.samples,
             "seed": self.asked.seed,
-            "abstention": finite(self.limit(self.risk)[1]),
+            "abstention": finite(self.rule(self.risk, self.novelty)[1]),
+            "novelty": self._novelty(),
             "shift": shift,
         }
+
+    def _novelty(self) -> dict[str, Any] | None:
+        """Returns up to which p-value inputs are withheld as novel, what they are ranked among, and how many were."""
+        if (reference := self.asked.reference) is None:
+            return None
+        novel = self.counts.registry.get_sample_value("ibnn_novel_total") or 0
+        return {"level": self.novelty, "against": f"{len(reference.scores):,} held-out inputs", "novel": int(novel)}
 
     def metrics(self) -> bytes:
         """Returns the counters in Prometheus' text format."""
@@ -157,7 +186,8 @@ class Counts:
         self.requests = Counter("ibnn_requests", "Requests answered.", ["path", "status"], registry=own)
         self.seconds = Histogram("ibnn_request_seconds", "Time to answer.", ["path"], buckets=seconds, registry=own)
         self.inputs = Counter("ibnn_inputs", "Inputs predicted.", registry=own)
-        self.abstained = Counter("ibnn_abstained", "Inputs whose label was withheld.", registry=own)
+        self.abstained = Counter("ibnn_abstained", "Inputs whose answer was withheld.", registry=own)
+        self.novel = Counter("ibnn_novel", "Inputs whose answer was withheld as novel.", registry=own)
         self.batch = Histogram("ibnn_batch_rows", "Inputs answered together.", buckets=rows, registry=own)
         self.shift_seen = Gauge("ibnn_shift_inputs", "Inputs the shift monitor has seen.", registry=own)
         self.shift_wealth = Gauge("ibnn_shift_log_wealth", "Log wealth of the bet on a shift.", registry=own)

@@ -45,10 +45,8 @@ function showLabel(found) {
   const row = found.rows[0], order = row.probabilities.map((p, i) => i)
     .sort((a, b) => row.probabilities[b] - row.probabilities[a]);
   $('label').textContent = row.label;
-  $('said').textContent = 'Probability ' + percent(row.probability) + '.';
-  $('abstain').hidden = !row.abstain;
-  $('abstain').textContent = 'Abstains: with answers as uncertain as this one, more than '
-    + percent(found.risk) + ' of the answers could be wrong.';
+  $('said').textContent = 'Probability ' + percent(row.probability) + '.' + novelty(row);
+  abstain(row, found.risk);
   $('status').className = 'hidden';  // for screen readers
   $('status').textContent = row.label + ', ' + percent(row.probability) + (row.abstain ? ', abstains.' : '.');
   bars(found.classes, row.probabilities, order);
@@ -59,12 +57,24 @@ function showLabel(found) {
     + row.aleatoric.toFixed(3) + ' + epistemic ' + row.epistemic.toFixed(3) + '.';
 }
 
+const novelty = row => row.novelty === null ? '' : ' Novelty: p = ' + row.novelty.toPrecision(2) + '.';
+
+function abstain(row, risk) {
+  const reasons = { novel: 'the input is unlike those that the model knows',
+    uncertain: 'with answers as uncertain as this one, more than ' + percent(risk) + ' of the answers could be wrong' };
+  const told = (row.withheld || '').split(' and ').map(why => reasons[why]).join(', and ');
+  $('abstain').hidden = !row.abstain;
+  $('abstain').textContent = 'Abstains: ' + told + '.';
+}
+
 function showNumber(found) {
   const row = found.rows[0], short = x => String(Number(x.toPrecision(4)));
   $('label').textContent = short(row.mean) + ' ± ' + short(row.std);
-  $('said').textContent = '90 % interval: ' + short(row.low) + ' to ' + short(row.high) + '.';
+  $('said').textContent = '90 % interval: ' + short(row.low) + ' to ' + short(row.high) + '.' + novelty(row);
+  abstain(row);
   $('status').className = 'hidden';
-  $('status').textContent = short(row.mean) + ', from ' + short(row.low) + ' to ' + short(row.high) + '.';
+  $('status').textContent = short(row.mean) + ', from ' + short(row.low) + ' to ' + short(row.high)
+    + (row.abstain ? ', abstains.' : '.');
   const ends = [Math.min(row.low, ...row.draws), Math.max(row.high, ...row.draws)], wide = ends[1] - ends[0] || 1;
   const at = x => 100 * (x - ends[0]) / wide + '%', band = make('div', 'band');
   band.style.left = at(row.low); band.style.width = 100 * (row.high - row.low) / wide + '%';
@@ -117,7 +127,7 @@ async function watch() {
   place.className = shift.alarm ? 'warn' : 'soft';
   place.textContent = shift.alarm
     ? 'Shift detected at input ' + shift.alarm_at + ': inputs differ from the ' + shift.against
-      + ' (' + shift.score + ' uncertainty is ' + shift.direction + ').'
+      + ' (' + shift.score + (shift.score === 'novelty' ? '' : ' uncertainty') + ' is ' + shift.direction + ').'
     : 'No shift found in ' + shift.seen + (shift.seen === 1 ? ' input' : ' inputs')
       + ', compared with ' + shift.against + ' (p = ' + shift.p_value.toPrecision(2) + ').';
 }

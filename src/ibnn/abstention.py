@@ -1,0 +1,142 @@
+"""ABSTENTION: which answers to withhold, so that those given are seldom wrong."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ibnn.errors import complaint
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction
+
+LEVELS = 20  # sets of the most certain answers that are tried as where to abstain: 5 %, 10 %, … 100 %
+CONFIDENCE = 0.95
+NOVEL = 0.01  # p-value of novelty up to which answers are withheld, where it is known
+
+
+class Threshold(NamedTuple):
+    """A rule that says which answers to withhold, and the evidence for it; made by `ibnn.abstain`.
+
+    Attributes:
+        limit: Answers with a total uncertainty above this are withheld; −inf withholds all.
+        coverage: Share of the labelled answers that are given.
+        errors: Wrong answers among those given.
+        bound: Upper confidence bound on the share of wrong answers among those given.
+        novelty: Answers for inputs with a p-value of novelty of at most this are withheld, too; 0 for none.
+    """
+
+    limit: float
+    coverage: float
+    errors: int
+    bound: float
+    novelty: float = 0.0
+
+    def __call__(self, p: CategoricalPrediction | GaussianPrediction) -> Tensor:
+        """Returns which answers of a prediction to withhold, (B,)."""
+        return self._uncertain(p) | self._novel(p)
+
+    def reasons(self, p: CategoricalPrediction | GaussianPrediction) -> list[str | None]:
+        """Returns why each answer is withheld: "novel", "uncertain" or "novel and uncertain"; None if it is given."""
+        words = ((None, "uncertain"), ("novel", "novel and uncertain"))
+        return [words[n][u] for n, u in zip(self._novel(p).tolist(), self._uncertain(p).tolist(), strict=True)]
+
+    def _uncertain(self, p: CategoricalPrediction | GaussianPrediction) -> Tensor:
+        return (p.total > self.limit).reshape(len(p), -1).any(1)
+
+    def _novel(self, p: CategoricalPrediction | GaussianPrediction) -> Tensor:
+        return p.novel(self.novelty) if self.novelty else torch.zeros(len(p), dtype=torch.bool, device=p.total.device)
+
+
+def abstain(
+    p: CategoricalPrediction,
+    target: Any,
+    risk: float = 0.05,
+    *,
+    novelty: float | None = None,
+    confidence: float = CONFIDENCE,
+) -> Threshold:
+    """Returns a rule that withholds uncertain and novel answers, so that at most a share `risk` of the rest is wrong.
+
+    The guarantee holds with the stated confidence, for inputs like the labelled ones: the most certain answers are
+    given, as many as a Clopper–Pearson bound on their error rate allows.
+
+    Args:
+        p: Predictions for held-out inputs, one class each, that the model was not trained on.
+        target: Their labels, (B,).
+        risk: Share of wrong answers among those given that is accepted.
+        novelty: p-value of novelty up to which answers are withheld, whatever their uncertainty; 0 for never. Default:
+            0.01 if the prediction has p-values (see `ibnn.fit_novelty`), else 0.
+        confidence: Probability that the guarantee holds.
+
+    Returns:
+        The rule: `rule(p)` tells which answers of another prediction to withhold, `rule.reasons(p)` why.
+
+    >>> import ibnn
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x, noise = torch.randn(2, 600, generator=generator)
+    >>> logits = torch.stack([-3 * x, 3 * x], 1)  # of one network, for the sign of x
+    >>> p = ibnn.Categorical().summarise(logits[None, None])
+    >>> rule = abstain(p, x + 0.3 * noise > 0, risk=0.05)
+    >>> f"answers {rule.coverage:.0%}, of which at most {rule.bound:.1%} are wrong"
+    'answers 75%, of which at most 4.0% are wrong'
+    >>> x[:3], rule.reasons(p)[:3]
+    (tensor([-1.1258, -1.1524, -0.2506]), [None, None, 'uncertain'])
+    """
+    _check(p, risk, novelty, confidence)
+    target = torch.as_tensor(target, device=p.labels.device)
+    if target.shape != p.labels.shape:
+        expected, remedy = f"of shape {tuple(p.labels.shape)}", "Pass the label of every input of the prediction."
+        raise ValueError(complaint("target", expected, f"shape {tuple(target.shape)}", remedy))
+    level = (0.0 if p.novelty is None else NOVEL) if novelty is None else novelty
+    found = threshold(p.total, p.labels != target, risk, novel=p.novel(level) if level else None, confidence=confidence)
+    return found._replace(novelty=level)
+
+
+def _check(p: Any, risk: float, novelty: float | None, confidence: float) -> None:
+    if not isinstance(p, CategoricalPrediction) or p.total.dim() != 1 or not len(p):
+        got = f"{type(p).__name__} of shape {tuple(p.total.shape)}" if hasattr(p, "total") else type(p).__name__
+        remedy = "Labels of one input are not independent of each other: choose a limit for p.total on your own data."
+        raise ValueError(complaint("p", "predictions of one class for each of some inputs", got, remedy))
+    for name, value, usual in (("risk", risk, 0.05), ("confidence", confidence, CONFIDENCE)):
+        if not 0 < value < 1:
+            raise ValueError(complaint(name, "between 0 and 1", value, f"Pass {usual}."))
+    if novelty is not None and not 0 <= novelty < 1:
+        raise ValueError(complaint("novelty", "in [0, 1)", novelty, f"Pass {NOVEL}, or 0 for never."))
+
+
+def threshold(
+    uncertainty: Tensor, wrong: Tensor, risk: float, *, novel: Tensor | None = None, confidence: float = CONFIDENCE
+) -> Threshold:
+    """Returns the largest set of the most certain answers whose error rate is, with confidence, at most `risk`.
+
+    A set's bound is that of Clopper and Pearson at 1 − (1 − confidence) / 20, because the same labels choose one of 20
+    sets (Bonferroni). Answers for novel inputs are in none of them.
+    """
+    uncertainty, miss = uncertainty.double(), (1 - confidence) / LEVELS
+    known = torch.ones_like(wrong) if novel is None else ~novel
+    ordered = uncertainty.sort().values
+    for level in range(LEVELS, 0, -1):
+        limit = ordered[math.ceil(len(uncertainty) * level / LEVELS) - 1].item()
+        given = (uncertainty <= limit) & known  # ties included
+        count, errors = int(given.sum()), int(wrong[given].sum())
+        if at_most(errors, count, risk) <= miss:  # then the bound is at most the risk
+            return Threshold(limit, count / len(uncertainty), errors, upper_bound(errors, count, miss))
+    return Threshold(-math.inf, 0.0, 0, 1.0)
+
+
+def at_most(errors: int, count: int, rate: float) -> float:
+    """Returns the probability of at most this many errors: the binomial CDF."""
+    ways = (math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(errors + 1))
+    logs = (way + k * math.log(rate) + (count - k) * math.log1p(-rate) for k, way in enumerate(ways))
+    return min(1.0, math.fsum(map(math.exp, logs)))
+
+
+def upper_bound(errors: int, count: int, miss: float) -> float:
+    """Returns the Clopper–Pearson bound: the rate at which at most this many errors have probability `miss`."""
+    if errors >= count:
+        return 1.0
+    low, high = errors / count, 1.0
+    for _ in range(40):
+        rate = (low + high) / 2
+        low, high = (rate, high) if at_most(errors, count, rate) > miss else (low, rate)
+    return high
