@@ -43,6 +43,7 @@ def trained(**options: Any) -> tuple[ibnn.IBNN, Optimizer]:
     model = make_model(**options)
     optimiser = Adam(model.parameter_groups(lr=0.01))
     train(model, optimiser)
+    ibnn.fit_novelty(model, torch.randn(400, 6))
     return model.eval(), optimiser
 
 
@@ -217,6 +218,16 @@ def second_softmax(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     return optimiser
 
 
+def no_reference(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
+    model.reference = None
+    return None
+
+
+def few_held_out(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
+    ibnn.fit_novelty(model, torch.randn(100, 6), torch.randn(196, 6))  # 98 of which are ranked last
+    return optimiser
+
+
 Provocation = Callable[[ibnn.IBNN, Optimizer], Optimisers]
 CASES: list[tuple[Provocation, str, str | None, list[str]]] = [
     (non_finite, "problem", "3", ["NaN", "'3'", "checkpoint"]),
@@ -249,6 +260,8 @@ CASES: list[tuple[Provocation, str, str | None, list[str]]] = [
     (inverted, "note", None, ["50% of the means of component 3", "init_std"]),
     (means_only, "note", None, ["eval_samples is 0", "eval_samples to 1"]),
     (second_softmax, "warning", None, ["ends in a softmax", "no class can have a probability near 1", "logits"]),
+    (no_reference, "note", None, ["cannot tell novel inputs", "ibnn.fit_novelty(model, train, valid)"]),
+    (few_held_out, "note", None, ["below 0.0101", "Hold out 198 or more", "p.novel(0.0101)"]),
 ]
 
 
@@ -275,6 +288,14 @@ def test_each_finding_is_provoked_alone(
     for word in words:
         assert word in str(finding)
     assert str(report).endswith(str(finding))
+
+
+def test_a_model_in_training_needs_no_reference_yet() -> None:
+    model, optimiser = trained()
+    model.reference = None
+    assert diagnose(model, optimiser=optimiser).findings == diagnose(model.train()).findings == ()
+    ibnn.fit_novelty(model, torch.randn(100, 6), torch.randn(198, 6))
+    assert diagnose(model.eval()).findings == ()
 
 
 def test_every_check_has_a_case() -> None:

@@ -222,6 +222,74 @@ def test_intervals_cover_fresh_rows() -> None:
     assert model.predict(x[400:], return_std=True)[1].mean() == pytest.approx(0.5, rel=0.2)
 
 
+def line(rows: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(rows, 3))
+    return x, 50 + 10 * (x @ [3.0, -1.0, 0.5] + random.standard_t(3, size=rows))
+
+
+@pytest.mark.parametrize("weight", [None, "weighted"])
+def test_held_out_rows_give_novelty_and_conformal_intervals(weight: Any) -> None:
+    x, y = line(1200)
+    known, held, new = slice(0, 300), slice(300, 600), slice(600, 1200)
+    weights = None if weight is None else np.linspace(0.5, 1.5, 300)
+    model = IBNNRegressor(epochs=10, **QUICK).fit(x[known], y[known], weights, X_val=x[held], y_val=y[held])
+    low, high = model.predict_interval(x[new], 0.9, conformal=True)
+    covered = ((low <= y[new]) & (y[new] <= high)).mean()
+    assert abs(covered - 0.9) < 4 * np.sqrt(0.09 / 300 + 0.09 / 600)
+    p = model.novelty(x[new])
+    assert (p.shape, p.dtype) == ((600,), np.float64)
+    for level in (0.05, 0.2):
+        assert abs((p <= level).mean() - level) < 4 * np.sqrt(level * (1 - level) * (1 / 150 + 1 / 600))
+    assert (model.novelty(100 * x[new]) == pytest.approx(1 / 151)) is True
+    np.testing.assert_allclose(model.novelty(x[new][:1]), p[:1])
+    answer = model.predict_distribution(1e4 * x[new][:5])  # falls back to the training targets
+    np.testing.assert_allclose(answer.mean.numpy(), y[known].mean(), rtol=0.1)
+
+
+def test_conformal_intervals_follow_the_noise_that_is_set_in_the_end() -> None:
+    """What held-out rows showed is in units of the final standard deviation, not of the one before its correction."""
+    x, y = line(400)
+    model = IBNNRegressor(epochs=5, **CHOSEN).fit(x[:200], y[:200], X_val=x[200:], y_val=y[200:])
+    mean, std = model.predict(x[200:], return_std=True)
+    limit = np.sort(np.abs(y[200:] - mean) / std)[180]  # ⌈0.9 · 201⌉ = 181 of 200; the model predicts with 2 draws, …
+    reach = model.predict_interval(x[200:], 0.9, conformal=True)[1] - mean
+    np.testing.assert_allclose(reach / std, limit, rtol=0.05)  # … and was calibrated with 5
+
+
+def test_sets_cover_the_true_class() -> None:
+    x, labels = make_moons(900, noise=0.4, random_state=0)
+    names = np.array(["no", "yes"])[labels]
+    model = IBNNClassifier(epochs=10, **QUICK).fit(x[:200], names[:200], X_val=x[200:500], y_val=names[200:500])
+    sets = model.predict_set(x[500:], level=0.9)
+    assert (sets.shape, sets.dtype) == ((400, 2), bool)
+    assert sets[np.arange(400), labels[500:]].mean() > 0.9 - 4 * np.sqrt(0.09 / 300 + 0.09 / 400)
+    assert 1 <= sets.sum(1).mean() < 1.9
+    by_class = model.predict_set(x[500:], level=0.9, by_class=True)
+    assert by_class[np.arange(400), labels[500:]].mean() > 0.8
+
+
+def test_early_stopping_holds_out_rows_for_novelty_too() -> None:
+    x, labels = make_moons(600, noise=0.2, random_state=0)
+    model = IBNNClassifier(epochs=10, early_stopping=True, **QUICK).fit(x, labels)
+    assert model.novelty([[50.0, 50.0]]) == pytest.approx(1 / 31)
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).novelty(x[:9]), model.novelty(x[:9]))
+    model.partial_fit(x, labels)
+    with pytest.raises(ValueError, match="X_val"):
+        model.novelty(x)
+
+
+def test_too_few_held_out_rows_are_refused(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:
+    few = IBNNClassifier(epochs=2, **QUICK).fit(X, NAMES, X_val=X[:49], y_val=NAMES[:49])
+    for ask in (few.novelty, few.predict_set, classifier.novelty, classifier.predict_set, regressor.novelty):
+        with pytest.raises(ValueError, match=r"at least 50 rows held out.*X_val"):
+            ask(X)
+    with pytest.raises(ValueError, match="but got 49"):
+        few.novelty(X)
+    with pytest.raises(ValueError, match=r"conformal.*X_val"):
+        regressor.predict_interval(X, conformal=True)
+
+
 def test_one_target_has_one_axis() -> None:
     model = IBNNRegressor(epochs=2, **QUICK).fit(X, Y[:, 0])
     answers = [model.predict(X), *model.predict(X, return_std=True), *model.predict_interval(X)]

@@ -82,10 +82,10 @@ def batch_length(inputs: Any) -> int:
         remedy = "Pass the padded tensor and the lengths, and pack them inside of the network."
         raise TypeError(complaint("x", "tensors with the batch first", "a PackedSequence", remedy))
     first = next(tensors(inputs), None)
-    if first is None or first.dim() == 0 or len(first) == 0:
+    if first is None or first.dim() == 0 or first.shape[0] == 0:
         got = "no tensor" if first is None else f"shape {tuple(first.shape)}"
         raise ValueError(complaint("x", "a batch of at least one row", got, "Put the batch in the first dimension."))
-    return len(first)
+    return first.shape[0]  # and not len, which cannot be traced
 
 
 def call_arguments(inputs: Inputs) -> Call:

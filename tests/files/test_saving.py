@@ -401,6 +401,26 @@ def test_adapters_are_exactly_the_models_they_were_and_share_one_backbone(tmp_pa
     assert torch.equal(net(x), ibnn.revert(models["a"])(x))
 
 
+def test_every_adapter_has_a_reference_of_its_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, adapters = mlp().eval(), Adapters(mlp().eval())
+    adapters.net.load_state_dict(net.state_dict())
+    x = torch.randn(240, next(net.parameters()).shape[1])
+    models = {"a": ibnn.convert(net, components=2, seed=1), "b": ibnn.convert(net, components=3, seed=2)}
+    for (name, model), scale in zip(models.items(), (1.0, 5.0), strict=True):
+        ibnn.fit_novelty(model, (scale * x, torch.randint(3, (240,))), fallback=0.1)
+        save_pretrained(model, tmp_path / name, latents_only=True)
+    for name in ("b", "a"):
+        adapters.load(name, tmp_path / name)
+    for name in ("a", "b"):
+        assert_same(adapters[name], models[name], torch.cat([x[:9], 5 * x[:9]]))  # p-values, too
+    assert adapters["a"].predict(5 * x).novel(0.05).double().mean() > 0.5
+    assert adapters["b"].predict(5 * x).novel(0.05).double().mean() < 0.2
+    other = mlp().eval()
+    assert load(tmp_path / "a", other, force=True).reference is None  # of what other weights saw
+    assert load(tmp_path / "a", net, force=True).reference is not None
+
+
 def test_adapters_refuse_what_does_not_belong(saved: tuple[ibnn.IBNN, Tensor, Path], tmp_path: Path) -> None:
     model, _, whole = saved
     adapters = Adapters(plain(model))
@@ -677,6 +697,19 @@ def test_a_model_goes_to_the_hub_and_comes_back(latents_only: bool, hub: Path, t
     assert card.startswith("---\nlibrary_name: ibnn\n")
     for words in ('from_pretrained("me/net", net)', "| components K | 3 |", "12 in 2 layers", fingerprint(model.net)):
         assert words in card
+
+
+@pytest.mark.parametrize("latents_only", [False, True])
+def test_the_reference_goes_to_the_hub_and_the_card_tells_of_it(latents_only: bool, hub: Path) -> None:
+    model, x = trained("mlp")
+    push_to_hub(model, "me/none")
+    assert "| novelty | not told" in (hub / "me/none/README.md").read_text()
+    many = torch.randn(200, *x.shape[1:])
+    ibnn.fit_novelty(model, (many, torch.randint(3, (200,))), fallback=0.02)
+    push_to_hub(model, "me/net", latents_only=latents_only)
+    assert_same(model, from_pretrained("me/net", plain(model)), x)
+    card = (hub / "me/net/README.md").read_text()
+    assert "p-values among 50 held-out inputs; answers fall back to the base rates below 0.02 |" in card
 
 
 def test_a_card_that_is_there_is_kept_and_a_foreign_repository_refused(hub: Path) -> None:

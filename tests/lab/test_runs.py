@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ibnn.errors import DamagedError
+from ibnn.files.saving import load
 from ibnn.lab import runs
 from ibnn.lab.jobs import Job, read_run, run
 from ibnn.lab.report.runs import read_runs
@@ -150,3 +151,16 @@ def test_a_run_of_another_job_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"one of another job .*seed 0"):
         run(TINY.but(seed=1), tmp_path, quiet=True)
     assert Job.from_toml(tmp_path / JOB) == TINY
+
+
+def test_the_reference_is_read_with_the_run(tmp_path: Path) -> None:
+    """Every tenth of 1,000 digits is held out; half of those are ranked last."""
+    job = TINY.model_copy(update={"method": "ibnn", "examples": 1000})
+    run(job, tmp_path / "run", quiet=True)
+    model = read_run(tmp_path / "run").model
+    again = load(tmp_path / "run")
+    assert model.reference is not None
+    assert len(model.reference.scores) == 50
+    far = 50 * torch.rand(4, 1, 8, 8)
+    assert torch.equal(model.predict(far).novelty, again.predict(far).novelty)
+    assert model.predict(far).novel(0.02).all()

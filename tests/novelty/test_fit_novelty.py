@@ -417,3 +417,13 @@ def test_layers_can_be_left_out(trained):
     assert reference.layers.tolist() == [1, 2]
     assert len(reference.widths) == 2
     assert model.predict(100 * x).novel(0.02).all()
+
+
+def test_equal_inputs_are_equally_novel_in_any_batch():
+    """Rows of 0 and 1 tie with held-out ones; rounding, which differs by batch, must not break the ties."""
+    torch.manual_seed(0)
+    x = (torch.rand(600, 5) > 0.5).float()
+    model = ibnn.convert(nets.mlp(5, 2, hidden=32), components=2, seed=0)
+    ibnn.fit_novelty(model, x[:300], x[300:])
+    whole = model.predict(x[:60]).novelty
+    assert torch.equal(model.predict(x[:60], batch_size=1).novelty, whole)

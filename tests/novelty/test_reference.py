@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import ibnn
+from ibnn.normal import Space, address, words
 from ibnn.novelty.nodes import observable, padding, watched
 from ibnn.novelty.reference import Reference, fit_layers, shrunk_covariance
 
@@ -156,3 +157,16 @@ def test_windows_and_steps_before_the_batch_are_seen_by_row(net, shape):
     for size in (1, 3, 4):
         parts = torch.cat([model.novelty(part).p_value for part in x[:12].split(size)])
         torch.testing.assert_close(parts, whole)
+
+
+@pytest.mark.parametrize(("width", "narrow"), [(300, 256), (600, 256), (12, 6), (7, 3)])
+def test_wide_summaries_are_added_up_in_groups_of_nearly_equal_size(width, narrow):
+    """By a dense matrix of one sign a row."""
+    word = words(address(0, Space.PROJECTION, 3, torch.arange(width)))
+    matrix = torch.zeros(width, narrow)
+    matrix[torch.arange(width), word.argsort() % narrow] = (word % 2 * 2 - 1).float()
+    widths = torch.tensor([[width, narrow]])
+    one = Reference(layers=torch.tensor([3]), widths=widths, shift=torch.zeros(width), scale=torch.ones(width))
+    x = torch.randn(4, width, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(one.reduce(0, x), x @ matrix)
+    assert matrix.abs().sum(0).max() - matrix.abs().sum(0).min() <= 1

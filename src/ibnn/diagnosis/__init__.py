@@ -102,7 +102,7 @@ def diagnose(
 
 def _answers(model: IBNN, inputs: Inputs) -> dict[str, Any]:
     """Returns the epistemic share of the uncertainty of inputs, and the network's outputs for some of them."""
-    found: Any = model.predict(inputs, samples=2, batch_size=_ROWS, progress=False)
+    found: Any = model.predict(inputs, samples=2, batch_size=_ROWS, progress=False, novelty=False)
     heads = list(found.heads.values()) if isinstance(found, JointPrediction) else [found]
     heads = [head for head in heads if hasattr(head, "total") and hasattr(head, "epistemic")]
     totals, epistemics = ([float(getattr(h, name).double().mean()) for h in heads] for name in ("total", "epistemic"))

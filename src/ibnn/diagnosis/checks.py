@@ -28,6 +28,7 @@ _CHANCE = 1.0  # … and this over √nodes more: 3.5 standard errors of that st
 _DROPOUT = 0.3  # rate of the network's own dropout from which it is noise beside the latents', not a touch of it
 _AGREED = 0.015  # epistemic share of the uncertainty: what is shown as 0 or 1 %
 _ROUNDING = 4.0  # units in the last place within which a latent is where it started
+NOVEL = 0.01  # p-value below which inputs are usually called novel
 _SUM = 1e-3  # how near to 1 probabilities sum up, in half precision too
 TINY = torch.finfo(torch.float32).tiny  # stands in for σ = 0, whose KL is infinite and has no shares
 
@@ -358,9 +359,30 @@ def _end(case: Case) -> str:
     return next((name for name in found if name == "log-softmax" or bool((outputs >= 0).all())), "")
 
 
+def _no_reference(case: Case) -> Finding | None:
+    model = case.model
+    if model.reference is not None or model.training or case.optimisers or not model.examples:
+        return None  # or it is not trained yet
+    remedy = (
+        "Call ibnn.fit_novelty(model, train, valid) with data that it was not trained on; ibnn.fit does, given some."
+    )
+    return Finding("note", None, "The model cannot tell novel inputs: it has no reference data.", remedy)
+
+
+def _few_held_out(case: Case) -> Finding | None:
+    reference = case.model.reference
+    if reference is None or 1 / (len(reference.scores) + 1) <= NOVEL:
+        return None
+    least, rows = 1 / (len(reference.scores) + 1), 2 * math.ceil(1 / NOVEL - 1)
+    what = f"No input has a p-value of novelty below {least:.3g}: too few inputs were held out."
+    remedy = f"Hold out {rows} or more: ibnn.fit_novelty(model, train, valid). Until then, ask p.novel({least:.3g})."
+    return Finding("note", None, what, remedy)
+
+
 CHECKS: tuple[Callable[[Case], Finding | None], ...] = (
     non_finite, _nothing_learnt, _duplicates, _collapsed, _wide, _dead, _dominated,
     _never_moved, _frozen, _no_gradient, _weight_decay, _forgotten, _twice, _unscaled,
     _batchnorm_training, _batchnorm_frozen, _batchnorm_of_batch, _batchnorm_average, _dropout,
     _inverted, _means_only, _agreement, _second_softmax,
+    _no_reference, _few_held_out,
 )  # fmt: skip

@@ -6,47 +6,43 @@ operators suffice, which every runtime and quantiser knows and which keep all co
 the memory of K·S·B rows. (A loop over the draws in the graph would need that of B, and a Scan operator.)
 """
 
-import copy
 import importlib.util
 import io
 import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ibnn._version import __version__
 from ibnn.errors import complaint
+from ibnn.files.answering import Answering, OneNetwork, Pixels, named
 from ibnn.files.atomic import write_atomically
-from ibnn.inputs import Inputs, Pick, as_tensors, batch_length, call_arguments, pick, tensors, tree_map
-from ibnn.latent import Latent
+from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tensors, tree_map
 from ibnn.layers.attention import no_fast_path
-from ibnn.layers.observe import batch_axes
-from ibnn.layers.registry import duplicate
-from ibnn.likelihood import Likelihood
 from ibnn.network import IBNN
 from ibnn.normal import check_seed
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction, JointPrediction, Method, Prediction, predict
+from ibnn.prediction import predict
 
 Format = Literal["onnx", "torch"]
-Pixels = tuple[Sequence[float], Sequence[float]]  # mean and standard deviation of each channel
+RANKS = 0.01  # difference of p-values that rounding may make, beside that of two ranks
 TOLERANCE = 1e-3  # a larger difference to `predict` is not rounding; the usual one is below 1e-5
 FACTS = "ibnn"  # name of the metadata in an ONNX file; in torch's it is ibnn.json
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
 _LARGEST = 2**31 - 2**20  # bytes of tensors that fit into an ONNX file of one piece
 
 
-class OneNetwork(Method, Protocol):
-    """A method that draws nothing: one network per component, such as `ibnn.baselines.Plain` or `Ensemble`."""
+class More(TypedDict, total=False):
+    """Further options of `export`."""
 
-    net: nn.Module  # of several components, an nn.ModuleList
-    likelihood: Likelihood
+    pixels: Pixels | None
+    metadata: Mapping[str, Any] | None
+    novelty: bool
 
 
 class Exported(NamedTuple):
@@ -74,13 +70,14 @@ def export(
     samples: int = 5,
     seed: int = 0,
     format: Format = "onnx",
-    pixels: Pixels | None = None,
-    metadata: Mapping[str, Any] | None = None,
+    **more: Unpack[More],
 ) -> Exported:
     """Writes a model as one file that gives the answers of `predict` at the same seed, for any batch size.
 
     It returns probabilities, total, aleatoric and epistemic (nats); for a Gaussian mean, std, aleatoric and epistemic
-    (variances); for several heads "age.mean" and so on. Its answers on the example are first compared with `predict`'s.
+    (variances); for several heads "age.mean" and so on. If the model has a reference (see `ibnn.fit_novelty`), the file
+    also returns `novelty`, the p-value of every input, and its answers to novel inputs fall back to the base rates as
+    `predict`'s do. Its answers on the example are first compared with `predict`'s.
 
     Args:
         model: A converted network, or a baseline of one network per component (`Plain`, `Ensemble`).
@@ -90,36 +87,35 @@ def export(
         samples: Draws per component, S.
         seed: Decides the draws.
         format: "onnx", or "torch" for `torch.export.load`.
-        pixels: Mean and standard deviation of each channel; the file then takes images in [0, 1], as is the example.
-        metadata: More facts to keep in the file, such as the names of classes; whatever JSON can hold.
+        **more: `pixels`, mean and standard deviation of each channel; the file then takes images in [0, 1], as is the
+            example. `metadata`, more facts to keep in the file, such as the names of classes; whatever JSON can hold.
+            `novelty=False` writes a file that answers as `predict(..., novelty=False)`.
 
     Raises:
         ValueError: If the file would not give the answers of `predict`, or cannot be made; nothing is written.
 
     >>> import ibnn, tempfile
-    >>> model = ibnn.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), components=2, seed=0)
+    >>> model = ibnn.convert(ibnn.nets.mlp(4, 3, hidden=8), components=2, seed=0)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     written = export(model, torch.ones(1, 4), f"{folder}/model.pt2", format="torch")
     ...     answer = torch.export.load(written.path).module()(torch.ones(6, 4))
     >>> {name: tuple(value.shape) for name, value in answer.items()}
     {'probabilities': (6, 3), 'total': (6,), 'aleatoric': (6,), 'epistemic': (6,)}
     """
-    example, facts = as_tensors(example), dict(metadata or {})
+    (pixels, facts, novelty), example = _options(**more), as_tensors(example)
     _check_example(example, pixels)
     _check(model, Path(path), samples, seed, format, facts)
-    answering = _Answering(model, samples, seed, pixels).eval().cpu().requires_grad_(False)
+    answering = Answering(model, samples, seed, pixels, novelty=novelty).eval().cpu().requires_grad_(False)
     shown = tree_map(lambda t: t.detach().cpu()[torch.arange(3) % batch_length(example)], example)
     answering.find_batch(shown)
-    expected = _named(predict(model, answering.normalised(shown), samples=samples, seed=seed))
-    facts |= answering.facts() | {"samples": samples, "seed": seed, "format": format, "outputs": list(expected)}
-    content, found = _written(answering, shown, format, facts)
-    difference = _largest_difference(found, expected)
+    facts |= answering.facts() | {"samples": samples, "seed": seed, "format": format}
+    content, difference = _checked(model, answering, shown, facts)
     write_atomically(Path(path), content)
     return Exported(Path(path), len(content), answering.draw_bytes, difference)
 
 
 def _written(
-    answering: "_Answering", shown: Inputs, format: str, facts: dict[str, Any]
+    answering: Answering, shown: Inputs, format: str, facts: dict[str, Any]
 ) -> tuple[bytes, dict[str, Tensor]]:
     """Returns the content of the file, and what it answers."""
     try:
@@ -132,6 +128,42 @@ def _written(
         remedy = "Put what cannot be traced, or depends on values or on the batch size, into plain tensor code."
         expected = f"a network that torch can export to {format} for any batch size"
         raise ValueError(complaint("model", expected, got, remedy)) from error
+
+
+def _checked(
+    model: IBNN | OneNetwork, answering: Answering, shown: Inputs, facts: dict[str, Any]
+) -> tuple[bytes, float]:
+    """Returns the content of the file, and how far its answers are from those of `predict`; raises if it is far."""
+    inputs = answering.normalised(shown)
+    expected = predict(model, inputs, samples=facts["samples"], seed=facts["seed"], novelty=False)
+    facts["outputs"] = [*named(expected), *(["novelty"] if answering.reference is not None else [])]
+    content, found = _written(answering, shown, facts["format"], facts)
+    if answering.reference is not None:
+        expected = answering.fallen_back(expected, _checked_novelty(found["novelty"], model, inputs))
+    return content, _largest_difference(found, named(expected))
+
+
+def _options(
+    pixels: Pixels | None = None, metadata: Mapping[str, Any] | None = None, novelty: bool = True
+) -> tuple[Pixels | None, dict[str, Any], bool]:
+    """Returns further options, with their defaults."""
+    return pixels, dict(metadata or {}), novelty
+
+
+def _checked_novelty(found: Tensor, model: Any, x: Inputs) -> Tensor:
+    """Returns log p of the inputs, as the file's p-values have it; raises if these are not the model's.
+
+    They are ranks, of which rounding may change one, and with it the weight of the fallback.
+    """
+    device = next(model.parameters()).device
+    expected = model.novelty(tree_map(lambda t: t.to(device), x))
+    p, log_tail = expected.p_value.cpu(), expected.log_tail.cpu()
+    apart = (found - p).abs().max().item()
+    if not apart <= RANKS + 2 / (len(model.reference.scores) + 1):
+        remedy = "Pass novelty=False, to leave it out."
+        wanted = "a network whose novelty can be exported"
+        raise ValueError(complaint("model", wanted, f"p-values {apart:.2g} apart", remedy))
+    return torch.where(found == p, log_tail, found.log())
 
 
 def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
@@ -152,77 +184,7 @@ def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tens
     return difference
 
 
-class _Answering(nn.Module):
-    """Maps inputs to answers: runs the network on a copy of the batch for each draw and summarises the outputs."""
-
-    draw_bytes = 0  # size of the draws
-
-    def __init__(self, model: IBNN | OneNetwork, samples: int, seed: int, pixels: Pixels | None) -> None:
-        super().__init__()
-        self.name, self.components, self.pixels = type(model).__name__, model.components, pixels
-        self.likelihood: Likelihood = copy.deepcopy(model.likelihood)
-        self.logits: Pick | None = getattr(model, "logits", None)
-        nets = model.net if isinstance(model.net, nn.ModuleList) else [model.net]  # a list: the members of an ensemble
-        self.nets = nn.ModuleList(duplicate(net) for net in nets)
-        for parameter in self.nets.parameters():
-            parameter.data = parameter.data.contiguous()  # runs keep channels last
-        self.copies = self._hold(model.draw_latents(samples, seed).detach()) if isinstance(model, IBNN) else 1
-        for name, values in zip(("centre", "spread"), pixels or (), strict=False):
-            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1))
-
-    def _hold(self, z: Tensor) -> int:
-        """Gives every latent its part of the draws (J, nodes), in place of its distribution."""
-        latents = [module for module in self.nets.modules() if isinstance(module, Latent)]
-        for latent, part in zip(latents, z.split([latent.nodes for latent in latents], 1), strict=True):
-            held = part.to(latent.mean.dtype).contiguous()
-            del latent.mean, latent.rho, latent.z
-            latent.register_buffer("z", held)
-            self.draw_bytes += held.nbytes
-        return len(z)
-
-    @torch.no_grad()
-    def find_batch(self, x: Inputs) -> None:
-        """Tells every latent which axis of its layer's input is the batch; raises where none is."""
-        args, kwargs = call_arguments(tree_map(self._repeated, self.normalised(x)))
-        for net in self.nets:
-            latents = {name.rpartition(".")[0]: m for name, m in net.named_modules() if isinstance(m, Latent)}
-            with no_fast_path(), batch_axes(net, latents, (args, kwargs)):
-                net(*args, **kwargs)
-
-    def forward(self, x: Inputs) -> dict[str, Tensor]:
-        args, kwargs = call_arguments(tree_map(self._repeated, self.normalised(x)))
-        outputs = (self.likelihood.read(pick(net(*args, **kwargs), self.logits)) for net in self.nets)
-        draws, samples = torch.cat(list(outputs)), len(self.nets) * self.copies // self.components  # draws (J·B, …)
-        return _named(self.likelihood.summarise(draws.unflatten(0, (self.components, samples, -1))))
-
-    def _repeated(self, x: Tensor) -> Tensor:
-        return x.repeat(self.copies, *[1] * (x.dim() - 1)) if self.copies > 1 else x
-
-    def normalised(self, x: Inputs) -> Inputs:
-        """Returns inputs as the network was trained on them."""
-        return x if self.pixels is None else (x - self.centre) / self.spread
-
-    def facts(self) -> dict[str, Any]:
-        """Returns what the file says about itself."""
-        facts = {"ibnn": __version__, "torch": torch.__version__, "method": self.name, "components": self.components}
-        facts |= {"likelihood": type(self.likelihood).__name__, "temperature": self.likelihood.temperature.item()}
-        return facts | {"pixels": self.pixels and {"mean": list(self.pixels[0]), "std": list(self.pixels[1])}}
-
-
-def _named(answers: Prediction) -> dict[str, Tensor]:
-    """Returns the outputs of the file by name."""
-    if isinstance(answers, JointPrediction):
-        named = {head: _named(answer) for head, answer in answers.heads.items()}
-        return {f"{head}.{name}": value for head, values in named.items() for name, value in values.items()}
-    if isinstance(answers, GaussianPrediction):
-        return {name: getattr(answers, name) for name in ("mean", "std", "aleatoric", "epistemic")}
-    if not isinstance(answers, CategoricalPrediction):
-        wanted, remedy = "Categorical, Bernoulli or Gaussian, or to answer like them", "Summarise draws as they do."
-        raise TypeError(complaint("likelihood", wanted, f"one that answers {type(answers).__name__}", remedy))
-    return {"probabilities": answers.probs} | {n: getattr(answers, n) for n in ("total", "aleatoric", "epistemic")}
-
-
-def _traced(answering: _Answering, shown: Inputs) -> torch.export.ExportedProgram:
+def _traced(answering: Answering, shown: Inputs) -> torch.export.ExportedProgram:
     """Returns the graph for any batch size, without the example's numbers, paths of source files, and identities."""
     batch = torch.export.Dim("batch")
     blank = tree_map(lambda t: torch.zeros_like(t[:2]), shown)

@@ -12,6 +12,7 @@ from ibnn.errors import complaint
 from ibnn.files.model_folder import CONFIG, FILES, check_replaceable, extra, read_config
 from ibnn.files.saving import Architecture, Folder, load, save_pretrained
 from ibnn.network import IBNN
+from ibnn.novelty import Reference
 
 
 def push_to_hub(
@@ -35,7 +36,9 @@ def push_to_hub(
         if api.file_exists(repo_id, CONFIG, revision=revision):
             check_replaceable(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision)))
         if not api.file_exists(repo_id, "README.md", revision=revision):
-            Path(folder, "README.md").write_text(_card(read_config(Path(folder)), repo_id), encoding="utf-8")
+            Path(folder, "README.md").write_text(
+                _card(read_config(Path(folder)), repo_id, model.reference), encoding="utf-8"
+            )
         api.upload_folder(repo_id=repo_id, folder_path=folder, **upload)
     return str(url)
 
@@ -57,12 +60,22 @@ def from_pretrained(
     return load(folder, net, **options)
 
 
-def _card(config: dict[str, Any], repo_id: str) -> str:
+def _card(config: dict[str, Any], repo_id: str, reference: Reference | None) -> str:
     """Returns the text of a model card."""
     what = "latents only, for the network they were trained on" if config["latents_only"] else "a whole model"
     built = "architecture" in config and not config["latents_only"]
     net = "" if built else "net = ...  # the plain network, built as it was when the model was made\n"
     words = {"repo_id": repo_id, "what": what, "net": net, "argument": ", net" if net else ""}
+    words["novelty"] = _novelty(reference)
     nodes, layers = sum(config["layers"].values()), len(config["layers"])
     card = (resources.files("ibnn.files") / "templates/model_card.md").read_text(encoding="utf-8")
     return card.format(config=config, nodes=nodes, layers=layers, **words)
+
+
+def _novelty(reference: Reference | None) -> str:
+    """Says how a model tells novel inputs."""
+    if reference is None:
+        return "not told: the model has seen no reference data"
+    level, held_out = float(reference.fallback), len(reference.scores)
+    falls = f"answers fall back to the base rates below {level:.2g}" if level else "answers do not fall back"
+    return f"`prediction.novelty`, p-values among {held_out:,} held-out inputs; {falls}"

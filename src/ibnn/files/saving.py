@@ -85,7 +85,7 @@ def load(
         directory: Where it was saved.
         net: A plain network of the same architecture; it stays plain. A full save brings its own weights; latents alone
             need the very weights they were saved with. None builds the saved `architecture`, in eval mode.
-        force: Attaches latents to other weights too.
+        force: Attaches latents to other weights too; their reference data (see `ibnn.fit_novelty`) are then dropped.
         likelihood: An object like the saved one, needed if its class is your own; its tensors are replaced.
         logits: The function that was given to `convert`, if one was: files hold paths, not code.
         copy: False shares the parameters and buffers of `net` and does not copy them; a full save overwrites them.
@@ -108,7 +108,7 @@ def load(
     elif method not in METHODS:
         remedy = f"Import it first: from ibnn.baselines import {method}."
         raise ValueError(complaint("directory", "a save of a method that is imported", method, remedy))
-    tensors = model_folder.read_tensors(folder, config)
+    tensors = _tensors(folder, config, net if force else None)
     likelihood = _likelihood(config["likelihood"], likelihood, tensors)
     shared = {} if copy else {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     net = copying.deepcopy(net, shared)
@@ -244,6 +244,14 @@ def _convert(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) -> 
         expected, remedy = f"a network with layers in the order {list(layers)}", "Define its layers in that order."
         raise ValueError(complaint("net", expected, order, remedy))
     return model
+
+
+def _tensors(folder: Path, config: dict[str, Any], other: nn.Module | None) -> dict[str, Tensor]:
+    """Returns the saved tensors; without the reference if other weights than the saved ones are to have the latents."""
+    tensors = model_folder.read_tensors(folder, config)
+    if other is None or not config["latents_only"] or fingerprint(other) == config["fingerprint"]:
+        return tensors
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("reference.")}
 
 
 def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False) -> M:

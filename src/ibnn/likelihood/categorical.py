@@ -186,7 +186,7 @@ class Categorical(Discrete):
 
     def surprise(self, output: Tensor) -> Tensor:
         """Returns how low the largest class score is, the mean over an input's data."""
-        return -full(output).amax(self.class_dim(output)).reshape(len(output), -1).mean(1)
+        return -full(output).amax(self.class_dim(output)).reshape(output.shape[0], -1).mean(1)
 
     def nonconformity(self, prediction: CategoricalPrediction, target: Tensor) -> Tensor | None:
         """Returns the probability of all classes before the true one, where a row has one."""
@@ -282,7 +282,7 @@ class Bernoulli(Discrete):
 
     def surprise(self, output: Tensor) -> Tensor:
         """Returns how near the scores are to 0, which is undecided, the mean over an input's labels."""
-        return -full(output).abs().reshape(len(output), -1).mean(1)
+        return -full(output).abs().reshape(output.shape[0], -1).mean(1)
 
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns how frequent each label is (all labels where there are more than one axis of them), smoothed."""

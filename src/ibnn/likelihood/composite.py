@@ -180,12 +180,20 @@ class Heads(Likelihood):
         own = [head.base_rates(targets[name]).double() for name, head in self._each()]
         return torch.cat([torch.cat([rates.new_tensor([len(rates)]), rates]) for rates in own])
 
-    def fall_back(self, prediction: JointPrediction, weight: Tensor, base: Tensor) -> JointPrediction:
-        """Lets every head fall back to its own base rates."""
-        heads, rest = dict(prediction.heads), base
+    def rates_by_head(self, base: Tensor) -> dict[str, Tensor]:
+        """Returns the base rates of each head."""
+        found = {}
+        for name in self.names:
+            found[name], base = base[1 : 1 + int(base[0])], base[1 + int(base[0]) :]
+        return found
+
+    def fall_back(
+        self, prediction: JointPrediction, weight: Tensor, base: Tensor | Mapping[str, Tensor]
+    ) -> JointPrediction:
+        """Lets every head fall back to its own base rates, which may be given by head."""
+        heads, rates = dict(prediction.heads), self.rates_by_head(base) if isinstance(base, Tensor) else base
         for name, head in self._each():
-            own, rest = rest[1 : 1 + int(rest[0])], rest[1 + int(rest[0]) :]
-            heads[name] = head.fall_back(heads[name], weight, own) if len(own) else heads[name]
+            heads[name] = head.fall_back(heads[name], weight, rates[name]) if len(rates[name]) else heads[name]
         return JointPrediction(heads)
 
 

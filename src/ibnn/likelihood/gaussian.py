@@ -114,7 +114,7 @@ class Gaussian(Likelihood):
         """Returns the mean log standard deviation that the network predicts; None where it is the same for all."""
         if self.log_std is not None:
             return None
-        return self.split(output, 1.0)[1].log().reshape(len(output), -1).mean(1)
+        return self.split(output, 1.0)[1].log().reshape(output.shape[0], -1).mean(1)
 
     def nonconformity(self, prediction: GaussianPrediction, target: Tensor) -> Tensor | None:
         """Returns distances from the mean in standard deviations, of every output; None if outputs have more axes."""

@@ -36,19 +36,27 @@ def padding(net: nn.Module, call: Call) -> Tensor | None:
     given = {**given, **kwargs}
     for name in (*_KEPT, *_PADDED):
         mask = given.get(name)
-        if isinstance(mask, Tensor) and mask.dim() == 2 and len(mask) == batch_length(call):
+        if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[0] == batch_length(call):
             return mask.bool() if name in _KEPT else ~mask.bool()
     return None
 
 
 @contextmanager
-def watched(layers: Mapping[str, nn.Module], axes: Mapping[str, int], rows: int, mask: Tensor | None) -> Iterator[Any]:
-    """Collects, within a block with one forward pass, the summaries (B, D) of the layers' inputs, by name."""
+def watched(
+    layers: Mapping[str, nn.Module], axes: Mapping[str, int], rows: int, mask: Tensor | None, copies: int = 1
+) -> Iterator[Any]:
+    """Collects, within a block with one forward pass, the summaries (B, D) of the layers' inputs, by name.
+
+    If the pass is of several copies of the batch, one after the other, those of the last copy.
+    """
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
     found: dict[str, Tensor] = {}
 
     def note(name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
         x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor | PackedSequence)), None)
+        if isinstance(x, Tensor) and copies > 1:
+            length = x.shape[axes[name]] // copies
+            x = x.narrow(axes[name], (copies - 1) * length, length)
         if x is not None:
             seen[name].append(_summary(layer, x, axes[name], rows, mask))
 

@@ -40,4 +40,6 @@ def log_tail(sorted_scores: Tensor, scores: Tensor) -> Tensor:
 def _at_or_above(sorted_scores: Tensor, scores: Tensor) -> Tensor:
     """Returns how many of the sorted scores are no lower than each score, up to rounding: that depends on the batch."""
     least = scores * (1 - _ROUNDING * scores.sign())  # not a difference: infinity stays what it is
+    if torch.compiler.is_exporting():  # other runtimes know no searchsorted
+        return (sorted_scores.unsqueeze(-2) >= least.unsqueeze(-1)).sum(-1)
     return sorted_scores.shape[-1] - torch.searchsorted(sorted_scores, least.contiguous())

@@ -77,7 +77,7 @@ class Reference(nn.Module):
             self.register_buffer(
                 name, statistics.get(name, torch.zeros(() if name in ("fallback", "temperature") else 0))
             )
-        self._projections: dict[int, Tensor] = {}
+        self._parts: list[_Part] = []
 
     @classmethod
     def names(cls) -> list[str]:
@@ -95,7 +95,7 @@ class Reference(nn.Module):
         for name, buffer in self._buffers.items():
             assert buffer is not None
             self._buffers[name] = buffer.to(fn(buffer.flatten()[:0]).device)
-        self._projections.clear()
+        self._parts = []
         return self
 
     def distances(self, summaries: Sequence[Tensor]) -> Tensor:
@@ -104,34 +104,40 @@ class Reference(nn.Module):
         return torch.stack(found)
 
     def _distance(self, number: int, summary: Tensor) -> Tensor:
-        reduced = self.reduce(number, summary)
-        (_, width), means = self.widths[number].tolist(), self.means
-        before = int(self.widths[:number, 1].sum())
-        squares = int(self.widths[:number, 1].square().sum())
-        whiten = self.whiten[squares : squares + width * width].view(width, width)
-        centres = self.centres[means * before : means * (before + width)].view(means, width)
-        white = reduced @ whiten
-        gap = torch.cdist(white, centres, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
-        return gap.square().nan_to_num(nan=math.inf, posinf=math.inf)
+        part, means = self.parts[number], self.means
+        whiten = self.whiten[part.squares : part.squares + part.width**2].view(part.width, part.width)
+        centres = self.centres[means * part.before : means * (part.before + part.width)].view(means, part.width)
+        return _nearest(self.reduce(number, summary) @ whiten, centres).nan_to_num(nan=math.inf, posinf=math.inf)
+
+    @property
+    def parts(self) -> "list[_Part]":
+        """Where the statistics of each layer are; found once, so that `forward` can be traced."""
+        if not self._parts:
+            raw_before = before = squares = 0
+            for layer, (raw, width) in zip(self.layers.tolist(), self.widths.tolist(), strict=True):
+                projection = _projection(layer, raw, width) if width < raw else None
+                moved = projection and tuple(part.to(self.shift.device) for part in projection)
+                self._parts.append(_Part(slice(raw_before, raw_before + raw), width, before, squares, moved))
+                raw_before, before, squares = raw_before + raw, before + width, squares + width**2
+        return self._parts
 
     @property
     def means(self) -> int:
         """How many means a layer has: 1, or the number of classes."""
-        return self.centres.numel() // int(self.widths[:, 1].sum())
+        return self.centres.numel() // sum(part.width for part in self.parts)
 
     def reduce(self, number: int, summary: Tensor) -> Tensor:
         """Returns the numbers that describe a layer's input, (B, P): centred, scaled, and projected if many."""
-        raw, width = self.widths[number].tolist()
-        before = int(self.widths[:number, 0].sum())
-        part = slice(before, before + raw)
-        if summary.shape[1] != raw:
-            raise ValueError(foreign(f"a layer of {summary.shape[1]} numbers where the reference has {raw}"))
-        scaled = (summary.to(self.shift) - self.shift[part]) * self.scale[part]
-        if width == raw:
+        part = self.parts[number]
+        if summary.shape[1] != part.raw.stop - part.raw.start:
+            got = f"a layer of {summary.shape[1]} numbers where the reference has {part.raw.stop - part.raw.start}"
+            raise ValueError(foreign(got))
+        scaled = (summary.to(self.shift) - self.shift[part.raw]) * self.scale[part.raw]
+        if part.projection is None:
             return scaled
-        if number not in self._projections:
-            self._projections[number] = _projection(int(self.layers[number]), raw, width).to(scaled)
-        return scaled @ self._projections[number]
+        entries, signs = part.projection
+        grouped: Tensor = (scaled[:, entries] * signs).unflatten(1, (-1, part.width))
+        return grouped.sum(1)
 
     def rank(self, distances: Tensor, surprise: Tensor | None) -> None:
         """Takes the distances (L, n) of held-out inputs, and how unsure their answers are, to rank others by."""
@@ -163,14 +169,31 @@ class Reference(nn.Module):
         return Novelty(p_values(self.scores, score), log_tail(self.scores, score))
 
 
-def _projection(layer: int, width: int, narrow: int) -> Tensor:
-    """Returns a matrix (D, P) that adds up entries, with random signs, in P random groups of (nearly) equal size."""
+class _Part(NamedTuple):
+    """Where the statistics of a layer are."""
+
+    raw: slice  # of shift and scale
+    width: int  # how many numbers describe the layer
+    before: int  # how many describe the layers before it, and their squares
+    squares: int
+    projection: tuple[Tensor, ...] | None
+
+
+def _projection(layer: int, width: int, narrow: int) -> tuple[Tensor, Tensor]:
+    """Returns entries in P random groups of (nearly) equal size, one of each group in turn, and their random signs."""
     # An addressed hash and not a stored matrix: the same in every process, and no bytes in the state dict.
     word = words(address(0, Space.PROJECTION, layer, torch.arange(width)))
-    groups = word.argsort() % narrow
-    matrix = torch.zeros(width, narrow)
-    matrix[torch.arange(width), groups] = (word % 2 * 2 - 1).float()
-    return matrix
+    entries = torch.cat([word.argsort().argsort(), torch.zeros(-width % narrow, dtype=torch.int64)])
+    signs = (word[entries] % 2 * 2 - 1).float()
+    signs[width:] = 0  # fills up the last of the groups
+    return entries, signs
+
+
+def _nearest(x: Tensor, centres: Tensor) -> Tensor:
+    """Returns the squared distance of each row from the nearest centre."""
+    if torch.compiler.is_exporting():  # other runtimes know no cdist
+        return (x[:, None] - centres).square().sum(2).amin(1)
+    return torch.cdist(x, centres, compute_mode="donot_use_mm_for_euclid_dist").amin(1).square()
 
 
 def whitening(covariance: Tensor) -> Tensor:

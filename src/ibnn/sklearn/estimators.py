@@ -63,16 +63,38 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     >>> model = IBNNClassifier((16,), epochs=20, random_state=0).fit(X, y)
     >>> model.predict_proba(X[:2]).shape, bool(model.score(X, y) > 0.8)
     ((2, 3), True)
+    >>> known, held = slice(0, 150, 2), slice(1, 150, 2)
+    >>> model = model.fit(X[known], y[known], X_val=X[held], y_val=y[held])
+    >>> model.novelty([[5.1, 3.5, 1.4, 0.2], [51.0, 3.5, 1.4, 0.2]]) < 0.05
+    array([False,  True])
+    >>> model.predict_set(X[held], level=0.9).shape
+    (75, 3)
     """
 
     _usual_std = 0.5
 
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = field(default=None, kw_only=True)
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
-        """Trains anew on rows (n, inputs) and their labels, of any kind; a row of weight 2 counts as two."""
+    def fit(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,  # noqa: N803
+        y_val: Any = None,
+    ) -> Self:
+        """Trains anew on rows (n, inputs) and their labels, of any kind; a row of weight 2 counts as two.
+
+        Rows `X_val` with labels `y_val` are not trained on: `novelty` and `predict_set` need 50 of them, and early
+        stopping goes by them instead of rows of its own.
+        """
         x, labels, weight = self._rows(X, y, sample_weight, start=True)
-        self._train(x, torch.tensor(labels), weight, labels=labels)
+        held = None
+        if X_val is not None:
+            x_val, labels_val, _ = self._rows(X_val, y_val, None, start=False)
+            held = x_val, torch.tensor(labels_val)
+        self._train(x, torch.tensor(labels), weight, labels=labels, held=held)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803
@@ -121,6 +143,16 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         labels = self.predict_distribution(X).labels.numpy()
         return np.asarray(self.classes_[labels])
 
+    def predict_set(self, X: Any, level: float = 0.9, *, by_class: bool = False) -> Array:  # noqa: N803
+        """Returns which classes are in a set that holds the true one with probability `level`, (n, classes).
+
+        That holds for rows like the held-out ones, whatever the network is worth; with `by_class` also within every
+        class. See `ibnn.CategoricalPrediction.set`; for the rows it takes, `novelty`.
+        """
+        answer = self.predict_distribution(X)
+        self._check_held("predict_set", known=answer.conformal is not None)
+        return answer.set(level, by_class=by_class).numpy()
+
     def abstain(self, X: Any, risk: float = 0.1) -> Array:  # noqa: N803
         """Returns which rows to leave to someone else: where the label is wrong with a probability above `risk`.
 
@@ -147,9 +179,23 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
 
     _usual_std = 0.3  # less than for classes: the learnt target noise has to cover what the draws add
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
-        """Trains anew on rows (n, inputs) and targets, (n,) or (n, targets); a row of weight 2 counts as two."""
-        self._train(*self._rows(X, y, sample_weight, start=True))
+    def fit(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,  # noqa: N803
+        y_val: Any = None,
+    ) -> Self:
+        """Trains anew on rows (n, inputs) and targets, (n,) or (n, targets); a row of weight 2 counts as two.
+
+        Rows `X_val` with targets `y_val` are not trained on: `novelty` and conformal intervals need 50 of them, and
+        early stopping goes by them instead of rows of its own.
+        """
+        rows = self._rows(X, y, sample_weight, start=True)
+        held = None if X_val is None else self._rows(X_val, y_val, None, start=False)[:2]
+        self._train(*rows, held=held)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
@@ -189,9 +235,22 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         mean = self._shaped(answer.mean)
         return (mean, self._shaped(answer.std)) if return_std else mean
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:  # noqa: N803
-        """Returns the ends of every row's central interval that holds its target with probability `level`."""
-        low, high = self.predict_distribution(X).interval(level)
+    def predict_interval(
+        self,
+        X: Any,  # noqa: N803
+        level: float = 0.9,
+        *,
+        conformal: bool = False,
+    ) -> tuple[Array, Array]:
+        """Returns the ends of every row's central interval that holds its target with probability `level`.
+
+        With `conformal` it is as wide as held-out rows need it, and so right whatever the network is worth, for rows
+        like those; infinite if they are too few for the level. For the rows it takes, see `novelty`.
+        """
+        answer = self.predict_distribution(X)
+        if conformal:
+            self._check_held("conformal", known=answer.conformal is not None)
+        low, high = answer.interval(level, conformal=conformal)
         return self._shaped(low), self._shaped(high)
 
     def abstain(self, X: Any, risk: float) -> Array:  # noqa: N803

@@ -22,6 +22,7 @@ from ibnn.errors import complaint
 from ibnn.likelihood import Likelihood, Weighted
 from ibnn.likelihood.temperature import best_temperature, nll
 from ibnn.normal import generators_restored
+from ibnn.novelty.fitting import FEWEST, fit_novelty_if_possible
 from ibnn.prediction import draws
 from ibnn.training.loop import fit
 from ibnn.training.recipe import Recipe, Schedule
@@ -36,6 +37,7 @@ STEPS, MIN_EPOCHS = 400, 20  # a run has so many steps, and no fewer passes over
 WIDTH, MANY, WIDER = 64, 1000, 128  # of two hidden layers, and of those for so many rows
 FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer is then not converted
 NOISE_LR = 0.02  # of learnt target noise: log σ would crawl at a rate made for weights
+AT_ONCE = 4096  # rows whose novelty is found at once
 WARMUP = 0.2  # share of a run over which the fixed weight of the KL rises
 
 
@@ -105,24 +107,41 @@ class Table(BaseEstimator):  # type: ignore[misc]
         body = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
         return nn.Sequential(*body, nn.Linear(sizes[-1], outputs))
 
-    def _train(self, x: Array, target: Tensor, weight: Array, *, labels: Array | None = None) -> None:
-        """Trains from the start; held-out rows are stratified by `labels`."""
+    def _train(
+        self,
+        x: Array,
+        target: Tensor,
+        weight: Array,
+        *,
+        labels: Array | None = None,
+        held: tuple[Array, Tensor] | None = None,
+    ) -> None:
+        """Trains from the start; rows are held out unless they are given, stratified by `labels`."""
         with self._weighted(x, target, weight) as (inputs, target):
-            log_noise = None
+            log_noise, valid = None, held and self._joined(*held)
             if self.prior_std == "auto" and len(x) >= MIN_ROWS:
                 start = copy.deepcopy(self.model_.state_dict())
                 std, log_noise = self._choose(inputs, target, labels, start)
                 self.model_.load_state_dict(start)
                 self._set_noise(std)
-            train, valid = (inputs, target), None
-            if self.early_stopping:
+            train = inputs, target
+            if self.early_stopping and valid is None:
                 rows, out = self._split(len(x), self.validation_fraction, labels)
                 train, valid = (inputs[rows], target[rows]), (inputs[out], target[out])
-            self._fit(train, valid, epochs=self._epochs(len(train[0])))
+            self._fit(train, valid if self.early_stopping else None, epochs=self._epochs(len(train[0])))
+            if log_noise is not None:
+                (log_std,) = self.model_.likelihood.parameters()
+                log_std.data.lerp_(log_noise, 0.5)  # one has seen its rows, the other had fewer of them
+            if valid is not None:
+                fit_novelty_if_possible(self.model_, train, valid, seed=self._seed)
         self._calls += 1
-        if log_noise is not None:
-            (log_std,) = self.model_.likelihood.parameters()
-            log_std.data.lerp_(log_noise, 0.5)  # one has seen its rows, the other had fewer of them
+        self._held = 0 if valid is None else len(valid[0])
+
+    def _joined(self, x: Array, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns held-out rows as those that are trained on are: standardised, and of weight 1 if those have any."""
+        weighted = isinstance(self.model_.likelihood, Weighted)
+        joined = Weighted.join(torch.ones(len(x), dtype=torch.float64), target) if weighted else target
+        return torch.tensor(self.scaler_.transform(x)), joined
 
     def _choose(
         self, inputs: Tensor, target: Tensor, labels: Array | None, start: dict[str, Tensor]
@@ -180,7 +199,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
             seed=self._seed + self._calls,
             **fields,
         )
-        self.history_ = fit(self.model_, train, valid, recipe=recipe, quiet=True)
+        self.history_ = fit(self.model_, train, valid, recipe=recipe, quiet=True, novelty=False)
 
     @contextmanager
     def _weighted(self, x: Array, target: Tensor, weight: Array) -> Iterator[tuple[Tensor, Tensor]]:
@@ -200,6 +219,25 @@ class Table(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         x = validate_data(self, x, reset=False, dtype=np.float64)
         return self.model_.predict(torch.tensor(self.scaler_.transform(x)), samples=self.samples, progress=False)
+
+    def novelty(self, X: Any) -> Array:  # noqa: N803
+        """Returns how novel every row is: p-values (n,), near 0 for rows unlike the held-out ones.
+
+        Of rows like those a share of at most α has a p-value of α or less. It takes 50 rows that were not trained on,
+        of `early_stopping` or `fit(..., X_val=, y_val=)`; p-values go down to 2 / (2 + their number).
+        """
+        check_is_fitted(self)
+        x = torch.tensor(self.scaler_.transform(validate_data(self, X, reset=False, dtype=np.float64)))
+        self._check_held("novelty", known=self.model_.reference is not None)
+        found = [self.model_.novelty(part).p_value for part in x.split(AT_ONCE)]
+        return torch.cat(found).double().numpy()
+
+    def _check_held(self, what: str, *, known: bool) -> None:
+        """Raises unless enough rows were held out for what is asked."""
+        if not known:
+            expected = f"asked of an estimator with at least {FEWEST} rows held out, and no partial_fit since"
+            remedy = "Call fit(X, y, X_val=…, y_val=…), or fit with early_stopping=True and more rows."
+            raise ValueError(complaint(what, expected, getattr(self, "_held", 0), remedy))
 
     def predict_uncertainty(self, X: Any) -> Uncertainty:  # noqa: N803
         """Returns the total, aleatoric and epistemic uncertainty of every row.

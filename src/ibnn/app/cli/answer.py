@@ -301,7 +301,7 @@ def export(
     asked = read(folder, samples, seed, trust_code)
     example, facts = _example(asked, pixels)
     assert isinstance(asked.run.model, IBNN | Plain), "as for all methods of jobs"
-    draws = {"samples": asked.samples, "seed": asked.seed}
+    draws: Any = {"samples": asked.samples, "seed": asked.seed}
     normal = asked.normalisation if pixels else None
     with misuse():
         written = write(asked.run.model, example, out, format=format, pixels=normal, metadata=facts, **draws)

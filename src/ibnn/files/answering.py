@@ -1,0 +1,167 @@
+"""ANSWERING: the module that a file is traced from: it maps inputs to answers with plain operators alone."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ibnn._version import __version__
+from ibnn.errors import complaint
+from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, tree_map
+from ibnn.latent import Latent
+from ibnn.layers.attention import no_fast_path
+from ibnn.layers.observe import batch_axes
+from ibnn.layers.registry import duplicate
+from ibnn.likelihood import Heads, Likelihood
+from ibnn.network import IBNN
+from ibnn.novelty import Reference
+from ibnn.novelty.nodes import observable, padding, watched
+from ibnn.prediction import (
+    CategoricalPrediction,
+    GaussianPrediction,
+    JointPrediction,
+    Method,
+    Prediction,
+    fallback_weight,
+)
+
+Pixels = tuple[Sequence[float], Sequence[float]]  # mean and standard deviation of each channel
+
+
+class OneNetwork(Method, Protocol):
+    """A method that draws nothing: one network per component, such as `ibnn.baselines.Plain` or `Ensemble`."""
+
+    net: nn.Module  # of several components, an nn.ModuleList
+    likelihood: Likelihood
+
+
+class Answering(nn.Module):
+    """Maps inputs to answers: runs the network on a copy of the batch for each draw and summarises the outputs.
+
+    If novelty is told, a converted network has one more copy, at the posterior mean, whose layers' inputs are compared
+    with the reference.
+    """
+
+    draw_bytes = 0  # size of the draws
+
+    def __init__(
+        self, model: IBNN | OneNetwork, samples: int, seed: int, pixels: Pixels | None, *, novelty: bool
+    ) -> None:
+        super().__init__()
+        self.name, self.components, self.pixels = type(model).__name__, model.components, pixels
+        self.likelihood: Likelihood = copy.deepcopy(model.likelihood)
+        self.logits: Pick | None = getattr(model, "logits", None)
+        nets = model.net if isinstance(model.net, nn.ModuleList) else [model.net]  # a list: the members of an ensemble
+        self.several, self.nets = nets is model.net, nn.ModuleList(duplicate(net) for net in nets)
+        for parameter in self.nets.parameters():
+            parameter.data = parameter.data.contiguous()  # runs keep channels last
+        self.reference: Reference | None = self._copied(getattr(model, "reference", None) if novelty else None)
+        self.draws = self.copies = 1  # of the batch: those that answers are made of, and all
+        if isinstance(model, IBNN):
+            z = model.draw_latents(samples, seed).detach()
+            mean = [] if self.reference is None else [model.posterior().mean.detach().mean(0, keepdim=True)]
+            self.draws, self.copies = len(z), len(z) + len(mean)
+            self._hold(torch.cat([z, *mean]))
+        for name, values in zip(("centre", "spread"), pixels or (), strict=False):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1))
+
+    def _copied(self, reference: Reference | None) -> Reference | None:
+        """Returns a copy of the reference without what the file has no use for; notes its numbers."""
+        if reference is None:
+            return None
+        own = copy.deepcopy(reference)
+        self.observed, self.axes = own.layers.tolist(), own.axes.tolist()
+        self.fallback, base = float(own.fallback), own.base.cpu()
+        self.base: Any = self.likelihood.rates_by_head(base) if isinstance(self.likelihood, Heads) else base
+        own.errors, own.classes, own.base = (torch.zeros(0) for _ in range(3))
+        return own
+
+    def _hold(self, z: Tensor) -> None:
+        """Gives every latent its part of the draws (J, nodes), in place of its distribution."""
+        latents = [module for module in self.nets.modules() if isinstance(module, Latent)]
+        for latent, part in zip(latents, z.split([latent.nodes for latent in latents], 1), strict=True):
+            held = part.to(latent.mean.dtype).contiguous()
+            del latent.mean, latent.rho, latent.z
+            latent.register_buffer("z", held)
+            self.draw_bytes += held.nbytes
+
+    @torch.no_grad()
+    def find_batch(self, x: Inputs) -> None:
+        """Tells every latent which axis of its layer's input is the batch; raises where none is."""
+        args, kwargs = call_arguments(tree_map(self._repeated, self.normalised(x)))
+        for net in self.nets:
+            latents = {name.rpartition(".")[0]: m for name, m in net.named_modules() if isinstance(m, Latent)}
+            with no_fast_path(), batch_axes(net, latents, (args, kwargs)):
+                net(*args, **kwargs)
+        if self.reference is not None:
+            _ = self.reference.parts  # found before it is traced
+
+    def forward(self, x: Inputs) -> dict[str, Tensor]:
+        """Returns the answers to inputs by name."""
+        x = self.normalised(x)
+        args, kwargs = call_arguments(tree_map(self._repeated, x))
+        with self._watched(call_arguments(x)) as seen:
+            outputs = [self.likelihood.read(pick(net(*args, **kwargs), self.logits)) for net in self.nets]
+        by_copy = [output.unflatten(0, (self.copies, -1)) for output in outputs]  # (J, B, …)
+        drawn = torch.cat([output[: self.draws] for output in by_copy])
+        answer = self.likelihood.summarise(drawn.unflatten(0, (self.components, -1)))
+        if self.reference is None:
+            return named(answer)
+        mean = torch.stack([output[-1] for output in by_copy]).mean(0)
+        novelty = self.reference(list(seen.values()), self.likelihood.surprise(mean))
+        return named(self.fallen_back(answer, novelty.log_tail)) | {"novelty": novelty.p_value}
+
+    @contextmanager
+    def _watched(self, call: Call) -> Iterator[dict[str, Tensor]]:
+        """Collects what layers see of the last copy of the batch."""
+        if self.reference is None:
+            yield {}
+            return
+        net = self.nets if self.several else self.nets[0]
+        all_layers = list(observable(net).items())
+        layers = dict(all_layers[number] for number in self.observed)
+        axes = dict(zip(layers, self.axes, strict=True))
+        with watched(layers, axes, batch_length(call), padding(net, call), self.copies) as seen:
+            yield seen
+
+    def fallen_back(self, answer: Prediction, log_p: Tensor) -> Prediction:
+        """Returns what is answered to inputs of these p-values."""
+        if self.reference is None or not self.fallback:
+            return answer
+        found: Prediction = self.likelihood.fall_back(answer, fallback_weight(log_p, self.fallback), self.base)
+        return found
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        return x.repeat(self.copies, *[1] * (x.dim() - 1)) if self.copies > 1 else x
+
+    def normalised(self, x: Inputs) -> Inputs:
+        """Returns inputs as the network was trained on them."""
+        return x if self.pixels is None else (x - self.centre) / self.spread
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what the file says about itself."""
+        facts = {"ibnn": __version__, "torch": torch.__version__, "method": self.name, "components": self.components}
+        facts |= {"likelihood": type(self.likelihood).__name__, "temperature": self.likelihood.temperature.item()}
+        facts |= {"pixels": self.pixels and {"mean": list(self.pixels[0]), "std": list(self.pixels[1])}}
+        if self.reference is None:
+            return facts
+        held_out = len(self.reference.scores)
+        says = "p-value: of inputs like the held-out ones a share of at most p has p or less; near 0 for novel inputs"
+        own = {"says": says, "held_out": held_out, "smallest": 1 / (held_out + 1), "fallback": self.fallback}
+        return facts | {"novelty": own}
+
+
+def named(answers: Prediction) -> dict[str, Tensor]:
+    """Returns the outputs of the file by name."""
+    if isinstance(answers, JointPrediction):
+        by_head = {head: named(answer) for head, answer in answers.heads.items()}
+        return {f"{head}.{name}": value for head, values in by_head.items() for name, value in values.items()}
+    if isinstance(answers, GaussianPrediction):
+        return {name: getattr(answers, name) for name in ("mean", "std", "aleatoric", "epistemic")}
+    if not isinstance(answers, CategoricalPrediction):
+        wanted, remedy = "Categorical, Bernoulli or Gaussian, or to answer like them", "Summarise draws as they do."
+        raise TypeError(complaint("likelihood", wanted, f"one that answers {type(answers).__name__}", remedy))
+    return {"probabilities": answers.probs} | {n: getattr(answers, n) for n in ("total", "aleatoric", "epistemic")}
