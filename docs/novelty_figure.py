@@ -40,7 +40,7 @@ def trained() -> tuple[ibnn.IBNN, torch.Tensor, torch.Tensor]:
 def means(kind: str) -> dict[str, float]:
     """Mean AUROC of every score over the pairs of one kind."""
     cells = json.loads((DOCS.parent / "experiments" / "results" / "novelty.json").read_text())["cells"].values()
-    pairs = [cell["auroc"][pair] for cell in cells for pair, own in cell["kinds"].items() if own == kind]
+    pairs = [cell["auroc"][pair] for cell in cells for pair, own in cell.get("kinds", {}).items() if own == kind]
     pairs = [pair for pair in pairs if all(score in pair for score, _ in SCORES.values())]
     return {label: mean(pair[score] for pair in pairs) for label, (score, _) in SCORES.items()}
 

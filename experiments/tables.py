@@ -152,7 +152,8 @@ PARTS = {
 
 def novelty() -> dict[str, str]:
     """The blocks of docs/novelty.md."""
-    cells = json.loads((RESULTS / "novelty.json").read_text())["cells"]
+    every = json.loads((RESULTS / "novelty.json").read_text())["cells"]
+    cells = {name: cell for name, cell in every.items() if "auroc" in cell}
     choice = json.loads((RESULTS / "novelty-choice.json").read_text())["cells"]
     pairs = [
         (cell, pair, kind, found["auroc"][pair])
@@ -160,6 +161,7 @@ def novelty() -> dict[str, str]:
         for pair, kind in found["kinds"].items()
     ]
     found = {"pairs": _scores(pairs, SCORES), "epistemic": _scores(pairs, PARTS, of="iBNN")}
+    found["coverage"] = _coverage({name: cell for name, cell in every.items() if "coverage" in cell})
     found |= {"fallback": _fallback(cells), "choice": _candidates(choice), "growth": _growth(choice["rows"]["rows"])}
     made = {f"novelty-{name}": figures.markdown(rows).rstrip() + "\n" for name, rows in found.items()}
     return made | {"readme-novelty": figures.markdown(_means(pairs)).rstrip() + "\n"}
@@ -181,15 +183,29 @@ def _scores(pairs: list[Any], columns: dict[str, str], of: str = "") -> list[lis
     """AUROC of every near and far pair, and the means over each kind, corruptions too."""
     rows, every = [["data", "against", "kind", *columns]], dict[str, list[list[float | None]]]()
     for cell, pair, kind, auroc in pairs:
-        own = next((m.split(", epistemic")[0] for m in auroc if of and m.startswith(of) and "fallback" in m), of)
+        own = f"{of}, calibrated" if any(score.startswith("iBNN, calibrated") for score in auroc) else of
         values = [auroc.get(f"{own}{score}" if of else score) for score in columns.values()]
         every.setdefault(kind, []).append(values)
         if kind != "corrupted":
             rows.append([cell.rsplit(" ", 1)[0], pair, kind, *map(_three, values)])
     for kind, many in every.items():
         complete = [row for row in many if None not in row]
-        means = [sum(column) / len(column) for column in zip(*complete, strict=True)] if complete else []
+        if not complete:
+            continue
+        means = [sum(column) / len(column) for column in zip(*complete, strict=True)]
         rows.append([f"mean of {len(complete)}", "", kind, *map(_three, means)])
+    return rows
+
+
+def _coverage(cells: dict[str, Any]) -> list[list[str]]:
+    """Coverage and width of 90 % intervals."""
+    rows = [["data", "covered %", "conformal: covered %", "width", "conformal: width"]]
+    for name, cell in cells.items():
+        found = cell["coverage"]
+        covered = [f"{100 * found[kind]:.1f}" for kind in ("mixture", "conformal")]
+        rows.append(
+            [name.rsplit(" ", 1)[0], *covered, *(f"{found[f'{k} width']:.2f}" for k in ("mixture", "conformal"))]
+        )
     return rows
 
 
