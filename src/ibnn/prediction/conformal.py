@@ -15,15 +15,10 @@ from ibnn.errors import complaint
 
 
 class Conformal(NamedTuple):
-    """What held-out examples show.
+    """What held-out examples show."""
 
-    Attributes:
-        scores: How far their targets were from the answers, (N,) or (N, outputs).
-        classes: Their labels, (N,); empty for numbers.
-    """
-
-    scores: Tensor
-    classes: Tensor
+    scores: Tensor  # how far their targets were from the answers, (N,) or (N, outputs)
+    classes: Tensor  # their labels, (N,); empty for numbers
 
     def limit(self, level: float, label: int | None = None) -> Tensor:
         """Returns the score that a new example stays within with this probability; infinity if too few were held out.
