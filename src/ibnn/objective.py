@@ -12,7 +12,7 @@ class ELBO(NamedTuple):
 
     Attributes:
         loss: nll + β·kl/N − γ·entropy/N, what training minimises.
-        nll: Mean of −log p(y | x, z) over the rows of the batch.
+        nll: Mean of −log p(y | x, z) over the data of the batch.
         kl: KL of the posterior to the prior in nats, summed over nodes and layers, not yet divided by anything.
         entropy: Ĥ, the lower bound of the posterior's entropy in nats; 0 where γ = 0 left it uncomputed.
     """

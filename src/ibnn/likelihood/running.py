@@ -128,7 +128,7 @@ class RunningProbabilities:
         return self.prediction(logs, split, self._standard_error())
 
     def _standard_error(self) -> Tensor:
-        """Returns what `gaussian.standard_error` would of all draws."""
+        """Returns what `gaussian._standard_error` would of all draws."""
         if self.components == self.samples == 1:
             return torch.full_like(self.means, math.nan)
         if self.samples == 1:
