@@ -137,7 +137,8 @@ def test_it_learns_and_reports() -> None:
     assert last["valid_nll"] == pytest.approx(ibnn.metrics.nll(prediction.log_probs, Y[160:]), rel=1e-5)
     assert last["beta"] == 1.0
     assert rows[0]["beta"] < rows[20]["beta"] < 1
-    assert history.summary == str(ibnn.diagnose(model, inputs=X[160:]))
+    now = str(ibnn.diagnose(model, inputs=X[160:]))  # it may add that the few held-out rows made no reference
+    assert now.startswith(history.summary)
     assert ", epistemic share " in history.summary
 
 
