@@ -442,6 +442,7 @@ def test_a_likelihood_of_the_users_own() -> None:
     assert not report.profile_kept
 
 
+@pytest.mark.slow
 def test_a_likelihood_of_the_users_own_is_tempered_without_an_argument_for_it() -> None:
     net, x, y = problem(50)
     own, report = quick(net, x, y, likelihood=Tempered())

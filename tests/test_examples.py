@@ -30,6 +30,7 @@ def test_lightning_module_learns() -> None:
     assert result["valid_nll"] < 0.7
 
 
+@pytest.mark.slow
 def test_the_trainer_of_transformers_learns() -> None:
     pytest.importorskip("transformers")
     from accelerate.state import AcceleratorState

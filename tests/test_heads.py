@@ -180,7 +180,7 @@ def test_fit_trains_a_token_classifier() -> None:
     assert ibnn.metrics.error(p.probs, y, axis=p.axis) < 0.2
 
 
-@pytest.mark.parametrize("format", ["onnx", "torch"])
+@pytest.mark.parametrize("format", [pytest.param("onnx", marks=pytest.mark.slow), "torch"])
 def test_an_exported_token_classifier_answers_as_predict_does(tmp_path: Path, format: Any) -> None:
     model, x = pair()[0], data()[0]
     written = ibnn.export(model, x, tmp_path / "model", samples=2, format=format)

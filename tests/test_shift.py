@@ -153,7 +153,7 @@ def test_refusals(make: Any, words: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("alpha", [0.25, 0.01])
+@pytest.mark.parametrize("alpha", [pytest.param(0.25, marks=pytest.mark.slow), 0.01])
 def test_as_many_scores_as_are_needed_show_a_complete_shift(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The p-values are those of the derivation; it rings as often as stated, and with three scores much less."""
     needed, streams, length = shift.fewest_scores(alpha), 100, 400

@@ -320,6 +320,7 @@ def test_fresh_waits_for_a_folder_in_use_and_says_so(
     assert not list(tmp_path.rglob("*.lock"))
 
 
+@pytest.mark.slow
 def test_permissions_are_what_the_umask_leaves(run: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((1, 8, 8)))
     out, x = tmp_path / "out", torch.randn(8, 3)
@@ -1265,6 +1266,7 @@ def test_demo_shows_its_table_and_where_its_figures_are(monkeypatch: pytest.Monk
 # ---------------------------------------------------------------------------------------------------------- processes
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_quiet() -> None:
     command = [sys.executable, "-m", "ibnn", "data", "list", "--quiet"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -1294,6 +1296,7 @@ def test_export_answers_as_predict(run: Path, pixels: np.ndarray[Any, Any], tmp_
     assert facts["pixels"] == facts["normalisation"]
 
 
+@pytest.mark.slow
 def test_export_of_normalised_images_and_wrong_exports(run: Path, tmp_path: Path) -> None:
     result = call("export", run, "-o", tmp_path / "m.pt2", "--format", "torch")
     assert result.stdout == f"{tmp_path / 'm.pt2'}\n"

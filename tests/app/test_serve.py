@@ -580,6 +580,7 @@ def test_wrong_rows_are_explained(sent: dict[str, Any], code: int, words: str, t
 # ------------------------------------------------------------------------------------------------------------- process
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_what_is_in_flight(folder: Path, pixels: torch.Tensor, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ibnn", "serve", str(folder), "--port", "0", "--state", str(tmp_path / "a.json")]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -204,7 +204,7 @@ def check_answers(name: str, answer: Callable[[Any], dict[str, Tensor]]) -> None
     assert answers["epistemic"].min() > 1e-4  # or nothing was compared
 
 
-@pytest.mark.parametrize("name", quick("lenet", "transformer"))
+@pytest.mark.parametrize("name", quick("lenet"))
 def test_onnx_answers_as_predict_and_holds_the_network_once(name: str, written: Callable[..., ibnn.Exported]) -> None:
     model, _ = make(name)
     found = written(name)
@@ -252,6 +252,7 @@ def test_a_single_draw(tmp_path: Path) -> None:
         assert loaded(x)["epistemic"].abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_no_ibnn_is_needed(written: Callable[..., ibnn.Exported], tmp_path: Path) -> None:
     model, x = make("lenet")
     np.save(tmp_path / "x.npy", x.numpy())
