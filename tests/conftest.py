@@ -1,3 +1,4 @@
+import gc
 import os
 import runpy
 from pathlib import Path
@@ -24,6 +25,12 @@ os.environ |= {"COLUMNS": "80", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "
 torch.set_num_threads(1)  # the tests themselves run side by side
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)  # a busy machine is no failure
 hypothesis.settings.load_profile("steady")
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector from walking all that was imported, again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

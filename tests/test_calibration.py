@@ -72,6 +72,7 @@ def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch:
     assert report.temperature == 1.0
 
 
+@pytest.mark.slow
 def test_the_scale_of_a_classifier_is_that_of_a_dense_grid_of_public_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "DRAWS", 48)
     net, x, y = problem()

@@ -143,6 +143,7 @@ def test_the_tutorial_on_tables_runs() -> None:
     assert Path("tutorial-tables.png").exists()
 
 
+@pytest.mark.slow
 def test_the_tutorial_on_text_runs() -> None:
     pytest.importorskip("transformers")
     names = run("tutorials/text.md")
@@ -153,6 +154,7 @@ def test_the_tutorial_on_text_runs() -> None:
     assert Path("tutorial-text.png").exists()
 
 
+@pytest.mark.slow
 def test_the_tutorial_on_regression_runs() -> None:
     names = run("tutorials/regression.md")
     coverage = names["coverage"]
@@ -189,6 +191,7 @@ def test_the_calibration_page_runs() -> None:
     assert Path("curve.png").exists()
 
 
+@pytest.mark.slow
 def test_the_training_page_runs() -> None:
     names = run("training.md")
     looks = names["history"].looks

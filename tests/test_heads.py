@@ -354,7 +354,7 @@ def test_calibration_gives_every_head_its_own_temperature() -> None:
     assert float(sex.temperature) == pytest.approx(1.0, rel=0.2)
 
 
-@pytest.mark.parametrize("format", ["onnx", "torch"])
+@pytest.mark.parametrize("format", [pytest.param("onnx", marks=pytest.mark.slow), "torch"])
 def test_exported_heads_answer_as_predict_does(tmp_path: Path, format: Any) -> None:
     model, (x, _) = two(likelihood=KINDS, logits="heads"), people()
     written = ibnn.export(model, x, tmp_path / "model", samples=2, format=format)

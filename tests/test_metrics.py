@@ -403,6 +403,7 @@ def test_bootstrap_draws_rows_uniformly_with_replacement() -> None:
     assert abs(sum(distinct[:-1]) / resamples - expected) < 4 / math.sqrt(resamples)
 
 
+@pytest.mark.slow
 def test_bootstrap_covers_a_known_mean_at_its_level() -> None:
     generator, trials, level = torch.Generator().manual_seed(1), 300, 0.8
     covered = 0

@@ -632,7 +632,9 @@ def test_an_answer_is_settled_when_its_error_is_small_and_its_label_clear() -> N
 # ------------------------------------------------------------------------------------------------- few draws' bias
 
 
-@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "gaussian"])
+@pytest.mark.parametrize(
+    "likelihood", ["categorical", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bernoulli", "gaussian"))]
+)
 def test_corrected_uncertainties_are_those_of_many_draws_on_average(likelihood: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()

@@ -1281,6 +1281,7 @@ def test_a_closed_pipe_is_quiet() -> None:
 # -------------------------------------------------------------------------------------------------------------- export
 
 
+@pytest.mark.slow
 def test_export_answers_as_predict(run: Path, pixels: np.ndarray[Any, Any], tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     result = call("export", run, "-o", tmp_path / "m.onnx", "--pixels", "--samples", 2, "--seed", 3)

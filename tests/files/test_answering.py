@@ -149,6 +149,7 @@ def test_files_tell_novelty_and_fall_back_as_predict_does(format, name, tmp_path
     assert any((on[n] - off[n]).abs().max() > 1e-3 for n in on if on[n] is not None)
 
 
+@pytest.mark.slow
 def test_files_without_novelty_are_as_before(tmp_path):
     model, x = made("mlp", fallback=0.2)
     plain = ibnn.export(model, x, tmp_path / "a", samples=2, format="torch", novelty=False)

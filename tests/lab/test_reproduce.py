@@ -39,7 +39,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 LONG = [(name, "paper") for name in ("regression", "size", "benchmark", "pretrained", "calibration", "ood")]
-LONG += [(name, "cpu") for name in ("benchmark", "size", "ood", "regression")]  # others run the same code
+LONG += [
+    (name, "cpu") for name in ("benchmark", "size", "ood", "regression", "calibration")
+]  # others run the same code
 # as their smaller presets; the last two are the benchmark's runs
 
 

@@ -313,6 +313,7 @@ def settled(model: ibnn.IBNN, valid: tuple[Tensor, Tensor]) -> float:
     return temperature.settled_temperature(model.likelihood.at(1.0), draws, valid[1])
 
 
+@pytest.mark.slow
 def test_few_noisy_labels_ask_for_more_noise() -> None:
     train, valid = coins(100, 1, 0.25), coins(200, 2, 0.25)
     auto, plain = make_coins(64), make_coins(64)
