@@ -32,6 +32,7 @@ def main() -> None:
         shared(part).square().sum().backward()
     if rank == 0:
         torch.save([p.grad for p in model.net.parameters()], out)
+    distributed.barrier()  # a worker that leaves first may abort the other
     distributed.destroy_process_group()
 
 

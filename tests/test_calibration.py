@@ -251,6 +251,7 @@ def test_weights_statistics_modes_and_generators_stay() -> None:
     assert not model.likelihood.temperature.requires_grad
 
 
+@pytest.mark.slow
 def test_calibrating_twice_gives_the_same_and_the_seed_counts() -> None:
     net, x, y = problem(80)
     (first, a), (second, b), (third, _) = (quick(net, x, y, profile=True, seed=s) for s in (3, 3, 4))
@@ -334,6 +335,7 @@ def test_saves_and_adapters_keep_the_calibration(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- kinds of input
 
 
+@pytest.mark.slow
 def test_arrays_datasets_and_loaders_give_the_same() -> None:
     net, x, y = problem(100)
     data = TensorDataset(x, y)

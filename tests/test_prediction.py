@@ -529,7 +529,10 @@ def test_memory_stays_within_a_budget_and_answers_do_not_change(budget: float) -
     assert_same(found, whole)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_memory": 10**6}, {"samples": 2, "tolerance": 0.05}], ids=str)
+SETTLED = pytest.param({"samples": 2, "tolerance": 0.05}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_memory": 10**6}, SETTLED], ids=str)
 def test_a_hundred_thousand_inputs_take_the_memory_of_a_chunk_and_of_their_answers(options: dict[str, object]) -> None:
     net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3))
     model, x = ibnn.convert(net, components=2, seed=0), torch.randn(100_000, 4)

@@ -308,7 +308,9 @@ def test_early_stopping_goes_back_to_the_best() -> None:
     assert model.history_.best["valid_nll"] == min(model.history_["valid_nll"])
 
 
-@pytest.mark.parametrize("weight", [None, np.where(LABELS, 1.0, 2.0)], ids=["", "weighted"])
+@pytest.mark.parametrize(
+    "weight", [None, pytest.param(np.where(LABELS, 1.0, 2.0), marks=pytest.mark.slow)], ids=["", "weighted"]
+)
 def test_the_noise_is_chosen_by_held_out_likelihood(weight: Any) -> None:
     """A network that learns labels of no meaning by heart wants the strong noise, a line without noise the weak one."""
     random = np.random.default_rng(0)
@@ -341,6 +343,7 @@ def test_a_class_of_one_row_can_be_held_out() -> None:
         assert model.predict_proba(X).shape == (len(X), 3)
 
 
+@pytest.mark.slow
 def test_partial_fit_goes_on() -> None:
     model = IBNNClassifier(**QUICK).partial_fit(X[:60], NAMES[:60], classes=["no", "yes"])
     first = log_loss(NAMES, model.predict_proba(X))

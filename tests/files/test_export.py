@@ -314,6 +314,7 @@ def test_gaussian_and_bernoulli(tmp_path: Path) -> None:
             torch.testing.assert_close(answers[output], getattr(expected, field), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_numbers_in_units_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As runs of points have them: a wrong answer is noticed however small its unit."""
     for scale, centre in ((1e-2, 1000.0), (1e-6, 0.0)):

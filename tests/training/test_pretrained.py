@@ -41,6 +41,7 @@ def nll(model: ibnn.IBNN) -> float:
     return model.likelihood.score(model.predict(VALID[0]), VALID[1])["nll"]
 
 
+@pytest.mark.slow
 def test_it_starts_from_what_calibrate_finds(net: nn.Module) -> None:
     """Without steps worth the name the result is the calibrated network's; its noise is where the steering begins."""
     calibrated = ibnn.convert(net, components=4, seed=0)

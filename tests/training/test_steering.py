@@ -412,6 +412,7 @@ def test_averages_are_settled(extra: dict[str, float]) -> None:
     assert model.prior_std == history.looks[-1]["prior_std"]
 
 
+@pytest.mark.slow
 def test_patience_goes_back_to_the_prior_of_the_best(tmp_path: Path) -> None:
     data = coins(100, 1, 0.25), coins(200, 2, 0.25)
     options = TOY | {"steps": 400, "evaluate_every": 1, "patience": 60, "run_dir": tmp_path}
