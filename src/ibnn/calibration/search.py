@@ -49,7 +49,8 @@ def calibrate(
     Afterwards `predict` and the network in eval mode give calibrated answers; weights and running statistics are as
     they were. Latents that were never trained get the mean 1 and a standard deviation by layer; trained ones keep
     their means, and their standard deviations are scaled. The result is never worse than temperature scaling, neither
-    on all labels nor cross-fitted over two halves of them; docs/calibration.md tells how the scale is chosen.
+    on all labels nor cross-fitted over two halves of them; docs/calibration.md tells how the scale is chosen. From 100
+    rows on `fit_novelty` makes a new reference of them; scores are those without its fallback.
 
     Args:
         model: What `ibnn.convert` made of the network.
