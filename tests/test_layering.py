@@ -23,6 +23,7 @@ RINGS = [
     {"likelihood"},
     {"novelty", "abstention"},
     {"passes"},
+    {"posterior"},
     {"network"},
     {"convert"},
     {"budget", "calibration", "diagnosis"},

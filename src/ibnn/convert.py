@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, get_args
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.mixture import CLOSED_FORMS, KLKind
 from ibnn.network import IBNN
 from ibnn.normal import check_seed
+from ibnn.posterior import DrawsPer
 
 Pattern = str | type[nn.Module]
 Patterns = Pattern | Sequence[Pattern]
@@ -122,13 +123,21 @@ class Options(TypedDict, total=False):
     """The less common options of `convert`."""
 
     logits: Pick | None
+    draws: DrawsPer
     include: Patterns | None
     exclude: Patterns | None
     copy: bool
     example: Inputs | None
 
 
-_DEFAULTS: Options = {"logits": None, "include": None, "exclude": None, "copy": True, "example": None}
+_DEFAULTS: Options = {
+    "logits": None,
+    "draws": "channel",
+    "include": None,
+    "exclude": None,
+    "copy": True,
+    "example": None,
+}
 
 
 def convert(
@@ -163,7 +172,7 @@ def convert(
     torch.Size([2, 3])
     """
     more = _completed(options)
-    _check_options(components, prior_std, init_std, kl, more["logits"])
+    _check_options(components, prior_std, init_std, kl, more)
     speaks, logits = _likelihood(likelihood), more["logits"]
     check_seed(0 if seed is None else seed)
     planned = plan(net, include=more["include"], exclude=more["exclude"], example=more["example"])
@@ -173,7 +182,8 @@ def convert(
     for entry in planned.layers:
         attach(net.get_submodule(entry.name), entry.name, components)
     start: dict[str, Any] = {"prior_std": float(prior_std), "init_std": float(init_std), "kl_kind": kl, "seed": seed}
-    return IBNN(net, speaks.to(next(net.parameters()).device), components=components, logits=logits, **start)
+    start |= {"components": components, "logits": logits, "draws": more["draws"]}
+    return IBNN(net, speaks.to(next(net.parameters()).device), **start)
 
 
 def _spelt_out(function: Any) -> inspect.Signature:
@@ -226,7 +236,7 @@ def _completed(options: Options) -> Options:
     return _DEFAULTS | options
 
 
-def _check_options(components: int, prior_std: float, init_std: float, kl: str, logits: Pick | None) -> None:
+def _check_options(components: int, prior_std: float, init_std: float, kl: str, more: Options) -> None:
     if isinstance(components, bool) or not isinstance(components, int) or components < 1:
         raise ValueError(complaint("components", "an integer of at least 1", repr(components), "Pass components=8."))
     if not (isinstance(prior_std, int | float) and 0 < prior_std < math.inf):
@@ -238,6 +248,10 @@ def _check_options(components: int, prior_std: float, init_std: float, kl: str, 
     if kl not in kinds:
         remedy = f"Did you mean {nearest(kl, kinds)!r}?"
         raise ValueError(complaint("kl", f"one of {', '.join(kinds)}", repr(kl), remedy))
+    if more["draws"] not in (forms := get_args(DrawsPer)):
+        remedy = f"Did you mean {nearest(str(more['draws']), forms)!r}?"
+        raise ValueError(complaint("draws", f"one of {', '.join(forms)}", repr(more["draws"]), remedy))
+    logits = more["logits"]
     if logits is not None and not callable(logits) and not (isinstance(logits, str) and logits):
         remedy = 'Pass e.g. logits="heads.age", or a function of the output.'
         raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))

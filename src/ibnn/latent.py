@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from ibnn.errors import complaint
 from ibnn.layers.recompute import Recomputation
 from ibnn.layers.registry import batchless, carried_type, folded_weights, replace_weights, weights_are_parameters
+from ibnn.layers.units import Placed, UnitProduct, Units
+from ibnn.layers.units import product as unit_product
 
 _AT_ONCE = 2**18  # entries of a product that stay in the cache
 
@@ -82,6 +84,32 @@ class _Product(torch.autograd.Function):
         return to_x, _summed_product(gradient, x, z.shape)
 
 
+class Scratch:
+    """Memory that the products of all layers take in turn: fresh memory costs more than the multiplication."""
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+
+    def like(self, x: Tensor) -> Tensor:
+        """Returns a tensor of an input's shape, whose entries may be anything."""
+        kept, size = self._memory, x.numel()
+        if kept is None or kept.numel() < size or (kept.dtype, kept.device) != (x.dtype, x.device):
+            self._memory = kept = torch.empty(size, dtype=x.dtype, device=x.device)
+        return torch.as_strided(kept, x.shape, torch.empty_like(x, device="meta").stride())
+
+
+def _product(x: Tensor, z: Tensor, units: Placed | None, scratch: Scratch | None) -> Tensor:
+    """Returns x ∘ z, or x ∘ z ∘ u; without a graph in some scratch memory, if there is any."""
+    if torch.is_grad_enabled():
+        function: Any = _Product if units is None else UnitProduct
+        made: Tensor = function.apply(x, z, *(() if units is None else units))
+        return made
+    out = None if scratch is None else scratch.like(x)
+    if units is not None and len(units.at) > 1:
+        return unit_product(x, z, units, out)
+    return torch.mul(x, z if units is None else z * units.factors(x), out=out)  # one draw for all rows
+
+
 def _summed_product(a: Tensor, b: Tensor, shape: torch.Size) -> Tensor:
     """Returns a ∘ b summed to a shape, a few rows at a time, without the large tensor of the whole product."""
     at_once = max(1, _AT_ONCE * a.shape[0] // max(1, a.numel()))
@@ -99,10 +127,13 @@ class Latent(nn.Module):
         rho: ρ, (K, D); the standard deviation is σ = softplus(ρ).
         z: What the layer's input is multiplied by: None (nothing), (D,) for the whole batch, or (R, D), a row each.
             Set by the network during one forward pass.
-        recall: The backward pass in progress and the z of its forward pass, for a layer that is run again in it
-            (gradient checkpointing).
+        units: Factors of the single units of the input, which multiply it with z; None for none. Set with z.
+        placed: Whether the nodes of the input have places (a convolution's do), and units can have factors.
+        recall: The backward pass in progress and the z and units of its forward pass, for a layer that is run again in
+            it (gradient checkpointing).
         folding: Whether the layer computes with W = U diag(z) and an unchanged input instead of x ∘ z.
         batch_axis: The batch axis of the input, used where a layer of one port has a z for each row.
+        scratch: Memory for the layer's new input while no graph is made; None for fresh memory.
         entries: How many input entries were multiplied by z in the last forward pass.
         after: What to do when the layer's calls in progress end, the innermost first.
 
@@ -112,7 +143,8 @@ class Latent(nn.Module):
     """
 
     z: Tensor | None
-    recall: tuple[int, Tensor] | None
+    units: Units | None
+    recall: tuple[int, Tensor, Units | None] | None
     after: list[Callable[[], None]]
 
     def __init__(
@@ -140,9 +172,10 @@ class Latent(nn.Module):
         self.mean = nn.Parameter(torch.ones(components, nodes, dtype=dtype, device=device))
         self.rho = nn.Parameter(torch.empty(components, nodes, dtype=dtype, device=device))
         self.set(std=torch.tensor(0.05))
-        self.z = None
-        self.recall = None
+        self.placed = axis < -1
+        self.z = self.units = self.recall = None
         self.folding, self.entries, self.batch_axis = False, 0, 0
+        self.scratch: Scratch | None = None
         self.after = []
         self.without_graph = False  # whether the last z needed a gradient that was not recorded
 
@@ -161,18 +194,18 @@ class Latent(nn.Module):
 
     def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the layer: its first argument x becomes x ∘ z."""
-        z = self._current()
+        z, units = self._current()
         if z is None:
             return None
         if args:
-            return (self._scaled(layer, args[0], z), *args[1:]), kwargs
+            return (self._scaled(layer, args[0], z, units), *args[1:]), kwargs
         name = "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
-        return args, {**kwargs, name: self._scaled(layer, kwargs[name], z)}
+        return args, {**kwargs, name: self._scaled(layer, kwargs[name], z, units)}
 
-    def _scaled(self, layer: nn.Module, x: Tensor, z: Tensor) -> Tensor:
-        """Returns the layer's new input: x ∘ z, or x if its weights are multiplied instead."""
+    def _scaled(self, layer: nn.Module, x: Tensor, z: Tensor, units: Units | None) -> Tensor:
+        """Returns the layer's new input: x ∘ z (∘ u), or x if its weights are multiplied instead."""
         if not self.folding:
-            return self.multiply(x, z, self.batch_axis)
+            return self.multiply(x, z, self.batch_axis, units)
         self.after.append(replace_weights(layer, folded_weights(layer, z)))
         return self._cast(x, z)
 
@@ -190,7 +223,7 @@ class Latent(nn.Module):
 
     def call(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Forward of a layer of several ports: its own with z in its weights, or its type's `run`."""
-        z, kind = self._current(), carried_type(layer)
+        (z, _), kind = self._current(), carried_type(layer)
         assert kind.run is not None
         if z is None:
             return type(layer).forward(layer, *args, **kwargs)
@@ -207,28 +240,30 @@ class Latent(nn.Module):
             while len(self.after) > begun:
                 self.after.pop()()
 
-    def _current(self) -> Tensor | None:
-        """Returns the z to multiply by: that of this forward pass, or of the one that a backward pass runs again."""
+    def _current(self) -> tuple[Tensor | None, Units | None]:
+        """Returns what to multiply by: z and units of this forward pass, or of the one that a backward pass repeats."""
         if self.z is not None:
             self.without_graph = self.z.requires_grad and not torch.is_grad_enabled()
-            return self.z
+            return self.z, self.units
         if self.recall is None or self.recall[0] != backward_pass():
-            return None
+            return None, None
         if self.without_graph:
             remedy = "Pass use_reentrant=False to checkpoint: the other kind loses the latents' gradient."
             raise RuntimeError(complaint("use_reentrant", "False in gradient checkpointing", True, remedy))
-        return self.recall[1]
+        return self.recall[1:]
 
-    def multiply(self, x: Tensor, z: Tensor, batch_axis: int = 0) -> Tensor:
-        """Returns x ∘ z, which is recomputed in the backward pass instead of being kept for it."""
+    def multiply(self, x: Tensor, z: Tensor, batch_axis: int = 0, units: Units | None = None) -> Tensor:
+        """Returns x ∘ z, and times the units' factors; it is recomputed in the backward pass instead of kept for it."""
         x = self._cast(x, z)
-        z = self.broadcast(z, x, batch_axis)
-        if torch.compiler.is_compiling():
-            return x * z
-        product: Tensor = _Product.apply(x, z) if torch.is_grad_enabled() else x * z  # type: ignore[no-untyped-call]
+        held = getattr(self, "unit_factors", None)  # an exported latent has them beside z
+        z = self.broadcast(z, x, batch_axis) if held is None else self._with_places(z, held, x, batch_axis)
+        placed = None if units is None else units.placed(x.shape, self.axis, batch_axis)
+        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return x * (z if placed is None else z * placed.factors(x))
+        product = _product(x, z, placed, self.scratch)
         self.entries += x.numel()
         if Recomputation.possible(product):
-            self.after.append(Recomputation(x, z, product).open().close)
+            self.after.append(Recomputation(x, z, product, placed).open().close)
         return product
 
     def broadcast(self, z: Tensor, x: Tensor, batch_axis: int = 0) -> Tensor:
@@ -244,6 +279,12 @@ class Latent(nn.Module):
             shape[batch_axis] = x.shape[batch_axis]
         return z.to(dtype=x.dtype, device=x.device).reshape(shape)
 
+    def _with_places(self, z: Tensor, held: Tensor, x: Tensor, batch_axis: int) -> Tensor:
+        """Returns factors z ∘ u of rows of draws, from z (J, D) and u (J, D, …)."""
+        factors = (z.reshape(*z.shape, *[1] * (held.dim() - 2)) * held)[:, None]
+        factors = factors.expand(-1, x.shape[batch_axis] // z.shape[0], *[-1] * (held.dim() - 1))
+        return factors.flatten(0, 1).to(x.dtype)
+
     def rows(self, z: Tensor, shape: Sequence[int], batch_axis: int) -> Tensor:
         """Returns the z of every row of an input; rows that hold several windows of an example share its z."""
         rows = z.shape[0]  # not len: torch.export would fix it
@@ -258,7 +299,7 @@ class Latent(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave out what belongs to one forward pass."""
-        return {**self.__dict__, "z": None, "recall": None, "after": []}
+        return {**self.__dict__, "z": None, "units": None, "recall": None, "scratch": None, "after": []}
 
     def extra_repr(self) -> str:
         """What `print` shows of the latent."""

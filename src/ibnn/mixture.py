@@ -1,7 +1,8 @@
 """MATH: the mixture of K equally weighted diagonal Gaussians, its KLs to the prior, its entropy bound.
 
 Pure functions of tensors. A `Mixture` is joint over all layers (their nodes concatenated along one axis D), because one
-component index holds for the whole network: q(z) = 1/K Σₖ N(z; μₖ, diag σₖ²), prior p(z) = N(1, s²).
+component index holds for the whole network: q(z) = 1/K Σₖ N(z; μₖ, diag σₖ²), prior p(z) = N(1, s²), with s
+a number, or one for every node, (D,).
 """
 
 import math
@@ -33,13 +34,13 @@ class Mixture(NamedTuple):
         return log_normal.sum(-1).logsumexp(-1) - math.log(len(self.mean))
 
 
-def _kl_gaussian(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
+def _kl_gaussian(mean: Tensor, std: Tensor, prior_std: Tensor | float) -> Tensor:
     """KL(N(mean, std²) ‖ N(1, s²)) per node."""
     ratio = std / prior_std  # square and logarithm keep this one tensor for the backward pass
     return 0.5 * (ratio.square() + ((mean - 1) / prior_std).square() - 1) - ratio.log()
 
 
-def kl_mean(q: Mixture, prior_std: float) -> Tensor:
+def kl_mean(q: Mixture, prior_std: Tensor | float) -> Tensor:
     """The paper's KL: of the single Gaussian q̂ = N(mean of μₖ, Σₖ σₖ² / K²) to the prior.
 
     A surrogate: it ignores the spread of the means, so it does not bound the evidence.
@@ -53,7 +54,7 @@ def kl_mean(q: Mixture, prior_std: float) -> Tensor:
     return _kl_gaussian(q.mean.mean(0), variance.sqrt(), prior_std).sum()
 
 
-def kl_components(q: Mixture, prior_std: float) -> Tensor:
+def kl_components(q: Mixture, prior_std: Tensor | float) -> Tensor:
     """1/K Σₖ KL(qₖ ‖ p): by convexity an upper bound of the mixture's KL.
 
     >>> kl_components(Mixture(torch.ones(2, 3), torch.ones(2, 3)), prior_std=1.0).item()
@@ -86,7 +87,7 @@ def entropy_bound(q: Mixture) -> Tensor:
     return (q.std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean() - _log_overlap(q)
 
 
-def kl_pairwise(q: Mixture, prior_std: float) -> Tensor:
+def kl_pairwise(q: Mixture, prior_std: Tensor | float) -> Tensor:
     """meanₖ cross-entropy(qₖ, p) − Ĥ: an upper bound of the mixture's KL, tighter than `kl_components`.
 
     >>> q = Mixture(torch.tensor([[0.0], [2.0]]), torch.ones(2, 1))
@@ -97,7 +98,7 @@ def kl_pairwise(q: Mixture, prior_std: float) -> Tensor:
     return kl_components(q, prior_std) + _log_overlap(q)
 
 
-def kl_montecarlo(q: Mixture, prior_std: float, noise: Tensor) -> Tensor:
+def kl_montecarlo(q: Mixture, prior_std: Tensor | float, noise: Tensor) -> Tensor:
     """Unbiased estimate of the mixture's KL: mean of log q(z) − log p(z) over equally many draws of each component.
 
     Args:
@@ -111,11 +112,11 @@ def kl_montecarlo(q: Mixture, prior_std: float, noise: Tensor) -> Tensor:
     """
     component = torch.arange(len(noise), device=noise.device) % len(q.mean)
     z = q.draw(component, noise)
-    prior = Mixture(torch.ones_like(q.mean[:1]), torch.full_like(q.std[:1], prior_std))
+    prior = Mixture(torch.ones_like(q.mean[:1]), torch.ones_like(q.std[:1]) * prior_std)
     return (q.log_prob(z) - prior.log_prob(z)).mean()
 
 
-CLOSED_FORMS: dict[str, Callable[[Mixture, float], Tensor]] = {
+CLOSED_FORMS: dict[str, Callable[[Mixture, Tensor | float], Tensor]] = {
     "mean": kl_mean,
     "components": kl_components,
     "pairwise": kl_pairwise,

@@ -1,6 +1,6 @@
 """WHOLE: a converted network. Ties the component across layers; forward, KL, draws, plain networks back out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -8,24 +8,24 @@ from torch import Tensor, nn
 
 from ibnn import mixture, objective
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, Pick, batch_length, call_arguments, check_rows, evaluating, repeat_rows, tree_map
-from ibnn.latent import scale_gradient, strip
+from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating, repeat_rows, tree_map
+from ibnn.latent import strip
 from ibnn.layers.observe import explaining_shapes
 from ibnn.layers.registry import duplicate, fold
+from ibnn.layers.units import UnitFactors
 from ibnn.likelihood import Likelihood
-from ibnn.mixture import KLKind, Mixture
-from ibnn.normal import Space, address, check_seed, normals, words
-from ibnn.passes import LatentNetwork
+from ibnn.passes import Draws
+from ibnn.posterior import Posterior
 from ibnn.prediction import Prediction, predict
 
 if TYPE_CHECKING:
     from ibnn.files import hub, saving
 
-_KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
 NUMBERS = ("prior_std", "gradient_scale")  # plain attributes that are part of the state
+FACTORS = ("prior_factors", "unit_std")  # buffers that states from before did not have
 
 
-class IBNN(LatentNetwork):
+class IBNN(Posterior):
     """An implicit Bayesian neural network: a plain network whose layers' inputs are multiplied by latents z.
 
     Made by `ibnn.convert`. In train mode a call runs Algorithm 1: the rows of the batch are spread evenly over the K
@@ -39,6 +39,9 @@ class IBNN(LatentNetwork):
         components: K.
         prior_std: s, standard deviation of the prior of every latent; like `gradient_scale` a plain number that is
             part of the state dict.
+        prior_factors: Of each layer, (layers,), a buffer: its prior's standard deviation is s times this.
+        draws: What a factor of a convolution's input is drawn for: "channel", "unit" or "both".
+        unit_std: τ of each layer, (layers,), a buffer: standard deviation of the factors of single units.
         kl_kind: Which KL `kl` and `elbo` use.
         eval_samples: Draws per component in eval mode; 0 stands for the K networks at the component means.
         eval_seed: Seed of those draws.
@@ -49,78 +52,17 @@ class IBNN(LatentNetwork):
     """
 
     random = True  # there are draws
-    seed: Tensor
-    examples: Tensor
     if TYPE_CHECKING:  # `ibnn.files` gives the class these methods
         save_pretrained = saving.save_pretrained
         push_to_hub = hub.push_to_hub
         from_pretrained = staticmethod(hub.from_pretrained)
 
-    def __init__(
-        self,
-        net: nn.Module,
-        likelihood: Likelihood,
-        *,
-        components: int,
-        prior_std: float,
-        init_std: float,
-        kl_kind: KLKind,
-        seed: int,
-        logits: Pick | None = None,
-    ) -> None:
+    def __init__(self, net: nn.Module, likelihood: Likelihood, **posterior: Any) -> None:
         """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
-        super().__init__(net, likelihood, logits)
-        self.components, self.prior_std, self.kl_kind = components, prior_std, kl_kind
+        super().__init__(net, likelihood, **posterior)
         self.eval_samples, self.eval_seed = 1, 0
-        self.gradient_scale = 1.0
-        device = next(net.parameters()).device
-        self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
-        self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
-        self.init_seed = seed  # decided the latents' start
-        self._last_noise: tuple[Any, Tensor] | None = None
-        self.reseed(seed)
-        for_mean, for_std = self.initial_noise()
-        self.set_posterior(mean=1 + init_std * for_mean, std=initial_std(for_std))
         self.training = net.training  # of the modules in it, each keeps its own mode
         likelihood.train(net.training)
-
-    # ------------------------------------------------------------------------------------------- the posterior
-
-    def posterior(self) -> Mixture:
-        """The mixture over the nodes of all layers, (K, nodes)."""
-        latents = list(self.latents.values())
-        if not latents:
-            raise RuntimeError(complaint("model", "a converted network", "a reverted one", "Convert it again."))
-        mean = scale_gradient(torch.cat([latent.mean for latent in latents], 1), self.gradient_scale)
-        std = scale_gradient(torch.cat([latent.std for latent in latents], 1), self.gradient_scale)
-        return Mixture(mean, std)
-
-    def set_posterior(self, *, mean: Tensor | float | None = None, std: Tensor | float | None = None) -> None:
-        """Overwrites μ and/or σ of all latents with a number, or with a tensor that broadcasts to (K, nodes).
-
-        `set_posterior(mean=1.0, std=0.0)` switches the noise off: every component is the network before conversion.
-        """
-        if std is not None and not bool((torch.as_tensor(std) >= 0).all()):
-            raise ValueError(complaint("std", "not negative", std, "Pass 0 for no noise."))
-        given = {name: value for name, value in (("mean", mean), ("std", std)) if value is not None}
-        shape = (self.components, self.nodes)
-        parts = {name: self.by_layer(torch.as_tensor(value).expand(shape)) for name, value in given.items()}
-        before = self.posterior().mean.detach()
-        for name, layers in parts.items():
-            for _, latent, part in layers:
-                latent.set(**{name: part})
-        self.forget(answers_alone=torch.equal(self.posterior().mean, before))
-
-    def initial_noise(self) -> tuple[Tensor, Tensor]:
-        """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
-        row, seed, nodes = torch.arange(self.components), self.init_seed, self.nodes
-        return normals(address(seed, Space.INIT_MEAN, row), nodes), normals(address(seed, Space.INIT_STD, row), nodes)
-
-    def reseed(self, seed: int) -> None:
-        """Starts the draws of training anew from a seed."""
-        check_seed(seed)
-        self.seed.fill_(seed)
-        self.examples.zero_()
 
     # --------------------------------------------------------------------------------------------- forward passes
 
@@ -136,84 +78,12 @@ class IBNN(LatentNetwork):
             self.examples.add_(rows)
             return output
         means_only = self.eval_samples == 0
-        z = self.posterior().mean if means_only else self.draw_latents(self.eval_samples, self.eval_seed)
+        z = Draws(self.posterior().mean) if means_only else self.draw_each(self.eval_samples, self.eval_seed)
         draws = torch.cat(list(self._each_output((args, kwargs), z)))
         labelled = kwargs.get("labels") is not None and not torch.compiler.is_compiling()
         return self._with_loss((args, kwargs), z[0], draws) if labelled else self.likelihood.combine(draws)
 
-    def _assign(self, rows: int) -> Tensor:
-        """Places of a batch's examples in the endless round of components: (rows,), place mod K is the component."""
-        # A batch takes up the round where the last one stopped, so counts differ by at most one and even out. Examples
-        # change places at random within each K in a row: a repeated batch does not give a component the same examples.
-        width = self.components
-        groups = -(-rows // width)
-        position = torch.arange(groups * width, device=self.examples.device)
-        shuffle = words(address(self.seed, Space.ASSIGN, self.examples + position))
-        shuffle = torch.where(position < rows, shuffle, 2**32)  # places beyond the batch stay behind those in it
-        return (self.examples + position // width * width + shuffle.view(groups, width).argsort(1).flatten())[:rows]
-
-    def _training_draws(
-        self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
-    ) -> Tensor:
-        """z for S copies of a batch, or of a part of one, (S·rows, nodes), copy-major."""
-        self.forget()
-        first, total = part or (0, rows)
-        place = self._assign(total)[first : first + rows]
-        copy_number = torch.arange(samples, device=place.device)[:, None]
-        component = (place * samples + copy_number if spread else place.expand(samples, -1)) % self.components
-        example = self.examples + first + torch.arange(rows, device=place.device)
-        noise = normals(address(self.seed, Space.TRAIN, example, copy_number), q.mean.shape[1])
-        return q.draw(component.flatten(), noise)
-
-    def draw_latents(
-        self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
-    ) -> Tensor:
-        """Returns z of the draws that `predict` makes, (K·S, nodes), component-major.
-
-        z of (seed, k, s) depends on nothing else but the posterior.
-
-        Args:
-            samples: S.
-            seed: Decides the draws.
-            components: Which components; default all.
-            first: Index of the first draw of every component.
-        """
-        chosen = tuple(range(self.components) if components is None else components)
-        device, nodes = self.examples.device, self.nodes
-        at, compiling = (seed, chosen, first, samples, device, nodes), torch.compiler.is_compiling()
-        kept = None if compiling else self._last_noise  # input after input asks for the same
-        with torch.inference_mode(False):  # others may need gradients
-            k, s = torch.tensor(chosen, device=device), torch.arange(first, first + samples, device=device)
-            if kept is None or kept[0] != at:
-                kept = at, normals(address(seed, Space.PREDICT, k[:, None], s), nodes)
-        if kept[1].numel() <= _KEPT and not compiling:
-            self._last_noise = kept
-        return self.posterior().draw(k.repeat_interleave(samples), kept[1])
-
     # --------------------------------------------------------------------------------------------------- training
-
-    def kl(self, kind: KLKind | None = None) -> Tensor:
-        """KL of the posterior to the prior in nats, summed over nodes and layers. Divide by the training-set size only.
-
-        Args:
-            kind: "mean" (the paper's surrogate), "components" or "pairwise" (upper bounds: β = 1 gives a true lower
-                bound of the evidence), or "montecarlo" (unbiased, one draw per component); default `kl_kind`.
-        """
-        return self._kl(self.posterior(), kind or self.kl_kind)
-
-    def _kl(self, q: Mixture, kind: KLKind) -> Tensor:
-        if kind == "montecarlo":
-            row = torch.arange(self.components, device=self.examples.device)
-            noise = normals(address(self.seed, Space.KL, self.examples, row), self.nodes)
-            return mixture.kl_montecarlo(q, self.prior_std, noise)
-        if kind not in mixture.CLOSED_FORMS:
-            names = ", ".join([*mixture.CLOSED_FORMS, "montecarlo"])
-            raise ValueError(complaint("kind", f"one of {names}", repr(kind), 'Pass "mean" for the paper\'s.'))
-        return mixture.CLOSED_FORMS[kind](q, self.prior_std)
-
-    def entropy(self) -> Tensor:
-        """Ĥ, a lower bound of the posterior's entropy in nats, joint over layers."""
-        return mixture.entropy_bound(self.posterior())
 
     def elbo(
         self,
@@ -341,7 +211,7 @@ class IBNN(LatentNetwork):
         The model stays in eval mode, and locked for other threads, until the last one is taken or the iterator closed.
         """
         with self._lock, evaluating(self):
-            yield from self._each_output(call_arguments(x), self.draw_latents(samples, seed, first=first), batch_size)
+            yield from self._each_output(call_arguments(x), self.draw_each(samples, seed, first=first), batch_size)
 
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the output of one pass in the present mode, with every z at its posterior mean, over components."""
@@ -352,22 +222,33 @@ class IBNN(LatentNetwork):
         return self.folded(self.posterior().mean[self._component_index(k)])
 
     def draw(self, component: int, index: int = 0, seed: int = 0) -> nn.Module:
-        """The plain network of one draw, in eval mode: it computes row component·S + index of `draw_logits`."""
+        """The network of one draw, in eval mode: it computes row component·S + index of `draw_logits`.
+
+        It is a plain network, but that a layer whose units have factors has a module that multiplies its input.
+        """
         if index < 0:
             raise IndexError(complaint("index", "0 or more", index, "Count draws from 0."))
-        return self.folded(self.draw_latents(1, seed, components=[self._component_index(component)], first=index)[0])
+        return self.folded(self.draw_each(1, seed, components=[self._component_index(component)], first=index)[0])
 
     def _component_index(self, k: int) -> int:
         if not 0 <= k < self.components:
             raise IndexError(complaint("component", f"in 0 … {self.components - 1}", k, "Count components from 0."))
         return k
 
-    def folded(self, z: Tensor) -> nn.Module:
+    def folded(self, z: Tensor | Draws) -> nn.Module:
         """Returns a copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
-        parts = {name: part for name, _, part in self.by_layer(z.detach())}
+        draw = z if isinstance(z, Draws) else Draws(z)
+        parts = self.by_layer(draw.z.detach())
+        found = {
+            name: (part, latent.axis, own) for (name, latent, part), own in zip(parts, self._units(draw), strict=True)
+        }
         net = duplicate(self.net).eval()
         for name, layer in strip(net):
-            fold(layer, parts[name], name)
+            part, axis, units = found[name]
+            fold(layer, part, name)
+            if units is not None:
+                layer.add_module("unit_factors", factors := UnitFactors(units.std, units.at, axis))
+                layer.register_forward_pre_hook(factors.hook)
         return net
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -378,23 +259,17 @@ class IBNN(LatentNetwork):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """States without the numbers, from before they were part of it, leave the present ones."""
+        for name in FACTORS:
+            state_dict.setdefault(prefix + name, getattr(self, name))
         for name in NUMBERS:
             if (found := state_dict.pop(prefix + name, None)) is not None:
                 setattr(self, name, float(found if found.is_floating_point() else found.cpu().view(torch.float64)))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles get no noise."""
-        return super().__getstate__() | {"_last_noise": None}
-
     def extra_repr(self) -> str:
         """What `print` shows of the model."""
         return (
             f"components={self.components}, nodes={self.nodes}, prior_std={self.prior_std}, kl={self.kl_kind!r}, "
+            f"draws={self.draws!r}, "
             f"eval_samples={self.eval_samples}, eval_seed={self.eval_seed}"
         )
-
-
-def initial_std(noise: Tensor) -> Tensor:
-    """Returns the σ that a latent starts with, |N(0.05, 0.02²)|."""
-    return (0.05 + 0.02 * noise).abs()

@@ -26,7 +26,7 @@ _WORD = 0xFFFFFFFF  # words have 32 bits and are carried in int64, so that no pr
 class Space(IntEnum):
     """Second part of every address, after the seed: no two uses share a draw.
 
-    Renumbering a space changes its draws: weights, predictions, streams and references depend on 0 to 6, 11 and 101.
+    Renumbering a space changes its draws: weights, predictions, streams, references depend on 0 to 6, 11 to 14, 101.
     """
 
     INIT_MEAN = 0  # network: initial means of the latents, by component
@@ -41,7 +41,11 @@ class Space(IntEnum):
     SALT = 9  # corruptions: salt and pepper, by image and pixel
     MIX = 10  # corruptions: noise mixed into inputs, by row
     PROJECTION = 11  # novelty: projections of wide layers, by layer and node
+    POOL = 12  # units: the pool that their noise comes from, by row
+    TRAIN_UNITS = 13  # network: units of a training example, by example, copy and layer
+    PREDICT_UNITS = 14  # network: units of a prediction, by component, draw and layer
     SEARCH = 101  # calibration: latents of the search, by draw and row
+    SEARCH_UNITS = 102  # calibration: units of the search, by draw, row and layer
 
 
 @unique
@@ -90,8 +94,8 @@ def normals(at: Tensor, nodes: int) -> Tensor:
     True
     """
     half = (nodes + 1) // 2
-    columns = _mix(torch.arange(2 * half, device=at.device) + 0x5BD1E995)
-    bits = _mix(_hash(at)[:, None] ^ columns).to(torch.float32)  # (R, 2·half), uniform on [0, 2³²]
+    columns = mixed(torch.arange(2 * half, device=at.device) + 0x5BD1E995)
+    bits = mixed(_hash(at)[:, None] ^ columns).to(torch.float32)  # (R, 2·half), uniform on [0, 2³²]
     radius = bits[:, :half].add(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
     angle = bits[:, half:].mul(2.0 * math.pi * 2.0**-32)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :nodes].contiguous()
@@ -117,11 +121,11 @@ def _hash(at: Tensor) -> Tensor:
     word = torch.full_like(at[0], 0x9E3779B9)
     for part in at:
         low, high = part & _WORD, (part >> 32) & _WORD
-        word = _mix((_mix((word + low) & _WORD) + high) & _WORD)
+        word = mixed((mixed((word + low) & _WORD) + high) & _WORD)
     return word
 
 
-def _mix(x: Tensor) -> Tensor:
+def mixed(x: Tensor) -> Tensor:
     """Permutes 32-bit words so that every input bit reaches every output bit (multiply-xorshift finaliser)."""
     x = x ^ (x >> 16)
     x.mul_(0x21F0AAAD).bitwise_and_(_WORD).bitwise_xor_(x >> 15)

@@ -4,6 +4,7 @@ import functools
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, repeat_rows, tensors, tree_map
-from ibnn.latent import Latent, backward_pass
+from ibnn.latent import Latent, Scratch, backward_pass
 from ibnn.layers.attention import no_fast_path
 from ibnn.layers.observe import batch_axes, bypassed, returned
 from ibnn.layers.registry import foldable
+from ibnn.layers.units import Units
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.novelty.observer import Observer
 
@@ -24,8 +26,45 @@ CACHED = 2**24  # entries of the rows of one pass that caches hold; more of them
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
 
 
+@dataclass(frozen=True)
+class Draws:
+    """What layers' inputs are multiplied by: some draws, or one.
+
+    Attributes:
+        z: Factors of the nodes: (J, nodes), J draws; (J, B, nodes), each with a z for every row; or one of these.
+        at: Words that the factors of single units come from, (…, layers); None if units have none.
+        unit_std: τ of each layer, (layers,), if not the network's own.
+    """
+
+    z: Tensor
+    at: Tensor | None = None
+    unit_std: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.z.shape[0]
+
+    def __getitem__(self, index: int | slice) -> "Draws":
+        return Draws(self.z[index], None if self.at is None else self.at[index], self.unit_std)
+
+    def split(self, size: int) -> "list[Draws]":
+        """Returns so many draws at a time."""
+        return [self[first : first + size] for first in range(0, len(self), size)]
+
+    def each_row(self, rows: int) -> "Draws":
+        """Returns draws (J, …) as a z for each row of J copies of a batch."""
+        at = self.at
+        at = None if at is None else at.repeat_interleave(rows, 0)
+        return Draws(self.z.repeat_interleave(rows, 0), at, self.unit_std)
+
+
 class LatentNetwork(Observer):
-    """A network whose layers carry latents, and the likelihood that reads its output."""
+    """A network whose layers carry latents, and the likelihood that reads its output.
+
+    Attributes:
+        unit_std: τ of each layer, (layers,), a buffer: standard deviation of the factors of single units.
+    """
+
+    unit_std: Tensor
 
     def __init__(self, net: nn.Module, likelihood: Likelihood, logits: Pick | None = None) -> None:
         super().__init__()
@@ -33,11 +72,18 @@ class LatentNetwork(Observer):
         self._lock = threading.RLock()  # latents hold the z of one forward pass at a time
         self._watched: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which the layers' calls were checked
         self._in_rows: dict[int, int] = {}  # by batch length: entries of a draw as rows, 0 if it may not be run so
+        self._links: list[tuple[dict[str, Any], str, nn.Module]] = []  # modules on the way to the latents
+        self._latents: dict[str, Latent] = {}
+        layers, device = len(self.latents), next(net.parameters()).device
+        self.register_buffer("unit_std", torch.zeros(layers, device=device))
 
     @property
     def latents(self) -> dict[str, Latent]:
         """Latents by the name of their layer, in the order of the nodes."""
-        return {name.rpartition(".")[0]: m for name, m in self.net.named_modules() if isinstance(m, Latent)}
+        if not self._latents or not all(owner.get(name) is child for owner, name, child in self._links):
+            found = {name.rpartition(".")[0]: m for name, m in self.net.named_modules() if isinstance(m, Latent)}
+            self._links, self._latents = _links(self._modules, found), found
+        return self._latents
 
     @property
     def nodes(self) -> int:
@@ -50,7 +96,7 @@ class LatentNetwork(Observer):
         parts = values.split([latent.nodes for latent in latents.values()], dim=-1)
         return list(zip(latents, latents.values(), parts, strict=True))
 
-    def outputs(self, x: Inputs, z: Tensor) -> Tensor:
+    def outputs(self, x: Inputs, z: Tensor | Draws) -> Tensor:
         """Returns the outputs of the network in its present mode for given latents, (J, B, …).
 
         Args:
@@ -59,8 +105,9 @@ class LatentNetwork(Observer):
         """
         return torch.cat(list(self._each_output(call_arguments(x), z)))
 
-    def _each_output(self, call: Call, z: Tensor, batch_size: int | None = None) -> Iterator[Tensor]:
+    def _each_output(self, call: Call, z: Tensor | Draws, batch_size: int | None = None) -> Iterator[Tensor]:
         """Yields what `outputs` returns; several draws for few inputs run as rows of batches of that size."""
+        z = z if isinstance(z, Draws) else Draws(z)
         rows = batch_length(call)
         at_once = (batch_size or 0) // rows
         if rows <= FEW and min(at_once, len(z)) > 1 and (entries := self._entries_as_rows(call, z[0])):
@@ -68,24 +115,26 @@ class LatentNetwork(Observer):
         else:
             at_once = 1
         if at_once > 1:
-            yield from (self._rows_of_draws(call, part) for part in z.split(at_once))
+            with self._sharing_memory():
+                yield from (self._rows_of_draws(call, part) for part in z.split(at_once))
             return
         yield self._read(self._run(call, z[0]))[None]
-        with self._folding_where_cheaper():
-            yield from (self._read(self._run(call, draw))[None] for draw in z[1:])
+        with self._folding_where_cheaper(units=z.at is not None), self._sharing_memory():
+            yield from (self._read(self._run(call, z[number]))[None] for number in range(1, len(z)))
 
-    def _rows_of_draws(self, call: Call, z: Tensor) -> Tensor:
+    def _rows_of_draws(self, call: Call, z: Draws) -> Tensor:
         """Returns the outputs of J draws from one forward pass on J copies of the batch."""
         rows = batch_length(call)
         copies = tree_map(lambda t: repeat_rows(t, rows, len(z)), call)
-        output = self._read(self._run(copies, z.repeat_interleave(rows, 0)))
+        output = self._read(self._run(copies, z.each_row(rows)))
         return output.reshape(len(z), rows, *output.shape[1:])
 
-    def _entries_as_rows(self, call: Call, z: Tensor) -> int:
+    def _entries_as_rows(self, call: Call, z: Draws) -> int:
         """Returns how many entries a draw has as rows of a batch, 0 if rows affect each other; runs two both ways."""
         rows = batch_length(call)
         if rows not in self._in_rows:
-            pair = torch.stack([z, 1.5 * z])
+            at = None if z.at is None else torch.stack([z.at, z.at + 1])
+            pair = Draws(torch.stack([z.z, 1.5 * z.z]), at, z.unit_std)
             expected = torch.cat(list(self._each_output(call, pair)))
             try:
                 found = self._rows_of_draws(call, pair)
@@ -98,14 +147,34 @@ class LatentNetwork(Observer):
         return self._in_rows[rows]
 
     @contextmanager
-    def _folding_where_cheaper(self) -> Iterator[None]:
-        """Within a block, without gradients, layers with fewer weights than input entries multiply weights by z."""
+    def _sharing_memory(self) -> Iterator[None]:
+        """Within a block, without gradients, new inputs of layers that nothing else sees take the same memory."""
+        scratch, sharing = Scratch(), list[Latent]()
+        if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
+            each = ((self.net.get_submodule(name), latent) for name, latent in self.latents.items())
+            sharing = [latent for layer, latent in each if latent.placed and len(layer._forward_pre_hooks) == 1]
+        try:
+            for latent in sharing:
+                latent.scratch = scratch
+            yield
+        finally:
+            for latent in sharing:
+                latent.scratch = None
+
+    @contextmanager
+    def _folding_where_cheaper(self, *, units: bool) -> Iterator[None]:
+        """Within a block, without gradients, layers with fewer weights than input entries multiply weights by z.
+
+        Not those whose inputs are multiplied anyway, by factors of their units.
+        """
         if torch.compiler.is_compiling() or torch.is_grad_enabled():
             yield
             return
         folding = []
         for name, latent in self.latents.items():
             layer = self.net.get_submodule(name)
+            if units and latent.placed:
+                continue
             if latent.entries > sum(p.numel() for p in layer.parameters(recurse=False)) and foldable(layer):
                 folding.append(latent)
         try:
@@ -120,50 +189,57 @@ class LatentNetwork(Observer):
         """Returns the tensor in the network's output that the likelihood is about."""
         return self.likelihood.read(pick(output, self.logits))
 
-    def _run(self, call: Call, z: Tensor) -> Any:
+    def _run(self, call: Call, z: Tensor | Draws) -> Any:
         """Runs the network once with z (nodes,) for all rows, or (R, nodes), a row each."""
         args, kwargs = call
+        draw = z if isinstance(z, Draws) else Draws(z)
         if torch.compiler.is_compiling():
-            with self._multiplied_by(z):
+            with self._multiplied_by(draw):
                 return self.net(*args, **kwargs)
-        kind = (self.training, z.dim() == 2)
+        kind = (self.training, draw.z.dim() == 2)
         first = kind not in self._watched
-        rows = batch_axes(self.net, self.latents, call) if first and z.dim() == 2 else nullcontext()
+        rows = batch_axes(self.net, self.latents, call) if first and draw.z.dim() == 2 else nullcontext()
         watch = bypassed(self.net, self.latents) if first else nullcontext(set[str]())
-        with self._lock, self._multiplied_by(z), no_fast_path(), rows, watch as names:
+        with self._lock, self._multiplied_by(draw), no_fast_path(), rows, watch as names:
             output = self.net(*args, **kwargs)
         if names:
             got = f"one that reads the weight of {sorted(names)} directly, past their latents"
             remedy = f"Leave them out: convert(..., exclude={sorted(names)})."
             raise RuntimeError(complaint("net", "a network that calls the layers it converts", got, remedy))
         self._watched.add(kind)
-        return self._remembered(output, z)
+        return self._remembered(output, draw)
+
+    def _units(self, draw: Draws) -> list[Units | None]:
+        """Returns the unit factors of every layer in a draw."""
+        at, stds = draw.at, (self.unit_std if draw.unit_std is None else draw.unit_std).unbind()
+        latents = enumerate(self.latents.values())
+        return [Units(stds[n], at[..., n]) if at is not None and latent.placed else None for n, latent in latents]
 
     @contextmanager
-    def _multiplied_by(self, z: Tensor) -> Iterator[None]:
-        """Gives every latent its part of z within a block."""
-        parts = self.by_layer(z)
+    def _multiplied_by(self, draw: Draws) -> Iterator[None]:
+        """Gives every latent its part of a draw within a block."""
+        parts = self.by_layer(draw.z)
         try:
-            for _, latent, part in parts:
-                latent.z, latent.entries = part, 0
+            for (_, latent, part), units in zip(parts, self._units(draw), strict=True):
+                latent.z, latent.units, latent.entries = part, units, 0
             yield
         finally:
             for _, latent, _ in parts:
-                latent.z = None
+                latent.z = latent.units = None
                 while latent.after:  # only after an interrupt
                     latent.after.pop()()
 
-    def _remembered(self, output: Any, z: Tensor) -> Any:
-        """Lets layers that the backward pass runs again (gradient checkpointing) find this z; returns the output."""
+    def _remembered(self, output: Any, draw: Draws) -> Any:
+        """Lets layers that the backward pass runs again (gradient checkpointing) find this draw; returns the output."""
         if torch.is_grad_enabled():
             for tensor in tensors(output):
                 if tensor.requires_grad:  # its gradient comes first, before any layer is run again
-                    tensor.register_hook(functools.partial(self._recall, z))
+                    tensor.register_hook(functools.partial(self._recall, draw))
         return output
 
-    def _recall(self, z: Tensor, gradient: Tensor) -> None:
-        for _, latent, part in self.by_layer(z):
-            latent.recall = (backward_pass(), part)
+    def _recall(self, draw: Draws, gradient: Tensor) -> None:
+        for (_, latent, part), units in zip(self.by_layer(draw.z), self._units(draw), strict=True):
+            latent.recall = (backward_pass(), part, units)
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
@@ -180,7 +256,7 @@ class LatentNetwork(Observer):
                 module._buffers[name] = buffer.copy_(value)
             raise
 
-    def _with_loss(self, call: Call, z: Tensor, draws: Tensor) -> Any:
+    def _with_loss(self, call: Call, z: Tensor | Draws, draws: Tensor) -> Any:
         """Returns the network's own output, with its loss, for the combined logits of all draws."""
         # One more pass finds the module that returns the logits; in a last pass it returns the combined ones instead.
         # If no module returns them as they are and there is one label per row, the loss is the likelihood's.
@@ -204,9 +280,21 @@ class LatentNetwork(Observer):
         return output
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles get a lock of their own."""
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        """Copies and pickles get a lock of their own, and find their latents anew."""
+        kept = {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        return kept | {"_links": [], "_latents": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = threading.RLock()
+
+
+def _links(root: dict[str, Any], latents: dict[str, Latent]) -> list[tuple[dict[str, Any], str, nn.Module]]:
+    """Returns every module on the way from a root to latents, with the dict that holds it and its name there."""
+    links: dict[tuple[int, str], tuple[dict[str, Any], str, nn.Module]] = {}
+    for path in latents:
+        owner = root
+        for name in filter(None, ("net", *path.split("."), "latent")):
+            links[id(owner), name] = owner, name, owner[name]
+            owner = owner[name]._modules
+    return list(links.values())

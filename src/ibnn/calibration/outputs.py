@@ -1,28 +1,32 @@
 """NOISE: outputs of a network for held-out rows, with noise of a given scale on its latents.
 
-The latents of every layer are z ~ N(μ, (a·w·σ)²): a is the scale, w a factor of the layer.
+The latents of every layer are z ~ N(μ, (a·w·σ)²), and the factors of its units, if they have any, u ~ N(1, (a·v·τ)²): a
+is the scale, w and v are factors of the layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ibnn.inputs import Inputs, batch_length, tree_map
 from ibnn.network import IBNN
-from ibnn.normal import Space, address, normals
+from ibnn.normal import Space, address, normals, words
+from ibnn.passes import Draws
+from ibnn.posterior import HARDLY, layer_noise
 from ibnn.prediction import draws
 
 DRAWS = 8  # of all components together, in the search
-NARROW, HARDLY = 8, 1e-3  # z of fewer channels (an image's colours) multiply all that follows: nothing averages out
 
 
 class Outputs:
-    """A model, the inputs of all held-out rows, and the posterior (μ, σ) whose σ is scaled.
+    """A model, the inputs of all held-out rows, and the posterior (μ, σ, τ) whose σ and τ are scaled.
 
     Attributes:
-        trained: Whether the latents were trained; if not, μ is 1 and σ the same for all but narrow layers.
+        trained: Whether the latents were trained; if not, μ is 1 and σ and τ are those of `layer_noise`.
         layers: How many nodes each layer has, (L,).
+        flat: Factors w and v of 1, (2, L).
+        noisy_parts: Which of these stand for noise, (2, L): few channels have hardly any, most layers no units.
         by_row: Whether every row can have draws of its own.
     """
 
@@ -31,21 +35,27 @@ class Outputs:
         self.samples, self.seed, self.batch_size, self.tick = samples, seed, batch_size, tick
         self.trained = int(model.examples) > 0
         self.layers = torch.tensor([latent.nodes for latent in model.latents.values()], device=self.device)
-        q = model.posterior()
-        self.mean, self.base = (q.mean.clone(), q.std.clone()) if self.trained else self._untrained(q.mean)
+        q, shares = model.posterior(), [layer_noise(latent, model.draws) for latent in model.latents.values()]
+        self.mean, self.base, self.unit_base = q.mean.clone(), q.std.clone(), model.unit_std.clone()
+        relative = torch.tensor(shares).to(self.mean).T  # (2, L)
+        if not bool((relative > HARDLY).any()):  # there is nothing else to have noise
+            relative[0] = 1.0
+        if not self.trained:
+            self.mean, self.unit_base = torch.ones_like(q.mean), relative[1].to(model.unit_std)
+            self.base = relative[0].repeat_interleave(self.layers).expand_as(q.mean).clone()
+        self.flat = torch.ones_like(relative)
+        self.noisy_parts = torch.stack([relative[0] > HARDLY, self.unit_base.to(relative) > 0])
         self.few = max(1, min(samples, -(-DRAWS // model.components)))  # draws per component in the search
         self.by_row = True
 
-    def _untrained(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns μ and σ to begin with: 1, but hardly any noise on few channels if there are others."""
-        wide = torch.tensor([latent.axis == -1 or latent.nodes >= NARROW for latent in self.model.latents.values()])
-        relative = torch.where(wide | ~wide.any(), 1.0, HARDLY).to(mean)
-        return torch.ones_like(mean), relative.repeat_interleave(self.layers).expand_as(mean)
-
     def std(self, factors: Tensor, scale: float) -> Tensor:
-        """Returns a·w·σ, (K, nodes), for factors w (L,)."""
-        std: Tensor = scale * factors.repeat_interleave(self.layers) * self.base
+        """Returns a·w·σ, (K, nodes), for factors w and v (2, L)."""
+        std: Tensor = scale * factors[0].repeat_interleave(self.layers) * self.base
         return std
+
+    def set_noise(self, factors: Tensor, scale: float) -> None:
+        """Sets the model's σ and τ."""
+        self.model.set_posterior(std=self.std(factors, scale), unit_std=scale * factors[1] * self.unit_base)
 
     def plain(self, rows: slice) -> Tensor:
         """Returns the outputs without noise, (K, 1, N, …); components that were never trained are alike, and K is 1."""
@@ -64,14 +74,14 @@ class Outputs:
 
         def outputs(part: slice) -> Tensor:
             numbers, inputs = torch.arange(part.start, part.stop), self.inputs(part)
-            drawn = (self.latents(factors * scale, j, numbers) for j in range(self.few * self.model.components))
-            return torch.cat([self.model.outputs(inputs, z[None]) for z in drawn])
+            drawn = [self.latents(factors * scale, [j], numbers) for j in range(self.few * self.model.components)]
+            return torch.cat([self.model.outputs(inputs, draw) for draw in drawn])
 
         return self._by_batch(rows, outputs).unflatten(0, (-1, self.few))  # type: ignore[no-any-return]
 
     def predicted(self, factors: Tensor, scale: float) -> Tensor:
-        """Returns the outputs that `predict` makes its answers of, (K, S, N, …); sets the model's σ."""
-        self.model.set_posterior(std=self.std(factors, scale))
+        """Returns the outputs that `predict` makes its answers of, (K, S, N, …); sets the model's noise."""
+        self.set_noise(factors, scale)
         self.tick()
         drawn = draws(self.model, self.x, samples=self.samples, seed=self.seed, batch_size=self.batch_size)
         return drawn.to(self.device)
@@ -84,19 +94,26 @@ class Outputs:
             self.tick()
         return torch.cat(parts, 1)
 
-    def latents(self, std: Tensor, draw: int, rows: Tensor) -> Tensor:
-        """Returns z of one draw for each of some rows (R, nodes), or one for all if layers do not see the batch first.
+    def latents(self, std: Tensor, numbers: Sequence[int], rows: Tensor) -> Draws:
+        """Returns some draws for each of some rows, or for all if layers do not see the batch first.
 
         Args:
-            std: w·a by layer, (L,).
-            draw: Number of the draw; decides the component.
+            std: a·w and a·v by layer, (2, L).
+            numbers: Numbers of the draws, which decide the components.
             rows: Numbers of the rows.
         """
         rows = rows.to(self.device) if self.by_row else torch.zeros(1, dtype=torch.int64, device=self.device)
-        noise = normals(address(self.seed, Space.SEARCH, draw, rows), self.base.shape[1])
-        k = draw // self.few % self.model.components
-        z: Tensor = self.mean[k] + std.repeat_interleave(self.layers) * self.base[k] * noise
-        return z if self.by_row else z[0]
+        number, layer = torch.tensor(numbers, device=self.device), torch.arange(len(self.layers), device=self.device)
+        shape, nodes = (len(number), len(rows), -1), self.base.shape[1]
+        noise = normals(address(self.seed, Space.SEARCH, number[:, None], rows), nodes).view(shape)
+        k = (number // self.few % self.model.components)[:, None]
+        z = self.mean[k] + std[0].repeat_interleave(self.layers) * self.base[k] * noise
+        at = None
+        if self.model.draws != "channel":
+            place = address(self.seed, Space.SEARCH_UNITS, number[:, None, None], rows[:, None], layer)
+            at = words(place).view(shape)
+        unit_std = std[1] * self.unit_base
+        return Draws(z, at, unit_std) if self.by_row else Draws(z[:, 0], at if at is None else at[:, 0], unit_std)
 
     def inputs(self, rows: slice | Tensor) -> Inputs:
         """Returns some rows of the inputs, on the model's device."""

@@ -13,7 +13,7 @@ _OTHER = 2**20  # number of the first draw, apart from those of the curve
 
 @torch.enable_grad()
 def layer_scales(outputs: Outputs, y: Tensor, scale: float, temperature: float, *, temper: bool) -> Tensor:
-    """Returns standard deviations by layer (L,) that lower the NLL of the first rows, with their targets y (R, …).
+    """Returns deviations of layers' latents and units (2, L) that lower the NLL of the first rows, of targets y (R, …).
 
     Args:
         outputs: The model and its held-out inputs.
@@ -25,7 +25,7 @@ def layer_scales(outputs: Outputs, y: Tensor, scale: float, temperature: float, 
     likelihood = outputs.model.likelihood
     if not likelihood.by_row:
         raise NotImplementedError("its likelihood is not one of the library's own")
-    log_std = torch.full((len(outputs.layers),), math.log(scale), device=outputs.device, requires_grad=True)
+    log_std = (outputs.flat * math.log(scale)).requires_grad_()
     log_t = torch.tensor(math.log(temperature), device=outputs.device, requires_grad=temper)
     learnt = [log_std, log_t] if temper else [log_std]
     optimiser = torch.optim.Adam(learnt, RATE)
@@ -36,8 +36,7 @@ def layer_scales(outputs: Outputs, y: Tensor, scale: float, temperature: float, 
         order = order or list(torch.randperm(len(y), generator=generator).split(ROWS))
         rows = order.pop()
         numbers = range(_OTHER + step * COPIES, _OTHER + (step + 1) * COPIES)
-        z = torch.stack([outputs.latents(log_std.exp(), number, rows) for number in numbers])
-        drawn = outputs.model.outputs(outputs.inputs(rows), z)
+        drawn = outputs.model.outputs(outputs.inputs(rows), outputs.latents(log_std.exp(), numbers, rows))
         losses, counts = likelihood.losses(drawn[None], y[rows.to(outputs.device)], log_t.exp())
         gradients = torch.autograd.grad(losses.sum() / counts.sum(), learnt)
         if not all(gradient.isfinite().all() for gradient in gradients):

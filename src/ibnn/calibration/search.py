@@ -104,7 +104,7 @@ class _Search:
 
     def run(self, *, profile: bool) -> Calibration:
         """Finds curve, choice and scores; then, at last, sets the model."""
-        outputs, flat = self.outputs, torch.ones_like(self.outputs.layers, dtype=self.outputs.mean.dtype)
+        outputs, flat = self.outputs, self.outputs.flat
         self.model.set_posterior(mean=outputs.mean)
         plain = self._checked_plain()
         self._find_rows(flat)
@@ -119,7 +119,7 @@ class _Search:
         scaled = self._scores(plain, zero.temperature)
         found = self._settle(factors, curve, scaled)
         std = outputs.std(factors, found.scale)
-        self.model.set_posterior(std=std)
+        outputs.set_noise(factors, found.scale)
         self.likelihood.set_temperature(found.temperature)
         self.model.eval_samples, self.model.eval_seed = outputs.samples, outputs.seed
         means = [float(part.mean()) for part in std.split(outputs.layers.tolist(), 1)]
@@ -243,7 +243,7 @@ class _Search:
             std = layer_scales(self.outputs, self.y[: self.half], start, temperature, temper=self.temper)
         except (NotImplementedError, RuntimeError, ValueError) as error:
             return flat, False, f"One scale for all layers: scales of their own could not be fitted ({error})."
-        scale = float(std.log().mean().exp())
+        scale = float(std[self.outputs.noisy_parts].log().mean().exp())
         factors = std / scale
         rivals = [
             self._candidate(self.outputs.noisy(w, a, second), a, self.y[second]).point()

@@ -15,7 +15,8 @@ from torch.optim import LBFGS, SGD, Optimizer
 from ibnn.latent import Latent, inverse_softplus
 from ibnn.likelihood import Bernoulli, Categorical, Weighted
 from ibnn.mixture import Mixture, kl_components
-from ibnn.network import IBNN, initial_std
+from ibnn.network import IBNN
+from ibnn.posterior import initial_std
 
 _SAME = 0.99  # overlap exp(−BD): total variation ≤ √(1 − 0.99²), a draw's component is guessed right 57 % of times
 _TOGETHER = 0.01  # share of the latents' variance between components: their means are 0.1 σ apart

@@ -1,6 +1,7 @@
 """ANSWERING: the module that a file is traced from: it maps inputs to answers with plain operators alone."""
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -13,8 +14,9 @@ from ibnn.errors import complaint
 from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, tree_map
 from ibnn.latent import Latent
 from ibnn.layers.attention import no_fast_path
-from ibnn.layers.observe import batch_axes
+from ibnn.layers.observe import batch_axes, input_shapes
 from ibnn.layers.registry import duplicate
+from ibnn.layers.units import Units, windows
 from ibnn.likelihood import Heads, Likelihood
 from ibnn.network import IBNN
 from ibnn.novelty import Reference
@@ -61,10 +63,10 @@ class Answering(nn.Module):
         self.reference: Reference | None = self._copied(getattr(model, "reference", None) if novelty else None)
         self.draws = self.copies = 1  # of the batch: those that answers are made of, and all
         if isinstance(model, IBNN):
-            z = model.draw_latents(samples, seed).detach()
+            drawn = model.draw_each(samples, seed)
             mean = [] if self.reference is None else [model.posterior().mean.detach().mean(0, keepdim=True)]
-            self.draws, self.copies = len(z), len(z) + len(mean)
-            self._hold(torch.cat([z, *mean]))
+            self.draws, self.copies = len(drawn), len(drawn) + len(mean)
+            self._hold(torch.cat([drawn.z.detach(), *mean]), model.unit_std, drawn.at)
         for name, values in zip(("centre", "spread"), pixels or (), strict=False):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1))
 
@@ -79,14 +81,26 @@ class Answering(nn.Module):
         own.errors, own.classes, own.base = (torch.zeros(0) for _ in range(3))
         return own
 
-    def _hold(self, z: Tensor) -> None:
+    def _hold(self, z: Tensor, unit_std: Tensor, at: Tensor | None) -> None:
         """Gives every latent its part of the draws (J, nodes), in place of its distribution."""
         latents = [module for module in self.nets.modules() if isinstance(module, Latent)]
-        for latent, part in zip(latents, z.split([latent.nodes for latent in latents], 1), strict=True):
+        for number, part in enumerate(z.split([latent.nodes for latent in latents], 1)):
+            latent = latents[number]
             held = part.to(latent.mean.dtype).contiguous()
             del latent.mean, latent.rho, latent.z
             latent.register_buffer("z", held)
             self.draw_bytes += held.nbytes
+            if at is not None and latent.placed:
+                latent.units = Units(unit_std[number].detach(), at[:, number])
+
+    def _hold_units(self, latent: Latent, units: Units, shape: Sequence[int]) -> None:
+        """Makes the factors of a layer's units, now that the shape of its input is known, (J, C, …)."""
+        inner = list(shape[latent.axis :])
+        made = 1 + units.std * windows(units.at, math.prod(inner)).view(-1, *inner)
+        ones = torch.ones(self.copies - len(made), *inner)  # at the posterior mean units have no noise
+        held = torch.cat([made.cpu(), ones]).to(latent.z)
+        latent.register_buffer("unit_factors", held)
+        self.draw_bytes += held.nbytes
 
     @torch.no_grad()
     def find_batch(self, x: Inputs) -> None:
@@ -94,8 +108,14 @@ class Answering(nn.Module):
         args, kwargs = call_arguments(tree_map(self._repeated, self.normalised(x)))
         for net in self.nets:
             latents = {name.rpartition(".")[0]: m for name, m in net.named_modules() if isinstance(m, Latent)}
-            with no_fast_path(), batch_axes(net, latents, (args, kwargs)):
+            layers = {name: net.get_submodule(name) for name in latents}
+            units = {name: latent.units for name, latent in latents.items() if latent.units is not None}
+            for name in units:
+                latents[name].units = None
+            with no_fast_path(), batch_axes(net, latents, (args, kwargs)), input_shapes(layers) as shapes:
                 net(*args, **kwargs)
+            for name, own in units.items():
+                self._hold_units(latents[name], own, shapes[name][0])
         if self.reference is not None:
             _ = self.reference.parts  # found before it is traced
 

@@ -24,7 +24,7 @@ from ibnn.latent import Latent
 from ibnn.layers.registry import layer_type
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.nets.dense import Affine
-from ibnn.network import IBNN, NUMBERS
+from ibnn.network import FACTORS, IBNN, NUMBERS
 from ibnn.normal import generators_restored
 from ibnn.novelty.observer import Observer
 
@@ -225,7 +225,7 @@ def _description(model: nn.Module) -> dict[str, Any]:
         remedy = "Pass what ibnn.convert returned; of a wrapper (DDP, torch.compile), what it wraps."
         raise TypeError(complaint("model", "a converted network", type(model).__name__, remedy))
     return {
-        **{name: getattr(model, name) for name in (*_ATTRIBUTES, "gradient_scale")},
+        **{name: getattr(model, name) for name in (*_ATTRIBUTES, "gradient_scale", "draws")},
         "likelihood": _described(model.likelihood),
         "logits": _FUNCTION if callable(model.logits) else model.logits,
         "layers": {name: latent.nodes for name, latent in model.latents.items()},
@@ -239,6 +239,7 @@ def _convert(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) -> 
     # a pattern takes in what is inside a layer, too
     inside = [glob.escape(layer.name) for layer in plan(net, include=chosen).layers if layer.name not in layers]
     options |= {"include": chosen, "exclude": inside or None, "kl": config["kl_kind"]}
+    options["draws"] = config.get("draws", "channel")  # older saves do not have it
     model = convert(net, likelihood=likelihood, copy=False, seed=0, **options)
     if (order := list(model.latents)) != list(layers):
         expected, remedy = f"a network with layers in the order {list(layers)}", "Define its layers in that order."
@@ -259,7 +260,8 @@ def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False)
     if isinstance(model, Observer):
         model.expect_reference(tensors)
     state = _saved_state(model, latents_only)
-    tensors = {"likelihood.temperature": torch.ones(())} | tensors  # older saves do not have it
+    older = {name: state[name].data for name in FACTORS if name in state} | {"likelihood.temperature": torch.ones(())}
+    tensors = older | tensors  # older saves do not have these
     _check_tensors(state, tensors)
     for name, tensor in state.items():
         tensor.data = tensor.data.to(tensors[name].dtype)

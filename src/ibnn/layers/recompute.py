@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from ibnn.errors import complaint
+from ibnn.layers.units import Placed
+from ibnn.layers.units import product as multiplied
 
 
 class _Kept(NamedTuple):
-    """What replaces a tensor that shares the product's memory: packed x and z, the layouts of product and tensor."""
+    """What replaces a tensor that shares the product's memory: packed x and z, units, layouts of product and tensor."""
 
     x: Any
     z: Any
+    units: Placed | None
     whole: tuple[torch.Size, tuple[int, ...]]
     part: tuple[torch.Size, tuple[int, ...], int]
     like: tuple[torch.dtype, torch.device]
@@ -30,9 +33,10 @@ class Recomputation:
     Outer hooks (gradient checkpointing, offloading) get to pack x, z and all other tensors.
     """
 
-    def __init__(self, x: Tensor, z: Tensor, product: Tensor) -> None:
-        """Takes a fresh product x ∘ z, z broadcast."""
+    def __init__(self, x: Tensor, z: Tensor, product: Tensor, units: Placed | None = None) -> None:
+        """Takes a fresh product x ∘ z, z broadcast, or with units x ∘ z ∘ u."""
         self._parts: tuple[Tensor, Tensor, Tensor] | None = (x.detach(), z.detach(), product)
+        self._units = units and units._replace(std=units.std.detach())
         before = torch._C._autograd._top_saved_tensors_default_hooks(False)
         self._keep: Callable[[Tensor], Any]
         self._fetch: Callable[[Any], Tensor]
@@ -64,15 +68,16 @@ class Recomputation:
             return self._keep(tensor)
         x, z, product = self._parts
         whole, part = (product.shape, product.stride()), (tensor.shape, tensor.stride(), int(tensor.storage_offset()))
-        return _Kept(self._keep(x), self._keep(z), whole, part, (product.dtype, product.device))
+        return _Kept(self._keep(x), self._keep(z), self._units, whole, part, (product.dtype, product.device))
 
     def _unpack(self, packed: Any) -> Tensor:
         if not isinstance(packed, _Kept):
             return self._fetch(packed)
         dtype, device = packed.like
         product = torch.empty_strided(*packed.whole, dtype=dtype, device=device)
+        x, z = self._fetch(packed.x), self._fetch(packed.z)
         with torch.no_grad():
-            torch.mul(self._fetch(packed.x), self._fetch(packed.z), out=product)
+            torch.mul(x, z, out=product) if packed.units is None else multiplied(x, z, packed.units, product)
         return product.as_strided(*packed.part)
 
 

@@ -114,7 +114,8 @@ class _Run:
             sizes = {"total": self.total, "batch_size": self.source.batch_size, "n_data": self.n_data}
             steering = Steering(cast(Steerable, model), steered_by, **sizes)
         model.kl_kind = recipe.kl or model.kl_kind
-        self.calibrates = recipe.calibrate and int(model.examples) == 0
+        self.untrained = int(model.examples) == 0
+        self.calibrates = recipe.calibrate and self.untrained
         model.reseed(recipe.seed)
         if recipe.sync_batchnorm and engine.worker.world > 1:
             model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
@@ -145,6 +146,8 @@ class _Run:
         """Clears old gradients, calibrates untrained latents if asked to, and gives latents without noise a little."""
         model = cast(Steerable, self.model)
         model.zero_grad()  # of a failed run, or of the caller
+        if self.state.progress.step == 0 and self.state.steering is not None and self.untrained:
+            self.state.steering.start()
         if self.calibrates and self.state.progress.step == 0 and self.data.held_out is not None:
             shown = not self.quiet
             monitor.say(str(start_calibrated(model, self.data.held_out, seed=self.recipe.seed, progress=shown)))

@@ -17,6 +17,7 @@ from ibnn.batches import Source
 from ibnn.calibration import Calibration, calibrate
 from ibnn.likelihood import Heads, Likelihood
 from ibnn.likelihood.temperature import confidence, nll, settled_temperature
+from ibnn.posterior import layer_noise
 from ibnn.training.heldout import HeldOut
 from ibnn.training.trainable import Steerable
 
@@ -89,6 +90,7 @@ class Found:
     temperature: float = 1.0  # set at the end
     weaker: float = 1.0  # the factor on σ at the end
     relative: list[float] = field(default_factory=list)  # temperatures of several heads, over the common one
+    unit_std: list[float] = field(default_factory=list)  # τ of each layer, to which the units' noise rises
 
 
 class Steering:
@@ -105,8 +107,16 @@ class Steering:
             looks, self.rows = look_budget(total * batch_size, data.source.rows)
         self.steps = look_steps(total, looks) if looks else frozenset()
 
+    def start(self) -> None:
+        """Divides the noise of an untrained model among its layers, and among channels and units."""
+        layers = [layer_noise(latent, self.model.draws) for latent in self.model.latents.values()]
+        self.model.prior_factors.copy_(torch.tensor([prior for prior, _ in layers]))
+        self.found.unit_std = [self.model.prior_std * unit for _, unit in layers]
+
     def beta(self, t: float) -> float:
-        """Returns β when the share t of training is done."""
+        """Returns β when the share t of training is done; the units' noise rises as it does."""
+        if self.found.unit_std:
+            self.model.unit_std.copy_(torch.tensor(self.found.unit_std) * min(1.0, t / FIRST))
         return kl_weight(t, n_data=self.n_data, nodes=self.model.nodes)
 
     def look(self, step: int, training_nll: float) -> None:
@@ -120,8 +130,10 @@ class Steering:
             seen = {"temperature": temperature, "training_nll": training_nll, "held_out_nll": held_out_nll}
             change = desired_change(model.likelihood, **seen)
             look = {"step": step} | seen | {"prior_std": next_std(model.prior_std, change)}
-        model.set_posterior(std=model.posterior().std * (look["prior_std"] / model.prior_std))
+        ratio = look["prior_std"] / model.prior_std
+        model.set_posterior(std=model.posterior().std * ratio)
         model.prior_std = look["prior_std"]
+        self.found.unit_std = [std * ratio for std in self.found.unit_std]
         looks.append(look)
 
     def settle(self) -> None:
@@ -130,7 +142,7 @@ class Steering:
         A temperature below 1 sharpens every draw but leaves their disagreement; less noise reduces it.
         """
         model, likelihood = self.model, self.model.likelihood
-        std = model.posterior().std.detach()
+        std, unit_std = model.posterior().std.detach(), model.unit_std.clone()
         if self.replay is not None:
             self.found.weaker, self.found.temperature = self.replay.weaker, self.replay.temperature
             if isinstance(likelihood, Heads):
@@ -139,16 +151,16 @@ class Steering:
             if isinstance(likelihood, Heads):
                 likelihood.balance(*self._draws(2 * DRAWS, 2 * self.rows), settled_temperature)
                 self.found.relative = likelihood.relative.tolist()
-            self.found.weaker, self.found.temperature = self._shrunk(std)
-        model.set_posterior(std=std * self.found.weaker)
+            self.found.weaker, self.found.temperature = self._shrunk(std, unit_std)
+        model.set_posterior(std=std * self.found.weaker, unit_std=unit_std * self.found.weaker)
         likelihood.set_temperature(self.found.temperature)
 
-    def _shrunk(self, std: Tensor) -> tuple[float, float]:
-        """Returns the factor on σ with the lowest held-out NLL, and its temperature; stops where T reaches 1."""
+    def _shrunk(self, std: Tensor, unit_std: Tensor) -> tuple[float, float]:
+        """Returns the factor on σ and τ with the lowest held-out NLL, and its temperature; stops where T reaches 1."""
         model, likelihood = self.model, self.model.likelihood
         found: list[tuple[float, float, float]] = []  # NLL, factor on σ, temperature
         for factor in SHRINKAGES:
-            model.set_posterior(std=std * factor)
+            model.set_posterior(std=std * factor, unit_std=unit_std * factor)
             draws, targets = self._draws(2 * DRAWS, 2 * self.rows)
             best = settled_temperature(likelihood, draws, targets)
             found.append((nll(likelihood, draws, targets, best), factor, best))

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs
+from ibnn.latent import Latent
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import Mixture
 from ibnn.objective import ELBO
+from ibnn.posterior import DrawsPer
 from ibnn.prediction import Method
 
 
@@ -68,10 +70,24 @@ class Trainable(_Module, Method, Protocol):
 class Steerable(Trainable, Protocol):
     """A method whose noise can be steered: a mixture of Gaussians around 1, and a prior of that kind."""
 
+    draws: DrawsPer
+    prior_factors: Tensor  # of each layer, times `prior_std`
+    unit_std: Tensor  # of each layer
+
+    @property
+    def latents(self) -> dict[str, Latent]:
+        """Latents by layer."""
+
     def posterior(self) -> Mixture:
         """The mixture over all nodes."""
 
-    def set_posterior(self, *, mean: Tensor | float | None = None, std: Tensor | float | None = None) -> None:
+    def set_posterior(
+        self,
+        *,
+        mean: Tensor | float | None = None,
+        std: Tensor | float | None = None,
+        unit_std: Tensor | float | None = None,
+    ) -> None:
         """Overwrites means and standard deviations."""
 
 

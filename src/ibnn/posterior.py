@@ -1,0 +1,237 @@
+"""POSTERIOR: the mixture over the nodes of all layers; its draws, by address; its KL to the prior.
+
+A draw is one z for every node of the network, and where units have factors a word for every layer, from which they come
+(`layers.units`). The factors of units keep their prior, N(1, τ²), so the number of places adds nothing to the KL.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ibnn import mixture
+from ibnn.errors import complaint
+from ibnn.inputs import Pick
+from ibnn.latent import Latent, scale_gradient
+from ibnn.likelihood import Likelihood
+from ibnn.mixture import KLKind, Mixture
+from ibnn.normal import Space, address, check_seed, normals, words
+from ibnn.passes import Draws, LatentNetwork
+
+_KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
+NARROW, HARDLY = 8, 1e-3  # fewer channels get that part of the noise
+CHANNELS = 0.3  # noise of channels as a part of that of units, where both have some
+DrawsPer = Literal["channel", "unit", "both"]
+
+
+class Posterior(LatentNetwork):
+    """A network with a posterior over its latents; see `IBNN`, which can do more with it."""
+
+    seed: Tensor
+    examples: Tensor
+    prior_factors: Tensor
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        *,
+        components: int,
+        prior_std: float,
+        init_std: float,
+        kl_kind: KLKind,
+        seed: int,
+        draws: DrawsPer = "channel",
+        logits: Pick | None = None,
+    ) -> None:
+        """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
+        super().__init__(net, likelihood, logits)
+        self.components, self.prior_std, self.kl_kind, self.draws = components, prior_std, kl_kind, draws
+        self.gradient_scale = 1.0
+        device = next(net.parameters()).device
+        self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("prior_factors", torch.ones(len(self.latents), device=device))
+        self.init_seed = seed  # decided the latents' start
+        self._last_noise: tuple[Any, Tensor] | None = None
+        self.reseed(seed)
+        for_mean, for_std = self.initial_noise()
+        self.set_posterior(mean=1 + init_std * for_mean, std=initial_std(for_std))
+
+    def posterior(self) -> Mixture:
+        """The mixture over the nodes of all layers, (K, nodes)."""
+        latents = list(self.latents.values())
+        if not latents:
+            raise RuntimeError(complaint("model", "a converted network", "a reverted one", "Convert it again."))
+        mean = scale_gradient(torch.cat([latent.mean for latent in latents], 1), self.gradient_scale)
+        std = scale_gradient(torch.cat([latent.std for latent in latents], 1), self.gradient_scale)
+        return Mixture(mean, std)
+
+    def set_posterior(
+        self,
+        *,
+        mean: Tensor | float | None = None,
+        std: Tensor | float | None = None,
+        unit_std: Tensor | float | None = None,
+    ) -> None:
+        """Overwrites μ and/or σ of all latents with a number, or with a tensor that broadcasts to (K, nodes).
+
+        `set_posterior(mean=1.0, std=0.0)` switches all noise off: every component is the network before conversion.
+
+        Args:
+            mean: μ.
+            std: σ.
+            unit_std: τ, a number, or one for each layer, (layers,); only layers whose units have factors take it.
+        """
+        for name, value in (("std", std), ("unit_std", unit_std)):
+            if value is not None and not bool((torch.as_tensor(value) >= 0).all()):
+                raise ValueError(complaint(name, "not negative", value, "Pass 0 for no noise."))
+        if unit_std is None and std is not None and not bool(torch.as_tensor(std).any()):
+            unit_std = 0.0
+        given = {name: value for name, value in (("mean", mean), ("std", std)) if value is not None}
+        shape = (self.components, self.nodes)
+        parts = {name: self.by_layer(torch.as_tensor(value).expand(shape)) for name, value in given.items()}
+        before = self.posterior().mean.detach()
+        for name, layers in parts.items():
+            for _, latent, part in layers:
+                latent.set(**{name: part})
+        if unit_std is not None:
+            self.unit_std.copy_(torch.as_tensor(unit_std).to(self.unit_std) * self.has_units)
+        self.forget(answers_alone=torch.equal(self.posterior().mean, before))
+
+    @property
+    def has_units(self) -> Tensor:
+        """Whether the units of each layer's input have factors of their own, (layers,)."""
+        placed = [latent.placed and self.draws != "channel" for latent in self.latents.values()]
+        return torch.tensor(placed, device=self.unit_std.device)
+
+    @property
+    def prior_stds(self) -> Tensor:
+        """Standard deviation of the prior of every node, (nodes,): s times the factor of its layer."""
+        nodes = torch.tensor([latent.nodes for latent in self.latents.values()], device=self.prior_factors.device)
+        return self.prior_std * self.prior_factors.repeat_interleave(nodes, output_size=self.nodes)
+
+    def initial_noise(self) -> tuple[Tensor, Tensor]:
+        """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
+        row, seed, nodes = torch.arange(self.components), self.init_seed, self.nodes
+        return normals(address(seed, Space.INIT_MEAN, row), nodes), normals(address(seed, Space.INIT_STD, row), nodes)
+
+    def reseed(self, seed: int) -> None:
+        """Starts the draws of training anew from a seed."""
+        check_seed(seed)
+        self.seed.fill_(seed)
+        self.examples.zero_()
+
+    def _assign(self, rows: int) -> Tensor:
+        """Places of a batch's examples in the endless round of components: (rows,), place mod K is the component."""
+        # A batch takes up the round where the last one stopped, so counts differ by at most one and even out. Examples
+        # change places at random within each K in a row: a repeated batch does not give a component the same examples.
+        width = self.components
+        groups = -(-rows // width)
+        position = torch.arange(groups * width, device=self.examples.device)
+        shuffle = words(address(self.seed, Space.ASSIGN, self.examples + position))
+        shuffle = torch.where(position < rows, shuffle, 2**32)  # places beyond the batch stay behind those in it
+        return (self.examples + position // width * width + shuffle.view(groups, width).argsort(1).flatten())[:rows]
+
+    def _training_draws(
+        self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
+    ) -> Draws:
+        """Draws for the rows of S copies of a batch, or of a part of one, S·rows, copy-major."""
+        self.forget()
+        first, total = part or (0, rows)
+        place = self._assign(total)[first : first + rows]
+        copy_number = torch.arange(samples, device=place.device)[:, None]
+        component = (place * samples + copy_number if spread else place.expand(samples, -1)) % self.components
+        example = self.examples + first + torch.arange(rows, device=place.device)
+        noise = normals(address(self.seed, Space.TRAIN, example, copy_number), q.mean.shape[1])
+        z = q.draw(component.flatten(), noise)
+        if self.draws == "channel":
+            return Draws(z)
+        layer = torch.arange(len(self.latents), device=place.device)
+        at = words(address(self.seed, Space.TRAIN_UNITS, example[:, None], copy_number[..., None], layer))
+        return Draws(z, at.view(len(z), -1))
+
+    def draw_each(
+        self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
+    ) -> Draws:
+        """Returns the draws that `predict` makes, K·S, component-major; see `draw_latents`."""
+        z = self.draw_latents(samples, seed, components=components, first=first)
+        if self.draws == "channel":
+            return Draws(z)
+        chosen, layers = range(self.components) if components is None else components, len(self.latents)
+        k, s = (torch.tensor(list(part), device=z.device) for part in (chosen, range(first, first + samples)))
+        layer = torch.arange(layers, device=z.device)
+        return Draws(z, words(address(seed, Space.PREDICT_UNITS, k[:, None, None], s[:, None], layer)).view(-1, layers))
+
+    def draw_latents(
+        self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
+    ) -> Tensor:
+        """Returns z of the draws that `predict` makes, (K·S, nodes), component-major.
+
+        z of (seed, k, s) depends on nothing else but the posterior.
+
+        Args:
+            samples: S.
+            seed: Decides the draws.
+            components: Which components; default all.
+            first: Index of the first draw of every component.
+        """
+        chosen = tuple(range(self.components) if components is None else components)
+        device, nodes = self.examples.device, self.nodes
+        at, compiling = (seed, chosen, first, samples, device, nodes), torch.compiler.is_compiling()
+        kept = None if compiling else self._last_noise  # input after input asks for the same
+        with torch.inference_mode(False):  # others may need gradients
+            k, s = torch.tensor(chosen, device=device), torch.arange(first, first + samples, device=device)
+            if kept is None or kept[0] != at:
+                kept = at, normals(address(seed, Space.PREDICT, k[:, None], s), nodes)
+        if kept[1].numel() <= _KEPT and not compiling:
+            self._last_noise = kept
+        return self.posterior().draw(k.repeat_interleave(samples), kept[1])
+
+    def kl(self, kind: KLKind | None = None) -> Tensor:
+        """KL of the posterior to the prior in nats, summed over nodes and layers. Divide by the training-set size only.
+
+        Args:
+            kind: "mean" (the paper's surrogate), "components" or "pairwise" (upper bounds: β = 1 gives a true lower
+                bound of the evidence), or "montecarlo" (unbiased, one draw per component); default `kl_kind`.
+        """
+        return self._kl(self.posterior(), kind or self.kl_kind)
+
+    def _kl(self, q: Mixture, kind: KLKind) -> Tensor:
+        if kind == "montecarlo":
+            row = torch.arange(self.components, device=self.examples.device)
+            noise = normals(address(self.seed, Space.KL, self.examples, row), self.nodes)
+            return mixture.kl_montecarlo(q, self.prior_stds, noise)
+        if kind not in mixture.CLOSED_FORMS:
+            names = ", ".join([*mixture.CLOSED_FORMS, "montecarlo"])
+            raise ValueError(complaint("kind", f"one of {names}", repr(kind), 'Pass "mean" for the paper\'s.'))
+        return mixture.CLOSED_FORMS[kind](q, self.prior_stds)
+
+    def entropy(self) -> Tensor:
+        """Ĥ, a lower bound of the posterior's entropy in nats, joint over layers."""
+        return mixture.entropy_bound(self.posterior())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles get no noise."""
+        return super().__getstate__() | {"_last_noise": None}
+
+
+def layer_noise(latent: Latent, draws: DrawsPer) -> tuple[float, float]:
+    """Returns the noise of a layer's channels (or its only nodes) and of its units, as parts of that of a network.
+
+    Few channels (an image's colours) get hardly any: they multiply all that follows, and nothing averages out.
+
+    >>> layer_noise(Latent(1, 16, axis=-3), "both"), layer_noise(Latent(1, 3, axis=-3), "both")
+    ((0.3, 1.0), (0.001, 0.0))
+    """
+    if latent.placed and latent.nodes < NARROW:
+        return HARDLY, 0.0
+    if draws == "channel" or not latent.placed:
+        return 1.0, 0.0
+    return (HARDLY, 1.0) if draws == "unit" else (CHANNELS, 1.0)
+
+
+def initial_std(noise: Tensor) -> Tensor:
+    """Returns the σ that a latent starts with, |N(0.05, 0.02²)|."""
+    return (0.05 + 0.02 * noise).abs()
