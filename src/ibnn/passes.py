@@ -4,7 +4,6 @@ import functools
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ CACHED = 2**24  # entries of the rows of one pass that caches hold; more of them
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
 
 
-@dataclass(frozen=True)
 class Draws:
     """What layers' inputs are multiplied by: some draws, or one.
 
@@ -36,9 +34,8 @@ class Draws:
         unit_std: τ of each layer, (layers,), if not the network's own.
     """
 
-    z: Tensor
-    at: Tensor | None = None
-    unit_std: Tensor | None = None
+    def __init__(self, z: Tensor, at: Tensor | None = None, unit_std: Tensor | None = None) -> None:
+        self.z, self.at, self.unit_std = z, at, unit_std
 
     def __len__(self) -> int:
         return self.z.shape[0]
@@ -149,10 +146,12 @@ class LatentNetwork(Observer):
     @contextmanager
     def _sharing_memory(self) -> Iterator[None]:
         """Within a block, without gradients, new inputs of layers that nothing else sees take the same memory."""
-        scratch, sharing = Scratch(), list[Latent]()
-        if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
-            each = ((self.net.get_submodule(name), latent) for name, latent in self.latents.items())
-            sharing = [latent for layer, latent in each if latent.placed and len(layer._forward_pre_hooks) == 1]
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+            yield
+            return
+        each = ((self.net.get_submodule(name), latent) for name, latent in self.latents.items())
+        sharing = [latent for layer, latent in each if latent.placed and len(layer._forward_pre_hooks) == 1]
+        scratch = Scratch()
         try:
             for latent in sharing:
                 latent.scratch = scratch

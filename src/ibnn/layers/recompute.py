@@ -36,6 +36,7 @@ class Recomputation:
     def __init__(self, x: Tensor, z: Tensor, product: Tensor, units: Placed | None = None) -> None:
         """Takes a fresh product x ∘ z, z broadcast, or with units x ∘ z ∘ u."""
         self._parts: tuple[Tensor, Tensor, Tensor] | None = (x.detach(), z.detach(), product)
+        self._version = product._version  # as made
         self._units = units and units._replace(std=units.std.detach())
         before = torch._C._autograd._top_saved_tensors_default_hooks(False)
         self._keep: Callable[[Tensor], Any]
@@ -64,7 +65,7 @@ class Recomputation:
         self._parts = None
 
     def _pack(self, tensor: Tensor) -> Any:
-        if self._parts is None or not _shares_memory(tensor, self._parts[2]) or tensor._version != 0:  # 0: as made
+        if self._parts is None or not _shares_memory(tensor, self._parts[2]) or tensor._version != self._version:
             return self._keep(tensor)
         x, z, product = self._parts
         whole, part = (product.shape, product.stride()), (tensor.shape, tensor.stride(), int(tensor.storage_offset()))

@@ -82,7 +82,7 @@ class Placed(NamedTuple):
 
     def factors(self, like: Tensor) -> Tensor:
         """Returns u = 1 + τ ε in the dtype of an input."""
-        return (1 + self.std * self.normals()).to(like.dtype)
+        return 1 + self.std.to(like.dtype) * self.normals().to(like.dtype)
 
     def pieces(self, x: Tensor) -> Iterator[slice]:
         """Yields slices of the rows of an input that are worth computing at once."""
@@ -161,7 +161,7 @@ class UnitFactors(nn.Module):
         """Returns x ∘ u."""
         shape = x.shape[self.axis :]
         if self.factors.shape != shape:
-            self.factors = (1 + self.std * windows(self.at, math.prod(shape)).view(shape)).to(x)
+            self.factors = 1 + self.std.to(x) * windows(self.at, math.prod(shape)).view(shape).to(x)
         return x * self.factors
 
     def hook(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

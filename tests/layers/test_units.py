@@ -1,0 +1,268 @@
+"""Factors of single units, against products written out here."""
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import Windows
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
+
+import ibnn
+from ibnn.layers.observe import saved_bytes
+from ibnn.layers.units import LONGEST, POOL, UnitProduct, Units, pool, product, windows
+from ibnn.normal import Space, address, normals, words
+from ibnn.passes import Draws
+from ibnn.posterior import layer_noise
+
+B, K = 4, 3
+
+
+def make_net() -> nn.Module:
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(8, 9, 3, padding=1), nn.Conv2d(9, 10, 3, stride=2)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(40, 3)).double()
+
+
+def converted(net: nn.Module | None = None, draws: str = "both", **options: object) -> ibnn.IBNN:
+    model = ibnn.convert(net or make_net(), **{"components": K, "seed": 5, "draws": draws, **options})
+    model.set_posterior(unit_std=torch.arange(1.0, len(model.latents) + 1) / 4)
+    return model
+
+
+X = torch.randn(B, 8, 6, 6, generator=torch.Generator().manual_seed(1)).double()
+Y = torch.tensor([0, 1, 2, 1])
+
+
+def reference(model: ibnn.IBNN, x: Tensor, z: Tensor, at: Tensor) -> Tensor:
+    """The network's output for one row, layer by layer, unit by unit."""
+    conv1, _, conv2, _, _, linear = model.net
+    for number, layer in enumerate((conv1, conv2)):
+        part = model.by_layer(z)[number][2]
+        noise = windows(at[number : number + 1], x.numel()).view(x.shape).double()
+        factor = torch.stack([part[c] * (1 + model.unit_std[number] * noise[c]) for c in range(len(part))])
+        x = F.conv2d((x * factor)[None], layer.weight, layer.bias, layer.stride, layer.padding)[0].relu()
+    return F.linear(x.flatten() * model.by_layer(z)[2][2], linear.weight, linear.bias)
+
+
+# ------------------------------------------------------------------------------------------------------- the noise
+
+
+def test_the_pool_is_standard_normal_and_pinned() -> None:
+    values = pool(torch.device("cpu")).double()
+    assert torch.equal(values[1024:2048].float(), normals(address(0, Space.POOL, 1), 1024)[0])
+    assert len(values) == POOL
+    assert abs(values.mean()) < 4 / math.sqrt(POOL)
+    assert abs(values.var() - 1) < 4 * math.sqrt(2 / POOL)
+    for lag in (1, 7, 1024):
+        assert abs((values[lag:] * values[:-lag]).mean()) < 4 / math.sqrt(POOL), lag
+    assert [round(float(v), 4) for v in windows(torch.tensor([7]), 3)[0]] == [-0.5304, 0.1635, -1.4507]  # for good
+
+
+@pytest.mark.parametrize("entries", [1, 5, LONGEST, LONGEST + 3, 3 * LONGEST])
+def test_a_window_depends_on_its_word_alone(entries: int) -> None:
+    at = words(address(3, torch.arange(6)))
+    rows = windows(at, entries)
+    assert rows.shape == (6, entries)
+    for number in (0, 4):
+        assert torch.equal(rows[number], windows(at[number : number + 1], entries)[0])
+    if entries > LONGEST:  # blocks are windows of their own
+        assert torch.equal(rows[:, :LONGEST], windows(at, LONGEST))
+        assert not torch.equal(rows[:, LONGEST:][:, :3], rows[:, :3])
+    if entries > 1:
+        assert not any(torch.equal(rows[0], row) for row in rows[1:])
+
+
+@pytest.mark.parametrize("rows", [B, 1])
+def test_first_and_second_derivatives_of_the_product(rows: int) -> None:
+    z, std = torch.randn(rows, 8, 1, 1).double().requires_grad_(), torch.tensor(0.3).double().requires_grad_()
+    units = Units(std, torch.arange(B) if rows > 1 else torch.tensor(7)).placed(X.shape, -3, 0)
+    x = X.clone().requires_grad_()
+    apply = lambda x, z, std: UnitProduct.apply(x, z, std, units.at, units.shape)  # noqa: E731
+    assert torch.allclose(apply(x, z, std), x * z * (1 + std * units.normals()))
+    assert gradcheck(apply, (x, z, std))
+    assert gradgradcheck(apply, (x, z, std))
+
+
+def test_the_product_in_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = Units(torch.tensor(0.3), torch.arange(B)).placed(X.shape, -3, 0)
+    x, z = X.float(), torch.randn(B, 8, 1, 1)
+    whole = product(x, z, units)
+    monkeypatch.setattr("ibnn.layers.units._AT_ONCE", 1)
+    assert torch.equal(product(x, z, units), whole)
+    assert torch.allclose(whole, x * z * units.factors(x))
+
+
+# ----------------------------------------------------------------------------------------------------- the network
+
+
+def test_draws_are_those_written_out_and_do_not_depend_on_the_batch() -> None:
+    model = converted()
+    draws = model.draw_each(2, 9)
+    k, s, layer = torch.arange(K)[:, None, None], torch.arange(2)[:, None], torch.arange(3)
+    assert torch.equal(draws.at, words(address(9, Space.PREDICT_UNITS, k, s, layer)).view(6, 3))
+    outputs = model.draw_logits(X, 2, 9)
+    for j in range(2 * K):
+        for row in range(B):
+            assert torch.allclose(outputs[j, row], reference(model, X[row], draws.z[j], draws.at[j]))
+    with torch.no_grad():
+        for same in (model.draw_logits(X, 2, 9), model.draw_logits(X, 2, 9, batch_size=256)):
+            assert torch.allclose(same, outputs)
+        assert torch.allclose(model.draw_logits(X[2:3], 2, 9)[:, 0], outputs[:, 2])
+        assert torch.allclose(model.draw_logits(X, 1, 9, first=1), outputs[1::2])
+
+
+def test_training_gives_every_row_units_of_its_own() -> None:
+    model = converted().train()
+    gradients = []
+    for own in (False, True):
+        model.zero_grad()
+        model.reseed(3)
+        if own:
+            loss = model.elbo(X, Y, n_data=50, samples=2).loss
+        else:
+            draws = model._training_draws(model.posterior(), B, samples=2)
+            example, copy_number, layer = torch.arange(B)[:, None], torch.arange(2)[:, None, None], torch.arange(3)
+            at = words(address(3, Space.TRAIN_UNITS, example, copy_number, layer)).view(2 * B, 3)
+            assert torch.equal(draws.at, at)
+            rows = [reference(model, X[r % B], draws.z[r], at[r]) for r in range(2 * B)]
+            loss = F.cross_entropy(torch.stack(rows), Y.repeat(2)) + model.kl() / 50
+        loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.net.parameters()])
+    assert all(torch.allclose(*pair) for pair in zip(*gradients, strict=True))
+
+
+def test_units_do_not_change_the_kl_and_priors_of_layers_do() -> None:
+    model, channel = converted(), converted(draws="channel")
+    assert torch.equal(model.kl(), channel.kl())
+    model.prior_factors.copy_(torch.tensor([0.5, 1.0, 2.0]))
+    q, s = model.posterior(), model.prior_std * torch.tensor([0.5] * 8 + [1.0] * 9 + [2.0] * 40).double()
+    by_hand = ((q.std**2 + (q.mean - 1) ** 2) / (2 * s**2) - 0.5 - (q.std / s).log()).sum(1).mean()
+    assert torch.allclose(model.kl("components"), by_hand)
+
+
+def test_linear_layers_and_channels_have_no_units() -> None:
+    model, channel = converted(), converted(draws="channel")
+    assert model.has_units.tolist() == [True, True, False]
+    assert model.unit_std.tolist() == [0.25, 0.5, 0.0]
+    assert channel.unit_std.tolist() == [0.0] * 3
+    assert channel.draw_each().at is None
+    model.set_posterior(unit_std=0.0)
+    assert torch.allclose(model.draw_logits(X, 2), channel.draw_logits(X, 2))
+
+
+def test_no_noise_is_the_network_itself() -> None:
+    net = make_net()
+    model = converted(net)
+    model.set_posterior(mean=1.0, std=0.0)
+    assert torch.equal(model.draw_logits(X, 1)[0], net(X))
+    assert not model.unit_std.any()
+    with pytest.raises(ValueError, match="unit_std"):
+        model.set_posterior(unit_std=-1.0)
+    with pytest.raises(ValueError, match=r"draws.*channel, unit, both.*units.*Did you mean"):
+        ibnn.convert(net, draws="units")
+
+
+def test_windows_of_one_example_share_their_units() -> None:
+    model = converted(Windows().double())
+    x = torch.randn(B, 2, 6).double()
+    outputs = model.draw_logits(x, 2, 0)
+    with torch.no_grad():
+        assert torch.allclose(model.draw_logits(x, 2, 0, batch_size=99), outputs)
+        assert torch.allclose(model.draw_logits(x[1:2], 2, 0)[:, 0], outputs[:, 1])
+
+
+def test_activations_that_are_kept_are_those_of_the_plain_network() -> None:
+    plain, x = make_net(), X.repeat(8, 1, 1, 1).requires_grad_()
+    model = converted(plain).train()
+    own = [*model.parameters(), *plain.parameters(), x]
+    with saved_bytes(own) as before:
+        plain(x)
+    with saved_bytes(own) as after:
+        model(x)
+    draws = 32 * 8 * (3 * model.nodes + 3 * 3)  # z, its noise and component, words
+    assert before.bytes < after.bytes <= before.bytes + draws
+
+
+def test_checkpointed_layers_find_their_units_again() -> None:
+    gradients = []
+    for again in (False, True):
+        net = make_net()
+        model = converted(net).train()
+        if again:
+            body, flatten, head = model.net[:4], model.net[4], model.net[5]
+            kept = {"body": body, "flatten": flatten, "head": head}
+            model.net.forward = lambda x, m=kept: m["head"](m["flatten"](checkpoint(m["body"], x, use_reentrant=False)))
+        model.elbo(X, Y, n_data=10).loss.backward()
+        gradients.append([parameter.grad for parameter in model.net.parameters()])
+    assert all(torch.allclose(*pair) for pair in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_the_network_of_one_draw_has_fixed_factors(make: Callable[[nn.Module], nn.Module]) -> None:
+    model = converted()
+    outputs = model.draw_logits(X, 2)
+    net = make(model.draw(1, 1))
+    assert torch.allclose(net(X), outputs[3])
+    assert torch.allclose(net(X[:1]), outputs[3, :1])
+    assert net[0].unit_factors.factors.shape == (8, 6, 6)
+    assert not isinstance(net[5], ibnn.IBNN)
+    exported = torch.export.export(net, (X,))
+    assert torch.allclose(exported.module()(X), outputs[3])
+    assert not any("windows" in str(node.target) for node in exported.graph.nodes)
+    assert torch.allclose(model.component(1)(X), model.outputs(X, model.posterior().mean[1:2])[0])
+
+
+def test_states_from_before_have_no_units(tmp_path: Path) -> None:
+    model = converted(draws="both")
+    state = {name: value for name, value in model.state_dict().items() if name not in ("unit_std", "prior_factors")}
+    other = converted(draws="channel")
+    other.load_state_dict(state)
+    assert other.unit_std.tolist() == [0.0] * 3
+    assert other.prior_factors.tolist() == [1.0] * 3
+    model.prior_factors.fill_(0.5)
+    model.save_pretrained(tmp_path)
+    again = ibnn.load(tmp_path, make_net())
+    assert again.draws == "both"
+    assert torch.equal(again.draw_logits(X, 2), model.draw_logits(X, 2))
+    assert again.prior_factors.tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_exported_files_hold_the_factors(format: str, tmp_path: Path) -> None:
+    model = converted(make_net().float())
+    written = ibnn.export(model, X.float(), tmp_path / "file", samples=2, format=format)
+    assert written.difference < 1e-5
+    assert written.draw_bytes == 4 * 2 * K * (model.nodes + 8 * 36 + 9 * 36)
+
+
+def test_a_compiled_network_draws_the_same() -> None:
+    model = converted().eval()
+    model.eval_samples = 2
+    expected = model(X)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(X), expected)
+
+
+def test_how_layers_share_the_noise() -> None:
+    model = ibnn.convert(nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 3), nn.Flatten(), nn.Linear(8, 2)))
+    latents = model.latents.values()
+    found = {draws: [layer_noise(latent, draws) for latent in latents] for draws in ("channel", "unit", "both")}
+    assert found["channel"] == [(1e-3, 0.0), (1.0, 0.0), (1.0, 0.0)]
+    assert found["unit"] == [(1e-3, 0.0), (1e-3, 1.0), (1.0, 0.0)]
+    assert found["both"] == [(1e-3, 0.0), (0.3, 1.0), (1.0, 0.0)]
+
+
+def test_draws_may_bring_their_own_deviation() -> None:
+    model = converted()
+    draws = model.draw_each(1)
+    other = Draws(draws.z, draws.at, torch.tensor([0.9, 0.1, 0.0]))
+    found = model.outputs(X, other)
+    model.set_posterior(unit_std=torch.tensor([0.9, 0.1, 0.0]))
+    assert torch.equal(found, model.outputs(X, draws))
