@@ -25,14 +25,14 @@ class Calls(nn.Module):
 class Windows(nn.Module):
     """Folds the windows of a signal into the batch, sample-major."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 2) -> None:
         super().__init__()
-        self.window = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(3, 4))
+        self.window = nn.Sequential(nn.Conv1d(channels, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(3, 4))
         self.head = nn.Linear(12, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         batch = len(x)
-        windows = x.unfold(2, 2, 2).movedim(2, 1).reshape(batch * 3, 2, 2)  # (B·3, channels, width)
+        windows = x.unfold(2, 2, 2).movedim(2, 1).reshape(batch * 3, -1, 2)  # (B·3, channels, width)
         return self.head(torch.tanh(self.window(windows)).reshape(batch, 12))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from ibnn.layers.units import windows
 from ibnn.normal import Space, Stream, address, generators_restored, normals, seed_generators, words
 
 ROWS, NODES = 2000, 1500
@@ -70,8 +71,13 @@ def test_global_generator_is_left_alone() -> None:
 
 
 def test_operators_are_sound() -> None:
-    torch.library.opcheck(words, (address(0, torch.arange(3)),))
-    torch.library.opcheck(normals, (address(0, torch.arange(3)), 5))
+    at = address(0, torch.arange(3))
+    torch.library.opcheck(torch.ops.ibnn.words.default, (at,))
+    torch.library.opcheck(torch.ops.ibnn.normals.default, (at, 5))
+    torch.library.opcheck(torch.ops.ibnn.windows.default, (at[1], 5))
+    assert torch.equal(torch.ops.ibnn.words(at), words(at))
+    assert torch.equal(torch.ops.ibnn.normals(at, 5), normals(at, 5))
+    assert torch.equal(torch.ops.ibnn.windows(at[1], 5), windows(at[1], 5))
 
 
 # --------------------------------------------------------------------------------------------------------------- spaces

@@ -20,6 +20,7 @@ from ibnn.layers.registry import batchless, carried_type, folded_weights, replac
 from ibnn.layers.units import Placed, UnitProduct, Units
 from ibnn.layers.units import product as unit_product
 
+NARROW = 8  # fewer channels are narrow
 _AT_ONCE = 2**18  # entries of a product that stay in the cache
 
 
@@ -128,7 +129,9 @@ class Latent(nn.Module):
         z: What the layer's input is multiplied by: None (nothing), (D,) for the whole batch, or (R, D), a row each.
             Set by the network during one forward pass.
         units: Factors of the single units of the input, which multiply it with z; None for none. Set with z.
-        placed: Whether the nodes of the input have places (a convolution's do), and units can have factors.
+        placed: Whether the nodes of the input have places, as a convolution's do, and units can have factors.
+        narrow: Whether they have places but are few (an image's colours): such z multiply all that follows, and nothing
+            averages out, so that units have no factors and steering and calibration give nodes hardly any noise.
         recall: The backward pass in progress and the z and units of its forward pass, for a layer that is run again in
             it (gradient checkpointing).
         folding: Whether the layer computes with W = U diag(z) and an unchanged input instead of x ∘ z.
@@ -172,7 +175,7 @@ class Latent(nn.Module):
         self.mean = nn.Parameter(torch.ones(components, nodes, dtype=dtype, device=device))
         self.rho = nn.Parameter(torch.empty(components, nodes, dtype=dtype, device=device))
         self.set(std=torch.tensor(0.05))
-        self.placed = axis < -1
+        self.narrow, self.placed = axis < -1 and nodes < NARROW, axis < -1 and nodes >= NARROW
         self.z = self.units = self.recall = None
         self.folding, self.entries, self.batch_axis = False, 0, 0
         self.scratch: Scratch | None = None

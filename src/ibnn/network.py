@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ibnn import mixture, objective
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating, repeat_rows, tree_map
+from ibnn.inputs import Inputs, Pick, batch_length, call_arguments, check_rows, evaluating, repeat_rows, tree_map
 from ibnn.latent import strip
 from ibnn.layers.observe import explaining_shapes
 from ibnn.layers.registry import duplicate, fold
@@ -57,9 +57,10 @@ class IBNN(Posterior):
         push_to_hub = hub.push_to_hub
         from_pretrained = staticmethod(hub.from_pretrained)
 
-    def __init__(self, net: nn.Module, likelihood: Likelihood, **posterior: Any) -> None:
+    def __init__(self, net: nn.Module, likelihood: Likelihood, *, logits: Pick | None = None, **posterior: Any) -> None:
         """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
         super().__init__(net, likelihood, **posterior)
+        self.logits = logits
         self.eval_samples, self.eval_seed = 1, 0
         self.training = net.training  # of the modules in it, each keeps its own mode
         likelihood.train(net.training)

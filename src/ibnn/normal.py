@@ -2,8 +2,8 @@
 
 Every draw has an address (seed, space, …), such as (seed, Space.PREDICT, component, draw). Integer hashing turns it
 into random bits, and Box-Muller turns these into normals. So a draw does not depend on the batch size, the number of
-workers, the order of calls or the device, and there is no generator state to save. `words` and `normals` are custom
-operators: `torch.compile` calls them as they are, so a compiled network draws the same numbers.
+workers, the order of calls or the device, and there is no generator state to save. For `torch.compile`, `words` and
+`normals` are operators of their own, which it calls as they are, so a compiled network draws the same numbers.
 """
 
 import hashlib
@@ -73,7 +73,6 @@ def address(*parts: Tensor | int) -> Tensor:
     return torch.stack([column.flatten() for column in columns])
 
 
-@torch.library.custom_op("ibnn::words", mutates_args=())
 def words(at: Tensor) -> Tensor:
     """Hashes addresses (parts, R) to 32-bit words, (R,) int64.
 
@@ -82,10 +81,10 @@ def words(at: Tensor) -> Tensor:
     >>> bool(words(address(0, 1)) == words(address(1, 0)))
     False
     """
-    return _hash(at)
+    found: Tensor = _words(at) if torch.compiler.is_compiling() else _hash(at)
+    return found
 
 
-@torch.library.custom_op("ibnn::normals", mutates_args=())
 def normals(at: Tensor, nodes: int) -> Tensor:
     """Draws one row of float32 standard normals for each address (parts, R): (R, nodes).
 
@@ -93,16 +92,17 @@ def normals(at: Tensor, nodes: int) -> Tensor:
     >>> torch.equal(rows[2:3], normals(address(0, 2), 3))
     True
     """
+    found: Tensor = _normals(at, nodes) if torch.compiler.is_compiling() else _draw(at, nodes)
+    return found
+
+
+def _draw(at: Tensor, nodes: int) -> Tensor:
     half = (nodes + 1) // 2
     columns = mixed(torch.arange(2 * half, device=at.device) + 0x5BD1E995)
     bits = mixed(_hash(at)[:, None] ^ columns).to(torch.float32)  # (R, 2·half), uniform on [0, 2³²]
     radius = bits[:, :half].add(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
     angle = bits[:, half:].mul(2.0 * math.pi * 2.0**-32)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :nodes].contiguous()
-
-
-words.register_fake(lambda at: torch.empty_like(at[0]))
-normals.register_fake(lambda at, nodes: at.new_empty((at.shape[1], nodes), dtype=torch.float32))
 
 
 def numbered_seed(seed: int, number: int) -> int:
@@ -123,6 +123,26 @@ def _hash(at: Tensor) -> Tensor:
         low, high = part & _WORD, (part >> 32) & _WORD
         word = mixed((mixed((word + low) & _WORD) + high) & _WORD)
     return word
+
+
+@torch.library.custom_op("ibnn::words", mutates_args=())
+def _words(at: Tensor) -> Tensor:
+    return _hash(at)
+
+
+@torch.library.custom_op("ibnn::normals", mutates_args=())
+def _normals(at: Tensor, nodes: int) -> Tensor:
+    return _draw(at, nodes)
+
+
+_words.register_fake(lambda at: torch.empty_like(at[0]))
+_normals.register_fake(lambda at, nodes: at.new_empty((at.shape[1], nodes), dtype=torch.float32))
+
+
+def numbered_words(words: Tensor, count: int) -> Tensor:
+    """Returns words of numbers 0 … count − 1 for each word (R,): (R, count)."""
+    numbers = 0x9E3779B9 * torch.arange(1, count + 1, device=words.device)
+    return mixed((words[:, None] + numbers) & _WORD)
 
 
 def mixed(x: Tensor) -> Tensor:

@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from ibnn import mixture
 from ibnn.errors import complaint
-from ibnn.inputs import Pick
 from ibnn.latent import Latent, scale_gradient
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
-from ibnn.normal import Space, address, check_seed, normals, words
+from ibnn.normal import Space, address, check_seed, normals, numbered_words, words
 from ibnn.passes import Draws, LatentNetwork
 
 _KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
-NARROW, HARDLY = 8, 1e-3  # fewer channels get that part of the noise
+HARDLY = 1e-3  # part of the noise that few channels get
 CHANNELS = 0.3  # noise of channels as a part of that of units, where both have some
 DrawsPer = Literal["channel", "unit", "both"]
 
@@ -43,10 +42,9 @@ class Posterior(LatentNetwork):
         kl_kind: KLKind,
         seed: int,
         draws: DrawsPer = "channel",
-        logits: Pick | None = None,
     ) -> None:
         """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
-        super().__init__(net, likelihood, logits)
+        super().__init__(net, likelihood)
         self.components, self.prior_std, self.kl_kind, self.draws = components, prior_std, kl_kind, draws
         self.gradient_scale = 1.0
         device = next(net.parameters()).device
@@ -148,9 +146,8 @@ class Posterior(LatentNetwork):
         z = q.draw(component.flatten(), noise)
         if self.draws == "channel":
             return Draws(z)
-        layer = torch.arange(len(self.latents), device=place.device)
-        at = words(address(self.seed, Space.TRAIN_UNITS, example[:, None], copy_number[..., None], layer))
-        return Draws(z, at.view(len(z), -1))
+        at = words(address(self.seed, Space.TRAIN_UNITS, example, copy_number))
+        return Draws(z, numbered_words(at, len(self.latents)))
 
     def draw_each(
         self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
@@ -159,10 +156,10 @@ class Posterior(LatentNetwork):
         z = self.draw_latents(samples, seed, components=components, first=first)
         if self.draws == "channel":
             return Draws(z)
-        chosen, layers = range(self.components) if components is None else components, len(self.latents)
+        chosen = range(self.components) if components is None else components
         k, s = (torch.tensor(list(part), device=z.device) for part in (chosen, range(first, first + samples)))
-        layer = torch.arange(layers, device=z.device)
-        return Draws(z, words(address(seed, Space.PREDICT_UNITS, k[:, None, None], s[:, None], layer)).view(-1, layers))
+        at = words(address(seed, Space.PREDICT_UNITS, k[:, None], s))
+        return Draws(z, numbered_words(at, len(self.latents)))
 
     def draw_latents(
         self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
@@ -220,12 +217,10 @@ class Posterior(LatentNetwork):
 def layer_noise(latent: Latent, draws: DrawsPer) -> tuple[float, float]:
     """Returns the noise of a layer's channels (or its only nodes) and of its units, as parts of that of a network.
 
-    Few channels (an image's colours) get hardly any: they multiply all that follows, and nothing averages out.
-
     >>> layer_noise(Latent(1, 16, axis=-3), "both"), layer_noise(Latent(1, 3, axis=-3), "both")
     ((0.3, 1.0), (0.001, 0.0))
     """
-    if latent.placed and latent.nodes < NARROW:
+    if latent.narrow:
         return HARDLY, 0.0
     if draws == "channel" or not latent.placed:
         return 1.0, 0.0

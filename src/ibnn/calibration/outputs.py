@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ibnn.inputs import Inputs, batch_length, tree_map
 from ibnn.network import IBNN
-from ibnn.normal import Space, address, normals, words
+from ibnn.normal import Space, address, normals, numbered_words, words
 from ibnn.passes import Draws
 from ibnn.posterior import HARDLY, layer_noise
 from ibnn.prediction import draws
@@ -103,15 +103,15 @@ class Outputs:
             rows: Numbers of the rows.
         """
         rows = rows.to(self.device) if self.by_row else torch.zeros(1, dtype=torch.int64, device=self.device)
-        number, layer = torch.tensor(numbers, device=self.device), torch.arange(len(self.layers), device=self.device)
+        number = torch.tensor(numbers, device=self.device)
         shape, nodes = (len(number), len(rows), -1), self.base.shape[1]
         noise = normals(address(self.seed, Space.SEARCH, number[:, None], rows), nodes).view(shape)
         k = (number // self.few % self.model.components)[:, None]
         z = self.mean[k] + std[0].repeat_interleave(self.layers) * self.base[k] * noise
         at = None
         if self.model.draws != "channel":
-            place = address(self.seed, Space.SEARCH_UNITS, number[:, None, None], rows[:, None], layer)
-            at = words(place).view(shape)
+            at = words(address(self.seed, Space.SEARCH_UNITS, number[:, None], rows))
+            at = numbered_words(at, len(self.layers)).view(shape)
         unit_std = std[1] * self.unit_base
         return Draws(z, at, unit_std) if self.by_row else Draws(z[:, 0], at if at is None else at[:, 0], unit_std)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ibnn.normal import Space, address, mixed, normals
+from ibnn.normal import Space, address, normals, numbered_words
 
 POOL, LONGEST = 2**20, 2**16  # normals in the pool, and in one window: longer noise has several windows
 _AT_ONCE = 2**17  # entries of a product that stay in the cache with what they are made of
@@ -28,7 +28,6 @@ def pool(device: torch.device) -> Tensor:
         return rows.flatten().to(device)
 
 
-@torch.library.custom_op("ibnn::windows", mutates_args=())
 def windows(at: Tensor, entries: int) -> Tensor:
     """Returns a row of standard normals for each word (R,): (R, entries).
 
@@ -36,15 +35,24 @@ def windows(at: Tensor, entries: int) -> Tensor:
     >>> bool((rows[0] == rows[2]).all()), bool((rows[0] == rows[1]).any())
     (True, False)
     """
-    length = max(1, min(entries, LONGEST))
-    blocks = -(-entries // length)
-    numbered = at[:, None] + 0x9E3779B9 * torch.arange(blocks, device=at.device)
-    starts = mixed(numbered & 0xFFFFFFFF) % (POOL - length)
-    every = pool(at.device).as_strided((POOL - length, length), (1, 1))
-    return every.index_select(0, starts.flatten()).view(len(at), -1)[:, :entries].contiguous()
+    found: Tensor = _windows(at, entries) if torch.compiler.is_compiling() else _copied(at, entries)
+    return found
 
 
-windows.register_fake(lambda at, entries: at.new_empty((at.shape[0], entries), dtype=torch.float32))
+def _copied(at: Tensor, entries: int) -> Tensor:
+    if entries > LONGEST:
+        blocks = _copied(numbered_words(at, -(-entries // LONGEST)).flatten(), LONGEST)
+        return blocks.view(len(at), -1)[:, :entries].contiguous()
+    every = pool(at.device).as_strided((POOL - entries, entries), (1, 1))
+    return every.index_select(0, at % (POOL - entries))
+
+
+@torch.library.custom_op("ibnn::windows", mutates_args=())
+def _windows(at: Tensor, entries: int) -> Tensor:
+    return _copied(at, entries)
+
+
+_windows.register_fake(lambda at, entries: at.new_empty((at.shape[0], entries), dtype=torch.float32))
 
 
 class Units(NamedTuple):
@@ -71,18 +79,17 @@ class Placed(NamedTuple):
     at: Tensor  # (R,)
     shape: tuple[int, ...]  # of the factors
 
-    def normals(self, rows: slice = slice(None)) -> Tensor:
+    def noise(self, rows: slice = slice(None)) -> Tensor:
         """Returns ε of some rows, in the shape of the factors."""
         at, shape = self.at[rows], list(self.shape)
         entries = math.prod(shape) // self.at.shape[0]
         if rows != slice(None):
             shape[0] = len(at)
-        noise: Tensor = windows(at, entries)
-        return noise.view(shape)
+        return windows(at, entries).view(shape)
 
     def factors(self, like: Tensor) -> Tensor:
         """Returns u = 1 + τ ε in the dtype of an input."""
-        return 1 + self.std.to(like.dtype) * self.normals().to(like.dtype)
+        return 1 + self.std.to(like.dtype) * self.noise().to(like.dtype)
 
     def pieces(self, x: Tensor) -> Iterator[slice]:
         """Yields slices of the rows of an input that are worth computing at once."""
@@ -98,7 +105,7 @@ def product(x: Tensor, z: Tensor, units: Placed, out: Tensor | None = None) -> T
     """Returns x ∘ z ∘ u, a few rows at a time, so that nothing but the product goes through memory."""
     out = torch.empty_like(x) if out is None else out
     for rows in units.pieces(x):
-        factor = units.normals(rows).to(x.dtype).mul_(units.std).add_(1)
+        factor = units.noise(rows).to(x.dtype).mul_(units.std).add_(1)
         torch.mul(x[rows], factor * (z[rows] if z.shape[0] > 1 else z), out=out[rows])
     return out
 
@@ -119,14 +126,14 @@ class UnitProduct(torch.autograd.Function):
         (gradient,), (x, z, std, at) = gradients, ctx.saved_tensors
         units, needs = Placed(std, at, ctx.shape), ctx.needs_input_grad
         if torch.is_grad_enabled():  # this gradient is to have one, too
-            noise = units.normals().to(x.dtype)
+            noise = units.noise().to(x.dtype)
             factor, both = 1 + std * noise, gradient * x
             to_std = (both * z * noise).sum().to(std.dtype) if needs[2] else None
             return gradient * z * factor, (both * factor).sum_to_size(z.shape), to_std, None, None
         to_x = torch.empty_like(gradient) if needs[0] else None
         to_z, to_std = torch.zeros_like(z), torch.zeros_like(std)
         for rows in units.pieces(x):
-            noise, own = units.normals(rows).to(x.dtype), z[rows] if z.shape[0] > 1 else z
+            noise, own = units.noise(rows).to(x.dtype), z[rows] if z.shape[0] > 1 else z
             both = gradient[rows] * x[rows]
             if needs[2]:
                 to_std += (both * own).mul_(noise).sum()
