@@ -19,6 +19,7 @@ from ibnn.normal import Space, address, check_seed, normals, numbered_words, wor
 from ibnn.passes import Draws, LatentNetwork
 
 _KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
+START = 0.05  # where σ and τ start
 HARDLY = 1e-3  # part of the noise that few channels get
 CHANNELS = 0.3  # noise of channels as a part of that of units, where both have some
 DrawsPer = Literal["channel", "unit", "both"]
@@ -55,7 +56,7 @@ class Posterior(LatentNetwork):
         self._last_noise: tuple[Any, Tensor] | None = None
         self.reseed(seed)
         for_mean, for_std = self.initial_noise()
-        self.set_posterior(mean=1 + init_std * for_mean, std=initial_std(for_std))
+        self.set_posterior(mean=1 + init_std * for_mean, std=initial_std(for_std), unit_std=START)
 
     def posterior(self) -> Mixture:
         """The mixture over the nodes of all layers, (K, nodes)."""
@@ -109,6 +110,17 @@ class Posterior(LatentNetwork):
         """Standard deviation of the prior of every node, (nodes,): s times the factor of its layer."""
         nodes = torch.tensor([latent.nodes for latent in self.latents.values()], device=self.prior_factors.device)
         return self.prior_std * self.prior_factors.repeat_interleave(nodes, output_size=self.nodes)
+
+    def divide_noise(self) -> Tensor:
+        """Divides the prior's noise among layers, channels and units; returns τ of each layer, (layers,).
+
+        Where units have no noise, all layers have the same, as in the paper.
+        """
+        if self.draws == "channel":
+            return torch.zeros_like(self.unit_std)
+        shares = torch.tensor([layer_noise(latent, self.draws) for latent in self.latents.values()])
+        self.prior_factors.copy_(shares[:, 0])
+        return self.prior_std * shares[:, 1].to(self.unit_std)
 
     def initial_noise(self) -> tuple[Tensor, Tensor]:
         """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
@@ -215,7 +227,7 @@ class Posterior(LatentNetwork):
 
 
 def layer_noise(latent: Latent, draws: DrawsPer) -> tuple[float, float]:
-    """Returns the noise of a layer's channels (or its only nodes) and of its units, as parts of that of a network.
+    """Returns the noise of a layer's channels (or its only nodes) and of its units, as parts of that of the network.
 
     >>> layer_noise(Latent(1, 16, axis=-3), "both"), layer_noise(Latent(1, 3, axis=-3), "both")
     ((0.3, 1.0), (0.001, 0.0))
@@ -229,4 +241,4 @@ def layer_noise(latent: Latent, draws: DrawsPer) -> tuple[float, float]:
 
 def initial_std(noise: Tensor) -> Tensor:
     """Returns the σ that a latent starts with, |N(0.05, 0.02²)|."""
-    return (0.05 + 0.02 * noise).abs()
+    return (START + 0.02 * noise).abs()

@@ -667,3 +667,55 @@ def test_two_workers_are_steered_as_one_is(tmp_path: Path, refit: bool) -> None:
     for name, value in one["state"].items():
         torch.testing.assert_close(two["state"][name], value, rtol=1e-3, atol=1e-3, msg=name)
     torch.testing.assert_close(two["probs"], one["probs"], rtol=1e-3, atol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------- units
+
+
+def make_images() -> tuple[tuple[Tensor, Tensor], ibnn.IBNN]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+    return (X.repeat(1, 6).reshape(-1, 1, 6, 6), Y), ibnn.convert(net, components=2, seed=0, draws="both")
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_units_are_steered_with_the_channels() -> None:
+    data, model = make_images()
+    stds: list[list[float]] = []
+
+    def note(row: dict[str, float], model: ibnn.IBNN) -> None:
+        stds.append([*model.unit_std.tolist(), model.prior_std])
+
+    history = fit(model, data, **SHORT, evaluate_every=1, callbacks=[note])
+    assert model.prior_factors.tolist() == pytest.approx([1e-3, 0.3, 1.0])
+    s = history.looks[-1]["prior_std"]
+    assert stds[0][0] == stds[0][2] == 0.0
+    assert stds[-1][1] == pytest.approx(stds[-1][3])  # units have s once their noise has risen
+    assert any(model.unit_std[1].item() == pytest.approx(s * factor) for factor in steering.SHRINKAGES)
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_a_run_with_units_goes_on_to_the_bit(tmp_path: Path) -> None:
+    data, whole = make_images()
+    fit(whole, data, **SHORT)
+
+    def stop(row: dict[str, float], model: ibnn.IBNN) -> None:
+        raise Stop
+
+    _, parted = make_images()
+    with pytest.raises(Stop):
+        fit(parted, data, **SHORT, run_dir=tmp_path, callbacks=[stop])
+    _, parted = make_images()
+    fit(parted, data, **SHORT, run_dir=tmp_path)
+    assert same(whole, parted)
+    assert whole.unit_std[1] > 0
+
+
+def test_a_fixed_beta_gives_units_their_prior() -> None:
+    data, model = make_images()
+    fit(model, data, **SHORT, beta=1.0)
+    assert model.unit_std.tolist() == pytest.approx([0.0, 0.3, 0.0])
+    _, channel = make_images()
+    channel.draws = "channel"
+    fit(channel, data, **SHORT, beta=1.0)
+    assert channel.prior_factors.tolist() == [1.0] * 3

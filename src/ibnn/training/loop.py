@@ -146,8 +146,8 @@ class _Run:
         """Clears old gradients, calibrates untrained latents if asked to, and gives latents without noise a little."""
         model = cast(Steerable, self.model)
         model.zero_grad()  # of a failed run, or of the caller
-        if self.state.progress.step == 0 and self.state.steering is not None and self.untrained:
-            self.state.steering.start()
+        if self.state.progress.step == 0 and self.untrained and model.nodes:
+            self._divide_noise(model)
         if self.calibrates and self.state.progress.step == 0 and self.data.held_out is not None:
             shown = not self.quiet
             monitor.say(str(start_calibrated(model, self.data.held_out, seed=self.recipe.seed, progress=shown)))
@@ -155,6 +155,14 @@ class _Run:
             model.set_posterior(std=model.posterior().std.clamp_min(LEAST_STD))
         if self.data.note:
             monitor.say(f'beta = 1 stands in for "auto": {self.data.note}.')
+
+    def _divide_noise(self, model: Steerable) -> None:
+        """Divides the noise among layers, channels and units; steering lets that of the units rise."""
+        unit_std = model.divide_noise()
+        if self.state.steering is None:
+            model.set_posterior(unit_std=unit_std)
+        else:
+            self.state.steering.found.unit_std = unit_std.tolist()
 
     # ------------------------------------------------------------------------------------------------- Algorithm 1
 

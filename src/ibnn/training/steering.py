@@ -15,10 +15,8 @@ from torch import Tensor
 
 from ibnn.batches import Source
 from ibnn.calibration import Calibration, calibrate
-from ibnn.calibration.choice import paired
 from ibnn.likelihood import Heads, Likelihood
-from ibnn.likelihood.temperature import confidence, settled_temperature
-from ibnn.posterior import layer_noise
+from ibnn.likelihood.temperature import confidence, nll, settled_temperature
 from ibnn.training.heldout import HeldOut
 from ibnn.training.trainable import Steerable
 
@@ -108,15 +106,9 @@ class Steering:
             looks, self.rows = look_budget(total * batch_size, data.source.rows)
         self.steps = look_steps(total, looks) if looks else frozenset()
 
-    def start(self) -> None:
-        """Divides the noise of an untrained model among its layers, and among channels and units."""
-        layers = [layer_noise(latent, self.model.draws) for latent in self.model.latents.values()]
-        self.model.prior_factors.copy_(torch.tensor([prior for prior, _ in layers]))
-        self.found.unit_std = [self.model.prior_std * unit for _, unit in layers]
-
     def beta(self, t: float) -> float:
         """Returns β when the share t of training is done; the units' noise rises as it does."""
-        if self.found.unit_std:
+        if any(self.found.unit_std):
             self.model.unit_std.copy_(torch.tensor(self.found.unit_std) * min(1.0, t / FIRST))
         return kl_weight(t, n_data=self.n_data, nodes=self.model.nodes)
 
@@ -156,29 +148,18 @@ class Steering:
         model.set_posterior(std=std * self.found.weaker, unit_std=unit_std * self.found.weaker)
         likelihood.set_temperature(self.found.temperature)
 
-    @torch.no_grad()
     def _shrunk(self, std: Tensor, unit_std: Tensor) -> tuple[float, float]:
-        """Returns a factor on σ and τ, and its temperature; stops where T reaches 1.
-
-        It is the largest whose held-out NLL is within a standard error of the lowest: inputs that are harder than those
-        held out need the noise.
-        """
+        """Returns the factor on σ and τ with the lowest held-out NLL, and its temperature; stops where T reaches 1."""
         model, likelihood = self.model, self.model.likelihood
-        found: list[tuple[float, float, Tensor, Tensor]] = []  # factor, temperature, losses and counts of groups
+        found: list[tuple[float, float, float]] = []  # NLL, factor on σ, temperature
         for factor in SHRINKAGES:
             model.set_posterior(std=std * factor, unit_std=unit_std * factor)
             draws, targets = self._draws(2 * DRAWS, 2 * self.rows)
             best = settled_temperature(likelihood, draws, targets)
-            found.append((factor, best, *likelihood.losses(draws, targets, best)))
-            nlls = [float(losses.sum()) for _, _, losses, _ in found]
-            if nlls[-1] > min(nlls) or confidence(likelihood, draws, targets)[0] >= 1:
+            found.append((nll(likelihood, draws, targets, best), factor, best))
+            if found[-1] > min(found) or confidence(likelihood, draws, targets)[0] >= 1:
                 break
-        lowest = found[nlls.index(min(nlls))][2]
-        for factor, best, losses, counts in found:
-            difference, error = paired(losses, lowest, counts)
-            if difference <= error:
-                return factor, best
-        raise AssertionError("the lowest is within an error of itself")
+        return min(found)[1:]
 
     def _draws(self, draws: int, rows: int) -> tuple[Tensor, Tensor]:
         """Returns at least so many draws for each of so many held-out examples, (K, S, N, …), and their targets."""

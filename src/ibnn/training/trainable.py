@@ -8,11 +8,9 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs
-from ibnn.latent import Latent
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import Mixture
 from ibnn.objective import ELBO
-from ibnn.posterior import DrawsPer
 from ibnn.prediction import Method
 
 
@@ -70,13 +68,10 @@ class Trainable(_Module, Method, Protocol):
 class Steerable(Trainable, Protocol):
     """A method whose noise can be steered: a mixture of Gaussians around 1, and a prior of that kind."""
 
-    draws: DrawsPer
-    prior_factors: Tensor  # of each layer, times `prior_std`
-    unit_std: Tensor  # of each layer
+    unit_std: Tensor  # standard deviation of the factors of single units, of each layer
 
-    @property
-    def latents(self) -> dict[str, Latent]:
-        """Latents by layer."""
+    def divide_noise(self) -> Tensor:
+        """Divides the prior's noise among layers, channels and units; returns the `unit_std` that goes with it."""
 
     def posterior(self) -> Mixture:
         """The mixture over all nodes."""
