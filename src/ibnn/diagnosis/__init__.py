@@ -121,12 +121,12 @@ def _splitting(kind: str) -> str:
 
 
 def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
-    sizes, s = [latent.nodes for latent in model.latents.values()], model.prior_std
+    sizes, stds = [latent.nodes for latent in model.latents.values()], (model.prior_std * model.prior_factors).tolist()
     parts = list(zip(q.mean.split(sizes, 1), q.std.split(sizes, 1), strict=True))
     kl_of = CLOSED_FORMS[_splitting(model.kl_kind)]
-    kls = [kl_of(Mixture(mean, std.clamp_min(TINY)), s).item() for mean, std in parts]
+    kls = [kl_of(Mixture(mean, std.clamp_min(TINY)), s).item() for (mean, std), s in zip(parts, stds, strict=True)]
     rows = []
-    for name, (mean, std), kl in zip(model.latents, parts, kls, strict=True):
+    for name, (mean, std), kl, s in zip(model.latents, parts, kls, stds, strict=True):
         share, width = kl / (sum(kls) or 1.0), std.mean().item()
         spread, shift = mean.var(0, correction=0).mean().sqrt().item(), (mean - 1).abs().mean().item()
         rows.append(LayerDiagnosis(name, mean.shape[1], kl, share, width, width / s, spread, shift))

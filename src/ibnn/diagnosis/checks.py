@@ -89,7 +89,8 @@ class Case:
     @property
     def kl_per_node(self) -> float:
         """KL of the components to the prior, or to the optimum of the model's own KL if they are nearer to that."""
-        stds = (self.model.prior_std, self.pull * self.model.prior_std)
+        prior = self.model.prior_stds.to(self.q.std)
+        stds = (prior, self.pull * prior)
         return min(kl_components(self.q, std).item() for std in stds) / self.model.nodes
 
     @property

@@ -1,0 +1,96 @@
+"""The form of the noise: a factor for each channel, for each unit, or both; how many components.
+
+    IBNN_DATA=FOLDER python experiments/form.py [--cells lenet vgg16-quarter] [--methods "SGD" "both, K = 8" …] [--seeds 0]
+
+All data are training images: one part is trained on, one held out for steering and temperatures, and a third, which
+nothing has seen, is scored, as it is and corrupted (noise, blur, contrast, fewer pixels). So defaults may be chosen by
+it. *+ T*: at the temperature of the mean probabilities that the held-out part chooses. Writes results/form.json.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from common import Data, Results, images, parts, scores
+from novelty import changed
+from torch import nn
+
+import ibnn
+from ibnn import baselines
+from ibnn.likelihood import Categorical
+from ibnn.likelihood.temperature import best_temperature
+from ibnn.nets import VGG16, LeNet
+
+DRAWS = 24  # of all components together
+CORRUPTED = ("noise", "blur", "contrast", "pixelated")
+
+
+class Cell(NamedTuple):
+    """A network, images to train on, to hold out and to score by, and how long it trains."""
+
+    make: Callable[[], nn.Module]
+    data: str
+    rows: tuple[int, int, int]
+    epochs: int
+    lr: float = 1e-3
+
+
+CELLS = {
+    "lenet": Cell(lambda: LeNet(width=2), "fashion-mnist", (5000, 1000, 4000), 60),
+    "vgg16-quarter": Cell(
+        lambda: VGG16(width=0.25, batchnorm=True, dropout=0.0), "cifar-10", (5000, 1000, 1500), 15, 3e-3
+    ),
+}
+METHODS: dict[str, Callable[[nn.Module, int], Any]] = {
+    "SGD": lambda net, seed: baselines.Plain(net),
+    **{
+        f"dropout {rate}": lambda net, seed, rate=rate: baselines.MCDropout(net, rate=rate)  # type: ignore[misc]
+        for rate in (0.1, 0.2, 0.3)
+    },
+    **{
+        f"{draws}, K = {k}": lambda net, seed, draws=draws, k=k: ibnn.convert(  # type: ignore[misc]
+            net, components=k, draws=draws, seed=seed
+        )
+        for draws in ("channel", "unit", "both")
+        for k in (1, 8)
+    },
+}
+
+
+def run(cell: Cell, method: str, seed: int) -> dict[str, Any]:
+    """Trains a network by a method, and scores it."""
+    train, valid, score = parts(images(cell.data, train=True), list(cell.rows), seed)
+    torch.manual_seed(seed)
+    model = METHODS[method](cell.make(), seed)
+    options: Any = {"epochs": cell.epochs, "lr": cell.lr, "seed": seed, "evaluate_every": cell.epochs, "quiet": True}
+    history = ibnn.fit(model, train, valid, novelty=False, **options)
+    samples = -(-DRAWS // model.components) if model.random else 1
+    logs = partial(_log_probs, model, samples)
+    temperature = best_temperature(Categorical(), logs(valid.x)[None, None], valid.y)
+    found, few = logs(score.x), Data(score.x[:1000], score.y[:1000])
+    corrupted = {n: d for n, d in changed(few, float(train.x.min()), float(train.x.max())).items() if n in CORRUPTED}
+    harder = {name: scores(logs(given.x) / temperature, given.y) for name, given in corrupted.items()}
+    mean = {key: sum(of[key] for of in harder.values()) / len(harder) for key in ("error", "nll", "ece")}
+    steered = {"prior_std": [round(look["prior_std"], 3) for look in history.looks]} if history.looks else {}
+    own = {"scores": scores(found, score.y), "+ T": scores(found / temperature, score.y), "T": temperature}
+    return own | {"corrupted + T": mean} | steered
+
+
+def _log_probs(model: Any, samples: int, x: torch.Tensor) -> torch.Tensor:
+    log_probs: torch.Tensor = model.predict(x, samples=samples, progress=False, novelty=False).log_probs
+    return log_probs
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    options = parser.parse_args()
+    results = Results("form", str(__doc__))
+    for seed in options.seeds:
+        for name in options.cells:
+            for method in options.methods:
+                results.run(f"{name} {method} {seed}", partial(run, CELLS[name], method, seed))
