@@ -696,7 +696,7 @@ def test_print_tells_the_truth() -> None:
     model = ibnn.convert(Normalised(), components=3, prior_std=0.25, kl="pairwise", seed=0)
     model.eval_samples, model.eval_seed = 2, 7
     text = str(model)
-    assert "components=3, nodes=7, prior_std=0.25, kl='pairwise', eval_samples=2, eval_seed=7" in text
+    assert "components=3, nodes=7, prior_std=0.25, kl='pairwise', draws='channel', eval_samples=2, eval_seed=7" in text
     assert [line.strip() for line in text.splitlines() if "Latent" in line] == [
         "(latent): Latent(components=3, nodes=3)",
         "(latent): Latent(components=3, nodes=4)",

@@ -66,15 +66,10 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
 class _Product(torch.autograd.Function):
     """x ∘ z with z broadcast; its backward pass makes one tensor of x's size, not two."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, z: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, z: Tensor) -> Tensor:
+        ctx.save_for_backward(x, z)
         return x * z
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
