@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ibnn.layers import scan
+from ibnn.layers.fused import runs_here
 from ibnn.layers.registry import REGISTRY, LayerType, batch_axis
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _direction(
 ) -> tuple[Tensor, State]:
     """Returns the outputs of all steps, in the form of x ∘ z (T, B, …) or packed (N, …), and the last state."""
     weights, state_z = [own[name] for name in _WEIGHTS], z["weight_hh"].to(x.dtype)
-    if not layer.proj_size and scan.possible(x, state_z, *weights, *first):
+    if not layer.proj_size and runs_here(x, state_z, *weights, *first):
         rows = sizes or (x.shape[1],) * x.shape[0]
         slow = partial(_slow, _step(layer), rows, reverse)
         plan = scan.Plan(_kind(layer), rows, reverse, slow)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from ibnn.layers.fused import differentiable
 
 State = tuple[Tensor, ...]  # h, and c of an LSTM, (B, H) each
 Weights = Sequence[Any]  # those of inputs and of states, and their biases, (G · H, …) each; biases may be None
@@ -34,20 +35,6 @@ class Plan:
     sizes: tuple[int, ...]
     reverse: bool
     slow: Callable[..., tuple[Tensor, ...]]
-
-
-def possible(*tensors: Tensor | None) -> bool:
-    """Whether `scan` may run here: eagerly, outside of transforms, on plain tensors of one precision."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    return (
-        not torch.compiler.is_compiling()
-        and not torch._C._is_tracing()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-        and not torch.is_autocast_enabled(given[0].device.type)
-        and all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given)
-        and len({(tensor.dtype, tensor.device) for tensor in given}) == 1
-    )
 
 
 def scan(plan: Plan, x: Tensor, z: Tensor, weights: Weights, state: State) -> tuple[Tensor, State]:
@@ -79,19 +66,8 @@ class _Scan(torch.autograd.Function):
         saved = ctx.saved_tensors  # read once: checkpointing allows no more
         inputs, kept = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled():  # create_graph=True
-            return None, *_differentiable(plan, inputs, gradients, needed)
+            return None, *differentiable(plan.slow, inputs, gradients, needed)
         return None, *_Back(plan, inputs, kept, gradients).run(needed)
-
-
-def _differentiable(
-    plan: Plan, inputs: Sequence[Any], gradients: Sequence[Tensor | None], needed: Sequence[bool]
-) -> list[Tensor | None]:
-    """Returns the inputs' gradients by the slow computation, so that they can be differentiated again."""
-    pairs = [(made, g) for made, g in zip(plan.slow(*inputs), gradients, strict=True) if g is not None]
-    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
-    made, given = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(made, wanted, given, create_graph=True, allow_unused=True))
-    return [next(found) if need else None for need in needed]
 
 
 # ------------------------------------------------------------------------------------------------------------ forward
