@@ -1,7 +1,8 @@
 """RECURRENCE: latents of recurrent layers and cells, on the inputs of each of their weight matrices.
 
 A row has the same z at all time steps. Where every row has its own z, the product with the state's weights is computed
-step by step, the product with the input's weights for all steps at once.
+step by step, the product with the input's weights for all steps at once: in `scan`, or, where that cannot run, by
+operations that autograd, `torch.func` and compilers know.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from ibnn.layers import scan
+from ibnn.layers.fused import runs_here
 from ibnn.layers.registry import REGISTRY, LayerType, batch_axis
 
 if TYPE_CHECKING:
@@ -22,10 +25,10 @@ if TYPE_CHECKING:
 State = tuple[Tensor, ...]  # h, and c of an LSTM, (B, …) each
 Ports = dict[str, Tensor]  # z by port
 Map = Callable[[Tensor], Tensor]
-Cut = Callable[[Tensor], Sequence[Tensor]]  # into time steps
 Step = Callable[[Tensor, State, Map], State]  # from W x + b, the state, and h ↦ W (z ∘ h) + b
 
-_PARAMETERS = ("weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh")
+_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+_PARAMETERS = (*_WEIGHTS, "weight_hr")
 
 
 def _lstm(x: Tensor, state: State, product: Map) -> State:
@@ -70,7 +73,7 @@ def _run(layer: nn.RNNBase, latent: "Latent", z: Ports, input: Any, hx: Any = No
     row = torch.cat([torch.arange(size, device=data.device) for size in lengths])  # whose step an entry of data is
     state = _initial(layer, hx, data, lengths[0], order)
     scaled = lambda x, part: latent.multiply(x, part[row], 0)  # noqa: E731
-    output, state = _layers(layer, scaled, z, data, state, lambda x: x.split(lengths))
+    output, state = _layers(layer, scaled, z, data, state, tuple(lengths))
     state = state if back is None else tuple(part.index_select(1, back) for part in state)
     return PackedSequence(output, sizes, order, back), _as_given(layer, state)
 
@@ -83,14 +86,19 @@ def _run_padded(layer: nn.RNNBase, latent: "Latent", z: Ports, x: Tensor, hx: An
         x = x.transpose(0, 1)
     state = _initial(layer, hx, x, x.shape[1], None)
     z = {port: latent.rows(part, x.shape, 1) for port, part in z.items()}
-    output, state = _layers(layer, lambda x, part: latent.multiply(x, part, 1), z, x, state, torch.unbind)
+    output, state = _layers(layer, lambda x, part: latent.multiply(x, part, 1), z, x, state, None)
     if not batched:
         return output.squeeze(1), _as_given(layer, tuple(part.squeeze(1) for part in state))
     return output.transpose(0, 1) if layer.batch_first else output, _as_given(layer, state)
 
 
 def _layers(
-    layer: nn.RNNBase, scaled: Callable[[Tensor, Tensor], Tensor], z: Ports, x: Tensor, state: State, steps: Cut
+    layer: nn.RNNBase,
+    scaled: Callable[[Tensor, Tensor], Tensor],
+    z: Ports,
+    x: Tensor,
+    state: State,
+    sizes: tuple[int, ...] | None,
 ) -> tuple[Tensor, State]:
     """Returns outputs and last states, (L · directions, B, …) each, from inputs, z of every row, and initial states."""
     ends: list[State] = []
@@ -100,16 +108,51 @@ def _layers(
         outputs = []
         for reverse in ("", "_reverse")[: 1 + layer.bidirectional]:
             suffix = f"_l{number}{reverse}"
-            own: dict[str, Any] = {name: getattr(layer, name + suffix, None) for name in _PARAMETERS}
-            gates = F.linear(scaled(x, z[f"weight_ih{suffix}"]), own["weight_ih"], own["bias_ih"])  # for all steps
-            product = _product(z[f"weight_hh{suffix}"], own["weight_hh"], own["bias_hh"])
-            project = _product(z[f"weight_hr{suffix}"], own["weight_hr"], None) if layer.proj_size else None
+            own = {name: getattr(layer, name + suffix, None) for name in _PARAMETERS}
+            mine = {name: part for name in _PARAMETERS if (part := z.get(name + suffix)) is not None}
             first = tuple(part[len(ends)] for part in state)
-            made, end = _scan(_step(layer), steps(gates), first, product, project, bool(reverse))
-            outputs.append(torch.stack(made) if gates.dim() == 3 else torch.cat(made))  # as x is: (T, B, …), or packed
+            output, end = _direction(layer, scaled(x, mine["weight_ih"]), mine, own, first, sizes, bool(reverse))
+            outputs.append(output)
             ends.append(end)
-        x = torch.cat(outputs, -1)
+        x = torch.cat(outputs, -1) if layer.bidirectional else outputs[0]
     return x, tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
+
+
+def _direction(
+    layer: nn.RNNBase,
+    x: Tensor,
+    z: Ports,
+    own: dict[str, Any],
+    first: State,
+    sizes: tuple[int, ...] | None,
+    reverse: bool,
+) -> tuple[Tensor, State]:
+    """Returns the outputs of all steps, in the form of x ∘ z (T, B, …) or packed (N, …), and the last state."""
+    weights, state_z = [own[name] for name in _WEIGHTS], z["weight_hh"].to(x.dtype)
+    if not layer.proj_size and runs_here(x, state_z, *weights, *first):
+        rows = sizes or (x.shape[1],) * x.shape[0]
+        slow = partial(_slow, _step(layer), rows, reverse)
+        plan = scan.Plan(_kind(layer), rows, reverse, slow)
+        output, end = scan.scan(plan, x, state_z, weights, first)
+        return output if sizes else output.unflatten(0, x.shape[:2]), end
+    gates = F.linear(x, own["weight_ih"], own["bias_ih"])  # for all steps
+    product = _product(z["weight_hh"], own["weight_hh"], own["bias_hh"])
+    project = _product(z["weight_hr"], own["weight_hr"], None) if layer.proj_size else None
+    steps = gates.split(sizes) if sizes else gates.unbind()
+    made, end = _scan(_step(layer), steps, first, product, project, reverse)
+    return torch.cat(made) if sizes else torch.stack(made), end
+
+
+def _slow(step: Step, sizes: tuple[int, ...], reverse: bool, x: Tensor, z: Tensor, *more: Any) -> tuple[Tensor, ...]:
+    """Computes what `scan` does from the same tensors."""
+    w, u, b, b_h, *state = more
+    gates = F.linear(x.flatten(0, -2), w, b).split(sizes)
+    made, end = _scan(step, gates, tuple(state), _product(z, u, b_h), None, reverse)
+    return torch.cat(made), *end
+
+
+def _kind(layer: nn.RNNBase) -> str:
+    return str(layer.nonlinearity) if isinstance(layer, nn.RNN) else layer.mode.lower()
 
 
 def _scan(

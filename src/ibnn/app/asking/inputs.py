@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # that pillow may try: those of the suffixes above
 KINDS = f"{', '.join(sorted(IMAGES))}, .npy, .csv or a folder of images"
 BATCH = 250  # examples that are read and answered at once
+ALL = slice(None)  # rows of a file
 PIXELS = 25_000_000  # of the largest image that is decoded
 _DIVIDE = "Send pixels that are not normalised, divided by the value of white: 255 for bytes."
 _SCALE = "Pass --scale with the value of white, 255 for bytes or 16 for scikit-learn's digits, and unnormalised pixels."
@@ -41,7 +42,10 @@ class Example(NamedTuple):
     pixels: Tensor
 
 
-Reader = Callable[[Path], list[Example]]
+class Reader(Protocol):
+    """Reads the examples of a file, or some rows of an .npy file."""
+
+    def __call__(self, path: Path, rows: slice = ..., /) -> list[Example]: ...  # noqa: D102
 
 
 def listed(paths: list[Path]) -> list[Path]:
@@ -75,9 +79,9 @@ def image_reader(form: Form, note: Note, scale: float | None = None) -> Reader:
     """Returns a function that reads images and resizes them; it notes each source size once; `scale` is white."""
     noted: set[tuple[int, int]] = set()
 
-    def read(path: Path) -> list[Example]:
+    def read(path: Path, rows: slice = ALL, /) -> list[Example]:
         if path.suffix.lower() not in IMAGES:
-            return _rows(path, _pixels(path, form, scale, note))
+            return _rows(path, _pixels(path, form, scale, note, rows), rows)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pillow warns about large images; we refuse them
             pixels, size = decoded(path, form, name=str(path))
@@ -89,10 +93,10 @@ def image_reader(form: Form, note: Note, scale: float | None = None) -> Reader:
     return read
 
 
-def read_points(path: Path, units: Units, note: Note) -> list[Example]:
+def read_points(path: Path, rows: slice = ALL, /, *, units: Units, note: Note) -> list[Example]:
     """Reads rows of numbers; columns go by name if the network was trained on a table of your own, else by order."""
     if path.suffix.lower() == ".npy":
-        found = _array(path)[0]
+        found = _array(path, rows)[0]
     elif path.suffix.lower() == ".csv":
         found = _table(path, note, () if units.sha256 is None else units.columns)
     else:
@@ -102,11 +106,11 @@ def read_points(path: Path, units: Units, note: Note) -> list[Example]:
         raise ValueError(complaint(str(path), expected, tuple(found.shape), remedy))
     if not bool(found.isfinite().all()):
         raise ValueError(complaint(str(path), "finite", "NaN or infinity", "Leave such rows out."))
-    return _rows(path, found)
+    return _rows(path, found, rows)
 
 
-def _rows(path: Path, values: Tensor) -> list[Example]:
-    return [Example(str(path), row, x) for row, x in enumerate(values)]
+def _rows(path: Path, values: Tensor, rows: slice) -> list[Example]:
+    return [Example(str(path), row, x) for row, x in enumerate(values, rows.start or 0)]
 
 
 def resized(size: tuple[int, int], form: Form) -> str:
@@ -139,10 +143,10 @@ def decoded(file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS)
     return pixels.view(form.height, form.width, form.channels).permute(2, 0, 1).float() / 255, size
 
 
-def _array(path: Path) -> tuple[Tensor, np.dtype[Any]]:
-    """Returns the numbers of an .npy file as floats, and their original type."""
+def _array(path: Path, rows: slice) -> tuple[Tensor, np.dtype[Any]]:
+    """Returns rows of an .npy file as floats, and their original type; reads no others."""
     try:
-        array = np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False) if rows == ALL else np.load(path, "r", allow_pickle=False)[rows]
     except (ValueError, EOFError, OSError) as error:
         raise ValueError(complaint(str(path), "an .npy file of numbers", error, "Save it by numpy.save.")) from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf":
@@ -151,13 +155,13 @@ def _array(path: Path) -> tuple[Tensor, np.dtype[Any]]:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), array.dtype
 
 
-def _pixels(path: Path, form: Form, scale: float | None, note: Note) -> Tensor:
+def _pixels(path: Path, form: Form, scale: float | None, note: Note, rows: slice) -> Tensor:
     """Returns the images of a .csv or .npy file."""
     white = 1.0
     if path.suffix.lower() == ".csv":
         values = _table(path, note)
     else:
-        values, dtype = _array(path)
+        values, dtype = _array(path, rows)
         if dtype.str == "|u1":
             white = 255.0
             if scale is None and values.numel() and values.amax() < 128:

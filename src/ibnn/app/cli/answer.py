@@ -1,15 +1,11 @@
 """ANSWERS of a finished run: `evaluate` and `predict`, `report` as a page, `export` as a file, `serve` over HTTP."""
 
-import csv
-import io
-import json as jsons
 import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
-from itertools import islice
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,15 +14,16 @@ import typer
 from torch import Tensor
 
 from ibnn.abstention import Threshold
-from ibnn.app.asking import finite
-from ibnn.app.asking.inputs import BATCH, examples, image_reader, listed, read_points
+from ibnn.app.asking.inputs import examples, listed
 from ibnn.app.cli.options import Data, Json, Novelty, Risk, RunFolder, Samples, Seed, TrustCode
+from ibnn.app.cli.rows import answered, check_sharding, reader, sharded, summary
+from ibnn.app.cli.rows import join as join_shards
+from ibnn.app.cli.rows import write as write_rows
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse
 from ibnn.app.cli.train import show
 from ibnn.baselines import Plain
 from ibnn.data import TABLES, DataSet, load
 from ibnn.errors import complaint
-from ibnn.files.atomic import write_atomically
 from ibnn.files.export import export as write
 from ibnn.network import IBNN
 
@@ -129,19 +126,23 @@ def _other(screen: Screen, name: str, folder: Path | None, asked: "Asked") -> Da
 
 
 _INPUTS = "Images, folders of images, .npy or .csv files; points as .npy or .csv files."
+_SHARDS = "Writes answers here, in parts, for more inputs than fit in memory; continues what is there."
+_JOIN = "Writes the answers in this folder of --shards as one file, in the order of the inputs."
 _SCALE = "Value of white in .csv and .npy files; default: 255 for uint8 in .npy, else 1."
 
 
 def predict(
     screen: Screen,
     folder: RunFolder,
-    inputs: Annotated[list[Path], typer.Argument(help=_INPUTS, metavar="INPUT…")],
+    inputs: Annotated[list[Path] | None, typer.Argument(help=_INPUTS, metavar="INPUT…", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file; default: stdout.")] = None,
     samples: Samples = None,
     seed: Seed = 0,
     risk: Risk = 0.05,
     novelty: Novelty = None,
     scale: Annotated[float | None, typer.Option(help=_SCALE)] = None,
+    shards: Annotated[Path | None, typer.Option(help=_SHARDS, metavar="FOLDER")] = None,
+    join: Annotated[Path | None, typer.Option(help=_JOIN, metavar="FOLDER")] = None,
     data: Data = None,
     trust_code: TrustCode = False,
     json: Json = False,
@@ -161,33 +162,56 @@ def predict(
     A run that predicts a number returns its mean, std, 90 % interval (low, high) and aleatoric and epistemic variance,
     and only novel inputs are withheld. For a run on a table of your own, columns of a .csv file go by name; unused ones
     are reported.
+
+    Many inputs, many workers: torchrun --nproc-per-node 4 -m ibnn predict RUN INPUT… --shards FOLDER, and when all are
+    done: ibnn predict RUN --join FOLDER -o out.csv. The same command continues after a failure; the number of workers
+    changes nothing in the answers.
     """
     with misuse():
         _check_predict(out, risk, novelty, scale)
-        files = listed(inputs)
+        check_sharding(inputs or [], out, shards, join)
+        files = listed(inputs or [])
     asked = read(folder, samples, seed, trust_code)
+    if join is not None:
+        whole = join_shards(screen, join, folder, out, json)
+    else:
+        whole = _answer(screen, asked, files, (out, json), shards, (risk, novelty, scale, data))
+    if not whole:
+        raise typer.Exit(1)
+
+
+def _answer(
+    screen: Screen,
+    asked: "Asked",
+    files: list[Path],
+    to: tuple[Path | None, bool],
+    shards: Path | None,
+    options: tuple[float, float | None, float | None, Path | None],
+) -> bool:
+    """Answers for files, in shards if there is a folder for them; returns whether all could be read."""
+    risk, novelty, scale, data = options
     with misuse():
         level = asked.novelty_level(novelty)
     rule = cache(lambda: asked.rule(risk, level, lambda: asked.held_out(data)))
+    if shards is not None:
+        return sharded(screen, asked, files, shards, scale, rule())
     rows, unread = _rows(screen, asked, files, scale, lambda: rule()[0])
     if rows:
         facts = rule()[1]
         if facts is not None:
             screen.note(worded(facts))
         told = _told(screen, asked, level, rows)
-        result = {"run": asked.run.result["name"], "samples": asked.samples, "seed": seed, "risk": facts}
-        _write(screen, result | {"novelty": told, "rows": rows}, out, json)
-    if unread or not rows:
-        raise typer.Exit(1)
+        result = {"run": asked.run.result["name"], "samples": asked.samples, "seed": asked.seed, "risk": facts}
+        write_rows(screen, result | {"novelty": told, "rows": rows}, *to)
+    return bool(rows) and not unread
 
 
 def _told(screen: Screen, asked: "Asked", level: float, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Sums up what is withheld; returns what is known of novelty."""
     note_novelty(screen, asked, level)
-    reasons = Counter(row.get("withheld") for row in rows)
+    reasons = Counter(row.get("withheld") or "" for row in rows)
     if "withheld" in rows[0]:
-        withheld = [f"{number:,} {reason}" for reason, number in sorted(reasons.items(), key=str) if reason]
-        screen.note(f"Answers {reasons[None]:,} of {len(rows):,} inputs; withheld: {', '.join(withheld) or 'none'}.")
+        screen.note(summary(reasons))
     if asked.reference is None:
         return None
     novel = sum("novel" in reason for reason in reasons.elements() if reason)
@@ -207,44 +231,12 @@ def _rows(
     screen: Screen, asked: "Asked", files: list[Path], scale: float | None, rule: Callable[[], Threshold]
 ) -> tuple[list[dict[str, Any]], bool]:
     """Returns the answers for all files, and whether some could not be read; reports these."""
-    units, note = asked.units, screen.note
-    if units and scale is not None:
-        remedy = "Leave it out: points are taken as they are."
-        raise MisuseError(complaint("--scale", "absent for a run on points", scale, remedy))
     unread: list[Exception] = []
-    reader = partial(read_points, units=units, note=note) if units else image_reader(asked.form, note, scale)
-    stream, rows = examples(files, reader, unread.append), []
-    while batch := list(islice(stream, BATCH)):
-        found = asked.described(asked.answer(torch.stack([example.pixels for example in batch])), rule())
-        rows += [{"file": of.file, "row": of.row} | row for of, row in zip(batch, found, strict=True)]
+    stream = examples(files, reader(asked, scale, screen.note), unread.append)
+    rows = list(answered(asked, stream, rule))
     for error in unread:
         screen.error(str(error))
     return rows, bool(unread)
-
-
-def _write(screen: Screen, result: dict[str, Any], out: Path | None, json: bool) -> None:
-    as_json = json if out is None else out.suffix == ".json"
-    text = jsons.dumps(finite(result), indent=1, ensure_ascii=False) + "\n" if as_json else _csv(result["rows"])
-    if out is None:
-        print(text, end="")
-        return
-    write_atomically(out, text.encode())
-    written = {"out": str(out), "rows": len(result["rows"])} | {n: result[n] for n in ("risk", "novelty")}
-    screen.json(written) if json else screen.note(f"wrote {out}")
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-    return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def report(

@@ -1,0 +1,128 @@
+"""FUSED: the product of inputs with a z for each row and with weights, (x ∘ z) Wᵀ + b, a few rows at a time.
+
+Neither x ∘ z nor its gradient is ever whole in memory: parts of them stay in the cache, and several products of one
+input read it once. `runs_here` and `differentiable` also serve `scan`, which has a backward pass of its own too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+_AT_ONCE = 2**18  # entries of inputs that are multiplied at once
+
+
+def runs_here(*tensors: Tensor | None) -> bool:
+    """Whether an operation with its own backward pass may run: eagerly, without transforms, in one precision."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._is_tracing()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and not torch.is_autocast_enabled(given[0].device.type)
+        and all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given)
+        and len({(tensor.dtype, tensor.device) for tensor in given}) == 1
+    )
+
+
+def differentiable(
+    slow: Callable[..., tuple[Tensor, ...]],
+    inputs: Sequence[Any],
+    gradients: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """Returns the inputs' gradients by operations that autograd knows, so that they can be differentiated again."""
+    pairs = [(made, g) for made, g in zip(slow(*inputs), gradients, strict=True) if g is not None]
+    if not pairs:
+        return [None] * len(inputs)
+    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+    made, given = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(made, wanted, given, create_graph=True, allow_unused=True))
+    return [next(found) if need else None for need in needed]
+
+
+def linears(x: Tensor, axis: int, products: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> tuple[Tensor, ...]:
+    """Returns (x ∘ z) Wᵀ + b for each product of one input.
+
+    Args:
+        x: (B, T, D), or (T, B, D) if the batch axis is 1.
+        axis: The batch axis.
+        products: z (B, D), W (O, D) and b (O,) or None, of each.
+    """
+    outputs: tuple[Tensor, ...] = _Linears.apply(axis, x, *(t for part in zip(*products, strict=True) for t in part))  # type: ignore[no-untyped-call]
+    return outputs
+
+
+class _Linears(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, axis: int, x: Tensor, *more: Any) -> tuple[Tensor, ...]:
+        ctx.axis = axis
+        ctx.save_for_backward(x, *more)
+        ctx.set_materialize_grads(False)
+        products = list(zip(*_thirds(more), strict=True))
+        outputs = [x.new_empty(*x.shape[:2], len(w)) for _, w, _ in products]
+        for rows in _chunks(x):
+            for (z, w, b), output in zip(products, outputs, strict=True):
+                scaled, target = (x[rows] * _part(z, axis, rows)).flatten(0, 1), output[rows].flatten(0, 1)
+                torch.mm(scaled, w.t(), out=target) if b is None else torch.addmm(b, scaled, w.t(), out=target)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, *differentiable(lambda *given: _slow(ctx.axis, *given), inputs, gradients, needed)
+        return None, *_backward(ctx.axis, inputs, gradients, needed)
+
+
+def _backward(
+    axis: int, inputs: Sequence[Any], gradients: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    x, *more = inputs
+    zs, ws, bs = _thirds(more)
+    to_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed[0] else None
+    to_zs, to_ws = [torch.zeros_like(z) for z in zs], [torch.zeros_like(w) for w in ws]
+    parts = [(n, g.contiguous()) for n, g in enumerate(gradients) if g is not None]
+    if not parts:
+        return [None] * len(inputs)
+    for rows in _chunks(x):
+        part = x[rows]
+        for count, (n, whole) in enumerate(parts):
+            z, gradient = _part(zs[n], axis, rows), whole[rows].flatten(0, 1)
+            to_ws[n].addmm_(gradient.t(), (part * z).flatten(0, 1))
+            to_product = torch.mm(gradient, ws[n]).view(part.shape)
+            to_z = torch.mul(to_product, part).sum(1 - axis)
+            if axis:
+                to_zs[n].add_(to_z)
+            else:
+                to_zs[n][rows] = to_z
+            if to_x is not None:
+                to_x[rows].addcmul_(to_product, z) if count else torch.mul(to_product, z, out=to_x[rows])
+    sums = {n: g.flatten(0, 1).sum(0) for n, g in parts}
+    to_bs = [sums.get(n, torch.zeros_like(b)) if b is not None else None for n, b in enumerate(bs)]
+    found = [to_x, *to_zs, *to_ws, *to_bs]
+    return [gradient if need else None for gradient, need in zip(found, needed, strict=True)]
+
+
+def _slow(axis: int, x: Tensor, *more: Any) -> tuple[Tensor, ...]:
+    return tuple(F.linear(x * z.unsqueeze(1 - axis), w, b) for z, w, b in zip(*_thirds(more), strict=True))
+
+
+def _thirds(tensors: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+    count = len(tensors) // 3
+    return tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+
+
+def _part(z: Tensor, axis: int, rows: slice) -> Tensor:
+    """Returns z in a shape that multiplies some rows of an input."""
+    return z if axis else z[rows, None]
+
+
+def _chunks(x: Tensor) -> Iterator[slice]:
+    """Yields slices of the input's first axis."""
+    at_once = max(1, _AT_ONCE * x.shape[0] // max(1, x.numel()))
+    yield from (slice(start, start + at_once) for start in range(0, x.shape[0], at_once))
