@@ -2,17 +2,20 @@
 
     python experiments/tabular.py                # goes on where it stopped; fold by fold, so a part covers all tables
     python experiments/tabular.py --only MLP,GP  # cells of these methods or tables alone
-    python experiments/tabular.py --page         # writes table and figure of docs/tabular.md
+    python experiments/tabular.py --speed        # processor time of fits beside scikit-learn's MLP
+    python experiments/tabular.py --rates        # held-out NLL by the learning rate of learnt noise
+    python experiments/tabular.py --page         # writes tables and figure of docs/tabular.md
     python experiments/tabular.py --page --check # fails if the page is out of date
 
 Rivals get standardised inputs too. NLL is in nats per row, of regressions in units of the target's standard deviation.
-Probabilities below 1e-6 are raised to it, which only the forest needs. A regressor without a predictive distribution
+Probabilities below 1e-6 are raised to it, which forest and boosting need. A regressor without a predictive distribution
 gets a Gaussian of the size of its residuals on rows that it was not trained on: MLP and boosting those of five folds
 inside the training rows, the forest its out-of-bag ones. "plain + T" is ibnn's own network without noise, trained in
-the same way and as long, with the temperature (for regressions the factor on its standard deviation) that four folds
-inside the training rows ask for. Boosting with quantiles is judged by the quantiles at 5, 50 and 95 %: the ends of
-the 90 % interval, and a Gaussian around the median as wide as that interval for the NLL. Gaussian processes get the
-kernels one would give them (constant × RBF, for regression + white noise), since scikit-learn's default learns nothing.
+the same way and as long, with the temperature (for regressions the factor on its standard deviation) that a quarter of
+the training rows asks for when it is held out (with fewer than 100 rows every quarter in turn). Quantile boosting is
+judged by its quantiles at 5, 50 and 95 %: the ends of the 90 % interval, and, for the NLL, a Gaussian around the median
+with such an interval. Gaussian processes get the kernels one would give them (constant × RBF, for regression + white
+noise), since scikit-learn's default learns nothing.
 
 The folds are those of `SPLIT`. The estimators' defaults were made on other splits of these tables and on other tables.
 """
@@ -43,12 +46,14 @@ from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessR
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import BayesianRidge, LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import KFold, StratifiedKFold, cross_val_predict
+from sklearn.model_selection import KFold, StratifiedKFold, cross_val_predict, train_test_split
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tables import fill_in
+from torch import nn
 
+import ibnn
 from ibnn.lab import display as style
 from ibnn.lab import figures
 from ibnn.lab.reproduce import Results as Cells
@@ -60,7 +65,7 @@ from ibnn.sklearn import IBNNClassifier, IBNNRegressor
 FOLDS, OURS = 10, "ibnn"
 SPLIT = {"digits": 2027}  # seeds of folds, 2026 by default: the first folds of digits were used to choose the width
 LINEAR = "logistic / linear"
-BOOSTING, QUANTILES, PLAIN = "boosting", "boosting, quantiles", "plain + T"
+BOOSTING, QUANTILES, PLAIN = "boosting", "quantile boosting", "plain + T"
 METHODS = (OURS, PLAIN, "MLP", LINEAR, "forest", BOOSTING, QUANTILES, "GP")
 LEVELS = (0.05, 0.5, 0.95)
 NONE = 0.01  # standard deviation of noise that is as good as none
@@ -187,12 +192,13 @@ def _plain(method: Any) -> bool:
 
 
 def _temperature(method: Any, x: Any, y: Any) -> float:
-    """The temperature that the answers of four folds for the rows they leave out ask for."""
+    """The temperature that a quarter of the rows ask for if they are not trained on; of few rows, every quarter."""
     classes = isinstance(method, IBNNClassifier)
     likelihood: Likelihood = Categorical() if classes else Gaussian(noise="predicted")
     counts = np.unique(y, return_counts=True)[1].min() if classes else 0
     outputs, targets = [], []
-    for train, test in (StratifiedKFold if counts >= 4 else KFold)(4, shuffle=True, random_state=0).split(x, y):
+    quarters = list((StratifiedKFold if counts >= 4 else KFold)(4, shuffle=True, random_state=0).split(x, y))
+    for train, test in quarters[: 1 if len(x) >= 100 else 4]:
         model = clone(method).fit(x[train], y[train])
         answer = model.predict_distribution(x[test])
         if classes:
@@ -246,6 +252,61 @@ def run(only: str = "") -> None:
                     continue  # 1,600 rows and ten classes take it minutes a fold
                 cell = f"{name}/{method}/{fold}"
                 results.run(cell, lambda e=estimator, a=(x, y, train, test), w=work: w(e, *a))  # type: ignore[misc]
+
+
+LARGE = 10_000  # rows of two made tables
+TURNS = 3  # fits of each estimator, in turn
+
+
+def speed() -> None:
+    """Processor time of fits of ibnn and scikit-learn's MLP in one process, medians of interleaved turns."""
+    warnings.simplefilter("ignore", ConvergenceWarning)
+    made = {
+        "made classes": lambda: datasets.make_classification(LARGE, 20, n_informative=8, n_classes=3, random_state=5),
+        "made numbers": lambda: datasets.make_friedman1(LARGE, noise=1.0, random_state=5),
+    }
+    results = Results("tabular-speed", "processor seconds of fits; see experiments/tabular.py --speed")
+    for name in ("breast cancer", "moons", "diabetes", "friedman1", *made):
+        x, y = (CLASSES | REALS | made)[name]()
+        classes = name in CLASSES or name == "made classes"
+        own, rival = (IBNNClassifier, MLPClassifier) if classes else (IBNNRegressor, MLPRegressor)
+        methods = {OURS: own(random_state=0), "MLP": make_pipeline(StandardScaler(), rival(random_state=0))}
+        y = y if classes else (y - y.mean()) / y.std()
+
+        def work(x: Any = x, y: Any = y, methods: dict[str, Any] = methods) -> dict[str, Any]:
+            clone(methods[OURS]).set_params(epochs=1).fit(x, y)  # imports and warm-up
+            turns = [{method: _fit(model, x, y) for method, model in methods.items()} for _ in range(TURNS)]
+            medians = {method: float(np.median([turn[method] for turn in turns])) for method in methods}
+            ratio = float(np.median([turn[OURS] / turn["MLP"] for turn in turns]))
+            return {"rows": len(x), "fit_seconds": medians, "ratio": round(ratio, 2)}
+
+        results.run(name, work)
+
+
+RATES = (0.001, 0.005, 0.02, 0.05)  # the first is that of the weights
+
+
+def rates() -> None:
+    """NLL of a quarter of the rows by `noise_lr`, with the default recipe of `fit`; other splits than those above."""
+    results = Results("noise-rates", "held-out NLL by noise_lr; see experiments/tabular.py --rates")
+    for name in ("diabetes", "friedman1", "Boston", "friedman3"):
+        x, y = REALS[name]()
+        train, test = train_test_split(np.arange(len(x)), test_size=0.25, random_state=99)
+        x, y = ((part - part[train].mean(0)) / part[train].std(0) for part in (x, y[:, None]))
+        x, y = torch.tensor(x).float(), torch.tensor(y).float()
+        for epochs in (30, 200):
+            for rate in RATES:
+
+                def work(x: Any = x, y: Any = y, epochs: int = epochs, rate: float = rate) -> dict[str, Any]:
+                    torch.manual_seed(0)
+                    net = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+                    model = ibnn.convert(net.append(nn.Linear(64, 1)), likelihood="gaussian", seed=0)
+                    options: Any = {"epochs": epochs, "batch_size": 32, "noise_lr": rate, "evaluate_every": epochs}
+                    ibnn.fit(model, (x[train], y[train]), quiet=True, **options)  # noqa: B023
+                    answer = model.predict(x[test], progress=False)  # noqa: B023
+                    return {"nll": -answer.log_prob(y[test]).mean().item()}  # noqa: B023
+
+                results.run(f"{name}/{epochs} epochs/{rate}", work)
 
 
 def scores(cells: dict[str, Any], name: str, score: str) -> dict[str, Any]:
@@ -321,7 +382,11 @@ def page(check: bool) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--rates", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", default="", help="methods or tables, separated by commas")
     options = parser.parse_args()
-    sys.exit(page(options.check) if options.page else run(options.only))
+    if options.page:
+        sys.exit(page(options.check))
+    speed() if options.speed else rates() if options.rates else run(options.only)

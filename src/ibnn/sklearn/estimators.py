@@ -31,19 +31,20 @@ class _OneClass(Categorical):
 class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     """An implicit Bayesian network that classifies the rows of a table.
 
-    With 100 rows and more the noise is chosen: little and much of it are compared on a quarter of the rows, and a third
-    run trains on all rows with what was found.
+    With 100 rows and more the noise is chosen: networks with little and with much of it are trained side by side in one
+    run, on all folds but one each, and compared on the rows that they have not seen. A second run trains on all rows.
 
     Args:
-        hidden: Widths of the hidden layers (ReLU); default two of 64, or of 128 for 1,000 rows and more.
+        hidden: Widths of the hidden layers (ReLU); default two of 64, or of 128 for 1,000 rows and more. A regression
+            has three (SiLU) of 32, or of 64.
         net: Makes another network: called with the numbers of inputs and outputs.
         components: K, Gaussians in the posterior's mixture.
         prior_std: Standard deviation of the noise on every node's input; "auto" chooses it. With a number there is one
-            run, not three.
+            run, not two.
         epochs: Passes over the table; default by its size.
-        batch_size: Rows per step.
+        batch_size: Rows per step, at most; default 128, or 256 for 4,000 rows and more.
         lr: Learning rate of the weights.
-        weight_decay: Of the weights.
+        weight_decay: Of the weights. A regression on fewer than 8 columns takes an eighth of it for each.
         early_stopping: Holds `validation_fraction` of the rows out and stops after `patience` passes without a lower
             NLL on them.
         validation_fraction: See `early_stopping`.
@@ -171,7 +172,12 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
 
 
 class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
-    """An implicit Bayesian network for one or several real targets, each with Gaussian noise of a learnt size.
+    """An implicit Bayesian network for one or several real targets with Gaussian noise.
+
+    The network learns what a straight line leaves: the output of a ridge regression is added to its own. With 20 rows
+    and more, held-out rows choose the noise on the nodes, whether the target's noise is the same for all rows or
+    predicted by the network (`model_.likelihood.noise`), and a factor on its size. With a number for `prior_std`, or a
+    `net` of your own, it is the same for all rows.
 
     Arguments and attributes are those of `IBNNClassifier` but for classes; `target_scaler_` standardises the targets.
 

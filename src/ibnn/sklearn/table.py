@@ -31,6 +31,7 @@ Builder = Callable[[int, int], nn.Module]
 
 PRIOR_STDS = (0.2, 0.6)  # tried for `prior_std`; their mean, weighted by held-out likelihood, is taken
 STEPS, MIN_EPOCHS = 150, 20  # a run has so many steps, and no fewer passes over the table
+BATCH, LARGE = (128, 256), 4000  # most rows of a step, and of one for so many rows
 FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer is then not converted
 NOISE_LR = 0.02  # of learnt target noise: log σ would crawl at a rate made for weights
 AT_ONCE = 4096  # rows whose novelty is found at once
@@ -69,7 +70,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
     components: int = 8
     prior_std: float | Literal["auto"] = "auto"
     epochs: int | None = None
-    batch_size: int = 128
+    batch_size: int | None = None
     lr: float = 1e-2
     weight_decay: float = 1.0
     early_stopping: bool = False
@@ -199,7 +200,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
 
     def _pace(self, rows: int) -> dict[str, int]:
         """Returns the batch size and the number of passes over so many rows; batches of a pass are of equal size."""
-        batches = -(-rows // int(self.batch_size))
+        batches = -(-rows // int(self.batch_size or BATCH[rows >= LARGE]))
         return {
             "batch_size": -(-rows // batches),
             "epochs": int(self.epochs or max(-(-STEPS // batches), MIN_EPOCHS)),
@@ -208,7 +209,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
     def _train_more(self, x: Array, target: Tensor, weight: Array) -> None:
         """Trains for one pass over more rows."""
         with self._weighted(x, target, weight) as train:
-            self._fit(train, None, epochs=1, schedule=Schedule())
+            self._fit(train, None, **self._pace(len(x)) | {"epochs": 1}, schedule=Schedule())
         self._calls += 1
 
     def _fit(self, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor] | None, **fields: Any) -> None:
@@ -228,8 +229,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
     def _recipe(self, **fields: Any) -> Recipe:
         """Returns the recipe of a run."""
         common = {
-            "batch_size": int(self.batch_size),  # searches pass numpy's numbers
-            "lr": float(self.lr),
+            "lr": float(self.lr),  # searches pass numpy's numbers
             "noise_lr": max(NOISE_LR, float(self.lr)),
             "weight_decay": self._decay(),
             "evaluate_every": fields["epochs"],
