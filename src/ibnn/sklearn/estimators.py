@@ -1,6 +1,6 @@
 """CLASSIFIER, REGRESSOR: iBNNs behind scikit-learn's interfaces."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -11,12 +11,14 @@ from sklearn.preprocessing import LabelEncoder, StandardScaler
 from sklearn.utils import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.likelihood import Categorical, Gaussian
+from ibnn.likelihood import Categorical, Gaussian, Likelihood
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction
-from ibnn.sklearn.table import Array, Table, differ
+from ibnn.sklearn.line import Line, OnLine, fit_line
+from ibnn.sklearn.panel import Jury, Member
+from ibnn.sklearn.table import FEW_COLUMNS, Array, Table, differ
 
 
 class _OneClass(Categorical):
@@ -29,19 +31,20 @@ class _OneClass(Categorical):
 class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     """An implicit Bayesian network that classifies the rows of a table.
 
-    With 100 rows and more the noise is chosen: little and much of it are compared on a quarter of the rows, and a third
-    run trains on all rows with what was found.
+    With 100 rows and more the noise is chosen: networks with little and with much of it are trained side by side in one
+    run, on all folds but one each, and compared on the rows that they have not seen. A second run trains on all rows.
 
     Args:
-        hidden: Widths of the hidden layers (ReLU); default two of 64, or of 128 for 1,000 rows and more.
+        hidden: Widths of the hidden layers (ReLU); default two of 64, or of 128 for 1,000 rows and more. A regression
+            has three (SiLU) of 32, or of 64.
         net: Makes another network: called with the numbers of inputs and outputs.
         components: K, Gaussians in the posterior's mixture.
         prior_std: Standard deviation of the noise on every node's input; "auto" chooses it. With a number there is one
-            run, not three.
+            run, not two.
         epochs: Passes over the table; default by its size.
-        batch_size: Rows per step.
+        batch_size: Rows per step, at most; default 128, or 256 for 4,000 rows and more.
         lr: Learning rate of the weights.
-        weight_decay: Of the weights.
+        weight_decay: Of the weights. A regression on fewer than 8 columns takes an eighth of it for each.
         early_stopping: Holds `validation_fraction` of the rows out and stops after `patience` passes without a lower
             NLL on them.
         validation_fraction: See `early_stopping`.
@@ -71,7 +74,8 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     (75, 3)
     """
 
-    _usual_std = 0.5
+    _usual_std, _fewest_rows, _hidden = 0.5, 100, ((64, 64), (128, 128))
+    _activation, _kinds = nn.ReLU, (False,)
 
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = field(default=None, kw_only=True)
 
@@ -122,8 +126,12 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         labels, class_weights = self._encoder.transform(y), compute_sample_weight(self.class_weight, y)
         x, labels, weight = self._present(x, labels, weight, class_weights)
         if start:
-            self._start(x, weight, len(self.classes_), Categorical() if len(self.classes_) > 1 else _OneClass())
+            self._start(x, weight, len(self.classes_))
+            self._make()
         return x, labels, weight
+
+    def _likelihood(self, predicted: bool) -> Likelihood:
+        return Categorical() if len(self.classes_) > 1 else _OneClass()
 
     def predict_distribution(self, X: Any) -> CategoricalPrediction:  # noqa: N803
         """Returns the whole prediction of `ibnn.predict`, as tensors."""
@@ -164,7 +172,12 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
 
 
 class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
-    """An implicit Bayesian network for one or several real targets, each with Gaussian noise of a learnt size.
+    """An implicit Bayesian network for one or several real targets with Gaussian noise.
+
+    The network learns what a straight line leaves: the output of a ridge regression is added to its own. With 20 rows
+    and more, held-out rows choose the noise on the nodes, whether the target's noise is the same for all rows or
+    predicted by the network (`model_.likelihood.noise`), and a factor on its size. With a number for `prior_std`, or a
+    `net` of your own, it is the same for all rows.
 
     Arguments and attributes are those of `IBNNClassifier` but for classes; `target_scaler_` standardises the targets.
 
@@ -178,6 +191,8 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
     """
 
     _usual_std = 0.3  # less than for classes: the learnt target noise has to cover what the draws add
+    _fewest_rows, _hidden = 20, ((32, 32, 32), (64, 64, 64))
+    _activation, _kinds = nn.SiLU, (False, True)
 
     def fit(
         self,
@@ -214,9 +229,37 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         if start:
             self._single = y.ndim == 1
             self.target_scaler_ = StandardScaler().fit(columns, sample_weight=weight if differ(weight) else None)
-            outputs = len(self.target_scaler_.scale_)
-            self._start(x, weight, outputs, Gaussian(outputs=outputs))
+            self._start(x, weight, columns.shape[1])
+            self._fitted = fit_line(self.scaler_.transform(x), self.target_scaler_.transform(columns), weight)
+            self._make()
         return x, torch.tensor(self.target_scaler_.transform(columns)), weight
+
+    def _likelihood(self, predicted: bool) -> Likelihood:
+        if predicted:
+            return Gaussian(noise="predicted")
+        likelihood = Gaussian(outputs=self._size.outputs)
+        if self.net is None and likelihood.log_std is not None:
+            likelihood.log_std.data.copy_(self._fitted.rest.log())
+        return likelihood
+
+    def _jury(self, panel: Sequence[Member]) -> Jury:
+        (log_std,) = self._likelihood(predicted=False).parameters()
+        return Jury(self._likelihood(predicted=True), panel, log_std)
+
+    def _net(self, predicted: bool) -> nn.Module:
+        body = super()._net(predicted)
+        return OnLine(Line(self._fitted, predicted=predicted), body) if self.net is None else body
+
+    def _decay(self) -> float:
+        return float(self.weight_decay) * min(1.0, self._size.inputs / FEW_COLUMNS)
+
+    def _lines(self, x: Array, y: Array, weight: Array, fold: Array) -> list[Line]:
+        found = []
+        for number in range(int(fold.max()) + 1):
+            kept = fold != number
+            fitted = fit_line(x[kept], y[kept], weight[kept], self._fitted.rest)
+            found.append(Line(fitted, predicted=True).float())
+        return found
 
     def predict_distribution(self, X: Any) -> GaussianPrediction:  # noqa: N803
         """Returns the whole prediction of `ibnn.predict`, as tensors (n, targets) in units of the targets."""

@@ -1,17 +1,14 @@
 """TABLES: what classification and regression share: standardised inputs, the choice of the noise, training."""
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -20,10 +17,11 @@ from torch import Tensor, nn
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
 from ibnn.likelihood import Likelihood, Weighted
-from ibnn.likelihood.temperature import best_temperature, nll
 from ibnn.normal import generators_restored
 from ibnn.novelty.fitting import FEWEST, fit_novelty_if_possible
-from ibnn.prediction import draws
+from ibnn.sklearn.line import Line
+from ibnn.sklearn.panel import Copies, Jury, Member, Panel, panel_model
+from ibnn.sklearn.search import MANY, Candidate, Choice, Rows, decide, folds, members, split
 from ibnn.training.loop import fit
 from ibnn.training.recipe import Recipe, Schedule
 from ibnn.training.steering import kl_weight
@@ -31,14 +29,21 @@ from ibnn.training.steering import kl_weight
 Array = np.ndarray[Any, Any]
 Builder = Callable[[int, int], nn.Module]
 
-PRIOR_STDS = (0.25, 0.7)  # tried for `prior_std`; their mean, weighted by held-out likelihood, is taken
-HELD_OUT, MIN_ROWS = 0.25, 100  # share of the rows that they are compared on, and the fewest rows for that
-STEPS, MIN_EPOCHS = 400, 20  # a run has so many steps, and no fewer passes over the table
-WIDTH, MANY, WIDER = 64, 1000, 128  # of two hidden layers, and of those for so many rows
+PRIOR_STDS = (0.2, 0.6)  # tried for `prior_std`; their mean, weighted by held-out likelihood, is taken
+STEPS, MIN_EPOCHS = 150, 20  # a run has so many steps, and no fewer passes over the table
+BATCH, LARGE = (128, 256), 4000  # most rows of a step, and of one for so many rows
 FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer is then not converted
 NOISE_LR = 0.02  # of learnt target noise: log σ would crawl at a rate made for weights
 AT_ONCE = 4096  # rows whose novelty is found at once
 WARMUP = 0.2  # share of a run over which the fixed weight of the KL rises
+
+
+class Size(NamedTuple):
+    """Numbers of rows, inputs and outputs of a table."""
+
+    rows: int
+    inputs: int
+    outputs: int
 
 
 class Uncertainty(NamedTuple):
@@ -54,6 +59,10 @@ class Table(BaseEstimator):  # type: ignore[misc]
     """The base of both estimators; for arguments see `IBNNClassifier`."""
 
     _usual_std: ClassVar[float]  # where `prior_std` cannot be chosen
+    _fewest_rows: ClassVar[int]  # with which it can
+    _hidden: ClassVar[tuple[tuple[int, ...], tuple[int, ...]]]  # hidden layers, and those for 1,000 rows and more
+    _activation: ClassVar[type[nn.Module]]
+    _kinds: ClassVar[tuple[bool, ...]]  # whether candidates predict the noise of the target
 
     hidden: Sequence[int] | None = None
     _: KW_ONLY
@@ -61,8 +70,8 @@ class Table(BaseEstimator):  # type: ignore[misc]
     components: int = 8
     prior_std: float | Literal["auto"] = "auto"
     epochs: int | None = None
-    batch_size: int = 64
-    lr: float = 3e-3
+    batch_size: int | None = None
+    lr: float = 1e-2
     weight_decay: float = 1.0
     early_stopping: bool = False
     validation_fraction: float = 0.1
@@ -80,32 +89,54 @@ class Table(BaseEstimator):  # type: ignore[misc]
             raise ValueError(complaint("sample_weight", "positive for some row", "zeros", "Leave it out."))
         return x[kept], y[kept], weight[kept]
 
-    def _start(self, x: Array, weight: Array, outputs: int, likelihood: Likelihood) -> None:
-        """Makes an untrained network, and fits the standardisation of inputs."""
+    def _start(self, x: Array, weight: Array, outputs: int) -> None:
+        """Fits the standardisation of inputs, and draws the seed of everything random."""
         if isinstance(self.prior_std, str) and self.prior_std != "auto":
             raise ValueError(complaint("prior_std", 'a number or "auto"', repr(self.prior_std), 'Pass "auto".'))
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._calls = 0
+        self._size = Size(len(x), x.shape[1], outputs)
         self.scaler_ = StandardScaler().fit(x, sample_weight=weight if differ(weight) else None)
-        with generators_restored():
-            torch.manual_seed(self._seed)
-            net = (self.net or partial(self._mlp, len(x)))(x.shape[1], outputs).double()
-        first, *others = (layer.name for layer in plan(net).layers)
-        std = self._usual_std if self.prior_std == "auto" else float(self.prior_std)
-        k, exclude = int(self.components), first if others and x.shape[1] < FEW_COLUMNS else None
-        self.model_ = convert(
-            net, components=k, prior_std=std, likelihood=likelihood, exclude=exclude, copy=False, seed=self._seed
-        )
-        self._set_noise(std)
 
-    def _set_noise(self, std: float) -> None:
-        self.model_.prior_std = std
+    def _make(self, choice: Choice | None = None) -> None:
+        """Makes an untrained model with the noise that was chosen; default that of `prior_std`."""
+        usual = self._usual_std if self.prior_std == "auto" else float(self.prior_std)
+        std, predicted, _ = choice or Choice(usual)
+        net = self._net(predicted).double()
+        k, exclude = int(self.components), self._exclude(net)
+        self.model_ = convert(
+            net,
+            components=k,
+            prior_std=std,
+            likelihood=self._likelihood(predicted),
+            exclude=exclude,
+            copy=False,
+            seed=self._seed,
+        )
         self.model_.set_posterior(std=std)
 
-    def _mlp(self, rows: int, inputs: int, outputs: int) -> nn.Module:
-        sizes = [inputs, *((WIDER if rows >= MANY else WIDTH,) * 2 if self.hidden is None else self.hidden)]
-        body = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
-        return nn.Sequential(*body, nn.Linear(sizes[-1], outputs))
+    def _net(self, predicted: bool) -> nn.Module:
+        """Returns an untrained network; with `predicted` it has outputs for the noise of its targets too."""
+        return self._body(2 * self._size.outputs if predicted else self._size.outputs)
+
+    def _body(self, outputs: int) -> nn.Module:
+        """Returns an untrained network of so many outputs, always from the same seed."""
+        rows, inputs, _ = self._size
+        with generators_restored():
+            torch.manual_seed(self._seed)
+            if self.net is not None:
+                return self.net(inputs, outputs)
+            sizes = [inputs, *(self._hidden[rows >= MANY] if self.hidden is None else self.hidden)]
+            layers = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), self._activation())]
+            return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+
+    def _exclude(self, net: nn.Module) -> str | None:
+        """Returns the first of several layers if the table has few columns, else None."""
+        first, *others = (layer.name for layer in plan(net).layers)
+        return first if others and self._size.inputs < FEW_COLUMNS else None
+
+    def _likelihood(self, predicted: bool) -> Likelihood:
+        raise NotImplementedError
 
     def _train(
         self,
@@ -117,21 +148,18 @@ class Table(BaseEstimator):  # type: ignore[misc]
         held: tuple[Array, Tensor] | None = None,
     ) -> None:
         """Trains from the start; rows are held out unless they are given, stratified by `labels`."""
+        choice = None
+        if self.prior_std == "auto" and len(x) >= self._fewest_rows and self._size.outputs + (labels is None) > 1:
+            choice = self._search(x, target, weight, labels)
+        self._make(choice)
         with self._weighted(x, target, weight) as (inputs, target):
-            log_noise, valid = None, held and self._joined(*held)
-            if self.prior_std == "auto" and len(x) >= MIN_ROWS:
-                start = copy.deepcopy(self.model_.state_dict())
-                std, log_noise = self._choose(inputs, target, labels, start)
-                self.model_.load_state_dict(start)
-                self._set_noise(std)
-            train = inputs, target
+            train, valid = (inputs, target), held and self._joined(*held)
             if self.early_stopping and valid is None:
-                rows, out = self._split(len(x), self.validation_fraction, labels)
+                rows, out = split(len(x), self.validation_fraction, labels, self._seed)
                 train, valid = (inputs[rows], target[rows]), (inputs[out], target[out])
-            self._fit(train, valid if self.early_stopping else None, epochs=self._epochs(len(train[0])))
-            if log_noise is not None:
-                (log_std,) = self.model_.likelihood.parameters()
-                log_std.data.lerp_(log_noise, 0.5)  # one has seen its rows, the other had fewer of them
+            self._fit(train, valid if self.early_stopping else None, **self._pace(len(train[0])))
+            if choice is not None:
+                self.model_.likelihood.set_temperature(choice.temperature)
             if valid is not None:
                 fit_novelty_if_possible(self.model_, train, valid, seed=self._seed)
         self._calls += 1
@@ -143,63 +171,71 @@ class Table(BaseEstimator):  # type: ignore[misc]
         joined = Weighted.join(torch.ones(len(x), dtype=torch.float64), target) if weighted else target
         return torch.tensor(self.scaler_.transform(x)), joined
 
-    def _choose(
-        self, inputs: Tensor, target: Tensor, labels: Array | None, start: dict[str, Tensor]
-    ) -> tuple[float, Tensor | None]:
-        """Returns the `prior_std` that held-out rows make likely, and log σ of the target noise that goes with it.
+    def _search(self, x: Array, target: Tensor, weight: Array, labels: Array | None) -> Choice:
+        """Returns what candidates choose by rows that they were not trained on; all are trained in one run.
 
-        Trained target noise is too small by what the network has memorised. Class probabilities get no temperature in
-        the same way: one estimated from some ten errors is worse than none.
+        Tables of many rows hold a part of them out once. So do networks of a user's own, which run one by one.
         """
-        rows, out = self._split(len(inputs), HELD_OUT, labels)
-        likelihood, nlls, noises = self.model_.likelihood, [], []
-        for std in PRIOR_STDS:
-            self.model_.load_state_dict(start)
-            self._set_noise(std)
-            self._fit((inputs[rows], target[rows]), None, epochs=self._epochs(len(rows)))
-            drawn = draws(self.model_, inputs[out], samples=int(self.samples))
-            best = 1.0 if likelihood.discrete else best_temperature(likelihood, drawn, target[out])
-            nlls.append(nll(likelihood, drawn, target[out], best))
-            noises += [p.detach().clone() + np.log(best) for p in likelihood.parameters()]
-        shares = _posterior_weights(nlls, likelihood.data(target[out]))
-        log_noise = torch.tensor(shares, dtype=torch.float32) @ torch.stack(noises) if noises else None
-        return float(np.exp(np.log(PRIOR_STDS) @ shares)), log_noise
+        own, size, inputs = self.net is not None, self._size, torch.tensor(self.scaler_.transform(x))
+        fold = folds(len(x), labels, self._seed, one=own or len(x) >= MANY)
+        candidates = [Candidate(std, kind) for kind in ((False,) if own else self._kinds) for std in PRIOR_STDS]
+        panel = members(candidates, int(fold.max()) + 1)
+        predicted = True in self._kinds and not own
+        bodies = [self._body(size.outputs * (2 if predicted else 1)).float() for _ in (panel if own else panel[:1])]
+        lines = [] if own else self._lines(inputs.numpy(), target.numpy(), weight, fold)
+        net = Copies(bodies) if own else Panel(cast(nn.Sequential, bodies[0]), panel, lines, max(PRIOR_STDS))
+        model = panel_model(net, panel, self._jury(panel), self._exclude(bodies[0]) or "", self._seed)
+        as_target = target.float() if target.is_floating_point() else target
+        rows = Rows(inputs.float(), as_target, torch.tensor(weight).float(), torch.tensor(fold))
+        rows.train(model, self._recipe(beta=0.0, clip=0.0, latent_lr=0.0, **self._pace(int(rows.used.sum()))))
+        return decide(candidates, *rows.losses(model, len(candidates)))
 
-    def _split(self, rows: int, share: float, labels: Array | None) -> tuple[Array, Array]:
-        """Returns a (train, held-out) split, stratified unless a class is too rare."""
-        out = int(np.ceil(share * rows))
-        if out >= rows:
-            got, remedy = f"{rows} sample(s), {out} of them held out", "Pass more rows, or early_stopping=False."
-            raise ValueError(complaint("X", "rows to train on besides those held out", got, remedy))
-        counts = np.bincount(labels)[np.unique(labels)] if labels is not None else np.zeros(1)
-        strata = labels if counts.min() > 1 and out >= len(counts) else None
-        train, held = train_test_split(np.arange(rows), test_size=out, stratify=strata, random_state=self._seed)
-        return train, held
+    def _jury(self, panel: Sequence[Member]) -> Jury:
+        """Returns the likelihood of a panel."""
+        return Jury(self._likelihood(predicted=False), panel)
 
-    def _epochs(self, rows: int) -> int:
-        return int(self.epochs or max(-(-STEPS * self.batch_size // rows), MIN_EPOCHS))
+    def _lines(self, x: Array, y: Array, weight: Array, fold: Array) -> list[Line]:
+        """Returns the lines of the folds' training rows; none for classes."""
+        return []
+
+    def _pace(self, rows: int) -> dict[str, int]:
+        """Returns the batch size and the number of passes over so many rows; batches of a pass are of equal size."""
+        batches = -(-rows // int(self.batch_size or BATCH[rows >= LARGE]))
+        return {
+            "batch_size": -(-rows // batches),
+            "epochs": int(self.epochs or max(-(-STEPS // batches), MIN_EPOCHS)),
+        }
 
     def _train_more(self, x: Array, target: Tensor, weight: Array) -> None:
         """Trains for one pass over more rows."""
         with self._weighted(x, target, weight) as train:
-            self._fit(train, None, epochs=1, schedule=Schedule())
+            self._fit(train, None, **self._pace(len(x)) | {"epochs": 1}, schedule=Schedule())
         self._calls += 1
 
     def _fit(self, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor] | None, **fields: Any) -> None:
         """Calls `ibnn.fit` with the fixed β that holds the noise near its prior."""
-        recipe = Recipe(
-            batch_size=int(self.batch_size),  # searches pass numpy's numbers
-            lr=float(self.lr),
-            noise_lr=max(NOISE_LR, float(self.lr)),
-            weight_decay=float(self.weight_decay),
-            beta=kl_weight(1.0, n_data=self.model_.likelihood.data(train[1]), nodes=self.model_.nodes),
-            beta_warmup=0.0 if self._calls else WARMUP,
-            patience=int(self.patience) if valid else 0,
-            evaluate_every=1 if valid else fields["epochs"],
-            seed=self._seed + self._calls,
-            **fields,
-        )
-        self.history_ = fit(self.model_, train, valid, recipe=recipe, quiet=True, novelty=False)
+        fields |= {
+            "beta": kl_weight(1.0, n_data=self.model_.likelihood.data(train[1]), nodes=self.model_.nodes),
+            "beta_warmup": 0.0 if self._calls else WARMUP,
+            "patience": int(self.patience) if valid else 0,
+            "evaluate_every": 1 if valid else fields["epochs"],
+        }
+        self.history_ = fit(self.model_, train, valid, recipe=self._recipe(**fields), quiet=True, novelty=False)
+
+    def _decay(self) -> float:
+        """Returns the weight decay of a run."""
+        return float(self.weight_decay)
+
+    def _recipe(self, **fields: Any) -> Recipe:
+        """Returns the recipe of a run."""
+        common = {
+            "lr": float(self.lr),  # searches pass numpy's numbers
+            "noise_lr": max(NOISE_LR, float(self.lr)),
+            "weight_decay": self._decay(),
+            "evaluate_every": fields["epochs"],
+            "seed": self._seed + self._calls,
+        }
+        return Recipe(**(common | fields))
 
     @contextmanager
     def _weighted(self, x: Array, target: Tensor, weight: Array) -> Iterator[tuple[Tensor, Tensor]]:
@@ -254,13 +290,3 @@ class Table(BaseEstimator):  # type: ignore[misc]
 def differ(weight: Array) -> bool:
     """Returns whether any weight is not 1."""
     return bool((weight != 1).any())
-
-
-def _posterior_weights(nlls: Sequence[float], data: int) -> Array:
-    """Returns the posterior weights of models with equal priors, from their mean NLLs on so many data.
-
-    >>> _posterior_weights([0.5, 0.5 + np.log(3) / 100], 100).round(2).tolist()
-    [0.75, 0.25]
-    """
-    weights = np.exp(-data * (np.array(nlls) - min(nlls)))
-    return np.asarray(weights / weights.sum())
