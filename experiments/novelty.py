@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from common import Data, Results, images, parts, scores, train_plain
+from common import Data, Results, images, parts, scores
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_classification, make_friedman1
 from torch import Tensor, nn
 from trained import NETS, data, trained
@@ -23,7 +23,7 @@ import ibnn
 from ibnn import baselines, metrics
 from ibnn.data import toy_regression
 from ibnn.likelihood.temperature import best_temperature
-from ibnn.nets import VGG16, LeNet, mlp
+from ibnn.nets import LeNet, mlp
 from ibnn.novelty.nodes import observable
 from ibnn.novelty.observer import Observer
 from ibnn.novelty.reference import shrunk_covariance
@@ -76,18 +76,13 @@ def changed(test: Data, low: float, high: float) -> dict[str, Data]:
 
 def cifar(name: str, seed: int) -> Task:
     """ResNet-20 or a quarter of VGG-16 on 10,000 CIFAR-10 images."""
-    train, valid, test = data("resnet20", seed)
+    train, valid, test = data(name, seed)
     test = Data(test.x[:ROWS], test.y[:ROWS])
     gray = {n: images(n, train=False).x[:ROWS] for n in ("fashion-mnist", "mnist")}
     far = {n: F.pad(x, (2, 2, 2, 2), value=float(x.min())).expand(-1, 3, -1, -1) for n, x in gray.items()}
     low, high = float(train.x.min()), float(train.x.max())
     far["uniform noise"] = low + (high - low) * torch.rand(test.x.shape, generator=torch.Generator().manual_seed(1))
-    if name == "resnet20":
-        make, epochs, lr, net = NETS[name][0], NETS[name][3], NETS[name][4], trained(name, seed)[0]
-    else:
-        make, epochs, lr = lambda: VGG16(width=0.25, batchnorm=True, dropout=0.0), 12, 3e-3
-        torch.manual_seed(seed)
-        net = train_plain(make(), train, epochs=epochs, seed=seed, lr=lr).net
+    (make, _, _, epochs, lr), net = NETS[name], trained(name, seed)[0]
     return Task(train, valid, test, make, {}, far, changed(test, low, high), epochs, lr, net)
 
 
