@@ -9,7 +9,7 @@ from torch import nn
 
 import ibnn
 from ibnn import baselines, nets
-from ibnn.novelty import nodes
+from ibnn.novelty import fitting, nodes
 from ibnn.prediction import fallen_back, known_share
 
 P_VALUES = [1.0, 0.4, 0.1, 0.01, 1e-9]
@@ -116,3 +116,20 @@ def test_threads_do_not_see_each_others_inputs():
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda part: model.novelty(part).log_tail, parts))
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------- few held out
+
+
+def test_the_level_where_few_are_held_out_follows_from_what_known_inputs_would_pay():
+    """Answers of probability q for the right one of four classes: a mean loss of the mixtures at uniform weights."""
+    q, base, target = 0.97, torch.full((4,), 0.25), torch.zeros(60).long()
+    rest = (1 - q) / 3
+    log_probs = torch.tensor([q, rest, rest, rest]).log().expand(60, 4)
+    likelihood = ibnn.Categorical()
+    answer = likelihood.summarise(log_probs[None, None])
+    found = fitting._affordable(likelihood, answer, target, torch.zeros(60), base)
+    lost = [math.log(q) - math.log(w * q + (1 - w) * 0.25) for w in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    assert found == pytest.approx(0.005 * -math.log(q) / (sum(lost) / 5) / 4, rel=1e-4)
+    bad = likelihood.summarise(torch.tensor([rest, q, rest, rest]).log().expand(60, 4)[None, None])
+    assert fitting._affordable(likelihood, bad, target, torch.zeros(60), base) == 0.001 / 4  # the base rates are better

@@ -47,8 +47,9 @@ def fit_novelty(
 ) -> Reference:
     """Lets a trained model tell novel inputs, by `p.novelty` of its predictions; returns what is now part of the model.
 
-    Among inputs exchangeable with the held-out ones, a share of at most α has a p-value of at most α. `ibnn.fit` and
-    `ibnn.calibrate` do this at their end if enough inputs are held out; training the model further removes it.
+    It is a p-value, small for novel inputs: among inputs exchangeable with the held-out ones, a share of at most α has
+    one of at most α. `ibnn.fit` and `ibnn.calibrate` do this at their end if enough inputs are held out; training the
+    model further removes it.
 
     Args:
         model: A converted network or a baseline, trained.

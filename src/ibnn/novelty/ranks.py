@@ -51,13 +51,13 @@ def cautious(p_value: Tensor, sorted_scores: Tensor, scores: Tensor) -> Tensor:
     top = sorted_scores[-max(int(len(sorted_scores) * _TAIL), 2) :].to(scores)
     excess, number = top - top[:1], top.shape[0] - 1
     tiny = torch.finfo(scores.dtype).tiny ** 0.5
-    mean = (excess.sum() / number).clamp_min(tiny).maximum(1e-6 * top[-1].abs())
+    mean = (excess.sum(0, keepdim=True) / number).clamp_min(tiny).maximum(1e-6 * top[-1:].abs())  # ONNX: not 0-d
     above = 1 - (torch.arange(number, device=top.device, dtype=top.dtype) + 0.65) / number  # shares of higher ones
-    half = (mean - 2 * (excess[1:] * above).mean()).maximum(1e-6 * mean)
-    own = (2 - mean / half).clamp(0, 0.9)
+    half = (mean - 2 * (excess[1:] * above).sum(0, keepdim=True) / number).maximum(1e-6 * mean)
+    own = (2 - mean / half).clamp_min(0).clamp_max(0.9)
     shape = own + 1 / math.sqrt(number)
-    scale = mean * (1 - own) + shape * excess[-1]  # at the highest score
-    beyond = (scores - top[-1]).clamp_min(0)
+    scale = mean * (1 - own) + shape * excess[-1:]  # at the highest score
+    beyond = (scores - top[-1:]).clamp_min(0)
     return p_value.log() - (shape * beyond / scale).log1p() / shape
 
 

@@ -26,8 +26,8 @@ class Novelty(NamedTuple):
     """How novel inputs are.
 
     Attributes:
-        p_value: Exact conformal p-value, (B,).
-        log_tail: Its logarithm, which goes on falling beyond the most novel held-out input.
+        p_value: Exact conformal p-value of "like those known", (B,): small for novel inputs.
+        log_tail: Its logarithm, which goes on falling beyond the most novel held-out input; see `ranks.cautious`.
     """
 
     p_value: Tensor
