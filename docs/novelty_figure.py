@@ -39,8 +39,12 @@ def trained() -> tuple[ibnn.IBNN, torch.Tensor, torch.Tensor]:
 
 def means(kind: str) -> dict[str, float]:
     """Mean AUROC of every score over the pairs of one kind."""
-    cells = json.loads((DOCS.parent / "experiments" / "results" / "novelty.json").read_text())["cells"].values()
-    pairs = [cell["auroc"][pair] for cell in cells for pair, own in cell.get("kinds", {}).items() if own == kind]
+    cells = json.loads((DOCS.parent / "experiments" / "results" / "novelty.json").read_text())["cells"]
+    by_pair: dict[tuple[str, str], list[dict[str, float]]] = {}  # seeds of a pair count as one
+    for name, cell in cells.items():
+        for pair in (pair for pair, own in cell.get("kinds", {}).items() if own == kind):
+            by_pair.setdefault((name.rsplit(" ", 1)[0], pair), []).append(cell["auroc"][pair])
+    pairs = [{score: mean(one[score] for one in many) for score in many[0]} for many in by_pair.values()]
     pairs = [pair for pair in pairs if all(score in pair for score, _ in SCORES.values())]
     return {label: mean(pair[score] for pair in pairs) for label, (score, _) in SCORES.items()}
 

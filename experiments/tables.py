@@ -153,7 +153,7 @@ PARTS = {
 def novelty() -> dict[str, str]:
     """The blocks of docs/novelty.md."""
     every = json.loads((RESULTS / "novelty.json").read_text())["cells"]
-    cells = {name: cell for name, cell in every.items() if "auroc" in cell}
+    cells = over_seeds({name: cell for name, cell in every.items() if "auroc" in cell})
     choice = json.loads((RESULTS / "novelty-choice.json").read_text())["cells"]
     pairs = [
         (cell, pair, kind, found["auroc"][pair])
@@ -163,8 +163,25 @@ def novelty() -> dict[str, str]:
     found = {"pairs": _scores(pairs, SCORES), "epistemic": _scores(pairs, PARTS, of="iBNN")}
     found["coverage"] = _coverage({name: cell for name, cell in every.items() if "coverage" in cell})
     found |= {"fallback": _fallback(cells), "choice": _candidates(choice), "growth": _growth(choice["rows"]["rows"])}
+    settled = json.loads((RESULTS / "novelty-fallback.json").read_text())["cells"]
+    found |= {"split": _split(settled), "small": _small(settled), "unharmed": _unharmed(settled)}
     made = {f"novelty-{name}": figures.markdown(rows).rstrip() + "\n" for name, rows in found.items()}
     return made | {"readme-novelty": figures.markdown(_means(pairs)).rstrip() + "\n"}
+
+
+def over_seeds(cells: dict[str, Any]) -> dict[str, Any]:
+    """Means of the cells of one name over their seeds, by name and number of seeds."""
+    named: dict[str, list[Any]] = {}
+    for name, cell in cells.items():
+        named.setdefault(name.rsplit(" ", 1)[0], []).append(cell)
+    return {f"{name}, {len(many)} seed{'s' * (len(many) > 1)}": _mean(many) for name, many in named.items()}
+
+
+def _mean(many: list[Any]) -> Any:
+    """The mean of numbers, or of those at the same places of dicts; of other things the first."""
+    if isinstance(many[0], dict):
+        return {key: _mean([one[key] for one in many]) for key in many[0] if all(key in one for one in many)}
+    return sum(many) / len(many) if isinstance(many[0], float) else many[0]
 
 
 def _means(pairs: list[Any]) -> list[list[str]]:
@@ -187,7 +204,7 @@ def _scores(pairs: list[Any], columns: dict[str, str], of: str = "") -> list[lis
         values = [auroc.get(f"{own}{score}" if of else score) for score in columns.values()]
         every.setdefault(kind, []).append(values)
         if kind != "corrupted":
-            rows.append([cell.rsplit(" ", 1)[0], pair, kind, *map(_three, values)])
+            rows.append([cell, pair, kind, *map(_three, values)])
     for kind, many in every.items():
         complete = [row for row in many if None not in row]
         if not complete:
@@ -224,7 +241,7 @@ def _fallback(cells: dict[str, Any]) -> list[list[str]]:
                 values += [
                     sum(v[how][score] for v in hard) / len(hard) if hard else None for how in ("without", "with")
                 ]
-            rows.append([name.rsplit(" ", 1)[0], method, f"{found['fallback']:g}", *map(_three, values)])
+            rows.append([name, method, f"{found['fallback']:.2g}", *map(_three, values)])
     return rows
 
 
@@ -250,6 +267,46 @@ def _growth(rows: dict[str, Any]) -> list[list[str]]:
         changed = [v for key, v in found.items() if key not in ("classes", head[-1])]
         made.append([name, _three(found["classes"]), _three(sum(changed) / len(changed)), _three(found[head[-1]])])
     return [head, *made]
+
+
+def _split(cells: dict[str, Any]) -> list[list[str]]:
+    """AUROC of the epistemic part in each form, means over the pairs of each kind of data."""
+    kinds = {k: [c for n, c in cells.items() if n.startswith(k)] for k in ("digits", "synthetic", "mnist")}
+    pairs = {k: [pair for cell in many for pair in cell["auroc"].values()] for k, many in kinds.items()}
+    behind = {form: sum(p[form] < p["total"] for many in pairs.values() for p in many) for form in pairs["digits"][0]}
+    rows = [["share of the aleatoric part that stays", *(f"{k} ({len(p)} pairs)" for k, p in pairs.items()), "behind"]]
+    for form, number in behind.items():
+        values = [sum(p[form] for p in many) / len(many) for many in pairs.values()]
+        rows.append([form, *map(_three, values), "" if form == "total" else str(number)])
+    return rows
+
+
+def _small(cells: dict[str, Any]) -> list[list[str]]:
+    """Cost of the fallback on clean inputs, in % of the NLL, and the answer's weight far away."""
+    tables = {name.removeprefix("small-"): c["rules"] for name, c in cells.items() if name.startswith("small-")}
+    settings = [
+        (name, n) for name, rules in tables.items() for n in (60, 120, 240) if f"{n} held out, Lomax, bound" in rules
+    ]
+    head = ["tail, level", *(f"{name}, {n}" for name, n in settings), "mean", "weight at 100 x, at most"]
+    made = []
+    for rule in (key.split(" held out, ")[1] for key in tables["wine"]):
+        found = [tables[name][f"{n} held out, {rule}"] for name, n in settings]
+        costs = [100 * f["cost"] / f["nll"] for f in found]
+        far = max(f["weight at 100 x"] for f in found)
+        made.append([rule, *(f"{cost:.2f}" for cost in [*costs, sum(costs) / len(costs)]), f"{far:.2f}"])
+    return [head, *made]
+
+
+def _unharmed(cells: dict[str, Any]) -> list[list[str]]:
+    """NLL of MNIST training images, changed, without and with fallbacks."""
+    many = [cell["nll"] for name, cell in cells.items() if name.startswith("mnist")]
+    shown = {"error %": "error", "without": "without", "exponential tail": "exponential", "with": "with"}
+    shown |= {"unless the answer is sure": "with, unless the answer is sure"}
+    rows = [["images", *shown]]
+    for kind in (kind for kind in many[0] if kind != "classes"):
+        values = [sum(found[kind][key] for found in many) / len(many) for key in shown.values()]
+        rows.append([kind, f"{100 * values[0]:.1f}", *map(_three, values[1:])])
+    return rows
 
 
 def filled(text: str, found: dict[str, str]) -> str:

@@ -1,6 +1,6 @@
 """Trained plain networks for the experiments on trained networks: kept in a cache folder, made when they are missing.
 
-IBNN_DATA=FOLDER python experiments/trained.py lenet4 resnet20 [--seeds 0 1 2]
+IBNN_DATA=FOLDER python experiments/trained.py lenet4 resnet20 vgg16-quarter [--seeds 0 1 2]
 """
 
 import argparse
@@ -13,12 +13,13 @@ from common import Splits, images, parts, train_plain
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ibnn.nets import CifarResNet, LeNet
+from ibnn.nets import VGG16, CifarResNet, LeNet
 
 CACHE = Path(os.environ.get("IBNN_CACHE", Path(__file__).parent / "cache"))
 NETS = {  # network, data set, training images, epochs, learning rate
     "lenet4": (lambda: LeNet(width=4), "fashion-mnist", 10_000, 40, 1e-3),
     "resnet20": (lambda: CifarResNet(depth=20), "cifar-10", 10_000, 16, 3e-3),
+    "vgg16-quarter": (lambda: VGG16(width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 10_000, 12, 3e-3),
 }
 
 

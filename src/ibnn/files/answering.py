@@ -27,7 +27,7 @@ from ibnn.prediction import (
     JointPrediction,
     Method,
     Prediction,
-    fallback_weight,
+    fallen_back,
 )
 
 Pixels = tuple[Sequence[float], Sequence[float]]  # mean and standard deviation of each channel
@@ -151,7 +151,7 @@ class Answering(nn.Module):
         """Returns what is answered to inputs of these p-values."""
         if self.reference is None or not self.fallback:
             return answer
-        found: Prediction = self.likelihood.fall_back(answer, fallback_weight(log_p, self.fallback), self.base)
+        found: Prediction = fallen_back(self.likelihood, answer, log_p, self.fallback, self.base)
         return found
 
     def _repeated(self, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ibnn import data, metrics
 from ibnn.baselines.plain import find_temperature
 from ibnn.novelty import Novelty
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction, Prediction, draws, fallback_weight
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, Prediction, draws, fallen_back
 from ibnn.training.trainable import Trainable
 
 OUTSIDERS = {"fashion-mnist": "mnist", "mnist": "fashion-mnist"}  # images of another kind, of the same shape
@@ -120,8 +120,8 @@ def observed(model: Any, x: Tensor, answers: dict[float, Any]) -> tuple[dict[flo
         return answers, None
     found = model.novelty(x)
     if level := float(reference.fallback):
-        weight = fallback_weight(found.log_tail, level)
-        answers = {t: model.likelihood.fall_back(answer, weight, reference.base) for t, answer in answers.items()}
+        base = reference.base
+        answers = {t: fallen_back(model.likelihood, a, found.log_tail, level, base) for t, a in answers.items()}
     return answers, Novelty(found.p_value.cpu(), found.log_tail.clamp_min(LEAST).cpu())
 
 

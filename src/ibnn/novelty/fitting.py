@@ -17,7 +17,7 @@ from ibnn.likelihood import Likelihood
 from ibnn.normal import check_seed, generators_restored
 from ibnn.novelty.nodes import observable
 from ibnn.novelty.observer import Observer, Seen
-from ibnn.novelty.ranks import log_tail
+from ibnn.novelty.ranks import cautious, p_values
 from ibnn.novelty.reference import MEMORY, WIDEST, Reference, fit_layers
 from ibnn.prediction import Prediction, fallback_weight, predict, refuse_nan
 from ibnn.progress import Bar
@@ -28,6 +28,8 @@ PER_CLASS = 20  # inputs that classes must have on average to get means of their
 ANSWERED = 2000  # held-out inputs that are predicted, to choose the fallback
 COST = 0.005  # share of the held-out NLL that the fallback may cost; in nats where targets have densities
 FALLBACKS = (0.05, 0.02, 0.01, 0.005, 0.002)  # p-values below which answers may fall back
+RAREST = 0.001  # the same where the cost cannot be measured
+CAUTION = 4  # what is divided by there: chosen on small tables, experiments/novelty_fallback.py
 BLOCKS = 10  # parts of the held-out data whose costs tell a standard error
 TOUCHED = 10  # held-out answers that a fallback must have changed for its cost to be known
 
@@ -45,8 +47,9 @@ def fit_novelty(
 ) -> Reference:
     """Lets a trained model tell novel inputs, by `p.novelty` of its predictions; returns what is now part of the model.
 
-    Among inputs exchangeable with the held-out ones, a share of at most α has a p-value of at most α. `ibnn.fit` and
-    `ibnn.calibrate` do this at their end if enough inputs are held out; training the model further removes it.
+    It is a p-value, small for novel inputs: among inputs exchangeable with the held-out ones, a share of at most α has
+    one of at most α. `ibnn.fit` and `ibnn.calibrate` do this at their end if enough inputs are held out; training the
+    model further removes it.
 
     Args:
         model: A converted network or a baseline, trained.
@@ -57,7 +60,8 @@ def fit_novelty(
         exclude: Names of layers that are not observed.
         rows: How many inputs of either kind are used at most.
         fallback: p-value below which answers fall back to the base rates, fully as it goes to 0; 0 for never. "auto"
-            takes the largest of some that cost at most 0.5 % of the held-out NLL, else 0.001; 0 without labels.
+            takes the largest of some that cost at most 0.5 % of the held-out NLL; where inputs are too few to measure
+            that, at most 0.00025; 0 without labels.
         seed: Decides which inputs are taken, and which of the held-out ones are ranked layer by layer.
         batch_size: Rows that go through the network at once.
 
@@ -277,7 +281,7 @@ class _Fitting:
         reference.rank(rows[:, first], None if surprise is None else surprise[first])
         scores = reference.score(rows, surprise)
         reference.scores = scores[last].sort().values
-        log_p = log_tail(reference.scores, scores)
+        log_p = cautious(p_values(reference.scores, scores), reference.scores, scores)
         above = len(last) - torch.searchsorted(reference.scores, scores[last])
         log_p[last] = (above / len(last)).log()  # among the others
         self.log_p = log_p.cpu()
@@ -321,14 +325,19 @@ def _affordable(likelihood: Likelihood, answer: Prediction, target: Tensor, log_
     """Returns the largest p-value to fall back from whose cost on held-out data is, but for a standard error, small."""
     blocks = [rows for rows in torch.arange(len(target)).tensor_split(BLOCKS) if likelihood.data(target[rows])]
 
-    def losses(given: Prediction) -> Tensor:
-        return torch.tensor([likelihood.score(given.rows(rows), target[rows])["nll"] for rows in blocks])
+    def losses(weight: Tensor) -> Tensor:
+        fallen = likelihood.fall_back(answer, weight, base)
+        return torch.tensor([likelihood.score(fallen.rows(rows), target[rows])["nll"] for rows in blocks])
 
-    plain = losses(answer) if len(blocks) == BLOCKS else torch.zeros(0)
-    for level in FALLBACKS if len(plain) else ():
+    if not blocks:
+        return RAREST / CAUTION
+    plain = losses(torch.ones(len(target)))
+    most = COST * (float(plain.mean().abs()) if likelihood.discrete else 1.0)
+    for level in FALLBACKS if len(blocks) == BLOCKS else ():
         if level * len(log_p) >= TOUCHED:
-            more = losses(likelihood.fall_back(answer, fallback_weight(log_p, level), base)) - plain
-            most = COST * (float(plain.mean().abs()) if likelihood.discrete else 1.0)
+            more = losses(fallback_weight(log_p, level)) - plain
             if float(more.mean() + more.std() / BLOCKS**0.5) <= most:
                 return level
-    return FALLBACKS[-1] / 2  # it touches one known input in a thousand
+    # Too few are touched to measure it. A known input's p-value is uniform, so below a level its weight is, too.
+    each = [losses(torch.full((len(target),), w)) - plain for w in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    return min(RAREST, most / max(float(torch.stack(each).mean()), 1e-9)) / CAUTION

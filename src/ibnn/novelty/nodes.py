@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from ibnn.inputs import Call, batch_length
 from ibnn.layers.registry import layer_type
 
+AT_ONCE = 2**20  # entries that are summed up at once: their copies stay in the cache
 _KEPT = ("attention_mask",)  # inputs that are 1 where a sequence is, and those that are 1 where it is padded
 _PADDED = ("src_key_padding_mask", "key_padding_mask", "padding_mask")
 
@@ -29,6 +31,8 @@ def observable(net: nn.Module) -> dict[str, nn.Module]:
 def padding(net: nn.Module, call: Call) -> Tensor | None:
     """Returns the mask (B, T) of a batch of sequences, true where a sequence is; None without one."""
     args, kwargs = call
+    if len(args) + len(kwargs) < 2:  # nothing beside the inputs
+        return None
     try:
         given: Mapping[str, Any] = inspect.signature(net.forward).bind_partial(*args, **kwargs).arguments
     except TypeError:
@@ -51,9 +55,12 @@ def watched(
     """
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
     found: dict[str, Tensor] = {}
+    thread = get_ident()
 
-    def note(name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
-        x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor | PackedSequence)), None)
+    def note(name: str, layer: nn.Module, args: Any, kwargs: Any = None) -> None:
+        if get_ident() != thread:  # another one's pass, perhaps while the hook is only half registered
+            return
+        x = next((x for x in (*args, *(kwargs or {}).values()) if isinstance(x, Tensor | PackedSequence)), None)
         if isinstance(x, Tensor) and copies > 1:
             length = x.shape[axes[name]] // copies
             x = x.narrow(axes[name], (copies - 1) * length, length)
@@ -86,9 +93,7 @@ def _summary(layer: nn.Module, x: Tensor | PackedSequence, axis: int, rows: int,
     if not places and windows == 1:
         return x if batch < node else x.T
     if windows == 1 and not masked:
-        mean = x.mean(places, keepdim=True)  # torch.var_mean takes 5 to 15 times as long on a CPU
-        std = (x - mean).square_().mean(places).sqrt_()
-        mean = mean.view(std.shape)
+        mean, std = _moments(x, batch, places)
         return torch.cat([mean, std] if batch < node else [mean.T, std.T], 1)
     x = x.movedim((batch, node), (0, -1)).reshape(rows, -1, x.shape[node])
     if not masked:
@@ -99,3 +104,15 @@ def _summary(layer: nn.Module, x: Tensor | PackedSequence, axis: int, rows: int,
     mean = (x * weight).sum(1) / count
     spread = ((x - mean[:, None]).square() * weight).sum(1) / count
     return torch.cat([mean, spread.sqrt()], 1)
+
+
+def _moments(x: Tensor, batch: int, places: list[int]) -> tuple[Tensor, Tensor]:
+    """Returns mean and standard deviation over places, of the other two axes; a few rows at a time."""
+    rows = x.shape[batch]
+    if not torch.compiler.is_exporting() and rows > (each := max(1, AT_ONCE * rows // max(1, x.numel()))):
+        parts = [_moments(part, batch, places) for part in x.split(each, batch)]
+        axis = sum(number < batch for number in range(x.dim()) if number not in places)
+        return torch.cat([mean for mean, _ in parts], axis), torch.cat([std for _, std in parts], axis)
+    mean = x.mean(places, keepdim=True)  # torch.var_mean takes 5 to 15 times as long on a CPU
+    std = (x - mean).square_().mean(places).sqrt_()
+    return mean.view(std.shape), std

@@ -39,6 +39,7 @@ class Observer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_module("reference", None)
+        self._known_layers: tuple[Reference, dict[str, nn.Module], dict[str, int]] | None = None
 
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the output of one deterministic pass in the present mode."""
@@ -54,15 +55,29 @@ class Observer(nn.Module):
 
     def novelty(self, x: Inputs) -> Novelty:
         """Returns how novel the inputs of one call are; `predict` puts the p-values into its answers."""
-        reference, all_layers = self.reference, list(observable(self.net).items())
+        reference = self.reference
         if reference is None:
             raise RuntimeError(no_reference())
-        if int(reference.layers.max()) >= len(all_layers):
-            raise ValueError(foreign(f"{len(all_layers)} layers that can be observed"))
-        layers = dict(all_layers[number] for number in reference.layers.tolist())
-        seen = self.see(x, layers, dict(zip(layers, reference.axes.tolist(), strict=True)))
+        layers, axes = self._layers_of(reference)
+        seen = self.see(x, layers, axes)
+        if len(seen.summaries) < len(layers):  # a layer was put in another's place, or is not always called
+            self._known_layers = None
+            layers, axes = self._layers_of(reference)
+            seen = self.see(x, layers, axes)
+        if unseen := [name for name in layers if name not in seen.summaries]:
+            raise ValueError(foreign(f"layers {unseen} that this call does not reach"))
         found: Novelty = reference([seen.summaries[name] for name in layers], seen.surprise)
         return found
+
+    def _layers_of(self, reference: Reference) -> tuple[dict[str, nn.Module], dict[str, int]]:
+        """Returns the layers that a reference is of, and the batch axes of their inputs; found out once."""
+        if self._known_layers is None or self._known_layers[0] is not reference:
+            all_layers = list(observable(self.net).items())
+            if int(reference.layers.max()) >= len(all_layers):
+                raise ValueError(foreign(f"{len(all_layers)} layers that can be observed"))
+            layers = dict(all_layers[number] for number in reference.layers.tolist())
+            self._known_layers = reference, layers, dict(zip(layers, reference.axes.tolist(), strict=True))
+        return self._known_layers[1:]
 
     def forget(self, *, answers_alone: bool = False) -> None:
         """Drops the reference: the weights are about to change. Or drops what it knows of answers alone."""

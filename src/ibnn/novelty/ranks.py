@@ -4,6 +4,8 @@ If a new input is exchangeable with n held-out ones, p = (1 + number of held-out
 is at most α with a probability of at most α, for any score and any n; p is never below 1 / (n + 1).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -28,13 +30,35 @@ def log_tail(sorted_scores: Tensor, scores: Tensor) -> Tensor:
     >>> log_tail(torch.arange(20.0), torch.tensor([19.0, 20.0, 21.0])).exp()  # mean excess 1
     tensor([0.0952, 0.0175, 0.0064])
     """
-    above, number = _at_or_above(sorted_scores, scores), sorted_scores.shape[-1]
-    top = sorted_scores[..., number - max(int(number * _TAIL), 2) :]
+    p_value = p_values(sorted_scores, scores)
+    top = sorted_scores[..., -max(int(sorted_scores.shape[-1] * _TAIL), 2) :]
     excess = (top - top[..., :1]).sum(-1, keepdim=True) / (top.shape[-1] - 1)
     tiny = torch.finfo(scores.dtype).tiny ** 0.5
     excess = excess.clamp_min(tiny).maximum(1e-6 * top[..., -1:].abs())
-    beyond = (scores - sorted_scores[..., -1:]).clamp_min(0)
-    return ((1 + above) / (number + 1)).log() - beyond / excess
+    return p_value.log() - (scores - top[..., -1:]).clamp_min(0) / excess
+
+
+def cautious(p_value: Tensor, sorted_scores: Tensor, scores: Tensor) -> Tensor:
+    """Returns log p of scores whose p-values are known, continued by as heavy a tail as the highest scores allow.
+
+    The highest tenth of the scores, over the lowest of them, have a generalised Pareto tail, whose shape is estimated
+    by probability-weighted moments (Hosking and Wallis, 1987; at least 0) and raised by its standard error: few scores
+    say little about the tail. Where `log_tail` compares inputs, this says how sure one can be that they are not known.
+
+    >>> cautious(torch.tensor([0.0476] * 3), torch.arange(20.0), torch.tensor([19.0, 20.0, 119.0])).exp()
+    tensor([0.0476, 0.0317, 0.0009])
+    """
+    top = sorted_scores[-max(int(len(sorted_scores) * _TAIL), 2) :].to(scores)
+    excess, number = top - top[:1], top.shape[0] - 1
+    tiny = torch.finfo(scores.dtype).tiny ** 0.5
+    mean = (excess.sum(0, keepdim=True) / number).clamp_min(tiny).maximum(1e-6 * top[-1:].abs())  # ONNX: not 0-d
+    above = 1 - (torch.arange(number, device=top.device, dtype=top.dtype) + 0.65) / number  # shares of higher ones
+    half = (mean - 2 * (excess[1:] * above).sum(0, keepdim=True) / number).maximum(1e-6 * mean)
+    own = (2 - mean / half).clamp_min(0).clamp_max(0.9)
+    shape = own + 1 / math.sqrt(number)
+    scale = mean * (1 - own) + shape * excess[-1:]  # at the highest score
+    beyond = (scores - top[-1:]).clamp_min(0)
+    return p_value.log() - (shape * beyond / scale).log1p() / shape
 
 
 def _at_or_above(sorted_scores: Tensor, scores: Tensor) -> Tensor:

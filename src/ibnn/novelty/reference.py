@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.normal import Space, address, words
-from ibnn.novelty.ranks import log_tail, p_values
+from ibnn.novelty.ranks import cautious, log_tail, p_values
 
 WIDEST = 256  # numbers that describe a layer: wider summaries are projected to so many
 MEMORY = 2**24  # bytes that all covariances may take, and as many all class means
@@ -26,8 +26,8 @@ class Novelty(NamedTuple):
     """How novel inputs are.
 
     Attributes:
-        p_value: Exact conformal p-value, (B,).
-        log_tail: Its logarithm, which goes on falling beyond the most novel held-out input.
+        p_value: Exact conformal p-value of "like those known", (B,): small for novel inputs.
+        log_tail: Its logarithm, which goes on falling beyond the most novel held-out input; see `ranks.cautious`.
     """
 
     p_value: Tensor
@@ -77,7 +77,8 @@ class Reference(nn.Module):
             self.register_buffer(
                 name, statistics.get(name, torch.zeros(() if name in ("fallback", "temperature") else 0))
             )
-        self._parts: list[_Part] = []
+        self._parts: list[_Part] = []  # found when they are needed
+        self._views: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
     def names(cls) -> list[str]:
@@ -95,19 +96,35 @@ class Reference(nn.Module):
         for name, buffer in self._buffers.items():
             assert buffer is not None
             self._buffers[name] = buffer.to(fn(buffer.flatten()[:0]).device)
-        self._parts = []
+        self._parts, self._views = [], []
         return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets a buffer; what was found out of the old ones is forgotten."""
+        super().__setattr__(name, value)
+        if name in self._buffers:
+            self._parts, self._views = [], []
 
     def distances(self, summaries: Sequence[Tensor]) -> Tensor:
         """Returns the squared distances of inputs from what is known, layer by layer, (L, B)."""
-        found = [self._distance(number, summary) for number, summary in enumerate(summaries)]
-        return torch.stack(found)
+        views = zip(summaries, self.views(), strict=True)
+        found = [
+            _nearest(self.reduce(number, seen) @ whiten, means) for number, (seen, (whiten, means)) in enumerate(views)
+        ]
+        return torch.stack(found).nan_to_num(nan=math.inf, posinf=math.inf)
 
-    def _distance(self, number: int, summary: Tensor) -> Tensor:
-        part, means = self.parts[number], self.means
-        whiten = self.whiten[part.squares : part.squares + part.width**2].view(part.width, part.width)
-        centres = self.centres[means * part.before : means * (part.before + part.width)].view(means, part.width)
-        return _nearest(self.reduce(number, summary) @ whiten, centres).nan_to_num(nan=math.inf, posinf=math.inf)
+    def views(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns the whitening matrix (P, P) and the centres (M, P) of each layer."""
+        if self._views and not torch.compiler.is_exporting():
+            return self._views
+        means, views = self.means, []
+        for part in self.parts:
+            whiten = self.whiten[part.squares : part.squares + part.width**2].view(part.width, part.width)
+            centres = self.centres[means * part.before : means * (part.before + part.width)].view(means, part.width)
+            views.append((whiten, centres))
+        if not torch.compiler.is_exporting():
+            self._views = views
+        return views
 
     @property
     def parts(self) -> "list[_Part]":
@@ -151,9 +168,9 @@ class Reference(nn.Module):
 
     def score(self, distances: Tensor, surprise: Tensor | None) -> Tensor:
         """Returns the score of novelty, (B,), from distances (L, B) and how unsure the answers are."""
-        layers = len(distances)
-        score = -log_tail(self.ranks[layers], self.sums(distances))
-        return score if surprise is None else score - log_tail(self.ranks[layers + 1], surprise.to(score))
+        sums = self.sums(distances)
+        parts = sums[None] if surprise is None else torch.stack([sums, surprise.to(sums)])
+        return -log_tail(self.ranks[len(distances) :], parts).sum(0)
 
     def held_out_p_values(self) -> Tensor:
         """Returns the p-values of the held-out inputs whose scores are ranked, each among the others, (m,).
@@ -166,7 +183,8 @@ class Reference(nn.Module):
     def forward(self, summaries: Sequence[Tensor], surprise: Tensor | None) -> Novelty:
         """Returns how novel inputs are, from what their layers see, and how unsure their answers are."""
         score = self.score(self.distances(summaries), surprise)
-        return Novelty(p_values(self.scores, score), log_tail(self.scores, score))
+        p_value = p_values(self.scores, score)
+        return Novelty(p_value, cautious(p_value, self.scores, score))
 
 
 class _Part(NamedTuple):

@@ -10,7 +10,7 @@ from ibnn.prediction.answers import (
     Running,
 )
 from ibnn.prediction.conformal import Conformal, mass_above
-from ibnn.prediction.method import TOLERANCE, Method, Summary, draws, fallback_weight, predict
+from ibnn.prediction.method import TOLERANCE, Method, Summary, draws, fallback_weight, fallen_back, known_share, predict
 from ibnn.prediction.pieces import refuse_nan
 
 __all__ = [
@@ -27,6 +27,8 @@ __all__ = [
     "Summary",
     "draws",
     "fallback_weight",
+    "fallen_back",
+    "known_share",
     "mass_above",
     "predict",
     "refuse_nan",

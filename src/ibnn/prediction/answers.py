@@ -21,8 +21,8 @@ class Prediction:
     """Answers for a batch of inputs; the first axis of every field is the batch, unless its metadata says otherwise.
 
     Attributes:
-        novelty: p-value of the hypothesis that an input is like those known, (B,); None if the model has seen no
-            reference data. See `ibnn.fit_novelty`.
+        novelty: p-value of the hypothesis that an input is like those known, (B,): near 0 where an input is novel,
+            uniform among known ones. None if the model has seen no reference data. See `ibnn.fit_novelty`.
         conformal: Scores of held-out examples that sets and intervals with guaranteed coverage are made of; or None.
     """
 
@@ -72,7 +72,8 @@ class CategoricalPrediction(Prediction):
     Attributes:
         probs: Mean of the draws' probabilities, of the shape of the network's output: (B, C), (B, C, …) or (B, …, C).
         log_probs: Its logarithm, computed without underflow.
-        aleatoric: Mean entropy of the draws, (B, …): what no more training data would take away.
+        aleatoric: Mean entropy of the draws, (B, …): what no more training data would take away. Of novel inputs only a
+            share of it counts, see docs/novelty.md; the rest is epistemic, in `between`.
         between: Mutual information of label and component: how much the components disagree.
         within: Mutual information of label and draw, given the component.
         standard_error: Monte Carlo standard error of `probs`; too large with a single draw per component, whose spread
@@ -92,7 +93,7 @@ class CategoricalPrediction(Prediction):
 
     @property
     def epistemic(self) -> Tensor:
-        """What the draws disagree about (mutual information), (B, …)."""
+        """What the draws disagree about (mutual information), (B, …), and what is not known of a novel input."""
         return self.between + self.within
 
     @property
@@ -196,7 +197,7 @@ class GaussianPrediction(Prediction):
 
     @property
     def epistemic(self) -> Tensor:
-        """Variance of the draws' means."""
+        """Variance of the draws' means, and what is not known of a novel input."""
         return self.between + self.within
 
     @property

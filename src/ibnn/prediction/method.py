@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, batch_length, check_rows, slice_rows, tensors
 from ibnn.layers.observe import explaining_shapes
-from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running
+from ibnn.prediction.answers import CategoricalPrediction, GaussianPrediction, JointPrediction, Prediction, Running
 from ibnn.prediction.pieces import by_pieces
 
 TOLERANCE = 0.06  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
@@ -278,11 +278,33 @@ class _Observing:
         found = method.novelty(piece)
         fallback = float(reference.fallback) if self.fallback is None else self.fallback
         if fallback:
-            answer = method.likelihood.fall_back(answer, fallback_weight(found.log_tail, fallback), reference.base)
+            answer = fallen_back(method.likelihood, answer, found.log_tail, fallback, reference.base)
         if isinstance(answer, JointPrediction):
             heads = {name: replace(head, novelty=found.p_value) for name, head in answer.heads.items()}
             return JointPrediction(heads, novelty=found.p_value)
         return replace(answer, novelty=found.p_value, conformal=method.conformal)
+
+
+def fallen_back(likelihood: Any, answer: Any, log_p: Tensor, fallback: float, base: Tensor) -> Any:
+    """Returns an answer that knows how novel its inputs are, from the logarithms of their p-values, (B,).
+
+    Below the p-value `fallback` it becomes a mixture with the base rates. Of its aleatoric part only the share counts
+    that can be believed at this p-value; the rest is epistemic (and counted in `between`). The total is that of the
+    answer in either case.
+    """
+    answer = likelihood.fall_back(answer, fallback_weight(log_p, fallback), base)
+    if isinstance(answer, JointPrediction):
+        return replace(answer, heads={name: _believed(head, log_p) for name, head in answer.heads.items()})
+    return _believed(answer, log_p)
+
+
+def _believed(answer: Any, log_p: Tensor) -> Any:
+    """Returns an answer whose aleatoric part is epistemic as far as its inputs are novel."""
+    if not isinstance(answer, CategoricalPrediction | GaussianPrediction):
+        return answer  # of a likelihood of the user's own
+    own = answer.aleatoric
+    share = known_share(log_p).to(own).reshape(-1, *[1] * (own.dim() - 1))
+    return replace(answer, aleatoric=share * own, between=answer.between + (1 - share) * own)
 
 
 def fallback_weight(log_p: Tensor, fallback: float) -> Tensor:
@@ -292,6 +314,19 @@ def fallback_weight(log_p: Tensor, fallback: float) -> Tensor:
     tensor([0.1000, 0.5000, 1.0000])
     """
     return (log_p - math.log(fallback)).clamp_max(0).exp()
+
+
+def known_share(log_p: Tensor) -> Tensor:
+    """Returns −e · p · log p, 1 from p = 1/e on: the least Bayes factor for "known" against "novel" at a p-value.
+
+    No distribution of the p-values of novel inputs that favours small ones makes it smaller (Sellke, Bayarri and
+    Berger, 2001).
+
+    >>> known_share(torch.tensor([0.001, 0.01, 0.05, 0.5]).log())
+    tensor([0.0188, 0.1252, 0.4072, 1.0000])
+    """
+    log_p = log_p.clamp_min(-80.0)  # minus infinity times zero is NaN
+    return torch.where(log_p < -1, -log_p * (log_p + 1).exp(), 1.0)
 
 
 def _refuse_not_finite(method: Method, found: Tensor | Prediction, numbers: Tensor) -> None:
