@@ -2,8 +2,6 @@
 
     python experiments/tabular.py                # goes on where it stopped; fold by fold, so a part covers all tables
     python experiments/tabular.py --only MLP,GP  # cells of these methods or tables alone
-    python experiments/tabular.py --speed        # processor time of fits beside scikit-learn's MLP
-    python experiments/tabular.py --rates        # held-out NLL by the learning rate of learnt noise
     python experiments/tabular.py --page         # writes tables and figure of docs/tabular.md
     python experiments/tabular.py --page --check # fails if the page is out of date
 
@@ -46,14 +44,12 @@ from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessR
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import BayesianRidge, LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import KFold, StratifiedKFold, cross_val_predict, train_test_split
+from sklearn.model_selection import KFold, StratifiedKFold, cross_val_predict
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tables import fill_in
-from torch import nn
 
-import ibnn
 from ibnn.lab import display as style
 from ibnn.lab import figures
 from ibnn.lab.reproduce import Results as Cells
@@ -155,7 +151,7 @@ class Quantiles:
 
 def classify(method: Any, x: Any, y: Any, train: Any, test: Any) -> dict[str, Any]:
     """NLL and error on the rows of a fold."""
-    seconds = _fit(method, x[train], y[train])
+    seconds = fit_seconds(method, x[train], y[train])
     logs = np.log(np.clip(method.predict_proba(x[test]), FLOOR, 1))
     if _plain(method):
         began = time.process_time()
@@ -170,7 +166,7 @@ def classify(method: Any, x: Any, y: Any, train: Any, test: Any) -> dict[str, An
 def regress(method: Any, x: Any, y: Any, train: Any, test: Any) -> dict[str, Any]:
     """NLL, RMSE (in units of the training targets' standard deviation) and coverage of 90 % intervals on a fold."""
     y = (y - y[train].mean()) / y[train].std()
-    seconds = _fit(method, x[train], y[train])
+    seconds = fit_seconds(method, x[train], y[train])
     began = time.process_time()
     if isinstance(method, IBNNRegressor):
         if _plain(method):
@@ -211,7 +207,7 @@ def _temperature(method: Any, x: Any, y: Any) -> float:
     return best_temperature(likelihood, torch.cat(outputs)[None, None], torch.cat(targets))
 
 
-def _fit(method: Any, x: Any, y: Any) -> float:
+def fit_seconds(method: Any, x: Any, y: Any) -> float:
     """Seconds of processor time that it takes."""
     began = time.process_time()
     method.fit(x, y)
@@ -254,84 +250,60 @@ def run(only: str = "") -> None:
                 results.run(cell, lambda e=estimator, a=(x, y, train, test), w=work: w(e, *a))  # type: ignore[misc]
 
 
-LARGE = 10_000  # rows of two made tables
-TURNS = 3  # fits of each estimator, in turn
-
-
-def speed() -> None:
-    """Processor time of fits of ibnn and scikit-learn's MLP in one process, medians of interleaved turns."""
-    warnings.simplefilter("ignore", ConvergenceWarning)
-    made = {
-        "made classes": lambda: datasets.make_classification(LARGE, 20, n_informative=8, n_classes=3, random_state=5),
-        "made numbers": lambda: datasets.make_friedman1(LARGE, noise=1.0, random_state=5),
-    }
-    results = Results("tabular-speed", "processor seconds of fits; see experiments/tabular.py --speed")
-    for name in ("breast cancer", "moons", "diabetes", "friedman1", *made):
-        x, y = (CLASSES | REALS | made)[name]()
-        classes = name in CLASSES or name == "made classes"
-        own, rival = (IBNNClassifier, MLPClassifier) if classes else (IBNNRegressor, MLPRegressor)
-        methods = {OURS: own(random_state=0), "MLP": make_pipeline(StandardScaler(), rival(random_state=0))}
-        y = y if classes else (y - y.mean()) / y.std()
-
-        def work(x: Any = x, y: Any = y, methods: dict[str, Any] = methods) -> dict[str, Any]:
-            clone(methods[OURS]).set_params(epochs=1).fit(x, y)  # imports and warm-up
-            turns = [{method: _fit(model, x, y) for method, model in methods.items()} for _ in range(TURNS)]
-            medians = {method: float(np.median([turn[method] for turn in turns])) for method in methods}
-            ratio = float(np.median([turn[OURS] / turn["MLP"] for turn in turns]))
-            return {"rows": len(x), "fit_seconds": medians, "ratio": round(ratio, 2)}
-
-        results.run(name, work)
-
-
-RATES = (0.001, 0.005, 0.02, 0.05)  # the first is that of the weights
-
-
-def rates() -> None:
-    """NLL of a quarter of the rows by `noise_lr`, with the default recipe of `fit`; other splits than those above."""
-    results = Results("noise-rates", "held-out NLL by noise_lr; see experiments/tabular.py --rates")
-    for name in ("diabetes", "friedman1", "Boston", "friedman3"):
-        x, y = REALS[name]()
-        train, test = train_test_split(np.arange(len(x)), test_size=0.25, random_state=99)
-        x, y = ((part - part[train].mean(0)) / part[train].std(0) for part in (x, y[:, None]))
-        x, y = torch.tensor(x).float(), torch.tensor(y).float()
-        for epochs in (30, 200):
-            for rate in RATES:
-
-                def work(x: Any = x, y: Any = y, epochs: int = epochs, rate: float = rate) -> dict[str, Any]:
-                    torch.manual_seed(0)
-                    net = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
-                    model = ibnn.convert(net.append(nn.Linear(64, 1)), likelihood="gaussian", seed=0)
-                    options: Any = {"epochs": epochs, "batch_size": 32, "noise_lr": rate, "evaluate_every": epochs}
-                    ibnn.fit(model, (x[train], y[train]), quiet=True, **options)  # noqa: B023
-                    answer = model.predict(x[test], progress=False)  # noqa: B023
-                    return {"nll": -answer.log_prob(y[test]).mean().item()}  # noqa: B023
-
-                results.run(f"{name}/{epochs} epochs/{rate}", work)
-
-
-def scores(cells: dict[str, Any], name: str, score: str) -> dict[str, Any]:
-    """Each method's score on the folds of a table that all its methods have; empty if there is none."""
-    own = list(dict.fromkeys(cell.split("/")[1] for cell in cells if cell.startswith(f"{name}/")))
-    folds = [f for f in range(FOLDS) if OURS in own and all(f"{name}/{m}/{f}" in cells for m in own)]
-    linear = ("logistic", "linear")
-    shown = {(LINEAR if m in linear else m): [cells[f"{name}/{m}/{f}"][score] for f in folds] for m in own if folds}
-    return {method: np.array(values) for method, values in shown.items()}
+def paired(cells: dict[str, Any], name: str, method: str, score: str) -> tuple[Any, Any]:
+    """A score of ibnn and of a method on the folds of a table that both have."""
+    names = {LINEAR: ("logistic", "linear")}.get(method, (method,))
+    found = [
+        (cells[f"{name}/{OURS}/{fold}"][score], cells[f"{name}/{own}/{fold}"][score])
+        for fold in range(FOLDS)
+        for own in names
+        if f"{name}/{own}/{fold}" in cells and f"{name}/{OURS}/{fold}" in cells
+    ]
+    ours, theirs = np.array(found).reshape(-1, 2).T
+    return ours, theirs
 
 
 def table(cells: dict[str, Any]) -> str:
-    """Mean NLL over the folds, the lowest in bold."""
-    rows = [["table", "folds", *METHODS, f"{OURS} error or RMSE", "MLP's", f"{OURS} seconds", "MLP's"]]
+    """ibnn's mean NLL over the folds, and what others have more, with its standard error; bold where that is less."""
+    rows = [["table", "folds", OURS, *METHODS[1:]]]
     for name in CLASSES | REALS:
-        nll = scores(cells, name, "nll")
-        if not nll:
+        ours, _ = paired(cells, name, OURS, "nll")
+        if not len(ours):
             continue
-        means = {method: f"{values.mean():.3f}" for method, values in nll.items()}
-        best = min(means.values(), key=float)
-        shown = [f"**{best}**" if means.get(m) == best else means.get(m, "–") for m in METHODS]
-        wrong = scores(cells, name, "error" if name in CLASSES else "rmse")
-        seconds = scores(cells, name, "fit_seconds")
-        last = [f"{wrong[m].mean():.3f}" for m in (OURS, "MLP")] + [f"{seconds[m].mean():.1f}" for m in (OURS, "MLP")]
-        rows.append([name, str(len(nll[OURS])), *shown, *last])
+        shown = []
+        for method in METHODS[1:]:
+            mine, theirs = paired(cells, name, method, "nll")
+            more = theirs - mine
+            text = f"{more.mean():+.3f} ± {_error(more):.3f}" if len(more) else "–"
+            text += f" ({len(more)} folds)" if 0 < len(more) < len(ours) else ""
+            shown.append(f"**{text}**" if len(more) > 1 and more.mean() < -2 * _error(more) else text)
+        rows.append([name, str(len(ours)), f"{ours.mean():.3f}", *shown])
+    return figures.markdown(rows).rstrip() + "\n"
+
+
+def details(cells: dict[str, Any]) -> str:
+    """Errors and seconds beside the MLP's, and how often 90 % intervals hold the target."""
+    rows = [["table", f"{OURS} error or RMSE", "MLP's", f"{OURS} seconds", "MLP's", "within 90 % interval", "GP's"]]
+    rows[0] += [f"{QUANTILES}'s"]
+    for name in CLASSES | REALS:
+        if not len(paired(cells, name, "MLP", "nll")[0]):
+            continue
+        wrong = [f"{v.mean():.3f}" for v in paired(cells, name, "MLP", "error" if name in CLASSES else "rmse")]
+        seconds = [f"{v.mean():.1f}" for v in paired(cells, name, "MLP", "fit_seconds")]
+        covered = ["–"] * 3
+        if name in REALS:
+            found = [paired(cells, name, method, "covered")[1] for method in (OURS, "GP", QUANTILES)]
+            covered = [f"{100 * v.mean():.1f} %" if len(v) else "–" for v in found]
+        rows.append([name, *wrong, *seconds, *covered])
+    return figures.markdown(rows).rstrip() + "\n"
+
+
+def seconds(cells: dict[str, Any]) -> str:
+    """Processor time of fits beside the MLP's."""
+    rows = [["table", "rows", f"{OURS} seconds", "MLP's", "ratio"]]
+    for name, cell in cells.items():
+        own, rival = cell["fit_seconds"][OURS], cell["fit_seconds"]["MLP"]
+        rows.append([name, f"{cell['rows']:,}", f"{own:.1f}", f"{rival:.1f}", f"{cell['ratio']:.1f}"])
     return figures.markdown(rows).rstrip() + "\n"
 
 
@@ -342,28 +314,28 @@ def _error(values: Any) -> float:
 
 def figure(cells: dict[str, Any]) -> bytes:
     """How much more NLL every rival has than ibnn, with standard errors of the difference over folds."""
+    ticks = {-0.4: "−.4", -0.2: "−.2", -0.1: "−.1", 0: "0", 0.1: ".1", 0.2: ".2", 0.4: ".4", 1: "1", 2: "2"}
     with style.house_style():
-        drawn = style.canvas(3.2)
-        drawn_as = [{"color": style.COLOURS[i + 1], "marker": style.MARKERS[i]} for i in range(len(METHODS) - 1)]
-        kinds = [[n for n in kind if scores(cells, n, "nll")] for kind in (CLASSES, REALS)]
+        drawn = style.canvas(6.4)
+        colours = (*style.COLOURS[1:], style.OTHER, style.SOFT)
+        drawn_as = [{"color": c, "marker": m} for c, m in zip(colours, style.MARKERS, strict=True)]
+        kinds = [[n for n in kind if len(paired(cells, n, OURS, "nll")[0])] for kind in (CLASSES, REALS)]
         every = drawn.subplots(2, 1, sharex=True, height_ratios=[len(names) for names in kinds])
         for axes, names, title in zip(every, kinds, ("classes", "regression"), strict=True):
             for number, rival in enumerate(METHODS[1:]):
                 for row, name in enumerate(names):
-                    nll = scores(cells, name, "nll")
-                    if rival not in nll:
+                    ours, theirs = paired(cells, name, rival, "nll")
+                    if not len(ours):
                         continue
-                    more, place = nll[rival] - nll[OURS], row + 0.17 * (number - 1.5)
-                    axes.errorbar(more.mean(), place, xerr=_error(more), lw=1, ms=4, **drawn_as[number])
+                    more, place = theirs - ours, row + 0.11 * (number - 3)
+                    axes.errorbar(more.mean(), place, xerr=_error(more), lw=1, ms=3.5, **drawn_as[number])
             axes.axvline(0, color=style.BLUE, lw=1.2)
             axes.set_yticks(range(len(names)), names)
             axes.set_ylim(len(names) - 0.5, -0.5)
             axes.set_xscale("symlog", linthresh=0.1, linscale=1.5)
-            axes.set_xticks(
-                [-0.2, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.4], ["−.2", "−.1", "−.05", "0", ".05", ".1", ".2", ".4"]
-            )
+            axes.set_xticks(list(ticks), list(ticks.values()))
             axes.minorticks_off()
-            axes.set_xlim(-0.2, 0.5)
+            axes.set_xlim(-0.8, 3)
             axes.grid(axis="x")
             axes.set_title(title)
         every[-1].set_xlabel("NLL of the rival minus NLL of ibnn (right of the line ibnn is better)")
@@ -376,17 +348,15 @@ def page(check: bool) -> int:
     cells = Cells(RESULTS / "tabular.json", {}).cells
     if not check:
         (FIGURES / "tabular.png").write_bytes(figure(cells))
-    return fill_in({DOCS / "tabular.md": {"tabular": table(cells)}}, check)
+    fast = Cells(RESULTS / "tabular-speed.json", {}).cells
+    blocks = {"tabular": table(cells), "tabular-details": details(cells), "tabular-speed": seconds(fast)}
+    return fill_in({DOCS / "tabular.md": blocks}, check)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", action="store_true")
-    parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--rates", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", default="", help="methods or tables, separated by commas")
     options = parser.parse_args()
-    if options.page:
-        sys.exit(page(options.check))
-    speed() if options.speed else rates() if options.rates else run(options.only)
+    sys.exit(page(options.check) if options.page else run(options.only))
