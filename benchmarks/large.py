@@ -127,7 +127,7 @@ def measure() -> dict[str, Any]:
 
 
 def gigabytes(cost: dict[str, int], lora: int) -> dict[str, dict[str, float]]:
-    """What a step holds, by arithmetic: weights of 16 bits (4 where quantised), Adam and gradients in 32 bits, activations.
+    """What a step holds, by arithmetic: weights of 16 or 4 bits, gradients and Adam's moments of 32 bits, activations.
 
     Activations are `step_bytes` of `ibnn.cost`, which are of 32 bits; half of that in bfloat16.
     """

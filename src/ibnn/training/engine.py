@@ -59,6 +59,9 @@ class Engine:
     def prepare(self, loss: nn.Module, optimisers: Sequence[Optimizer]) -> tuple[nn.Module, Sequence[Any]]:
         """Returns the loss as it runs on this worker's device, and what steps in place of the optimisers."""
         self.sharded = is_sharded(loss)
+        if self.sharded and self.accelerator.mixed_precision != "no":
+            got, remedy = self.accelerator.mixed_precision, "Pass torch's mp_policy to ibnn.training.shard instead."
+            raise ValueError(complaint("precision", '"no" for a sharded model', got, remedy))
         if self.sharded:
             return loss, optimisers
         module, *steppers = self.accelerator.prepare(loss, *optimisers)

@@ -6,7 +6,7 @@ moment and resumed from a checkpoint ends with the same bits as one that was not
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -142,12 +142,16 @@ class _Run:
             self.session.resume(resume)
             with closing(Monitor(self.total, self.state.progress.step, quiet=self.quiet)) as monitor:
                 self.journal = Journal(self.state, self.engine, self.recipe, self.folder, monitor)
-                with whole(self.model):
+                with self._gathered():
                     self._start(monitor)
                 while not self.state.progress.finished:
                     self._epoch()
                     self._end_epoch(callbacks)
         return summarise(self.state, self.data, monitor)
+
+    def _gathered(self) -> AbstractContextManager[None]:
+        """Holds whole weights on every worker while held-out data are asked about; a model may be sharded."""
+        return whole(self.model) if self.held_out is not None else nullcontext()
 
     def _start(self, monitor: Monitor) -> None:
         """Clears old gradients, calibrates untrained latents if asked to, and gives latents without noise a little."""
@@ -190,7 +194,7 @@ class _Run:
         if steering is not None and progress.step in steering.steps:
             nll, mass = self.engine.total(progress.seen)
             progress.seen = [0.0] * 2
-            with whole(self.model):
+            with self._gathered():
                 steering.look(progress.step, nll / max(mass, 1e-12))
 
     def _rates(self, step: int) -> dict[str, float]:
@@ -251,7 +255,7 @@ class _Run:
             shares = self.source.epoch(recipe.seed, 0)
             estimate_statistics(self.model, (self.engine.to_device(share.x) for share in shares))
         if last or epoch % recipe.evaluate_every == 0:
-            with whole(self.model):
+            with self._gathered():
                 self.journal.write(epoch, self._rates(step - 1), self.held_out, callbacks)
         if last:
             state.progress.finished = "finished"
@@ -260,7 +264,7 @@ class _Run:
         if state.progress.finished and state.best.state:
             self.model.load_state_dict(state.best.state)
         if state.progress.finished and state.steering is not None:
-            with whole(self.model):
+            with self._gathered():
                 state.steering.settle()
         self.session.after_step(at_epoch=True)
 
