@@ -198,7 +198,7 @@ def test_the_training_page_runs() -> None:
     assert looks[-1]["prior_std"] > looks[0]["prior_std"]  # nothing to learn: all confidence is overconfidence
 
 
-@pytest.mark.parametrize("page", ["converting.md", "own-loop.md", "heads.md", "shift.md"])
+@pytest.mark.parametrize("page", ["converting.md", "own-loop.md", "heads.md", "shift.md", "scaling.md"])
 def test_the_page_runs(page: str) -> None:
     names = run(page)
     if page == "shift.md":
@@ -322,6 +322,25 @@ def test_the_scaling_page_quotes_its_result_files() -> None:
         f"has {2 * 16 * sizes['WideResNet-28x10']['nodes']:,}, 0.8 %",
     ):
         assert words in page
+
+
+def test_the_scaling_page_plans_a_large_model() -> None:
+    page, large = read("docs/scaling.md"), result("large")
+    assert f"{large['large']['cost']['latents']:,} latent parameters" in page
+    for name, parts in large["large_gigabytes_by_arithmetic"].items():
+        assert f"| {name} | {' | '.join(map(str, parts.values()))} |" in page
+    for name, way in large["small"]["ways"].items():
+        seconds = large["scaled_step_seconds_of_one_thread_here"][name]
+        numbers = f"| {way['trained_parameters']:,} | {way['over_plain']} | {way['kept_megabytes']} | {seconds} |"
+        assert numbers in page
+
+
+def test_the_page_on_transformers_quotes_their_speed() -> None:
+    page, ratios = read("docs/transformers.md"), result("sequence-speed")["ratios"]
+    for kind, batches in {"LSTM": (32, 128), "GRU": (32, 128), "RNN": (32, 128), "Transformer": (16, 64)}.items():
+        steps = [f"{ratios[f'{kind}, batch {batch}']['step']:.2f}" for batch in batches]
+        memory = f"{ratios[f'{kind}, batch {batches[1]}']['memory']:.2f}"
+        assert f"| {' | '.join([*steps, memory])} |" in page
 
 
 def test_the_performance_page_quotes_its_result_files() -> None:

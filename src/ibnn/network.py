@@ -216,7 +216,7 @@ class IBNN(Posterior):
 
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the output of one pass in the present mode, with every z at its posterior mean, over components."""
-        return self._read(self._run(call_arguments(x), self.posterior().mean.mean(0)))
+        return self._read(self._run(call_arguments(x), self.mean_latents()))
 
     def component(self, k: int) -> nn.Module:
         """The plain network at the mean of component k, W = U diag(μₖ), in eval mode: no trace of ibnn is left."""

@@ -67,6 +67,10 @@ class Posterior(LatentNetwork):
         std = scale_gradient(torch.cat([latent.std for latent in latents], 1), self.gradient_scale)
         return Mixture(mean, std)
 
+    def mean_latents(self) -> Tensor:
+        """Returns the posterior mean of every latent, over components, (nodes,)."""
+        return torch.cat([latent.mean.mean(0) for latent in self.latents.values()])
+
     def set_posterior(
         self,
         *,

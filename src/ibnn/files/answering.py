@@ -64,7 +64,7 @@ class Answering(nn.Module):
         self.draws = self.copies = 1  # of the batch: those that answers are made of, and all
         if isinstance(model, IBNN):
             drawn = model.draw_each(samples, seed)
-            mean = [] if self.reference is None else [model.posterior().mean.detach().mean(0, keepdim=True)]
+            mean = [] if self.reference is None else [model.mean_latents().detach()[None]]
             self.draws, self.copies = len(drawn), len(drawn) + len(mean)
             self._hold(torch.cat([drawn.z.detach(), *mean]), model.unit_std, drawn.at)
         for name, values in zip(("centre", "spread"), pixels or (), strict=False):

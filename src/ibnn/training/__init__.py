@@ -3,9 +3,13 @@
 from typing import Any
 
 
-def __getattr__(name: str) -> Any:  # accelerate is imported when `fit` is first used
-    if name != "fit":
-        raise AttributeError(f"module 'ibnn.training' has no attribute {name!r}")
-    from ibnn.training.loop import fit
+def __getattr__(name: str) -> Any:  # accelerate is imported when one of these is first used
+    if name == "fit":
+        from ibnn.training.loop import fit
 
-    return fit
+        return fit
+    if name == "shard":
+        from ibnn.training.sharding import shard
+
+        return shard
+    raise AttributeError(f"module 'ibnn.training' has no attribute {name!r}")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import ProjectConfiguration
+from accelerate.utils import DistributedType, ProjectConfiguration
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -16,6 +16,7 @@ from ibnn.errors import complaint
 from ibnn.inputs import tree_map
 from ibnn.training.precision import bf16_fault
 from ibnn.training.recipe import NOISE_LR, Recipe
+from ibnn.training.sharding import is_sharded
 from ibnn.training.trainable import Trainable
 
 SMALL = 2**18  # parameters of a network whose Adam spends its time on calls, not on numbers
@@ -23,6 +24,8 @@ SMALL = 2**18  # parameters of a network whose Adam spends its time on calls, no
 
 class Engine:
     """One run's Accelerator: which worker this is, where it computes, whether it is `main` and writes files."""
+
+    sharded = False  # whether the weights are spread over the workers
 
     def __init__(self, recipe: Recipe, folder: Path | None, rows: int) -> None:
         """Makes the Accelerator for a recipe; trackers write to the folder. There are `rows` training examples."""
@@ -38,6 +41,10 @@ class Engine:
             log_with=list(recipe.trackers) or None,
             project_config=ProjectConfiguration(project_dir=str(folder)) if folder else None,
         )
+        if self.accelerator.distributed_type == DistributedType.FSDP:
+            self._give_back()
+            got, remedy = "FSDP", "Launch without it, and call ibnn.training.shard(model) before fit."
+            raise ValueError(complaint("accelerate", "configured without its own sharding", got, remedy))
         self.worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
         self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
         on_cpu = self.device.type == "cpu"
@@ -53,6 +60,12 @@ class Engine:
 
     def prepare(self, loss: nn.Module, optimisers: Sequence[Optimizer]) -> tuple[nn.Module, Sequence[Any]]:
         """Returns the loss as it runs on this worker's device, and what steps in place of the optimisers."""
+        self.sharded = is_sharded(loss)
+        if self.sharded and self.accelerator.mixed_precision != "no":
+            got, remedy = self.accelerator.mixed_precision, "Pass torch's mp_policy to ibnn.training.shard instead."
+            raise ValueError(complaint("precision", '"no" for a sharded model', got, remedy))
+        if self.sharded:
+            return loss, optimisers
         module, *steppers = self.accelerator.prepare(loss, *optimisers)
         # The same steps without accelerate's look-ups, which take a tenth of a small network's step:
         return module, optimisers if self._plain_steps else steppers

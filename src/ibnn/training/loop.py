@@ -6,7 +6,7 @@ moment and resumed from a checkpoint ends with the same bits as one that was not
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ibnn.batches import Share
+from ibnn.batches import Share, Source
 from ibnn.normal import Stream, generators_restored, seed_generators
 from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.objective import ELBO, penalty
@@ -25,6 +25,7 @@ from ibnn.training.heldout import Callback, HeldOut, Split, check_options, count
 from ibnn.training.history import History, Journal, Monitor, summarise
 from ibnn.training.recipe import Recipe
 from ibnn.training.session import Session, State, estimate_statistics
+from ibnn.training.sharding import average_gradients, clip_gradients, reshard, whole
 from ibnn.training.steering import LEAST_STD, Found, Steering, start_calibrated
 from ibnn.training.trainable import Steerable, Trainable, as_trainable, restored_on_error
 
@@ -79,8 +80,13 @@ def fit(
             resume = "auto" if resume == "must" else resume
             return replace(_again(run, n_data, quiet).run(resume, callbacks), first=history)
         if novelty and data.held_out is not None:
-            fit_novelty_if_possible(model, data.train, data.held_out, seed=recipe.seed)
+            _learn_novelty(model, data.train, data.held_out, recipe.seed)
     return history
+
+
+def _learn_novelty(model: Trainable, train: Source, held_out: Source, seed: int) -> None:
+    with whole(model):
+        fit_novelty_if_possible(model, train, held_out, seed=seed)
 
 
 def _again(run: "_Run", n_data: int | None, quiet: bool) -> "_Run":
@@ -119,6 +125,7 @@ class _Run:
         model.reseed(recipe.seed)
         if recipe.sync_batchnorm and engine.worker.world > 1:
             model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
+        reshard(model)  # the data were tried on it; optimisers take the parts
         self.state = state = State(model, make_optimisers(model, recipe), steering)
         self.loss, self.steppers = engine.prepare(_Loss(model, recipe), state.optimisers)
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
@@ -136,11 +143,16 @@ class _Run:
             self.session.resume(resume)
             with closing(Monitor(self.total, self.state.progress.step, quiet=self.quiet)) as monitor:
                 self.journal = Journal(self.state, self.engine, self.recipe, self.folder, monitor)
-                self._start(monitor)
+                with self._gathered():
+                    self._start(monitor)
                 while not self.state.progress.finished:
                     self._epoch()
                     self._end_epoch(callbacks)
         return summarise(self.state, self.data, monitor)
+
+    def _gathered(self) -> AbstractContextManager[None]:
+        """Holds whole weights on every worker while held-out data are asked about; a model may be sharded."""
+        return whole(self.model) if self.held_out is not None else nullcontext()
 
     def _start(self, monitor: Monitor) -> None:
         """Clears old gradients, calibrates untrained latents if asked to, and gives latents without noise a little."""
@@ -193,7 +205,8 @@ class _Run:
         if steering is not None and progress.step in steering.steps:
             nll, mass = self.engine.total(progress.seen)
             progress.seen = [0.0] * 2
-            steering.look(progress.step, nll / max(mass, 1e-12))
+            with self._gathered():
+                steering.look(progress.step, nll / max(mass, 1e-12))
 
     def _rates(self, step: int) -> dict[str, float]:
         """Returns β and the learning rates at the middle of a step."""
@@ -223,6 +236,8 @@ class _Run:
                 self.guard.check_loss(loss, piece, self.state.progress.step)
                 engine.accelerator.backward(loss)
             sums.append(torch.stack([terms.loss.detach(), terms.nll.detach(), terms.kl.detach()]) * own)
+        if engine.sharded:
+            average_gradients(self.model)
         self._clip(share)
         for stepper in self.steppers:
             stepper.step()
@@ -236,7 +251,8 @@ class _Run:
         """Limits the gradient norms of weights and latents separately."""
         for optimiser, limit in zip(self.state.optimisers, (self.recipe.clip, self.recipe.latent_clip), strict=False):
             parameters = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-            norm = self.engine.accelerator.clip_grad_norm_(parameters, limit or float("inf"))
+            clip = clip_gradients if self.engine.sharded else self.engine.accelerator.clip_grad_norm_
+            norm = clip(parameters, limit or float("inf"))
             if self.recipe.precision != "fp16":  # there, accelerate skips such a step
                 self.guard.check_gradient(norm, parameters, share, self.state.progress.step)
 
@@ -250,7 +266,8 @@ class _Run:
             shares = self.source.epoch(recipe.seed, 0)
             estimate_statistics(self.model, (self.engine.to_device(share.x) for share in shares))
         if last or epoch % recipe.evaluate_every == 0:
-            self.journal.write(epoch, self._rates(step - 1), self.held_out, callbacks)
+            with self._gathered():
+                self.journal.write(epoch, self._rates(step - 1), self.held_out, callbacks)
         if last:
             state.progress.finished = "finished"
         elif recipe.patience and state.best.waited >= recipe.patience:
@@ -258,7 +275,8 @@ class _Run:
         if state.progress.finished and state.best.state:
             self.model.load_state_dict(state.best.state)
         if state.progress.finished and state.steering is not None:
-            state.steering.settle()
+            with self._gathered():
+                state.steering.settle()
         self.session.after_step(at_epoch=True)
 
 

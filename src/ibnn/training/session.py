@@ -28,6 +28,7 @@ from torch.optim.swa_utils import update_bn
 from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
 from ibnn.inputs import call_arguments
+from ibnn.training import sharding
 from ibnn.training.engine import Engine
 from ibnn.training.recipe import Recipe
 from ibnn.training.steering import Found, Steering
@@ -294,10 +295,12 @@ class Session:
         if self.folder is not None:
             places = [self.folder / "checkpoints", self.folder / "refit" / "checkpoints"]
             if how == "never" and self.engine.main:
-                for old in (path for place in places for path in _paths(place)):
-                    old.unlink()
+                for place in places:
+                    sharding.remove(place)
+                    for old in _paths(place):
+                        old.unlink()
             self.engine.accelerator.wait_for_everyone()
-            saved = latest_checkpoint(places[0])
+            saved = self._latest(places[0])
         if saved is None and how == "must":
             remedy = 'Pass resume="auto".'
             raise ValueError(complaint("run_dir", "a folder with a whole checkpoint", self.folder, remedy))
@@ -307,6 +310,18 @@ class Session:
         if self.folder is not None and self.engine.main:
             write_atomically(self.folder / "recipe.toml", self.recipe.to_toml().encode())
         self._since = time.monotonic()
+
+    def _latest(self, folder: Path) -> Checkpoint | None:
+        """Returns the newest checkpoint; raises if those that are there are of the other kind."""
+        whole, parts, sharded = _paths(folder), sharding.checkpoints(folder), self.engine.sharded
+        if (whole and sharded) or (parts and not sharded):
+            got = "of a sharded model" if parts else "of a model that is not sharded"
+            remedy = "Call ibnn.training.shard(model) first." if parts else "Leave ibnn.training.shard out."
+            raise ValueError(complaint("run_dir", "a folder of checkpoints like the model", f"one {got}", remedy))
+        if not sharded:
+            return latest_checkpoint(folder)
+        state = self.state.model.state_dict()
+        return Checkpoint(*sharding.load(parts[-1], state, self.state.optimisers)) if parts else None
 
     def _check_same_run(self, saved: Checkpoint) -> None:
         mine = self.recipe.model_dump() | dict(self.facts)
@@ -328,9 +343,10 @@ class Session:
         progress.seconds, self._since = progress.seconds + now - self._since, now
         if self.folder is not None and (due or stop or progress.finished):
             progress.sums, progress.seen = map(self.engine.moved_to_main, (progress.sums, progress.seen))
-            if self.engine.main:
+            if self.engine.main or self.engine.sharded:
                 tensors, data = self.state.packed()
                 data |= {"recipe": self.recipe.to_toml(), "facts": self.facts}
-                save_checkpoint(self.folder / "checkpoints", progress.step, tensors, data, keep=self.recipe.keep)
+                save = sharding.save if self.engine.sharded else save_checkpoint
+                save(self.folder / "checkpoints", progress.step, tensors, data, keep=self.recipe.keep)
         if stop and not progress.finished:
             raise Stopped(128 + stop)

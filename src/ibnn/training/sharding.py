@@ -1,0 +1,185 @@
+"""SHARDING: weights spread over workers by torch's `fully_shard` (FSDP2); latents are whole on every worker.
+
+A sharded parameter is a DTensor, of which a worker holds its part. It is gathered where a block's forward or backward
+needs it. Latents are small, and the KL reads them outside of any forward: they are left whole, and their gradients are
+averaged here. Checkpoints are in torch.distributed.checkpoint's format, written and read by all workers.
+"""
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
+from torch import Tensor, nn
+
+from ibnn.errors import complaint
+from ibnn.files.atomic import read_json, write_atomically
+from ibnn.latent import Latent
+
+# torch.distributed's sharding takes more than a second to import: only where a model is sharded.
+_DATA = "data.json"  # written last: with it a checkpoint is whole
+
+
+def shard(model: Any, blocks: Sequence[str | type[nn.Module]] = (), **options: Any) -> None:
+    """Spreads the weights of a converted network over the workers, in place; `fit` then trains it.
+
+    Call it on every worker (torchrun, accelerate launch) before `fit`. The first worker's values count.
+
+    Args:
+        model: Made by `ibnn.convert`, or a method of `ibnn.baselines`.
+        blocks: Names or classes of modules in `model.net` whose weights are gathered one block at a time, such as a
+            Transformer's layers; what is in none of them is gathered together.
+        **options: Those of torch's `fully_shard`, such as `mp_policy` and `reshard_after_forward`.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if world < 2:
+        remedy = "Start the script with torchrun or accelerate launch, or leave `shard` out."
+        raise ValueError(complaint("workers", "two or more to shard a model", world, remedy))
+    named = dict(model.net.named_modules())
+    unknown = [block for block in blocks if isinstance(block, str) and block not in named]
+    if unknown:
+        remedy = f"Names are those of model.net, such as {next(name for name in named if name)!r}."
+        raise ValueError(complaint("blocks", "names of modules in model.net, or classes", unknown[0], remedy))
+    classes = tuple(block for block in blocks if not isinstance(block, str))
+    inside = [m for name, m in named.items() if name and (name in blocks or isinstance(m, classes))]
+    PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())  # joins them
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.data, 0)
+    latents = {p for module in model.modules() if isinstance(module, Latent) for p in module.parameters()}
+    mesh = init_device_mesh(next(model.parameters()).device.type, (world,))
+    for module in (*reversed(inside), model.net):  # from the inside out
+        fully_shard(module, **{"mesh": mesh, "ignored_params": latents, **options})
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether a model, or a module that holds one, has sharded weights."""
+    return bool(_parts(model))
+
+
+def _parts(model: Any) -> list[Any]:
+    """Returns the modules whose weights are gathered together, the outermost first."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+@contextmanager
+def whole(model: Any) -> Iterator[None]:
+    """Gathers all weights for a block, in which workers may then call the network unequally often."""
+    parts = _parts(model)
+    for part in parts:
+        part.unshard()
+    for part in parts[1:]:  # the first never reshards after its forward
+        part.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        reshard(model)
+        for part in parts[1:]:
+            part.set_reshard_after_forward(True, recurse=False)
+
+
+def reshard(model: Any) -> None:
+    """Frees what the last forward pass gathered: the outermost weights stay whole until a backward pass."""
+    for part in _parts(model):
+        part.reshard()
+
+
+def _is_part(value: Any) -> bool:
+    return hasattr(value, "to_local")  # a DTensor
+
+
+def average_gradients(model: Any) -> None:
+    """Averages the gradients of what is not sharded over the workers."""
+    own = [p.grad for p in model.parameters() if p.grad is not None and not _is_part(p)]
+    if own:
+        mean = torch.cat([gradient.flatten() for gradient in own])
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+        for gradient, part in zip(own, mean.split([gradient.numel() for gradient in own]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+    """Limits the norm of gradients, of which some are sharded; returns the norm before."""
+    gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
+    sharded, others = [g.to_local() for g in gradients if _is_part(g)], [g for g in gradients if not _is_part(g)]
+    squares = torch.zeros(2, dtype=torch.float64, device=gradients[0].device)
+    for number, part in enumerate((sharded, others)):
+        for gradient in part:
+            squares[number] += gradient.double().square().sum()
+    dist.all_reduce(squares)
+    norm = (squares[0] + squares[1] / dist.get_world_size()).sqrt()  # the others are the same everywhere
+    share = min(1.0, limit / (float(norm) + 1e-6))
+    if share < 1:
+        for gradient in (*sharded, *others):
+            gradient.mul_(share)
+    return norm
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], data: Mapping[str, Any], *, keep: int) -> None:
+    """Saves a checkpoint, each worker its part, and removes all but the last `keep`."""
+    from torch.distributed.checkpoint import state_dict_saver
+
+    path = folder / f"sharded-{step:09d}"
+    main = dist.get_rank() == 0
+    if main and path.exists():  # a part of one, from an interrupted run
+        shutil.rmtree(path)
+    dist.barrier()
+    state_dict_saver.save(dict(tensors), checkpoint_id=path)
+    if main:
+        write_atomically(path / _DATA, json.dumps(data).encode())
+        for old in checkpoints(folder)[:-keep]:
+            shutil.rmtree(old)
+    dist.barrier()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Returns the whole checkpoints of a folder, the oldest first."""
+    return sorted(path.parent for path in folder.glob(f"sharded-*/{_DATA}"))
+
+
+def load(path: Path, state: Mapping[str, Any], optimisers: Sequence[torch.optim.Optimizer]) -> Any:
+    """Returns the tensors and data of a checkpoint, sharded as the model's state and parameters are now."""
+    from torch.distributed.checkpoint import filesystem, state_dict_loader
+
+    stored = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
+    tensors = {name: _like(name, entry, state, optimisers) for name, entry in stored.items()}
+    state_dict_loader.load(tensors, checkpoint_id=path)
+    return tensors, read_json(path / _DATA)
+
+
+def _like(name: str, entry: Any, state: Mapping[str, Any], optimisers: Sequence[torch.optim.Optimizer]) -> Tensor:
+    """Returns zeros to load a tensor into."""
+    kind, _, key = name.partition("/")
+    like = state.get(key)
+    if number := re.fullmatch(r"optimiser(\d+)", kind):
+        parameters = [p for group in optimisers[int(number[1])].param_groups for p in group["params"]]
+        like = parameters[int(key.partition("/")[0])]
+    if like is not None and like.shape == entry.size:
+        return torch.zeros_like(like.detach(), dtype=entry.properties.dtype)
+    return torch.zeros(entry.size, dtype=entry.properties.dtype)
+
+
+def remove(folder: Path) -> None:
+    """Removes all sharded checkpoints of a folder."""
+    for path in folder.glob("sharded-*"):
+        shutil.rmtree(path)
