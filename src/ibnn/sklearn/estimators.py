@@ -42,7 +42,7 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         prior_std: Standard deviation of the noise on every node's input; "auto" chooses it. With a number there is one
             run, not two.
         epochs: Passes over the table; default by its size.
-        batch_size: Rows per step, at most; default 128, or 256 for 4,000 rows and more.
+        batch_size: Rows per step, at most; default 128, or 512 for 4,000 rows and more.
         lr: Learning rate of the weights.
         weight_decay: Of the weights. A regression on fewer than 8 columns takes an eighth of it for each.
         early_stopping: Holds `validation_fraction` of the rows out and stops after `patience` passes without a lower

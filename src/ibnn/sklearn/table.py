@@ -31,7 +31,7 @@ Builder = Callable[[int, int], nn.Module]
 
 PRIOR_STDS = (0.2, 0.6)  # tried for `prior_std`; their mean, weighted by held-out likelihood, is taken
 STEPS, MIN_EPOCHS = 150, 20  # a run has so many steps, and no fewer passes over the table
-BATCH, LARGE = (128, 256), 4000  # most rows of a step, and of one for so many rows
+BATCH, LARGE = (128, 512), 4000  # most rows of a step, and of one for so many rows
 FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer is then not converted
 NOISE_LR = 0.02  # of learnt target noise: log σ would crawl at a rate made for weights
 AT_ONCE = 4096  # rows whose novelty is found at once
