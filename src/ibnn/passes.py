@@ -116,7 +116,8 @@ class LatentNetwork(Observer):
                 yield from (self._rows_of_draws(call, part) for part in z.split(at_once))
             return
         yield self._read(self._run(call, z[0]))[None]
-        with self._folding_where_cheaper(units=z.at is not None), self._sharing_memory():
+        folding = nullcontext() if z.z.dim() == 3 else self._folding_where_cheaper(units=z.at is not None)
+        with folding, self._sharing_memory():  # a z for each row cannot be in weights
             yield from (self._read(self._run(call, z[number]))[None] for number in range(1, len(z)))
 
     def _rows_of_draws(self, call: Call, z: Draws) -> Tensor:
