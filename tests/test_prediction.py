@@ -446,8 +446,8 @@ def test_rows_of_draws_are_as_many_as_caches_hold(monkeypatch: pytest.MonkeyPatc
 def test_noise_is_kept_for_the_next_input_and_never_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = make_model(), torch.randn(1, 5)
     asked: list[object] = []
-    normals = ibnn.network.normals
-    monkeypatch.setattr(ibnn.network, "normals", lambda *at: asked.append(at) or normals(*at))
+    normals = ibnn.posterior.normals
+    monkeypatch.setattr(ibnn.posterior, "normals", lambda *at: asked.append(at) or normals(*at))
     with torch.inference_mode():
         first = model.draw_logits(x, 2)
     model.draw_logits(x, 2).sum().backward()  # not an inference tensor
@@ -461,7 +461,7 @@ def test_noise_is_kept_for_the_next_input_and_never_mistaken(monkeypatch: pytest
     asked.clear()
     copy.deepcopy(model).draw_logits(x, 3)
     assert len(asked) == 1  # a copy keeps none
-    monkeypatch.setattr(ibnn.network, "_KEPT", 10)
+    monkeypatch.setattr(ibnn.posterior, "_KEPT", 10)
     model.draw_logits(x, 4)
     asked.clear()
     model.draw_logits(x, 4)

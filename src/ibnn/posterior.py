@@ -110,8 +110,10 @@ class Posterior(LatentNetwork):
         return torch.tensor(placed, device=self.unit_std.device)
 
     @property
-    def prior_stds(self) -> Tensor:
-        """Standard deviation of the prior of every node, (nodes,): s times the factor of its layer."""
+    def prior_stds(self) -> Tensor | float:
+        """Standard deviation of the prior of every node, (nodes,): s times the factor of its layer; s if all are 1."""
+        if self.draws == "channel":
+            return self.prior_std
         nodes = torch.tensor([latent.nodes for latent in self.latents.values()], device=self.prior_factors.device)
         return self.prior_std * self.prior_factors.repeat_interleave(nodes, output_size=self.nodes)
 

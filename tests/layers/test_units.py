@@ -267,3 +267,15 @@ def test_draws_may_bring_their_own_deviation() -> None:
     found = model.outputs(X, other)
     model.set_posterior(unit_std=torch.tensor([0.9, 0.1, 0.0]))
     assert torch.equal(found, model.outputs(X, draws))
+
+
+@pytest.mark.parametrize("draws", ["channel", "both"])
+def test_several_draws_for_each_row_are_those_one_at_a_time(draws: str) -> None:
+    model, rows = converted(draws=draws), 3  # as many as the last layer has outputs
+    z = torch.rand(2, rows, model.nodes).double()
+    at = words(address(0, torch.arange(2 * rows * 3))).view(2, rows, 3) if draws == "both" else None
+    with torch.no_grad():
+        together = model.outputs(X[:rows], Draws(z, at))
+        for j in range(2):
+            alone = model.outputs(X[:rows], Draws(z[j : j + 1], None if at is None else at[j : j + 1]))
+            assert torch.allclose(together[j], alone[0])

@@ -89,7 +89,7 @@ class Case:
     @property
     def kl_per_node(self) -> float:
         """KL of the components to the prior, or to the optimum of the model's own KL if they are nearer to that."""
-        prior = self.model.prior_stds.to(self.q.std)
+        prior = torch.as_tensor(self.model.prior_stds).to(self.q.std)
         stds = (prior, self.pull * prior)
         return min(kl_components(self.q, std).item() for std in stds) / self.model.nodes
 

@@ -17,7 +17,7 @@ from ibnn.lab.job import METHODS, Job, meanings, merged
 from ibnn.lab.parts import Splits, architecture, check_data, check_weights, make_data, make_method, prepare
 from ibnn.lab.provenance import commit, provenance
 from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
-from ibnn.network import NUMBERS
+from ibnn.network import FACTORS, NUMBERS
 from ibnn.training.history import History
 from ibnn.training.loop import fit
 from ibnn.training.trainable import Trainable
@@ -108,7 +108,9 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
     passes = recipe.samples if method.noisy_training else model.components  # of a training row
     latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
     numbers = [
-        value for name, value in model.state_dict().items() if name not in NUMBERS and not name.startswith("reference.")
+        value
+        for name, value in model.state_dict().items()
+        if name not in (*NUMBERS, *FACTORS) and not name.startswith("reference.")
     ]
     stored = sum(value.numel() for value in numbers if value.is_floating_point())
     return {
