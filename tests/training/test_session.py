@@ -69,7 +69,7 @@ def test_a_checkpoint_holds_what_it_always_did(tmp_path: Path) -> None:
     assert set(data) == {"progress", "recipe", "optimisers", "averaged", "facts"}
     assert set(data["progress"]) == {
         "step", "sums", "seen", "rows", "finished", "seconds", "best", "waited",
-        "looks", "looked", "temperature", "weaker", "relative", "unit_std",
+        "looks", "looked", "temperature", "weaker", "relative", "unit_std", "rising",
     }  # fmt: skip
     assert data["facts"] == {"components": 4, "nodes": 22, "examples": 450, "n_data": 450}
     assert data["progress"]["step"] == 15

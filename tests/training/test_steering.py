@@ -719,3 +719,26 @@ def test_a_fixed_beta_gives_units_their_prior() -> None:
     channel.draws = "channel"
     fit(channel, data, **SHORT, beta=1.0)
     assert channel.prior_factors.tolist() == [1.0] * 3
+
+
+@pytest.mark.usefixtures("few_looks")
+@pytest.mark.parametrize("how", ["calibrated", "again"])
+def test_units_of_a_model_with_noise_start_from_it(how: str) -> None:
+    data, model = make_images()
+    stds: list[float] = []
+    if how == "again":
+        fit(model, data, **SHORT)
+    else:
+        ibnn.calibrate(model, data, progress=False)
+        model.set_posterior(std=0.1, unit_std=0.1)
+        model.examples.add_(1)  # trained, so that it is not divided anew
+    before, s = model.unit_std.tolist(), model.prior_std
+    fit(
+        model,
+        data,
+        **SHORT,
+        evaluate_every=1,
+        callbacks=[lambda row, m: stds.append(m.unit_std[1].item() / m.prior_std)],
+    )
+    assert before[1] > 0
+    assert stds == pytest.approx([before[1] / s] * len(stds))  # steered by the same factor, without a rise

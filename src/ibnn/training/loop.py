@@ -158,23 +158,23 @@ class _Run:
         """Clears old gradients, calibrates untrained latents if asked to, and gives latents without noise a little."""
         model = cast(Steerable, self.model)
         model.zero_grad()  # of a failed run, or of the caller
-        if self.state.progress.step == 0 and self.untrained and model.nodes:
-            self._divide_noise(model)
-        if self.calibrates and self.state.progress.step == 0 and self.data.held_out is not None:
-            shown = not self.quiet
-            monitor.say(str(start_calibrated(model, self.data.held_out, seed=self.recipe.seed, progress=shown)))
+        if self.state.progress.step == 0 and model.nodes:
+            self._start_noise(model, monitor)
         if model.nodes and not bool(model.posterior().std.all()):  # `ibnn.calibrate` may have chosen σ = 0
             model.set_posterior(std=model.posterior().std.clamp_min(LEAST_STD))
         if self.data.note:
             monitor.say(f'beta = 1 stands in for "auto": {self.data.note}.')
 
-    def _divide_noise(self, model: Steerable) -> None:
-        """Divides the noise among layers, channels and units; steering lets that of the units rise."""
-        unit_std = model.divide_noise()
-        if self.state.steering is None:
-            model.set_posterior(unit_std=unit_std)
-        else:
-            self.state.steering.found.unit_std = unit_std.tolist()
+    def _start_noise(self, model: Steerable, monitor: Monitor) -> None:
+        """Calibrates untrained latents, or divides the prior's noise among them; tells steering that of the units."""
+        steering, held_out = self.state.steering, self.data.held_out
+        if self.calibrates and held_out is not None:
+            monitor.say(str(start_calibrated(model, held_out, seed=self.recipe.seed, progress=not self.quiet)))
+        elif self.untrained:
+            model.set_posterior(unit_std=model.divide_noise())
+        if steering is not None:
+            steering.found.unit_std = model.unit_std.tolist()
+            steering.found.rising = self.untrained and not self.calibrates
 
     # ------------------------------------------------------------------------------------------------- Algorithm 1
 

@@ -89,7 +89,8 @@ class Found:
     temperature: float = 1.0  # set at the end
     weaker: float = 1.0  # the factor on σ at the end
     relative: list[float] = field(default_factory=list)  # temperatures of several heads, over the common one
-    unit_std: list[float] = field(default_factory=list)  # τ of each layer, to which the units' noise rises
+    unit_std: list[float] = field(default_factory=list)  # τ of each layer
+    rising: bool = False  # whether it rises to that from 0
 
 
 class Steering:
@@ -107,9 +108,10 @@ class Steering:
         self.steps = look_steps(total, looks) if looks else frozenset()
 
     def beta(self, t: float) -> float:
-        """Returns β when the share t of training is done; the units' noise rises as it does."""
+        """Returns β when the share t of training is done; the units' noise of an untrained model rises as it does."""
         if any(self.found.unit_std):
-            self.model.unit_std.copy_(torch.tensor(self.found.unit_std) * min(1.0, t / FIRST))
+            part = min(1.0, t / FIRST) if self.found.rising else 1.0
+            self.model.unit_std.copy_(torch.tensor(self.found.unit_std) * part)
         return kl_weight(t, n_data=self.n_data, nodes=self.model.nodes)
 
     def look(self, step: int, training_nll: float) -> None:
