@@ -309,6 +309,33 @@ def _unharmed(cells: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def _noise(cells: dict[str, Any]) -> str:
+    """Forms of the noise beside SGD and dropout, scored on training images that nothing has seen."""
+    rows = [
+        [
+            "cell, method, seed",
+            "error %",
+            "NLL",
+            "ECE",
+            "NLL + T",
+            "T",
+            "corrupted error %",
+            "corrupted NLL + T",
+            "last s",
+        ]
+    ]
+    for name, found in cells.items():
+        own, hard = found["scores"], found["corrupted + T"]
+        values = [
+            f"{100 * own['error']:.2f}",
+            *(f"{own[key]:.3f}" for key in ("nll", "ece")),
+            f"{found['+ T']['nll']:.3f}",
+        ]
+        values += [f"{found['T']:.2f}", f"{100 * hard['error']:.2f}", f"{hard['nll']:.3f}"]
+        rows.append([name, *values, f"{found['prior_std'][-1]:.2f}" if "prior_std" in found else "–"])
+    return figures.markdown(rows).rstrip() + "\n"
+
+
 def filled(text: str, found: dict[str, str]) -> str:
     """A page with every block that there is a table for."""
     for name, table in found.items():
@@ -335,7 +362,9 @@ def fill_in(pages: dict[Path, dict[str, str]], check: bool = False) -> int:
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
     pages = dict.fromkeys(PAGES, blocks() | performance() | novelty())
-    pages[ROOT / "docs" / "findings.md"] = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN"))}
+    form = _noise(json.loads((RESULTS / "form.json").read_text())["cells"])
+    findings = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN")), "form": form}
+    pages[ROOT / "docs" / "findings.md"] = findings
     return fill_in(pages, check)
 
 

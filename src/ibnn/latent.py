@@ -126,7 +126,7 @@ class Latent(nn.Module):
         units: Factors of the single units of the input, which multiply it with z; None for none. Set with z.
         placed: Whether the nodes of the input have places, as a convolution's do, and units can have factors.
         narrow: Whether they have places but are few (an image's colours): such z multiply all that follows, and nothing
-            averages out, so that units have no factors and steering and calibration give nodes hardly any noise.
+            averages out, so that units have no factors, and where other units have, nodes hardly any noise.
         recall: The backward pass in progress and the z and units of its forward pass, for a layer that is run again in
             it (gradient checkpointing).
         folding: Whether the layer computes with W = U diag(z) and an unchanged input instead of x ∘ z.

@@ -249,7 +249,7 @@ class IBNN(Posterior):
             fold(layer, part, name)
             if units is not None:
                 layer.add_module("unit_factors", factors := UnitFactors(units.std, units.at, axis))
-                layer.register_forward_pre_hook(factors.hook)
+                layer.register_forward_pre_hook(factors.hook, with_kwargs=True)
         return net
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -260,8 +260,14 @@ class IBNN(Posterior):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """States without the numbers, from before they were part of it, leave the present ones."""
+        older = {"prior_factors": torch.ones_like(self.prior_factors), "unit_std": torch.zeros_like(self.unit_std)}
         for name in FACTORS:
-            state_dict.setdefault(prefix + name, getattr(self, name))
+            state_dict.setdefault(prefix + name, older[name])
+        loaded = state_dict[prefix + "unit_std"]
+        if self.draws == "channel" and not loaded.is_meta and bool(loaded.any()):
+            remedy = 'Convert it with draws="both" (or "unit"), as the saved one was.'
+            expected = "of a model whose units have no noise, as this one"
+            raise ValueError(complaint("state_dict", expected, "one with unit_std above 0", remedy))
         for name in NUMBERS:
             if (found := state_dict.pop(prefix + name, None)) is not None:
                 setattr(self, name, float(found if found.is_floating_point() else found.cpu().view(torch.float64)))

@@ -26,7 +26,7 @@ _WORD = 0xFFFFFFFF  # words have 32 bits and are carried in int64, so that no pr
 class Space(IntEnum):
     """Second part of every address, after the seed: no two uses share a draw.
 
-    Renumbering a space changes its draws: weights, predictions, streams, references depend on 0 to 6, 11 to 14, 101.
+    Renumbering a space changes its draws: weights, predictions, streams and references depend on all but 7 to 10.
     """
 
     INIT_MEAN = 0  # network: initial means of the latents, by component

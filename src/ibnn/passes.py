@@ -15,7 +15,7 @@ from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, 
 from ibnn.latent import Latent, Scratch, backward_pass
 from ibnn.layers.attention import no_fast_path
 from ibnn.layers.observe import batch_axes, bypassed, returned
-from ibnn.layers.registry import foldable
+from ibnn.layers.registry import alone_with_its_input, foldable
 from ibnn.layers.units import Units
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.novelty.observer import Observer
@@ -63,9 +63,10 @@ class LatentNetwork(Observer):
 
     unit_std: Tensor
 
-    def __init__(self, net: nn.Module, likelihood: Likelihood, logits: Pick | None = None) -> None:
+    def __init__(self, net: nn.Module, likelihood: Likelihood) -> None:
         super().__init__()
-        self.net, self.likelihood, self.logits = net, likelihood, logits
+        self.net, self.likelihood = net, likelihood
+        self.logits: Pick | None = None
         self._lock = threading.RLock()  # latents hold the z of one forward pass at a time
         self._watched: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which the layers' calls were checked
         self._in_rows: dict[int, int] = {}  # by batch length: entries of a draw as rows, 0 if it may not be run so
@@ -151,7 +152,7 @@ class LatentNetwork(Observer):
             yield
             return
         each = ((self.net.get_submodule(name), latent) for name, latent in self.latents.items())
-        sharing = [latent for layer, latent in each if latent.placed and len(layer._forward_pre_hooks) == 1]
+        sharing = [latent for layer, latent in each if latent.placed and alone_with_its_input(layer)]
         scratch = Scratch()
         try:
             for latent in sharing:
@@ -211,7 +212,7 @@ class LatentNetwork(Observer):
 
     def _units(self, draw: Draws) -> list[Units | None]:
         """Returns the unit factors of every layer in a draw."""
-        at, stds = draw.at, (self.unit_std if draw.unit_std is None else draw.unit_std).unbind()
+        at, stds = draw.at, (self.unit_std.clone() if draw.unit_std is None else draw.unit_std).unbind()
         latents = enumerate(self.latents.values())
         return [Units(stds[n], at[..., n]) if at is not None and latent.placed else None for n, latent in latents]
 

@@ -4,7 +4,7 @@ A draw is one z for every node of the network, and where units have factors a wo
 (`layers.units`). The factors of units keep their prior, N(1, τ²), so the number of places adds nothing to the KL.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -87,6 +87,9 @@ class Posterior(LatentNetwork):
             std: σ.
             unit_std: τ, a number, or one for each layer, (layers,); only layers whose units have factors take it.
         """
+        if isinstance(unit_std, Tensor) and unit_std.dim() and unit_std.shape != self.unit_std.shape:
+            expected, remedy = f"a number, or one for each of {len(self.unit_std)} layers", "See model.unit_std."
+            raise ValueError(complaint("unit_std", expected, f"shape {tuple(unit_std.shape)}", remedy))
         for name, value in (("std", std), ("unit_std", unit_std)):
             if value is not None and not bool((torch.as_tensor(value) >= 0).all()):
                 raise ValueError(complaint(name, "not negative", value, "Pass 0 for no noise."))
@@ -124,9 +127,9 @@ class Posterior(LatentNetwork):
         """
         if self.draws == "channel":
             return torch.zeros_like(self.unit_std)
-        shares = torch.tensor([layer_noise(latent, self.draws) for latent in self.latents.values()])
-        self.prior_factors.copy_(shares[:, 0])
-        return self.prior_std * shares[:, 1].to(self.unit_std)
+        channels, units = noise_shares(self.latents.values(), self.draws)
+        self.prior_factors.copy_(torch.tensor(channels))
+        return self.prior_std * torch.tensor(units).to(self.unit_std)
 
     def initial_noise(self) -> tuple[Tensor, Tensor]:
         """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
@@ -243,6 +246,14 @@ def layer_noise(latent: Latent, draws: DrawsPer) -> tuple[float, float]:
     if draws == "channel" or not latent.placed:
         return 1.0, 0.0
     return (HARDLY, 1.0) if draws == "unit" else (CHANNELS, 1.0)
+
+
+def noise_shares(latents: Iterable[Latent], draws: DrawsPer) -> tuple[list[float], list[float]]:
+    """Returns what `layer_noise` gives to channels and units of layers; few channels get more if nothing else does."""
+    shares = [layer_noise(latent, draws) for latent in latents]
+    if all(channels == HARDLY and not units for channels, units in shares):
+        shares = [(1.0, 0.0)] * len(shares)
+    return [channels for channels, _ in shares], [units for _, units in shares]
 
 
 def initial_std(noise: Tensor) -> Tensor:

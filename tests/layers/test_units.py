@@ -223,10 +223,13 @@ def test_the_network_of_one_draw_has_fixed_factors(make: Callable[[nn.Module], n
 def test_states_from_before_have_no_units(tmp_path: Path) -> None:
     model = converted(draws="both")
     state = {name: value for name, value in model.state_dict().items() if name not in ("unit_std", "prior_factors")}
-    other = converted(draws="channel")
-    other.load_state_dict(state)
-    assert other.unit_std.tolist() == [0.0] * 3
-    assert other.prior_factors.tolist() == [1.0] * 3
+    for draws in ("channel", "both"):
+        other = converted(draws=draws)
+        other.load_state_dict(state)
+        assert other.unit_std.tolist() == [0.0] * 3
+        assert other.prior_factors.tolist() == [1.0] * 3
+    with pytest.raises(ValueError, match=r"state_dict.*units have no noise"):
+        converted(draws="channel").load_state_dict(model.state_dict())
     model.prior_factors.fill_(0.5)
     model.save_pretrained(tmp_path)
     again = ibnn.load(tmp_path, make_net())
@@ -279,3 +282,96 @@ def test_several_draws_for_each_row_are_those_one_at_a_time(draws: str) -> None:
         for j in range(2):
             alone = model.outputs(X[:rows], Draws(z[j : j + 1], None if at is None else at[j : j + 1]))
             assert torch.allclose(together[j], alone[0])
+
+
+# ------------------------------------------------------------------------------- what a careful reader has found
+
+
+def test_hooks_of_others_keep_inputs_that_do_not_change() -> None:
+    model, kept, copies = converted(), [], []
+
+    def note(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        kept.append(args[0])
+        copies.append(args[0].clone())
+
+    for layer in (model.net[0], model.net[2]):
+        layer.register_forward_hook(note)
+    with torch.no_grad():
+        model.draw_logits(X, 3)
+    assert len(kept) == 2 * 3 * K
+    assert all(torch.equal(*pair) for pair in zip(kept, copies, strict=True))
+
+
+class Skip(nn.Conv2d):
+    """A convolution that in eval mode returns its input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) if self.training else input
+
+
+class Around(nn.Module):
+    """Uses such an input after another convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skip, self.conv = Skip(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.skip(x)
+        return (self.conv(x) + x).mean((2, 3))
+
+
+@pytest.mark.parametrize("draws", ["channel", "both"])
+def test_layers_that_return_their_input_keep_their_memory(draws: str) -> None:
+    model = converted(Around().double(), draws=draws).eval()
+    expected = model.draw_logits(X, 2)
+    with torch.no_grad():
+        assert torch.allclose(model.draw_logits(X, 2), expected)
+
+
+def test_the_network_of_one_draw_is_an_ordinary_module() -> None:
+    model = converted()
+    first, second = model.draw(0), model.draw(0)
+    with torch.inference_mode():
+        first(X)
+    first(X.clone().requires_grad_()).sum().backward()
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second(X), first(X))
+    layer = first[0]
+    assert torch.equal(layer(input=X), layer(X))
+
+
+def test_the_pool_is_never_a_fake() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ibnn.layers import units
+
+    units._POOLS.clear()
+    with FakeTensorMode():
+        windows(torch.tensor([7]), 3)
+    units._POOLS.clear()
+    with torch.device("meta"):
+        found = windows(torch.tensor([7], device="cpu"), 3)
+    assert [round(float(v), 4) for v in found[0]] == [0.0072, 1.4614, 1.5388]
+
+
+def test_a_network_of_few_channels_alone_has_noise() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3), nn.Flatten())
+    model = ibnn.convert(net, draws="both", seed=0)
+    assert model.divide_noise().tolist() == [0.0, 0.0]
+    assert model.prior_factors.tolist() == [1.0, 1.0]
+
+
+def test_deviations_of_units_are_checked_before_anything_changes() -> None:
+    model = converted()
+    before = model.posterior().mean.clone()
+    with pytest.raises(ValueError, match=r"unit_std.*3 layers.*\(7,\)"):
+        model.set_posterior(mean=2.0, unit_std=torch.ones(7))
+    assert torch.equal(model.posterior().mean, before)
+
+
+def test_deviations_may_change_between_the_passes() -> None:
+    model = converted().train()
+    loss = model.elbo(X, Y, n_data=9).loss
+    model.set_posterior(unit_std=0.1)
+    loss.backward()

@@ -728,9 +728,11 @@ def test_units_of_a_model_with_noise_start_from_it(how: str) -> None:
     stds: list[float] = []
     if how == "again":
         fit(model, data, **SHORT)
-    else:
-        ibnn.calibrate(model, data, progress=False)
-        model.set_posterior(std=0.1, unit_std=0.1)
+    else:  # as `calibrate=True` leaves it
+        found = steering.start_calibrated(model, as_source(data, batch_size=100), seed=0, progress=False)
+        assert model.prior_std == max(found.scale, steering.MIN_STD)
+        assert model.prior_factors.tolist() == pytest.approx([1e-3, 0.3, 1.0])
+        assert model.unit_std[1] >= steering.LEAST_STD
         model.examples.add_(1)  # trained, so that it is not divided anew
     before, s = model.unit_std.tolist(), model.prior_std
     fit(

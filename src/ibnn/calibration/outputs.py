@@ -13,7 +13,7 @@ from ibnn.inputs import Inputs, batch_length, tree_map
 from ibnn.network import IBNN
 from ibnn.normal import Space, address, normals, numbered_words, words
 from ibnn.passes import Draws
-from ibnn.posterior import HARDLY, layer_noise
+from ibnn.posterior import HARDLY, noise_shares
 from ibnn.prediction import draws
 
 DRAWS = 8  # of all components together, in the search
@@ -26,7 +26,7 @@ class Outputs:
         trained: Whether the latents were trained; if not, μ is 1 and σ and τ are those of `layer_noise`.
         layers: How many nodes each layer has, (L,).
         flat: Factors w and v of 1, (2, L).
-        noisy_parts: Which of these stand for noise, (2, L): few channels have hardly any, most layers no units.
+        noisy_parts: Which of these the scale is a mean of, (2, L): beside units, channels with hardly any noise are not.
         by_row: Whether every row can have draws of its own.
     """
 
@@ -35,16 +35,15 @@ class Outputs:
         self.samples, self.seed, self.batch_size, self.tick = samples, seed, batch_size, tick
         self.trained = int(model.examples) > 0
         self.layers = torch.tensor([latent.nodes for latent in model.latents.values()], device=self.device)
-        q, shares = model.posterior(), [layer_noise(latent, model.draws) for latent in model.latents.values()]
+        q, shares = model.posterior(), noise_shares(model.latents.values(), model.draws)
         self.mean, self.base, self.unit_base = q.mean.clone(), q.std.clone(), model.unit_std.clone()
-        relative = torch.tensor(shares).to(self.mean).T  # (2, L)
-        if not bool((relative > HARDLY).any()):  # there is nothing else to have noise
-            relative[0] = 1.0
+        relative = torch.tensor(shares).to(self.mean)  # (2, L)
         if not self.trained:
             self.mean, self.unit_base = torch.ones_like(q.mean), relative[1].to(model.unit_std)
             self.base = relative[0].repeat_interleave(self.layers).expand_as(q.mean).clone()
         self.flat = torch.ones_like(relative)
-        self.noisy_parts = torch.stack([relative[0] > HARDLY, self.unit_base.to(relative) > 0])
+        noisy = [share != HARDLY or model.draws == "channel" for share in shares[0]]
+        self.noisy_parts = torch.stack([torch.tensor(noisy, device=self.device), self.unit_base > 0])
         self.few = max(1, min(samples, -(-DRAWS // model.components)))  # draws per component in the search
         self.by_row = True
 

@@ -115,6 +115,9 @@ class Answering(nn.Module):
             with no_fast_path(), batch_axes(net, latents, (args, kwargs)), input_shapes(layers) as shapes:
                 net(*args, **kwargs)
             for name, own in units.items():
+                if len({shape[latents[name].axis :] for shape in shapes[name]}) > 1:
+                    got, remedy = f"called with {[*map(tuple, shapes[name])]}", 'Convert it with draws="channel".'
+                    raise ValueError(complaint(f"layer {name!r}", "called with inputs of one size", got, remedy))
                 self._hold_units(latents[name], own, shapes[name][0])
         if self.reference is not None:
             _ = self.reference.parts  # found before it is traced

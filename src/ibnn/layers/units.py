@@ -6,7 +6,6 @@ pool begins. So the noise of millions of units costs a copy and no hashing, does
 made again in the backward pass instead of being kept for it.
 """
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,12 +19,19 @@ POOL, LONGEST = 2**20, 2**16  # normals in the pool, and in one window: longer n
 _AT_ONCE = 2**17  # entries of a product that stay in the cache with what they are made of
 
 
-@functools.cache
+_POOLS: dict[torch.device, Tensor] = {}
+
+
 def pool(device: torch.device) -> Tensor:
     """Returns the pool of standard normals, (POOL,) float32."""
+    if device in _POOLS:
+        return _POOLS[device]
     with torch.inference_mode(False):
-        rows: Tensor = normals(address(0, Space.POOL, torch.arange(POOL // 1024)), 1024)
-        return rows.flatten().to(device)
+        at = address(0, Space.POOL, torch.arange(POOL // 1024, device="cpu"))
+        made = normals(at, 1024).flatten().to(device)
+    if type(made) is Tensor:  # not a fake one
+        _POOLS[device] = made
+    return made
 
 
 def windows(at: Tensor, entries: int) -> Tensor:
@@ -161,16 +167,21 @@ class UnitFactors(nn.Module):
         """Takes τ and the draw's word, and the node axis of the layer's input."""
         super().__init__()
         self.axis = axis
-        for name, value in (("std", std), ("at", at.reshape(1)), ("factors", std.new_zeros(0))):
-            self.register_buffer(name, value.detach().clone())
+        self.register_buffer("std", std.detach().clone())
+        self.register_buffer("at", at.detach().reshape(1).clone())
+        self.register_buffer("factors", std.new_zeros(0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x ∘ u."""
-        shape = x.shape[self.axis :]
-        if self.factors.shape != shape:
-            self.factors = 1 + self.std.to(x) * windows(self.at, math.prod(shape)).view(shape).to(x)
-        return x * self.factors
+        shape, factors = x.shape[self.axis :], self.factors
+        if factors.shape != shape:
+            with torch.inference_mode(False), torch.no_grad():
+                noise = windows(self.at.clone(), math.prod(shape)).view(shape)
+                self.factors = factors = 1 + self.std.to(torch.float64) * noise.to(torch.float64)
+        return x * factors.to(x.dtype)
 
-    def hook(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Forward pre-hook of the layer."""
-        return (self(args[0]), *args[1:])
+    def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward pre-hook of the layer, whose input comes first or by name."""
+        if args:
+            return (self(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "input": self(kwargs["input"])}

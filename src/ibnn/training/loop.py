@@ -130,9 +130,10 @@ class _Run:
         self.loss, self.steppers = engine.prepare(_Loss(model, recipe), state.optimisers)
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
         self.guard = Guard(model, self.source, recipe, folder)
-        facts = {"components": model.components, "nodes": model.nodes, "prior_std": model.prior_std}
+        facts: dict[str, Any] = {"components": model.components, "nodes": model.nodes, "prior_std": model.prior_std}
         if steering is not None or recipe.calibrate:
             del facts["prior_std"]  # training changes it
+        facts |= {"draws": getattr(model, "draws", None)} if model.nodes else {}
         facts |= {"examples": self.source.rows, "n_data": self.n_data}
         self.session = Session(state, engine, recipe, folder, facts, self.total)
         self.folder, self.quiet = folder, quiet or not engine.main
@@ -207,6 +208,8 @@ class _Run:
             progress.seen = [0.0] * 2
             with self._gathered():
                 steering.look(progress.step, nll / max(mass, 1e-12))
+        if steering is not None:
+            steering.set_units((progress.step + 0.5) / self.total)
 
     def _rates(self, step: int) -> dict[str, float]:
         """Returns β and the learning rates at the middle of a step."""

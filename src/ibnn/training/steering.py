@@ -107,11 +107,14 @@ class Steering:
             looks, self.rows = look_budget(total * batch_size, data.source.rows)
         self.steps = look_steps(total, looks) if looks else frozenset()
 
-    def beta(self, t: float) -> float:
-        """Returns β when the share t of training is done; the units' noise of an untrained model rises as it does."""
+    def set_units(self, t: float) -> None:
+        """Sets the units' noise when the share t of training is done: that of an untrained model rises as β does."""
         if any(self.found.unit_std):
             part = min(1.0, t / FIRST) if self.found.rising else 1.0
             self.model.unit_std.copy_(torch.tensor(self.found.unit_std) * part)
+
+    def beta(self, t: float) -> float:
+        """Returns β when the share t of training is done."""
         return kl_weight(t, n_data=self.n_data, nodes=self.model.nodes)
 
     def look(self, step: int, training_nll: float) -> None:
@@ -174,5 +177,7 @@ def start_calibrated(model: Steerable, held_out: Source, *, seed: int, progress:
     """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights."""
     found = calibrate(model, held_out, seed=seed, progress=progress)  # type: ignore[arg-type]
     model.prior_std = max(found.scale, MIN_STD)
-    model.set_posterior(std=model.posterior().std.clamp_min(LEAST_STD))
+    share = model.divide_noise() > 0  # of the units; it is the prior's that is divided
+    unit_std = torch.where(share, model.unit_std.clamp_min(LEAST_STD), 0.0)
+    model.set_posterior(std=model.posterior().std.clamp_min(LEAST_STD), unit_std=unit_std)
     return found
