@@ -26,7 +26,7 @@ class Outputs:
         trained: Whether the latents were trained; if not, μ is 1 and σ and τ are those of `layer_noise`.
         layers: How many nodes each layer has, (L,).
         flat: Factors w and v of 1, (2, L).
-        noisy_parts: Which of these the scale is a mean of, (2, L): beside units, channels with hardly any noise are not.
+        noisy_parts: Which of these the scale is a mean of, (2, L): beside units, not channels with hardly any noise.
         by_row: Whether every row can have draws of its own.
     """
 
