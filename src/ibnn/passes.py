@@ -113,12 +113,12 @@ class LatentNetwork(Observer):
         else:
             at_once = 1
         if at_once > 1:
-            with self._sharing_memory():
+            with self._sharing_memory(units=z.at is not None):
                 yield from (self._rows_of_draws(call, part) for part in z.split(at_once))
             return
         yield self._read(self._run(call, z[0]))[None]
         folding = nullcontext() if z.z.dim() == 3 else self._folding_where_cheaper(units=z.at is not None)
-        with folding, self._sharing_memory():  # a z for each row cannot be in weights
+        with folding, self._sharing_memory(units=z.at is not None):  # a z for each row cannot be in weights
             yield from (self._read(self._run(call, z[number]))[None] for number in range(1, len(z)))
 
     def _rows_of_draws(self, call: Call, z: Draws) -> Tensor:
@@ -146,9 +146,9 @@ class LatentNetwork(Observer):
         return self._in_rows[rows]
 
     @contextmanager
-    def _sharing_memory(self) -> Iterator[None]:
-        """Within a block, without gradients, new inputs of layers that nothing else sees take the same memory."""
-        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    def _sharing_memory(self, *, units: bool) -> Iterator[None]:
+        """Within a block, without gradients, inputs times unit factors that nothing else sees share their memory."""
+        if not units or torch.compiler.is_compiling() or torch.is_grad_enabled():
             yield
             return
         each = ((self.net.get_submodule(name), latent) for name, latent in self.latents.items())
@@ -212,9 +212,12 @@ class LatentNetwork(Observer):
 
     def _units(self, draw: Draws) -> list[Units | None]:
         """Returns the unit factors of every layer in a draw."""
-        at, stds = draw.at, (self.unit_std.clone() if draw.unit_std is None else draw.unit_std).unbind()
+        at = draw.at
+        if at is None:
+            return [None] * len(self.latents)
+        stds = (self.unit_std.clone() if draw.unit_std is None else draw.unit_std).unbind()
         latents = enumerate(self.latents.values())
-        return [Units(stds[n], at[..., n]) if at is not None and latent.placed else None for n, latent in latents]
+        return [Units(stds[n], at[..., n]) if latent.placed else None for n, latent in latents]
 
     @contextmanager
     def _multiplied_by(self, draw: Draws) -> Iterator[None]:
