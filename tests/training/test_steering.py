@@ -744,3 +744,13 @@ def test_units_of_a_model_with_noise_start_from_it(how: str) -> None:
     )
     assert before[1] > 0
     assert stds == pytest.approx([before[1] / s] * len(stds))  # steered by the same factor, without a rise
+
+
+@pytest.mark.usefixtures("few_looks")
+def test_a_run_does_not_go_on_with_other_draws(tmp_path: Path) -> None:
+    data, model = make_images()
+    fit(model, data, **SHORT, run_dir=tmp_path)
+    _, other = make_images()
+    other.draws = "channel"
+    with pytest.raises(ValueError, match=r"run_dir.*same run.*draws = both"):
+        fit(other, data, **SHORT, run_dir=tmp_path)
