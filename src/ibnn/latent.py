@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
+from ibnn.layers.direct import DIRECT, goes_direct
+from ibnn.layers.product import Scratch, product
 from ibnn.layers.recompute import Recomputation
 from ibnn.layers.registry import batchless, carried_type, folded_weights, replace_weights, weights_are_parameters
-from ibnn.layers.units import Placed, UnitProduct, Units
-from ibnn.layers.units import product as unit_product
+from ibnn.layers.units import Units
 
 NARROW = 8  # fewer channels are narrow
-_AT_ONCE = 2**18  # entries of a product that stay in the cache
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
@@ -63,58 +63,6 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
     return scaled
 
 
-class _Product(torch.autograd.Function):
-    """x ∘ z with z broadcast; its backward pass makes one tensor of x's size, not two."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor) -> Tensor:
-        ctx.save_for_backward(x, z)
-        return x * z
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (x, z), (gradient,) = ctx.saved_tensors, gradients
-        to_x = gradient * z if ctx.needs_input_grad[0] else None
-        if not ctx.needs_input_grad[1]:
-            return to_x, None
-        return to_x, _summed_product(gradient, x, z.shape)
-
-
-class Scratch:
-    """Memory that the products of all layers take in turn: fresh memory costs more than the multiplication."""
-
-    def __init__(self) -> None:
-        self._memory: Tensor | None = None
-
-    def like(self, x: Tensor) -> Tensor:
-        """Returns a tensor of an input's shape, whose entries may be anything."""
-        kept, size = self._memory, x.numel()
-        if kept is None or kept.numel() < size or (kept.dtype, kept.device) != (x.dtype, x.device):
-            self._memory = kept = torch.empty(size, dtype=x.dtype, device=x.device)
-        return torch.as_strided(kept, x.shape, torch.empty_like(x, device="meta").stride())
-
-
-def _product(x: Tensor, z: Tensor, units: Placed | None, scratch: Scratch | None) -> Tensor:
-    """Returns x ∘ z, or x ∘ z ∘ u; without a graph in some scratch memory, if there is any."""
-    if torch.is_grad_enabled():
-        function: Any = _Product if units is None else UnitProduct
-        made: Tensor = function.apply(x, z, *(() if units is None else units))
-        return made
-    out = None if scratch is None else scratch.like(x)
-    if units is not None and len(units.at) > 1:
-        return unit_product(x, z, units, out)
-    return torch.mul(x, z if units is None else z * units.factors(x), out=out)  # one draw for all rows
-
-
-def _summed_product(a: Tensor, b: Tensor, shape: torch.Size) -> Tensor:
-    """Returns a ∘ b summed to a shape, a few rows at a time, without the large tensor of the whole product."""
-    at_once = max(1, _AT_ONCE * a.shape[0] // max(1, a.numel()))
-    if shape[0] != a.shape[0] or at_once >= a.shape[0]:
-        return (a * b).sum_to_size(shape)
-    parts = zip(a.split(at_once), b.split(at_once), strict=True)
-    return torch.cat([(x * y).sum_to_size(len(x), *shape[1:]) for x, y in parts])
-
-
 class Latent(nn.Module):
     """Mean and standard deviation of K Gaussians over the D input nodes of one layer.
 
@@ -132,6 +80,7 @@ class Latent(nn.Module):
         folding: Whether the layer computes with W = U diag(z) and an unchanged input instead of x ∘ z.
         batch_axis: The batch axis of the input, used where a layer of one port has a z for each row.
         scratch: Memory for the layer's new input while no graph is made; None for fresh memory.
+        memory: Likewise, for an input that only the layer's own operation sees, while one forward pass runs.
         entries: How many input entries were multiplied by z in the last forward pass.
         after: What to do when the layer's calls in progress end, the innermost first.
 
@@ -174,6 +123,7 @@ class Latent(nn.Module):
         self.z = self.units = self.recall = None
         self.folding, self.entries, self.batch_axis = False, 0, 0
         self.scratch: Scratch | None = None
+        self.memory: Scratch | None = None
         self.after = []
         self.without_graph = False  # whether the last z needed a gradient that was not recorded
 
@@ -190,15 +140,46 @@ class Latent(nn.Module):
             if std is not None:
                 self.rho.copy_(inverse_softplus(std.double()))
 
+    def take(self, z: Tensor | None, units: Units | None, memory: Scratch | None) -> None:
+        """Takes what multiplies the layer's input in one forward pass, or nothing after it."""
+        if torch.compiler.is_compiling():
+            self.z, self.units = z, units
+            return
+        own = self.__dict__  # a module's setattr is slow
+        own["z"], own["units"], own["memory"] = z, units, memory
+        if z is not None:
+            own["entries"] = 0
+
     def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the layer: its first argument x becomes x ∘ z."""
         z, units = self._current()
         if z is None:
             return None
+        if units is None and self._goes_direct(layer, args, kwargs, z):
+            self.__dict__["direct"] = z  # for `forward_of`, which follows; not by setattr, which is slow
+            return None
         if args:
             return (self._scaled(layer, args[0], z, units), *args[1:]), kwargs
         name = "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
         return args, {**kwargs, name: self._scaled(layer, kwargs[name], z, units)}
+
+    def _goes_direct(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> bool:
+        """Whether the layer's `forward_of` multiplies its input, because nothing else sees it in between."""
+        if torch.compiler.is_compiling() or len(args) != 1 or kwargs or self.folding:
+            return False
+        if "forward" not in layer.__dict__:
+            return False
+        last = next(reversed(layer._forward_pre_hooks.values()))
+        alone = getattr(last, "__self__", None) is self and not layer._backward_hooks
+        return alone and goes_direct(layer, args[0], z, self.batch_axis)
+
+    def forward_of(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Forward of a layer of one port: its own, or one that takes x and z."""
+        z = None if torch.compiler.is_compiling() else self.__dict__.pop("direct", None)
+        if z is None:
+            return type(layer).forward(layer, *args, **kwargs)
+        self.__dict__["entries"] += args[0].numel()
+        return DIRECT[type(layer)](layer, args[0], z, self.batch_axis, self.memory)
 
     def _scaled(self, layer: nn.Module, x: Tensor, z: Tensor, units: Units | None) -> Tensor:
         """Returns the layer's new input: x ∘ z (∘ u), or x if its weights are multiplied instead."""
@@ -258,11 +239,11 @@ class Latent(nn.Module):
         placed = None if units is None else units.placed(x.shape, self.axis, batch_axis)
         if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             return x * (z if placed is None else z * placed.factors(x))
-        product = _product(x, z, placed, self.scratch)
+        made = product(x, z, placed, self.scratch)
         self.entries += x.numel()
-        if Recomputation.possible(product):
-            self.after.append(Recomputation(x, z, product, placed).open().close)
-        return product
+        if Recomputation.possible(made):
+            self.after.append(Recomputation(x, z, made, placed).open().close)
+        return made
 
     def broadcast(self, z: Tensor, x: Tensor, batch_axis: int = 0) -> Tensor:
         """Returns z in a shape that multiplies the node axis of x."""
@@ -297,7 +278,7 @@ class Latent(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave out what belongs to one forward pass."""
-        return {**self.__dict__, "z": None, "units": None, "recall": None, "scratch": None, "after": []}
+        return {**self.__dict__, "z": None, "units": None, "recall": None, "scratch": None, "memory": None, "after": []}
 
     def extra_repr(self) -> str:
         """What `print` shows of the latent."""
@@ -316,6 +297,8 @@ def attach(layer: nn.Module, name: str, components: int) -> None:
     layer.add_module("latent", latent.train(layer.training))
     if kind.run is None:
         layer.register_forward_pre_hook(latent.hook, with_kwargs=True)
+        if type(layer) in DIRECT and "forward" not in vars(layer):
+            layer.forward = partial(latent.forward_of, layer)
     else:
         layer.forward = partial(latent.call, layer)
     layer.register_forward_hook(latent.release, always_call=True)  # its presence also keeps torch's fast path away

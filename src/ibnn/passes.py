@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, repeat_rows, tensors, tree_map
-from ibnn.latent import Latent, Scratch, backward_pass
+from ibnn.latent import Latent, backward_pass
 from ibnn.layers.attention import no_fast_path
 from ibnn.layers.observe import batch_axes, bypassed, returned
+from ibnn.layers.product import Scratch
 from ibnn.layers.registry import alone_with_its_input, foldable
 from ibnn.layers.units import Units
 from ibnn.likelihood import Categorical, Likelihood
@@ -222,14 +223,15 @@ class LatentNetwork(Observer):
     @contextmanager
     def _multiplied_by(self, draw: Draws) -> Iterator[None]:
         """Gives every latent its part of a draw within a block."""
-        parts = self.by_layer(draw.z)
+        parts, memory = self.by_layer(draw.z), Scratch()
         try:
             for (_, latent, part), units in zip(parts, self._units(draw), strict=True):
-                latent.z, latent.units, latent.entries = part, units, 0
+                latent.take(part, units, memory)
             yield
         finally:
+            memory.drop()
             for _, latent, _ in parts:
-                latent.z = latent.units = None
+                latent.take(None, None, None)
                 while latent.after:  # only after an interrupt
                     latent.after.pop()()
 

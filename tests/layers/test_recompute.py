@@ -20,7 +20,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import ibnn
-from ibnn.latent import _Product
+from ibnn.layers.product import Product
 from ibnn.layers.recompute import Recomputation
 from ibnn.nets import VGG16, WideResNet
 
@@ -333,10 +333,10 @@ def test_copies_and_reverted_networks_have_hooks_of_their_own_or_none() -> None:
 def test_gradients_summed_in_parts_are_those_of_the_whole(
     shape: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ibnn.latent._AT_ONCE", 2 * math.prod(shape[1:]))  # two rows at a time
+    monkeypatch.setattr("ibnn.layers.product._AT_ONCE", 2 * math.prod(shape[1:]))  # two rows at a time
     nodes = [rows] + [1] * (len(shape) - 1)
     nodes[-1 if len(shape) < 4 else 1] = 3
     x, z = (torch.randn(size, dtype=torch.double, requires_grad=True) for size in (shape, nodes))
-    torch.testing.assert_close(_Product.apply(x, z), x * z)
-    assert torch.autograd.gradcheck(_Product.apply, (x, z))
-    assert torch.autograd.gradgradcheck(_Product.apply, (x, z))
+    torch.testing.assert_close(Product.apply(x, z), x * z)
+    assert torch.autograd.gradcheck(Product.apply, (x, z))
+    assert torch.autograd.gradgradcheck(Product.apply, (x, z))

@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.layers.fused import linears, runs_here
+from ibnn.layers.fused import Product, linears, runs_here
 from ibnn.layers.registry import REGISTRY, LayerType, batch_axis
 
 if TYPE_CHECKING:
     from ibnn.latent import Latent
 
 Ports = dict[str, Tensor]  # z by port
-Product = tuple[Tensor, Tensor, Tensor | None]  # z, W and b
 
 _RESHAPE = "Pass a mask of that shape."
 _APART = {"query": "q_proj_weight", "key": "k_proj_weight", "value": "v_proj_weight"}

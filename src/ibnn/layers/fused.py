@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 _AT_ONCE = 2**18  # entries of inputs that are multiplied at once
+Product = tuple[Tensor, Tensor, Tensor | None]  # z, W and b
 
 
 def runs_here(*tensors: Tensor | None) -> bool:
@@ -45,7 +46,7 @@ def differentiable(
     return [next(found) if need else None for need in needed]
 
 
-def linears(x: Tensor, axis: int, products: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> tuple[Tensor, ...]:
+def linears(x: Tensor, axis: int, products: Sequence[Product]) -> tuple[Tensor, ...]:
     """Returns (x ∘ z) Wᵀ + b for each product of one input.
 
     Args:
@@ -53,6 +54,8 @@ def linears(x: Tensor, axis: int, products: Sequence[tuple[Tensor, Tensor, Tenso
         axis: The batch axis.
         products: z (B, D), W (O, D) and b (O,) or None, of each.
     """
+    if not torch.is_grad_enabled():
+        return tuple(_forward(axis, x, products))
     outputs: tuple[Tensor, ...] = _Linears.apply(axis, x, *(t for part in zip(*products, strict=True) for t in part))  # type: ignore[no-untyped-call]
     return outputs
 
@@ -64,12 +67,7 @@ class _Linears(torch.autograd.Function):
         ctx.save_for_backward(x, *more)
         ctx.set_materialize_grads(False)
         products = list(zip(*_thirds(more), strict=True))
-        outputs = [x.new_empty(*x.shape[:2], len(w)) for _, w, _ in products]
-        for rows in _chunks(x):
-            for (z, w, b), output in zip(products, outputs, strict=True):
-                scaled, target = (x[rows] * _part(z, axis, rows)).flatten(0, 1), output[rows].flatten(0, 1)
-                torch.mm(scaled, w.t(), out=target) if b is None else torch.addmm(b, scaled, w.t(), out=target)
-        return tuple(outputs)
+        return tuple(_forward(axis, x, products))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
@@ -79,23 +77,35 @@ class _Linears(torch.autograd.Function):
         return None, *_backward(ctx.axis, inputs, gradients, needed)
 
 
+def _forward(axis: int, x: Tensor, products: Sequence[Product]) -> list[Tensor]:
+    outputs = [x.new_empty(*x.shape[:2], len(w)) for _, w, _ in products]
+    for rows, product in _chunks(x, 1):
+        for (z, w, b), output in zip(products, outputs, strict=True):
+            scaled = torch.mul(x[rows], _part(z, axis, rows), out=product).flatten(0, 1)
+            target = output[rows].flatten(0, 1)
+            torch.mm(scaled, w.t(), out=target) if b is None else torch.addmm(b, scaled, w.t(), out=target)
+    return outputs
+
+
 def _backward(
     axis: int, inputs: Sequence[Any], gradients: Sequence[Tensor | None], needed: Sequence[bool]
 ) -> list[Tensor | None]:
     x, *more = inputs
     zs, ws, bs = _thirds(more)
+    need_ws = _thirds(needed[1:])[1]
     to_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed[0] else None
     to_zs, to_ws = [torch.zeros_like(z) for z in zs], [torch.zeros_like(w) for w in ws]
     parts = [(n, g.contiguous()) for n, g in enumerate(gradients) if g is not None]
     if not parts:
         return [None] * len(inputs)
-    for rows in _chunks(x):
+    for rows, product, to_product in _chunks(x, 2):
         part = x[rows]
         for count, (n, whole) in enumerate(parts):
             z, gradient = _part(zs[n], axis, rows), whole[rows].flatten(0, 1)
-            to_ws[n].addmm_(gradient.t(), (part * z).flatten(0, 1))
-            to_product = torch.mm(gradient, ws[n]).view(part.shape)
-            to_z = torch.mul(to_product, part).sum(1 - axis)
+            if need_ws[n]:
+                to_ws[n].addmm_(gradient.t(), torch.mul(part, z, out=product).flatten(0, 1))
+            torch.mm(gradient, ws[n], out=to_product.flatten(0, 1))
+            to_z = torch.mul(to_product, part, out=product).sum(1 - axis)
             if axis:
                 to_zs[n].add_(to_z)
             else:
@@ -122,7 +132,11 @@ def _part(z: Tensor, axis: int, rows: slice) -> Tensor:
     return z if axis else z[rows, None]
 
 
-def _chunks(x: Tensor) -> Iterator[slice]:
-    """Yields slices of the input's first axis."""
-    at_once = max(1, _AT_ONCE * x.shape[0] // max(1, x.numel()))
-    yield from (slice(start, start + at_once) for start in range(0, x.shape[0], at_once))
+def _chunks(x: Tensor, count: int) -> Iterator[Any]:
+    """Yields slices of the input's first axis, and so many tensors of a slice's shape, in the same memory each time."""
+    rows = x.shape[0]
+    at_once = min(rows, max(1, _AT_ONCE * rows // max(1, x.numel())))
+    memory = [x.new_empty(at_once, *x.shape[1:]) for _ in range(count)]
+    for start in range(0, rows, at_once):
+        length = min(at_once, rows - start)
+        yield slice(start, start + length), *(part[:length] for part in memory)

@@ -1,0 +1,104 @@
+"""CONVOLUTION: conv(x ∘ z) with a z for each row, and its gradients, as one operation.
+
+Only x is kept for the backward pass, and x ∘ z is made again there, both times in memory that all layers of a pass take
+in turn. The gradient of x ∘ z is multiplied in place: fresh memory costs more than the arithmetic. An input that needs
+no gradient, as that of a first layer, gets none: the gradients of the weights of each row hold those of z, too.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ibnn.layers.fused import differentiable
+from ibnn.layers.product import Scratch, summed_product
+
+_PATCHES = 2**18  # entries of patches that are made at once
+How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]  # stride, padding, dilation, groups
+
+
+def convolved(layer: Any, x: Tensor, z: Tensor, scratch: Scratch | None) -> Tensor:
+    """Returns what a convolution (Conv1d, Conv2d, Conv3d) gives for x ∘ z, z broadcast, (B, D, 1, …)."""
+    how: How = layer.stride, layer.padding, layer.dilation, layer.groups
+    if not torch.is_grad_enabled():
+        return _forward(x, z, layer.weight, layer.bias, how, scratch)
+    output: Tensor = _Convolution.apply(x, z, layer.weight, layer.bias, how, scratch)  # type: ignore[no-untyped-call]
+    return output
+
+
+def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, scratch: Scratch | None) -> Tensor:
+    stride, padding, dilation, groups = how
+    product = torch.mul(x, z, out=scratch and scratch.like(x))
+    return torch.convolution(product, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, scratch: Scratch | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, z, weight, bias)
+        ctx.how, ctx.scratch = how, scratch
+        return _forward(x, z, weight, bias, how, scratch)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,), inputs, needed, how = gradients, ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.how
+        if torch.is_grad_enabled():  # create_graph=True
+            return *differentiable(lambda *given: (_slow(*given, how),), inputs, gradients, needed), None, None
+        x, z, weight, _ = inputs
+        if not needed[0] and _rows_pay(weight, gradient, how):
+            to_bias = gradient.sum([0, *range(2, gradient.dim())]) if needed[3] else None
+            return None, *_by_rows(x, z, weight, gradient, how), to_bias, None, None
+        stride, padding, dilation, groups = how
+        product = torch.mul(x, z, out=ctx.scratch and ctx.scratch.like(x)) if needed[2] else x  # x says its shape
+        mask = (needed[0] or needed[1], needed[2], needed[3])
+        more = ([len(weight)], stride, padding, dilation, False, (0,) * len(stride), groups, mask)
+        to_product, to_weight, to_bias = torch.ops.aten.convolution_backward(gradient, product, weight, *more)
+        to_z = summed_product(to_product, x, z.shape) if needed[1] else None
+        return to_product.mul_(z) if needed[0] else None, to_z, to_weight, to_bias, None, None
+
+
+def _slow(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
+    stride, padding, dilation, groups = how
+    return torch.convolution(x * z, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
+
+
+# ------------------------------------------------------------------------------- inputs that need no gradient
+
+
+def _rows_pay(weight: Tensor, gradient: Tensor, how: How) -> bool:
+    """Whether the gradients of the weights of each row are small, and patches can be cut as they are."""
+    stride, _, dilation, groups = how
+    return groups == 1 and max(dilation) == 1 and weight[0].numel() <= math.prod(gradient.shape[2:])
+
+
+def _by_rows(x: Tensor, z: Tensor, weight: Tensor, gradient: Tensor, how: How) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of z and of the weights, from those of W = U diag(z) of each row on its own x."""
+    outputs, nodes, rows = len(weight), x.shape[1], len(x)
+    flat = gradient.flatten(2)  # (B, O, L); if channels are last, they stay last
+    if not gradient.is_contiguous():
+        flat = gradient.movedim(1, -1).flatten(1, -2).transpose(1, 2)
+    entries = weight[0].numel()
+    each = x.new_empty(rows, outputs, entries)
+    at_once = max(1, _PATCHES // (entries * flat.shape[2]))
+    for begin in range(0, rows, at_once):
+        part = slice(begin, begin + at_once)
+        torch.bmm(flat[part], _patches(x[part], weight.shape[2:], how).transpose(1, 2), out=each[part])
+    by_node = each.view(rows, outputs, nodes, -1)
+    to_z = torch.mul(by_node, weight.view(outputs, nodes, -1)).sum((1, 3)).view_as(z)
+    return to_z, torch.einsum("bodk,bd->odk", by_node, z.flatten(1)).view_as(weight)
+
+
+def _patches(x: Tensor, kernel: torch.Size, how: How) -> Tensor:
+    """Returns what each output place sees of inputs, (B, D · kernel, L)."""
+    stride, padding, _, _ = how
+    if any(padding):
+        x = F.pad(x, [n for one in reversed(padding) for n in (one, one)])
+    for axis, (size, step) in enumerate(zip(kernel, stride, strict=True), start=2):
+        x = x.unfold(axis, size, step)
+    places = len(kernel)
+    order = [0, 1, *range(2 + places, 2 + 2 * places), *range(2, 2 + places)]
+    return x.permute(order).reshape(len(x), -1, math.prod(x.shape[2 : 2 + places]))
