@@ -9,7 +9,17 @@ import torch
 from scipy import stats
 
 from ibnn.layers.units import windows
-from ibnn.normal import Space, Stream, address, generators_restored, normals, seed_generators, words
+from ibnn.normal import (
+    Space,
+    Stream,
+    address,
+    consecutive_words,
+    generators_restored,
+    mixed,
+    normals,
+    seed_generators,
+    words,
+)
 
 ROWS, NODES = 2000, 1500
 GOLDEN_WORD = 973211550
@@ -64,6 +74,27 @@ def test_numbers_stay_what_they_are() -> None:
     assert normals(address(7, 3), 3).flatten().tolist() == pytest.approx(GOLDEN_NORMALS, rel=1e-5)
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 7, 207, 1030])
+def test_32_bit_arithmetic_gives_the_bits_of_64(nodes: int) -> None:
+    at = address(2**40 + 5, Space.TRAIN, torch.arange(50) + 2**33, 1)
+    half = (nodes + 1) // 2
+    columns = mixed(torch.arange(2 * half) + 0x5BD1E995)
+    bits = mixed(words(at)[:, None] ^ columns).float()
+    radius, angle = ((bits[:, :half] + 0.5) * 2.0**-32).log().mul(-2.0).sqrt(), bits[:, half:] * (2 * math.pi * 2.0**-32)
+    expected = torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :nodes]
+    assert torch.equal(normals(at, nodes), expected)
+
+
+@pytest.mark.parametrize("first", [0, 8190, 3 * 8192])
+def test_words_from_blocks_are_those_of_the_addresses(first: int) -> None:
+    expected = words(address(5, Space.ASSIGN, first + torch.arange(9000)))
+    for _ in range(2):  # made, kept
+        assert torch.equal(consecutive_words(5, Space.ASSIGN, first, 9000), expected)
+    with torch.inference_mode():
+        consecutive_words(6, Space.ASSIGN, first, 3)
+    assert not consecutive_words(6, Space.ASSIGN, first, 3).is_inference()
+
+
 def test_global_generator_is_left_alone() -> None:
     before = torch.get_rng_state()
     normals(address(0, torch.arange(5)), 5)
@@ -73,10 +104,10 @@ def test_global_generator_is_left_alone() -> None:
 def test_operators_are_sound() -> None:
     at = address(0, torch.arange(3))
     torch.library.opcheck(torch.ops.ibnn.words.default, (at,))
-    torch.library.opcheck(torch.ops.ibnn.normals.default, (at, 5))
+    torch.library.opcheck(torch.ops.ibnn.normals.default, (words(at), 5))
     torch.library.opcheck(torch.ops.ibnn.windows.default, (at[1], 5))
     assert torch.equal(torch.ops.ibnn.words(at), words(at))
-    assert torch.equal(torch.ops.ibnn.normals(at, 5), normals(at, 5))
+    assert torch.equal(torch.ops.ibnn.normals(words(at), 5), normals(at, 5))
     assert torch.equal(torch.ops.ibnn.windows(at[1], 5), windows(at[1], 5))
 
 
@@ -111,6 +142,8 @@ def calls(name: str) -> list[tuple[str, ast.Call]]:
 
 def test_every_address_names_a_registered_space() -> None:
     spaces = {ast.unparse(call.args[1]): file for file, call in calls("address")}
+    assert spaces.pop("space") == "posterior.py"
+    spaces |= {ast.unparse(call.args[0]): file for file, call in calls("_example_words")}
     assert set(spaces) == {f"Space.{name}" for name in Space.__members__}, spaces  # each is used, and no other
     for function in ("normals", "words"):
         made = [(file, ast.unparse(call.args[0])) for file, call in calls(function)]

@@ -92,17 +92,77 @@ def normals(at: Tensor, nodes: int) -> Tensor:
     >>> torch.equal(rows[2:3], normals(address(0, 2), 3))
     True
     """
-    found: Tensor = _normals(at, nodes) if torch.compiler.is_compiling() else _draw(at, nodes)
+    return normals_of(words(at), nodes)
+
+
+def normals_of(words: Tensor, nodes: int) -> Tensor:
+    """Draws the row of float32 standard normals of each word (R,) of an address: (R, nodes).
+
+    >>> at = address(0, torch.arange(4))
+    >>> torch.equal(normals_of(words(at), 3), normals(at, 3))
+    True
+    """
+    found: Tensor = _normals(words, nodes) if torch.compiler.is_compiling() else _draw(words, nodes)
     return found
 
 
-def _draw(at: Tensor, nodes: int) -> Tensor:
+def _draw(words: Tensor, nodes: int) -> Tensor:
     half = (nodes + 1) // 2
-    columns = mixed(torch.arange(2 * half, device=at.device) + 0x5BD1E995)
-    bits = mixed(_hash(at)[:, None] ^ columns).to(torch.float32)  # (R, 2·half), uniform on [0, 2³²]
-    radius = bits[:, :half].add(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
-    angle = bits[:, half:].mul(2.0 * math.pi * 2.0**-32)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :nodes].contiguous()
+    bits = words.to(torch.int32)[:, None] ^ _columns(half, words.device)  # (R, 2·half), 32 random bits each
+    spare = torch.empty_like(bits)
+    _mix(bits, spare)
+    uniform = spare.view(torch.float32).copy_(bits.view(torch.uint32))  # on [0, 2³²]
+    radius = uniform[:, :half].add_(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
+    angle = uniform[:, half:].mul_(2.0 * math.pi * 2.0**-32)
+    both = bits.view(torch.float32)
+    torch.mul(radius, angle.cos(), out=both[:, :half])
+    torch.mul(radius, angle.sin_(), out=both[:, half:])
+    return both if nodes == 2 * half else both[:, :nodes].contiguous()
+
+
+def _mix(bits: Tensor, spare: Tensor) -> None:
+    """Does what `mixed` does to words in int32, in place: shifts there keep the sign, products drop what overflows."""
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, 1)):
+        torch.bitwise_right_shift(bits, shift, out=spare).bitwise_and_((1 << (32 - shift)) - 1)
+        bits.bitwise_xor_(spare)
+        if factor > 1:
+            bits.mul_(factor)
+
+
+_COLUMNS: dict[tuple[int, torch.device], Tensor] = {}  # of the last width
+_BLOCK = 2**13  # consecutive words that are hashed at once
+_BLOCKS: dict[tuple[int, ...], Tensor] = {}  # the last few
+
+
+def _columns(half: int, device: torch.device) -> Tensor:
+    if (found := _COLUMNS.get((half, device))) is None:
+        with torch.inference_mode(False):
+            found = mixed(torch.arange(2 * half, device=device) + 0x5BD1E995).to(torch.int32)
+        if type(found) is Tensor:  # not a fake one
+            _COLUMNS.clear()
+            _COLUMNS[half, device] = found
+    return found
+
+
+def consecutive_words(seed: int, space: Space, first: int, count: int, *more: int) -> Tensor:
+    """Returns the words of addresses (seed, space, first … first + count − 1, *more), on the CPU.
+
+    They are hashed in blocks, which are kept: step after step of training asks for the next ones.
+
+    >>> torch.equal(consecutive_words(3, Space.TRAIN, 10, 4, 1), words(address(3, Space.TRAIN, torch.arange(10, 14), 1)))
+    True
+    """
+    parts = []
+    for number in range(first // _BLOCK, (first + count - 1) // _BLOCK + 1):
+        start, key = number * _BLOCK, (seed, space, number, *more)
+        if (block := _BLOCKS.get(key)) is None:
+            with torch.inference_mode(False):
+                block = _hash(address(seed, space, torch.arange(start, start + _BLOCK), *more))
+            while len(_BLOCKS) >= 32:
+                _BLOCKS.pop(next(iter(_BLOCKS)), None)
+            _BLOCKS[key] = block
+        parts.append(block[max(first - start, 0) : first + count - start])
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def numbered_seed(seed: int, number: int) -> int:
@@ -131,12 +191,12 @@ def _words(at: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("ibnn::normals", mutates_args=())
-def _normals(at: Tensor, nodes: int) -> Tensor:
-    return _draw(at, nodes)
+def _normals(words: Tensor, nodes: int) -> Tensor:
+    return _draw(words, nodes)
 
 
 _words.register_fake(lambda at: torch.empty_like(at[0]))
-_normals.register_fake(lambda at, nodes: at.new_empty((at.shape[1], nodes), dtype=torch.float32))
+_normals.register_fake(lambda words, nodes: words.new_empty((words.shape[0], nodes), dtype=torch.float32))
 
 
 def numbered_words(words: Tensor, count: int) -> Tensor:

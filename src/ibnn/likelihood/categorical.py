@@ -117,7 +117,12 @@ class Categorical(Discrete):
         if tuple(target.shape) != expected:
             got, remedy = f"shape {tuple(target.shape)}", "Pass one class index a datum."
             raise ValueError(complaint("y", f"of shape {expected}", got, remedy))
-        used, classes = target[target != self.ignore_index], output.shape[dim]
+        classes = output.shape[dim]
+        if target.numel():
+            low, high = torch.aminmax(target)
+            if low >= 0 and high < classes:  # mostly
+                return
+        used = target[target != self.ignore_index]
         if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < classes:
             got = f"labels from {int(used.min())} to {int(used.max())}"
             remedy = f"Renumber the classes, or mark what to leave out with {self.ignore_index}."
