@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import ibnn
-from ibnn.lab.bench import Encoder
+from ibnn.lab.measured import Encoder
 from ibnn.layers.observe import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet, mlp
 

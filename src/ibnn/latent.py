@@ -59,7 +59,7 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
     >>> x.grad
     tensor([3., 3.])
     """
-    scaled: Tensor = x if scale == 1.0 else _ScaleGradient.apply(x, scale)  # type: ignore[no-untyped-call]
+    scaled: Tensor = x if scale == 1.0 or not torch.is_grad_enabled() else _ScaleGradient.apply(x, scale)  # type: ignore[no-untyped-call]
     return scaled
 
 

@@ -22,6 +22,7 @@ from ibnn.likelihood import Categorical, Likelihood
 from ibnn.novelty.observer import Observer
 
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
+LITTLE = 2**18  # entries of a pass that computes so little that Python's calls matter: it is worth repeating, too
 CACHED = 2**24  # entries of the rows of one pass that caches hold; more of them would go through memory
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
 
@@ -108,19 +109,20 @@ class LatentNetwork(Observer):
         """Yields what `outputs` returns; several draws for few inputs run as rows of batches of that size."""
         z = z if isinstance(z, Draws) else Draws(z)
         rows = batch_length(call)
-        at_once = (batch_size or 0) // rows
-        if rows <= FEW and min(at_once, len(z)) > 1 and (entries := self._entries_as_rows(call, z[0])):
-            at_once = min(at_once, max(1, CACHED // entries))
-        else:
-            at_once = 1
+        most = (batch_size or 0) // rows if z.z.dim() == 2 else 1  # draws at once
+        if rows > FEW or min(most, len(z)) < 2 or not (entries := self._entries_as_rows(call, z[0])):
+            yield self._read(self._run(call, z[0]))[None]
+            z, little = z[1:], rows > FEW and min(most, len(z) - 1) > 1 and self._entries() <= LITTLE
+            entries = self._entries_as_rows(call, z[0]) if little else 0
+        at_once = min(most, CACHED // entries) if entries else 1
+        units = z.at is not None
         if at_once > 1:
-            with self._sharing_memory(units=z.at is not None):
+            with self._sharing_memory(units=units):
                 yield from (self._rows_of_draws(call, part) for part in z.split(at_once))
             return
-        yield self._read(self._run(call, z[0]))[None]
-        folding = nullcontext() if z.z.dim() == 3 else self._folding_where_cheaper(units=z.at is not None)
-        with folding, self._sharing_memory(units=z.at is not None):  # a z for each row cannot be in weights
-            yield from (self._read(self._run(call, z[number]))[None] for number in range(1, len(z)))
+        folding = nullcontext() if z.z.dim() == 3 else self._folding_where_cheaper(units=units)
+        with folding, self._sharing_memory(units=units):  # a z for each row cannot be in weights
+            yield from (self._read(self._run(call, z[number]))[None] for number in range(len(z)))
 
     def _rows_of_draws(self, call: Call, z: Draws) -> Tensor:
         """Returns the outputs of J draws from one forward pass on J copies of the batch."""
@@ -128,6 +130,10 @@ class LatentNetwork(Observer):
         copies = tree_map(lambda t: repeat_rows(t, rows, len(z)), call)
         output = self._read(self._run(copies, z.each_row(rows)))
         return output.reshape(len(z), rows, *output.shape[1:])
+
+    def _entries(self) -> int:
+        """Returns how many entries were multiplied by z in the last pass."""
+        return sum(latent.entries for latent in self.latents.values())
 
     def _entries_as_rows(self, call: Call, z: Draws) -> int:
         """Returns how many entries a draw has as rows of a batch, 0 if rows affect each other; runs two both ways."""
@@ -140,7 +146,7 @@ class LatentNetwork(Observer):
                 found = self._rows_of_draws(call, pair)
                 gap = (found - expected).abs().max()
                 close = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max())
-                entries = max(found.numel(), sum(latent.entries for latent in self.latents.values())) // 2
+                entries = max(found.numel(), self._entries()) // 2
                 self._in_rows[rows] = entries if close else 0
             except Exception:  # a layer that does not see the batch first, a network of one batch length …
                 self._in_rows[rows] = 0

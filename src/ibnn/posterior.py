@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn import mixture
@@ -63,9 +64,9 @@ class Posterior(LatentNetwork):
         latents = list(self.latents.values())
         if not latents:
             raise RuntimeError(complaint("model", "a converted network", "a reverted one", "Convert it again."))
-        mean = scale_gradient(torch.cat([latent.mean for latent in latents], 1), self.gradient_scale)
-        std = scale_gradient(torch.cat([latent.std for latent in latents], 1), self.gradient_scale)
-        return Mixture(mean, std)
+        mean, rho = torch.cat([latent.mean for latent in latents], 1), torch.cat([latent.rho for latent in latents], 1)
+        scale = self.gradient_scale
+        return Mixture(scale_gradient(mean, scale), scale_gradient(F.softplus(rho), scale))  # σ as a `Latent` has it
 
     def mean_latents(self) -> Tensor:
         """Returns the posterior mean of every latent, over components, (nodes,)."""

@@ -28,9 +28,17 @@ def test_cells_are_measured_once_and_go_on_where_they_stopped(tmp_path: Path, mo
     again = bench.bench(path, size=TINY)["cells"]
     assert again["lenet / step"] == content["cells"]["lenet / step"]
     assert again["lenet / memory"]["ibnn"] == content["cells"]["lenet / memory"]["ibnn"]
-    header, bars, lenet = bench.rows(again)
+    header, lenet = bench.rows(again)
     assert header == ["network", "memory", "step", "components", "predict", "predict one", "novelty"]
-    assert bars == ["at most", "1.03", "1.10", "1.03", "1.03", "1.05", "1.15"]
+    assert bench.limits()[0] == header
+    assert ["lenet", "1.10", "1.35", "1.03", "1.10", "1.10", "1.15"] in bench.limits()
+    assert ["lstm", "1.10", "1.30", "1.03", "1.10", "–", "1.15"] in bench.limits()
+    assert len(bench.limits()) == 1 + len(bench.NETS)
+    only = bench.bench(size=TINY, only=["lenet / mem"])["cells"]
+    assert only["lenet / memory"]["ibnn"] == again["lenet / memory"]["ibnn"]
+    assert len(only) == 1
+    with pytest.raises(ValueError, match="words in the names of cells"):
+        bench.bench(size=TINY, only=["lenett"])
     assert lenet[0] == "lenet"
     assert all(float(value) > 0 for value in lenet[1:-1])
     assert float(lenet[-1]) < 1e3

@@ -8,7 +8,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,50 +22,15 @@ from ibnn.budget import cost
 from ibnn.convert import convert
 from ibnn.errors import complaint
 from ibnn.files.atomic import read_json, write_atomically
+from ibnn.lab.measured import BARS, CLASSES, NETS
 from ibnn.lab.provenance import provenance
 from ibnn.lab.rivals import RIVALS, Rival, converted, plain
 from ibnn.layers.observe import saved_bytes
-from ibnn.nets import VGG16, LeNet, WideResNet
 from ibnn.novelty import fit_novelty
 
-CLASSES = 10
 COMPONENTS = 8  # by default
 ONE = (16, 5)  # components and draws per component for a single input, and against rivals
-# Limits of the ratios; "components" compares a step with 32 components to a step with one.
-BARS = {"memory": 1.03, "step": 1.10, "components": 1.03, "predict": 1.03, "predict one": 1.05, "novelty": 1.15}
-
-
-class Encoder(nn.Module):
-    """A pre-norm Transformer encoder of linear layers on tokens (B, T, width); as large as BERT-mini's."""
-
-    def __init__(self, width: int = 256, heads: int = 4, depth: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        sizes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
-        linear = [{name: nn.Linear(*size) for name, size in sizes.items()} for _ in range(depth)]
-        self.blocks = nn.ModuleList(
-            nn.ModuleDict(layers | {"norm1": nn.LayerNorm(width), "norm2": nn.LayerNorm(width)}) for layers in linear
-        )
-        self.head = nn.Linear(width, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B, T, width) to class scores (B, C)."""
-        for block in self.blocks:
-            assert isinstance(block, nn.ModuleDict)
-            q, k, v = block["qkv"](block["norm1"](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-            x = x + block["out"](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-            x = x + block["down"](block["up"](block["norm2"](x)).relu())
-        scores: Tensor = self.head(x.mean(1))
-        return scores
-
-
-NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "vgg16-small": (VGG16, (3, 32, 32)),
-    "wideresnet-16-4": (lambda: WideResNet(depth=16, width=4), (3, 32, 32)),
-    "lenet": (LeNet, (1, 28, 28)),
-    "transformer-4": (Encoder, (64, 256)),
-    "transformer-4, width 128": (lambda: Encoder(width=128), (64, 128)),
-}
+COLUMNS = ("memory", "step", "components", "predict", "predict one", "novelty")
 
 
 @dataclass(frozen=True)
@@ -87,9 +52,20 @@ QUICK = Size(("lenet", "transformer-4"), "lenet", (), batch=16, inputs=24, few=4
 
 
 def bench(
-    path: Path | None = None, *, size: Size | None = None, note: Callable[[str], None] = lambda text: None
+    path: Path | None = None,
+    *,
+    size: Size | None = None,
+    only: Sequence[str] = (),
+    note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Measures the cells that a result file lacks, without a file all; returns its content, and notes every cell."""
+    """Measures the cells that a result file lacks, without a file all; returns its content, and notes every cell.
+
+    Args:
+        path: The result file.
+        size: How much is measured.
+        only: Measures those cells only whose names contain one of these words; default all.
+        note: Is told of every cell.
+    """
     size = size or Size()
     content: dict[str, Any] = {"about": "times and bytes of an iBNN to those of its plain network", "cells": {}}
     if path and path.exists():
@@ -98,12 +74,17 @@ def bench(
             remedy = "Pass a new file, or one that `ibnn bench` wrote."
             raise ValueError(complaint(str(path), "results to go on with", "another file", remedy))
     content["recipe"] = {"batch": size.batch, "inputs": size.inputs, "components": COMPONENTS}
-    for name, work in _cells(size).items():
+    cells = _cells(size)
+    chosen = [name for name in cells if not only or any(word in name for word in only)]
+    if not chosen:
+        got, remedy = ", ".join(only), f"Pass parts of: {'; '.join(cells)}."
+        raise ValueError(complaint("only", "words in the names of cells", got, remedy))
+    for name in chosen:
         if name in content["cells"]:
             continue
         torch.manual_seed(0)
         machine = provenance() | {"capability": torch.backends.cpu.get_cpu_capability()}
-        found = work() | {"load": round(os.getloadavg()[0], 2), "provenance": machine}
+        found = cells[name]() | {"load": round(os.getloadavg()[0], 2), "provenance": machine}
         content["cells"][name] = found
         if path:
             write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
@@ -121,28 +102,34 @@ def _cells(size: Size) -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def rows(cells: dict[str, Any]) -> list[list[str]]:
-    """Returns the ratios that have a limit as rows of text: a header, the limits, and a row per network."""
-    found = [["network", *BARS], ["at most", *(f"{bar:.2f}" for bar in BARS.values())]]
+    """Returns the ratios that have a limit as rows of text: a header, and a row per network."""
+    found = [["network", *COLUMNS]]
     for net in NETS:
         parts = {kind: cells.get(f"{net} / {kind}", {}).get("ratio") for kind in MEASURES}
         parts["components"] = cells.get(f"{net} / step", {}).get("components")
         if any(parts.values()):
-            found.append([net, *("–" if parts[kind] is None else f"{parts[kind]:.3f}" for kind in BARS)])
+            found.append([net, *("–" if parts[kind] is None else f"{parts[kind]:.3f}" for kind in COLUMNS)])
     return found
+
+
+def limits() -> list[list[str]]:
+    """Returns the limits of the ratios as rows of text, the header first."""
+    each = [[net, *(f"{bars[kind]:.2f}" if kind in bars else "–" for kind in COLUMNS)] for net, bars in BARS.items()]
+    return [["network", *COLUMNS], *each]
 
 
 def misses(cells: dict[str, Any]) -> list[str]:
     """Describes the ratios above their limits.
 
-    >>> misses({"lenet / step": {"ratio": 1.2, "components": 1.0}})
-    ['lenet, step 1.200 (1.10)']
+    >>> misses({"lenet / step": {"ratio": 1.4, "components": 1.0}})
+    ['lenet, step 1.400 (1.35)']
     """
-    (_, *kinds), (_, *bars), *found = rows(cells)
+    (_, *kinds), *found = rows(cells)
     return [
-        f"{net}, {kind} {value} ({bar})"
+        f"{net}, {kind} {value} ({BARS[net][kind]:.2f})"
         for net, *values in found
-        for kind, value, bar in zip(kinds, values, bars, strict=True)
-        if value != "–" and float(value) > float(bar)
+        for kind, value in zip(kinds, values, strict=True)
+        if value != "–" and kind in BARS[net] and float(value) > BARS[net][kind]
     ]
 
 

@@ -47,22 +47,24 @@ def bench(
         Path | None, typer.Option("--out", "-o", help="JSON file of results; adds what is missing in it.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small networks and batches; takes half a minute.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A part of cells' names (lenet, step, lenet / step); may be repeated.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measures time and memory of iBNNs and of installed rivals, relative to plain networks.
 
-    Takes a quarter of an hour on two cores. A ratio of 1 means as fast, or as light, as the plain network.
+    Takes half an hour on two cores, --only lenet two minutes. A ratio of 1 means as fast, or as light, as the plain network.
     """
     from ibnn.lab.bench import QUICK, misses, rival_rows, rows
     from ibnn.lab.bench import bench as measure
 
     check_out("--out", out)
-    content = measure(out, size=QUICK if quick else None, note=screen.note)
+    content = measure(out, size=QUICK if quick else None, only=only or (), note=screen.note)
     if json:
         return screen.json(content)
     found, above = rows(content["cells"]), misses(content["cells"])
     if quick:  # the limits are for the networks and batches of the full benchmark
-        del found[1]
         above = []
     screen.table(found, title="iBNN to plain network: bytes kept for backward, seconds of the rest")
     for line in above:
@@ -71,8 +73,8 @@ def bench(
         screen.note("Overhead dominates in tiny networks and batches: large ones have ratios nearer to 1.")
     if quick:
         screen.note("Run `ibnn bench` without --quick to compare with the limits.")
-    cell = content["cells"]["rivals"]
-    screen.table(rival_rows(cell), title=f"{cell['net']}: methods to the plain network")
+    if (cell := content["cells"].get("rivals")) is not None:
+        screen.table(rival_rows(cell), title=f"{cell['net']}: methods to the plain network")
 
 
 _NET = "Name of a network, or package.module:function in the current folder; lists all networks if omitted."

@@ -1,0 +1,154 @@
+"""Layers that compute their output from x and a z for each row at once, against products that autograd knows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from reference import converted
+from torch import Tensor, nn
+
+from ibnn.layers import convolution, direct, product
+from ibnn.layers.product import Scratch
+
+B, C = 3, 4
+CONVOLUTIONS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "1-d": (lambda: nn.Conv1d(C, 5, 3, stride=2, padding=1), (9,)),
+    "2-d": (lambda: nn.Conv2d(C, 5, (3, 2), stride=(1, 2), padding=(2, 1)), (7, 6)),
+    "3-d": (lambda: nn.Conv3d(C, 5, 2), (3, 4, 5)),
+    "groups": (lambda: nn.Conv2d(C, 6, 3, groups=2, padding=1, bias=False), (5, 5)),
+    "dilated": (lambda: nn.Conv2d(C, 5, 2, dilation=2), (6, 6)),
+    "few places": (lambda: nn.Conv2d(C, 5, 4), (5, 5)),
+    "no bias": (lambda: nn.Conv2d(C, 5, 3, bias=False), (9, 9)),
+}
+
+
+def double(*shape: int, grad: bool = True) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=grad)
+
+
+def run_of(layer: Any, scratch: Scratch) -> Callable[..., Tensor]:
+    """The layer's output as a function of x, z, weight and bias."""
+    how = layer.stride, layer.padding, layer.dilation, layer.groups
+    return lambda x, z, w, b=None: convolution._Convolution.apply(x, z, w, b, how, scratch)
+
+
+@pytest.mark.parametrize("at_once", [1, 2**18])  # the one in shared memory and row by row
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_values_and_derivatives_of_convolutions(name: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(product, "_AT_ONCE", at_once)
+    monkeypatch.setattr(convolution, "_PATCHES", at_once)
+    make, places = CONVOLUTIONS[name]
+    layer = make().double()
+    run, own = run_of(layer, Scratch()), [p.detach().requires_grad_() for p in layer.parameters()]
+    z = double(B, C, *[1] * len(places))
+    for grad in (True, False):  # a first layer's input needs none
+        x = double(B, C, *places, grad=grad)
+        torch.testing.assert_close(run(x, z, *own), layer(x * z))
+        wanted = [t for t in (x, z, *own) if t.requires_grad]
+        gradient = torch.randn_like(layer(x))
+        expected = torch.autograd.grad(convolution._slow(x, z, *pair(own), run_how(layer)), wanted, gradient)
+        torch.testing.assert_close(torch.autograd.grad(run(x, z, *own), wanted, gradient), expected)
+        assert torch.autograd.gradcheck(run, (x, z, *own), fast_mode=True)
+        assert torch.autograd.gradgradcheck(run, (x, z, *own), fast_mode=True)
+
+
+def pair(own: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    return own[0], own[1] if len(own) > 1 else None
+
+
+def run_how(layer: Any) -> convolution.How:
+    return layer.stride, layer.padding, layer.dilation, layer.groups
+
+
+class Several(nn.Module):
+    """Convolutions and linear layers on inputs of two, three and four axes; the batch is first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 6, 3, padding=1, bias=False)
+        self.everywhere, self.tokens, self.head = nn.Linear(6, 5), nn.Linear(5, 7), nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 2, H, W) to scores (B, 3)."""
+        x = self.second(self.first(x).relu()).relu().permute(0, 2, 3, 1).contiguous()
+        return self.head(self.tokens(self.everywhere(x).flatten(1, 2)).tanh().mean(1))
+
+
+def outcome(model: Any, x: Tensor, y: Tensor) -> list[Tensor]:
+    model.reseed(3)
+    model.zero_grad()
+    loss = model.elbo(x, y, n_data=15, samples=2).loss
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_networks_train_as_by_products(
+    layout: torch.memory_format, frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(product, "_AT_ONCE", 64)
+    model = converted(Several().double()).to(memory_format=layout).train()
+    x, y = torch.randn(5, 2, 8, 8, dtype=torch.float64).contiguous(memory_format=layout), torch.randn(5, 3).double()
+    if frozen:
+        for name, p in model.net.named_parameters():
+            p.requires_grad_("latent" in name)
+    calls: list[str] = []
+    for kind, run in direct.DIRECT.items():
+
+        def counted(layer: Any, *args: Any, run: Any = run) -> Tensor:
+            calls.append(type(layer).__name__)
+            made: Tensor = run(layer, *args)
+            return made
+
+        monkeypatch.setitem(direct.DIRECT, kind, counted)
+    found = outcome(model, x, y)
+    assert calls == ["Conv2d", "Conv2d", "Linear", "Linear", "Linear"]
+    with torch.no_grad():
+        without_graph = model.elbo(x, y, n_data=15, samples=2).loss
+    monkeypatch.setattr("ibnn.latent.goes_direct", lambda *_: False)
+    torch.testing.assert_close(found, outcome(model, x, y))
+    assert len(calls) == 10
+    model.examples.zero_().add_(5)
+    torch.testing.assert_close(without_graph, model.elbo(x, y, n_data=15, samples=2).loss.detach())
+
+
+def test_memory_is_shared_within_a_pass_and_then_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "_AT_ONCE", 1)
+    scratches: list[Scratch] = []
+    init = Scratch.__init__
+    monkeypatch.setattr(Scratch, "__init__", lambda self: scratches.append(self) or init(self))
+    model, x = converted(Several()).train(), torch.randn(4, 2, 8, 8)
+    loss = model.elbo(x, torch.randn(4, 3), n_data=12).loss
+    (scratch,) = scratches
+    assert scratch._memory is None
+    loss.backward()
+    assert scratch._memory is None
+    assert all(latent.memory is None for latent in model.latents.values())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: net.second.register_forward_pre_hook(lambda layer, args: None),
+        lambda net: net.second.register_full_backward_hook(lambda *_: None),
+        lambda net: setattr(net.second, "padding_mode", "circular"),
+        lambda net: net.double(),  # the input stays float32
+    ],
+    ids=["later hook", "backward hook", "padding", "dtype"],
+)
+def test_what_does_not_suit_is_multiplied_first(
+    change: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = converted(Several()).train()
+    change(model.net)
+    monkeypatch.setitem(direct.DIRECT, nn.Conv2d, lambda *_: pytest.fail("direct"))
+    x = model.net.first(torch.randn(4, 2, 8, 8).to(model.net.first.weight)).detach().float()
+    latent = model.latents["second"]
+    latent.z = torch.randn(4, 4).to(latent.mean)
+    found = model.net.second(x)
+    z, latent.z = latent.z, None
+    torch.testing.assert_close(found, model.net.second(x.to(z) * z[:, :, None, None]))
