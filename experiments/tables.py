@@ -78,7 +78,12 @@ def performance() -> dict[str, str]:
     """The blocks of docs/performance.md."""
     speed = json.loads((RESULTS / "speed.json").read_text())["cells"]
     draws = json.loads((RESULTS / "draws.json").read_text())["cells"]
-    found = {"limits": bench.limits(), "bars": bench.rows(speed), "draws": _settled(draws), "without": _without_draws(draws)}
+    found = {
+        "limits": bench.limits(),
+        "bars": bench.rows(speed),
+        "draws": _settled(draws),
+        "without": _without_draws(draws),
+    }
     if "rivals" in speed:
         found["rivals"] = bench.rival_rows(speed["rivals"])
     forms = [[net, *_form(speed, net)] for net in bench.NETS if f"{net} / channels last" in speed]

@@ -16,6 +16,7 @@ from ibnn.normal import (
     consecutive_words,
     generators_restored,
     mixed,
+    next_words,
     normals,
     seed_generators,
     words,
@@ -80,7 +81,8 @@ def test_32_bit_arithmetic_gives_the_bits_of_64(nodes: int) -> None:
     half = (nodes + 1) // 2
     columns = mixed(torch.arange(2 * half) + 0x5BD1E995)
     bits = mixed(words(at)[:, None] ^ columns).float()
-    radius, angle = ((bits[:, :half] + 0.5) * 2.0**-32).log().mul(-2.0).sqrt(), bits[:, half:] * (2 * math.pi * 2.0**-32)
+    radius = ((bits[:, :half] + 0.5) * 2.0**-32).log().mul(-2.0).sqrt()
+    angle = bits[:, half:] * (2 * math.pi * 2.0**-32)
     expected = torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :nodes]
     assert torch.equal(normals(at, nodes), expected)
 
@@ -106,6 +108,11 @@ def test_operators_are_sound() -> None:
     torch.library.opcheck(torch.ops.ibnn.words.default, (at,))
     torch.library.opcheck(torch.ops.ibnn.normals.default, (words(at), 5))
     torch.library.opcheck(torch.ops.ibnn.windows.default, (at[1], 5))
+    past = torch.tensor(9)
+    torch.library.opcheck(torch.ops.ibnn.next_words.default, (past, past, 2, 1, 5, 2))
+    assert torch.equal(torch.ops.ibnn.next_words(past, past, 2, 1, 5, 2), next_words(past, past, Space.TRAIN, 1, 5, 2))
+    copies = address(9, Space.TRAIN, torch.arange(10, 15), torch.arange(2)[:, None])
+    assert torch.equal(next_words(past, past, Space.TRAIN, 1, 5, 2), words(copies))
     assert torch.equal(torch.ops.ibnn.words(at), words(at))
     assert torch.equal(torch.ops.ibnn.normals(words(at), 5), normals(at, 5))
     assert torch.equal(torch.ops.ibnn.windows(at[1], 5), windows(at[1], 5))
@@ -142,8 +149,7 @@ def calls(name: str) -> list[tuple[str, ast.Call]]:
 
 def test_every_address_names_a_registered_space() -> None:
     spaces = {ast.unparse(call.args[1]): file for file, call in calls("address")}
-    assert spaces.pop("space") == "posterior.py"
-    spaces |= {ast.unparse(call.args[0]): file for file, call in calls("_example_words")}
+    spaces |= {ast.unparse(call.args[2]): file for file, call in calls("next_words")}
     assert set(spaces) == {f"Space.{name}" for name in Space.__members__}, spaces  # each is used, and no other
     for function in ("normals", "words"):
         made = [(file, ast.unparse(call.args[0])) for file, call in calls(function)]

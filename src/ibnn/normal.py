@@ -2,8 +2,8 @@
 
 Every draw has an address (seed, space, …), such as (seed, Space.PREDICT, component, draw). Integer hashing turns it
 into random bits, and Box-Muller turns these into normals. So a draw does not depend on the batch size, the number of
-workers, the order of calls or the device, and there is no generator state to save. For `torch.compile`, `words` and
-`normals` are operators of their own, which it calls as they are, so a compiled network draws the same numbers.
+workers, the order of calls or the device, and there is no generator state to save. For `torch.compile`, `words`,
+`next_words` and `normals` are operators of their own: a graph calls them as they are, and draws the same numbers.
 """
 
 import hashlib
@@ -149,7 +149,8 @@ def consecutive_words(seed: int, space: Space, first: int, count: int, *more: in
 
     They are hashed in blocks, which are kept: step after step of training asks for the next ones.
 
-    >>> torch.equal(consecutive_words(3, Space.TRAIN, 10, 4, 1), words(address(3, Space.TRAIN, torch.arange(10, 14), 1)))
+    >>> at = address(3, Space.TRAIN, torch.arange(10, 14), 1)
+    >>> torch.equal(consecutive_words(3, Space.TRAIN, 10, 4, 1), words(at))
     True
     """
     parts = []
@@ -163,6 +164,30 @@ def consecutive_words(seed: int, space: Space, first: int, count: int, *more: in
             _BLOCKS[key] = block
         parts.append(block[max(first - start, 0) : first + count - start])
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def next_words(seed: Tensor, past: Tensor, space: Space, first: int, rows: int, samples: int = 0) -> Tensor:
+    """Returns the words of rows past + first, past + first + 1, … of a stream, (rows,).
+
+    With `samples` there are so many for each row: addresses end in a copy's number, (samples · rows,), copy-major.
+
+    >>> seed, past = torch.tensor(3), torch.tensor(10)
+    >>> torch.equal(next_words(seed, past, Space.TRAIN, 2, 4), words(address(3, Space.TRAIN, torch.arange(12, 16))))
+    True
+    """
+    find = _next_words if torch.compiler.is_compiling() else _following
+    found: Tensor = find(seed, past, int(space), first, rows, samples)
+    return found
+
+
+def _following(seed: Tensor, past: Tensor, space: int, first: int, rows: int, samples: int) -> Tensor:
+    if past.device.type == "cpu" and type(past) is Tensor:
+        at = (int(seed), Space(space), int(past) + first, rows)
+        parts = [consecutive_words(*at, *copy) for copy in ([(n,) for n in range(samples)] or [()])]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+    row = past + first + torch.arange(rows, device=past.device)
+    copies = (torch.arange(samples, device=past.device)[:, None],) if samples else ()
+    return _hash(address(seed, space, row, *copies))
 
 
 def numbered_seed(seed: int, number: int) -> int:
@@ -195,6 +220,14 @@ def _normals(words: Tensor, nodes: int) -> Tensor:
     return _draw(words, nodes)
 
 
+@torch.library.custom_op("ibnn::next_words", mutates_args=())
+def _next_words(seed: Tensor, past: Tensor, space: int, first: int, rows: int, samples: int) -> Tensor:
+    return _following(seed, past, space, first, rows, samples).clone()  # blocks are kept
+
+
+_next_words.register_fake(
+    lambda seed, past, space, first, rows, samples: past.new_empty((rows * max(samples, 1),), dtype=torch.int64)
+)
 _words.register_fake(lambda at: torch.empty_like(at[0]))
 _normals.register_fake(lambda words, nodes: words.new_empty((words.shape[0], nodes), dtype=torch.float32))
 

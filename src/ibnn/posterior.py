@@ -16,7 +16,7 @@ from ibnn.errors import complaint
 from ibnn.latent import Latent, scale_gradient
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
-from ibnn.normal import Space, address, check_seed, consecutive_words, normals, normals_of, numbered_words, words
+from ibnn.normal import Space, address, check_seed, next_words, normals, normals_of, numbered_words, words
 from ibnn.passes import Draws, LatentNetwork
 
 _KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
@@ -149,23 +149,12 @@ class Posterior(LatentNetwork):
         # change places at random within each K in a row: a repeated batch does not give a component the same examples.
         width = self.components
         groups = -(-rows // width)
-        shuffle = self._example_words(Space.ASSIGN, 0, groups * width)
+        shuffle = next_words(self.seed, self.examples, Space.ASSIGN, 0, groups * width)
         if groups * width > rows:
             position = torch.arange(groups * width, device=shuffle.device)
             shuffle = torch.where(position < rows, shuffle, 2**32)  # places beyond the batch stay behind those in it
         first = torch.arange(0, groups * width, width, device=shuffle.device)[:, None]
         return (shuffle.view(groups, width).argsort(1) + first + self.examples).flatten()[:rows]
-
-    def _example_words(self, space: Space, first: int, rows: int, samples: int | None = None) -> Tensor:
-        """Words of the next examples but the first so many, (rows,), or of copies of them, (samples · rows,)."""
-        if self.seed.device.type == "cpu" and type(self.seed) is Tensor and not torch.compiler.is_compiling():
-            seed, first = int(self.seed), int(self.examples) + first
-            copies = [()] if samples is None else [(number,) for number in range(samples)]
-            parts = [consecutive_words(seed, space, first, rows, *number) for number in copies]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
-        example = self.examples + first + torch.arange(rows, device=self.examples.device)
-        copies = () if samples is None else (torch.arange(samples, device=example.device)[:, None],)
-        return words(address(self.seed, space, example, *copies))
 
     def _training_draws(
         self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
@@ -177,11 +166,12 @@ class Posterior(LatentNetwork):
         if spread:
             place = place * samples + torch.arange(samples, device=place.device)[:, None]
         component = (place if spread else place.expand(samples, -1)) % self.components
-        noise = normals_of(self._example_words(Space.TRAIN, first, rows, samples), q.mean.shape[1])
+        at = next_words(self.seed, self.examples, Space.TRAIN, first, rows, samples)
+        noise = normals_of(at, q.mean.shape[1])
         z = q.draw(component.flatten(), noise)
         if self.draws == "channel":
             return Draws(z)
-        at = self._example_words(Space.TRAIN_UNITS, first, rows, samples)
+        at = next_words(self.seed, self.examples, Space.TRAIN_UNITS, first, rows, samples)
         return Draws(z, numbered_words(at, len(self.latents)))
 
     def draw_each(

@@ -71,7 +71,7 @@ def _slow(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How) -
 
 def _rows_pay(weight: Tensor, gradient: Tensor, how: How) -> bool:
     """Whether the gradients of the weights of each row are small, and patches can be cut as they are."""
-    stride, _, dilation, groups = how
+    _, _, dilation, groups = how
     return groups == 1 and max(dilation) == 1 and weight[0].numel() <= math.prod(gradient.shape[2:])
 
 

@@ -7,7 +7,6 @@ and more memory passes.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ibnn.layers.convolution import convolved
@@ -44,7 +43,7 @@ def goes_direct(layer: Any, x: Any, z: Tensor, axis: int) -> bool:
         return False
     if type(layer) is nn.Linear:
         fits = x.shape[-1] == z.shape[1] and x.numel() > 0
-        return fits and (x.dim() == 3 and axis < 2 or axis == 0 and x.is_contiguous())
+        return fits and ((x.dim() == 3 and axis < 2) or (axis == 0 and x.is_contiguous()))
     places = len(layer.kernel_size)
     padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return axis == 0 and x.dim() == places + 2 and x.shape[1] == z.shape[1] and x.numel() > 0 and padded

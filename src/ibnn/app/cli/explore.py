@@ -54,7 +54,7 @@ def bench(
 ) -> None:
     """Measures time and memory of iBNNs and of installed rivals, relative to plain networks.
 
-    Takes half an hour on two cores, --only lenet two minutes. A ratio of 1 means as fast, or as light, as the plain network.
+    Takes half an hour on two cores, --only lenet two minutes. A ratio of 1 means as fast, or as light.
     """
     from ibnn.lab.bench import QUICK, misses, rival_rows, rows
     from ibnn.lab.bench import bench as measure
