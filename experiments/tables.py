@@ -86,7 +86,8 @@ def performance() -> dict[str, str]:
     }
     if "rivals" in speed:
         found["rivals"] = bench.rival_rows(speed["rivals"])
-    forms = [[net, *_form(speed, net)] for net in bench.NETS if f"{net} / channels last" in speed]
+    tried = [net for net in bench.NETS if {f"{net} / channels last", f"{net} / compile"} & speed.keys()]
+    forms = [[net, *_form(speed, net)] for net in tried]
     if forms:
         found["formats"] = [["network", *FORMS], *forms]
     above = "; ".join(bench.misses(speed)) or "nothing"
@@ -97,13 +98,14 @@ def performance() -> dict[str, str]:
 
 FORMS = (
     "channels_last: plain step", "channels_last: our step", "channels_last: our prediction",
-    "compile: our step", "seconds to compile",
+    "compile: plain step", "compile: our step", "seconds to compile",
 )  # fmt: skip
 
 
 def _form(cells: dict[str, Any], net: str) -> list[str]:
-    last, fast = cells[f"{net} / channels last"], cells.get(f"{net} / compile", {})
-    values = [last["plain_step"], last["step"], last["predict"], fast.get("step"), fast.get("compile_seconds")]
+    last, fast = cells.get(f"{net} / channels last", {}), cells.get(f"{net} / compile", {})
+    values = [last.get(key) for key in ("plain_step", "step", "predict")]
+    values += [fast.get(key) for key in ("plain", "step", "compile_seconds")]
     return ["–" if value is None else f"{value:.2f}" for value in values]
 
 

@@ -534,6 +534,32 @@ def test_compiled_forward_gives_the_same_numbers(training: bool) -> None:
     assert torch.equal(eager.examples, model.examples)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("draws", ["channel", "both"])
+def test_a_training_step_is_one_graph_that_new_draws_do_not_change(draws: str) -> None:
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    net = nn.Sequential(nn.Conv2d(8, 9, 3), nn.BatchNorm2d(9), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    eager = ibnn.convert(net, components=3, seed=0, init_std=0.5, draws=draws).train()
+    model = copy.deepcopy(eager)
+
+    def loss(x: Tensor, y: Tensor, beta: float) -> Tensor:
+        return model.elbo(x, y, n_data=100, samples=2, beta=beta).loss
+
+    step = torch.compile(loss, fullgraph=True, backend="aot_eager")  # raises where a graph would break
+    for number, beta in enumerate((1.0, 1.0, 1.0, 0.5, 0.25, 0.125)):
+        x, y = torch.randn(7, 8, 4, 4), torch.randint(3, (7,))
+        a, b = eager.elbo(x, y, n_data=100, samples=2, beta=beta).loss, step(x, y, beta)
+        torch.testing.assert_close(a, b)
+        a.backward()
+        b.backward()
+        assert counters["stats"]["unique_graphs"] == (1 if number < 3 else 2)  # β is a variable once it has changed
+    assert torch.equal(eager.examples, model.examples)
+    for (name, p), (_, q) in zip(eager.named_parameters(), model.named_parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_prior_and_gradient_scale_are_numbers_of_the_state() -> None:
     """They stay floats, whatever the dtype; older states without them load strictly and leave them as they are."""
     model, other = (ibnn.convert(nn.Linear(3, 2), components=4, seed=0).half() for _ in range(2))
