@@ -114,6 +114,7 @@ class LatentNetwork(Observer):
             yield self._read(self._run(call, z[0]))[None]
             z, little = z[1:], rows > FEW and min(most, len(z) - 1) > 1 and self._entries() <= LITTLE
             entries = self._entries_as_rows(call, z[0]) if little else 0
+            entries = entries if entries <= LITTLE else 0  # of recurrent layers more than before
         at_once = min(most, CACHED // entries) if entries else 1
         units = z.at is not None
         if at_once > 1:

@@ -37,7 +37,9 @@ DIRECT: dict[type[nn.Module], Direct] = {
 
 def goes_direct(layer: Any, x: Any, z: Tensor, axis: int) -> bool:
     """Whether a layer computes its output from an input and z (R, D), a row each, in one operation."""
-    if type(x) is not Tensor or z.dim() != 2 or x.dim() < 2 or x.shape[axis] != z.shape[0]:
+    if type(layer) not in DIRECT or type(x) is not Tensor or z.dim() != 2:  # sharding, too, changes a layer's class
+        return False
+    if x.dim() < 2 or x.shape[axis] != z.shape[0]:
         return False
     if not runs_here(x, z, layer.weight, layer.bias):
         return False
