@@ -183,11 +183,12 @@ def next_words(seed: Tensor, past: Tensor, space: Space, first: int, rows: int, 
 def _following(seed: Tensor, past: Tensor, space: int, first: int, rows: int, samples: int) -> Tensor:
     if past.device.type == "cpu" and type(past) is Tensor:
         at = (int(seed), Space(space), int(past) + first, rows)
-        parts = [consecutive_words(*at, *copy) for copy in ([(n,) for n in range(samples)] or [()])]
+        copies: list[tuple[int, ...]] = [(number,) for number in range(samples)] or [()]
+        parts = [consecutive_words(*at, *copy) for copy in copies]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
     row = past + first + torch.arange(rows, device=past.device)
-    copies = (torch.arange(samples, device=past.device)[:, None],) if samples else ()
-    return _hash(address(seed, space, row, *copies))
+    last = (torch.arange(samples, device=past.device)[:, None],) if samples else ()
+    return _hash(address(seed, space, row, *last))
 
 
 def numbered_seed(seed: int, number: int) -> int:

@@ -80,8 +80,10 @@ class LatentNetwork(Observer):
     @property
     def latents(self) -> dict[str, Latent]:
         """Latents by the name of their layer, in the order of the nodes."""
+        if torch.compiler.is_compiling():  # what is kept would be guarded, and change
+            return _found_latents(self.net)
         if not self._latents or not all(owner.get(name) is child for owner, name, child in self._links):
-            found = {name.rpartition(".")[0]: m for name, m in self.net.named_modules() if isinstance(m, Latent)}
+            found = _found_latents(self.net)
             self._links, self._latents = _links(self._modules, found), found
         return self._latents
 
@@ -300,6 +302,10 @@ class LatentNetwork(Observer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = threading.RLock()
+
+
+def _found_latents(net: nn.Module) -> dict[str, Latent]:
+    return {name.rpartition(".")[0]: m for name, m in net.named_modules() if isinstance(m, Latent)}
 
 
 def _links(root: dict[str, Any], latents: dict[str, Latent]) -> list[tuple[dict[str, Any], str, nn.Module]]:

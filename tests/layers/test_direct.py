@@ -48,7 +48,7 @@ def test_values_and_derivatives_of_convolutions(name: str, at_once: int, monkeyp
         torch.testing.assert_close(run(x, z, *own), layer(x * z))
         wanted = [t for t in (x, z, *own) if t.requires_grad]
         gradient = torch.randn_like(layer(x))
-        expected = torch.autograd.grad(convolution._slow(x, z, *pair(own), run_how(layer)), wanted, gradient)
+        expected = torch.autograd.grad(convolution._slow(run_how(layer), x, z, *pair(own)), wanted, gradient)
         torch.testing.assert_close(torch.autograd.grad(run(x, z, *own), wanted, gradient), expected)
         assert torch.autograd.gradcheck(run, (x, z, *own), fast_mode=True)
         assert torch.autograd.gradgradcheck(run, (x, z, *own), fast_mode=True)

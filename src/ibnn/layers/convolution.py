@@ -6,6 +6,7 @@ no gradient, as that of a first layer, gets none: the gradients of the weights o
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def convolved(layer: Any, x: Tensor, z: Tensor, scratch: Scratch | None) -> Tens
 
 def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, scratch: Scratch | None) -> Tensor:
     stride, padding, dilation, groups = how
-    product = torch.mul(x, z, out=scratch and scratch.like(x))
+    product = torch.mul(x, z, out=None if scratch is None else scratch.like(x))
     return torch.convolution(product, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
 
 
@@ -47,7 +48,7 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,), inputs, needed, how = gradients, ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.how
         if torch.is_grad_enabled():  # create_graph=True
-            return *differentiable(lambda *given: (_slow(*given, how),), inputs, gradients, needed), None, None
+            return *differentiable(partial(_slow, how), inputs, gradients, needed), None, None
         x, z, weight, _ = inputs
         if not needed[0] and _rows_pay(weight, gradient, how):
             to_bias = gradient.sum([0, *range(2, gradient.dim())]) if needed[3] else None
@@ -61,9 +62,9 @@ class _Convolution(torch.autograd.Function):
         return to_product.mul_(z) if needed[0] else None, to_z, to_weight, to_bias, None, None
 
 
-def _slow(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
+def _slow(how: How, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
     stride, padding, dilation, groups = how
-    return torch.convolution(x * z, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
+    return (torch.convolution(x * z, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups),)
 
 
 # ------------------------------------------------------------------------------- inputs that need no gradient
