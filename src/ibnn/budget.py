@@ -1,5 +1,6 @@
 """BUDGET: what a converted network will cost in memory and arithmetic, before it is built."""
 
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -10,11 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from ibnn.convert import plan
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, logits_of
+from ibnn.layers.convolution import gradient_by_rows
+from ibnn.layers.direct import DIRECT
 from ibnn.layers.observe import input_shapes, saved_bytes
 from ibnn.layers.registry import duplicate, layer_type
 from ibnn.passes import FEW
 
-_KL_COPIES = 2  # tensors of the posterior's size that the KL "components" keeps for its backward pass
+_COPIES = 3  # tensors of the posterior's size that σ and the KL "components" keep for their backward pass
 
 
 class Cost(NamedTuple):
@@ -70,8 +73,13 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
     layers = {entry.name: net.get_submodule(entry.name) for entry in planned.layers}
     own = [*net.parameters(), *net.buffers()]
     flops = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mkldnn_rnn_layer: _lstm_operations})
+    spared: list[int] = []
+    watch = partial(_count_spared, spared)
+    hooks = [layer.register_forward_hook(watch) for layer in layers.values() if type(layer) in DIRECT]
     with torch.enable_grad(), torch.random.fork_rng(), input_shapes(layers) as shapes, saved_bytes(own) as saved, flops:
         output = logits_of(net(*args, **kwargs))
+    for hook in hooks:
+        hook.remove()
     rows, draws, size = batch_length(x), components * samples, next(net.parameters()).element_size()
     products = flops.get_total_flops() // 2  # a multiply–add is two operations
     inputs = {name: sum(prod(shape[:-1]) * _scalings(layers[name], shape) for shape in shapes[name]) for name in layers}
@@ -82,13 +90,19 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
         weights=planned.weights,
         latents=2 * components * planned.nodes,
         plain_bytes=saved.bytes,
-        step_bytes=saved.bytes + drawn + _KL_COPIES * components * planned.nodes * size,
-        step_products=3 * products,
+        step_bytes=saved.bytes + drawn + _COPIES * components * planned.nodes * size,
+        step_products=3 * products - sum(spared),
         step_scalings=4 * sum(inputs.values()),
         predict_bytes=draws * output.nbytes,
         predict_products=draws * products,
         predict_scalings=sum(inputs.values()) + (draws - 1) * sum(again.values()),
     )
+
+
+def _count_spared(spared: list[int], layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Appends the products that a convolution of an input without a gradient spares in its backward pass."""
+    if args and not args[0].requires_grad and gradient_by_rows(layer, output):
+        spared.append(output.numel() * next(layer.parameters())[0].numel())
 
 
 def _scalings(layer: nn.Module, shape: torch.Size) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibnn.layers.fused import differentiable
 from ibnn.layers.product import Scratch, summed_product
@@ -50,7 +50,7 @@ class _Convolution(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             return *differentiable(partial(_slow, how), inputs, gradients, needed), None, None
         x, z, weight, _ = inputs
-        if not needed[0] and _rows_pay(weight, gradient, how):
+        if not needed[0] and _rows_pay(weight, gradient.shape[2:], how):
             to_bias = gradient.sum([0, *range(2, gradient.dim())]) if needed[3] else None
             return None, *_by_rows(x, z, weight, gradient, how), to_bias, None, None
         stride, padding, dilation, groups = how
@@ -70,10 +70,17 @@ def _slow(how: How, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -
 # ------------------------------------------------------------------------------- inputs that need no gradient
 
 
-def _rows_pay(weight: Tensor, gradient: Tensor, how: How) -> bool:
+def gradient_by_rows(layer: Any, output: Tensor) -> bool:
+    """Whether a layer spares the gradient of an input that needs none."""
+    if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return False
+    return _rows_pay(layer.weight, output.shape[2:], (layer.stride, (), layer.dilation, layer.groups))
+
+
+def _rows_pay(weight: Tensor, places: torch.Size, how: How) -> bool:
     """Whether the gradients of the weights of each row are small, and patches can be cut as they are."""
     _, _, dilation, groups = how
-    return groups == 1 and max(dilation) == 1 and weight[0].numel() <= math.prod(gradient.shape[2:])
+    return groups == 1 and max(dilation) == 1 and weight[0].numel() <= math.prod(places)
 
 
 def _by_rows(x: Tensor, z: Tensor, weight: Tensor, gradient: Tensor, how: How) -> tuple[Tensor, Tensor]:

@@ -103,7 +103,8 @@ def _backward(
         for count, (n, whole) in enumerate(parts):
             z, gradient = _part(zs[n], axis, rows), whole[rows].flatten(0, 1)
             if need_ws[n]:
-                to_ws[n].addmm_(gradient.t(), torch.mul(part, z, out=product).flatten(0, 1))
+                scaled = torch.mul(part, z, out=product).flatten(0, 1)
+                torch.addmm(to_ws[n], gradient.t(), scaled, out=to_ws[n])
             torch.mm(gradient, ws[n], out=to_product.flatten(0, 1))
             to_z = torch.mul(to_product, part, out=product).sum(1 - axis)
             if axis:
