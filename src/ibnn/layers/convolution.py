@@ -58,8 +58,10 @@ class _Convolution(torch.autograd.Function):
         mask = (needed[0] or needed[1], needed[2], needed[3])
         more = ([len(weight)], stride, padding, dilation, False, (0,) * len(stride), groups, mask)
         to_product, to_weight, to_bias = torch.ops.aten.convolution_backward(gradient, product, weight, *more)
-        to_z = summed_product(to_product, x, z.shape) if needed[1] else None
-        return to_product.mul_(z) if needed[0] else None, to_z, to_weight, to_bias, None, None
+        if not needed[1]:
+            return to_product.mul_(z) if needed[0] else None, None, to_weight, to_bias, None, None
+        to_z = summed_product(to_product, x, z.shape, z if needed[0] else None)
+        return to_product if needed[0] else None, to_z, to_weight, to_bias, None, None  # by now the gradient of x
 
 
 def _slow(how: How, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:

@@ -64,12 +64,22 @@ def product(x: Tensor, z: Tensor, units: Placed | None, scratch: Scratch | None)
     return torch.mul(x, z if units is None else z * units.factors(x), out=out)  # one draw for all rows
 
 
-def summed_product(a: Tensor, b: Tensor, shape: torch.Size) -> Tensor:
-    """Returns a ∘ b summed to a shape, a few rows at a time, without the large tensor of the whole product."""
+def summed_product(a: Tensor, b: Tensor, shape: torch.Size, then: Tensor | None = None) -> Tensor:
+    """Returns a ∘ b summed to a shape, a few rows at a time, without the large tensor of the whole product.
+
+    With `then`, a is afterwards multiplied by it in place, while its rows are still in the cache.
+    """
     at_once = max(1, _AT_ONCE * a.shape[0] // max(1, a.numel()))
     if shape[0] != a.shape[0] or at_once >= a.shape[0] or shape == a.shape:
-        return (a * b).sum_to_size(shape)
-    memory = None if torch.is_grad_enabled() else torch.empty_like(a[:at_once])
-    parts = zip(a.split(at_once), b.split(at_once), strict=True)
-    products = (torch.mul(x, y, out=None if memory is None else memory[: len(x)]) for x, y in parts)
-    return torch.cat([part.sum_to_size(len(part), *shape[1:]) for part in products])
+        found = (a * b).sum_to_size(shape)
+        if then is not None:
+            a.mul_(then)
+        return found
+    memory, sums = None if torch.is_grad_enabled() else torch.empty_like(a[:at_once]), []
+    for first in range(0, a.shape[0], at_once):
+        x, y = a[first : first + at_once], b[first : first + at_once]
+        both = torch.mul(x, y, out=None if memory is None else memory[: len(x)])
+        sums.append(both.sum_to_size(len(x), *shape[1:]))
+        if then is not None:
+            x.mul_(then[first : first + at_once])
+    return torch.cat(sums)
