@@ -74,6 +74,16 @@ def _choices(cells: dict[str, Any]) -> str:
     return figures.markdown(rows).rstrip() + "\n"
 
 
+def _noises() -> str:
+    """NLLs of few draws to that of many, by kind of noise and network."""
+    cells = json.loads((RESULTS / "noise.json").read_text())["cells"]
+    names = [name for name, value in next(iter(cells.values())).items() if isinstance(value, list)]
+    rows = [["noise", *cells], *([name] for name in names)]
+    for row in rows[1:]:
+        row += ["{:.4f} ± {:.4f}".format(*cell[row[0]]) for cell in cells.values()]
+    return figures.markdown(rows).rstrip() + "\n"
+
+
 def performance() -> dict[str, str]:
     """The blocks of docs/performance.md."""
     speed = json.loads((RESULTS / "speed.json").read_text())["cells"]
@@ -370,7 +380,7 @@ def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
     pages = dict.fromkeys(PAGES, blocks() | performance() | novelty())
     form = _noise(json.loads((RESULTS / "form.json").read_text())["cells"])
-    findings = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN")), "form": form}
+    findings = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN")), "form": form, "noise": _noises()}
     pages[ROOT / "docs" / "findings.md"] = findings
     return fill_in(pages, check)
 
