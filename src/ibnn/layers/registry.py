@@ -290,7 +290,7 @@ def _fold_transposed_output(layer: Any, weight: Tensor, r: Tensor) -> Tensor:
 _FEATURES = Output(operator.attrgetter("out_features"), _fold_output)
 _CHANNELS = Output(operator.attrgetter("out_channels"), _fold_output)
 _TRANSPOSED = Output(operator.attrgetter("out_channels"), _fold_transposed_output)
-_LAST = Output(operator.attrgetter("nf"), lambda layer, weight, r: weight * r)
+_LAST = Output(lambda layer: layer.weight.shape[1], lambda layer, weight, r: weight * r)
 register_layer(
     nn.Linear,
     nodes="in_features",
