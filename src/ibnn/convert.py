@@ -111,7 +111,7 @@ def plan(
     1      BatchNorm2d    skipped  normalisation: scales and shifts, no input weights
     17 nodes, 82 weights, 5 weights per node
     """
-    _check_sides(where, bias_latents)
+    check_sides(where, bias_latents)
     _check_plain(net)
     modules = {name: m for name, m in net.named_modules() if "parametrizations" not in name.split(".")}
     why_not = reasons(net, modules, include, exclude, example)
@@ -284,7 +284,8 @@ def _check_options(components: int, prior_std: float, init_std: float, kl: str, 
         raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))
 
 
-def _check_sides(where: str, bias_latents: str) -> None:
+def check_sides(where: str, bias_latents: str) -> None:
+    """Raises unless these are words for where latents are."""
     for name, value, kind in (("where", where, Where), ("bias_latents", bias_latents, BiasLatents)):
         if value not in (known := get_args(kind)):
             remedy = f"Did you mean {nearest(str(value), known)!r}?"

@@ -122,7 +122,7 @@ def load(
         members = [net, *(copying.deepcopy(net) for _ in range(1, config["components"]))]
         baseline = METHODS[method](members if len(members) > 1 else net, likelihood, **config["options"])
         return cast(IBNN, _filled(baseline, tensors))
-    model = _filled(_convert(net, config, likelihood), tensors, latents_only=config["latents_only"])
+    model = _filled(converted(net, config, likelihood), tensors, latents_only=config["latents_only"])
     model.eval_samples, model.eval_seed, model.logits = config["eval_samples"], config["eval_seed"], logits
     model.gradient_scale = config.get("gradient_scale", 1.0)  # older saves do not have it
     return model
@@ -238,7 +238,7 @@ def _description(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _convert(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) -> IBNN:
+def converted(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) -> IBNN:
     """Puts latents on the saved layers, in place; raises if they are not in the saved order, which the draws follow."""
     layers, options = config["layers"], {name: config[name] for name in ("components", "prior_std")}
     chosen = [glob.escape(name) for name in layers]
