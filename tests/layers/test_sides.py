@@ -300,24 +300,29 @@ def test_types_without_an_output_side_keep_their_inputs() -> None:
     assert type(model.latents["attention"]) is ibnn.Latent
 
 
-def test_a_registered_layer_may_have_an_output_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Backward(nn.Module):
-        """A linear layer whose weight is (inputs, outputs) and whose bias has another name."""
+class Backward(nn.Module):
+    """A linear layer whose weight is (inputs, outputs)."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.kernel, self.shift = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))
+    def __init__(self) -> None:
+        super().__init__()
+        self.nx, self.weight, self.bias = 4, nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.kernel + self.shift
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
 
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_registered_layer_may_have_an_output_side(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     monkeypatch.setattr(layers, "REGISTRY", dict(layers.REGISTRY))
-    fold = lambda layer, z: layer.kernel * z[:, None]  # noqa: E731
-    side = Output(lambda layer: 3, lambda layer, weight, r: weight * r, bias="shift")
-    ibnn.register_layer(Backward, nodes=lambda layer: 4, fold=fold, weight="kernel", output=side)
+    if known:  # GPT-2's
+        monkeypatch.setattr(Backward, "__module__", "transformers.pytorch_utils")
+        monkeypatch.setattr(Backward, "__qualname__", "Conv1D")
+    else:
+        side = Output(lambda layer: 3, lambda layer, weight, r: weight * r)
+        ibnn.register_layer(Backward, nodes="nx", fold=lambda layer, z: layer.weight * z[:, None], output=side)
     model, x = converted(Backward(), where="both", bias_latents="node"), torch.randn(B, 4)
     z, r, v = model.posterior().mean[1].detach().split([4, 3, 3])
-    expected = ((x * z) @ model.net.kernel + v * model.net.shift) * r
+    expected = ((x * z) @ model.net.weight + v * model.net.bias) * r
     assert torch.allclose(model.component(1)(x), expected, atol=1e-6)
     assert torch.allclose(model.eval().outputs(x, model.posterior().mean)[1], expected, atol=1e-6)
 
