@@ -314,13 +314,11 @@ class Backward(nn.Module):
 @pytest.mark.parametrize("known", [True, False])
 def test_a_registered_layer_may_have_an_output_side(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     monkeypatch.setattr(layers, "REGISTRY", dict(layers.REGISTRY))
-    if known:  # GPT-2's
-        monkeypatch.setattr(Backward, "__module__", "transformers.pytorch_utils")
-        monkeypatch.setattr(Backward, "__qualname__", "Conv1D")
-    else:
+    made = type("Conv1D", (Backward,), {"__module__": "transformers.pytorch_utils" if known else "mine"})  # GPT-2's
+    if not known:
         side = Output(lambda layer: 3, lambda layer, weight, r: weight * r)
-        ibnn.register_layer(Backward, nodes="nx", fold=lambda layer, z: layer.weight * z[:, None], output=side)
-    model, x = converted(Backward(), where="both", bias_latents="node"), torch.randn(B, 4)
+        ibnn.register_layer(made, nodes="nx", fold=lambda layer, z: layer.weight * z[:, None], output=side)
+    model, x = converted(made(), where="both", bias_latents="node"), torch.randn(B, 4)
     z, r, v = model.posterior().mean[1].detach().split([4, 3, 3])
     expected = ((x * z) @ model.net.weight + v * model.net.bias) * r
     assert torch.allclose(model.component(1)(x), expected, atol=1e-6)
