@@ -32,7 +32,7 @@ _NO_OUTPUT = 'has no output side (where="output"): several inputs or weights, or
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """A layer that gets a latent."""
+    """A layer that gets latents: on its input, or where else `where` says ("input + output + bias")."""
 
     name: str
     type: str

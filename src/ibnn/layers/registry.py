@@ -170,7 +170,7 @@ def sides(layer: nn.Module, where: Where, bias_latents: BiasLatents) -> Sides:
     """
     kind = carried_type(layer)
     output, inputs = kind.output, kind.nodes(layer)
-    if output is None or not has_forward_of_its_type(layer):
+    if output is None or (where, bias_latents) == ("input", "none") or not has_forward_of_its_type(layer):
         return Sides(inputs)
     outputs = output.nodes(layer)
     has_bias = bias_latents != "none" and getattr(layer, output.bias, None) is not None
