@@ -29,6 +29,13 @@ class SidedLatent(Latent):
         self.sides, self.added, inputs = sides, added, sides.inputs
         self.narrow, self.placed = axis < -1 and 0 < inputs < NARROW, axis < -1 and inputs >= NARROW
 
+    def _current(self) -> tuple[Tensor | None, Units | None]:
+        """Returns what to multiply the input by; all factors where they go into weights."""
+        z, units = super()._current()
+        if z is None or self.folding:
+            return z, units
+        return z[..., : self.sides.inputs] if self.sides.inputs else None, units
+
     def _scaled(self, layer: nn.Module, x: Tensor, z: Tensor, units: Units | None) -> Tensor:
         """Returns the layer's new input, x ∘ z (∘ u), or x if z is in its weights or there is none for inputs."""
         if self._folds(layer):
@@ -40,7 +47,7 @@ class SidedLatent(Latent):
     def release(self, layer: nn.Module, args: Any, output: Any) -> Any:
         """Forward hook of the layer: undoes what `hook` did, and returns r ∘ (output + (v − 1) ∘ b)."""
         super().release(layer, args, output)
-        z, _ = self._current()
+        z, _ = super()._current()
         if z is None or output is None or self._folds(layer):  # a layer that raised has no output
             return None
         _, r, v = self.sides.split(z)
