@@ -58,11 +58,11 @@ METHODS: dict[str, Callable[[nn.Module, int], Any]] = {
 }
 
 
-def run(cell: Cell, method: str, seed: int) -> dict[str, Any]:
+def run(cell: Cell, method: Callable[[nn.Module, int], Any], seed: int) -> dict[str, Any]:
     """Trains a network by a method, and scores it."""
     train, valid, score = parts(images(cell.data, train=True), list(cell.rows), seed)
     torch.manual_seed(seed)
-    model = METHODS[method](cell.make(), seed)
+    model = method(cell.make(), seed)
     options: Any = {"epochs": cell.epochs, "lr": cell.lr, "seed": seed, "evaluate_every": cell.epochs, "quiet": True}
     history = ibnn.fit(model, train, valid, novelty=False, **options)
     samples = -(-DRAWS // model.components) if model.random else 1
@@ -92,4 +92,4 @@ if __name__ == "__main__":
     for seed in options.seeds:
         for name in options.cells:
             for method in options.methods:
-                results.run(f"{name} {method} {seed}", partial(run, CELLS[name], method, seed))
+                results.run(f"{name} {method} {seed}", partial(run, CELLS[name], METHODS[method], seed))

@@ -379,8 +379,8 @@ def fill_in(pages: dict[Path, dict[str, str]], check: bool = False) -> int:
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
     pages = dict.fromkeys(PAGES, blocks() | performance() | novelty())
-    form = _noise(json.loads((RESULTS / "form.json").read_text())["cells"])
-    findings = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN")), "form": form, "noise": _noises()}
+    noise = {name: _noise(json.loads((RESULTS / f"{name}.json").read_text())["cells"]) for name in ("form", "where")}
+    findings = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN")), **noise, "noise": _noises()}
     pages[ROOT / "docs" / "findings.md"] = findings
     return fill_in(pages, check)
 

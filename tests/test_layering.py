@@ -20,7 +20,7 @@ RINGS = [
     {"inputs", "progress", "normal", "metrics", "mixture", "objective", "nets"},
     {"layers", "batches", "shift"},
     {"latent", "prediction"},
-    {"likelihood"},
+    {"likelihood", "sided"},
     {"novelty", "abstention"},
     {"passes"},
     {"posterior"},

@@ -1,11 +1,9 @@
 """SURGERY: plan · convert · revert. Everything is checked before anything is touched."""
 
 import copy as copying
-import fnmatch
-import glob
 import inspect
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack, get_args
 
@@ -16,31 +14,31 @@ from torch.nn.parameter import is_lazy
 import ibnn.layers.attention
 import ibnn.layers.recurrent  # noqa: F401  # both register their layer types
 from ibnn.errors import complaint, nearest
-from ibnn.inputs import Inputs, Pick, call_arguments, evaluating
-from ibnn.latent import Latent, attach, strip
-from ibnn.layers.observe import bypassed
-from ibnn.layers.registry import duplicate, has_forward_of_its_type, layer_type
+from ibnn.inputs import Inputs, Pick
+from ibnn.latent import Latent, strip
+from ibnn.layers.registry import duplicate, layer_type, sides
+from ibnn.layers.selection import Patterns, reasons
+from ibnn.layers.sides import BiasLatents, Sides, Where
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.mixture import CLOSED_FORMS, KLKind
 from ibnn.network import IBNN
 from ibnn.normal import check_seed
 from ibnn.posterior import DrawsPer
+from ibnn.sided import attach_at
 
-Pattern = str | type[nn.Module]
-Patterns = Pattern | Sequence[Pattern]
-Modules = dict[str, nn.Module]  # by their names in the network
-
-_NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_PLACES = ("where", "bias_latents")
+_NO_OUTPUT = 'has no output side (where="output"): several inputs or weights, or a forward of its own'
 
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """A layer that gets a latent."""
+    """A layer that gets latents: on its input, or where else `where` says ("input + output + bias")."""
 
     name: str
     type: str
     nodes: int
     weights: int
+    where: str = "input"
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,12 @@ class Plan:
         return sum(layer.nodes for layer in self.layers)
 
     def __str__(self) -> str:
-        cells = [("layer", "type", "nodes", f"{'weights':>12}")]
-        cells += [(e.name or "(net)", e.type, f"{e.nodes:,}", f"{e.weights:>12,}") for e in self.layers]
+        elsewhere = any(e.where != "input" for e in self.layers)
+        cells = [("layer", "type", "nodes", f"{'weights':>12}" + "  where" * elsewhere)]
+        cells += [
+            (e.name or "(net)", e.type, f"{e.nodes:,}", f"{e.weights:>12,}" + f"  {e.where}" * elsewhere)
+            for e in self.layers
+        ]
         cells += [(e.name or "(net)", e.type, "skipped", e.reason) for e in self.skipped]
         names, types = (max(len(row[column]) for row in cells) for column in (0, 1))
         lines = [f"{name:<{names}}  {kind:<{types}}  {nodes:>9}  {rest}" for name, kind, nodes, rest in cells]
@@ -82,7 +84,13 @@ class Plan:
 
 
 def plan(
-    net: nn.Module, *, include: Patterns | None = None, exclude: Patterns | None = None, example: Inputs | None = None
+    net: nn.Module,
+    *,
+    include: Patterns | None = None,
+    exclude: Patterns | None = None,
+    example: Inputs | None = None,
+    where: Where = "input",
+    bias_latents: BiasLatents = "none",
 ) -> Plan:
     """Says what `convert` would do, without touching the network.
 
@@ -93,6 +101,8 @@ def plan(
             be included by their own name or class and get a latent on their output.
         exclude: Layers to leave out, named likewise.
         example: Inputs for one forward pass, which finds layers whose weight the network reads outside their call.
+        where: Which nodes get latents, as in `convert`.
+        bias_latents: Whether biases get latents, as in `convert`.
 
     >>> print(plan(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))))
     layer  type             nodes       weights
@@ -101,21 +111,26 @@ def plan(
     1      BatchNorm2d    skipped  normalisation: scales and shifts, no input weights
     17 nodes, 82 weights, 5 weights per node
     """
+    check_sides(where, bias_latents)
     _check_plain(net)
     modules = {name: m for name, m in net.named_modules() if "parametrizations" not in name.split(".")}
-    reasons = _reasons(net, modules, include, exclude, example)
+    why_not = reasons(net, modules, include, exclude, example)
+    at = {name: sides(modules[name], where, bias_latents) for name, reason in why_not.items() if reason is None}
+    if where == "output":
+        why_not |= {name: _NO_OUTPUT for name, own in at.items() if _place(modules[name], own) == "input"}
     layers, skipped = [], []
     for name, module in modules.items():
-        kind, reason, type_name = layer_type(module), reasons[name], type(module).__name__
+        kind, reason, type_name = layer_type(module), why_not[name], type(module).__name__
         if kind is not None and reason is None:
-            weights = sum(parameter.numel() for parameter in module.parameters())
-            layers.append(PlannedLayer(name, type_name, kind.nodes(module), weights))
+            weights, place = sum(parameter.numel() for parameter in module.parameters()), _place(module, at[name])
+            layers.append(PlannedLayer(name, type_name, at[name].nodes, weights, place))
         elif kind is not None or any(True for _ in module.parameters(recurse=False)):
             skipped.append(SkippedLayer(name, type_name, str(reason)))
     if not layers:
         found = ", ".join(f"{e.name or '(net)'} ({e.reason})" for e in skipped[:5]) or "no weights at all"
         remedy = "Register your layer: ibnn.register_layer."
         raise ValueError(complaint("net", "a network with layers to convert", found, remedy))
+    _check_found(layers, where, bias_latents)
     return Plan(tuple(layers), tuple(skipped), sum(p.numel() for p in net.parameters()))
 
 
@@ -124,6 +139,8 @@ class Options(TypedDict, total=False):
 
     logits: Pick | None
     draws: DrawsPer
+    where: Where
+    bias_latents: BiasLatents
     include: Patterns | None
     exclude: Patterns | None
     copy: bool
@@ -133,6 +150,8 @@ class Options(TypedDict, total=False):
 _DEFAULTS: Options = {
     "logits": None,
     "draws": "channel",
+    "where": "input",
+    "bias_latents": "none",
     "include": None,
     "exclude": None,
     "copy": True,
@@ -164,10 +183,12 @@ def convert(
         kl: The KL of the training loss: "components", "mean" (the paper's), "pairwise" or "montecarlo".
         seed: Decides the start of the latents and every draw of training; default from torch's global generator.
         **options: `draws`: what a factor of a convolution's input is drawn for: "channel" (the paper's), "unit" (a
-            channel at one place) or "both", a factor of the channel times one of the unit. `logits`: which part of the
-            network's output is predicted, if it is not the output itself or its `logits`: a path of keys, attributes or
-            numbers ("heads.age", "0"), or a function of the output. `include`, `exclude`, `example`: as in `plan`.
-            `copy`: False converts the given network itself, not a copy.
+            channel at one place) or "both", a factor of the channel times one of the unit. `where`: which nodes of
+            layers have latents: "input" (the paper's), "output" or "both". `bias_latents`: whether biases have latents:
+            "none", one for each "layer" (the authors' code) or "node". `logits`: which part of the network's output is
+            predicted, if it is not the output itself or its `logits`: a path of keys, attributes or numbers
+            ("heads.age", "0"), or a function of the output. `include`, `exclude`, `example`: as in `plan`. `copy`:
+            False converts the given network itself, not a copy.
 
     >>> model = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), components=4, seed=0)
     >>> model.eval()(torch.zeros(2, 4)).shape
@@ -175,16 +196,17 @@ def convert(
     """
     more = _completed(options)
     _check_options(components, prior_std, init_std, kl, more)
-    speaks, logits = _likelihood(likelihood), more["logits"]
+    speaks = _likelihood(likelihood)
     check_seed(0 if seed is None else seed)
-    planned = plan(net, include=more["include"], exclude=more["exclude"], example=more["example"])
+    planned = plan(net, **{name: more[name] for name in ("include", "exclude", "example", *_PLACES)})  # type: ignore[literal-required]
     _check_has_weights(net)
     seed = int(torch.randint(2**31, ())) if seed is None else seed
     net, speaks = (duplicate(net), copying.deepcopy(speaks)) if more["copy"] else (net, speaks)
-    for entry in planned.layers:
-        attach(net.get_submodule(entry.name), entry.name, components)
+    places: Any = {name: more[name] for name in _PLACES}  # type: ignore[literal-required]
+    for layer, name in ((net.get_submodule(entry.name), entry.name) for entry in planned.layers):
+        attach_at(layer, name, components, sides(layer, **places))
     start: dict[str, Any] = {"prior_std": float(prior_std), "init_std": float(init_std), "kl_kind": kl, "seed": seed}
-    start |= {"components": components, "logits": logits, "draws": more["draws"]}
+    start |= {"components": components, "logits": more["logits"], "draws": more["draws"], **places}
     return IBNN(net, speaks.to(next(net.parameters()).device), **start)
 
 
@@ -253,10 +275,41 @@ def _check_options(components: int, prior_std: float, init_std: float, kl: str, 
     if more["draws"] not in (forms := get_args(DrawsPer)):
         remedy = f"Did you mean {nearest(str(more['draws']), forms)!r}?"
         raise ValueError(complaint("draws", f"one of {', '.join(forms)}", repr(more["draws"]), remedy))
+    if more["where"] == "output" and more["draws"] != "channel":
+        remedy = 'Pass where="both", or leave draws out.'
+        raise ValueError(complaint("draws", '"channel" where inputs have no latents', repr(more["draws"]), remedy))
     logits = more["logits"]
     if logits is not None and not callable(logits) and not (isinstance(logits, str) and logits):
         remedy = 'Pass e.g. logits="heads.age", or a function of the output.'
         raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))
+
+
+def check_sides(where: str, bias_latents: str) -> None:
+    """Raises unless these are words for where latents are."""
+    for name, value, kind in (("where", where, Where), ("bias_latents", bias_latents, BiasLatents)):
+        if value not in (known := get_args(kind)):
+            remedy = f"Did you mean {nearest(str(value), known)!r}?"
+            raise ValueError(complaint(name, f"one of {', '.join(known)}", repr(value), remedy))
+
+
+def _check_found(layers: list[PlannedLayer], where: str, bias_latents: str) -> None:
+    """Raises if latents are asked for on sides that no layer has."""
+    asked = (
+        ("where", where, where == "both", "output"),
+        ("bias_latents", bias_latents, bias_latents != "none", "bias"),
+    )
+    for name, value, wanted, side in asked:
+        if wanted and not any(side in layer.where for layer in layers):
+            found = ", ".join(f"{layer.name or '(net)'} ({layer.type})" for layer in layers[:3])
+            expected = f"of a network with a layer whose {side} can have latents"
+            remedy = f"Leave it out: {found} and the like have latents on their inputs alone."
+            raise ValueError(complaint(name, expected, repr(value), remedy))
+
+
+def _place(layer: nn.Module, at: Sides) -> str:
+    """Returns where the latents of a layer are, in words; an embedding has no input to multiply."""
+    kind = layer_type(layer)
+    return "output" if kind is not None and set(kind.ports(layer)) == {"output"} else str(at)
 
 
 def _check_plain(net: nn.Module) -> None:
@@ -282,90 +335,3 @@ def _check_has_weights(net: nn.Module) -> None:
     if meta := [name for name, parameter in net.named_parameters() if parameter.is_meta]:
         remedy = "Load its weights first, for example with net.to_empty(device='cpu') and net.load_state_dict(...)."
         raise ValueError(complaint("net", "a network with weights", f"{meta[:3]} on the meta device", remedy))
-
-
-def _reasons(
-    net: nn.Module, modules: Modules, include: Patterns | None, exclude: Patterns | None, example: Inputs | None
-) -> dict[str, str | None]:
-    """Returns why each module gets no latent, None for those that get one."""
-    reasons = {name: _why_not(net, name, module) for name, module in modules.items()}
-    idle = _idle(net)
-    reasons |= {name: "does not run with the adapters set as they are" for name, m in modules.items() if m in idle}
-    convertible = [name for name, reason in reasons.items() if reason is None]
-    optional = {name: kind.optional for name in convertible if (kind := layer_type(modules[name])) and kind.optional}
-    if include is None:
-        reasons |= optional
-    else:
-        chosen = _matches(modules, convertible, include, "include", by_itself=optional)
-        reasons |= {name: "not in include" for name in convertible if name not in chosen}
-    if exclude is not None:
-        left_out = _matches(modules, list(modules), exclude, "exclude")
-        reasons |= {name: "excluded" for name in convertible if name in left_out}
-    if example is not None:
-        args, kwargs = call_arguments(example)
-        with evaluating(net), torch.no_grad(), bypassed(net, convertible) as read:
-            net(*args, **kwargs)
-        reasons |= dict.fromkeys(read, "its weight is read outside its own call")
-    return reasons
-
-
-def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:
-    """Returns why a module cannot carry a latent, or None."""
-    parent = net.get_submodule(name.rpartition(".")[0])
-    if isinstance(parent, nn.MultiheadAttention) and parent is not module:
-        return "read by nn.MultiheadAttention without a call: its nodes are in the latent there"
-    kind = layer_type(module)
-    if kind is None:
-        if isinstance(module, _NORMALISATIONS):
-            return "normalisation: scales and shifts, no input weights"
-        if isinstance(module, nn.EmbeddingBag):
-            return "looks rows up: has no inputs to multiply"
-        return f"no latent for {type(module).__name__}: see ibnn.register_layer"
-    if not (dtype := next(module.parameters()).dtype).is_floating_point:
-        return f"its weight is of dtype {dtype}"
-    if hasattr(module, "latent"):
-        return "has an attribute `latent` of its own"
-    if isinstance(module, nn.Embedding) and module.max_norm is not None:
-        return "rescales its weight at every call (max_norm)"
-    if kind.run is not None and not ("forward" not in vars(module) and has_forward_of_its_type(module)):
-        return "its class has a forward of its own"
-    return None
-
-
-def _idle(net: nn.Module) -> set[nn.Module]:
-    """Returns what peft keeps but does not run: inactive adapters, and the originals of modules that it replaces."""
-    idle: set[nn.Module] = set()
-    for owner in net.modules():
-        held: Any = {name: owner._modules.get(name) or {} for name in getattr(type(owner), "adapter_layer_names", ())}
-        if not held:
-            continue
-        off = owner.disable_adapters or getattr(owner, "merged", False)
-        active: Any = [] if off else owner.active_adapters
-        idle |= {m for parts in held.values() for adapter, part in parts.items() if adapter not in active
-                 for m in part.modules()}  # fmt: skip
-        if any(adapter in held.get("modules_to_save", {}) for adapter in active):
-            idle |= set(owner.original_module.modules())  # type: ignore[union-attr]
-    return idle
-
-
-def _matches(
-    modules: Modules, candidates: list[str], patterns: Patterns, argument: str, by_itself: Container[str] = ()
-) -> set[str]:
-    """Returns what each pattern matches, at least one candidate; those `by_itself` need their full name or class."""
-    matched: set[str] = set()
-    alone = isinstance(patterns, str | type) or not isinstance(patterns, Iterable)
-    listed: list[Any] = [patterns] if alone else list(patterns)  # type: ignore[arg-type]
-    if not listed or not all(isinstance(pattern, str | type) for pattern in listed):
-        raise ValueError(complaint(argument, "names, globs or classes of layers", patterns, 'Pass e.g. ["conv1"].'))
-    for pattern in listed:
-        if isinstance(pattern, str):
-            hits = {n for n in candidates if fnmatch.fnmatchcase(n, pattern) or n.startswith(pattern + ".")}
-        else:
-            hits = {n for n in candidates if isinstance(modules[n], pattern)}
-        wide = pattern is nn.Module or isinstance(pattern, str)
-        hits -= {n for n in hits if n in by_itself and wide and pattern not in (n, glob.escape(n))}
-        if not hits:
-            remedy = f"Did you mean {nearest(pattern, candidates)!r}?" if candidates else "Leave it out."
-            raise ValueError(complaint(argument, "patterns that match layers of the network", repr(pattern), remedy))
-        matched |= hits
-    return matched

@@ -19,6 +19,7 @@ from ibnn.layers.direct import DIRECT, goes_direct
 from ibnn.layers.product import Scratch, product
 from ibnn.layers.recompute import Recomputation
 from ibnn.layers.registry import batchless, carried_type, folded_weights, replace_weights, weights_are_parameters
+from ibnn.layers.sides import Sides
 from ibnn.layers.units import Units
 
 NARROW = 8  # fewer channels are narrow
@@ -77,6 +78,7 @@ class Latent(nn.Module):
             averages out, so that units have no factors, and where other units have, nodes hardly any noise.
         recall: The backward pass in progress and the z and units of its forward pass, for a layer that is run again in
             it (gradient checkpointing).
+        sides: Where the layer has latents, if not on its input alone: see `SidedLatent`.
         folding: Whether the layer computes with W = U diag(z) and an unchanged input instead of x ∘ z.
         batch_axis: The batch axis of the input, used where a layer of one port has a z for each row.
         scratch: Memory for the layer's new input while no graph is made; None for fresh memory.
@@ -89,6 +91,7 @@ class Latent(nn.Module):
     (torch.Size([2, 3]), torch.Size([2, 3]))
     """
 
+    sides: Sides | None = None
     z: Tensor | None
     units: Units | None
     recall: tuple[int, Tensor, Units | None] | None
@@ -195,7 +198,7 @@ class Latent(nn.Module):
         autocast = narrow and torch.is_autocast_enabled(x.device.type)
         return x if x.dtype == dtype or autocast else x.to(dtype)
 
-    def release(self, layer: nn.Module, args: Any, output: Any) -> None:
+    def release(self, layer: nn.Module, args: Any, output: Any) -> Any:
         """Forward hook of the layer, called even if it raises: undoes what `hook` did."""
         if self.after:
             self.after.pop()()
@@ -290,10 +293,10 @@ def backward_pass() -> int:
     return torch._C._current_graph_task_id()  # the same question torch.utils.checkpoint asks
 
 
-def attach(layer: nn.Module, name: str, components: int) -> None:
+def attach(layer: nn.Module, name: str, components: int, make: Callable[..., Latent] = Latent) -> None:
     """Gives a layer its latent and the hooks that multiply its input."""
     kind, like = carried_type(layer), next(layer.parameters())  # its weight may be computed, with side effects
-    latent = Latent(components, kind.nodes(layer), kind.axis, name=name, dtype=like.dtype, device=like.device)
+    latent = make(components, kind.nodes(layer), kind.axis, name=name, dtype=like.dtype, device=like.device)
     layer.add_module("latent", latent.train(layer.training))
     if kind.run is None:
         layer.register_forward_pre_hook(latent.hook, with_kwargs=True)
@@ -301,7 +304,8 @@ def attach(layer: nn.Module, name: str, components: int) -> None:
             layer.forward = partial(latent.forward_of, layer)
     else:
         layer.forward = partial(latent.call, layer)
-    layer.register_forward_hook(latent.release, always_call=True)  # its presence also keeps torch's fast path away
+    # its presence also keeps torch's fast path away
+    layer.register_forward_hook(latent.release, always_call=True, prepend=latent.sides is not None)
 
 
 def strip(net: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -13,6 +13,7 @@ from ibnn.inputs import Inputs, Pick, batch_length, call_arguments, check_rows, 
 from ibnn.latent import strip
 from ibnn.layers.observe import explaining_shapes
 from ibnn.layers.registry import duplicate, fold
+from ibnn.layers.sides import BiasLatents, Where
 from ibnn.layers.units import UnitFactors
 from ibnn.likelihood import Likelihood
 from ibnn.passes import Draws
@@ -42,6 +43,8 @@ class IBNN(Posterior):
             part of the state dict.
         prior_factors: Of each layer, (layers,), a buffer: its prior's standard deviation is s times this.
         draws: What a factor of a convolution's input is drawn for: "channel", "unit" or "both".
+        where: Which nodes of layers have latents: those of their "input", their "output" or "both".
+        bias_latents: Whether biases have latents: "none", one for each "layer", or one for each "node".
         unit_std: τ of each layer, (layers,), a buffer: standard deviation of the factors of single units.
         kl_kind: Which KL `kl` and `elbo` use.
         eval_samples: Draws per component in eval mode; 0 stands for the K networks at the component means.
@@ -58,10 +61,19 @@ class IBNN(Posterior):
         push_to_hub = hub.push_to_hub
         from_pretrained = staticmethod(hub.from_pretrained)
 
-    def __init__(self, net: nn.Module, likelihood: Likelihood, *, logits: Pick | None = None, **posterior: Any) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        *,
+        logits: Pick | None = None,
+        where: Where = "input",
+        bias_latents: BiasLatents = "none",
+        **posterior: Any,
+    ) -> None:
         """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
         super().__init__(net, likelihood, **posterior)
-        self.logits = logits
+        self.logits, self.where, self.bias_latents = logits, where, bias_latents
         self.eval_samples, self.eval_seed = 1, 0
         self.training = net.training  # of the modules in it, each keeps its own mode
         likelihood.train(net.training)
@@ -243,15 +255,13 @@ class IBNN(Posterior):
         """Returns a copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
         draw = z if isinstance(z, Draws) else Draws(z)
         parts = self.by_layer(draw.z.detach())
-        found = {
-            name: (part, latent.axis, own) for (name, latent, part), own in zip(parts, self._units(draw), strict=True)
-        }
+        found = {name: (latent, part, own) for (name, latent, part), own in zip(parts, self._units(draw), strict=True)}
         net = duplicate(self.net).eval()
         for name, layer in strip(net):
-            part, axis, units = found[name]
-            fold(layer, part, name)
+            latent, part, units = found[name]
+            fold(layer, part, name, latent.sides)
             if units is not None:
-                layer.add_module("unit_factors", factors := UnitFactors(units.std, units.at, axis))
+                layer.add_module("unit_factors", factors := UnitFactors(units.std, units.at, latent.axis))
                 layer.register_forward_pre_hook(factors.hook, with_kwargs=True)
         return net
 
@@ -278,8 +288,10 @@ class IBNN(Posterior):
 
     def extra_repr(self) -> str:
         """What `print` shows of the model."""
+        elsewhere = f", where={self.where!r}, bias_latents={self.bias_latents!r}"
         return (
             f"components={self.components}, nodes={self.nodes}, prior_std={self.prior_std}, kl={self.kl_kind!r}, "
             f"draws={self.draws!r}, "
             f"eval_samples={self.eval_samples}, eval_seed={self.eval_seed}"
+            f"{elsewhere if (self.where, self.bias_latents) != ('input', 'none') else ''}"
         )

@@ -115,11 +115,10 @@ class Posterior(LatentNetwork):
 
     @property
     def prior_stds(self) -> Tensor | float:
-        """Standard deviation of the prior of every node, (nodes,): s times the factor of its layer; s if all are 1."""
+        """Standard deviation of the prior of every node, (nodes,): s times its layer's factor; s if all are 1."""
         if self.draws == "channel":
             return self.prior_std
-        nodes = torch.tensor([latent.nodes for latent in self.latents.values()], device=self.prior_factors.device)
-        return self.prior_std * self.prior_factors.repeat_interleave(nodes, output_size=self.nodes)
+        return self.prior_std * by_node(self.latents.values(), self.prior_factors)
 
     def divide_noise(self) -> Tensor:
         """Divides the prior's noise among layers, channels and units; returns τ of each layer, (layers,).
@@ -258,6 +257,18 @@ def noise_shares(latents: Iterable[Latent], draws: DrawsPer) -> tuple[list[float
     if all(channels == HARDLY and not units for channels, units in shares):
         shares = [(1.0, 0.0)] * len(shares)
     return [channels for channels, _ in shares], [units for _, units in shares]
+
+
+def by_node(latents: Iterable[Latent], factors: Tensor) -> Tensor:
+    """Returns factors of layers' inputs (layers,) for every node, (nodes,): latents of outputs and biases have 1.
+
+    >>> by_node([Latent(1, 2, axis=-1), Latent(1, 3, axis=-1)], torch.tensor([0.5, 1.0]))
+    tensor([0.5000, 0.5000, 1.0000, 1.0000, 1.0000])
+    """
+    inputs = [(latent.nodes if latent.sides is None else latent.sides.inputs, latent.nodes) for latent in latents]
+    counts = torch.tensor([count for own, nodes in inputs for count in (own, nodes - own)], device=factors.device)
+    both = torch.stack([factors, torch.ones_like(factors)], 1).flatten()
+    return both.repeat_interleave(counts, output_size=sum(nodes for _, nodes in inputs))
 
 
 def initial_std(noise: Tensor) -> Tensor:

@@ -153,6 +153,10 @@ def test_plan_options() -> None:
     assert narrow["classes"] == 3
     assert narrow["weights"] < 1_000_000
     assert "skipped  excluded" in call("plan", "--net", "lenet", "--exclude", "fc*").stdout
+    both = json.loads(call("plan", "--net", "lenet", "--where", "both", "--bias-latents", "layer", "--json").stdout)
+    assert both["nodes"] == 207 + (6 + 16 + 120 + 64 + 10) + 5
+    assert {layer["where"] for layer in both["layers"]} == {"input + output + bias"}
+    assert "input + bias" in call("plan", "--net", "lenet", "--bias-latents", "node").stdout
 
 
 @pytest.mark.parametrize(
@@ -165,6 +169,7 @@ def test_plan_options() -> None:
         (["--net", "lenet", "--option", "width=-1"], "`width` to be positive"),
         (["--net", "alexnet", "--option", "dropout=-1"], "`dropout` to be at least 0"),
         (["--net", "lenet", "--include", "layer9"], "Did you mean"),
+        (["--net", "lenet", "--where", "outputs"], "Did you mean 'output'?"),
     ],
 )
 def test_wrong_plans(words: list[str], message: str) -> None:

@@ -113,6 +113,15 @@ def test_trained_weights_come_first(tmp_path: Path) -> None:
     torch.testing.assert_close(read_run(tmp_path / "given").model.net[1][0].weight, plain.model.net[1][0].weight)
 
 
+def test_a_job_says_where_latents_are(tmp_path: Path) -> None:
+    job = DIGITS.but(method_options={"components": 2, "where": "both", "bias_latents": "layer"}, train={"epochs": 1})
+    result = run(job, tmp_path, quiet=True)
+    assert result["costs"]["latents"] == 2 * 2 * (64 + 16 + 1 + 16 + 10 + 1)
+    again = read_run(tmp_path)
+    assert (again.model.where, again.model.bias_latents) == ("both", "layer")  # type: ignore[attr-defined]
+    assert again.job == job == Job.from_toml(job.to_toml())
+
+
 def test_costs_count_what_was_done(tmp_path: Path) -> None:
     job = DIGITS.but(method="sgd", train={"epochs": 30, "patience": 1, "lr": 0.3})
     run(job, tmp_path / "patience", quiet=True)

@@ -71,8 +71,8 @@ def test_a_checkpoint_holds_what_it_always_did(tmp_path: Path) -> None:
         "step", "sums", "seen", "rows", "finished", "seconds", "best", "waited",
         "looks", "looked", "temperature", "weaker", "relative", "unit_std", "rising",
     }  # fmt: skip
-    facts = {"components": 4, "nodes": 22, "draws": "channel", "examples": 450, "n_data": 450}
-    assert data["facts"] == facts
+    form = {"draws": "channel", "where": "input", "bias_latents": "none"}
+    assert data["facts"] == {"components": 4, "nodes": 22, **form, "examples": 450, "n_data": 450}
     assert data["progress"]["step"] == 15
 
 

@@ -13,7 +13,7 @@ from ibnn.inputs import Inputs, batch_length, tree_map
 from ibnn.network import IBNN
 from ibnn.normal import Space, address, normals, numbered_words, words
 from ibnn.passes import Draws
-from ibnn.posterior import HARDLY, noise_shares
+from ibnn.posterior import HARDLY, by_node, noise_shares
 from ibnn.prediction import draws
 
 DRAWS = 8  # of all components together, in the search
@@ -40,7 +40,7 @@ class Outputs:
         relative = torch.tensor(shares).to(self.mean)  # (2, L)
         if not self.trained:
             self.mean, self.unit_base = torch.ones_like(q.mean), relative[1].to(model.unit_std)
-            self.base = relative[0].repeat_interleave(self.layers).expand_as(q.mean).clone()
+            self.base = by_node(model.latents.values(), relative[0]).expand_as(q.mean).clone()
         self.flat = torch.ones_like(relative)
         noisy = [share != HARDLY or model.draws == "channel" for share in shares[0]]
         self.noisy_parts = torch.stack([torch.tensor(noisy, device=self.device), self.unit_base > 0])

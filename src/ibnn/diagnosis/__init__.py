@@ -121,7 +121,8 @@ def _splitting(kind: str) -> str:
 
 
 def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
-    sizes, stds = [latent.nodes for latent in model.latents.values()], (model.prior_std * model.prior_factors).tolist()
+    sizes = [latent.nodes for latent in model.latents.values()]
+    stds = torch.as_tensor(model.prior_stds, dtype=torch.float64).to(q.std).expand(sum(sizes)).split(sizes)
     parts = list(zip(q.mean.split(sizes, 1), q.std.split(sizes, 1), strict=True))
     kl_of = CLOSED_FORMS[_splitting(model.kl_kind)]
     kls = [kl_of(Mixture(mean, std.clamp_min(TINY)), s).item() for (mean, std), s in zip(parts, stds, strict=True)]
@@ -129,7 +130,7 @@ def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
     for name, (mean, std), kl, s in zip(model.latents, parts, kls, stds, strict=True):
         share, width = kl / (sum(kls) or 1.0), std.mean().item()
         spread, shift = mean.var(0, correction=0).mean().sqrt().item(), (mean - 1).abs().mean().item()
-        rows.append(LayerDiagnosis(name, mean.shape[1], kl, share, width, width / s, spread, shift))
+        rows.append(LayerDiagnosis(name, mean.shape[1], kl, share, width, width / s.mean().item(), spread, shift))
     return tuple(rows)
 
 

@@ -21,7 +21,7 @@ from ibnn.errors import complaint
 from ibnn.files import model_folder
 from ibnn.inputs import Pick
 from ibnn.latent import Latent
-from ibnn.layers.registry import layer_type
+from ibnn.layers.registry import layer_type, sides
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.nets.dense import Affine
 from ibnn.network import FACTORS, IBNN, NUMBERS
@@ -35,6 +35,7 @@ Architecture = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 METHODS: dict[str, type[nn.Module]] = {}  # other methods that can be saved, by class name: see `register_method`
 _FUNCTION = {"function": True}  # stands for a function, which no file holds
 _ATTRIBUTES = ("components", "prior_std", "kl_kind", "eval_samples", "eval_seed")
+_FORM = {"draws": "channel", "where": "input", "bias_latents": "none"}  # and what older saves, without them, have
 
 
 def save_pretrained(
@@ -121,7 +122,7 @@ def load(
         members = [net, *(copying.deepcopy(net) for _ in range(1, config["components"]))]
         baseline = METHODS[method](members if len(members) > 1 else net, likelihood, **config["options"])
         return cast(IBNN, _filled(baseline, tensors))
-    model = _filled(_convert(net, config, likelihood), tensors, latents_only=config["latents_only"])
+    model = _filled(converted(net, config, likelihood), tensors, latents_only=config["latents_only"])
     model.eval_samples, model.eval_seed, model.logits = config["eval_samples"], config["eval_seed"], logits
     model.gradient_scale = config.get("gradient_scale", 1.0)  # older saves do not have it
     return model
@@ -230,21 +231,21 @@ def _description(model: nn.Module) -> dict[str, Any]:
         remedy = "Pass what ibnn.convert returned; of a wrapper (DDP, torch.compile), what it wraps."
         raise TypeError(complaint("model", "a converted network", type(model).__name__, remedy))
     return {
-        **{name: getattr(model, name) for name in (*_ATTRIBUTES, "gradient_scale", "draws")},
+        **{name: getattr(model, name) for name in (*_ATTRIBUTES, "gradient_scale", *_FORM)},
         "likelihood": _described(model.likelihood),
         "logits": _FUNCTION if callable(model.logits) else model.logits,
         "layers": {name: latent.nodes for name, latent in model.latents.items()},
     }
 
 
-def _convert(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) -> IBNN:
+def converted(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) -> IBNN:
     """Puts latents on the saved layers, in place; raises if they are not in the saved order, which the draws follow."""
     layers, options = config["layers"], {name: config[name] for name in ("components", "prior_std")}
     chosen = [glob.escape(name) for name in layers]
     # a pattern takes in what is inside a layer, too
     inside = [glob.escape(layer.name) for layer in plan(net, include=chosen).layers if layer.name not in layers]
     options |= {"include": chosen, "exclude": inside or None, "kl": config["kl_kind"]}
-    options["draws"] = config.get("draws", "channel")  # older saves do not have it
+    options |= {name: config.get(name, usual) for name, usual in _FORM.items()}
     model = convert(net, likelihood=likelihood, copy=False, seed=0, **options)
     if (order := list(model.latents)) != list(layers):
         expected, remedy = f"a network with layers in the order {list(layers)}", "Define its layers in that order."
@@ -313,7 +314,8 @@ def _likelihood(
 def _check_net(net: nn.Module, config: dict[str, Any], force: bool) -> None:
     """Raises unless a network has the saved layers, tensors with values and, for latents alone, the saved weights."""
     saved: dict[str, int] = config["layers"]
-    found = {name: kind.nodes(module) for name, module in net.named_modules() if (kind := layer_type(module))}
+    at = [config.get(name, _FORM[name]) for name in ("where", "bias_latents")]
+    found = {name: sides(module, *at).nodes for name, module in net.named_modules() if layer_type(module)}
     plan(net, include=[glob.escape(name) for name in saved if name in found] or None)  # is it a plain network?
     remedy = "Build it as it was when the model was saved (and register its own layer types: ibnn.register_layer)."
     for name, nodes in saved.items():

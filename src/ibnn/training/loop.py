@@ -133,7 +133,9 @@ class _Run:
         facts: dict[str, Any] = {"components": model.components, "nodes": model.nodes, "prior_std": model.prior_std}
         if steering is not None or recipe.calibrate:
             del facts["prior_std"]  # training changes it
-        facts |= {"draws": getattr(model, "draws", None)} if model.nodes else {}
+        facts |= (
+            {name: getattr(model, name, None) for name in ("draws", "where", "bias_latents")} if model.nodes else {}
+        )
         facts |= {"examples": self.source.rows, "n_data": self.n_data}
         self.session = Session(state, engine, recipe, folder, facts, self.total)
         self.folder, self.quiet = folder, quiet or not engine.main

@@ -88,6 +88,8 @@ def plan(
     classes: Annotated[int | None, typer.Option(min=1, help="Default: 10, or 1000 for ImageNet networks.")] = None,
     include: Annotated[_Patterns, typer.Option(help="Layers to convert.", metavar="PATTERN")] = None,
     exclude: Annotated[_Patterns, typer.Option(help="Layers to leave out.", metavar="PATTERN")] = None,
+    where: Annotated[str, typer.Option(help="Nodes that have latents: input, output or both.")] = "input",
+    bias_latents: Annotated[str, typer.Option(help="Latents on biases: none, layer (one each) or node.")] = "none",
     json: Json = False,
 ) -> None:
     """Shows what `ibnn.convert` would do to a network: layers, nodes, weights. Allocates nothing.
@@ -99,10 +101,12 @@ def plan(
     with misuse():
         options = parsed(option or [], "--option")
         count = classes or _classes(net, options)
-        planned = planned_by(_made(net, count, options), include=include or None, exclude=exclude or None)
+        chosen: Any = {"include": include or None, "exclude": exclude or None}
+        chosen |= {"where": where, "bias_latents": bias_latents}
+        planned = planned_by(_made(net, count, options), **chosen)
     if not json:
         return print(planned)
-    facts = {"net": net, "classes": count, "options": options}
+    facts = {"net": net, "classes": count, "options": options, "where": where, "bias_latents": bias_latents}
     facts |= {"weights": planned.weights, "nodes": planned.nodes, "ratio": planned.weights / planned.nodes}
     parts = {"layers": planned.layers, "skipped": planned.skipped}
     screen.json(facts | {name: [vars(entry) for entry in part] for name, part in parts.items()})

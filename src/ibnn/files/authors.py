@@ -1,0 +1,173 @@
+"""AUTHORS: reads checkpoints of the method's published code into converted networks.
+
+There a layer has, beside `weight` and `bias`: `posterior_U_mean` and `posterior_U_std`, (K, D, 1, …), with σ = softplus
+of the latter; where it has a bias, `posterior_B_mean` and `posterior_B_std`, (K, 1, …), of one factor on the bias; and
+`prior_mean` and `prior_std`. The code of the authors' later work, on covariate shift, has no factors on biases, and D
+counts a layer's inputs, its outputs, or its inputs and then its outputs.
+"""
+
+import copy as copying
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ibnn.convert import check_sides
+from ibnn.errors import complaint
+from ibnn.files.model_folder import extra
+from ibnn.files.saving import converted
+from ibnn.layers.registry import layer_type, sides
+from ibnn.layers.sides import Where
+from ibnn.network import IBNN
+
+_OWN = ("posterior_U_mean", "posterior_U_std", "posterior_B_mean", "posterior_B_std", "prior_mean", "prior_std")
+_BUILD = "Build the network with the names and sizes of the checkpoint's."
+Layers = dict[str, dict[str, Tensor]]  # tensors that plain layers do not have, by layer and name
+
+
+def load_authors(
+    checkpoint: str | os.PathLike[str] | Mapping[str, Tensor],
+    net: nn.Module,
+    *,
+    where: Where = "input",
+    likelihood: Any = "categorical",
+    copy: bool = True,
+) -> IBNN:
+    """Returns a converted network with the weights and latents of the authors' code; its KL is "mean", as theirs.
+
+    Args:
+        checkpoint: A state dict, or a file of one: safetensors, or what `torch.save` wrote (read without running code).
+        net: A plain network whose layers have the names and sizes of the checkpoint's.
+        where: Which nodes its `posterior_U` are of: "input" (the published method), or, from the code of the later
+            work, "output" or "both".
+        likelihood: As in `convert`.
+        copy: False converts the given network itself, not a copy.
+
+    >>> state = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
+    >>> state |= {"prior_mean": torch.tensor(1.0), "prior_std": torch.tensor(0.3)}
+    >>> state |= {"posterior_U_mean": torch.ones(4, 3), "posterior_U_std": torch.zeros(4, 3)}
+    >>> state |= {"posterior_B_mean": torch.ones(4, 1), "posterior_B_std": torch.zeros(4, 1)}
+    >>> model = load_authors(state, nn.Linear(3, 2))
+    >>> model.components, model.nodes, model.bias_latents
+    (4, 4, 'layer')
+    """
+    check_sides(where, "none")
+    layers, weights = _split(_read(checkpoint))
+    described = _described(layers)
+    described |= {"where": where, "layers": _in_order(net, layers, where, described["bias_latents"])}
+    _check_weights(net.state_dict(), weights)
+    model = converted(copying.deepcopy(net) if copy else net, described, likelihood)
+    model.net.load_state_dict(weights, strict=False)  # names and shapes were checked; latents have names of their own
+    with torch.no_grad():
+        for name, latent in model.latents.items():
+            latent.mean.copy_(_joined(layers[name], "mean"))
+            latent.rho.copy_(_joined(layers[name], "std"))  # σ = softplus(ρ) there, too
+    return model
+
+
+def _read(checkpoint: str | os.PathLike[str] | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors of a checkpoint, without the prefix that DistributedDataParallel adds."""
+    state: Any = checkpoint if isinstance(checkpoint, Mapping) else _from_file(Path(checkpoint))
+    if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        got = sorted(map(str, state))[:5] if isinstance(state, Mapping) else type(state).__name__
+        remedy = "Pass the part of it that is one, such as torch.load(path, weights_only=True)['model']."
+        raise ValueError(complaint("checkpoint", "a state dict: tensors by name", got, remedy))
+    prefixed = all(name.startswith("module.") for name in state)
+    return {name.removeprefix("module.") if prefixed else name: value for name, value in state.items()}
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(complaint("checkpoint", "a file", repr(str(path)), "Check the path."))
+    try:
+        if path.suffix == ".safetensors":
+            return extra("safetensors.torch").load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except ImportError:
+        raise
+    except Exception as error:  # whatever safetensors or torch finds wrong with it
+        got = f"{type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"
+        remedy = "Save its state_dict() alone, with the code that made it."
+        raise ValueError(complaint("checkpoint", "a file of tensors, without code", got, remedy)) from error
+
+
+def _split(state: Mapping[str, Tensor]) -> tuple[Layers, dict[str, Tensor]]:
+    """Returns what layers have beside weights, by layer, and the weights by name; raises if a layer's is incomplete."""
+    layers: Layers = {}
+    weights = {}
+    for name, tensor in state.items():
+        layer, _, key = name.rpartition(".")
+        if key in _OWN:
+            layers.setdefault(layer, {})[key] = tensor
+        else:
+            weights[name] = tensor
+    if not layers:
+        remedy = "For one of this library's own use ibnn.load."
+        got = f"names such as {sorted(state)[:3]}"
+        raise ValueError(complaint("checkpoint", "one of the authors' code, with posterior_U_mean", got, remedy))
+    for layer, own in layers.items():
+        needed = [name for name in _OWN if "_B_" not in name or any("_B_" in other for other in own)]
+        if missing := [name for name in needed if name not in own]:
+            expected = f"one where layer {layer!r} has {', '.join(needed)}"
+            raise ValueError(complaint("checkpoint", expected, f"none of {missing}", "Save the whole state dict."))
+    return layers, weights
+
+
+def _described(layers: Layers) -> dict[str, Any]:
+    """Returns what the model is: number of components, prior, KL, latents of biases; raises if layers disagree."""
+    facts: dict[str, set[Any]] = {
+        "components": {own["posterior_U_mean"].shape[0] for own in layers.values()},
+        "prior_mean": {float(own["prior_mean"]) for own in layers.values()},
+        "prior_std": {float(own["prior_std"]) for own in layers.values()},
+    }
+    for name, values in facts.items():
+        if len(values) > 1 or (name == "prior_mean" and values != {1.0}):
+            expected = f"one whose layers share {name}" + (", 1" if name == "prior_mean" else "")
+            remedy = "Only such posteriors are of the form that convert makes."
+            raise ValueError(complaint("checkpoint", expected, sorted(values), remedy))
+    of_bias = any("posterior_B_mean" in own for own in layers.values())
+    found = {name: values.pop() for name, values in facts.items() if name != "prior_mean"}
+    return found | {"kl_kind": "mean", "bias_latents": "layer" if of_bias else "none"}
+
+
+def _in_order(net: nn.Module, layers: Layers, where: Where, bias_latents: Any) -> dict[str, int]:
+    """Returns the number of latents of each layer in the network's order; raises unless they are the checkpoint's."""
+    modules = dict(net.named_modules())
+    for name, own in layers.items():
+        if name not in modules or layer_type(modules[name]) is None:
+            got = f"a {type(modules[name]).__name__}" if name in modules else "none of that name"
+            raise ValueError(complaint("net", f"a network with a layer {name!r} that can have latents", got, _BUILD))
+        fits = {form: sides(modules[name], form, bias_latents).nodes for form in get_args(Where)}
+        sizes = {key: tuple(tensor.shape) for key, tensor in own.items() if not key.startswith("prior")}
+        nodes = _joined(own, "mean").shape[1] if _agree(own) else -1
+        if nodes != fits[where]:
+            others = [form for form, count in fits.items() if count == nodes]
+            remedy = f"Pass where={others[0]!r}." if others else _BUILD
+            expected = f"one with {fits[where]} latents on layer {name!r} (where={where!r})"
+            raise ValueError(complaint("checkpoint", expected, f"shapes {sizes}", remedy))
+    return {name: sides(module, where, bias_latents).nodes for name, module in modules.items() if name in layers}
+
+
+def _agree(own: Mapping[str, Tensor]) -> bool:
+    """Whether means and deviations have the same shapes."""
+    return all(own[f"posterior_{of}_mean"].shape == own[f"posterior_{of}_std"].shape for of in _posteriors(own))
+
+
+def _posteriors(own: Mapping[str, Tensor]) -> list[str]:
+    return [of for of in "UB" if f"posterior_{of}_mean" in own]
+
+
+def _joined(own: Mapping[str, Tensor], what: str) -> Tensor:
+    """Returns mean or std of a layer's latents, (K, nodes): those of nodes, then that of the bias."""
+    return torch.cat([own[f"posterior_{of}_{what}"].flatten(1) for of in _posteriors(own)], 1)
+
+
+def _check_weights(state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    """Raises unless names and shapes of weights and buffers agree."""
+    for name in {**state, **weights}:
+        has, had = (tuple(tensors[name].shape) if name in tensors else "absent" for tensors in (state, weights))
+        if has != had:
+            raise ValueError(complaint("net", f"like the checkpoint, where {name!r} is {had}", has, _BUILD))
