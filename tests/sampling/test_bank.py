@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import ibnn
+from ibnn.files.answering import Answering
 
 K, SAMPLES = 3, 7
 
@@ -86,6 +87,15 @@ def test_a_state_brings_its_bank_or_none() -> None:
     assert other.bank is None
 
 
+def test_files_are_traced_from_the_bank() -> None:
+    model, _, x = banked()
+    expected: Any = model.predict(x, samples=4, seed=1)
+    answering = Answering(model, 4, 1, None, novelty=False).eval()
+    answering.find_batch(x)
+    assert torch.allclose(answering(x)["probabilities"], expected.probs, atol=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["torch", "onnx"])
 def test_a_bank_is_exported(format: Any, tmp_path: Path) -> None:
     model, _, x = banked()

@@ -4,21 +4,30 @@ The likelihood has its full weight, and nothing else is in it. Minibatches are d
 noise is then independent from step to step, its variance can be estimated, and a chain is resumed from its step alone.
 """
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ibnn.batches import Source
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, as_tensors, call_arguments, check_rows, tree_map
+from ibnn.inputs import Inputs, as_tensors, call_arguments, check_rows, slice_rows, tree_map
 from ibnn.layers.observe import explaining_shapes
 from ibnn.network import IBNN
 from ibnn.normal import Space, address, words
 from ibnn.passes import Draws
 
 BLOCK = 64  # steps whose random numbers are drawn together
+PROBED = 32  # rows of a minibatch to try things on, where steps take all data
 AT_ONCE = 1024  # rows of all data that go through the network at once, for each chain
+
+
+class Piece(NamedTuple):
+    """Some data: the same rows for all chains, or as many for each chain, one chain after the other."""
+
+    x: Inputs
+    y: Tensor
+    rows: int  # of a chain
 
 
 class Energy:
@@ -37,18 +46,18 @@ class Energy:
         self.device, self.dtype = model.examples.device, model.posterior().mean.dtype
         self.prior_std = torch.as_tensor(model.prior_stds).to(self.device, self.dtype)
         self.batch_size = None if batch_size is None or batch_size >= source.rows else batch_size
+        self._probe_rows = self.batch_size or min(PROBED, source.rows)
         self._block = -1, torch.zeros(0)  # rows of a block of minibatches, by its number
-        self._whole = list(self._pieces()) if self.batch_size is None else []
-        x, y = self._whole[0] if self._whole else self.rows(torch.arange(min(2, source.rows)))
-        self._check(x, y)
+        self._whole: list[Piece] = []
+        if self.batch_size is None:
+            parts = torch.arange(source.rows).split(AT_ONCE)
+            self._whole = [Piece(*self.rows(part), len(part)) for part in parts]
+        self._check(*self.rows(torch.arange(min(2, source.rows))))
 
     def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
         """Returns data by their numbers."""
         x, y = self.source.take(numbers)
         return tree_map(lambda t: t.to(self.device), as_tensors(x, self.dtype)), y.to(self.device)
-
-    def _pieces(self) -> Iterator[tuple[Inputs, Tensor]]:
-        return (self.rows(part) for part in torch.arange(self.source.rows).split(AT_ONCE))
 
     def _check(self, x: Inputs, y: Tensor) -> None:
         """Raises unless targets fit the network's outputs."""
@@ -57,67 +66,80 @@ class Energy:
             check_rows(output, len(y))
         self.model.likelihood.check(output, y)
 
-    def batch(self, step: int, number: int = 0) -> list[tuple[Inputs, Tensor]]:
-        """Returns the data of a step: all, or a minibatch; `number` counts further minibatches of the step."""
+    def batch(self, step: int, number: int = 0) -> list[Piece]:
+        """Returns the data of a step: all, or a minibatch; `number` counts further minibatches, to try things on."""
+        if number:
+            return [self._own(self._drawn(torch.tensor([step]), number, self._probe_rows)[0])]
         if self.batch_size is None:
             return self._whole
-        return [self.rows(self._numbers(step, number))]
-
-    def _numbers(self, step: int, number: int) -> Tensor:
-        """Returns the rows of a minibatch; those of a block of steps are drawn together, which is faster."""
         block, place = divmod(step, BLOCK)
-        if number or self._block[0] != block:
-            steps = torch.tensor([step]) if number else block * BLOCK + torch.arange(BLOCK)
-            at = address(self.seed, Space.CHAIN_BATCH, steps[:, None], number, torch.arange(self.batch_size or 0))
-            drawn = words(at).view(len(steps), -1) % self.source.rows
-            if number:
-                return drawn[0]
-            self._block = block, drawn
-        return self._block[1][place]
+        if self._block[0] != block:
+            self._block = block, self._drawn(block * BLOCK + torch.arange(BLOCK), 0, self.batch_size)
+        return [self._own(self._block[1][place])]
 
-    def __call__(
-        self, z: Tensor, data: list[tuple[Inputs, Tensor]], *, each: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Returns U (K,) and its gradient (K, nodes), from all data or estimated from a minibatch.
+    def _own(self, numbers: Tensor) -> Piece:
+        """Returns a minibatch for each chain: shared ones would make chains depend on each other."""
+        return Piece(*self.rows(numbers.flatten()), numbers.shape[1])
+
+    def _drawn(self, steps: Tensor, number: int, rows: int) -> Tensor:
+        """Returns numbers of rows, drawn with replacement, (steps, K, rows)."""
+        chain = torch.arange(self.model.components)[:, None]
+        at = address(self.seed, Space.CHAIN_BATCH, steps[:, None, None], number, chain, torch.arange(rows))
+        return words(at).view(len(steps), -1, rows) % self.source.rows
+
+    def __call__(self, z: Tensor, data: list[Piece], *, each: bool = True) -> tuple[Tensor, Tensor]:
+        """Returns U (K,) and its gradient (K, nodes), from all data or estimated from minibatches.
 
         Without `each`, U is the chains' mean, which costs less and has the same gradient.
         """
         deviation = (z - 1) / self.prior_std
         energy, gradient = 0.5 * deviation.square().sum(1), deviation / self.prior_std
         energy = energy if each else energy.mean().expand(len(z))
-        rows = sum(len(y) for _, y in data)
-        for x, y in data:
+        share = sum(piece.rows for piece in data) / self.source.rows
+        for piece in data:
             with torch.enable_grad():
                 at = z.detach().requires_grad_()
-                losses = self._losses(at, x, y, each) * (self.source.rows / rows)  # (K,)
+                losses = self._losses(at, piece, each) / share  # (K,)
                 (part,) = torch.autograd.grad(losses.sum(), at)
             energy, gradient = energy + losses.detach(), gradient + part
         return energy / self.temperature, gradient / self.temperature
 
-    def _losses(self, z: Tensor, x: Inputs, y: Tensor, each: bool) -> Tensor:
-        """Returns −Σ log p(y | x, z) of the rows, (K,), or without `each` its mean over chains."""
-        likelihood, outputs = self.model.likelihood, self._outputs(z, x)
-        if each:
-            losses = torch.stack([likelihood.nll(output, y) for output in outputs])
-        else:
-            losses = likelihood.nll(outputs.flatten(0, 1), y.repeat(len(z), *[1] * (y.dim() - 1))).expand(len(z))
-        return losses * likelihood.mass(y).to(z)
+    def _losses(self, z: Tensor, piece: Piece, each: bool) -> Tensor:
+        """Returns −Σ log p(y | x, z) of a piece, (K,), or without `each` its mean over chains."""
+        likelihood, y, chains = self.model.likelihood, piece.y, len(z)
+        outputs = self._outputs(z, piece)  # (K, rows, …)
+        targets = y.repeat(chains, *[1] * (y.dim() - 1)) if len(y) == piece.rows else y
+        if not each:
+            total = likelihood.nll(outputs.flatten(0, 1), targets) * likelihood.mass(targets).to(z)
+            return (total / chains).expand(chains)
+        pairs = zip(outputs, targets.split(piece.rows), strict=True)
+        return torch.stack([likelihood.nll(output, own) * likelihood.mass(own).to(z) for output, own in pairs])
 
-    def _outputs(self, z: Tensor, x: Inputs) -> Tensor:
-        """Returns the outputs of all chains, (K, B, …): in one pass, if rows do not affect each other."""
-        call = call_arguments(x)
+    def _outputs(self, z: Tensor, piece: Piece) -> Tensor:
+        """Returns the outputs of all chains, (K, rows, …): in one pass, if rows do not affect each other."""
+        call, rows, shared = call_arguments(piece.x), piece.rows, len(piece.y) == piece.rows
+        own = call if shared else slice_rows(call, slice(0, rows), len(piece.y))
         with torch.no_grad():
-            together = len(z) > 1 and self.model._entries_as_rows(call, Draws(z[0]))
-        return self.model._rows_of_draws(call, Draws(z)) if together else self.model.outputs(x, z)
+            together = len(z) > 1 and self.model._entries_as_rows(own, Draws(z[0]))
+        if together and shared:
+            return self.model._rows_of_draws(call, Draws(z))
+        if together:
+            output = self.model._read(self.model._run(call, Draws(z).each_row(rows)))
+            return output.reshape(len(z), rows, *output.shape[1:])
+        parts = [slice_rows(piece.x, slice(k * rows, (k + 1) * rows), len(piece.y)) for k in range(len(z))]
+        xs = [piece.x] * len(z) if shared else parts
+        return torch.cat([self.model.outputs(x, z[k : k + 1]) for k, x in enumerate(xs)])
 
-    def noise(self, z: Tensor, step: int, repeats: int = 32) -> Tensor:
-        """Returns the variance of minibatch gradients at z, (nodes,), the mean over chains; 0 for all data."""
-        if self.batch_size is None:
-            return torch.zeros_like(z[0])
+    def row_variance(self, z: Tensor, step: int, repeats: int = 16) -> Tensor:
+        """Returns the variance of gradients of U estimated from one row, (nodes,), the mean over chains.
+
+        Divided by the rows of a minibatch it is the variance of its gradient; times T/N it is the empirical Fisher
+        information of U, a guess of its curvature along each node.
+        """
         found = [self(z, self.batch(step, number), each=False)[1] for number in range(1, repeats + 1)]
-        return torch.stack(found).var(0).mean(0)
+        return torch.stack(found).var(0).mean(0) * self._probe_rows
 
-    def curvature(self, z: Tensor, scale: Tensor, probe: Tensor, step: int, repeats: int = 10) -> float:
+    def curvature(self, z: Tensor, scale: Tensor, probe: Tensor, step: int, repeats: int = 8) -> float:
         """Returns the largest curvature along scaled nodes, in any direction and over all chains.
 
         Power iteration on differences of gradients: layers may have backward passes that cannot be differentiated.

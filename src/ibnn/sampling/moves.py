@@ -16,12 +16,12 @@ from ibnn.sampling.energy import BLOCK, Energy, refuse_not_finite
 from ibnn.sampling.settings import Settings
 
 WINDOWS = (0.1, 0.25, 0.5, 0.9)  # shares of the warm-up after which scales and step size are found anew
-PRIOR_WEIGHT = 5  # steps that the scale of the window before counts for
+KNOWN = 10.0  # time that the scales of the window before count for: in less, a chain does not go as far as it could
 WIDEST = 4.0  # scales above so many prior variances are not believed
 DIVERGENT = 1000.0  # nats of energy that a trajectory may gain
 ACCEPTANCE = 0.8  # what the step size of HMC aims at
 LONGEST = 256  # steps of a trajectory
-HEAT = 0.25  # share of a node's noise that may come from its gradients, of whose noise only the variances are known
+HEAT = 0.1  # share of a node's noise that may come from its gradients, of which only the variances are known
 FRACTION = {"sgld": 0.4, "sghmc": 1.0, "cyclical": 1.0, "hmc": 1.0}  # of 1/λ, or of 1/√λ: half the stable step
 
 
@@ -61,17 +61,15 @@ class Moves:
     def start(self, z: Tensor) -> State:
         """Returns chains that start at z (K, nodes)."""
         zero, count = torch.zeros_like(z), torch.zeros((), dtype=torch.int64)
-        scale = (self.prior_variance if self.settings.precondition else torch.ones_like(z[0])).expand_as(z[0])
         potential, gradient = self.energy(z, self.energy.batch(0))
         refuse_not_finite(potential, "energy", 0)
         refuse_not_finite(gradient, "gradient", 0)
         exact = torch.zeros((), dtype=torch.float64)
-        velocity = scale.sqrt() * self._normals(-1, z)
         state = State(
-            count, z, velocity, potential, gradient, scale.clone(), zero[0], exact, count, zero, zero,
+            count, z, self._normals(-1, z), potential, gradient, torch.ones_like(z[0]), zero[0], exact, count, zero, zero,
             torch.zeros(4, dtype=torch.float64), exact, count,
         )  # fmt: skip
-        return self._with_step(state, 0)
+        return self._with_step(state, 0, guess=True)
 
     def advance(self, state: State) -> State:
         """Returns the chains one step on; in the warm-up they also adapt."""
@@ -155,22 +153,36 @@ class Moves:
             state = state._replace(step=state.dual[2].exp())
         if done not in self.windows:
             return state
-        if self.settings.precondition and int(seen) > 1:
+        guess, zero = done == min(self.windows), torch.zeros_like(mean)  # chains have not been far yet
+        if self.settings.precondition and int(seen) > 1 and not guess:
             variance = state.spread.mean(0) / (seen - 1)
-            scale = (seen * variance + PRIOR_WEIGHT * state.scale) / (seen + PRIOR_WEIGHT)
-            scale = scale.clamp(min=1e-6 * self.prior_variance, max=WIDEST * self.prior_variance)
-            state = state._replace(scale=scale, velocity=state.velocity * (scale / state.scale).sqrt())
-        zero = torch.zeros_like(mean)
-        return self._with_step(state._replace(seen=torch.zeros_like(seen), mean=zero, spread=zero), done)
+            time = float(seen) * (self.settings.trajectory if self.whole else float(state.step))
+            state = self._with_scale(state, (time * variance + KNOWN * state.scale) / (time + KNOWN))
+        return self._with_step(state._replace(seen=torch.zeros_like(seen), mean=zero, spread=zero), done, guess)
 
-    def _with_step(self, state: State, done: int) -> State:
-        """Returns chains with the noise of their gradients and, unless it is given, a stable step size."""
-        settings, noise = self.settings, self.energy.noise(state.z, done)
+    def _with_scale(self, state: State, scale: Tensor) -> State:
+        """Returns chains with other scales, and velocities that fit them."""
+        scale = scale.clamp(min=1e-6 * self.prior_variance, max=WIDEST * self.prior_variance)
+        return state._replace(scale=scale, velocity=state.velocity * (scale / state.scale).sqrt())
+
+    def _with_step(self, state: State, done: int, guess: bool = False) -> State:
+        """Returns chains with the noise of their gradients and, unless it is given, a stable step size.
+
+        A `guess` of their scales is the inverse of the prior's precision and the Fisher information together.
+        """
+        settings, energy, noise = self.settings, self.energy, torch.zeros_like(state.scale)
+        guess = guess and settings.precondition
+        if energy.batch_size or guess:
+            variance = energy.row_variance(state.z, done)
+            noise = variance / energy.batch_size if energy.batch_size else noise
+        if guess:
+            fisher = variance * settings.temperature / energy.source.rows
+            state = self._with_scale(state, 1 / (1 / self.prior_variance + fisher))
         size = settings.step_size
         if size is None:
             chain = torch.arange(len(state.z), device=state.z.device)
             probe = normals(address(settings.seed, Space.CHAIN_PROBE, done, chain), state.z.shape[1]).to(state.z)
-            curvature = max(self.energy.curvature(state.z, state.scale, probe, done), 1.0)
+            curvature = max(energy.curvature(state.z, state.scale, probe, done), 1.0)
             heat = max(float((state.scale * noise).max()), 1e-12) / HEAT
             overdamped = settings.method == "sgld"
             stable = FRACTION[settings.method] / (curvature if overdamped else math.sqrt(curvature))

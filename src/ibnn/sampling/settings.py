@@ -24,7 +24,7 @@ class Settings:
             "hmc" 300.
         thin: Steps from one kept sample to the next; default 20, for "hmc" 1.
         temperature: T; chains sample p(z | data)^(1/T). 1 is Bayes; below 1 the posterior is cold.
-        batch_size: Rows of a minibatch, drawn with replacement; all of the data if there are no more. Not of "hmc".
+        batch_size: Rows of a chain's minibatch, drawn with replacement; all of the data if there are no more. Not of "hmc".
         step_size: Length of a step, in standard deviations of the nodes if they are `preconditioned`; default adapts.
         precondition: Scales each node by its standard deviation, found in the warm-up; False for no scales.
         friction: γ of "sghmc" and "cyclical": velocities are forgotten over a time of 1/γ.
@@ -42,7 +42,7 @@ class Settings:
     warmup: int = -1
     thin: int = -1
     temperature: float = 1.0
-    batch_size: int = 256
+    batch_size: int = 128
     step_size: float | None = None
     precondition: bool = True
     friction: float = 1.0
