@@ -1,0 +1,102 @@
+"""Does sampling the latents pay? The mixture that `fit` learns against chains over z with the same weights.
+
+    IBNN_DATA=FOLDER python experiments/sampling.py [digits fashion] [--seeds 0]
+
+Weights and mixture come from one `fit` (four components, held-out labels steer the noise); then z is sampled on the
+training part at several temperatures T of the posterior: 1 is Bayes. Which T is best is chosen by the held-out NLL.
+Digits: an MLP of 32 hidden units. Fashion: LeNet of width 1, 5,000 images; no HMC there, whose every step is all data.
+Test scores are of 10 draws per component. Writes results/sampling.json and docs/figures/sampling.png.
+"""
+
+import argparse
+import copy
+from typing import Any
+
+import torch
+from common import FIGURES, Data, Results, Splits, images, parts, scores
+
+import ibnn
+from ibnn.data import load
+from ibnn.nets import LeNet, mlp
+
+COMPONENTS, DRAWS = 4, 10
+EPOCHS = {"digits": 60, "fashion": 15}
+STEPS: dict[str, dict[str, dict[str, int]]] = {
+    "digits": {"sghmc": {"warmup": 800, "thin": 20}, "hmc": {"warmup": 100}, "cyclical": {"warmup": 800, "thin": 20},
+               "sgld": {"warmup": 800, "thin": 20}},
+    "fashion": {"sghmc": {"warmup": 300, "thin": 10}},
+}  # fmt: skip
+SAMPLES = {"digits": 40, "fashion": 20}
+TEMPERATURES = {"digits": {"sghmc": (1.0, 10.0, 100.0), "hmc": (1.0, 100.0), "cyclical": (1.0,), "sgld": (1.0,)},
+                "fashion": {"sghmc": (1.0, 100.0)}}  # fmt: skip
+
+
+def data(name: str, seed: int) -> Splits:
+    """Training, held-out and test data."""
+    if name == "fashion":
+        train, valid = parts(images("fashion-mnist", train=True), [4_500, 500], seed)
+        return Splits(train, valid, images("fashion-mnist", train=False))
+    digits = load("digits")
+    whole = Data(digits.normalise(digits.train.images).flatten(1), digits.train.labels)
+    train, valid = parts(whole, [len(whole.y) - 200, 200], seed)
+    return Splits(train, valid, Data(digits.normalise(digits.test.images).flatten(1), digits.test.labels))
+
+
+def scored(model: ibnn.IBNN, splits: Splits) -> dict[str, Any]:
+    """Scores on held-out and test data, and how much of the uncertainty is epistemic."""
+    answers: dict[str, Any] = {
+        part: model.predict(getattr(splits, part).x, samples=DRAWS, progress=False, novelty=False)
+        for part in ("valid", "test")
+    }
+    share = float(answers["test"].epistemic.mean() / answers["test"].total.mean())
+    found = {part: scores(answer.log_probs, getattr(splits, part).y) for part, answer in answers.items()}
+    return found | {"epistemic share": share}
+
+
+def fitted(name: str, splits: Splits, seed: int) -> tuple[ibnn.IBNN, float]:
+    """A network and its mixture, and the seconds of training."""
+    torch.manual_seed(seed)
+    net = LeNet(width=1).to(memory_format=torch.channels_last) if name == "fashion" else mlp(64, 10, hidden=32)
+    model = ibnn.convert(net, components=COMPONENTS, seed=seed)
+    history = ibnn.fit(model, splits.train, splits.valid, epochs=EPOCHS[name], seed=seed, quiet=True, novelty=False)
+    return model.eval(), history.seconds
+
+
+def sampled(model: ibnn.IBNN, name: str, splits: Splits, seed: int, method: str, temperature: float) -> dict[str, Any]:
+    """Chains at a temperature: their agreement, scores of the bank, and of the mixture of its moments."""
+    model = copy.deepcopy(model)
+    options: Any = {"samples": SAMPLES[name], "seed": seed, "temperature": temperature} | STEPS[name][method]
+    found = ibnn.sample(model, splits.train, method, progress=False, **options)
+    if name == "digits" and method == "sghmc" and temperature == 1:
+        found.plot(FIGURES / "sampling.png")
+    result = {"bank": scored(model, splits)}
+    std = float(model.posterior().std.mean())
+    model.set_posterior()
+    own = {"rhat": float(found.rhat.quantile(0.95)), "ess": float(found.ess.median()), "std": std}
+    own |= {"step": found.step_size, "acceptance": found.acceptance, "divergent": found.divergent}
+    return result | {"moments": scored(model, splits), "chains": own, "sampling seconds": round(found.seconds, 1)}
+
+
+def main() -> None:
+    """Runs what is not there yet."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("names", nargs="*", default=list(STEPS))
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
+    given = arguments.parse_args()
+    torch.set_num_threads(1)
+    results = Results("sampling", "Mixtures of `fit` against chains over z with the same weights")
+    for name in given.names:
+        for seed in given.seeds:
+            splits = data(name, seed)
+            model, seconds = fitted(name, splits, seed)
+            facts = {"prior_std": model.prior_std, "likelihood temperature": float(model.likelihood.temperature)}
+            facts |= {"std": float(model.posterior().std.mean()), "fit seconds": round(seconds, 1)}
+            results.run(f"{name} mixture seed {seed}", lambda: scored(model, splits) | facts)  # noqa: B023
+            for method, temperatures in TEMPERATURES[name].items():
+                for t in temperatures:
+                    cell = f"{name} {method} T={t:g} seed {seed}"
+                    results.run(cell, lambda: sampled(model, name, splits, seed, method, t))  # noqa: B023
+
+
+if __name__ == "__main__":
+    main()
