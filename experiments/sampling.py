@@ -20,13 +20,13 @@ from ibnn.data import load
 from ibnn.nets import LeNet, mlp
 
 COMPONENTS, DRAWS = 4, 10
-EPOCHS = {"digits": 60, "fashion": 15}
+EPOCHS = {"digits": 60, "fashion": 12}
 STEPS: dict[str, dict[str, dict[str, int]]] = {
-    "digits": {"sghmc": {"warmup": 800, "thin": 20}, "hmc": {"warmup": 100}, "cyclical": {"warmup": 800, "thin": 20},
+    "digits": {"sghmc": {"warmup": 800, "thin": 20}, "hmc": {"warmup": 80}, "cyclical": {"warmup": 800, "thin": 20},
                "sgld": {"warmup": 800, "thin": 20}},
-    "fashion": {"sghmc": {"warmup": 300, "thin": 10}},
+    "fashion": {"sghmc": {"warmup": 200, "thin": 8}},
 }  # fmt: skip
-SAMPLES = {"digits": 40, "fashion": 20}
+SAMPLES = {"digits": 40, "fashion": 12}
 TEMPERATURES = {"digits": {"sghmc": (1.0, 10.0, 100.0), "hmc": (1.0, 100.0), "cyclical": (1.0,), "sgld": (1.0,)},
                 "fashion": {"sghmc": (1.0, 100.0)}}  # fmt: skip
 
