@@ -113,14 +113,17 @@ class Posterior(LatentNetwork):
     def set_bank(self, z: Tensor) -> None:
         """Makes samples of z the posterior: draws are rows of them, and μ and σ of component k the moments of chain k.
 
-        `set_posterior()` goes back to a mixture, that of these moments; `set_bank(model.draw_latents(S).view(K, S, -1))`
-        makes a bank of a mixture.
+        `set_posterior()` goes back to a mixture, that of these moments, and with z = `model.draw_latents(S)` a mixture
+        becomes a bank: `model.set_bank(z.view(K, S, -1))`.
 
         Args:
             z: S samples from each of K chains, (K, S, nodes), in the order in which they were drawn.
         """
         if z.dim() != 3 or (z.shape[0], z.shape[2]) != (self.components, self.nodes) or not z.shape[1]:
-            expected, remedy = f"of shape ({self.components}, samples, {self.nodes})", "Pass a chain for each component."
+            expected, remedy = (
+                f"of shape ({self.components}, samples, {self.nodes})",
+                "Pass a chain for each component.",
+            )
             raise ValueError(complaint("z", expected, tuple(z.shape), remedy))
         if not bool(z.isfinite().all()):
             raise ValueError(complaint("z", "finite", "NaN or infinity", "Leave those samples out."))
@@ -233,8 +236,8 @@ class Posterior(LatentNetwork):
     ) -> Tensor:
         """Returns z of the draws that `predict` makes, (K·S, nodes), component-major.
 
-        z of (seed, k, s) depends on nothing else but the posterior. Of a bank it is sample s of chain k in an order that
-        the seed decides, beginning again after the last.
+        z of (seed, k, s) depends on nothing else but the posterior. Of a bank it is sample s of chain k in an order
+        that the seed decides, beginning again after the last.
 
         Args:
             samples: S.

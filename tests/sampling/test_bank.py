@@ -50,10 +50,12 @@ def test_a_draw_is_a_plain_network() -> None:
 def test_components_have_the_moments_of_chains_and_back() -> None:
     model, bank, x = banked()
     q = model.posterior()
-    assert torch.allclose(q.mean, bank.mean(1)) and torch.allclose(q.std, bank.std(1, correction=0), atol=1e-6)
+    assert torch.allclose(q.mean, bank.mean(1))
+    assert torch.allclose(q.std, bank.std(1, correction=0), atol=1e-6)
     assert torch.allclose(model.component(1)(x), model.outputs(x, bank[1].mean(0)[None])[0], atol=1e-5)
     model.set_posterior()
-    assert model.bank is None and torch.allclose(model.posterior().mean, bank.mean(1))
+    assert model.bank is None
+    assert torch.allclose(model.posterior().mean, bank.mean(1))
     drawn = model.draw_latents(2000).view(K, 2000, -1)
     assert ((drawn.mean(1) - bank.mean(1)).abs() < 4.5 * q.std / 2000**0.5).all()
     model.set_bank(drawn)
@@ -68,7 +70,8 @@ def test_a_bank_is_saved_and_loaded(latents_only: bool, tmp_path: Path) -> None:
     model, *_ = banked()
     model.save_pretrained(tmp_path, latents_only=latents_only)
     loaded = ibnn.load(tmp_path, net)
-    assert loaded.bank is not None and torch.equal(loaded.bank, bank)
+    assert loaded.bank is not None
+    assert torch.equal(loaded.bank, bank)
     found: Any = loaded.predict(x)
     assert torch.equal(found.probs, expected.probs)
 
@@ -129,4 +132,5 @@ def test_banks_that_do_not_fit() -> None:
             model.set_bank(wrong)
     with pytest.raises(ValueError, match="finite"):
         model.set_bank(bank * float("nan"))
-    assert model.bank is not None and torch.equal(model.bank, bank)
+    assert model.bank is not None
+    assert torch.equal(model.bank, bank)

@@ -47,7 +47,8 @@ def test_rhat_sees_chains_apart_and_drift() -> None:
     x = torch.randn(4, 500, dtype=torch.float64)
     assert split_rhat(x) < 1.01
     apart = x + torch.tensor([[0.0], [0.0], [0.0], [2.0]])
-    assert split_rhat(apart) > 1.2 and effective_size(apart) < 20
+    assert split_rhat(apart) > 1.2
+    assert effective_size(apart) < 20
     drift = x + torch.linspace(-2, 2, 500)  # all chains alike, but their halves are not
     assert split_rhat(drift) > 1.2
 

@@ -67,7 +67,8 @@ def test_leapfrog_goes_back_and_keeps_volume() -> None:
     scale = torch.tensor([0.5, 2.0], dtype=torch.float64)
     end, v_end, _, gradient = kernels.leapfrog((z, v), energy(z, True)[1], energy, scale, 0.1, 7)
     back, v_back, *_ = kernels.leapfrog((end, -v_end), gradient, energy, scale, 0.1, 7)
-    assert torch.allclose(back, z, atol=1e-12) and torch.allclose(v_back, -v, atol=1e-12)
+    assert torch.allclose(back, z, atol=1e-12)
+    assert torch.allclose(v_back, -v, atol=1e-12)
 
     def flat(both: Tensor) -> Tensor:
         at = both.view(1, 4)
@@ -88,7 +89,9 @@ def test_metropolis_balances_every_pair_of_cells() -> None:
     grid = torch.linspace(-4, 4, 8001, dtype=torch.float64)
     density = (-energy(grid[:, None], True)[0]).exp()
     cells = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
-    expected = torch.zeros(4, dtype=torch.float64).scatter_add_(0, torch.bucketize(grid, cells), density) / density.sum()
+    expected = (
+        torch.zeros(4, dtype=torch.float64).scatter_add_(0, torch.bucketize(grid, cells), density) / density.sum()
+    )
     one = torch.ones(1, dtype=torch.float64)
     place = torch.multinomial(density, 200_000, replacement=True, generator=generator)
     z = grid[place][:, None]
@@ -99,7 +102,9 @@ def test_metropolis_balances_every_pair_of_cells() -> None:
     taken = torch.rand(len(z), generator=generator, dtype=torch.float64) < (-gained).exp()
     assert 0.3 < taken.double().mean() < 0.9  # so that the test means something
     moved = torch.where(taken[:, None], end, z)
-    flow = torch.zeros(16).index_add_(0, torch.bucketize(z[:, 0], cells) * 4 + torch.bucketize(moved[:, 0], cells), torch.ones(len(z)))
+    flow = torch.zeros(16).index_add_(
+        0, torch.bucketize(z[:, 0], cells) * 4 + torch.bucketize(moved[:, 0], cells), torch.ones(len(z))
+    )
     flow = flow.view(4, 4)
     assert ((flow - flow.T).abs() <= 4 * (flow + flow.T).sqrt()).all()
     found = flow.sum(0) / len(z)
@@ -111,6 +116,8 @@ def test_what_is_kept() -> None:
     assert [step for step in range(plain.total) if plain.keeps(step)] == [12, 15, 18, 21, 24, 27]
     cyclical = Settings("cyclical", samples=6, warmup=10, thin=2, cycles=2, explore=0.5)
     kept = [step for step in range(cyclical.total) if cyclical.keeps(step)]
-    assert len(kept) == 6 and cyclical.total == 10 + 2 * 12
+    assert len(kept) == 6
+    assert cyclical.total == 10 + 2 * 12
     assert all((cyclical.place(step) or 0) >= 0.5 for step in kept)
-    assert cyclical.place(9) is None and cyclical.place(10) == 0.0
+    assert cyclical.place(9) is None
+    assert cyclical.place(10) == 0.0

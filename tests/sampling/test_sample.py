@@ -150,20 +150,23 @@ def test_an_interrupted_chain_goes_on_to_the_bit(method: str, tmp_path: Any, mon
         assert model.bank is None
     monkeypatch.setattr(Moves, "advance", advance)
     found = quick(model, data, method, run_dir=tmp_path, **options)
-    assert torch.equal(found.z, expected.z) and torch.equal(found.energy, expected.energy)
-    assert found.step_size == expected.step_size and found.acceptance == expected.acceptance
+    assert torch.equal(found.z, expected.z)
+    assert torch.equal(found.energy, expected.energy)
+    assert found.step_size == expected.step_size
+    assert found.acceptance == expected.acceptance
     again = quick(two_layers()[0], data, method, run_dir=tmp_path, **options)  # it has ended: nothing is computed
-    assert torch.equal(again.z, expected.z) and again.seconds == found.seconds
+    assert torch.equal(again.z, expected.z)
+    assert again.seconds == found.seconds
 
 
 def test_a_folder_of_other_chains_is_refused(tmp_path: Any) -> None:
     model, data = two_layers()
     quick(model, data, run_dir=tmp_path, seed=1)
-    with pytest.raises(ValueError, match="run_dir.*seed = 1"):
+    with pytest.raises(ValueError, match=r"run_dir.*seed = 1"):
         quick(model, data, run_dir=tmp_path, seed=2)
     with torch.no_grad():
         next(model.net.parameters()).mul_(2)
-    with pytest.raises(ValueError, match="run_dir.*weights"):
+    with pytest.raises(ValueError, match=r"run_dir.*weights"):
         quick(model, data, run_dir=tmp_path, seed=1)
     (tmp_path / "chains.safetensors").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="damaged"):
@@ -187,14 +190,16 @@ def test_chains_apart_give_what_chains_together_give() -> None:
     z = model.draw_latents(1).detach()
     potential, gradient = energy(z, energy.batch(0))
     mean, same = energy(z, energy.batch(0), each=False)
-    assert torch.allclose(gradient, same, rtol=1e-4, atol=1e-4) and torch.allclose(potential.mean(), mean[0])
+    assert torch.allclose(gradient, same, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(potential.mean(), mean[0])
     for k in (0, 3):
         at = z[k].clone().requires_grad_()
         loss = nn.functional.cross_entropy(model.outputs(data[0], at[None])[0], data[1], reduction="sum")
         loss = (loss + ((at - 1) / 0.5).square().sum() / 2) / 2.0
         loss.backward()
         assert potential[k].item() == pytest.approx(loss.item(), rel=1e-5)
-        assert at.grad is not None and torch.allclose(gradient[k], at.grad, rtol=1e-4, atol=1e-4)
+        assert at.grad is not None
+        assert torch.allclose(gradient[k], at.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_minibatch_energy_and_noise_are_unbiased() -> None:
@@ -239,7 +244,7 @@ def test_settings_that_make_no_sense(options: dict[str, Any], words: str) -> Non
 
 def test_an_option_that_does_not_exist() -> None:
     model, data = two_layers()
-    with pytest.raises(TypeError, match="`burnin`.*Did you mean"):
+    with pytest.raises(TypeError, match=r"`burnin`.*Did you mean"):
         quick(model, data, burnin=5)
 
 
@@ -272,16 +277,18 @@ def test_data_that_cannot_be_sampled_from() -> None:
 def test_a_chain_that_diverges_says_so(method: str) -> None:
     model, data = two_layers()
     before = model.posterior().mean.clone()
-    with pytest.raises(ibnn.DivergedChainError, match="chain .* at step .*smaller step_size"):
+    with pytest.raises(ibnn.DivergedChainError, match=r"chain .* at step .*smaller step_size"):
         quick(model, data, method, step_size=1e18, precondition=False, warmup=0, samples=200)
-    assert model.bank is None and torch.equal(model.posterior().mean, before)
+    assert model.bank is None
+    assert torch.equal(model.posterior().mean, before)
     x, y = data
-    with pytest.raises(ibnn.DivergedChainError, match="energy.*step 0"):
+    with pytest.raises(ibnn.DivergedChainError, match=r"energy.*step 0"):
         quick(model, (x * float("inf"), y), method)
 
 
 def test_trajectories_that_diverge_are_rejected_and_counted() -> None:
     model, data = two_layers()
     found = quick(model, data, "hmc", step_size=1e6, precondition=False, warmup=0)
-    assert found.divergent == 12 * 4 and found.acceptance == 0.0
+    assert found.divergent == 12 * 4
+    assert found.acceptance == 0.0
     assert (found.z[:, :1] == found.z).all()

@@ -21,7 +21,7 @@ def _disagreeing(case: Case) -> Finding | None:
         return None
     share = (split_rhat(bank.cpu()) > _RHAT).double().mean().item()
     what = f"The chains disagree: {share:.0%} of the nodes have a split-R̂ above {_RHAT}."
-    remedy = "Sample longer (warmup, thin), or from starts that are nearer; until then the spread is partly of the starts."
+    remedy = "Sample longer (warmup, thin), or from starts that are nearer; until then the starts show."
     return Finding("warning", None, what, remedy) if share > _MOST else None
 
 

@@ -143,12 +143,14 @@ def non_finite(case: Case) -> Finding | None:
 
 
 def nothing_learnt(case: Case) -> Finding | None:
+    """Finds a posterior that is the prior."""
     what = f"The posterior is the prior ({case.kl_per_node:.4f} nats a node away): the latents have learnt nothing."
     remedy = "Lower beta or train longer. If strong noise is all you want, one component does the same for less."
     return Finding(case.blame, None, what, remedy) if case.kl_per_node < _ON_PRIOR else None
 
 
 def duplicates(case: Case) -> Finding | None:
+    """Finds components that repeat others."""
     twins = (case.overlap.triu(1) > _SAME).any(0).nonzero().flatten().tolist()
     if not twins or case.kl_per_node < _ON_PRIOR:  # where all are the prior, that is the finding
         return None
@@ -159,6 +161,7 @@ def duplicates(case: Case) -> Finding | None:
 
 
 def collapsed(case: Case) -> Finding | None:
+    """Finds components whose means are alike."""
     between, within = case.q.mean.var(0, correction=0).sum().item(), case.q.std.square().mean(0).sum().item()
     share, k = between / (between + within or 1.0), case.model.components
     if k == 1 or not share < _TOGETHER or case.kl_per_node < _ON_PRIOR or duplicates(case):
@@ -196,6 +199,7 @@ def _dominated(case: Case) -> Finding | None:
 
 
 def never_moved(case: Case) -> Finding | None:
+    """Finds latents that are where convert put them."""
     still, examples = _at_start(case), int(case.model.examples)
     if not examples:  # a mean of 1 is also a start, but may be set by hand: nothing may have been touched
         fresh = all(id(p) in still for latent in case.model.latents.values() for p in latent.parameters())

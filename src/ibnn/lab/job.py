@@ -190,7 +190,9 @@ class Job(BaseModel):
             got, remedy = f"{self.posterior!r} for {self.method!r}", "Leave posterior out."
             raise ValueError(complaint("posterior", 'given for method = "ibnn" alone', got, remedy))
         if (draws := self.method_options.get("draws", "channel")) != "channel":
-            raise ValueError(complaint("method_options.draws", '"channel" where z is sampled', repr(draws), "Leave it out."))
+            raise ValueError(
+                complaint("method_options.draws", '"channel" where z is sampled', repr(draws), "Leave it out.")
+            )
         try:
             settings(self.posterior, self.sampling | {"seed": self.seed})
         except TypeError as error:
@@ -233,7 +235,15 @@ class Job(BaseModel):
         if self.first is None:
             return None
         self._recipe(None, "first")  # errors name `first`, not the `train` of the other job
-        fields = {"method": "sgd", "method_options": {}, "posterior": "mixture", "sampling": {}, "first": None, "recipe": None, "train": self.first}
+        fields = {
+            "method": "sgd",
+            "method_options": {},
+            "posterior": "mixture",
+            "sampling": {},
+            "first": None,
+            "recipe": None,
+            "train": self.first,
+        }
         return Job(**(self.model_dump(exclude_unset=True) | fields))
 
     @property

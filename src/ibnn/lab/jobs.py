@@ -85,9 +85,7 @@ def run(
         return home.finish(_result(job, model, history, measured, splits, spent))
 
 
-def _sample(
-    job: Job, model: Trainable, splits: Splits, history: History, home: RunFolder, quiet: bool
-) -> History:
+def _sample(job: Job, model: Trainable, splits: Splits, history: History, home: RunFolder, quiet: bool) -> History:
     """Samples the latents of a trained network, if the job asks for it; returns the history with that included."""
     if job.posterior == "mixture":
         return history

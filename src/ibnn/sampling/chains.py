@@ -15,7 +15,7 @@ def _halves(x: Tensor) -> Tensor:
 
 
 def split_rhat(x: Tensor) -> Tensor:
-    """Split-R̂ of chains (K, S, …): √(variance of all halves of chains / mean variance within them), near 1 if they agree.
+    """Split-R̂ of chains (K, S, …): √(variance of all / mean variance within halves of chains), near 1 if they agree.
 
     >>> torch.manual_seed(0).initial_seed(), round(split_rhat(torch.randn(4, 1000)).item(), 2)
     (0, 1.0)

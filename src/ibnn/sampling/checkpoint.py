@@ -33,11 +33,15 @@ def load(folder: Path, facts: dict[str, Any], device: torch.device) -> tuple[Sta
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # whatever safetensors finds wrong with it
         remedy = "Remove the file to start anew."
-        raise ValueError(complaint(str(path), "chains that ibnn.sample wrote", f"a damaged file ({error})", remedy)) from error
+        raise ValueError(
+            complaint(str(path), "chains that ibnn.sample wrote", f"a damaged file ({error})", remedy)
+        ) from error
     changed = [name for name in facts if saved.get(name) != facts[name]]
     if changed:
         names = ", ".join(f"{name} = {saved.get(name)}" for name in changed)
-        raise ValueError(complaint("run_dir", "a folder of the same chains", f"one with {names}", "Use another folder."))
+        raise ValueError(
+            complaint("run_dir", "a folder of the same chains", f"one with {names}", "Use another folder.")
+        )
     on_cpu = {"at", "step", "seen", "dual", "accepted", "divergent"}
     fields = {name: tensors.pop(f"state.{name}") for name in State._fields}
     return State(**{name: value if name in on_cpu else value.to(device) for name, value in fields.items()}), tensors

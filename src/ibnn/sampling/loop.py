@@ -25,7 +25,7 @@ from ibnn.sampling import checkpoint
 from ibnn.sampling.energy import Energy
 from ibnn.sampling.moves import Moves, State
 from ibnn.sampling.samples import Samples
-from ibnn.sampling.settings import Settings, settings
+from ibnn.sampling.settings import settings
 
 EVERY = 30.0  # seconds between checkpoints
 
@@ -43,8 +43,8 @@ def sample(
 ) -> Samples:
     """Samples the posterior of the latents, p(z | data)^(1/T), with the weights as they are.
 
-    The log posterior is Σ log p(y | x, z) over all data + log N(z; 1, s²). Component k starts chain k with a draw of its
-    Gaussian. Then the samples are the model's posterior (`IBNN.set_bank`), for `predict`, `draw`, `export` and the rest.
+    The log posterior is Σ log p(y | x, z) over all data + log N(z; 1, s²). Component k starts chain k with a draw of
+    its Gaussian. Then the samples are the model's posterior (`IBNN.set_bank`), for `predict`, `draw`, `export` …
 
     Args:
         model: What `ibnn.convert` made of a network, usually trained by `ibnn.fit`; it is sampled in eval mode.
@@ -167,5 +167,5 @@ def _check_data(source: Source) -> None:
         got, remedy = "a sampler or iterable of your own", "Pass the Dataset, or a pair (x, y)."
         raise TypeError(complaint("data", "data whose rows can be drawn at random", got, remedy))
     if source.rows < 2:
-        remedy = "With so few data the posterior is nearly the prior: model.set_posterior(mean=1.0, std=model.prior_std)."
+        remedy = "The posterior is nearly the prior: model.set_posterior(mean=1.0, std=model.prior_std)."
         raise ValueError(complaint("data", "two rows or more", source.rows, remedy))

@@ -66,8 +66,8 @@ class Moves:
         refuse_not_finite(gradient, "gradient", 0)
         exact = torch.zeros((), dtype=torch.float64)
         state = State(
-            count, z, self._normals(-1, z), potential, gradient, torch.ones_like(z[0]), zero[0], exact, count, zero, zero,
-            torch.zeros(4, dtype=torch.float64), exact, count,
+            count, z, self._normals(-1, z), potential, gradient, torch.ones_like(z[0]), zero[0], exact, count, zero,
+            zero, torch.zeros(4, dtype=torch.float64), exact, count,
         )  # fmt: skip
         return self._with_step(state, 0, guess=True)
 

@@ -5,7 +5,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from ibnn.sampling.chains import effective_size, split_rhat
@@ -56,7 +55,9 @@ class Samples:
         parts = zip(*(x.split(sizes, -1) for x in (self.z.double(), self.rhat, self.ess)), strict=True)
         for name, (z, rhat, ess) in zip(self.layers, parts, strict=True):
             start = f"{name or '(net)':<{width}}  {z.shape[2]:>7,}  {z.mean():>6.3f}  {z.std((0, 1)).mean():>4.2f}"
-            lines.append(f"{start}  {rhat.median():>9.3f}  {rhat.max():>8.3f}  {ess.median():>10.0f}  {ess.min():>9.0f}")
+            lines.append(
+                f"{start}  {rhat.median():>9.3f}  {rhat.max():>8.3f}  {ess.median():>10.0f}  {ess.min():>9.0f}"
+            )
         chains, kept = self.z.shape[:2]
         energy = f"energy R̂ {split_rhat(self.energy):.3f}, ESS {effective_size(self.energy):.0f}"
         how = f"{self.settings.method}, T = {self.settings.temperature:g}, step {self.step_size:.3g}"

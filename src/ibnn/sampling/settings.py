@@ -24,7 +24,7 @@ class Settings:
             "hmc" 300.
         thin: Steps from one kept sample to the next; default 20, for "hmc" 1.
         temperature: T; chains sample p(z | data)^(1/T). 1 is Bayes; below 1 the posterior is cold.
-        batch_size: Rows of a chain's minibatch, drawn with replacement; all of the data if there are no more. Not of "hmc".
+        batch_size: Rows of a chain's minibatch, drawn with replacement; all data if there are no more. Not of "hmc".
         step_size: Length of a step, in standard deviations of the nodes if they are `preconditioned`; default adapts.
         precondition: Scales each node by its standard deviation, found in the warm-up; False for no scales.
         friction: γ of "sghmc" and "cyclical": velocities are forgotten over a time of 1/γ.
@@ -89,7 +89,9 @@ class Settings:
 
     def place(self, step: int) -> float | None:
         """Returns how far a step is in its cycle, 0 … 1; None outside of cycles."""
-        return None if self.method != "cyclical" or step < self.warmup else (step - self.warmup) % self.cycle / self.cycle
+        return (
+            None if self.method != "cyclical" or step < self.warmup else (step - self.warmup) % self.cycle / self.cycle
+        )
 
     def keeps(self, step: int) -> bool:
         """Returns whether what a step leads to is a sample."""
