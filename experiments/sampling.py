@@ -10,10 +10,12 @@ Test scores are of 10 draws per component. Writes results/sampling.json and docs
 
 import argparse
 import copy
+import sys
 from typing import Any
 
 import torch
-from common import FIGURES, Data, Results, Splits, images, parts, scores
+from common import DOCS, FIGURES, Data, Results, Splits, images, parts, scores
+from tables import fill_in
 
 import ibnn
 from ibnn.data import load
@@ -77,12 +79,54 @@ def sampled(model: ibnn.IBNN, name: str, splits: Splits, seed: int, method: str,
     return result | {"moments": scored(model, splits), "chains": own, "sampling seconds": round(found.seconds, 1)}
 
 
-def main() -> None:
-    """Runs what is not there yet."""
+def table(cells: dict[str, Any]) -> str:
+    """The cells as Markdown: the mixture, banks, and mixtures of banks' moments."""
+    head = (
+        "setting",
+        "posterior",
+        "T",
+        "held-out NLL",
+        "error %",
+        "NLL",
+        "ECE",
+        "epistemic",
+        "mean σ",
+        "R̂",
+        "ESS",
+        "s",
+    )
+    lines = ["| " + " | ".join(head) + " |", "| --- | --- |" + " ---: |" * (len(head) - 2)]
+    for name, cell in cells.items():
+        setting, posterior, *words = name.split()
+        kinds = [(posterior, cell)] if posterior == "mixture" else [(posterior, cell["bank"])]
+        kinds += [(f"{posterior}, its moments", cell["moments"])] if posterior == "sghmc" else []
+        for kind, found in kinds:
+            own, test = kind == posterior and posterior != "mixture", found["test"]
+            row = [setting, kind, words[0].removeprefix("T=") if posterior != "mixture" else "–"]
+            row += [f"{found['valid']['nll']:.3f}", f"{100 * test['error']:.2f}", f"{test['nll']:.3f}"]
+            row += [f"{test['ece']:.3f}", f"{found['epistemic share']:.2f}"]
+            row += [f"{cell['std'] if posterior == 'mixture' else cell['chains']['std']:.3f}"]
+            row += [f"{cell['chains']['rhat']:.2f}", f"{cell['chains']['ess']:.0f}"] if own else ["–", "–"]
+            row += [f"{cell['fit seconds' if posterior == 'mixture' else 'sampling seconds']:.0f}"]
+            lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def page(check: bool) -> int:
+    """Fills the table in, or says whether it is out of date."""
+    return fill_in({DOCS / "sampling.md": {"sampling": table(Results("sampling", "").cells)}}, check)
+
+
+def main() -> int:
+    """Runs what is not there yet; with --page fills in docs/sampling.md instead."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("names", nargs="*", default=list(STEPS))
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
+    arguments.add_argument("--page", action="store_true")
+    arguments.add_argument("--check", action="store_true")
     given = arguments.parse_args()
+    if given.page:
+        return page(given.check)
     torch.set_num_threads(1)
     results = Results("sampling", "Mixtures of `fit` against chains over z with the same weights")
     for name in given.names:
@@ -96,7 +140,8 @@ def main() -> None:
                 for t in temperatures:
                     cell = f"{name} {method} T={t:g} seed {seed}"
                     results.run(cell, lambda: sampled(model, name, splits, seed, method, t))  # noqa: B023
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
