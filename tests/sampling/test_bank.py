@@ -107,6 +107,7 @@ def test_a_bank_is_exported(format: Any, tmp_path: Path) -> None:
     assert written.draw_bytes == 4 * K * SAMPLES * model.nodes
 
 
+@pytest.mark.slow
 def test_compiled_draws_are_the_same() -> None:
     model, _, x = banked()
     model.eval_samples = 3

@@ -64,7 +64,7 @@ def test_linear_regression_has_its_closed_form(method: str, options: dict[str, A
     assert found.rhat.max() < 1.2
 
 
-@pytest.mark.parametrize("temperature", [0.1, 4.0])
+@pytest.mark.parametrize("temperature", [0.1, pytest.param(4.0, marks=pytest.mark.slow)])
 def test_variance_grows_with_the_temperature(temperature: float) -> None:
     model, data = linear()
     options: Any = {"samples": 30, "warmup": 120, "thin": 5, "temperature": temperature}
@@ -113,6 +113,7 @@ def agree(one: Samples, other: Samples) -> None:
     assert ((second.var((0, 1)) / variance - 1).abs() < limit).all()
 
 
+@pytest.mark.slow
 def test_sghmc_agrees_with_hmc_on_two_layers() -> None:
     model, data = two_layers(CHAINS)
     reference = ibnn.sample(model, data, "hmc", samples=40, warmup=60, progress=False)
@@ -133,6 +134,7 @@ def test_an_interrupted_chain_goes_on_to_the_bit(method: str, tmp_path: Any, mon
     from ibnn.sampling.moves import Moves
 
     options: Any = {"batch_size": 20, "samples": 8, "cycles": 2, "seed": 5}
+    options |= {"step_size": 0.1} if method == "cyclical" else {}
     model, data = two_layers()
     expected = quick(model, data, method, **options)
     advance, model = Moves.advance, two_layers()[0]
