@@ -26,7 +26,7 @@ EPOCHS = {"digits": 40, "fashion": 12}
 CHAINS = {"sghmc": {"warmup": 400, "thin": 10}, "hmc": {"warmup": 50}, "cyclical": {"warmup": 400, "thin": 10}}
 CHAINS |= {"sgld": {"warmup": 400, "thin": 10}}
 SAMPLES = 24
-TEMPERATURES = {
+TEMPERATURES: dict[str, dict[str, tuple[float, ...]]] = {
     "digits": {"sghmc": (1.0, 10.0, 100.0), "hmc": (1.0,), "sgld": (1.0,), "cyclical": (1.0,)},
     "fashion": {"sghmc": (1.0, 100.0)},
 }
@@ -37,7 +37,7 @@ def data(name: str, seed: int) -> Splits:
     if name == "fashion":
         train, valid = parts(images("fashion-mnist", train=True), [4_500, 500], seed)
         return Splits(train, valid, images("fashion-mnist", train=False))
-    digits = load("digits")
+    digits: Any = load("digits")
     whole = Data(digits.normalise(digits.train.images).flatten(1), digits.train.labels)
     train, valid = parts(whole, [len(whole.y) - 200, 200], seed)
     return Splits(train, valid, Data(digits.normalise(digits.test.images).flatten(1), digits.test.labels))
@@ -57,7 +57,7 @@ def scored(model: ibnn.IBNN, splits: Splits) -> dict[str, Any]:
 def fitted(name: str, splits: Splits, seed: int) -> tuple[ibnn.IBNN, float]:
     """A network and its mixture, and the seconds of training."""
     torch.manual_seed(seed)
-    net = LeNet(width=1).to(memory_format=torch.channels_last) if name == "fashion" else mlp(64, 10, hidden=32)
+    net = LeNet(width=1) if name == "fashion" else mlp(64, 10, hidden=32)
     model = ibnn.convert(net, components=COMPONENTS, seed=seed)
     history = ibnn.fit(model, splits.train, splits.valid, epochs=EPOCHS[name], seed=seed, quiet=True, novelty=False)
     return model.eval(), history.seconds
@@ -71,16 +71,29 @@ def sampled(model: ibnn.IBNN, name: str, splits: Splits, seed: int, method: str,
     if name == "digits" and method == "sghmc" and temperature == 1:
         found.plot(FIGURES / "sampling.png")
     result = {"bank": scored(model, splits)}
-    std = float(model.posterior().std.mean())
+    std = float(model.posterior().std.detach().mean())
     model.set_posterior()
-    own = {"rhat": float(found.rhat.quantile(0.95)), "ess": float(found.ess.median()), "std": std}
+    own: dict[str, Any] = {"rhat": float(found.rhat.quantile(0.95)), "ess": float(found.ess.median()), "std": std}
     own |= {"step": found.step_size, "acceptance": found.acceptance, "divergent": found.divergent}
     return result | {"moments": scored(model, splits), "chains": own, "sampling seconds": round(found.seconds, 1)}
 
 
 def table(cells: dict[str, Any]) -> str:
     """The cells as Markdown: the mixture, banks, and mixtures of banks' moments."""
-    head = "setting,posterior,T,held-out NLL,error %,NLL,ECE,epistemic,mean σ,R̂,ESS,seconds".split(",")
+    head = [
+        "setting",
+        "posterior",
+        "T",
+        "held-out NLL",
+        "error %",
+        "NLL",
+        "ECE",
+        "epistemic",
+        "mean σ",
+        "R̂",
+        "ESS",
+        "seconds",
+    ]
     lines = ["| " + " | ".join(head) + " |", "| --- | --- |" + " ---: |" * (len(head) - 2)]
     for name, cell in cells.items():
         setting, posterior, *words = name.split()
@@ -120,7 +133,7 @@ def main() -> int:
             splits = data(name, seed)
             model, seconds = fitted(name, splits, seed)
             facts = {"prior_std": model.prior_std, "likelihood temperature": float(model.likelihood.temperature)}
-            facts |= {"std": float(model.posterior().std.mean()), "fit seconds": round(seconds, 1)}
+            facts |= {"std": float(model.posterior().std.detach().mean()), "fit seconds": round(seconds, 1)}
             results.run(f"{name} mixture seed {seed}", lambda: scored(model, splits) | facts)  # noqa: B023
             for method, temperatures in TEMPERATURES[name].items():
                 for t in temperatures:

@@ -92,7 +92,7 @@ def _sample(job: Job, model: Trainable, splits: Splits, history: History, home: 
     ours, train = cast(IBNN, model), copy.copy(splits.train)
     if isinstance(train, Images):
         train.augment = False  # the likelihood is of the data as they are
-    options = {"run_dir": home.path / "chains", "progress": not quiet, "seed": job.seed}
+    options: dict[str, Any] = {"run_dir": home.path / "chains", "progress": not quiet, "seed": job.seed}
     found = sample(ours, train, job.posterior, **options, **job.sampling)
     fit_novelty_if_possible(ours, train, splits.valid, seed=job.seed)
     summary = f"{found}\n{diagnose(ours)}"

@@ -4,6 +4,8 @@ Written here and not taken from arviz, which has both: it brings xarray, pandas,
 core needs only torch. Checked against arviz once (docs/sampling.md), and against closed forms in the tests.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -52,4 +54,4 @@ def effective_size(x: Tensor) -> Tensor:
     pairs = pairs * (pairs > 0).cumprod(0)  # up to the first that is not positive
     time = -1 + 2 * pairs.cummin(0).values.sum(0)
     draws = chains * length
-    return draws / time.clamp_min(1 / torch.tensor(float(draws)).log10().item())
+    return draws * time.clamp_min(1 / math.log10(draws)).reciprocal()

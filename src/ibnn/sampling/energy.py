@@ -64,7 +64,8 @@ class Energy:
         with torch.no_grad(), explaining_shapes(self.model.net, x):
             output = self.model.outputs(x, self.model.posterior().mean[:1])[0]
             check_rows(output, len(y))
-        self.model.likelihood.check(output, y)
+        whole = self.source.data[1] if isinstance(self.source.data, tuple) else y  # a Dataset's come batch by batch
+        self.model.likelihood.check(output, whole.to(self.device))
 
     def batch(self, step: int, number: int = 0) -> list[Piece]:
         """Returns the data of a step: all, or a minibatch; `number` counts further minibatches, to try things on."""
