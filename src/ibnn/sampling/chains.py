@@ -54,4 +54,5 @@ def effective_size(x: Tensor) -> Tensor:
     pairs = pairs * (pairs > 0).cumprod(0)  # up to the first that is not positive
     time = -1 + 2 * pairs.cummin(0).values.sum(0)
     draws = chains * length
-    return draws * time.clamp_min(1 / math.log10(draws)).reciprocal()
+    worth: Tensor = draws / time.clamp_min(1 / math.log10(draws))
+    return worth
