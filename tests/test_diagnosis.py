@@ -675,3 +675,25 @@ def test_components_that_their_kl_takes_to_the_prior_are_no_warning() -> None:
         model.examples.fill_(100)
         found = [f.severity for f in diagnose(model).findings if "repeat earlier ones" in f.what]
         assert found == [severity]
+
+
+def banked(bank: torch.Tensor) -> str:
+    model = make_model(2).eval()
+    model.examples.fill_(100)
+    model.set_bank(1 + 0.3 * bank)
+    return str(diagnose(model))
+
+
+def test_chains_that_agree_are_no_finding_however_alike() -> None:
+    text = banked(torch.randn(2, 300, 14))
+    assert "chains" not in text
+    assert "worth" not in text
+    assert "repeat earlier" not in text
+    assert "collapsed" not in text
+
+
+def test_chains_that_disagree_or_stand_still_are_warned_of() -> None:
+    apart = banked(torch.randn(2, 300, 14) + torch.tensor([0.0, 3.0])[:, None, None])
+    assert "warning: The chains disagree: 100% of the nodes" in apart
+    slow = torch.randn(2, 10, 14).repeat_interleave(30, 1) + 0.01 * torch.randn(2, 300, 14)
+    assert "The 600 samples are worth" in banked(slow)

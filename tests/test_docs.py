@@ -198,7 +198,7 @@ def test_the_training_page_runs() -> None:
     assert looks[-1]["prior_std"] > looks[0]["prior_std"]  # nothing to learn: all confidence is overconfidence
 
 
-@pytest.mark.parametrize("page", ["converting.md", "own-loop.md", "heads.md", "shift.md", "scaling.md"])
+@pytest.mark.parametrize("page", ["converting.md", "own-loop.md", "heads.md", "shift.md", "scaling.md", "sampling.md"])
 def test_the_page_runs(page: str) -> None:
     names = run(page)
     if page == "shift.md":
@@ -297,7 +297,7 @@ def test_tables_of_results_are_those_of_the_result_files(monkeypatch: pytest.Mon
     assert all(f"<!-- {name}:begin -->" in read("docs/performance.md") for name in tables.performance())
 
 
-@pytest.mark.parametrize("name", ["tabular", "sequences"])
+@pytest.mark.parametrize("name", ["tabular", "sequences", "sampling"])
 def test_pages_quote_the_result_files_of_their_experiments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "experiments")
     assert importlib.import_module(name).page(check=True) == 0

@@ -26,8 +26,10 @@ RINGS = [
     {"posterior"},
     {"network"},
     {"convert"},
-    {"budget", "calibration", "diagnosis"},
+    {"budget", "calibration"},
     {"files"},
+    {"sampling"},
+    {"diagnosis"},
     {"training"},
     {"baselines"},
     {"sklearn", "data"},
@@ -38,7 +40,7 @@ RINGS = [
 LEVEL = {room: number for number, ring in enumerate(RINGS) for room in ring}
 # Packages that only some rings may import, and the modules below that do so when they draw a figure.
 LOWEST = {"accelerate": "training", "pydantic": "training", "matplotlib": "lab"}
-PLOTS = {("calibration", "matplotlib")}
+PLOTS = {("calibration", "matplotlib"), ("sampling", "matplotlib")}
 
 
 @cache

@@ -28,6 +28,7 @@ from ibnn.prediction import (
     draws,
     predict,
 )
+from ibnn.sampling import DivergedChainError, Samples, sample
 from ibnn.shift import ShiftMonitor
 
 if _typing.TYPE_CHECKING:
@@ -67,6 +68,7 @@ __all__ = [
     "Cost", "Plan", "convert", "cost", "plan", "register_layer", "revert",  # surgery
     "ELBO", "IBNN", "Latent", "Mixture",  # the network
     "DivergedError", "History", "Recipe", "Schedule", "fit",  # training
+    "DivergedChainError", "Samples", "sample",  # sampled posteriors
     "Calibration", "calibrate",  # calibration without training
     "Diagnosis", "diagnose",  # checking
     "Adapters", "Exported", "export", "load",  # files

@@ -138,6 +138,11 @@ class Source:
             return None
         return at if self.numbers is None else int(self.numbers[at])
 
+    def take(self, rows: Tensor) -> tuple[Inputs, Tensor]:
+        """Returns inputs and targets of the rows of these numbers."""
+        share = next(self._indexed([rows], 0, 0, Worker()))
+        return share.x, share.y
+
     def _order(self, word: int) -> list[Tensor]:
         """Returns the rows of each batch of an epoch."""
         if self.sampler is not None:

@@ -46,6 +46,8 @@ class IBNN(Posterior):
         where: Which nodes of layers have latents: those of their "input", their "output" or "both".
         bias_latents: Whether biases have latents: "none", one for each "layer", or one for each "node".
         unit_std: τ of each layer, (layers,), a buffer: standard deviation of the factors of single units.
+        bank: Samples of z that are the posterior in place of the mixture, (K, S, nodes), a buffer (see `ibnn.sample`);
+            None where there are none.
         kl_kind: Which KL `kl` and `elbo` use.
         eval_samples: Draws per component in eval mode; 0 stands for the K networks at the component means.
         eval_seed: Seed of those draws.
@@ -274,6 +276,7 @@ class IBNN(Posterior):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """States without the numbers, from before they were part of it, leave the present ones."""
         older = {"prior_factors": torch.ones_like(self.prior_factors), "unit_std": torch.zeros_like(self.unit_std)}
+        self.expect_bank(state_dict, prefix)
         for name in FACTORS:
             state_dict.setdefault(prefix + name, older[name])
         loaded = state_dict[prefix + "unit_std"]

@@ -44,6 +44,12 @@ class Space(IntEnum):
     POOL = 12  # units: the pool that their noise comes from, by row
     TRAIN_UNITS = 13  # network: units of a training example, by example, copy and layer
     PREDICT_UNITS = 14  # network: units of a prediction, by component, draw and layer
+    BANK = 21  # network: order of a bank's samples in predictions, by component and sample
+    CHAIN_START = 22  # sampling: where a chain starts, by chain
+    CHAIN = 23  # sampling: noise of a step, by step and chain
+    CHAIN_BATCH = 24  # sampling: rows of a minibatch, by step and place
+    CHAIN_CHOICE = 25  # sampling: whether a proposal is accepted, and its length, by step, chain and purpose
+    CHAIN_PROBE = 26  # sampling: direction in which curvature is measured, by step and chain
     SEARCH = 101  # calibration: latents of the search, by draw and row
     SEARCH_UNITS = 102  # calibration: units of the search, by draw, row and layer
 

@@ -1,10 +1,11 @@
 """POSTERIOR: the mixture over the nodes of all layers; its draws, by address; its KL to the prior.
 
 A draw is one z for every node of the network, and where units have factors a word for every layer, from which they come
-(`layers.units`). The factors of units keep their prior, N(1, τ²), so the number of places adds nothing to the KL.
+(`layers.units`). The factors of units keep their prior, N(1, τ²), so the number of places adds nothing to the KL. Where
+there is a bank of sampled z (`ibnn.sample`), draws are rows of it, and the mixture has its moments.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,7 @@ class Posterior(LatentNetwork):
     seed: Tensor
     examples: Tensor
     prior_factors: Tensor
+    bank: Tensor | None
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Posterior(LatentNetwork):
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("prior_factors", torch.ones(len(self.latents), device=device))
+        self.register_buffer("bank", None)
         self.init_seed = seed  # decided the latents' start
         self._last_noise: tuple[Any, Tensor] | None = None
         self.reseed(seed)
@@ -81,6 +84,7 @@ class Posterior(LatentNetwork):
     ) -> None:
         """Overwrites μ and/or σ of all latents with a number, or with a tensor that broadcasts to (K, nodes).
 
+        A bank is dropped: draws come from the mixture again, whose μ and σ are the bank's where they are not given.
         `set_posterior(mean=1.0, std=0.0)` switches all noise off: every component is the network before conversion.
 
         Args:
@@ -99,13 +103,57 @@ class Posterior(LatentNetwork):
         given = {name: value for name, value in (("mean", mean), ("std", std)) if value is not None}
         shape = (self.components, self.nodes)
         parts = {name: self.by_layer(torch.as_tensor(value).expand(shape)) for name, value in given.items()}
-        before = self.posterior().mean.detach()
+        before, self.bank = self.posterior().mean.detach(), None
         for name, layers in parts.items():
             for _, latent, part in layers:
                 latent.set(**{name: part})
         if unit_std is not None:
             self.unit_std.copy_(torch.as_tensor(unit_std).to(self.unit_std) * self.has_units)
         self.forget(answers_alone=torch.equal(self.posterior().mean, before))
+
+    def set_bank(self, z: Tensor) -> None:
+        """Makes samples of z the posterior: draws are rows of them, and μ and σ of component k the moments of chain k.
+
+        `set_posterior()` goes back to a mixture, that of these moments, and with z = `model.draw_latents(S)` a mixture
+        becomes a bank: `model.set_bank(z.view(K, S, -1))`.
+
+        Args:
+            z: S samples from each of K chains, (K, S, nodes), in the order in which they were drawn.
+        """
+        if z.dim() != 3 or (z.shape[0], z.shape[2]) != (self.components, self.nodes) or not z.shape[1]:
+            expected, remedy = (
+                f"of shape ({self.components}, samples, {self.nodes})",
+                "Pass a chain for each component.",
+            )
+            raise ValueError(complaint("z", expected, tuple(z.shape), remedy))
+        if not bool(z.isfinite().all()):
+            raise ValueError(complaint("z", "finite", "NaN or infinity", "Leave those samples out."))
+        if bool(self.unit_std.any()):
+            remedy = 'Convert with draws="channel", or call model.set_posterior(unit_std=0.0).'
+            raise ValueError(complaint("model", "one whose units have no noise", "unit_std above 0", remedy))
+        z = z.detach().to(self.posterior().mean)
+        self.set_posterior(mean=z.mean(1), std=z.std(1, correction=0))
+        self.bank = z.clone()
+
+    def expect_bank(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        """Makes room for the bank in a state; a state without one leaves none."""
+        saved = state_dict.get(f"{prefix}bank")
+        self.bank = None if saved is None else torch.empty_like(saved, device=self.examples.device)
+
+    def require_mixture(self) -> None:
+        """Raises if there is a bank, which what comes next would not change along with the mixture."""
+        if self.bank is not None:
+            got = f"a bank of {self.bank.shape[1]} samples for each component"
+            remedy = "Call model.set_posterior() to go on from the mixture of its moments."
+            raise ValueError(complaint("model", "one whose posterior is a mixture", got, remedy))
+
+    def _banked(self, seed: int, k: Tensor, s: Tensor) -> Tensor:
+        """Returns draws s of components k, (K·S, nodes): rows of each chain in an order that the seed decides."""
+        assert self.bank is not None
+        kept = self.bank.shape[1]  # each comes once before any comes again
+        row = torch.arange(kept, device=k.device)
+        order = words(address(seed, Space.BANK, k[:, None], row)).view(len(k), kept).argsort(1)
+        return self.bank[k[:, None], order[:, s % kept]].flatten(0, 1)
 
     @property
     def has_units(self) -> Tensor:
@@ -159,6 +207,7 @@ class Posterior(LatentNetwork):
         self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
     ) -> Draws:
         """Draws for the rows of S copies of a batch, or of a part of one, S·rows, copy-major."""
+        self.require_mixture()
         self.forget()
         first, total = part or (0, rows)
         place = self._assign(total)[first : first + rows]
@@ -190,7 +239,8 @@ class Posterior(LatentNetwork):
     ) -> Tensor:
         """Returns z of the draws that `predict` makes, (K·S, nodes), component-major.
 
-        z of (seed, k, s) depends on nothing else but the posterior.
+        z of (seed, k, s) depends on nothing else but the posterior. Of a bank it is sample s of chain k in an order
+        that the seed decides, beginning again after the last.
 
         Args:
             samples: S.
@@ -204,6 +254,8 @@ class Posterior(LatentNetwork):
         kept = None if compiling else self._last_noise  # input after input asks for the same
         with torch.inference_mode(False):  # others may need gradients
             k, s = torch.tensor(chosen, device=device), torch.arange(first, first + samples, device=device)
+            if self.bank is not None:
+                return self._banked(seed, k, s)
             if kept is None or kept[0] != at:
                 kept = at, normals(address(seed, Space.PREDICT, k[:, None], s), nodes)
         if kept[1].numel() <= _KEPT and not compiling:

@@ -59,6 +59,41 @@ def test_every_method_runs_and_is_read_back(method: str, tmp_path: Path) -> None
     assert not list((tmp_path / "checkpoints").glob("*"))
 
 
+def test_a_job_samples_its_posterior(tmp_path: Path) -> None:
+    sampling = {"samples": 4, "warmup": 10, "thin": 2}
+    job = DIGITS.but(method_options={"components": 2}, posterior="sghmc", sampling=sampling)
+    result = run(job, tmp_path, quiet=True)
+    assert "2 chains of 4 samples" in result["diagnosis"]
+    assert (tmp_path / "chains" / "chains.safetensors").is_file()
+    again = read_run(tmp_path)
+    assert again.model.bank is not None
+    assert again.model.bank.shape[:2] == (2, 4)
+    assert again.model.reference is not None  # type: ignore[attr-defined]
+    whole = make_data(job).whole
+    answers = safetensors.torch.load_file(tmp_path / "answers.safetensors")
+    prediction = again.model.predict(whole.normalise(whole.test.images), samples=2)  # type: ignore[union-attr]
+    torch.testing.assert_close(prediction.probs, answers["probs"])  # type: ignore[attr-defined]
+    assert Job.from_toml(job.to_toml()) == job
+    assert DIGITS.key == DIGITS.but(posterior="mixture").key != job.key
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"posterior": "sghcm"}, "`posterior`.*Did you mean 'sghmc'"),
+        ({"posterior": "sghmc", "method": "sgd"}, "`posterior`.*ibnn"),
+        ({"posterior": "sghmc", "method_options": {"draws": "both"}}, "draws"),
+        ({"posterior": "sghmc", "sampling": {"burnin": 3}}, "`burnin`"),
+        ({"posterior": "sghmc", "sampling": {"samples": 1}}, "`samples`"),
+        ({"posterior": "sghmc", "sampling": {"seed": 1}}, "sampling.seed"),
+        ({"sampling": {"samples": 8}}, "`sampling`.*mixture"),
+    ],
+)
+def test_sampling_that_cannot_be(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DIGITS.but(**changes)
+
+
 def test_a_finished_run_is_not_run_again_and_its_folder_is_its_own(tmp_path: Path) -> None:
     job = DIGITS.but(method="sgd")
     first = run(job, tmp_path, quiet=True)

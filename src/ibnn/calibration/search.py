@@ -261,6 +261,7 @@ def _check_arguments(model: IBNN, samples: int, batch_size: int, seed: int) -> N
         remedy = "Convert it first: calibrate(ibnn.convert(net), valid)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
     model.posterior()  # refuses a reverted one
+    model.require_mixture()
     for name, value in (("samples", samples), ("batch_size", batch_size)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(complaint(name, "an integer of at least 1", value, f"Leave {name} out."))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ibnn.diagnosis.checks import CHECKS, TINY, Case, Finding, LayerDiagnosis, Severity, non_finite, shown
+from ibnn.diagnosis.banks import checks_of
+from ibnn.diagnosis.checks import TINY, Case, Finding, LayerDiagnosis, Severity, non_finite, shown
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.likelihood import Categorical
@@ -95,7 +96,7 @@ def diagnose(
         case = Case(model, q, _layers(model, q), _overlap(q), inner)
         if inputs is not None and non_finite(case) is None:
             case = replace(case, **_answers(model, as_tensors(inputs)))
-        findings = [finding for check in CHECKS if (finding := check(case))]
+        findings = [finding for check in checks_of(case) if (finding := check(case))]
     findings.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
     return Diagnosis(case.layers, tuple(findings), model.kl_kind, case.effective_components, case.share)
 

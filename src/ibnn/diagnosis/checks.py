@@ -142,13 +142,15 @@ def non_finite(case: Case) -> Finding | None:
     return _about(names, "problem", "There are NaN or infinite values in @.", remedy)
 
 
-def _nothing_learnt(case: Case) -> Finding | None:
+def nothing_learnt(case: Case) -> Finding | None:
+    """Finds a posterior that is the prior."""
     what = f"The posterior is the prior ({case.kl_per_node:.4f} nats a node away): the latents have learnt nothing."
     remedy = "Lower beta or train longer. If strong noise is all you want, one component does the same for less."
     return Finding(case.blame, None, what, remedy) if case.kl_per_node < _ON_PRIOR else None
 
 
-def _duplicates(case: Case) -> Finding | None:
+def duplicates(case: Case) -> Finding | None:
+    """Finds components that repeat others."""
     twins = (case.overlap.triu(1) > _SAME).any(0).nonzero().flatten().tolist()
     if not twins or case.kl_per_node < _ON_PRIOR:  # where all are the prior, that is the finding
         return None
@@ -158,10 +160,11 @@ def _duplicates(case: Case) -> Finding | None:
     return Finding(case.blame, None, what, remedy)
 
 
-def _collapsed(case: Case) -> Finding | None:
+def collapsed(case: Case) -> Finding | None:
+    """Finds components whose means are alike."""
     between, within = case.q.mean.var(0, correction=0).sum().item(), case.q.std.square().mean(0).sum().item()
     share, k = between / (between + within or 1.0), case.model.components
-    if k == 1 or not share < _TOGETHER or case.kl_per_node < _ON_PRIOR or _duplicates(case):
+    if k == 1 or not share < _TOGETHER or case.kl_per_node < _ON_PRIOR or duplicates(case):
         return None
     what = f"The means of the {k} components have collapsed: {share:.2%} of the latents' variance is between them."
     remedy = "Convert with fewer components, or drive them apart: larger init_std, gamma above 0, smaller beta."
@@ -195,7 +198,8 @@ def _dominated(case: Case) -> Finding | None:
     return _about([rows[0].name], "warning", what, remedy)
 
 
-def _never_moved(case: Case) -> Finding | None:
+def never_moved(case: Case) -> Finding | None:
+    """Finds latents that are where convert put them."""
     still, examples = _at_start(case), int(case.model.examples)
     if not examples:  # a mean of 1 is also a start, but may be set by hand: nothing may have been touched
         fresh = all(id(p) in still for latent in case.model.latents.values() for p in latent.parameters())
@@ -382,8 +386,8 @@ def _few_held_out(case: Case) -> Finding | None:
 
 
 CHECKS: tuple[Callable[[Case], Finding | None], ...] = (
-    non_finite, _nothing_learnt, _duplicates, _collapsed, _wide, _dead, _dominated,
-    _never_moved, _frozen, _no_gradient, _weight_decay, _forgotten, _twice, _unscaled,
+    non_finite, nothing_learnt, duplicates, collapsed, _wide, _dead, _dominated,
+    never_moved, _frozen, _no_gradient, _weight_decay, _forgotten, _twice, _unscaled,
     _batchnorm_training, _batchnorm_frozen, _batchnorm_of_batch, _batchnorm_average, _dropout,
     _inverted, _means_only, _agreement, _second_softmax,
     _no_reference, _few_held_out,

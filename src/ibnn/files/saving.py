@@ -265,6 +265,8 @@ def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False)
     """Returns a model with the saved tensors, in their saved dtype."""
     if isinstance(model, Observer):
         model.expect_reference(tensors)
+    if isinstance(model, IBNN):
+        model.expect_bank(tensors)
     state = _saved_state(model, latents_only)
     older = {name: state[name].data for name in FACTORS if name in state} | {"likelihood.temperature": torch.ones(())}
     tensors = older | tensors  # older saves do not have these

@@ -18,6 +18,7 @@ from ibnn.convert import convert
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
 from ibnn.nets.own import FORM, is_own
+from ibnn.sampling.settings import SAMPLERS, settings
 from ibnn.training.recipe import Recipe, explain, to_toml
 from ibnn.training.trainable import Trainable
 
@@ -86,6 +87,7 @@ SYNONYMS = {  # what users of other libraries call fields and options
 METHOD_SYNONYMS = {"plain": "sgd", "map": "sgd", "mc_dropout": "dropout", "mcdropout": "dropout", "bnn": "vi"}
 METHOD_SYNONYMS |= {"mean_field": "vi", "meanfield": "vi", "deep_ensemble": "ensemble", "deep_ensembles": "ensemble"}
 _OF_TABLES = ("target", "task", "ignore", "test_share")  # fields that only a .csv file has
+_LATER = ("image_size", "posterior", "sampling")  # fields that older jobs do not have
 
 
 class Job(BaseModel):
@@ -109,6 +111,8 @@ class Job(BaseModel):
         augment: Random crops and flips.
         method: "ibnn" or a baseline: "sgd", "swa", "swag", "dropout", "vi", "ensemble".
         method_options: Its options, such as `components`.
+        posterior: Of "ibnn": "mixture", or a sampler that comes after training, "sghmc", "sgld", "cyclical" or "hmc".
+        sampling: Its options, such as `samples`, `warmup` and `temperature`; see `ibnn.sampling.Settings`.
         first: Changes to `train` for a plain training that comes first; the method starts from its weights.
         weights: A safetensors file of trained weights to start from instead.
         samples: Draws per component in the evaluation at the end.
@@ -136,6 +140,8 @@ class Job(BaseModel):
     augment: bool = False
     method: str = "ibnn"
     method_options: dict[str, Any] = {}
+    posterior: str = "mixture"
+    sampling: dict[str, Any] = {}
     first: dict[str, Any] | None = None
     weights: str | None = None
     samples: int = Field(5, ge=1)
@@ -153,6 +159,7 @@ class Job(BaseModel):
             _check_known("net", self.net, nets.names(), f", or {FORM}")
         _check_known("method", self.method, tuple(METHODS))
         self._check_table()
+        self._check_sampling()
         _check_plain("net_options", self.net_options)
         for field in ("first", "weights"):
             if self.method == "ensemble" and getattr(self, field) is not None:
@@ -170,6 +177,26 @@ class Job(BaseModel):
         if given and not self.has_file:
             expected = f"absent unless data is a .csv file, which {self.data!r} is not"
             raise ValueError(complaint(given[0], expected, repr(getattr(self, given[0])), "Leave it out."))
+
+    def _check_sampling(self) -> None:
+        """Raises for a posterior or options of sampling that do not exist, and for latents that cannot be sampled."""
+        _check_known("posterior", self.posterior, ("mixture", *SAMPLERS))
+        if self.posterior == "mixture":
+            if self.sampling:
+                remedy = 'Set posterior = "sghmc", or leave it out.'
+                raise ValueError(complaint("sampling", 'absent where posterior = "mixture"', self.sampling, remedy))
+            return
+        if self.method != "ibnn":
+            got, remedy = f"{self.posterior!r} for {self.method!r}", "Leave posterior out."
+            raise ValueError(complaint("posterior", 'given for method = "ibnn" alone', got, remedy))
+        if (draws := self.method_options.get("draws", "channel")) != "channel":
+            raise ValueError(
+                complaint("method_options.draws", '"channel" where z is sampled', repr(draws), "Leave it out.")
+            )
+        try:
+            settings(self.posterior, self.sampling | {"seed": self.seed})
+        except TypeError as error:
+            raise ValueError(str(error)) from None
 
     @property
     def has_file(self) -> bool:
@@ -208,13 +235,21 @@ class Job(BaseModel):
         if self.first is None:
             return None
         self._recipe(None, "first")  # errors name `first`, not the `train` of the other job
-        fields = {"method": "sgd", "method_options": {}, "first": None, "recipe": None, "train": self.first}
+        fields = {
+            "method": "sgd",
+            "method_options": {},
+            "posterior": "mixture",
+            "sampling": {},
+            "first": None,
+            "recipe": None,
+            "train": self.first,
+        }
         return Job(**(self.model_dump(exclude_unset=True) | fields))
 
     @property
     def key(self) -> str:
-        """A short hash of all fields; fields of .csv files and image folders count only where they are set."""
-        defaults = {name: type(self).model_fields[name].default for name in (*_OF_TABLES, "image_size")}
+        """A short hash of all fields; later ones (of .csv files, folders, sampling) count only where they are set."""
+        defaults = {name: type(self).model_fields[name].default for name in (*_OF_TABLES, *_LATER)}
         fields = {name: value for name, value in self.model_dump().items() if defaults.get(name, ...) != value}
         return short_hash(fields)
 
@@ -259,7 +294,7 @@ def _check_names(fields: dict[str, Any]) -> None:
         if name not in Job.model_fields:
             near = nearest(name, meanings().values(), meanings())
             raise ValueError(complaint(name, "a field of a job", repr(value), f"Did you mean {near!r}?"))
-    for table in ("train", "first", "method_options"):
+    for table in ("train", "first", "method_options", "sampling"):
         if isinstance(given := fields.get(table), dict) and "seed" in given:
             expected = f"absent: the seed of a job also decides its first weights and stands outside {table}"
             remedy = f"Set seed = {given['seed']} instead (--set seed={given['seed']})."

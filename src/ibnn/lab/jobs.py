@@ -1,14 +1,16 @@
 """RUNNING: trains and evaluates a job into a run folder, and reads run folders back."""
 
+import copy
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from ibnn.data import TABLES, Units
+from ibnn.data import TABLES, Images, Units
+from ibnn.diagnosis import diagnose
 from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
 from ibnn.lab.display import COSTS
@@ -17,7 +19,9 @@ from ibnn.lab.job import METHODS, Job, meanings, merged
 from ibnn.lab.parts import Splits, architecture, check_data, check_weights, make_data, make_method, prepare
 from ibnn.lab.provenance import commit, provenance
 from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
-from ibnn.network import FACTORS, NUMBERS
+from ibnn.network import FACTORS, IBNN, NUMBERS
+from ibnn.novelty.fitting import fit_novelty_if_possible
+from ibnn.sampling import sample
 from ibnn.training.history import History
 from ibnn.training.loop import fit
 from ibnn.training.trainable import Trainable
@@ -72,12 +76,29 @@ def run(
             start = {name.removeprefix("net."): value for name, value in state if name.startswith("net.")}
             model = make_method(job, len(splits.whole.classes), start, splits.units)
         history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
+        history = _sample(job, model, splits, history, home, quiet)
         how = architecture(job, len(splits.whole.classes), splits.units)
         save_pretrained(model, home.path, architecture=how)  # type: ignore[arg-type]
         measured = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
         home.write_tensors(ANSWERS, measured.answers)
         spent = costs(job, model, history, spent)
         return home.finish(_result(job, model, history, measured, splits, spent))
+
+
+def _sample(job: Job, model: Trainable, splits: Splits, history: History, home: RunFolder, quiet: bool) -> History:
+    """Samples the latents of a trained network, if the job asks for it; returns the history with that included."""
+    if job.posterior == "mixture":
+        return history
+    ours, train = cast(IBNN, model), copy.copy(splits.train)
+    if isinstance(train, Images):
+        train.augment = False  # the likelihood is of the data as they are
+    options: dict[str, Any] = {"run_dir": home.path / "chains", "progress": not quiet, "seed": job.seed}
+    found = sample(ours, train, job.posterior, **options, **job.sampling)
+    fit_novelty_if_possible(ours, train, splits.valid, seed=job.seed)
+    summary = f"{found}\n{diagnose(ours)}"
+    if not quiet:
+        log.info("%s", summary)
+    return replace(history, summary=summary, seconds=history.seconds + found.seconds)
 
 
 def _result(

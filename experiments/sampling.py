@@ -1,0 +1,146 @@
+"""Does sampling the latents pay? The mixture that `fit` learns against chains over z with the same weights.
+
+    IBNN_DATA=FOLDER python experiments/sampling.py [digits fashion] [--seeds 0]
+
+Weights and mixture come from one `fit` (four components, held-out labels steer the noise); then z is sampled on the
+training part at several temperatures T of the posterior: 1 is Bayes. Which T is best is chosen by the held-out NLL.
+Digits: an MLP of 32 hidden units. Fashion: LeNet of width 1, 5,000 images; no HMC there, whose every step is all data.
+Test scores are of 10 draws per component. Writes results/sampling.json and docs/figures/sampling.png.
+"""
+
+import argparse
+import copy
+import sys
+from typing import Any
+
+import torch
+from common import DOCS, FIGURES, Data, Results, Splits, images, parts, scores
+from tables import fill_in
+
+import ibnn
+from ibnn.data import load
+from ibnn.nets import LeNet, mlp
+
+COMPONENTS, DRAWS = 4, 10
+EPOCHS = {"digits": 40, "fashion": 12}
+CHAINS = {"sghmc": {"warmup": 400, "thin": 10}, "hmc": {"warmup": 50}, "cyclical": {"warmup": 400, "thin": 10}}
+CHAINS |= {"sgld": {"warmup": 400, "thin": 10}}
+SAMPLES = 24
+TEMPERATURES: dict[str, dict[str, tuple[float, ...]]] = {
+    "digits": {"sghmc": (1.0, 10.0, 100.0), "hmc": (1.0,), "sgld": (1.0,), "cyclical": (1.0,)},
+    "fashion": {"sghmc": (1.0, 100.0)},
+}
+
+
+def data(name: str, seed: int) -> Splits:
+    """Training, held-out and test data."""
+    if name == "fashion":
+        train, valid = parts(images("fashion-mnist", train=True), [4_500, 500], seed)
+        return Splits(train, valid, images("fashion-mnist", train=False))
+    digits: Any = load("digits")
+    whole = Data(digits.normalise(digits.train.images).flatten(1), digits.train.labels)
+    train, valid = parts(whole, [len(whole.y) - 200, 200], seed)
+    return Splits(train, valid, Data(digits.normalise(digits.test.images).flatten(1), digits.test.labels))
+
+
+def scored(model: ibnn.IBNN, splits: Splits) -> dict[str, Any]:
+    """Scores on held-out and test data, and how much of the uncertainty is epistemic."""
+    answers: dict[str, Any] = {
+        part: model.predict(getattr(splits, part).x, samples=DRAWS, progress=False, novelty=False)
+        for part in ("valid", "test")
+    }
+    share = float(answers["test"].epistemic.mean() / answers["test"].total.mean())
+    found = {part: scores(answer.log_probs, getattr(splits, part).y) for part, answer in answers.items()}
+    return found | {"epistemic share": share}
+
+
+def fitted(name: str, splits: Splits, seed: int) -> tuple[ibnn.IBNN, float]:
+    """A network and its mixture, and the seconds of training."""
+    torch.manual_seed(seed)
+    net = LeNet(width=1) if name == "fashion" else mlp(64, 10, hidden=32)
+    model = ibnn.convert(net, components=COMPONENTS, seed=seed)
+    history = ibnn.fit(model, splits.train, splits.valid, epochs=EPOCHS[name], seed=seed, quiet=True, novelty=False)
+    return model.eval(), history.seconds
+
+
+def sampled(model: ibnn.IBNN, name: str, splits: Splits, seed: int, method: str, temperature: float) -> dict[str, Any]:
+    """Chains at a temperature: their agreement, scores of the bank, and of the mixture of its moments."""
+    model = copy.deepcopy(model)
+    options: Any = {"samples": SAMPLES, "seed": seed, "temperature": temperature} | CHAINS[method]
+    found = ibnn.sample(model, splits.train, method, progress=False, **options)
+    if name == "digits" and method == "sghmc" and temperature == 1:
+        found.plot(FIGURES / "sampling.png")
+    result = {"bank": scored(model, splits)}
+    std = float(model.posterior().std.detach().mean())
+    model.set_posterior()
+    own: dict[str, Any] = {"rhat": float(found.rhat.quantile(0.95)), "ess": float(found.ess.median()), "std": std}
+    own |= {"step": found.step_size, "acceptance": found.acceptance, "divergent": found.divergent}
+    return result | {"moments": scored(model, splits), "chains": own, "sampling seconds": round(found.seconds, 1)}
+
+
+def table(cells: dict[str, Any]) -> str:
+    """The cells as Markdown: the mixture, banks, and mixtures of banks' moments."""
+    head = [
+        "setting",
+        "posterior",
+        "T",
+        "held-out NLL",
+        "error %",
+        "NLL",
+        "ECE",
+        "epistemic",
+        "mean σ",
+        "R̂",
+        "ESS",
+        "seconds",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "| --- | --- |" + " ---: |" * (len(head) - 2)]
+    for name, cell in cells.items():
+        setting, posterior, *words = name.split()
+        kinds = [(posterior, cell)] if posterior == "mixture" else [(posterior, cell["bank"])]
+        kinds += [(f"{posterior}, its moments", cell["moments"])] if posterior == "sghmc" else []
+        for kind, found in kinds:
+            own, test = kind == posterior and posterior != "mixture", found["test"]
+            row = [setting, kind, words[0].removeprefix("T=") if posterior != "mixture" else "–"]
+            row += [f"{found['valid']['nll']:.3f}", f"{100 * test['error']:.2f}", f"{test['nll']:.3f}"]
+            row += [f"{test['ece']:.3f}", f"{found['epistemic share']:.2f}"]
+            row += [f"{cell['std'] if posterior == 'mixture' else cell['chains']['std']:.3f}"]
+            row += [f"{cell['chains']['rhat']:.2f}", f"{cell['chains']['ess']:.0f}"] if own else ["–", "–"]
+            row += [f"{cell['fit seconds' if posterior == 'mixture' else 'sampling seconds']:.0f}"]
+            lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def page(check: bool) -> int:
+    """Fills the table in, or says whether it is out of date."""
+    return fill_in({DOCS / "sampling.md": {"sampling": table(Results("sampling", "").cells)}}, check)
+
+
+def main() -> int:
+    """Runs what is not there yet; with --page fills in docs/sampling.md instead."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("names", nargs="*", default=list(TEMPERATURES))
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
+    arguments.add_argument("--page", action="store_true")
+    arguments.add_argument("--check", action="store_true")
+    given = arguments.parse_args()
+    if given.page:
+        return page(given.check)
+    torch.set_num_threads(1)
+    results = Results("sampling", "Mixtures of `fit` against chains over z with the same weights")
+    for name in given.names:
+        for seed in given.seeds:
+            splits = data(name, seed)
+            model, seconds = fitted(name, splits, seed)
+            facts = {"prior_std": model.prior_std, "likelihood temperature": float(model.likelihood.temperature)}
+            facts |= {"std": float(model.posterior().std.detach().mean()), "fit seconds": round(seconds, 1)}
+            results.run(f"{name} mixture seed {seed}", lambda: scored(model, splits) | facts)  # noqa: B023
+            for method, temperatures in TEMPERATURES[name].items():
+                for t in temperatures:
+                    cell = f"{name} {method} T={t:g} seed {seed}"
+                    results.run(cell, lambda: sampled(model, name, splits, seed, method, t))  # noqa: B023
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

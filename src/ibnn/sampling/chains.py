@@ -1,0 +1,58 @@
+"""CHAINS: do they agree (split-R̂), and how many independent draws are they worth (effective sample size)?
+
+Written here and not taken from arviz, which has both: it brings xarray, pandas, scipy and matplotlib with it, and the
+core needs only torch. Checked against arviz once (docs/sampling.md), and against closed forms in the tests.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def _halves(x: Tensor) -> Tensor:
+    """Returns each chain as two, (2K, S/2, …), in double precision."""
+    half = x.shape[1] // 2
+    return torch.cat([x[:, :half], x[:, x.shape[1] - half :]]).double()
+
+
+def split_rhat(x: Tensor) -> Tensor:
+    """Split-R̂ of chains (K, S, …): √(variance of all / mean variance within halves of chains), near 1 if they agree.
+
+    >>> torch.manual_seed(0).initial_seed(), round(split_rhat(torch.randn(4, 1000)).item(), 2)
+    (0, 1.0)
+    >>> bool(split_rhat(torch.randn(4, 1000) + torch.arange(4)[:, None]) > 1.1)
+    True
+    """
+    halves = _halves(x)
+    within = halves.var(1).mean(0)
+    between = halves.mean(1).var(0)
+    length = halves.shape[1]
+    return (((length - 1) / length * within + between) / within.clamp_min(1e-300)).sqrt()
+
+
+def effective_size(x: Tensor) -> Tensor:
+    """Effective sample size of chains (K, S, …), for their mean: K·S over the integrated autocorrelation time.
+
+    Autocorrelations are of all halves of chains together, so that chains that disagree have few; they are summed in
+    pairs up to the first negative one, and made to fall (Geyer, 1992).
+
+    >>> torch.manual_seed(0).initial_seed(), 3000 < effective_size(torch.randn(4, 1000)).item() < 5000
+    (0, True)
+    """
+    halves = _halves(x)  # (M, n, …)
+    chains, length = halves.shape[:2]
+    centred = halves - halves.mean(1, keepdim=True)
+    spectrum = torch.fft.rfft(centred, n=2 * length, dim=1)
+    covariance = torch.fft.irfft(spectrum.abs().square(), n=2 * length, dim=1)[:, :length].mean(0) / length  # (n, …)
+    within = covariance[0] * length / (length - 1)
+    total = covariance[0] + halves.mean(1).var(0)
+    correlation = 1 - (within - covariance) / total.clamp_min(1e-300)
+    correlation[0] = 1.0
+    even = length - length % 2
+    pairs = correlation[0:even:2] + correlation[1:even:2]
+    pairs = pairs * (pairs > 0).cumprod(0)  # up to the first that is not positive
+    time = -1 + 2 * pairs.cummin(0).values.sum(0)
+    draws = chains * length
+    worth: Tensor = draws / time.clamp_min(1 / math.log10(draws))
+    return worth

@@ -1,0 +1,205 @@
+"""MOVES: takes chains one step on, and adapts scales and step size in the warm-up.
+
+A `State` is all that a chain depends on; a step makes a new one and draws by address, so that a saved state goes on to
+the bit.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ibnn.normal import Space, address, normals, words
+from ibnn.sampling import kernels
+from ibnn.sampling.energy import BLOCK, Energy, refuse_not_finite
+from ibnn.sampling.settings import Settings
+
+WINDOWS = (0.1, 0.25, 0.5, 0.9)  # shares of the warm-up after which scales and step size are found anew
+KNOWN = 10.0  # time that the scales of the window before count for: in less, a chain does not go as far as it could
+WIDEST = 4.0  # scales above so many prior variances are not believed
+DIVERGENT = 1000.0  # nats of energy that a trajectory may gain
+ACCEPTANCE = 0.8  # what the step size of HMC aims at
+LONGEST = 256  # steps of a trajectory
+HEAT = 0.1  # share of a node's noise that may come from its gradients, of which only the variances are known
+FRACTION = {"sgld": 0.4, "sghmc": 1.0, "cyclical": 1.0, "hmc": 1.0}  # of 1/λ, or of 1/√λ: half the stable step
+
+
+class State(NamedTuple):
+    """Where K chains are."""
+
+    at: Tensor  # steps done
+    z: Tensor  # (K, nodes)
+    velocity: Tensor  # (K, nodes)
+    potential: Tensor  # U (K,), at z (HMC), or before the step on its minibatch
+    gradient: Tensor  # of U at z (K, nodes), of HMC
+    scale: Tensor  # m (nodes,)
+    noise: Tensor  # variance of the gradient (nodes,)
+    step: Tensor  # h, float64
+    seen: Tensor  # steps of the present window …
+    mean: Tensor  # … their mean (K, nodes) …
+    spread: Tensor  # … and sum of squared deviations from it (K, nodes)
+    dual: Tensor  # of dual averaging: centre, error, log of the averaged step, count
+    accepted: Tensor  # sum of acceptance probabilities since the warm-up, float64
+    divergent: Tensor  # trajectories that diverged since then
+
+
+class Moves:
+    """Steps of K chains.
+
+    Args:
+        energy: U.
+        settings: How they move.
+    """
+
+    def __init__(self, energy: Energy, settings: Settings) -> None:
+        self.energy, self.settings, self.whole = energy, settings, settings.method == "hmc"
+        self._block = -2, torch.zeros(0)  # normals of a block of steps, by its number
+        self.prior_variance = settings.temperature * energy.prior_std.square()
+        self.windows = {round(share * settings.warmup) for share in WINDOWS} if settings.warmup else set()
+
+    def start(self, z: Tensor) -> State:
+        """Returns chains that start at z (K, nodes)."""
+        zero, count = torch.zeros_like(z), torch.zeros((), dtype=torch.int64)
+        potential, gradient = self.energy(z, self.energy.batch(0))
+        refuse_not_finite(potential, "energy", 0)
+        refuse_not_finite(gradient, "gradient", 0)
+        exact = torch.zeros((), dtype=torch.float64)
+        state = State(
+            count, z, self._normals(-1, z), potential, gradient, torch.ones_like(z[0]), zero[0], exact, count, zero,
+            zero, torch.zeros(4, dtype=torch.float64), exact, count,
+        )  # fmt: skip
+        return self._with_step(state, 0, guess=True)
+
+    def advance(self, state: State) -> State:
+        """Returns the chains one step on; in the warm-up they also adapt."""
+        step, warming = int(state.at), int(state.at) < self.settings.warmup
+        if self.whole:
+            state, accepted, diverged = self._trajectory(state, step)
+            if warming and self.settings.step_size is None:
+                state = _averaged(state, float(accepted.mean()))
+            elif not warming:
+                sums = state.accepted + accepted.mean().cpu(), state.divergent + diverged.sum().cpu()
+                state = state._replace(accepted=sums[0], divergent=sums[1])
+        else:
+            state = self._stochastic(state, step)
+        if warming:
+            state = self._adapted(state, step + 1)
+        return state._replace(at=state.at + 1)
+
+    def _normals(self, step: int, z: Tensor) -> Tensor:
+        """Returns the standard normals of a step, (K, nodes); those of a block of steps are drawn together."""
+        block, place = divmod(step, BLOCK)
+        if self._block[0] != block:
+            steps, chain = (torch.arange(size, device=z.device) for size in (BLOCK, len(z)))
+            at = address(self.settings.seed, Space.CHAIN, block * BLOCK + steps[:, None], chain)
+            self._block = block, normals(at, z.shape[1]).to(z.dtype).view(BLOCK, *z.shape)
+        return self._block[1][place]
+
+    def _uniform(self, step: int, purpose: int, chains: int, device: torch.device) -> Tensor:
+        """Returns uniform numbers of a step in (0, 1), (chains,), float64."""
+        chain = torch.arange(chains, device=device)
+        found = words(address(self.settings.seed, Space.CHAIN_CHOICE, step, chain, purpose))
+        return (found.double() + 0.5) * 2.0**-32
+
+    # ------------------------------------------------------------------------------------------------ on minibatches
+
+    def _stochastic(self, state: State, step: int) -> State:
+        """Takes a step of SGLD or SGHMC on a minibatch."""
+        settings, size, normal = self.settings, float(state.step), self._normals(step, state.z)
+        potential, gradient = self.energy(state.z, self.energy.batch(step), each=settings.keeps(step))
+        if (place := settings.place(step)) is not None:
+            size *= 0.5 * (math.cos(math.pi * place) + 1)
+            normal = normal if place >= settings.explore else torch.zeros_like(normal)
+        if settings.method == "sgld":
+            z, velocity = kernels.langevin(state.z, gradient, state.scale, size, normal, state.noise), state.velocity
+        else:
+            moving, how = (state.z, state.velocity), (size, settings.friction, normal, state.noise)
+            z, velocity = kernels.underdamped(moving, gradient, state.scale, *how)
+        refuse_not_finite(z, "latents", step)
+        return state._replace(z=z, velocity=velocity, potential=potential)
+
+    # ------------------------------------------------------------------------------------------------- on all the data
+
+    def _trajectory(self, state: State, step: int) -> tuple[State, Tensor, Tensor]:
+        """Takes a step of HMC; returns also each chain's probability of acceptance, and whether it diverged."""
+        z, scale, size = state.z, state.scale, float(state.step)
+        v = scale.sqrt() * self._normals(step, z)
+        time = self.settings.trajectory * (0.5 + float(self._uniform(step, 1, 1, z.device)))
+        steps = min(max(round(time / size), 1), LONGEST)
+        everything = self.energy.batch(step)
+        end, v_end, potential, gradient = kernels.leapfrog(
+            (z, v), state.gradient, lambda at, last: self.energy(at, everything, each=last), scale, size, steps
+        )
+        before = state.potential.double() + kernels.kinetic(v, scale)
+        gained = (potential.double() + kernels.kinetic(v_end, scale) - before).nan_to_num(math.inf, math.inf, math.inf)
+        probability = (-gained).exp().clamp_max(1)
+        taken = self._uniform(step, 0, len(z), z.device) < probability  # (K,)
+        state = state._replace(
+            z=torch.where(taken[:, None], end, z),
+            gradient=torch.where(taken[:, None], gradient, state.gradient),
+            potential=torch.where(taken, potential, state.potential),
+        )
+        return state, probability, gained > DIVERGENT
+
+    # ------------------------------------------------------------------------------------------------------- warm-up
+
+    def _adapted(self, state: State, done: int) -> State:
+        """Notes where the chains are; at the end of a window finds scales, noise of gradients and step size anew."""
+        seen, off = state.seen + 1, state.z - state.mean
+        mean = state.mean + off / seen
+        state = state._replace(seen=seen, mean=mean, spread=state.spread + off * (state.z - mean))
+        if done == self.settings.warmup and self.whole and self.settings.step_size is None:
+            state = state._replace(step=state.dual[2].exp())
+        if done not in self.windows:
+            return state
+        guess, zero = done == min(self.windows), torch.zeros_like(mean)  # chains have not been far yet
+        if self.settings.precondition and int(seen) > 1 and not guess:
+            variance = state.spread.mean(0) / (seen - 1)
+            time = float(seen) * (self.settings.trajectory if self.whole else float(state.step))
+            state = self._with_scale(state, (time * variance + KNOWN * state.scale) / (time + KNOWN))
+        return self._with_step(state._replace(seen=torch.zeros_like(seen), mean=zero, spread=zero), done, guess)
+
+    def _with_scale(self, state: State, scale: Tensor) -> State:
+        """Returns chains with other scales, and velocities that fit them."""
+        scale = scale.clamp(min=1e-6 * self.prior_variance, max=WIDEST * self.prior_variance)
+        return state._replace(scale=scale, velocity=state.velocity * (scale / state.scale).sqrt())
+
+    def _with_step(self, state: State, done: int, guess: bool = False) -> State:
+        """Returns chains with the noise of their gradients and, unless it is given, a stable step size.
+
+        A `guess` of their scales is the inverse of the prior's precision and the Fisher information together.
+        """
+        settings, energy, noise = self.settings, self.energy, torch.zeros_like(state.scale)
+        guess = guess and settings.precondition
+        if energy.batch_size or guess:
+            variance = energy.row_variance(state.z, done)
+            noise = variance / energy.batch_size if energy.batch_size else noise
+        if guess:
+            fisher = variance * settings.temperature / energy.source.rows
+            state = self._with_scale(state, 1 / (1 / self.prior_variance + fisher))
+        size = settings.step_size
+        if size is None:
+            chain = torch.arange(len(state.z), device=state.z.device)
+            probe = normals(address(settings.seed, Space.CHAIN_PROBE, done, chain), state.z.shape[1]).to(state.z)
+            curvature = max(energy.curvature(state.z, state.scale, probe, done), 1.0)
+            heat = max(float((state.scale * noise).max()), 1e-12) / HEAT
+            overdamped = settings.method == "sgld"
+            stable = FRACTION[settings.method] / (curvature if overdamped else math.sqrt(curvature))
+            size = min(stable, (4 if overdamped else 2 * settings.friction) / heat)
+        dual = torch.tensor([math.log(10 * size), 0.0, 0.0, 0.0], dtype=torch.float64)
+        return state._replace(noise=noise, step=torch.tensor(size, dtype=torch.float64), dual=dual)
+
+
+def _averaged(state: State, accepted: float) -> State:
+    """Returns chains with a step size nearer to the one at which 0.8 of the proposals are accepted.
+
+    Dual averaging of Hoffman and Gelman (2014), with their constants 0.05, 10 and 0.75.
+    """
+    centre, error, average, count = state.dual.tolist()
+    count += 1
+    error += (ACCEPTANCE - accepted - error) / (count + 10)
+    log_step = centre - math.sqrt(count) / 0.05 * error
+    average += count**-0.75 * (log_step - average)
+    step = torch.tensor(math.exp(log_step), dtype=torch.float64)
+    return state._replace(step=step, dual=torch.tensor([centre, error, average, count], dtype=torch.float64))

@@ -1,0 +1,123 @@
+"""Each kernel leaves a distribution as it is; of Gaussians we know which."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ibnn.sampling import kernels
+from ibnn.sampling.settings import Settings
+
+CURVATURE = torch.tensor([1.0, 4.0], dtype=torch.float64)
+ONE, NONE = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+CHAINS = 8_000
+
+
+def normal(generator: torch.Generator) -> Tensor:
+    return torch.randn(CHAINS, 2, generator=generator, dtype=torch.float64)
+
+
+def variance_error(z: Tensor, expected: Tensor) -> float:
+    """Largest deviation of the variances from expected ones, in standard errors; chains are independent."""
+    return float(((z.var(0) / expected - 1) / math.sqrt(2 / len(z))).abs().max())
+
+
+@pytest.mark.parametrize("step", [0.2, 0.6])
+@pytest.mark.parametrize("scale", [ONE, 1 / CURVATURE])
+def test_langevin_has_the_variance_that_its_bias_says(step: float, scale: Tensor) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = normal(generator)
+    for _ in range(80):
+        z = kernels.langevin(z, CURVATURE * z, scale, step, normal(generator), NONE)
+    assert variance_error(z, 1 / CURVATURE / (1 - step * scale * CURVATURE / 4)) < 4
+
+
+@pytest.mark.parametrize(("step", "friction"), [(0.3, 1.0), (0.9, 0.5), (0.9, 3.0)])
+def test_underdamped_is_exact_for_a_gaussian(step: float, friction: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z, v = normal(generator), normal(generator)
+    for _ in range(60):
+        z, v = kernels.underdamped((z, v), CURVATURE * z, ONE, step, friction, normal(generator), NONE)
+    assert variance_error(z, 1 / CURVATURE) < 4
+    correlation = (z[:, 0] * z[:, 1]).mean() / (z[:, 0].std() * z[:, 1].std())
+    assert abs(correlation) < 4 / math.sqrt(CHAINS)
+
+
+@pytest.mark.parametrize("kind", ["langevin", "underdamped"])
+def test_noise_of_gradients_is_taken_off_what_is_injected(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z, v, noise, step = normal(generator), normal(generator), torch.tensor([9.0, 2.0], dtype=torch.float64), 0.1
+    for _ in range(200):
+        gradient = CURVATURE * z + noise.sqrt() * normal(generator)
+        if kind == "langevin":
+            z = kernels.langevin(z, gradient, ONE, step, normal(generator), noise)
+        else:
+            z, v = kernels.underdamped((z, v), gradient, ONE, step, 1.0, normal(generator), noise)
+    bias = 1 - step * CURVATURE / 4 if kind == "langevin" else ONE
+    ratio = z.var(0) * CURVATURE * bias
+    assert (ratio - 1).abs().max() < 4 * math.sqrt(2 / CHAINS) + (0 if kind == "langevin" else 0.03)  # O(h²) of BAOAB
+
+
+def test_leapfrog_goes_back_and_keeps_volume() -> None:
+    def energy(z: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+        return 0.25 * z.pow(4).sum(1), z.pow(3)
+
+    z, v = torch.randn(50, 2, dtype=torch.float64), torch.randn(50, 2, dtype=torch.float64)
+    scale = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    end, v_end, _, gradient = kernels.leapfrog((z, v), energy(z, True)[1], energy, scale, 0.1, 7)
+    back, v_back, *_ = kernels.leapfrog((end, -v_end), gradient, energy, scale, 0.1, 7)
+    assert torch.allclose(back, z, atol=1e-12)
+    assert torch.allclose(v_back, -v, atol=1e-12)
+
+    def flat(both: Tensor) -> Tensor:
+        at = both.view(1, 4)
+        moved = kernels.leapfrog((at[:, :2], at[:, 2:]), at[:, :2].pow(3), energy, scale, 0.1, 7)
+        return torch.cat([moved[0], moved[1]], 1)[0]
+
+    jacobian = torch.autograd.functional.jacobian(flat, torch.cat([z[0], v[0]]))
+    assert torch.linalg.det(jacobian).item() == pytest.approx(1, abs=1e-10)
+
+
+def test_metropolis_balances_every_pair_of_cells() -> None:
+    """Detailed balance of HMC on a double well: as many moves from a cell to another as back."""
+    generator = torch.Generator().manual_seed(0)
+
+    def energy(z: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+        return 2 * (z[:, 0] ** 2 - 1) ** 2, 8 * z * (z**2 - 1)
+
+    grid = torch.linspace(-4, 4, 8001, dtype=torch.float64)
+    density = (-energy(grid[:, None], True)[0]).exp()
+    cells = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
+    expected = (
+        torch.zeros(4, dtype=torch.float64).scatter_add_(0, torch.bucketize(grid, cells), density) / density.sum()
+    )
+    one = torch.ones(1, dtype=torch.float64)
+    place = torch.multinomial(density, 200_000, replacement=True, generator=generator)
+    z = grid[place][:, None]
+    v = torch.randn(z.shape, generator=generator, dtype=torch.float64)
+    potential, gradient = energy(z, True)
+    end, v_end, after, _ = kernels.leapfrog((z, v), gradient, energy, one, 0.4, 4)
+    gained = after + kernels.kinetic(v_end, one) - potential - kernels.kinetic(v, one)
+    taken = torch.rand(len(z), generator=generator, dtype=torch.float64) < (-gained).exp()
+    assert 0.3 < taken.double().mean() < 0.9  # so that the test means something
+    moved = torch.where(taken[:, None], end, z)
+    flow = torch.zeros(16).index_add_(
+        0, torch.bucketize(z[:, 0], cells) * 4 + torch.bucketize(moved[:, 0], cells), torch.ones(len(z))
+    )
+    flow = flow.view(4, 4)
+    assert ((flow - flow.T).abs() <= 4 * (flow + flow.T).sqrt()).all()
+    found = flow.sum(0) / len(z)
+    assert ((found - expected).abs() < 4 * (expected * (1 - expected) / len(z)).sqrt()).all()
+
+
+def test_what_is_kept() -> None:
+    plain = Settings("sghmc", samples=6, warmup=10, thin=3)
+    assert [step for step in range(plain.total) if plain.keeps(step)] == [12, 15, 18, 21, 24, 27]
+    cyclical = Settings("cyclical", samples=6, warmup=10, thin=2, cycles=2, explore=0.5)
+    kept = [step for step in range(cyclical.total) if cyclical.keeps(step)]
+    assert len(kept) == 6
+    assert cyclical.total == 10 + 2 * 12
+    assert all((cyclical.place(step) or 0) >= 0.5 for step in kept)
+    assert cyclical.place(9) is None
+    assert cyclical.place(10) == 0.0

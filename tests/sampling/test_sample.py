@@ -1,0 +1,298 @@
+"""Chains of whole networks against closed forms, numerical integration and each other."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ibnn
+from ibnn.sampling import Samples, effective_size
+
+CHAINS, S = 24, 0.5  # many short chains: a step costs nearly the same for one
+
+
+def linear(chains: int = CHAINS) -> tuple[ibnn.IBNN, tuple[Tensor, Tensor]]:
+    """Bayesian linear regression: one layer, fixed weights, known noise; inputs are correlated."""
+    generator = torch.Generator().manual_seed(1)
+    mixing = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, -0.4], [0.0, 0.0, 0.7]])
+    x = torch.randn(60, 3, generator=generator) @ mixing
+    net = nn.Linear(3, 1)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[0.5, -0.8, 0.3]]))
+        net.bias.zero_()
+    y = x @ torch.tensor([[0.6], [-0.5], [0.3]]) + 0.7 * torch.randn(60, 1, generator=generator)
+    model = ibnn.convert(net, components=chains, prior_std=S, likelihood=ibnn.Gaussian(init_std=0.7), seed=0)
+    return model.eval(), (x, y)
+
+
+def closed_form(model: ibnn.IBNN, x: Tensor, y: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of p(z | data)^(1/T): precision (AᵀA/σ² + I/s²)/T with A = x ∘ w."""
+    net: Any = model.net
+    design = x.double() * net.weight.detach().double()
+    precision = design.T @ design / 0.7**2 + torch.eye(3).double() / S**2
+    right = design.T @ (y.double()[:, 0] - net.bias.detach().double()) / 0.7**2 + 1 / S**2
+    return torch.linalg.solve(precision, right), temperature * torch.linalg.inv(precision)
+
+
+def assert_moments(z: Tensor, mean: Tensor, covariance: Tensor, bias: float = 0.0) -> None:
+    """Means, variances and correlations within four Monte Carlo standard errors, and a relative bias of variances."""
+    worth, std = effective_size(z), covariance.diagonal().sqrt()
+    rows = z.double().flatten(0, 1)
+    assert ((rows.mean(0) - mean).abs() < 4 * std / worth.sqrt() + bias * std).all()
+    squares = effective_size((z.double() - mean).square())
+    assert (((rows - mean).square().mean(0) / std**2 - 1).abs() < 4 * (2 / squares).sqrt() + bias).all()
+    apart = (torch.corrcoef(rows.T) - covariance / std / std[:, None]).abs()
+    assert (apart < 4 / squares.min().sqrt() + bias).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "bias"),
+    [
+        ("hmc", {"samples": 40, "warmup": 60}, 0.0),
+        ("sghmc", {"samples": 30, "warmup": 120, "thin": 5}, 0.0),  # a minibatch of all data: no noise of gradients
+        ("sghmc", {"samples": 24, "warmup": 200, "thin": 15, "batch_size": 30}, 0.05),  # its noise: half the data
+        ("sgld", {"samples": 30, "warmup": 150, "thin": 8}, 0.1),  # h m λ/4 at the default step
+        ("cyclical", {"samples": 30, "warmup": 120, "thin": 5, "cycles": 3, "explore": 0.3}, 0.0),
+    ],
+)
+def test_linear_regression_has_its_closed_form(method: str, options: dict[str, Any], bias: float) -> None:
+    model, data = linear(64 if "batch_size" in options else CHAINS)
+    found = ibnn.sample(model, data, method, progress=False, **options)
+    assert_moments(found.z, *closed_form(model, *data), bias=bias)
+    assert found.rhat.max() < 1.2
+
+
+@pytest.mark.parametrize("temperature", [0.1, pytest.param(4.0, marks=pytest.mark.slow)])
+def test_variance_grows_with_the_temperature(temperature: float) -> None:
+    model, data = linear()
+    options: Any = {"samples": 30, "warmup": 120, "thin": 5, "temperature": temperature}
+    found = ibnn.sample(model, data, "sghmc", progress=False, **options)
+    assert_moments(found.z, *closed_form(model, *data, temperature=temperature))
+
+
+def test_logistic_regression_has_the_integrated_posterior() -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(40, 2, generator=generator)
+    y = (x[:, 0] - 0.5 * x[:, 1] + 0.5 * torch.randn(40, generator=generator) > 0).long()
+    net = nn.Linear(2, 2)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[-1.0, 0.7], [0.8, -0.9]]))
+    model = ibnn.convert(net, components=CHAINS, prior_std=0.8, seed=0).eval()
+    axis = torch.linspace(-3, 5, 161, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)
+    logits = (x.double() * grid[:, None]) @ net.weight.detach().double().T + net.bias.detach().double()  # (G, N, 2)
+    log = logits.log_softmax(-1)[:, torch.arange(40), y].sum(1) - 0.5 * ((grid - 1) / 0.8).square().sum(1)
+    weight = log.softmax(0)
+    mean = weight @ grid
+    covariance = (grid - mean).T @ ((grid - mean) * weight[:, None])
+    found = ibnn.sample(model, (x, y), "hmc", samples=40, warmup=60, progress=False)
+    assert_moments(found.z, mean, covariance)
+    probs = (weight[:, None, None] * logits.softmax(-1)).sum(0)
+    answer: Any = model.predict(x, samples=40)
+    assert (answer.probs - probs).abs().max() < 4 * 0.2 / math.sqrt(found.ess.min())
+
+
+def two_layers(chains: int = 4) -> tuple[ibnn.IBNN, tuple[Tensor, Tensor]]:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
+    x = torch.randn(50, 2)
+    return ibnn.convert(net, components=chains, prior_std=0.5, seed=0).eval(), (x, (x[:, 0] * x[:, 1] > 0).long())
+
+
+def agree(one: Samples, other: Samples) -> None:
+    """Means and variances of two sets of chains, within four standard errors of both."""
+    first, second = one.z.double(), other.z.double()
+    variance = first.var((0, 1))
+    error = (variance / one.ess + variance / other.ess).sqrt()
+    assert ((first.mean((0, 1)) - second.mean((0, 1))).abs() < 4 * error).all()
+    squares = [effective_size((z - z.mean((0, 1))).square()) for z in (first, second)]
+    spread = (first - first.mean((0, 1))).square().std((0, 1)) / variance  # √2 of a Gaussian
+    limit = 4 * spread * (1 / squares[0] + 1 / squares[1]).sqrt() + 0.05
+    assert ((second.var((0, 1)) / variance - 1).abs() < limit).all()
+
+
+@pytest.mark.slow
+def test_sghmc_agrees_with_hmc_on_two_layers() -> None:
+    model, data = two_layers(CHAINS)
+    reference = ibnn.sample(model, data, "hmc", samples=40, warmup=60, progress=False)
+    model, data = two_layers(CHAINS)
+    found = ibnn.sample(model, data, "sghmc", samples=30, warmup=150, thin=10, batch_size=25, progress=False)
+    agree(reference, found)
+
+
+# ------------------------------------------------------------------------------------------------- the whole function
+
+
+def quick(model: ibnn.IBNN, data: Any, method: str = "sghmc", **options: Any) -> Samples:
+    return ibnn.sample(model, data, method, **{"samples": 6, "warmup": 20, "thin": 2, "progress": False} | options)
+
+
+@pytest.mark.parametrize("method", ["sghmc", "hmc", "cyclical"])
+def test_an_interrupted_chain_goes_on_to_the_bit(method: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ibnn.sampling.moves import Moves
+
+    options: Any = {"batch_size": 20, "samples": 8, "cycles": 2, "seed": 5}
+    options |= {"step_size": 0.1} if method == "cyclical" else {}
+    model, data = two_layers()
+    expected = quick(model, data, method, **options)
+    advance, model = Moves.advance, two_layers()[0]
+    for stop in (7, 26):  # in the warm-up, and among samples
+
+        def stopping(self: Moves, state: Any, stop: int = stop) -> Any:
+            if int(state.at) == stop:
+                raise KeyboardInterrupt
+            return advance(self, state)
+
+        monkeypatch.setattr(Moves, "advance", stopping)
+        torch.manual_seed(stop)  # no part of it
+        with pytest.raises(KeyboardInterrupt):
+            quick(model, data, method, run_dir=tmp_path, **options)
+        assert model.bank is None
+    monkeypatch.setattr(Moves, "advance", advance)
+    found = quick(model, data, method, run_dir=tmp_path, **options)
+    assert torch.equal(found.z, expected.z)
+    assert torch.equal(found.energy, expected.energy)
+    assert found.step_size == expected.step_size
+    assert found.acceptance == expected.acceptance
+    again = quick(two_layers()[0], data, method, run_dir=tmp_path, **options)  # it has ended: nothing is computed
+    assert torch.equal(again.z, expected.z)
+    assert again.seconds == found.seconds
+
+
+def test_a_folder_of_other_chains_is_refused(tmp_path: Any) -> None:
+    model, data = two_layers()
+    quick(model, data, run_dir=tmp_path, seed=1)
+    with pytest.raises(ValueError, match=r"run_dir.*seed = 1"):
+        quick(model, data, run_dir=tmp_path, seed=2)
+    with torch.no_grad():
+        next(model.net.parameters()).mul_(2)
+    with pytest.raises(ValueError, match=r"run_dir.*weights"):
+        quick(model, data, run_dir=tmp_path, seed=1)
+    (tmp_path / "chains.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="damaged"):
+        quick(model, data, run_dir=tmp_path, seed=1)
+
+
+def test_a_dataset_gives_the_chain_of_its_tensors() -> None:
+    model, (x, y) = two_layers()
+    found = quick(model, (x, y), batch_size=10)
+    again = quick(two_layers()[0], torch.utils.data.TensorDataset(x, y), batch_size=10)
+    assert torch.equal(found.z, again.z)
+
+
+def test_chains_apart_give_what_chains_together_give() -> None:
+    """Rows of one batch, or a pass for each chain: the same energy and gradient."""
+    from ibnn.batches import as_source
+    from ibnn.sampling.energy import Energy
+
+    model, data = two_layers()
+    energy = Energy(model, as_source(data, batch_size=50), None, 2.0, 0)
+    z = model.draw_latents(1).detach()
+    potential, gradient = energy(z, energy.batch(0))
+    mean, same = energy(z, energy.batch(0), each=False)
+    assert torch.allclose(gradient, same, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(potential.mean(), mean[0])
+    for k in (0, 3):
+        at = z[k].clone().requires_grad_()
+        loss = nn.functional.cross_entropy(model.outputs(data[0], at[None])[0], data[1], reduction="sum")
+        loss = (loss + ((at - 1) / 0.5).square().sum() / 2) / 2.0
+        loss.backward()
+        assert potential[k].item() == pytest.approx(loss.item(), rel=1e-5)
+        assert at.grad is not None
+        assert torch.allclose(gradient[k], at.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_minibatch_energy_and_noise_are_unbiased() -> None:
+    from ibnn.batches import as_source
+    from ibnn.sampling.energy import Energy
+
+    model, data = two_layers(2)
+    z = model.draw_latents(1).detach()
+    whole = Energy(model, as_source(data, batch_size=50), None, 1.0, 0)
+    some = Energy(model, as_source(data, batch_size=10), 10, 1.0, 0)
+    gradients = torch.stack([some(z, some.batch(step))[1] for step in range(200)])  # (200, 2, nodes)
+    error = gradients.std(0) / math.sqrt(200)
+    assert ((gradients.mean(0) - whole(z, whole.batch(0))[1]).abs() < 4.5 * error).all()
+    noise = some.row_variance(z, 0, repeats=100) / 10
+    exact = gradients.var(0).mean(0)
+    assert ((noise / exact).log().abs() < 4 * math.sqrt(2 / 200 + 2 / 400) * 1.5).all()  # tails are heavier than normal
+
+
+# -------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "sghcm"}, "`method`.*Did you mean 'sghmc'"),
+        ({"samples": 2}, "`samples`.*at least 4"),
+        ({"temperature": 0.0}, "`temperature`.*Bayes"),
+        ({"warmup": 3}, "`warmup`"),
+        ({"batch_size": 1}, "`batch_size`"),
+        ({"step_size": -1.0}, "`step_size`"),
+        ({"method": "cyclical", "samples": 9, "cycles": 4}, "`samples`.*multiple.*samples=12"),
+        ({"explore": 1.0}, "`explore`"),
+        ({"seed": -1}, "`seed`"),
+    ],
+)
+def test_settings_that_make_no_sense(options: dict[str, Any], words: str) -> None:
+    model, data = two_layers()
+    with pytest.raises(ValueError, match=words):
+        quick(model, data, **options)
+    assert model.bank is None
+
+
+def test_an_option_that_does_not_exist() -> None:
+    model, data = two_layers()
+    with pytest.raises(TypeError, match=r"`burnin`.*Did you mean"):
+        quick(model, data, burnin=5)
+
+
+def test_models_that_cannot_be_sampled() -> None:
+    x, y = torch.randn(20, 3), torch.randint(2, (20,))
+    with pytest.raises(TypeError, match="Convert it first"):
+        ibnn.sample(nn.Linear(3, 2), (x, y))  # type: ignore[arg-type]
+    norm = ibnn.convert(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), components=2, seed=0)
+    with pytest.raises(ValueError, match=r"BatchNorm.*'1'.*model.eval\(\)"):
+        ibnn.sample(norm.train(), (x, y))
+    quick(norm.eval(), (x, y))
+    units = ibnn.convert(nn.Sequential(nn.Conv1d(8, 2, 3), nn.Flatten()), components=2, draws="both", seed=0).eval()
+    with pytest.raises(ValueError, match='draws="channel"'):
+        ibnn.sample(units, (torch.randn(20, 8, 3), y))
+
+
+def test_data_that_cannot_be_sampled_from() -> None:
+    model, (x, y) = two_layers()
+    with pytest.raises(ValueError, match="two rows or more"):
+        quick(model, (x[:1], y[:1]))
+    sampler = torch.utils.data.WeightedRandomSampler([1.0] * 50, 50)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10, sampler=sampler)
+    with pytest.raises(TypeError, match="drawn at random"):
+        quick(model, loader)
+    wrong = y.clone()
+    wrong[40] = 2
+    with pytest.raises(ValueError, match="`y`"):
+        quick(model, (x, wrong))
+
+
+@pytest.mark.parametrize("method", ["sghmc", "sgld"])
+def test_a_chain_that_diverges_says_so(method: str) -> None:
+    model, data = two_layers()
+    before = model.posterior().mean.clone()
+    with pytest.raises(ibnn.DivergedChainError, match=r"chain .* at step .*smaller step_size"):
+        quick(model, data, method, step_size=1e18, precondition=False, warmup=0, samples=200)
+    assert model.bank is None
+    assert torch.equal(model.posterior().mean, before)
+    x, y = data
+    with pytest.raises(ibnn.DivergedChainError, match=r"energy.*step 0"):
+        quick(model, (x * float("inf"), y), method)
+
+
+def test_trajectories_that_diverge_are_rejected_and_counted() -> None:
+    model, data = two_layers()
+    found = quick(model, data, "hmc", step_size=1e6, precondition=False, warmup=0)
+    assert found.divergent == 12 * 4
+    assert found.acceptance == 0.0
+    assert (found.z[:, :1] == found.z).all()
