@@ -46,6 +46,7 @@ class Space(IntEnum):
     PREDICT_UNITS = 14  # network: units of a prediction, by component, draw and layer
     SEARCH = 101  # calibration: latents of the search, by draw and row
     SEARCH_UNITS = 102  # calibration: units of the search, by draw, row and layer
+    PRUNE = 201  # pruning: which channels a row goes without, by row and channel
 
 
 @unique

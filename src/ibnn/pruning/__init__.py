@@ -1,0 +1,5 @@
+"""Compression: a thinner network, without the nodes that matter least."""
+
+from ibnn.pruning.pruning import Pruned, PrunedLayer, prune
+
+__all__ = ["Pruned", "PrunedLayer", "prune"]
