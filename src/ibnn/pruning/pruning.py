@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -105,25 +105,31 @@ def prune(
     _check(model, keep, by, rows, epochs, seed, options)
     with generators_restored():
         source = as_source(data, batch_size=BATCH, name="data", pack=model.likelihood.pack)
-        x = _few(model, source, seed)
-        channels = after = _channels(model, x)
-        before, thin = size(model, channels), copy.deepcopy(model)
-        rounds = ROUNDS if by == "sensitivity" else 1
-        for number in range(rounds if keep < 1 else 0):
-            ranking = _Ranking(thin, after, source, rows, numbered_seed(seed, number))
-            share = keep ** ((number + 1) / rounds)
-            thin = _thin(thin, after, ranking.by(by, share), x, share * before.products)
-            after = _channels(thin, x)
-    layers = tuple(
-        PrunedLayer(name, (len(layer.outs), len(after.layers[name].outs)), why_whole(channels, layer))
-        for name, layer in channels.layers.items()
-    )
-    history = None
-    if epochs:
-        from ibnn.training import fit
+        found = _pruned(model, source, keep, by, rows, seed)
+    if not epochs:
+        return found
+    from ibnn.training import fit  # which needs more than torch
 
-        history = fit(thin, data, epochs=epochs, **{"seed": seed, **options})
-    return Pruned(thin, before, size(thin, after), layers, history)
+    history = fit(found.model, data, epochs=epochs, **{"seed": seed, **options})
+    return replace(found, history=history)
+
+
+def _pruned(model: IBNN, source: Source, keep: float, by: By, rows: int, seed: int) -> Pruned:
+    """Cuts channels, in rounds where each cut changes what the others are worth."""
+    x = _few(model, source, seed)
+    channels = after = _channels(model, x)
+    before, thin = size(model, channels), copy.deepcopy(model)
+    reasons = {name: why_whole(channels, layer) for name, layer in channels.layers.items()}
+    rounds = 0 if keep == 1 else ROUNDS if by == "sensitivity" else 1
+    for number in range(rounds):
+        ranking = _Ranking(thin, after, source, rows, numbered_seed(seed, number))
+        share = keep ** ((number + 1) / rounds)
+        thin = _thin(thin, after, ranking.by(by, share), x, share * before.products)
+        reasons = {name: reason or why_whole(after, after.layers[name]) for name, reason in reasons.items()}
+        after = _channels(thin, x)
+    outputs = {name: (len(layer.outs), len(after.layers[name].outs)) for name, layer in channels.layers.items()}
+    layers = tuple(PrunedLayer(name, both, reasons[name]) for name, both in outputs.items())
+    return Pruned(thin, before, size(thin, after), layers)
 
 
 def _check(model: Any, keep: Any, by: Any, rows: Any, epochs: Any, seed: int, options: Mapping[str, Any]) -> None:
