@@ -41,7 +41,7 @@ _NETS = {
     "resnet34": _Entry(partial(ResNet, depth=34), (3, 224, 224)),
     "resnet50": _Entry(partial(ResNet, depth=50), (3, 224, 224)),
     "wideresnet": _Entry(WideResNet, (3, 32, 32), ("depth", "width")),
-    "resnet20": _Entry(partial(CifarResNet, depth=20), (3, 32, 32)),
+    "resnet20": _Entry(partial(CifarResNet, depth=20), (3, 32, 32), ("width",)),
 }
 
 
@@ -60,9 +60,9 @@ def make(name: str, classes: int = 10, **options: float) -> nn.Module:
     Args:
         name: One of `names()`.
         classes: Number of outputs.
-        **options: "mlp": inputs (784), hidden (256), layers (2); "lenet" and "vgg16-small": width (1); "vgg16-small"
-            and "vgg16-large": batchnorm (False); these and "alexnet": dropout (0.5); "wideresnet": depth (28), width
-            (10); the others have none.
+        **options: "mlp": inputs (784), hidden (256), layers (2); "lenet", "vgg16-small" and "resnet20": width (1);
+            "vgg16-small" and "vgg16-large": batchnorm (False); these and "alexnet": dropout (0.5); "wideresnet": depth
+            (28), width (10); the others have none.
 
     >>> make("lenet", classes=3, width=2).fc2
     Linear(in_features=128, out_features=3, bias=True)
@@ -97,7 +97,7 @@ def _entry(name: str, options: Mapping[str, float]) -> _Entry:
         fits = 0 < value < inf if option in _SIZES else 0 <= value < inf  # nor NaN
         if option == "dropout":
             expected, fits = "at least 0 and at most 1", 0 <= value <= 1
-        elif (name, option) != ("vgg16-small", "width"):
+        elif (name, option) not in (("vgg16-small", "width"), ("resnet20", "width")):
             expected, fits = f"{expected} and a whole number", fits and isinstance(value, int)
         if not fits:
             raise ValueError(complaint(option, expected, value, "Leave it out for the default."))
