@@ -198,7 +198,9 @@ def test_the_training_page_runs() -> None:
     assert looks[-1]["prior_std"] > looks[0]["prior_std"]  # nothing to learn: all confidence is overconfidence
 
 
-@pytest.mark.parametrize("page", ["converting.md", "own-loop.md", "heads.md", "shift.md", "scaling.md"])
+@pytest.mark.parametrize(
+    "page", ["converting.md", "own-loop.md", "heads.md", "shift.md", "scaling.md", "compression.md"]
+)
 def test_the_page_runs(page: str) -> None:
     names = run(page)
     if page == "shift.md":

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from prunable import Joined, Mobile, Residual, X, model_of
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import ibnn
+from ibnn.pruning import rebuild
 from ibnn.pruning.channels import find_channels
 from ibnn.pruning.cutting import choose
-from ibnn.pruning.scores import sensitivities
+from ibnn.pruning.scores import row_gradients, sensitivities
 
 Y = torch.tensor([0, 1, 2, 0])
 
@@ -33,6 +35,18 @@ def test_sensitivities_equal_finite_differences() -> None:
     torch.testing.assert_close(found, slopes.square() / 2, rtol=1e-5, atol=1e-9)
     assert found.shape == (4, channels)
     assert bool((found > 0).any())
+
+
+def test_jacobians_equal_those_of_each_row_alone() -> None:
+    torch.manual_seed(0)
+    model, x = model_of(Mobile().double()), X.double()
+    z = 1 + 0.2 * torch.randn(4, model.nodes).double()
+    found = row_gradients(model, x, z, lambda output: output.sum(0))  # (C, B, nodes)
+    for row in range(4):
+        alone = torch.autograd.functional.jacobian(
+            lambda one, row=row: model.outputs(x[[row]], one[None])[0, 0], z[row]
+        )
+        torch.testing.assert_close(found[:, row], alone)
 
 
 @pytest.mark.parametrize("by", ["sensitivity", "posterior"])
@@ -74,7 +88,9 @@ def test_a_thinner_model_is_the_given_one_with_z_zero(make: type[nn.Module], dra
     assert torch.equal(generator, torch.random.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(thin.parameters(), again.parameters(), strict=True))
     assert 0.25 * found.before.products < found.after.products <= 0.5 * found.before.products
-    assert found.after.products == sum(layer.products for layer in find_channels(found.net, X).layers.values())
+    rebuilt = rebuild(make(), found.net.state_dict())
+    assert torch.equal(rebuilt(X), found.net(X))
+    assert found.after.products == sum(layer.products for layer in find_channels(rebuilt, X).layers.values())
     assert float(thin.likelihood.temperature) == 1.5
     z = torch.zeros(model.nodes)
     at, places = model.mean_latents(), 0
@@ -96,8 +112,11 @@ def test_a_thinner_network_converts_trains_and_is_saved(tmp_path: Path) -> None:
     found = ibnn.prune(model_of(Residual()), (x, y), 0.6, epochs=1, valid=(x, y), quiet=True, novelty=False)
     assert len(found.history.rows) == 1
     found.model.save_pretrained(tmp_path)
-    loaded = ibnn.load(tmp_path, found.net)
-    assert torch.equal(loaded.predict(x).probs, found.model.predict(x).probs)
+    state = load_file(tmp_path / "model.safetensors")
+    for net in (found.net, rebuild(Residual(), state)):
+        assert torch.equal(ibnn.load(tmp_path, net).predict(x).probs, found.model.predict(x).probs)
+    with pytest.raises(ValueError, match=r"without \['depth"):
+        rebuild(Mobile(), state)
     assert ibnn.convert(found.net).nodes == found.model.nodes == found.after.nodes
     assert ibnn.prune(found.model, (x, y), keep=0.5).after.products <= found.after.products / 2
     assert f"-> {found.after.weights:,} (" in str(found)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.latent import Latent
+from ibnn.layers.registry import duplicate
 from ibnn.network import IBNN
-from ibnn.pruning.channels import Channels, Layer
+from ibnn.pruning.channels import LAYERS, Channels, Layer
 
 LEAST = 0.1  # of a layer's outputs always stay, and at least one
 
@@ -132,6 +133,34 @@ def without(model: IBNN, channels: Channels, gone: Collection[int]) -> IBNN:
         _cut_norm(thin.net.get_submodule(name), staying(ids, gone))
     thin.unit_std.mul_(thin.has_units)
     return thin
+
+
+@torch.no_grad()
+def rebuild(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """Returns a copy of a network with the layers' sizes and the values of a state: a thinner network from a file.
+
+    Args:
+        net: A network as it was before pruning; its weights do not matter.
+        state: Of the thinner network, or of a model that has it.
+
+    >>> thin = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> rebuild(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), thin.state_dict())[2]
+    Linear(in_features=2, out_features=1, bias=True)
+    """
+    net, state = duplicate(net), {name.removeprefix("net."): value for name, value in state.items()}
+    if missing := sorted(set(net.state_dict()) - set(state)):
+        got, remedy = f"one without {missing[:3]}", "Pass the network that was pruned."
+        raise ValueError(complaint("state", "of a network with the same layers", got, remedy))
+    for name, module in net.named_modules():
+        if isinstance(module, tuple(LAYERS.values())):
+            one, other = state[f"{name}.weight".removeprefix(".")].shape[:2]
+            other = one if getattr(module, "groups", 1) > 1 else other
+            ins, outs = (one, other) if isinstance(module, nn.modules.conv._ConvTransposeNd) else (other, one)
+            _cut_layer(module, torch.arange(ins), torch.arange(outs))
+        elif isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            _cut_norm(module, torch.arange(len(state[f"{name}.running_mean".removeprefix(".")])))
+    net.load_state_dict({name: state[name] for name in net.state_dict()})
+    return net
 
 
 def staying(ids: Tensor, gone: Collection[int]) -> Tensor:

@@ -24,7 +24,8 @@ def row_gradients(model: IBNN, x: Inputs, z: Tensor | Draws, of: Callable[[Tenso
         model: In the mode in which it is to run; rows must not affect each other.
         x: What one call of the network takes, of B rows.
         z: Latents of each row, (B, nodes).
-        of: Takes the outputs (B, …), returns a sum over rows.
+        of: Takes the outputs (B, …), returns a sum over rows; or several of them, (C,), for a result (C, B, nodes):
+            `lambda output: output.sum(0)` gives the Jacobians of all rows, from C backward passes.
 
     >>> import ibnn
     >>> net = torch.nn.Linear(2, 1, bias=False)
@@ -36,8 +37,9 @@ def row_gradients(model: IBNN, x: Inputs, z: Tensor | Draws, of: Callable[[Tenso
     draw = z if isinstance(z, Draws) else Draws(z)
     leaf = draw.z.detach().clone().requires_grad_()
     with torch.enable_grad():
-        output = model._read(model._run(call_arguments(x), Draws(leaf, draw.at, draw.unit_std)))
-        return torch.autograd.grad(of(output), leaf)[0]
+        found = of(model._read(model._run(call_arguments(x), Draws(leaf, draw.at, draw.unit_std))))
+        each = [torch.autograd.grad(sum_, leaf, retain_graph=True)[0] for sum_ in found.reshape(-1)]
+    return torch.stack(each).reshape(*found.shape, *leaf.shape)
 
 
 def sensitivities(
