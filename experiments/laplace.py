@@ -3,8 +3,8 @@
     IBNN_DATA=FOLDER python experiments/laplace.py [--nets lenet4 resnet20] [--seeds 0]
 
 With z a row each, a backward pass for each class gives the Jacobians of a whole batch, and the Gauss–Newton matrix over
-nodes, H = Σ Jᵀ (diag p − p pᵀ) J, is small enough to be full. *linearised*: logits f + J (z − 1); *sampled*: z ~ N(1, Σ)
-through the network; Σ = (H + 1/s²)⁻¹. *last layer*: the same for the weights of the last linear layer, linearised, full.
+nodes, H = Σ Jᵀ (diag p − p pᵀ) J, can be full. *linearised*: logits f + J (z − 1); *sampled*: z ~ N(1, Σ)
+through the network; Σ = (H + 1/s²)⁻¹. *last layer*: the same for the weights of the last linear layer, linearised.
 s, and a temperature where it says so, have the least NLL on 2,000 held-out labels; everything else is scored once, on
 the test set. AUROC: of the entropy, test images against MNIST (of CIFAR-10: against Fashion-MNIST), 1,000 of each.
 Writes results/laplace.json.
