@@ -1,12 +1,11 @@
 """Pruning: a network thinned by several rankings of its channels to the same multiply–adds, and trained on a little.
 
     IBNN_DATA=FOLDER python experiments/prune.py [--nets lenet] [--keeps 0.5] [--methods sensitivity magnitude]
-    python experiments/prune.py --figure  # draws docs/figures/pruning.png, fills in the docs
 
 All start from one iBNN (four components) trained on 10,000 images, and are trained on for the same few epochs on the
 same images. *dev*: 4,000 training images that nothing has seen, by which choices were made; the test set is scored
-once. Magnitude: the norm of a filter over the mean norm in its layer, ranked over all layers; the same scores for each
-multiply–add were worse. Milliseconds: one answer of one draw for 64 images, the least of several, on one thread.
+once. Magnitude: the norm of a filter over the mean norm in its layer, ranked over all layers. Milliseconds: one answer
+of one draw for 64 images, the least of several. Writes results/prune.json.
 """
 
 import argparse
@@ -45,7 +44,6 @@ NETS = {
     "resnet20": Net(partial(CifarResNet, depth=20, width=0.5), "cifar-10", 20, 3e-3, 3),
 }
 METHODS = ("sensitivity", "posterior", "magnitude", "random")
-COLOURS = dict(zip(METHODS, ("#0072B2", "#56B4E9", "#E69F00", "#999999"), strict=True))
 
 
 def data(name: str, seed: int) -> list[Data]:
@@ -120,7 +118,6 @@ if __name__ == "__main__":
     parser.add_argument("--keeps", type=float, nargs="+", default=[0.5, 0.25, 0.75])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--figure", action="store_true")
     options = parser.parse_args()
     results = Results("prune", str(__doc__))
     for seed in options.seeds:
