@@ -31,6 +31,7 @@ RINGS = [
     {"sampling"},
     {"diagnosis"},
     {"training"},
+    {"pruning"},
     {"baselines"},
     {"sklearn", "data"},
     {"lab"},
@@ -162,7 +163,7 @@ def test_import_loads_torch_and_the_paper(imported: dict[str, list[str]]) -> Non
     found = imported["loaded"]
     assert {room(name) for name in found} == {"ibnn"}
     rooms = {room(name.partition(".")[2]) for name in found if "." in name}
-    assert not rooms & {"training", "baselines", "sklearn", "data", "lab", "app"}
+    assert not rooms & {"training", "pruning", "baselines", "sklearn", "data", "lab", "app"}
 
 
 def test_importing_the_lab_starts_no_process(imported: dict[str, list[str]]) -> None:

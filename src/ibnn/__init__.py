@@ -33,6 +33,7 @@ from ibnn.shift import ShiftMonitor
 
 if _typing.TYPE_CHECKING:
     from ibnn.budget import Cost, cost
+    from ibnn.pruning import Pruned, prune
     from ibnn.training.divergence import DivergedError
     from ibnn.training.history import History
     from ibnn.training.loop import fit
@@ -43,10 +44,12 @@ _LAZY = {
     "Cost": "budget",
     "DivergedError": "training.divergence",
     "History": "training.history",
+    "Pruned": "pruning",
     "Recipe": "training.recipe",
     "Schedule": "training.recipe",
     "cost": "budget",
     "fit": "training",
+    "prune": "pruning",
 }
 
 
@@ -70,6 +73,7 @@ __all__ = [
     "DivergedError", "History", "Recipe", "Schedule", "fit",  # training
     "DivergedChainError", "Samples", "sample",  # sampled posteriors
     "Calibration", "calibrate",  # calibration without training
+    "Pruned", "prune",  # compression
     "Diagnosis", "diagnose",  # checking
     "Adapters", "Exported", "export", "load",  # files
     "Bernoulli", "Categorical", "Gaussian", "Heads", "Likelihood",  # tasks

@@ -122,7 +122,6 @@ class Latent(nn.Module):
         self.mean = nn.Parameter(torch.ones(components, nodes, dtype=dtype, device=device))
         self.rho = nn.Parameter(torch.empty(components, nodes, dtype=dtype, device=device))
         self.set(std=torch.tensor(0.05))
-        self.narrow, self.placed = axis < -1 and nodes < NARROW, axis < -1 and nodes >= NARROW
         self.z = self.units = self.recall = None
         self.folding, self.entries, self.batch_axis = False, 0, 0
         self.scratch: Scratch | None = None
@@ -134,6 +133,23 @@ class Latent(nn.Module):
     def std(self) -> Tensor:
         """σ = softplus(ρ), (K, D)."""
         return F.softplus(self.rho)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the nodes have places but are few."""
+        return self.axis < -1 and self.nodes < NARROW
+
+    @property
+    def placed(self) -> bool:
+        """Whether the nodes have places, and units can have factors."""
+        return self.axis < -1 and self.nodes >= NARROW
+
+    def keep(self, nodes: Tensor) -> None:
+        """Leaves out all other nodes."""
+        self.nodes = len(nodes)
+        for name, parameter in list(self.named_parameters()):
+            kept = parameter.detach().index_select(1, nodes.to(parameter.device))
+            setattr(self, name, nn.Parameter(kept, requires_grad=parameter.requires_grad))
 
     def set(self, mean: Tensor | None = None, std: Tensor | None = None) -> None:
         """Overwrites μ and/or σ with what broadcasts to (K, D)."""

@@ -52,6 +52,7 @@ class Space(IntEnum):
     CHAIN_PROBE = 26  # sampling: direction in which curvature is measured, by step and chain
     SEARCH = 101  # calibration: latents of the search, by draw and row
     SEARCH_UNITS = 102  # calibration: units of the search, by draw, row and layer
+    PRUNE = 201  # pruning: which channels a row goes without, by row and channel
 
 
 @unique

@@ -1,0 +1,6 @@
+"""Compression: a thinner network, without the nodes that matter least."""
+
+from ibnn.pruning.cutting import Size, rebuild
+from ibnn.pruning.pruning import Pruned, PrunedLayer, prune
+
+__all__ = ["Pruned", "PrunedLayer", "Size", "prune", "rebuild"]

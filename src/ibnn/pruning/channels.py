@@ -1,0 +1,339 @@
+"""CHANNELS: which outputs of which layers are which nodes of others, so that all of a channel can be cut at once.
+
+A network is run once on a few rows. Every tensor on the way knows which channel each place along one of its axes is: a
+layer makes new ones, additions join them, reshapes carry them along. An operation that is not known to keep channels
+apart fixes those that go into it: they are never cut. So what is not understood costs size, not correctness.
+"""
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ibnn.inputs import Inputs, call_arguments, evaluating, tensors
+
+_LINEAR = {"linear": nn.Linear}
+_CONVOLUTIONS = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
+_TRANSPOSED = {
+    "conv_transpose1d": nn.ConvTranspose1d,
+    "conv_transpose2d": nn.ConvTranspose2d,
+    "conv_transpose3d": nn.ConvTranspose3d,
+}
+LAYERS: dict[str, type[nn.Module]] = _LINEAR | _CONVOLUTIONS | _TRANSPOSED
+_ELEMENTWISE = {
+    "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "sigmoid", "hardsigmoid",
+    "hardswish", "hardtanh", "tanh", "softplus", "softsign", "logsigmoid", "dropout", "dropout1d", "dropout2d",
+    "dropout3d", "alpha_dropout", "feature_alpha_dropout", "threshold", "add", "radd", "iadd", "sub", "rsub",
+    "isub", "subtract", "mul", "rmul", "imul", "multiply", "div", "rdiv", "idiv", "truediv", "rtruediv", "itruediv",
+    "true_divide", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "square", "pow", "rpow", "sin", "cos", "clamp",
+    "clip", "clamp_min", "clamp_max", "maximum", "minimum", "where", "clone", "contiguous", "detach", "to", "float",
+    "double", "half", "bfloat16", "type", "nan_to_num", "type_as",
+}  # fmt: skip
+_POOLS = {f"{name}_pool{d}d" for name in ("max", "avg", "lp", "adaptive_avg", "adaptive_max") for d in (1, 2, 3)}
+_RESIZES = {"interpolate", "upsample"}
+_REDUCTIONS = {"mean", "sum", "amax", "amin"}
+_MOVES = {
+    "view", "reshape", "flatten", "permute", "transpose", "swapaxes", "swapdims", "unsqueeze", "squeeze", "movedim",
+    "moveaxis", "unflatten", "expand", "repeat", "cat", "concat", "concatenate", "getitem", "select", "narrow",
+    "chunk", "split", "unbind",
+}  # fmt: skip
+_READS = {"item", "tolist", "numpy", "bool", "float", "int", "equal", "allclose", "setitem"}
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The channels along an axis of a tensor."""
+
+    axis: int
+    ids: Tensor  # −1 where there is none that could be cut
+
+
+@dataclass
+class Layer:
+    """A linear layer or convolution: the channels that are its nodes and those that it makes, and what it costs."""
+
+    module: nn.Module
+    ins: Tensor
+    outs: Tensor
+    products: int = 0  # multiply–adds for one row of input, over all its calls
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether each output is made of one node alone."""
+        return getattr(self.module, "groups", 1) > 1
+
+
+@dataclass
+class Channels:
+    """All channels of a network.
+
+    Attributes:
+        layers: Linear layers and convolutions by name, in the order of their calls.
+        norms: The channels that BatchNorm layers see, by name.
+        fixed: Why channels cannot be cut, by channel.
+    """
+
+    layers: dict[str, Layer] = field(default_factory=dict)
+    norms: dict[str, Tensor] = field(default_factory=dict)
+    fixed: dict[int, str] = field(default_factory=dict)
+    _parent: list[int] = field(default_factory=list)
+
+    def new(self, count: int) -> Tensor:
+        """Returns so many new channels."""
+        first = len(self._parent)
+        self._parent += range(first, first + count)
+        return torch.arange(first, first + count)
+
+    def root(self, channel: int) -> int:
+        """Returns the channel that stands for one and all that were joined with it."""
+        while self._parent[channel] != channel:
+            self._parent[channel] = channel = self._parent[self._parent[channel]]
+        return channel
+
+    def fix(self, ids: Tensor, reason: str) -> None:
+        """Keeps channels from being cut."""
+        for channel in set(ids.tolist()) - {-1}:
+            self.fixed.setdefault(self.root(channel), reason)
+
+    def join(self, one: Tensor, other: Tensor, reason: str) -> Tensor:
+        """Makes pairs of channels one channel; what is joined with none is fixed."""
+        for a, b in zip(one.tolist(), other.tolist(), strict=True):
+            if min(a, b) < 0:
+                self.fix(torch.tensor([a, b]), reason)
+            elif (a := self.root(a)) != (b := self.root(b)):
+                self._parent[b] = a
+                if b in self.fixed:
+                    self.fixed.setdefault(a, self.fixed.pop(b))
+        return one
+
+    def settle(self) -> None:
+        """Replaces all channels by those that stand for them, and lets layers of one output be."""
+        for layer in self.layers.values():
+            layer.ins, layer.outs = self._roots(layer.ins), self._roots(layer.outs)
+        self.norms = {name: self._roots(ids) for name, ids in self.norms.items()}
+
+    def _roots(self, ids: Tensor) -> Tensor:
+        return torch.tensor([channel if channel < 0 else self.root(channel) for channel in ids.tolist()])
+
+    @property
+    def cuttable(self) -> list[int]:
+        """The channels that can be cut, in the order of their layers."""
+        made = dict.fromkeys(c for layer in self.layers.values() for c in layer.outs.tolist() if c >= 0)
+        return [channel for channel in made if channel not in self.fixed]
+
+
+def find_channels(net: nn.Module, x: Inputs) -> Channels:
+    """Runs a network on at least two rows, in eval mode, and returns its channels.
+
+    >>> found = find_channels(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.zeros(2, 3))
+    >>> found.cuttable, found.layers["2"].ins.tolist()
+    ([0, 1, 2, 3], [0, 1, 2, 3])
+    """
+    args, kwargs = call_arguments(x)
+    tracer = _Tracer(net, rows=len(next(tensors((args, kwargs)))))
+    with evaluating(net), torch.no_grad(), tracer:
+        output = net(*args, **kwargs)
+    return tracer.finish(output)
+
+
+class _Tracer(TorchFunctionMode):
+    """Sees every torch function that a network calls."""
+
+    def __init__(self, net: nn.Module, rows: int) -> None:
+        super().__init__()
+        self.found, self.rows = Channels(), rows
+        self.flows: dict[int, Flow] = {}
+        self.alive: list[Any] = []  # so that no tensor takes another's id
+        self.spoilt: dict[str, str] = {}
+        self.modules = dict(net.named_modules())
+        self.owners: dict[int, list[tuple[str, str]]] = {}
+        for name, module in self.modules.items():
+            for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    self.owners.setdefault(id(tensor), []).append((name, key))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [(t, self.flows.get(id(t))) for t in tensors((args, kwargs))]
+        out = func(*args, **kwargs)
+        self.alive.append((args, kwargs, out))
+        if any(flow or id(t) in self.owners for t, flow in given):
+            self._follow(func.__name__.strip("_"), func, args, kwargs, given, out)
+        return out
+
+    def _follow(self, name: str, func: Any, args: Any, kwargs: Any, given: Any, out: Any) -> None:
+        """Finds the channels of what a function returns."""
+        single = isinstance(out, Tensor) and isinstance(args[0] if args else None, Tensor) and "out" not in kwargs
+        known = True
+        if name in LAYERS and single:
+            known = self._layer(name, args, kwargs, out)
+        elif name == "batch_norm" and single:
+            known = self._norm(given, out)
+        elif not any(flow for _, flow in given) or not (list(tensors(out)) or name in _READS):
+            known = not any(self.owners.get(id(t)) for t, _ in given) or not list(tensors(out))
+        elif name in _ELEMENTWISE and isinstance(out, Tensor):
+            known = self._elementwise(given, out)
+        elif name in _POOLS | _RESIZES and single:
+            known = self._resized(name, given, out)
+        elif name in _REDUCTIONS and single:
+            known = self._reduced(args, kwargs, given[0], out)
+        elif name == "pad" and single:
+            known = self._padded(args, kwargs, given[0], out)
+        else:
+            known = name in _MOVES and self._moved(func, args, kwargs, given, out)
+        if not known:
+            self._stop(name, given, out)
+
+    def _stop(self, name: str, given: Any, out: Any) -> None:
+        """Fixes what goes into an operation that may mix channels."""
+        for tensor, flow in given:
+            if flow is not None:
+                self.found.fix(flow.ids, f"goes through `{name}`, which may mix its channels")
+            for owner, key in self.owners.get(id(tensor), ()):
+                self.spoilt.setdefault(owner, f"its {key} is read by `{name}`, outside its own call or tied")
+        for tensor in tensors(out):
+            self.flows.pop(id(tensor), None)
+
+    def _set(self, out: Tensor, axis: int, ids: Tensor) -> bool:
+        self.flows[id(out)] = Flow(axis % out.dim(), ids)
+        return True
+
+    # ------------------------------------------------------------------------------------------------------- layers
+
+    def _layer(self, kind: str, args: Any, kwargs: Any, out: Tensor) -> bool:
+        """Ends the channels that a layer takes, and begins those that it makes."""
+        x, weight = args[0], args[1] if len(args) > 1 else kwargs.get("weight")
+        bias, flow = args[2] if len(args) > 2 else kwargs.get("bias"), self.flows.get(id(x))
+        name, module = self._owner(weight, flow)
+        if not isinstance(module, LAYERS[kind]) or bias is not module.bias:
+            return False
+        assert isinstance(weight, Tensor)
+        axis = -1 if kind == "linear" else 1 - weight.dim()
+        if flow is not None and flow.axis != x.dim() + axis:
+            self.found.fix(flow.ids, f"is not the node axis of {name!r}")
+            flow = None
+        ins = torch.full((x.shape[axis],), -1) if flow is None else flow.ids
+        transposed, groups, made = kind in _TRANSPOSED, getattr(module, "groups", 1), out.shape[axis]
+        depthwise = groups > 1 and groups == len(ins) == made and not transposed
+        layer = self.found.layers.get(name)
+        if layer is None:
+            outs = ins if depthwise else self.found.new(made)
+            layer = self.found.layers[name] = Layer(module, ins, outs)
+        else:
+            self.found.join(layer.ins, ins, f"is not always a node of {name!r}")
+        if groups > 1 and not depthwise:
+            self.found.fix(torch.cat([layer.ins, layer.outs]), f"{name!r} is a grouped convolution")
+        layer.products += (x if transposed else out).numel() // self.rows * prod(weight.shape[1:])
+        return self._set(out, axis, layer.outs)
+
+    def _owner(self, weight: Any, flow: Flow | None) -> tuple[str, nn.Module | None]:
+        """Returns the module whose weight this is, if it is that of one alone."""
+        owners = self.owners.get(id(weight), [])
+        if len(owners) > 1 and flow is not None:
+            tied = " and ".join(repr(name) for name, _ in owners)
+            self.found.fix(flow.ids, f"takes a weight that {tied} share")
+        if len(owners) != 1 or owners[0][1] != "weight":
+            return "", None
+        return owners[0][0], self.modules[owners[0][0]]
+
+    def _norm(self, given: Any, out: Tensor) -> bool:
+        """BatchNorm treats each channel by itself."""
+        (x, flow), *own = given
+        owners = [owner for tensor, _ in own for owner in self.owners.get(id(tensor), ())]
+        names = {name for name, _ in owners}
+        if len(names) > 1 or len(owners) != len(own) or (flow is not None and flow.axis != 1):
+            return False
+        ids = flow.ids if flow is not None else torch.full((x.shape[1],), -1)
+        for name in names:
+            if (before := self.found.norms.setdefault(name, ids)) is not ids:
+                self.found.join(before, ids, f"is not always seen by {name!r}")
+        return flow is None or self._set(out, 1, ids)
+
+    # --------------------------------------------------------------------------------------------- other operations
+
+    def _elementwise(self, given: Any, out: Tensor) -> bool:
+        """Joins the channels of tensors that are added or multiplied."""
+        flows = [(flow.axis - tensor.dim(), flow.ids) for tensor, flow in given if flow is not None]
+        axis, ids = flows[0]
+        if any(a != axis or len(i) != out.shape[axis] for a, i in flows):
+            return False
+        owned = any(id(t) in self.owners and t.numel() > 1 for t, _ in given)
+        if owned or any(flow is None and t.dim() >= -axis and t.shape[axis] > 1 for t, flow in given):
+            return False  # something else of each channel
+        for _, other in flows[1:]:
+            self.found.join(ids, other, "is added to what can not be cut")
+        return self._set(out, axis, ids)
+
+    def _resized(self, name: str, given: Any, out: Tensor) -> bool:
+        """Lets places be pooled or interpolated, not channels."""
+        (x, flow), *others = given
+        places = int(name[-2]) if name in _POOLS else x.dim() - 2
+        return not others and flow.axis == x.dim() - 1 - places and self._set(out, flow.axis, flow.ids)
+
+    def _reduced(self, args: Any, kwargs: Any, given: Any, out: Tensor) -> bool:
+        """Lets places be averaged, not channels."""
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        keep = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+        if dim is None or dim == ():
+            return False
+        labels = _labels(*given)
+        low = labels.amin(dim, keepdim=keep)
+        return torch.equal(low, labels.amax(dim, keepdim=keep)) and self._carry(given[1].ids, low, out)
+
+    def _padded(self, args: Any, kwargs: Any, given: Any, out: Tensor) -> bool:
+        """Puts zeros beside channels, which stay, or anything beside places."""
+        (x, flow), pad = given, list(args[1] if len(args) > 1 else kwargs["pad"])
+        last = 2 * (x.dim() - flow.axis)
+        before, after = pad[last - 2 : last] if len(pad) >= last else (0, 0)
+        mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
+        if min(before, after) < 0 or ((before or after) and mode != "constant"):
+            return False
+        ids = torch.cat([torch.full((before,), -1), flow.ids, torch.full((after,), -1)])
+        return self._set(out, flow.axis, ids)
+
+    def _moved(self, func: Any, args: Any, kwargs: Any, given: Any, out: Any) -> bool:
+        """Moves the channels' numbers as the function moves the entries."""
+        first, rest = args[0], args[1:]
+        if list(tensors((rest, kwargs))):
+            return False
+        several = isinstance(first, tuple | list)
+        labels = [_labels(tensor, flow) for tensor, flow in given]
+        moved = func(labels if several else labels[0], *rest, **kwargs)
+        ids = torch.cat([flow.ids for _, flow in given if flow is not None])
+        pairs = list(zip(tensors(out), tensors(moved), strict=True))
+        return all(self._carry(ids, after, made) for made, after in pairs)
+
+    def _carry(self, before: Tensor, labels: Tensor, out: Tensor) -> bool:
+        """Finds the one axis along which the channels of a tensor lie; all that there were must still be there."""
+        axes = [a for a in range(labels.dim()) if bool((labels != labels.narrow(a, 0, 1)).any())]
+        if len(axes) != 1 or axes[0] == 0:
+            return False
+        ids = labels.movedim(axes[0], 0).flatten(1)[:, 0] if labels.dim() > 1 else labels
+        return set(before.tolist()) <= {*ids.tolist(), -1} and self._set(out, axes[0], ids)
+
+    # ---------------------------------------------------------------------------------------------------------- end
+
+    def finish(self, output: Any) -> Channels:
+        """Returns the channels, with those fixed that are the output, and those of layers that are read otherwise."""
+        found = self.found
+        for tensor in tensors(output):
+            if flow := self.flows.get(id(tensor)):
+                found.fix(flow.ids, "is the network's output")
+        for name, reason in self.spoilt.items():
+            if layer := found.layers.get(name):
+                found.fix(torch.cat([layer.ins, layer.outs]), f"{name!r}: {reason}")
+            if name in found.norms:
+                found.fix(found.norms[name], f"{name!r}: {reason}")
+        found.settle()
+        return found
+
+
+def _labels(tensor: Tensor, flow: Flow | None) -> Tensor:
+    """Returns the number of each entry's channel, −1 where there is none."""
+    if flow is None:
+        return torch.full(tensor.shape, -1)
+    shape = [-1 if axis == flow.axis else 1 for axis in range(tensor.dim())]
+    return flow.ids.view(shape).expand(tensor.shape).clone()

@@ -1,0 +1,211 @@
+"""CUTTING: which channels go so that a share of the multiply–adds stays, and the network without them."""
+
+import copy
+from collections import Counter
+from collections.abc import Collection, Mapping
+from math import ceil
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ibnn.errors import complaint
+from ibnn.latent import Latent
+from ibnn.layers.registry import duplicate
+from ibnn.network import IBNN
+from ibnn.pruning.channels import LAYERS, Channels, Layer
+
+LEAST = 0.1  # of a layer's outputs always stay, and at least one
+
+
+class Size(NamedTuple):
+    """How large a network is.
+
+    Attributes:
+        weights: Number of parameters, without latents.
+        products: Multiply–adds of its linear layers and convolutions for one row of input.
+        nodes: Number of latent variables.
+    """
+
+    weights: int
+    products: int
+    nodes: int
+
+
+def size(model: IBNN, channels: Channels) -> Size:
+    """Returns the size of a network whose channels are known."""
+    latents = {id(p) for latent in model.latents.values() for p in latent.parameters()}
+    weights = sum(p.numel() for p in model.net.parameters() if id(p) not in latents)
+    return Size(weights, sum(layer.products for layer in channels.layers.values()), model.nodes)
+
+
+class _Count:
+    """How many inputs and outputs the layers have while channels are cut one by one."""
+
+    def __init__(self, channels: Channels) -> None:
+        self.layers = list(channels.layers.values())
+        self.ins, self.outs = [len(layer.ins) for layer in self.layers], [len(layer.outs) for layer in self.layers]
+        self.uses: dict[int, list[tuple[int, int, int]]] = {}  # of a channel: layer, inputs, outputs
+        for number, layer in enumerate(self.layers):
+            ins, outs = Counter(layer.ins.tolist()), Counter(layer.outs.tolist())
+            for channel in {*ins, *outs} - {-1}:
+                self.uses.setdefault(channel, []).append((number, ins[channel], outs[channel]))
+
+    def _products(self, number: int) -> int:
+        layer, ins, outs = self.layers[number], self.ins[number], self.outs[number]
+        outs, all_outs = (1, 1) if layer.depthwise else (outs, len(layer.outs))
+        return layer.products * ins * outs // (len(layer.ins) * all_outs)
+
+    def cut(self, channel: int) -> int:
+        """Cuts a channel; returns the multiply–adds that this saves."""
+        return -self._change(channel, -1)
+
+    def restore(self, channel: int) -> int:
+        """Puts a channel back; returns the multiply–adds that this costs."""
+        return self._change(channel, 1)
+
+    def _change(self, channel: int, sign: int) -> int:
+        before = sum(self._products(number) for number, _, _ in self.uses[channel])
+        for number, ins, outs in self.uses[channel]:
+            self.ins[number] += sign * ins
+            self.outs[number] += sign * outs
+        return sum(self._products(number) for number, _, _ in self.uses[channel]) - before
+
+    def spare(self, channel: int) -> bool:
+        """Whether every layer that makes a channel has others."""
+        made = ((self.outs[n] - outs, len(self.layers[n].outs)) for n, _, outs in self.uses[channel] if outs)
+        return all(left >= max(1, ceil(LEAST * whole)) for left, whole in made)
+
+
+def costs(channels: Channels) -> dict[int, int]:
+    """Returns the multiply–adds that each channel which can be cut would save alone."""
+    count, found = _Count(channels), {}
+    for channel in channels.cuttable:
+        count.cut(channel)
+        found[channel] = count.restore(channel)
+    return found
+
+
+def choose(channels: Channels, scores: Mapping[int, float], products: float) -> set[int]:
+    """Returns the channels to cut: those of the lowest scores, until at most so many multiply–adds are left."""
+    count, gone = _Count(channels), list[int]()
+    left = sum(layer.products for layer in channels.layers.values())
+    for channel in sorted(scores, key=scores.__getitem__):
+        if left <= products:
+            break
+        if count.spare(channel):
+            left -= count.cut(channel)
+            gone.append(channel)
+    if left > products:
+        raise ValueError(_too_little(channels, left, products))
+    for channel in reversed(gone[:]):  # the last ones may have saved more than was needed
+        if left + (back := count.restore(channel)) <= products:
+            left += back
+            gone.remove(channel)
+        else:
+            count.cut(channel)
+    return set(gone)
+
+
+def _too_little(channels: Channels, left: int, products: float) -> str:
+    stay = [f"{name} ({reason})" for name, layer in channels.layers.items() if (reason := why_whole(channels, layer))]
+    got = f"{int(products):,} of them, with layers that cannot be cut: {'; '.join(stay[:6])}"
+    remedy = "Keep more of the network."
+    return complaint("keep", f"enough for {left:,} multiply–adds, the least for this network", got, remedy)
+
+
+def why_whole(channels: Channels, layer: Layer) -> str:
+    """Returns why none of a layer's outputs can be cut; empty if some can."""
+    outs = layer.outs.tolist()
+    if any(channel >= 0 and channel not in channels.fixed for channel in outs):
+        return ""
+    return next((channels.fixed[channel] for channel in outs if channel >= 0), "depends on the network's input")
+
+
+@torch.no_grad()
+def without(model: IBNN, channels: Channels, gone: Collection[int]) -> IBNN:
+    """Returns a copy of a model without some channels; latents of the nodes that stay are carried over."""
+    thin = copy.deepcopy(model)
+    thin.forget()
+    for name, layer in channels.layers.items():
+        _cut_layer(thin.net.get_submodule(name), staying(layer.ins, gone), staying(layer.outs, gone))
+    for name, ids in channels.norms.items():
+        _cut_norm(thin.net.get_submodule(name), staying(ids, gone))
+    thin.unit_std.mul_(thin.has_units)
+    return thin
+
+
+@torch.no_grad()
+def rebuild(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """Returns a copy of a network with the layers' sizes and the values of a state: a thinner network from a file.
+
+    Args:
+        net: A network as it was before pruning; its weights do not matter.
+        state: Of the thinner network, or of a model that has it.
+
+    >>> thin = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> rebuild(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), thin.state_dict())[2]
+    Linear(in_features=2, out_features=1, bias=True)
+    """
+    net, state = duplicate(net), {name.removeprefix("net."): value for name, value in state.items()}
+    if missing := sorted(set(net.state_dict()) - set(state)):
+        got, remedy = f"one without {missing[:3]}", "Pass the network that was pruned."
+        raise ValueError(complaint("state", "of a network with the same layers", got, remedy))
+    for name, module in net.named_modules():
+        if isinstance(module, tuple(LAYERS.values())):
+            one, other = state[f"{name}.weight".removeprefix(".")].shape[:2]
+            other = one if getattr(module, "groups", 1) > 1 else other
+            ins, outs = (one, other) if isinstance(module, nn.modules.conv._ConvTransposeNd) else (other, one)
+            _cut_layer(module, torch.arange(ins), torch.arange(outs))
+        elif isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            _cut_norm(module, torch.arange(len(state[f"{name}.running_mean".removeprefix(".")])))
+    net.load_state_dict({name: state[name] for name in net.state_dict()})
+    return net
+
+
+def staying(ids: Tensor, gone: Collection[int]) -> Tensor:
+    """Returns the numbers of the places whose channels stay."""
+    return torch.tensor([place for place, channel in enumerate(ids.tolist()) if channel not in gone])
+
+
+def _cut_layer(layer: nn.Module, ins: Tensor, outs: Tensor) -> None:
+    """Leaves out all other inputs and outputs of a layer."""
+    latent = layer._modules.get("latent")
+    if isinstance(latent, Latent) and latent.nodes > len(ins):
+        latent.keep(ins)
+    into, out_of = ("in_features", "out_features") if isinstance(layer, nn.Linear) else ("in_channels", "out_channels")
+    if (getattr(layer, into), getattr(layer, out_of)) == (len(ins), len(outs)):
+        return
+    transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
+    if getattr(layer, "groups", 1) > 1:  # depthwise: an output of each input
+        layer.groups = len(ins)
+        axes: dict[int, Tensor] = {0: outs}
+    else:
+        axes = {0: ins, 1: outs} if transposed else {0: outs, 1: ins}
+    _pick(layer, "weight", axes)
+    _pick(layer, "bias", {0: outs})
+    setattr(layer, into, len(ins))
+    setattr(layer, out_of, len(outs))
+
+
+def _cut_norm(norm: nn.Module, stay: Tensor) -> None:
+    """Leaves out all other channels of a BatchNorm."""
+    if norm.num_features == len(stay):
+        return
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        _pick(norm, name, {0: stay})
+    norm.num_features = len(stay)
+
+
+def _pick(module: nn.Module, name: str, axes: Mapping[int, Tensor]) -> None:
+    """Replaces a parameter or buffer by a part of it."""
+    before = getattr(module, name)
+    if before is None:
+        return
+    value = before.detach()
+    for axis, places in axes.items():
+        value = value.index_select(axis, places.to(value.device))
+    if value.dim() == 4 and before.is_contiguous(memory_format=torch.channels_last):
+        value = value.contiguous(memory_format=torch.channels_last)
+    is_parameter = isinstance(before, nn.Parameter)
+    setattr(module, name, nn.Parameter(value, requires_grad=before.requires_grad) if is_parameter else value)
