@@ -12,7 +12,7 @@ from ibnn.calibration.plan import FIRST, Plan
 from ibnn.calibration.race import Race
 from ibnn.likelihood.temperature import Losses
 
-TRIES = 4  # scales, each a quarter of the one before, as far as the plan allows
+LESS = (1, 2, 8, 32)  # what the choice is divided by in turn, as far as the plan allows, until it is not worse
 
 
 class Settled(NamedTuple):
@@ -54,7 +54,7 @@ class Check:
         return few[:, torch.arange(self.outputs.samples, device=few.device) % few.shape[1]]
 
     def settled(self, race: Race, scale: float, zero: Candidate) -> tuple[Settled, Tensor]:
-        """Tries the race's choice, then a quarter of it, and so on; returns what is taken and its outputs.
+        """Tries the race's choice, then half of it, and so on; returns what is taken and its outputs.
 
         The first that is not worse than temperature scaling is taken, and no noise if none is.
         """
@@ -65,9 +65,9 @@ class Check:
             after, other = self.scores(answers, 1.0), race.crossed()
             return Settled(scale, 1.0, scaled, after, (base, other), (base - other, 0.0), ""), answers
         reason = ""
-        for step in range(TRIES if scale else 0):
-            less = scale / 4**step
-            if step and not self._affordable(self.components * self.plan.samples):
+        for divisor in LESS if scale else ():
+            less = scale / divisor
+            if divisor > 1 and not self._affordable(self.components * self.plan.samples):
                 break
             few = self.drawn(race.factors, less)
             tried, answers = measured(self.foreseen, few, less, self.y), self.cycled(few)

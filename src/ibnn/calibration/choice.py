@@ -48,11 +48,12 @@ def measured(likelihood: Losses, draws: Tensor, scale: float, y: Tensor) -> Cand
     return Candidate(scale, best, counts, plain, likelihood.losses(draws, y, best)[0])
 
 
-def choose(losses: list[Tensor], counts: Tensor, *, largest: bool) -> int:
+def choose(losses: list[Tensor], counts: Tensor, *, largest: bool, part: float = 1.0) -> int:
     """Returns which of some scales in order, the first without noise, to take by the losses of groups of rows (G,).
 
     The one of the lowest NLL; with `largest` the largest that is within one standard error of it (of the paired
     differences) and keeps half of what it gains over the first, or is within a quarter of one, or 0.001 nats, of it.
+    The rows are so large a part of all: it is the standard error of all rows that counts.
 
     >>> import torch
     >>> losses = [torch.tensor(pair) for pair in ([4.0, 2.0], [2.0, 2.0], [2.0, 2.5], [3.0, 4.0])]
@@ -65,6 +66,7 @@ def choose(losses: list[Tensor], counts: Tensor, *, largest: bool) -> int:
         return best
     for at in reversed(range(best, len(totals))):
         difference, error = paired(losses[at], losses[best], counts)
+        error *= part**0.5
         halfway = totals[at] <= (totals[0] + totals[best]) / 2
         if difference <= max(error if halfway else error / 4, NEGLIGIBLE):
             return at

@@ -114,7 +114,8 @@ class Race:
 
     def choose(self, curve: list[Candidate]) -> int:
         """Returns the number of the candidate to take."""
-        return choose([self._losses(c) for c in curve], curve[0].counts, largest=self.temper)
+        losses, part = [self._losses(c) for c in curve], self.rows / len(self.y)
+        return choose(losses, curve[0].counts, largest=self.temper, part=part)
 
     def _losses(self, candidate: Candidate) -> Tensor:
         return candidate.losses(self.temper)
