@@ -50,7 +50,7 @@ def plan(rows: int, *, components: int, samples: int, trained: bool, steps: int,
         batch_size: Of the network's passes.
 
     >>> plan(5000, components=8, samples=5, trained=False, steps=80, batch_size=256)
-    Plan(total=200000, search=114224, novelty=5776, samples=1, rows=153, draws=16, steps=80)
+    Plan(total=200000, search=114216, novelty=5784, samples=1, rows=153, draws=16, steps=80)
     """
     total, first = PASSES * max(rows, LEAST), samples
     if 4 * components * samples * rows > total:  # two checks with all draws would take more than half of it
@@ -58,7 +58,7 @@ def plan(rows: int, *, components: int, samples: int, trained: bool, steps: int,
     looked = components * first  # draws of every row in a check
     check = looked + (looked if first == samples else max(looked, FIRST))
     before = components + looked if trained else 1
-    novelty = rows + 3 * min(batch_size, rows) + 8
+    novelty = rows + 3 * min(batch_size, rows) + 16
     left = max(total - (check + before) * rows - novelty, 6 * rows)
     step = GRADIENT * BATCH * COPIES
     steps = min(steps, max(left // 3 // step, 1))

@@ -160,7 +160,7 @@ class _Search:
     def _find_rows(self, flat: Tensor) -> None:
         """Finds out whether each row can have its own draw: layers that do not see the batch first refuse that."""
         try:
-            self.outputs.noisy(flat, self.first, self.outputs.everything[: min(2, self.outputs.batch_size)], 1)
+            self.outputs.noisy(flat, self.first, self.outputs.everything[: min(2, self.outputs.batch_size)], 2)
         except ValueError:
             self.outputs.by_row = False
 
