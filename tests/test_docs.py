@@ -198,10 +198,10 @@ def test_the_training_page_runs() -> None:
     assert looks[-1]["prior_std"] > looks[0]["prior_std"]  # nothing to learn: all confidence is overconfidence
 
 
-PAGES = ("converting", "own-loop", "heads", "shift", "scaling", "sampling", "compression")
+RUN_AS_THEY_ARE = ("converting", "own-loop", "heads", "shift", "scaling", "sampling", "compression")
 
 
-@pytest.mark.parametrize("page", [f"{name}.md" for name in PAGES])
+@pytest.mark.parametrize("page", [f"{name}.md" for name in RUN_AS_THEY_ARE])
 def test_the_page_runs(page: str) -> None:
     names = run(page)
     if page == "shift.md":

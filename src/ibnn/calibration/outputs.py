@@ -14,9 +14,6 @@ from ibnn.network import IBNN
 from ibnn.normal import Space, address, normals, numbered_words, words
 from ibnn.passes import Draws
 from ibnn.posterior import HARDLY, by_node, noise_shares
-from ibnn.prediction import draws
-
-DRAWS = 8  # of all components together, in the search
 
 
 class Outputs:
@@ -28,11 +25,15 @@ class Outputs:
         flat: Factors w and v of 1, (2, L).
         noisy_parts: Which of these the scale is a mean of, (2, L): beside units, not channels with hardly any noise.
         by_row: Whether every row can have draws of its own.
+        tick: Called with `passed` when that grows.
+        passed: How many rows went through the network; those with a gradient count more.
     """
 
-    def __init__(self, model: IBNN, x: Inputs, *, samples: int, seed: int, batch_size: int, tick: Callable[[], None]):
+    def __init__(self, model: IBNN, x: Inputs, *, samples: int, seed: int, batch_size: int) -> None:
         self.model, self.x, self.rows, self.device = model, x, batch_length(x), model.examples.device
-        self.samples, self.seed, self.batch_size, self.tick = samples, seed, batch_size, tick
+        self.samples, self.seed, self.batch_size = samples, seed, batch_size
+        self.passed = 0
+        self.tick: Callable[[int], object] = lambda done: None
         self.trained = int(model.examples) > 0
         self.layers = torch.tensor([latent.nodes for latent in model.latents.values()], device=self.device)
         q, shares = model.posterior(), noise_shares(model.latents.values(), model.draws)
@@ -44,7 +45,7 @@ class Outputs:
         self.flat = torch.ones_like(relative)
         noisy = [share != HARDLY or model.draws == "channel" for share in shares[0]]
         self.noisy_parts = torch.stack([torch.tensor(noisy, device=self.device), self.unit_base > 0])
-        self.few = max(1, min(samples, -(-DRAWS // model.components)))  # draws per component in the search
+        self.everything = torch.arange(self.rows)
         self.by_row = True
 
     def std(self, factors: Tensor, scale: float) -> Tensor:
@@ -56,56 +57,60 @@ class Outputs:
         """Sets the model's σ and τ."""
         self.model.set_posterior(std=self.std(factors, scale), unit_std=scale * factors[1] * self.unit_base)
 
-    def plain(self, rows: slice) -> Tensor:
+    def plain(self, rows: Tensor) -> Tensor:
         """Returns the outputs without noise, (K, 1, N, …); components that were never trained are alike, and K is 1."""
         z = self.mean if self.trained else self.mean[:1]
         return self._by_batch(rows, lambda part: self.model.outputs(self.inputs(part), z))[:, None]
 
-    def noisy(self, factors: Tensor, scale: float, rows: slice) -> Tensor:
-        """Returns the outputs of a few draws of each component, (K, S, N, …), other ones for every row.
+    def noisy(self, factors: Tensor, scale: float, rows: Tensor, number: int) -> Tensor:
+        """Returns the outputs of a few draws in opposite pairs, (1, J, N, …), other ones for every row.
 
-        They are the same at every scale, so what is found is true of any draws and not of a lucky few. (A layer of one
-        node, such as the first of a network for gray images, multiplies all that comes after it: 20 shared draws of
-        it are anything but typical.)
+        The noise of every second draw is minus that of the one before: what is linear in it cancels. Draws are the same
+        at every scale, so what is found is true of any draws and not of a lucky few. (A layer of one node, such as the
+        first of a network for gray images, multiplies all that comes after it: 20 shared draws of it are anything but
+        typical.)
         """
-        if scale == 0:
-            return self.plain(rows)
 
-        def outputs(part: slice) -> Tensor:
-            numbers, inputs = torch.arange(part.start, part.stop), self.inputs(part)
-            drawn = [self.latents(factors * scale, [j], numbers) for j in range(self.few * self.model.components)]
+        def outputs(part: Tensor) -> Tensor:
+            inputs = self.inputs(part)
+            std = factors * scale
+            drawn = [self.latents(own, [j], part) for j in range(number // 2) for own in (std, -std)]
             return torch.cat([self.model.outputs(inputs, draw) for draw in drawn])
 
-        return self._by_batch(rows, outputs).unflatten(0, (-1, self.few))  # type: ignore[no-any-return]
+        return self._by_batch(rows, outputs)[None]
 
-    def predicted(self, factors: Tensor, scale: float) -> Tensor:
-        """Returns the outputs that `predict` makes its answers of, (K, S, N, …); sets the model's noise."""
-        self.set_noise(factors, scale)
-        self.tick()
-        drawn = draws(self.model, self.x, samples=self.samples, seed=self.seed, batch_size=self.batch_size)
-        return drawn.to(self.device)
+    def predicted(self, rows: Tensor, samples: int, first: int = 0) -> Tensor:
+        """Returns outputs that `predict` makes its answers of, draws `first` … of each component, (K, S, N, …)."""
+        draws = self.model.draw_each(samples, self.seed, first=first)
+        drawn = self._by_batch(rows, lambda part: self.model.outputs(self.inputs(part), draws))
+        return drawn.unflatten(0, (self.model.components, samples))  # type: ignore[no-any-return]
 
-    def _by_batch(self, rows: slice, outputs: Callable[[slice], Tensor]) -> Tensor:
+    def _by_batch(self, rows: Tensor, outputs: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns what a function of rows gives for at most `batch_size` of them at a time, (J, N, …)."""
-        parts = []
-        for start in range(rows.start, rows.stop, self.batch_size):
-            parts.append(outputs(slice(start, min(start + self.batch_size, rows.stop))))
-            self.tick()
+        parts: list[Tensor] = []
+        for part in rows.split(self.batch_size):
+            parts.append(outputs(part))
+            self.count(len(parts[-1]) * len(part))
         return torch.cat(parts, 1)
+
+    def count(self, rows: int) -> None:
+        """Counts rows that went through the network."""
+        self.passed += rows
+        self.tick(self.passed)
 
     def latents(self, std: Tensor, numbers: Sequence[int], rows: Tensor) -> Draws:
         """Returns some draws for each of some rows, or for all if layers do not see the batch first.
 
         Args:
             std: a·w and a·v by layer, (2, L).
-            numbers: Numbers of the draws, which decide the components.
+            numbers: Numbers of the draws, which with the row's decide the components.
             rows: Numbers of the rows.
         """
         rows = rows.to(self.device) if self.by_row else torch.zeros(1, dtype=torch.int64, device=self.device)
         number = torch.tensor(numbers, device=self.device)
         shape, nodes = (len(number), len(rows), -1), self.base.shape[1]
         noise = normals(address(self.seed, Space.SEARCH, number[:, None], rows), nodes).view(shape)
-        k = (number // self.few % self.model.components)[:, None]
+        k = (number[:, None] + rows) % self.model.components
         z = self.mean[k] + std[0].repeat_interleave(self.layers) * self.base[k] * noise
         at = None
         if self.model.draws != "channel":
@@ -114,7 +119,7 @@ class Outputs:
         unit_std = std[1] * self.unit_base
         return Draws(z, at, unit_std) if self.by_row else Draws(z[:, 0], at if at is None else at[:, 0], unit_std)
 
-    def inputs(self, rows: slice | Tensor) -> Inputs:
+    def inputs(self, rows: Tensor) -> Inputs:
         """Returns some rows of the inputs, on the model's device."""
         inputs: Inputs = tree_map(lambda t: (t[rows] if t.dim() and len(t) == self.rows else t).to(self.device), self.x)
         return inputs

@@ -5,14 +5,18 @@ import math
 import torch
 from torch import Tensor
 
+from ibnn.calibration.few import FewDraws
 from ibnn.calibration.outputs import Outputs
+from ibnn.calibration.plan import BATCH, COPIES, GRADIENT
 
-STEPS, ROWS, COPIES, RATE = 80, 64, 8, 0.1  # Adam on rows × copies at a time
+STEPS, REACH = 100, 8.0  # most steps of Adam, and how far they may go altogether, in log σ
+MOST = 0.3  # of a step
+COST = GRADIENT * BATCH * COPIES  # of a step, in rows through the network
 _OTHER = 2**20  # number of the first draw, apart from those of the curve
 
 
 @torch.enable_grad()
-def layer_scales(outputs: Outputs, y: Tensor, scale: float, temperature: float, *, temper: bool) -> Tensor:
+def layer_scales(outputs: Outputs, y: Tensor, scale: float, temperature: float, *, temper: bool, steps: int) -> Tensor:
     """Returns deviations of layers' latents and units (2, L) that lower the NLL of the first rows, of targets y (R, …).
 
     Args:
@@ -21,30 +25,35 @@ def layer_scales(outputs: Outputs, y: Tensor, scale: float, temperature: float, 
         scale: Where the descent starts, for all layers.
         temperature: Temperature it starts at.
         temper: Whether the temperature descends, too.
+        steps: How many steps it takes.
     """
-    likelihood = outputs.model.likelihood
-    if not likelihood.by_row:
+    if not outputs.model.likelihood.by_row:
         raise NotImplementedError("its likelihood is not one of the library's own")
+    likelihood = FewDraws(outputs.model.likelihood, outputs.model.components * outputs.samples)
     log_std = (outputs.flat * math.log(scale)).requires_grad_()
     log_t = torch.tensor(math.log(temperature), device=outputs.device, requires_grad=temper)
     learnt = [log_std, log_t] if temper else [log_std]
-    optimiser = torch.optim.Adam(learnt, RATE)
+    rate = min(REACH / steps, MOST)
+    optimiser = torch.optim.Adam(learnt, rate)
     generator = torch.Generator().manual_seed(outputs.seed)
     order: list[Tensor] = []
     late = torch.zeros_like(log_std)  # sum over the last quarter
-    for step in range(STEPS):
-        order = order or list(torch.randperm(len(y), generator=generator).split(ROWS))
+    for step in range(steps):
+        order = order or list(torch.randperm(len(y), generator=generator).split(BATCH))
         rows = order.pop()
-        numbers = range(_OTHER + step * COPIES, _OTHER + (step + 1) * COPIES)
-        drawn = outputs.model.outputs(outputs.inputs(rows), outputs.latents(log_std.exp(), numbers, rows))
+        first, std, x = _OTHER + step * COPIES // 2, log_std.exp(), outputs.inputs(rows)
+        numbers = range(first, first + COPIES // 2)
+        drawn = torch.cat(
+            [outputs.model.outputs(x, outputs.latents(own, [j], rows)) for j in numbers for own in (std, -std)]
+        )
         losses, counts = likelihood.losses(drawn[None], y[rows.to(outputs.device)], log_t.exp())
         gradients = torch.autograd.grad(losses.sum() / counts.sum(), learnt)
         if not all(gradient.isfinite().all() for gradient in gradients):
             raise ValueError("the gradient is not finite")
         for parameter, gradient in zip(learnt, gradients, strict=True):
             parameter.grad = gradient
-        optimiser.param_groups[0]["lr"] = RATE * min(1.0, 2 * (1 - step / STEPS))
+        optimiser.param_groups[0]["lr"] = rate * min(1.0, 2 * (1 - step / steps))
         optimiser.step()
-        late += log_std.detach() if step >= STEPS * 3 // 4 else 0
-        outputs.tick()
-    return (late / (STEPS - STEPS * 3 // 4)).exp()
+        late += log_std.detach() if step >= steps * 3 // 4 else 0
+        outputs.count(GRADIENT * COPIES * len(rows))
+    return (late / (steps - steps * 3 // 4)).exp()

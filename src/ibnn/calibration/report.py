@@ -32,6 +32,7 @@ class Calibration:
         scale: a, the chosen one. For latents that were never trained it is their standard deviation.
         temperature: T, the chosen one.
         profile: Mean standard deviation of the latents of each layer, by its name.
+        unit_profile: That of the factors of a layer's units, by its name, for layers whose units have some.
         profile_kept: Whether layers have scales of their own.
         reason: Why, or why not; and why it is no more than temperature scaling, if so.
         before: Scores of the network as it came: without noise if its latents were never trained.
@@ -39,20 +40,25 @@ class Calibration:
         after: Scores from now on.
         cross_nll: NLL of temperature scaling and of the calibrated network with the draws that answers are made of,
             cross-fitted over the two halves; of a network without temperature each half at the other half's scale.
+        gain: The first of these less the second, and the standard error of that difference, in nats.
         rows: How many held-out rows it was chosen by.
+        passes: What that took: rows that went through the network, those with a gradient three times, over `rows`.
     """
 
     curve: tuple[Point, ...]
     scale: float
     temperature: float
     profile: dict[str, float]
+    unit_profile: dict[str, float]
     profile_kept: bool
     reason: str
     before: dict[str, float]
     temperature_scaling: dict[str, float]
     after: dict[str, float]
     cross_nll: tuple[float, float]
+    gain: tuple[float, float]
     rows: int
+    passes: float
 
     def __str__(self) -> str:
         """A table."""
@@ -60,16 +66,28 @@ class Calibration:
         names = list(self.after)
         lines = [f"{'':<12}" + "".join(f"{name:>9}" for name in names)]
         lines += [f"{e:<12}" + "".join(f"{scores[name]:>9.4f}" for name in names) for e, scores in entries.items()]
-        layers = f"{min(self.profile.values()):.3g} … {max(self.profile.values()):.3g}"
+        layers = f"latents: {_span(self.profile)}"
+        if self.unit_profile:
+            layers += f", of their units' factors: {_span(self.unit_profile)}"
         return "\n".join(
             [
                 *lines,
-                f"scale {self.scale:.3g} (standard deviation of the layers' latents: {layers}), "
+                f"scale {self.scale:.3g} (standard deviation of the layers' {layers}), "
                 f"temperature {self.temperature:.3g}, chosen on {self.rows:,} rows",
-                f"NLL cross-fitted: temperature {self.cross_nll[0]:.4f}, calibrated {self.cross_nll[1]:.4f}",
+                "NLL cross-fitted: temperature {:.4f}, calibrated {:.4f}".format(*self.cross_nll) + self._gain,
                 self.reason,
             ]
         )
+
+    @property
+    def _gain(self) -> str:
+        """What is gained over temperature scaling, in words."""
+        gain, error = self.gain
+        if not error:
+            return ""
+        if (alone := self.cross_nll[0]) > 0:
+            return f": gains {100 * gain / alone:.1f} ± {100 * error / alone:.1f} % of the NLL"
+        return f": gains {gain:.4f} ± {error:.4f} nats"
 
     def plot(self, path: str | Path | None = None) -> "Figure":
         """Draws the curve as a matplotlib figure; writes it to a file if a path is given."""
@@ -93,3 +111,7 @@ class Calibration:
         if path is not None:
             figure.savefig(path, dpi=130)
         return figure
+
+
+def _span(values: dict[str, float]) -> str:
+    return f"{min(values.values()):.3g} … {max(values.values()):.3g}"

@@ -4,23 +4,31 @@ Draws (K, S, N, …) are raw outputs of a network, targets are as `Likelihood.lo
 """
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ibnn.likelihood.base import Likelihood
+from ibnn.likelihood.base import Likelihood, Temperature
 
 WIDENING, FARTHEST = 2.0, 20.0  # steps of log T beyond the first bounds, and where they end
 
 
+class Losses(Protocol):
+    """What tells losses of draws: a likelihood, for one."""
+
+    def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
+        """As `Likelihood.losses`."""
+
+
 @torch.no_grad()
-def nll(likelihood: Likelihood, draws: Tensor, target: Tensor, temperature: float) -> float:
+def nll(likelihood: Losses, draws: Tensor, target: Tensor, temperature: float) -> float:
     """Returns the NLL of draws at a temperature, in nats per datum."""
     losses, counts = likelihood.losses(draws, target, temperature)
     return float(losses.sum() / counts.sum())
 
 
-def best_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor, *, rough: bool = False) -> float:
+def best_temperature(likelihood: Losses, draws: Tensor, target: Tensor, *, rough: bool = False) -> float:
     """Returns the temperature of the lowest NLL, between 1/3 and 20, to 0.001 %.
 
     Args:
@@ -56,7 +64,7 @@ def best_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor, *, r
     return math.exp(best)
 
 
-def helpful_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor) -> float:
+def helpful_temperature(likelihood: Losses, draws: Tensor, target: Tensor) -> float:
     """Returns the temperature of the lowest NLL, without bounds, or 1 if that is no better or makes no difference."""
     below, one, above = (nll(likelihood, draws, target, t) for t in (0.5, 1.0, 2.0))
     if below == one == above:  # a likelihood that ignores it

@@ -75,25 +75,47 @@ def fit_novelty(
     """
     _check(model, rows, fallback, batch_size, seed)
     known, held = _sources(model, train, valid, rows=rows, seed=seed, batch_size=batch_size, fallback=fallback)
+    return _fitted(_Fitting(model, exclude, seed), known, held, fallback)
+
+
+def _fitted(fitting: "_Fitting", known: "_Data", held: "_Data", fallback: float | str) -> Reference:
+    """Returns what is now part of the model."""
     labelled = known.labelled and held.labelled
-    fitting = _Fitting(model, exclude, seed)
     with generators_restored(), Bar("novelty") as bar:
         reference = fitting.statistics(known, bar)
         fitting.rank(reference, held, bar, answered=labelled)
         if labelled:
             fitting.settle(reference, fallback)
-    model.reference = reference
+    fitting.model.reference = reference
     return reference
 
 
-def fit_novelty_if_possible(model: Any, train: Any, valid: Any = None, **options: Any) -> None:
-    """Does the same at the end of training or calibration, unless data are too few; a failure is a warning there."""
+def fit_novelty_if_possible(
+    model: Any,
+    train: Any,
+    valid: Any = None,
+    *,
+    seed: int = 0,
+    batch_size: int = 256,
+    answers: Prediction | None = None,
+) -> None:
+    """Does the same at the end of training or calibration, unless data are too few; a failure is a warning there.
+
+    Args:
+        model: As for `fit_novelty`, and so are the others.
+        train: Known inputs.
+        valid: Held-out ones.
+        seed: Decides which are ranked layer by layer.
+        batch_size: Rows that go through the network at once.
+        answers: Predictions of the held-out inputs, whose source then has an order, if they are known already.
+    """
     if not isinstance(model, Observer):
         return
     try:
         sources = [_data(data, "train", 256, model).source for data in (train, valid) if data is not None]
         if min(source.rows for source in sources) >= FEWEST * (3 - len(sources)):
-            fit_novelty(model, train, valid, **options)
+            options: Any = {"rows": ROWS, "seed": seed, "batch_size": batch_size, "fallback": "auto"}
+            _fitted(_Fitting(model, (), seed, answers), *_sources(model, train, valid, **options), "auto")
     except Exception as error:  # what was trained is not lost for it
         warnings.warn(f"The model is ready, but cannot tell novel inputs. {error}", stacklevel=3)
 
@@ -176,8 +198,8 @@ def _at_most(data: _Data, rows: int, seed: int) -> _Data:
 class _Fitting:
     """Passes data through a model and makes a reference of what its layers see."""
 
-    def __init__(self, model: Observer, exclude: Sequence[str], seed: int) -> None:
-        self.model, self.seed = model, seed
+    def __init__(self, model: Observer, exclude: Sequence[str], seed: int, answers: Prediction | None = None) -> None:
+        self.model, self.seed, self.known_answers = model, seed, answers
         self.device = next(model.net.parameters()).device
         self.all_layers = observable(model.net)
         unknown = [name for name in exclude if name not in self.all_layers]
@@ -271,9 +293,12 @@ class _Fitting:
             distances.append(reference.distances([seen.summaries[name] for name in self.layers]))
             surprises += [] if seen.surprise is None else [seen.surprise]
             if answered and sum(map(len, self.held_targets)) < ANSWERED:
-                self.answers.append(predict(cast(Any, self.model), x, novelty=False, progress=False).to("cpu"))
+                if self.known_answers is None:
+                    self.answers.append(predict(cast(Any, self.model), x, novelty=False, progress=False).to("cpu"))
                 self.held_targets.append(y.cpu())
             bar.advance()
+        if answered and self.known_answers is not None:
+            self.answers = [self.known_answers.rows(torch.arange(sum(map(len, self.held_targets))))]
         rows = _finite(torch.cat(distances, 1), held.name)
         surprise = torch.cat(surprises).to(rows) if surprises else None
         order = torch.randperm(rows.shape[1], generator=torch.Generator().manual_seed(self.seed)).to(rows.device)
