@@ -83,7 +83,10 @@ def test_the_desired_change_has_the_right_sign() -> None:
         )
 
     assert change() == 0
-    assert change(temperature=2.0) == pytest.approx(math.log(2))
+    assert change(temperature=2.0, training_nll=0.4) == pytest.approx(math.log(1 / 0.4))  # no more than the gap
+    assert change(temperature=2.0, training_nll=0.7) == pytest.approx(math.log(1 / 0.7))
+    assert change(temperature=2.0, training_nll=1.3) == 0  # overconfident, but it does not overfit
+    assert change(temperature=1.2, training_nll=0.7) == pytest.approx(math.log(1.2))
     assert change(temperature=0.5) == pytest.approx(math.log(0.5))
     assert change(temperature=0.9, training_nll=0.4) == pytest.approx(math.log(0.9 * 0.6 / 0.4))  # it fits too well
     assert change(temperature=0.5, training_nll=1e-6) == pytest.approx(math.log(0.5) + 0.5)  # but no further than that
@@ -91,7 +94,7 @@ def test_the_desired_change_has_the_right_sign() -> None:
     assert gaussian == pytest.approx(math.log(0.9) + 0.8 + math.log(0.6))
     assert math.isfinite(change(training_nll=0.0))
     assert math.isfinite(change(held_out_nll=0.0))
-    for name, values in (("temperature", (1.0, 1.5, 2.0)), ("training_nll", (0.55, 0.5, 0.45))):
+    for name, values in (("temperature", (0.5, 0.9, 1.0)), ("training_nll", (0.55, 0.5, 0.45))):
         found = [change(**{name: value}) for value in values]
         assert found == sorted(set(found)), name
 
@@ -100,7 +103,7 @@ def test_next_std_follows_within_its_bounds() -> None:
     assert steering.next_std(0.3, 0.0) == 0.3
     wanted = np.linspace(-2, 2, 81)
     changes = [math.log(steering.next_std(0.3, w) / 0.3) for w in wanted]
-    assert changes == pytest.approx([min(max(0.5 * w, -0.06), 0.25) for w in wanted])
+    assert changes == pytest.approx([min(max(0.5 * w, -0.12), 0.25) for w in wanted])
     assert steering.next_std(1.5, 1.0) == 1.5
     assert steering.next_std(1.4, 1.0) == 1.5
     assert steering.next_std(0.02, -1.0) == 0.02
@@ -687,11 +690,12 @@ def test_units_are_steered_with_the_channels() -> None:
         stds.append([*model.unit_std.tolist(), model.prior_std])
 
     history = fit(model, data, **SHORT, evaluate_every=1, callbacks=[note])
-    assert model.prior_factors.tolist() == pytest.approx([1e-3, 0.3, 1.0])
+    depth = math.sqrt(4 / 2)  # two of its three layers have noise
+    assert model.prior_factors.tolist() == pytest.approx([1e-3 * depth, 0.5 * depth, depth])
     s = history.looks[-1]["prior_std"]
     assert stds[0][0] == stds[0][2] == 0.0
-    assert stds[-1][1] == pytest.approx(stds[-1][3])  # units have s once their noise has risen
-    assert any(model.unit_std[1].item() == pytest.approx(s * factor) for factor in steering.SHRINKAGES)
+    assert stds[-1][1] == pytest.approx(stds[-1][3] * depth)  # units have that of s once their noise has risen
+    assert any(model.unit_std[1].item() == pytest.approx(s * depth * factor) for factor in steering.SHRINKAGES)
 
 
 @pytest.mark.usefixtures("few_looks")
@@ -714,7 +718,7 @@ def test_a_run_with_units_goes_on_to_the_bit(tmp_path: Path) -> None:
 def test_a_fixed_beta_gives_units_their_prior() -> None:
     data, model = make_images()
     fit(model, data, **SHORT, beta=1.0)
-    assert model.unit_std.tolist() == pytest.approx([0.0, 0.3, 0.0])
+    assert model.unit_std.tolist() == pytest.approx([0.0, 0.3 * math.sqrt(4 / 2), 0.0])
     _, channel = make_images()
     channel.draws = "channel"
     fit(channel, data, **SHORT, beta=1.0)
@@ -730,8 +734,9 @@ def test_units_of_a_model_with_noise_start_from_it(how: str) -> None:
         fit(model, data, **SHORT)
     else:  # as `calibrate=True` leaves it
         found = steering.start_calibrated(model, as_source(data, batch_size=100), seed=0, progress=False)
-        assert model.prior_std == max(found.scale, steering.MIN_STD)
-        assert model.prior_factors.tolist() == pytest.approx([1e-3, 0.3, 1.0])
+        depth = math.sqrt(4 / 2)
+        assert model.prior_std == pytest.approx(max(found.scale / depth, steering.MIN_STD))
+        assert model.prior_factors.tolist() == pytest.approx([1e-3 * depth, 0.5 * depth, depth])
         assert model.unit_std[1] >= steering.LEAST_STD
         model.examples.add_(1)  # trained, so that it is not divided anew
     before, s = model.unit_std.tolist(), model.prior_std

@@ -21,7 +21,7 @@ from ibnn.training.heldout import HeldOut
 from ibnn.training.trainable import Steerable
 
 FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and their largest number
-GAIN, RISE, FALL = 0.5, 0.25, 0.06  # log s moves by this part of the desired change, at most so far up and down
+GAIN, RISE, FALL = 0.5, 0.25, 0.12  # log s moves by this part of the desired change, at most so far up and down
 OVERFIT = 0.6  # a training NLL below this share of the held-out NLL shows overfitting
 UNDERCONFIDENCE = 0.5  # an overfitting network is steered to log T = −0.5 at the lowest
 SHRINKAGES = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried in turn at the end, while T is below 1
@@ -59,7 +59,9 @@ def desired_change(likelihood: Likelihood, *, temperature: float, training_nll: 
     """Returns the logarithm of the factor by which the noise should change.
 
     It is log T, and more if the network overfits: such a network is steered to be underconfident (down to
-    T = e^−`UNDERCONFIDENCE`), because noise lowers its error and a temperature can restore its confidence.
+    T = e^−`UNDERCONFIDENCE`), because noise lowers its error and a temperature can restore its confidence. It rises no
+    more than the held-out NLL is above the training NLL: a network that is overconfident without overfitting has only
+    begun to learn, and noise would keep it from that.
 
     Args:
         likelihood: Says whether NLLs are compared by ratio (of probabilities) or by difference (of densities).
@@ -71,7 +73,8 @@ def desired_change(likelihood: Likelihood, *, temperature: float, training_nll: 
         gap = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9))
     else:
         gap = held_out_nll - training_nll
-    return math.log(temperature) + max(0.0, min(UNDERCONFIDENCE, gap + math.log(OVERFIT)))
+    change = math.log(temperature) + max(0.0, min(UNDERCONFIDENCE, gap + math.log(OVERFIT)))
+    return min(change, max(0.0, gap))
 
 
 def next_std(prior_std: float, change: float) -> float:
@@ -176,7 +179,7 @@ class Steering:
 def start_calibrated(model: Steerable, held_out: Source, *, seed: int, progress: bool) -> Calibration:
     """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights."""
     found = calibrate(model, held_out, seed=seed, progress=progress)  # type: ignore[arg-type]
-    model.prior_std = max(found.scale, MIN_STD)
+    model.prior_std = max(found.scale / model.depth_factor, MIN_STD)
     share = model.divide_noise() > 0  # of the units; it is the prior's that is divided
     unit_std = torch.where(share, model.unit_std.clamp_min(LEAST_STD), 0.0)
     model.set_posterior(std=model.posterior().std.clamp_min(LEAST_STD), unit_std=unit_std)
