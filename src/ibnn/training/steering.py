@@ -22,6 +22,7 @@ from ibnn.training.trainable import Steerable
 
 FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and their largest number
 GAIN, RISE, FALL = 0.5, 0.25, 0.12  # log s moves by this part of the desired change, at most so far up and down
+GAP = 0.25  # log of held-out over training NLL that a network should reach by the end, if need be with less noise
 OVERFIT = 0.6  # a training NLL below this share of the held-out NLL shows overfitting
 UNDERCONFIDENCE = 0.5  # an overfitting network is steered to log T = −0.5 at the lowest
 SHRINKAGES = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried in turn at the end, while T is below 1
@@ -55,26 +56,32 @@ def kl_weight(t: float, *, n_data: int, nodes: int) -> float:
     return KL_WEIGHT * n_data / nodes * min(1.0, t / FIRST)
 
 
-def desired_change(likelihood: Likelihood, *, temperature: float, training_nll: float, held_out_nll: float) -> float:
+def desired_change(
+    likelihood: Likelihood, *, temperature: float, training_nll: float, held_out_nll: float, t: float
+) -> float:
     """Returns the logarithm of the factor by which the noise should change.
 
-    It is log T, and more if the network overfits: such a network is steered to be underconfident (down to
-    T = e^−`UNDERCONFIDENCE`), because noise lowers its error and a temperature can restore its confidence. It rises no
-    more than the held-out NLL is above the training NLL: a network that is overconfident without overfitting has only
-    begun to learn, and noise would keep it from that.
+    It is log T, with three corrections by the gap, by which the held-out NLL is above the training NLL:
+
+    * A network that overfits is steered to be underconfident (down to T = e^−`UNDERCONFIDENCE`), because noise lowers
+      its error and a temperature can restore its confidence.
+    * Noise rises no more than the gap: a network that is overconfident without overfitting has only begun to learn.
+    * Noise falls while the gap is below `GAP` · t: then it is noise that keeps the network from fitting its data.
 
     Args:
         likelihood: Says whether NLLs are compared by ratio (of probabilities) or by difference (of densities).
         temperature: T that minimises the held-out NLL, relative to the current temperature.
         training_nll: Of single draws, as in the training loss.
         held_out_nll: Of all draws together, at that temperature.
+        t: Share of training that is done.
     """
     if likelihood.discrete:
         gap = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9))
     else:
         gap = held_out_nll - training_nll
-    change = math.log(temperature) + max(0.0, min(UNDERCONFIDENCE, gap + math.log(OVERFIT)))
-    return min(change, max(0.0, gap))
+    overfitting = max(0.0, min(UNDERCONFIDENCE, gap + math.log(OVERFIT)))
+    underfitting = max(0.0, min(GAP, GAP * t - gap))
+    return min(math.log(temperature) + overfitting - underfitting, max(0.0, gap))
 
 
 def next_std(prior_std: float, change: float) -> float:
@@ -101,7 +108,7 @@ class Steering:
 
     def __init__(self, model: Steerable, data: HeldOut | Found, *, total: int, batch_size: int, n_data: int) -> None:
         """Plans the looks of `total` steps by held-out data, or by what another run found, to repeat it."""
-        self.model, self.n_data, self.found = model, n_data, Found()
+        self.model, self.n_data, self.total, self.found = model, n_data, total, Found()
         self.replay = data if isinstance(data, Found) else None
         if isinstance(data, Found):
             looks = len(data.looks)  # none, if patience ended that run before its first look
@@ -129,7 +136,7 @@ class Steering:
             draws, targets = self._draws(DRAWS, self.rows)
             temperature, held_out_nll = confidence(model.likelihood, draws, targets)
             seen = {"temperature": temperature, "training_nll": training_nll, "held_out_nll": held_out_nll}
-            change = desired_change(model.likelihood, **seen)
+            change = desired_change(model.likelihood, **seen, t=step / self.total)
             look = {"step": step} | seen | {"prior_std": next_std(model.prior_std, change)}
         ratio = look["prior_std"] / model.prior_std
         model.set_posterior(std=model.posterior().std * ratio)
