@@ -78,15 +78,11 @@ def test_the_kl_weight_rises_until_the_first_look() -> None:
 
 def test_the_desired_change_has_the_right_sign() -> None:
     def change(likelihood: Likelihood = Categorical(), **changes: float) -> float:  # noqa: B008
-        return steering.desired_change(
-            likelihood, **({"temperature": 1.0, "training_nll": 1.0, "held_out_nll": 1.0} | changes)
-        )
+        given = {"temperature": 1.0, "training_nll": 0.7, "held_out_nll": 1.0, "t": 1.0}  # a gap of .36, which is right
+        return steering.desired_change(likelihood, **given | changes)
 
     assert change() == 0
-    assert change(temperature=2.0, training_nll=0.4) == pytest.approx(math.log(1 / 0.4))  # no more than the gap
-    assert change(temperature=2.0, training_nll=0.7) == pytest.approx(math.log(1 / 0.7))
-    assert change(temperature=2.0, training_nll=1.3) == 0  # overconfident, but it does not overfit
-    assert change(temperature=1.2, training_nll=0.7) == pytest.approx(math.log(1.2))
+    assert change(temperature=1.2) == pytest.approx(math.log(1.2))
     assert change(temperature=0.5) == pytest.approx(math.log(0.5))
     assert change(temperature=0.9, training_nll=0.4) == pytest.approx(math.log(0.9 * 0.6 / 0.4))  # it fits too well
     assert change(temperature=0.5, training_nll=1e-6) == pytest.approx(math.log(0.5) + 0.5)  # but no further than that
@@ -94,9 +90,23 @@ def test_the_desired_change_has_the_right_sign() -> None:
     assert gaussian == pytest.approx(math.log(0.9) + 0.8 + math.log(0.6))
     assert math.isfinite(change(training_nll=0.0))
     assert math.isfinite(change(held_out_nll=0.0))
-    for name, values in (("temperature", (0.5, 0.9, 1.0)), ("training_nll", (0.55, 0.5, 0.45))):
+    for name, values in (("temperature", (0.5, 0.9, 1.1)), ("training_nll", (0.55, 0.5, 0.45))):
         found = [change(**{name: value}) for value in values]
         assert found == sorted(set(found)), name
+
+
+def test_noise_rises_only_with_overfitting_and_falls_without() -> None:
+    def change(training_nll: float, temperature: float = 1.0, t: float = 1.0) -> float:
+        seen = {"temperature": temperature, "training_nll": training_nll, "held_out_nll": 1.0}
+        return steering.desired_change(Categorical(), **seen, t=t)
+
+    assert change(0.7, 2.0) == pytest.approx(math.log(1 / 0.7))  # as far as the gap
+    assert change(1.3, 2.0) == 0  # overconfident, but it does not overfit
+    assert change(1.0) == pytest.approx(-0.25)
+    assert change(0.9) == pytest.approx(-0.25 - math.log(0.9))
+    assert change(1.0, t=0.4) == pytest.approx(-0.1)  # it has time
+    assert change(3.0, t=0.4) == pytest.approx(-0.25)  # at most so much
+    assert change(1.0, 0.9) == pytest.approx(math.log(0.9) - 0.25)
 
 
 def test_next_std_follows_within_its_bounds() -> None:
@@ -230,7 +240,7 @@ def test_a_look_is_written_out() -> None:
         assert look["temperature"] == pytest.approx(best, rel=1e-3)
         assert look["held_out_nll"] == pytest.approx(nll_reference(Categorical(), mean, VALID[1], best), rel=1e-5)
         told = {name: look[name] for name in ("temperature", "training_nll", "held_out_nll")}
-        s, last = steering.next_std(s, steering.desired_change(plain.likelihood, **told)), step
+        s, last = steering.next_std(s, steering.desired_change(plain.likelihood, **told, t=step / 10)), step
         assert look["prior_std"] == s
     assert history["prior_std"] == [0.3, 0.3, *(look["prior_std"] for look in history.looks)]
     assert model.prior_std == s != 0.3
