@@ -22,9 +22,8 @@ from ibnn.training.trainable import Steerable
 
 FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and their largest number
 GAIN, RISE, FALL = 0.5, 0.25, 0.12  # log s moves by this part of the desired change, at most so far up and down
-GAP = 0.25  # log of held-out over training NLL that a network should reach by the end, if need be with less noise
-OVERFIT = 0.6  # a training NLL below this share of the held-out NLL shows overfitting
-UNDERCONFIDENCE = 0.5  # an overfitting network is steered to log T = −0.5 at the lowest
+GAP = 0.5  # log of held-out over training NLL that a network should have at the end of training
+UNDERFIT, OVERFIT = 0.25, 0.5  # what a smaller and a larger gap count at most
 SHRINKAGES = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried in turn at the end, while T is below 1
 MIN_STD, MAX_STD = 0.02, 1.5  # bounds of s
 LEAST_STD = 1e-3  # where σ = 0 starts: its ρ is −∞ and its KL infinite, so it cannot be trained
@@ -61,12 +60,9 @@ def desired_change(
 ) -> float:
     """Returns the logarithm of the factor by which the noise should change.
 
-    It is log T, with three corrections by the gap, by which the held-out NLL is above the training NLL:
-
-    * A network that overfits is steered to be underconfident (down to T = e^−`UNDERCONFIDENCE`), because noise lowers
-      its error and a temperature can restore its confidence.
-    * Noise rises no more than the gap: a network that is overconfident without overfitting has only begun to learn.
-    * Noise falls while the gap is below `GAP` · t: then it is noise that keeps the network from fitting its data.
+    It is log T, corrected by the gap by which the held-out NLL is above the training NLL. Noise is there against
+    overfitting: a network whose gap is larger than `GAP` · t is steered to be underconfident (a temperature can restore
+    its confidence), one whose gap is smaller gets less noise, and none gets more noise than its gap.
 
     Args:
         likelihood: Says whether NLLs are compared by ratio (of probabilities) or by difference (of densities).
@@ -79,9 +75,8 @@ def desired_change(
         gap = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9))
     else:
         gap = held_out_nll - training_nll
-    overfitting = max(0.0, min(UNDERCONFIDENCE, gap + math.log(OVERFIT)))
-    underfitting = max(0.0, min(GAP, GAP * t - gap))
-    return min(math.log(temperature) + overfitting - underfitting, max(0.0, gap))
+    surplus = max(-UNDERFIT, min(OVERFIT, gap - GAP * t))
+    return min(math.log(temperature) + surplus, max(0.0, gap))
 
 
 def next_std(prior_std: float, change: float) -> float:
