@@ -72,10 +72,10 @@ def desired_change(
         t: Share of training that is done.
     """
     if likelihood.discrete:
-        gap = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9))
-    else:
-        gap = held_out_nll - training_nll
-    surplus = max(-UNDERFIT, min(OVERFIT, gap - GAP * t))
+        gap, least = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9)), -UNDERFIT
+    else:  # of densities a good fit has no gap
+        gap, least = held_out_nll - training_nll, 0.0
+    surplus = max(least, min(OVERFIT, gap - GAP * t))
     return min(math.log(temperature) + surplus, max(0.0, gap))
 
 
