@@ -48,7 +48,8 @@ class Posterior(LatentNetwork):
     ) -> None:
         """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
         super().__init__(net, likelihood)
-        self.components, self.prior_std, self.kl_kind, self.draws = components, prior_std, kl_kind, draws
+        self.components, self.prior_std, self.kl_kind = components, prior_std, kl_kind
+        self.draws: DrawsPer = draws if any(latent.placed for latent in self.latents.values()) else "channel"
         self.gradient_scale = 1.0
         device = next(net.parameters()).device
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
