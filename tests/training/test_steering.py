@@ -77,20 +77,22 @@ def test_the_kl_weight_rises_until_the_first_look() -> None:
 
 
 def test_the_desired_change_has_the_right_sign() -> None:
+    right = math.exp(-0.5)  # a training NLL with the gap that a network should have at the end
+
     def change(likelihood: Likelihood = Categorical(), **changes: float) -> float:  # noqa: B008
-        given = {"temperature": 1.0, "training_nll": 0.7, "held_out_nll": 1.0, "t": 1.0}  # a gap of .36, which is right
+        given = {"temperature": 1.0, "training_nll": right, "held_out_nll": 1.0, "t": 1.0}
         return steering.desired_change(likelihood, **given | changes)
 
-    assert change() == 0
+    assert change() == pytest.approx(0)
     assert change(temperature=1.2) == pytest.approx(math.log(1.2))
     assert change(temperature=0.5) == pytest.approx(math.log(0.5))
-    assert change(temperature=0.9, training_nll=0.4) == pytest.approx(math.log(0.9 * 0.6 / 0.4))  # it fits too well
+    assert change(temperature=0.9, training_nll=0.4) == pytest.approx(math.log(0.9 / 0.4) - 0.5)  # it fits too well
     assert change(temperature=0.5, training_nll=1e-6) == pytest.approx(math.log(0.5) + 0.5)  # but no further than that
     gaussian = change(Gaussian(), temperature=0.9, training_nll=-1.8, held_out_nll=-1.0)  # densities: differences
-    assert gaussian == pytest.approx(math.log(0.9) + 0.8 + math.log(0.6))
+    assert gaussian == pytest.approx(math.log(0.9) + 0.8 - 0.5)
     assert math.isfinite(change(training_nll=0.0))
     assert math.isfinite(change(held_out_nll=0.0))
-    for name, values in (("temperature", (0.5, 0.9, 1.1)), ("training_nll", (0.55, 0.5, 0.45))):
+    for name, values in (("temperature", (0.5, 0.9, 1.1)), ("training_nll", (0.7, 0.55, 0.5, 0.45))):
         found = [change(**{name: value}) for value in values]
         assert found == sorted(set(found)), name
 
@@ -100,13 +102,14 @@ def test_noise_rises_only_with_overfitting_and_falls_without() -> None:
         seen = {"temperature": temperature, "training_nll": training_nll, "held_out_nll": 1.0}
         return steering.desired_change(Categorical(), **seen, t=t)
 
-    assert change(0.7, 2.0) == pytest.approx(math.log(1 / 0.7))  # as far as the gap
+    assert change(0.7, 3.0) == pytest.approx(math.log(1 / 0.7))  # as far as the gap
     assert change(1.3, 2.0) == 0  # overconfident, but it does not overfit
-    assert change(1.0) == pytest.approx(-0.25)
-    assert change(0.9) == pytest.approx(-0.25 - math.log(0.9))
-    assert change(1.0, t=0.4) == pytest.approx(-0.1)  # it has time
-    assert change(3.0, t=0.4) == pytest.approx(-0.25)  # at most so much
+    assert change(1.0) == pytest.approx(-0.25)  # at most so much
+    assert change(0.7) == pytest.approx(math.log(1 / 0.7) - 0.5)
+    assert change(1.0, t=0.4) == pytest.approx(-0.2)  # it has time
     assert change(1.0, 0.9) == pytest.approx(math.log(0.9) - 0.25)
+    fits = {"temperature": 0.9, "training_nll": 1.0, "held_out_nll": 1.0}
+    assert steering.desired_change(Gaussian(), **fits, t=1.0) == pytest.approx(math.log(0.9))  # no gap is needed
 
 
 def test_next_std_follows_within_its_bounds() -> None:

@@ -1,8 +1,8 @@
 """STEERING: held-out labels decide, while training goes on, how large the prior's standard deviation s is.
 
 A *look* is an evaluation on held-out data that moves s. A network needs more noise if it is overconfident there (the
-temperature T that minimises its held-out NLL is above 1), and less if T is below 1; a network that fits its training
-data, noise and all, much better than held-out data is steered to be a little underconfident. The KL has a fixed weight
+temperature T that minimises its held-out NLL is above 1), and less if T is below 1; more if it overfits (its training
+NLL, noise and all, is far below the held-out one), and less if it does not. The KL has a fixed weight
 per node and datum, so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for 1,000,000 examples.
 `prior_std` as converted is where s starts.
 """
