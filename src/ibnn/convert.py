@@ -149,7 +149,7 @@ class Options(TypedDict, total=False):
 
 _DEFAULTS: Options = {
     "logits": None,
-    "draws": "channel",
+    "draws": "both",
     "where": "input",
     "bias_latents": "none",
     "include": None,
@@ -183,12 +183,12 @@ def convert(
         kl: The KL of the training loss: "components", "mean" (the paper's), "pairwise" or "montecarlo".
         seed: Decides the start of the latents and every draw of training; default from torch's global generator.
         **options: `draws`: what a factor of a convolution's input is drawn for: "channel" (the paper's), "unit" (a
-            channel at one place) or "both", a factor of the channel times one of the unit. `where`: which nodes of
-            layers have latents: "input" (the paper's), "output" or "both". `bias_latents`: whether biases have latents:
-            "none", one for each "layer" (the authors' code) or "node". `logits`: which part of the network's output is
-            predicted, if it is not the output itself or its `logits`: a path of keys, attributes or numbers
-            ("heads.age", "0"), or a function of the output. `include`, `exclude`, `example`: as in `plan`. `copy`:
-            False converts the given network itself, not a copy.
+            channel at one place) or "both" (the default), a factor of the channel times one of the unit; where no layer
+            has places all are "channel". `where`: which nodes of layers have latents: "input" (the paper's), "output"
+            or "both". `bias_latents`: whether biases have latents: "none", one for each "layer" (the authors' code) or
+            "node". `logits`: which part of the network's output is predicted, if it is not the output itself or its
+            `logits`: a path of keys, attributes or numbers ("heads.age", "0"), or a function of the output. `include`,
+            `exclude`, `example`: as in `plan`. `copy`: False converts the given network itself, not a copy.
 
     >>> model = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), components=4, seed=0)
     >>> model.eval()(torch.zeros(2, 4)).shape

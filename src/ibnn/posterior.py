@@ -5,6 +5,7 @@ A draw is one z for every node of the network, and where units have factors a wo
 there is a bank of sampled z (`ibnn.sample`), draws are rows of it, and the mixture has its moments.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,7 +24,8 @@ from ibnn.passes import Draws, LatentNetwork
 _KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
 START = 0.05  # where σ and τ start
 HARDLY = 1e-3  # part of the noise that few channels get
-CHANNELS = 0.3  # noise of channels as a part of that of units, where both have some
+CHANNELS = 0.5  # noise of channels as a part of that of units, where both have some
+LAYERS = 4  # layers of a network whose units have noise s in each; the noise of all layers adds up
 DrawsPer = Literal["channel", "unit", "both"]
 
 
@@ -49,7 +51,8 @@ class Posterior(LatentNetwork):
     ) -> None:
         """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
         super().__init__(net, likelihood)
-        self.components, self.prior_std, self.kl_kind, self.draws = components, prior_std, kl_kind, draws
+        self.components, self.prior_std, self.kl_kind = components, prior_std, kl_kind
+        self.draws: DrawsPer = draws if any(latent.placed for latent in self.latents.values()) else "channel"
         self.gradient_scale = 1.0
         device = next(net.parameters()).device
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
@@ -173,11 +176,22 @@ class Posterior(LatentNetwork):
 
         Where units have no noise, all layers have the same, as in the paper.
         """
-        if self.draws == "channel":
+        if not bool(self.has_units.any()):
             return torch.zeros_like(self.unit_std)
-        channels, units = noise_shares(self.latents.values(), self.draws)
-        self.prior_factors.copy_(torch.tensor(channels))
-        return self.prior_std * torch.tensor(units).to(self.unit_std)
+        channels, units = torch.tensor(noise_shares(self.latents.values(), self.draws)).to(self.unit_std)
+        self.prior_factors.copy_(channels * self.depth_factor)
+        return self.prior_std * units * self.depth_factor
+
+    @property
+    def depth_factor(self) -> float:
+        """√(`LAYERS` / L) of L layers with noise, where units have some, else 1.
+
+        What noise does to the output adds up over layers, so that a deep network takes less in each.
+        """
+        if not bool(self.has_units.any()):
+            return 1.0
+        shares = zip(*noise_shares(self.latents.values(), self.draws), strict=True)
+        return math.sqrt(LAYERS / sum(channels > HARDLY or units > 0 for channels, units in shares))
 
     def initial_noise(self) -> tuple[Tensor, Tensor]:
         """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
@@ -294,7 +308,7 @@ def layer_noise(latent: Latent, draws: DrawsPer) -> tuple[float, float]:
     """Returns the noise of a layer's channels (or its only nodes) and of its units, as parts of that of the network.
 
     >>> layer_noise(Latent(1, 16, axis=-3), "both"), layer_noise(Latent(1, 3, axis=-3), "both")
-    ((0.3, 1.0), (0.001, 0.0))
+    ((0.5, 1.0), (0.001, 0.0))
     """
     if latent.narrow:
         return HARDLY, 0.0

@@ -260,7 +260,7 @@ def test_how_layers_share_the_noise() -> None:
     found = {draws: [layer_noise(latent, draws) for latent in latents] for draws in ("channel", "unit", "both")}
     assert found["channel"] == [(1e-3, 0.0), (1.0, 0.0), (1.0, 0.0)]
     assert found["unit"] == [(1e-3, 0.0), (1e-3, 1.0), (1.0, 0.0)]
-    assert found["both"] == [(1e-3, 0.0), (0.3, 1.0), (1.0, 0.0)]
+    assert found["both"] == [(1e-3, 0.0), (0.5, 1.0), (1.0, 0.0)]
 
 
 def test_draws_may_bring_their_own_deviation() -> None:

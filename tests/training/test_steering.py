@@ -77,30 +77,46 @@ def test_the_kl_weight_rises_until_the_first_look() -> None:
 
 
 def test_the_desired_change_has_the_right_sign() -> None:
-    def change(likelihood: Likelihood = Categorical(), **changes: float) -> float:  # noqa: B008
-        return steering.desired_change(
-            likelihood, **({"temperature": 1.0, "training_nll": 1.0, "held_out_nll": 1.0} | changes)
-        )
+    right = math.exp(-0.5)  # a training NLL with the gap that a network should have at the end
 
-    assert change() == 0
-    assert change(temperature=2.0) == pytest.approx(math.log(2))
+    def change(likelihood: Likelihood = Categorical(), **changes: float) -> float:  # noqa: B008
+        given = {"temperature": 1.0, "training_nll": right, "held_out_nll": 1.0, "t": 1.0}
+        return steering.desired_change(likelihood, **given | changes)
+
+    assert change() == pytest.approx(0)
+    assert change(temperature=1.2) == pytest.approx(math.log(1.2))
     assert change(temperature=0.5) == pytest.approx(math.log(0.5))
-    assert change(temperature=0.9, training_nll=0.4) == pytest.approx(math.log(0.9 * 0.6 / 0.4))  # it fits too well
+    assert change(temperature=0.9, training_nll=0.4) == pytest.approx(math.log(0.9 / 0.4) - 0.5)  # it fits too well
     assert change(temperature=0.5, training_nll=1e-6) == pytest.approx(math.log(0.5) + 0.5)  # but no further than that
     gaussian = change(Gaussian(), temperature=0.9, training_nll=-1.8, held_out_nll=-1.0)  # densities: differences
-    assert gaussian == pytest.approx(math.log(0.9) + 0.8 + math.log(0.6))
+    assert gaussian == pytest.approx(math.log(0.9) + 0.8 - 0.5)
     assert math.isfinite(change(training_nll=0.0))
     assert math.isfinite(change(held_out_nll=0.0))
-    for name, values in (("temperature", (1.0, 1.5, 2.0)), ("training_nll", (0.55, 0.5, 0.45))):
+    for name, values in (("temperature", (0.5, 0.9, 1.1)), ("training_nll", (0.7, 0.55, 0.5, 0.45))):
         found = [change(**{name: value}) for value in values]
         assert found == sorted(set(found)), name
+
+
+def test_noise_rises_only_with_overfitting_and_falls_without() -> None:
+    def change(training_nll: float, temperature: float = 1.0, t: float = 1.0) -> float:
+        seen = {"temperature": temperature, "training_nll": training_nll, "held_out_nll": 1.0}
+        return steering.desired_change(Categorical(), **seen, t=t)
+
+    assert change(0.7, 3.0) == pytest.approx(math.log(1 / 0.7))  # as far as the gap
+    assert change(1.3, 2.0) == 0  # overconfident, but it does not overfit
+    assert change(1.0) == pytest.approx(-0.25)  # at most so much
+    assert change(0.7) == pytest.approx(math.log(1 / 0.7) - 0.5)
+    assert change(1.0, t=0.4) == pytest.approx(-0.2)  # it has time
+    assert change(1.0, 0.9) == pytest.approx(math.log(0.9) - 0.25)
+    fits = {"temperature": 0.9, "training_nll": 1.0, "held_out_nll": 1.0}
+    assert steering.desired_change(Gaussian(), **fits, t=1.0) == pytest.approx(math.log(0.9))  # no gap is needed
 
 
 def test_next_std_follows_within_its_bounds() -> None:
     assert steering.next_std(0.3, 0.0) == 0.3
     wanted = np.linspace(-2, 2, 81)
     changes = [math.log(steering.next_std(0.3, w) / 0.3) for w in wanted]
-    assert changes == pytest.approx([min(max(0.5 * w, -0.06), 0.25) for w in wanted])
+    assert changes == pytest.approx([min(max(0.5 * w, -0.12), 0.25) for w in wanted])
     assert steering.next_std(1.5, 1.0) == 1.5
     assert steering.next_std(1.4, 1.0) == 1.5
     assert steering.next_std(0.02, -1.0) == 0.02
@@ -227,7 +243,7 @@ def test_a_look_is_written_out() -> None:
         assert look["temperature"] == pytest.approx(best, rel=1e-3)
         assert look["held_out_nll"] == pytest.approx(nll_reference(Categorical(), mean, VALID[1], best), rel=1e-5)
         told = {name: look[name] for name in ("temperature", "training_nll", "held_out_nll")}
-        s, last = steering.next_std(s, steering.desired_change(plain.likelihood, **told)), step
+        s, last = steering.next_std(s, steering.desired_change(plain.likelihood, **told, t=step / 10)), step
         assert look["prior_std"] == s
     assert history["prior_std"] == [0.3, 0.3, *(look["prior_std"] for look in history.looks)]
     assert model.prior_std == s != 0.3
@@ -687,11 +703,12 @@ def test_units_are_steered_with_the_channels() -> None:
         stds.append([*model.unit_std.tolist(), model.prior_std])
 
     history = fit(model, data, **SHORT, evaluate_every=1, callbacks=[note])
-    assert model.prior_factors.tolist() == pytest.approx([1e-3, 0.3, 1.0])
+    depth = math.sqrt(4 / 2)  # two of its three layers have noise
+    assert model.prior_factors.tolist() == pytest.approx([1e-3 * depth, 0.5 * depth, depth])
     s = history.looks[-1]["prior_std"]
     assert stds[0][0] == stds[0][2] == 0.0
-    assert stds[-1][1] == pytest.approx(stds[-1][3])  # units have s once their noise has risen
-    assert any(model.unit_std[1].item() == pytest.approx(s * factor) for factor in steering.SHRINKAGES)
+    assert stds[-1][1] == pytest.approx(stds[-1][3] * depth)  # units have that of s once their noise has risen
+    assert any(model.unit_std[1].item() == pytest.approx(s * depth * factor) for factor in steering.SHRINKAGES)
 
 
 @pytest.mark.usefixtures("few_looks")
@@ -714,7 +731,7 @@ def test_a_run_with_units_goes_on_to_the_bit(tmp_path: Path) -> None:
 def test_a_fixed_beta_gives_units_their_prior() -> None:
     data, model = make_images()
     fit(model, data, **SHORT, beta=1.0)
-    assert model.unit_std.tolist() == pytest.approx([0.0, 0.3, 0.0])
+    assert model.unit_std.tolist() == pytest.approx([0.0, 0.3 * math.sqrt(4 / 2), 0.0])
     _, channel = make_images()
     channel.draws = "channel"
     fit(channel, data, **SHORT, beta=1.0)
@@ -730,8 +747,9 @@ def test_units_of_a_model_with_noise_start_from_it(how: str) -> None:
         fit(model, data, **SHORT)
     else:  # as `calibrate=True` leaves it
         found = steering.start_calibrated(model, as_source(data, batch_size=100), seed=0, progress=False)
-        assert model.prior_std == max(found.scale, steering.MIN_STD)
-        assert model.prior_factors.tolist() == pytest.approx([1e-3, 0.3, 1.0])
+        depth = math.sqrt(4 / 2)
+        assert model.prior_std == pytest.approx(max(found.scale / depth, steering.MIN_STD))
+        assert model.prior_factors.tolist() == pytest.approx([1e-3 * depth, 0.5 * depth, depth])
         assert model.unit_std[1] >= steering.LEAST_STD
         model.examples.add_(1)  # trained, so that it is not divided anew
     before, s = model.unit_std.tolist(), model.prior_std

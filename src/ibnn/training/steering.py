@@ -1,8 +1,8 @@
 """STEERING: held-out labels decide, while training goes on, how large the prior's standard deviation s is.
 
 A *look* is an evaluation on held-out data that moves s. A network needs more noise if it is overconfident there (the
-temperature T that minimises its held-out NLL is above 1), and less if T is below 1; a network that fits its training
-data, noise and all, much better than held-out data is steered to be a little underconfident. The KL has a fixed weight
+temperature T that minimises its held-out NLL is above 1), and less if T is below 1; more if it overfits (its training
+NLL, noise and all, is far below the held-out one), and less if it does not. The KL has a fixed weight
 per node and datum, so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for 1,000,000 examples.
 `prior_std` as converted is where s starts.
 """
@@ -21,9 +21,9 @@ from ibnn.training.heldout import HeldOut
 from ibnn.training.trainable import Steerable
 
 FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and their largest number
-GAIN, RISE, FALL = 0.5, 0.25, 0.06  # log s moves by this part of the desired change, at most so far up and down
-OVERFIT = 0.6  # a training NLL below this share of the held-out NLL shows overfitting
-UNDERCONFIDENCE = 0.5  # an overfitting network is steered to log T = −0.5 at the lowest
+GAIN, RISE, FALL = 0.5, 0.25, 0.12  # log s moves by this part of the desired change, at most so far up and down
+GAP = 0.5  # log of held-out over training NLL that a network should have at the end of training
+UNDERFIT, OVERFIT = 0.25, 0.5  # what a smaller and a larger gap count at most
 SHRINKAGES = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried in turn at the end, while T is below 1
 MIN_STD, MAX_STD = 0.02, 1.5  # bounds of s
 LEAST_STD = 1e-3  # where σ = 0 starts: its ρ is −∞ and its KL infinite, so it cannot be trained
@@ -55,23 +55,28 @@ def kl_weight(t: float, *, n_data: int, nodes: int) -> float:
     return KL_WEIGHT * n_data / nodes * min(1.0, t / FIRST)
 
 
-def desired_change(likelihood: Likelihood, *, temperature: float, training_nll: float, held_out_nll: float) -> float:
+def desired_change(
+    likelihood: Likelihood, *, temperature: float, training_nll: float, held_out_nll: float, t: float
+) -> float:
     """Returns the logarithm of the factor by which the noise should change.
 
-    It is log T, and more if the network overfits: such a network is steered to be underconfident (down to
-    T = e^−`UNDERCONFIDENCE`), because noise lowers its error and a temperature can restore its confidence.
+    It is log T, corrected by the gap by which the held-out NLL is above the training NLL. Noise is there against
+    overfitting: a network whose gap is larger than `GAP` · t is steered to be underconfident (a temperature can restore
+    its confidence), one whose gap is smaller gets less noise, and none gets more noise than its gap.
 
     Args:
         likelihood: Says whether NLLs are compared by ratio (of probabilities) or by difference (of densities).
         temperature: T that minimises the held-out NLL, relative to the current temperature.
         training_nll: Of single draws, as in the training loss.
         held_out_nll: Of all draws together, at that temperature.
+        t: Share of training that is done.
     """
     if likelihood.discrete:
-        gap = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9))
-    else:
-        gap = held_out_nll - training_nll
-    return math.log(temperature) + max(0.0, min(UNDERCONFIDENCE, gap + math.log(OVERFIT)))
+        gap, least = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9)), -UNDERFIT
+    else:  # of densities a good fit has no gap
+        gap, least = held_out_nll - training_nll, 0.0
+    surplus = max(least, min(OVERFIT, gap - GAP * t))
+    return min(math.log(temperature) + surplus, max(0.0, gap))
 
 
 def next_std(prior_std: float, change: float) -> float:
@@ -98,7 +103,7 @@ class Steering:
 
     def __init__(self, model: Steerable, data: HeldOut | Found, *, total: int, batch_size: int, n_data: int) -> None:
         """Plans the looks of `total` steps by held-out data, or by what another run found, to repeat it."""
-        self.model, self.n_data, self.found = model, n_data, Found()
+        self.model, self.n_data, self.total, self.found = model, n_data, total, Found()
         self.replay = data if isinstance(data, Found) else None
         if isinstance(data, Found):
             looks = len(data.looks)  # none, if patience ended that run before its first look
@@ -126,7 +131,7 @@ class Steering:
             draws, targets = self._draws(DRAWS, self.rows)
             temperature, held_out_nll = confidence(model.likelihood, draws, targets)
             seen = {"temperature": temperature, "training_nll": training_nll, "held_out_nll": held_out_nll}
-            change = desired_change(model.likelihood, **seen)
+            change = desired_change(model.likelihood, **seen, t=step / self.total)
             look = {"step": step} | seen | {"prior_std": next_std(model.prior_std, change)}
         ratio = look["prior_std"] / model.prior_std
         model.set_posterior(std=model.posterior().std * ratio)
@@ -176,7 +181,7 @@ class Steering:
 def start_calibrated(model: Steerable, held_out: Source, *, seed: int, progress: bool) -> Calibration:
     """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights."""
     found = calibrate(model, held_out, seed=seed, progress=progress)  # type: ignore[arg-type]
-    model.prior_std = max(found.scale, MIN_STD)
+    model.prior_std = max(found.scale / model.depth_factor, MIN_STD)
     share = model.divide_noise() > 0  # of the units; it is the prior's that is divided
     unit_std = torch.where(share, model.unit_std.clamp_min(LEAST_STD), 0.0)
     model.set_posterior(std=model.posterior().std.clamp_min(LEAST_STD), unit_std=unit_std)

@@ -70,6 +70,10 @@ class Steerable(Trainable, Protocol):
 
     unit_std: Tensor  # standard deviation of the factors of single units, of each layer
 
+    @property
+    def depth_factor(self) -> float:
+        """By what the noise of a layer differs from the prior's, for the number of layers."""
+
     def divide_noise(self) -> Tensor:
         """Divides the prior's noise among layers, channels and units; returns the `unit_std` that goes with it."""
 
