@@ -135,14 +135,19 @@ class Latent(nn.Module):
         return F.softplus(self.rho)
 
     @property
+    def inputs(self) -> int:
+        """Number of latents on the input."""
+        return self.nodes if self.sides is None else self.sides.inputs
+
+    @property
     def narrow(self) -> bool:
-        """Whether the nodes have places but are few."""
-        return self.axis < -1 and self.nodes < NARROW
+        """Whether the nodes of the input have places but are few."""
+        return self.axis < -1 and 0 < self.inputs < NARROW
 
     @property
     def placed(self) -> bool:
-        """Whether the nodes have places, and units can have factors."""
-        return self.axis < -1 and self.nodes >= NARROW
+        """Whether the nodes of the input have places, and units can have factors."""
+        return self.axis < -1 and self.inputs >= NARROW
 
     def keep(self, nodes: Tensor) -> None:
         """Leaves out all other nodes."""

@@ -180,7 +180,8 @@ class Posterior(LatentNetwork):
             return torch.zeros_like(self.unit_std)
         channels, units = torch.tensor(noise_shares(self.latents.values(), self.draws)).to(self.unit_std)
         self.prior_factors.copy_(channels * self.depth_factor)
-        return self.prior_std * units * self.depth_factor
+        unit_std: Tensor = self.prior_std * self.depth_factor * units
+        return unit_std
 
     @property
     def depth_factor(self) -> float:

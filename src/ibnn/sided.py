@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ibnn.latent import NARROW, Latent, attach
+from ibnn.latent import Latent, attach
 from ibnn.layers.registry import carried_type, folded_weights, replace_weights
 from ibnn.layers.sides import Sides
 from ibnn.layers.units import Units
@@ -26,8 +26,7 @@ class SidedLatent(Latent):
     def __init__(self, components: int, nodes: int, axis: int, *, sides: Sides, added: str, **more: Any) -> None:
         """Takes what `Latent` takes, the numbers of latents on each side (`nodes` is not used), and the bias's name."""
         super().__init__(components, sides.nodes, axis, **more)
-        self.sides, self.added, inputs = sides, added, sides.inputs
-        self.narrow, self.placed = axis < -1 and 0 < inputs < NARROW, axis < -1 and inputs >= NARROW
+        self.sides, self.added = sides, added
 
     def _current(self) -> tuple[Tensor | None, Units | None]:
         """Returns what to multiply the input by; all factors where they go into weights."""
