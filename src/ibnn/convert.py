@@ -275,9 +275,6 @@ def _check_options(components: int, prior_std: float, init_std: float, kl: str, 
     if more["draws"] not in (forms := get_args(DrawsPer)):
         remedy = f"Did you mean {nearest(str(more['draws']), forms)!r}?"
         raise ValueError(complaint("draws", f"one of {', '.join(forms)}", repr(more["draws"]), remedy))
-    if more["where"] == "output" and more["draws"] != "channel":
-        remedy = 'Pass where="both", or leave draws out.'
-        raise ValueError(complaint("draws", '"channel" where inputs have no latents', repr(more["draws"]), remedy))
     logits = more["logits"]
     if logits is not None and not callable(logits) and not (isinstance(logits, str) and logits):
         remedy = 'Pass e.g. logits="heads.age", or a function of the output.'

@@ -22,7 +22,7 @@ from ibnn.layers.registry import batchless, carried_type, folded_weights, replac
 from ibnn.layers.sides import Sides
 from ibnn.layers.units import Units
 
-NARROW = 8  # fewer channels are narrow
+NARROW = 5  # fewer channels are narrow: an image's colours
 
 
 def inverse_softplus(y: Tensor) -> Tensor:

@@ -1238,12 +1238,12 @@ def test_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "reproduce", stub)
     assert all(name in call("reproduce", "list").stdout for name in reproduce.names())
     first = reproduce.names()[0]
-    words = ("--methods", "iBNN-4, SGD", "--methods", "BNN-VI, β = 1")
+    words = ("--methods", "iBNN-8, SGD", "--methods", "BNN-VI, β = 1")
     result = call("reproduce", first, *words, "--seeds", 2, "--smoke", "--out", tmp_path, "--json")
     assert json.loads(result.stdout)[first]["table"][1] == ["ibnn", "1.0"]
     name, options = asked.pop()
     assert (name, options["seeds"], options["smoke"]) == (first, 2, True)
-    assert options["methods"] == ["iBNN-4", "SGD", "BNN-VI, β = 1"]
+    assert options["methods"] == ["iBNN-8", "SGD", "BNN-VI, β = 1"]
     assert "ibnn" in call("reproduce", "all", "--out", tmp_path).stdout
     assert [name for name, _ in asked] == reproduce.names()
     asked.clear()

@@ -76,6 +76,11 @@ def written_out(layer: nn.Module, x: Tensor, factors: tuple[Tensor, Tensor, Tens
 # -------------------------------------------------------------------------------------------------------- one layer
 
 
+def test_outputs_alone_have_the_papers_form() -> None:
+    model = ibnn.convert(nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)), where="output")
+    assert model.draws == "channel"
+
+
 def test_training_gives_every_row_its_own_factors(single: tuple[nn.Module, Tensor], places: dict[str, str]) -> None:
     net, x = single
     if net.bias is None:
@@ -330,7 +335,6 @@ def test_a_registered_layer_may_have_an_output_side(monkeypatch: pytest.MonkeyPa
     [
         (make_net(), {"where": "inputs"}, r"`where` to be one of input, output, both, but got 'inputs'. Did you mean"),
         (make_net(), {"bias_latents": True}, r"`bias_latents` to be one of none, layer, node, but got True"),
-        (make_net(), {"where": "output", "draws": "both"}, r"`draws` to be \"channel\" where inputs have no latents"),
         (nn.GRU(3, 2), {"where": "both"}, r"`where` to be of a network with a layer whose output.*\(net\) \(GRU\)"),
         (nn.GRU(3, 2), {"where": "output"}, r"`net` to be a network with layers to convert.*has no output side"),
         (nn.Linear(3, 2, bias=False), {"bias_latents": "node"}, r"`bias_latents` .*whose bias can have latents"),
