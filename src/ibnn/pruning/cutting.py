@@ -4,7 +4,7 @@ import copy
 from collections import Counter
 from collections.abc import Collection, Mapping
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ class _Count:
 
 def costs(channels: Channels) -> dict[int, int]:
     """Returns the multiply–adds that each channel which can be cut would save alone."""
-    count, found = _Count(channels), {}
+    count, found = _Count(channels), dict[int, int]()
     for channel in channels.cuttable:
         count.cut(channel)
         found[channel] = count.restore(channel)
@@ -168,7 +168,7 @@ def staying(ids: Tensor, gone: Collection[int]) -> Tensor:
     return torch.tensor([place for place, channel in enumerate(ids.tolist()) if channel not in gone])
 
 
-def _cut_layer(layer: nn.Module, ins: Tensor, outs: Tensor) -> None:
+def _cut_layer(layer: Any, ins: Tensor, outs: Tensor) -> None:
     """Leaves out all other inputs and outputs of a layer."""
     latent = layer._modules.get("latent")
     if isinstance(latent, Latent) and latent.nodes > len(ins):
@@ -188,7 +188,7 @@ def _cut_layer(layer: nn.Module, ins: Tensor, outs: Tensor) -> None:
     setattr(layer, out_of, len(outs))
 
 
-def _cut_norm(norm: nn.Module, stay: Tensor) -> None:
+def _cut_norm(norm: Any, stay: Tensor) -> None:
     """Leaves out all other channels of a BatchNorm."""
     if norm.num_features == len(stay):
         return
