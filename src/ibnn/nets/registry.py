@@ -60,9 +60,9 @@ def make(name: str, classes: int = 10, **options: float) -> nn.Module:
     Args:
         name: One of `names()`.
         classes: Number of outputs.
-        **options: "mlp": inputs (784), hidden (256), layers (2); "lenet", "vgg16-small" and "resnet20": width (1); "vgg16-small"
-            and "vgg16-large": batchnorm (False); these and "alexnet": dropout (0.5); "wideresnet": depth (28), width
-            (10); the others have none.
+        **options: "mlp": inputs (784), hidden (256), layers (2); "lenet", "vgg16-small" and "resnet20": width (1);
+            "vgg16-small" and "vgg16-large": batchnorm (False); these and "alexnet": dropout (0.5); "wideresnet": depth
+            (28), width (10); the others have none.
 
     >>> make("lenet", classes=3, width=2).fc2
     Linear(in_features=128, out_features=3, bias=True)
