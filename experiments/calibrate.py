@@ -192,7 +192,7 @@ def draw_curve(axes: Any, cells: list[dict[str, Any]]) -> None:
     axes.plot(scales, tempered, "o-", color=COLOURS["calibrate"], ms=4, label="best temperature of each scale")
     line = report["temperature_scaling"]["nll"]
     axes.axhline(line, color=COLOURS["temperature scaling"], ls="--", lw=1, label="temperature scaling")
-    chosen = dict(zip(scales, tempered, strict=True))[report["scale"]]
+    chosen = dict(zip(scales, tempered, strict=True)).get(report["scale"], report["after"]["nll"])
     axes.plot([report["scale"]], [chosen], "*", color="#D55E00", ms=14, label="chosen")
     axes.set(
         xlabel="scale of the latents' noise", ylabel="held-out NLL (nats)", ylim=(0.93 * min(tempered), 1.5 * line)

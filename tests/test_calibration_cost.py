@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_calibration import crossed_rows, problem, quick
+from test_calibration import SequenceFirst, crossed_rows, problem, quick
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.calibration import Calibration, calibrate, profile
+from ibnn.calibration import Calibration, calibrate, profile, search
 from ibnn.calibration.few import Completed, FewDraws
+from ibnn.calibration.outputs import Outputs
 from ibnn.likelihood import Categorical
 
 
@@ -100,3 +101,19 @@ def test_the_gain_is_the_paired_difference() -> None:
     error = (plain - noisy).std().item() / math.sqrt(200)
     assert report.gain[1] == pytest.approx(error, rel=0.05)  # the grid's temperatures are coarser
     assert f"gains {100 * report.gain[0] / report.cross_nll[0]:.1f} ±" in str(report)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_rows_have_draws_of_their_own_in_opposite_pairs(own: bool) -> None:
+    net, x, y = problem(60)
+    model = ibnn.convert(net if own else SequenceFirst(), components=2, seed=0)
+    outputs = Outputs(model, x, samples=5, seed=0, batch_size=256)
+    model.eval()
+    with torch.no_grad():
+        search._Search(outputs, y, temper=True, profile=False)._find_rows(outputs.flat)
+        drawn = outputs.noisy(outputs.flat, 0.3, outputs.everything, 4)[0]
+        same = outputs.noisy(outputs.flat, 0.3, torch.tensor([7, 3]), 4)[0]
+    assert outputs.by_row  # also where layers see the batch elsewhere
+    torch.testing.assert_close(same, drawn[:, [7, 3]], rtol=1e-4, atol=1e-5)
+    middle, plain = (drawn[0] + drawn[1]) / 2, outputs.model.outputs(x, outputs.mean[:1])[0]
+    assert (middle - plain).abs().mean() < 0.6 * (drawn[0] - plain).abs().mean()

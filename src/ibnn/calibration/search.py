@@ -51,15 +51,14 @@ def calibrate(
     Afterwards `predict` and the network in eval mode give calibrated answers; weights and running statistics are as
     they were. Latents that were never trained get the mean 1 and a standard deviation by layer; trained ones keep
     their means, and their standard deviations are scaled. The result is never worse than temperature scaling, neither
-    on all labels nor cross-fitted over two halves of them; docs/calibration.md tells how the scale is chosen. It takes
-    at most 40 passes over the held-out rows, or over 1,000 rows if there are fewer (up to 8 components; more if these
-    were trained). From 100 rows on `fit_novelty` makes a new reference of them; scores are those without its fallback.
+    on all labels nor cross-fitted over two halves of them; docs/calibration.md tells how the scale is chosen, in 40
+    passes over the held-out rows, or over 1,000 rows if there are fewer. From 100 rows on `fit_novelty` makes a new
+    reference of them; scores are those without its fallback.
 
     Args:
         model: What `ibnn.convert` made of the network.
         valid: Held-out data that the weights were not trained on, as `fit` takes it: a pair (x, y), a Dataset or a
-            DataLoader. It is held in memory, and so are the network's outputs for it from `samples` draws of every
-            component: for dense outputs pass few rows.
+            DataLoader. Held in memory with outputs from all draws of an answer: for dense outputs pass few rows.
         samples: Draws per component of later answers: what is passed to `predict`. `model.eval_samples` is set to it.
         seed: Decides the draws; `model.eval_seed` is set to it.
         profile: Also looks for a scale of each layer, and keeps it if that lowers the NLL of a second half of the data.
