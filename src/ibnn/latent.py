@@ -179,8 +179,8 @@ class Latent(nn.Module):
         z, units = self._current()
         if z is None:
             return None
-        if units is None and self._goes_direct(layer, args, kwargs, z):
-            self.__dict__["direct"] = z  # for `forward_of`, which follows; not by setattr, which is slow
+        if (units is None or not units.std.requires_grad) and self._goes_direct(layer, args, kwargs, z):
+            self.__dict__["direct"] = z, units  # for `forward_of`, which follows; not by setattr, which is slow
             return None
         if args:
             return (self._scaled(layer, args[0], z, units), *args[1:]), kwargs
@@ -199,11 +199,13 @@ class Latent(nn.Module):
 
     def forward_of(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Forward of a layer of one port: its own, or one that takes x and z."""
-        z = None if torch.compiler.is_compiling() else self.__dict__.pop("direct", None)
-        if z is None:
+        found = None if torch.compiler.is_compiling() else self.__dict__.pop("direct", None)
+        if found is None:
             return type(layer).forward(layer, *args, **kwargs)
-        self.__dict__["entries"] += args[0].numel()
-        return DIRECT[type(layer)](layer, args[0], z, self.batch_axis, self.memory)
+        (z, units), (x,) = found, args
+        self.__dict__["entries"] += x.numel()
+        placed = None if units is None else units.placed(x.shape, self.axis, self.batch_axis)
+        return DIRECT[type(layer)](layer, x, z, self.batch_axis, self.memory, placed)
 
     def _scaled(self, layer: nn.Module, x: Tensor, z: Tensor, units: Units | None) -> Tensor:
         """Returns the layer's new input: x ∘ z (∘ u), or x if its weights are multiplied instead."""

@@ -8,7 +8,7 @@ import torch
 from reference import converted
 from torch import Tensor, nn
 
-from ibnn.layers import convolution, direct, product
+from ibnn.layers import convolution, direct, product, units
 from ibnn.layers.product import Scratch
 
 B, C = 3, 4
@@ -27,39 +27,44 @@ def double(*shape: int, grad: bool = True) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=grad)
 
 
-def run_of(layer: Any, scratch: Scratch) -> Callable[..., Tensor]:
+def run_of(layer: Any, times: convolution.Times) -> Callable[..., Tensor]:
     """The layer's output as a function of x, z, weight and bias."""
     how = layer.stride, layer.padding, layer.dilation, layer.groups
-    return lambda x, z, w, b=None: convolution._Convolution.apply(x, z, w, b, how, scratch)
+    return lambda x, z, w, b=None: convolution._Convolution.apply(x, z, w, b, how, times)
 
 
+@pytest.mark.parametrize("has_units", [False, True])
 @pytest.mark.parametrize("at_once", [1, 2**18])  # the one in shared memory and row by row
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_values_and_derivatives_of_convolutions(name: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_and_derivatives_of_convolutions(
+    name: str, at_once: int, has_units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(product, "_AT_ONCE", at_once)
+    monkeypatch.setattr(units, "_AT_ONCE", at_once)
     monkeypatch.setattr(convolution, "_PATCHES", at_once)
     make, places = CONVOLUTIONS[name]
     layer = make().double()
-    run, own = run_of(layer, Scratch()), [p.detach().requires_grad_() for p in layer.parameters()]
+    drawn = units.Units(torch.tensor(0.4, dtype=torch.float64), torch.tensor([5, 77, 123456]))
+    placed = drawn.placed((B, C, *places), -1 - len(places), 0) if has_units else None
+    run = run_of(layer, convolution.Times(placed, Scratch()))
+    own = [p.detach().requires_grad_() for p in layer.parameters()]
     z = double(B, C, *[1] * len(places))
     for grad in (True, False):  # a first layer's input needs none
         x = double(B, C, *places, grad=grad)
-        torch.testing.assert_close(run(x, z, *own), layer(x * z))
+        factors = 1 if placed is None else 1 + 0.4 * placed.noise().double()
+        torch.testing.assert_close(run(x, z, *own), layer(x * z * factors))
         wanted = [t for t in (x, z, *own) if t.requires_grad]
         gradient = torch.randn_like(layer(x))
-        expected = torch.autograd.grad(convolution._slow(run_how(layer), x, z, *pair(own)), wanted, gradient)
+        expected = torch.autograd.grad(layer_of(layer, x * z * factors, own), wanted, gradient)
         torch.testing.assert_close(torch.autograd.grad(run(x, z, *own), wanted, gradient), expected)
         assert torch.autograd.gradcheck(run, (x, z, *own), fast_mode=True)
         assert torch.autograd.gradgradcheck(run, (x, z, *own), fast_mode=True)
 
 
-def pair(own: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-    return own[0], own[1] if len(own) > 1 else None
-
-
-def run_how(layer: Any) -> convolution.How:
-    return layer.stride, layer.padding, layer.dilation, layer.groups
+def layer_of(layer: Any, x: Tensor, own: list[Tensor]) -> Tensor:
+    found: Tensor = torch.func.functional_call(layer, dict(zip(("weight", "bias"), own, strict=False)), (x,))
+    return found
 
 
 class Several(nn.Module):

@@ -1,4 +1,4 @@
-"""CONVOLUTION: conv(x ∘ z) with a z for each row, and its gradients, as one operation.
+"""CONVOLUTION: conv(x ∘ z), or conv(x ∘ z ∘ u), with a z for each row, and its gradients, as one operation.
 
 Only x is kept for the backward pass, and x ∘ z is made again there, both times in memory that all layers of a pass take
 in turn. The gradient of x ∘ z is multiplied in place: fresh memory costs more than the arithmetic. An input that needs
@@ -7,7 +7,7 @@ no gradient, as that of a first layer, gets none: the gradients of the weights o
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,58 +15,80 @@ from torch import Tensor, nn
 
 from ibnn.layers.fused import differentiable
 from ibnn.layers.product import Scratch, summed_product
+from ibnn.layers.units import Placed, gradients_of_product
+from ibnn.layers.units import product as unit_product
 
 _PATCHES = 2**18  # entries of patches that are made at once
 How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]  # stride, padding, dilation, groups
 
 
-def convolved(layer: Any, x: Tensor, z: Tensor, scratch: Scratch | None) -> Tensor:
-    """Returns what a convolution (Conv1d, Conv2d, Conv3d) gives for x ∘ z, z broadcast, (B, D, 1, …)."""
+class Times(NamedTuple):
+    """What the input is multiplied by besides z, and memory for the product."""
+
+    units: Placed | None
+    scratch: Scratch | None
+
+    def product(self, x: Tensor, z: Tensor) -> Tensor:
+        """Returns x ∘ z (∘ u)."""
+        out = None if self.scratch is None else self.scratch.like(x)
+        return torch.mul(x, z, out=out) if self.units is None else unit_product(x, z, self.units, out)
+
+
+def convolved(layer: Any, x: Tensor, z: Tensor, scratch: Scratch | None, units: Placed | None = None) -> Tensor:
+    """Returns what a convolution (Conv1d, Conv2d, Conv3d) gives for x ∘ z (∘ u), z broadcast, (B, D, 1, …).
+
+    The deviation of units gets no gradient.
+    """
     how: How = layer.stride, layer.padding, layer.dilation, layer.groups
+    times = Times(units, scratch)
     if not torch.is_grad_enabled():
-        return _forward(x, z, layer.weight, layer.bias, how, scratch)
-    output: Tensor = _Convolution.apply(x, z, layer.weight, layer.bias, how, scratch)  # type: ignore[no-untyped-call]
+        return _forward(x, z, layer.weight, layer.bias, how, times)
+    output: Tensor = _Convolution.apply(x, z, layer.weight, layer.bias, how, times)  # type: ignore[no-untyped-call]
     return output
 
 
-def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, scratch: Scratch | None) -> Tensor:
+def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, times: Times) -> Tensor:
     stride, padding, dilation, groups = how
-    product = torch.mul(x, z, out=None if scratch is None else scratch.like(x))
+    product = times.product(x, z)
     return torch.convolution(product, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, scratch: Scratch | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, times: Times) -> Tensor:
         ctx.save_for_backward(x, z, weight, bias)
-        ctx.how, ctx.scratch = how, scratch
-        return _forward(x, z, weight, bias, how, scratch)
+        ctx.how, ctx.times = how, times
+        return _forward(x, z, weight, bias, how, times)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,), inputs, needed, how = gradients, ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.how
+        times: Times = ctx.times
         if torch.is_grad_enabled():  # create_graph=True
-            return *differentiable(partial(_slow, how), inputs, gradients, needed), None, None
+            return *differentiable(partial(_slow, how, times.units), inputs, gradients, needed), None, None
         x, z, weight, _ = inputs
         if not needed[0] and _rows_pay(weight, gradient.shape[2:], how):
             to_bias = gradient.sum([0, *range(2, gradient.dim())]) if needed[3] else None
-            return None, *_by_rows(x, z, weight, gradient, how), to_bias, None, None
+            seen = x if times.units is None else x * times.units.factors(x)
+            return None, *_by_rows(seen, z, weight, gradient, how), to_bias, None, None
         stride, padding, dilation, groups = how
-        product = torch.mul(x, z, out=ctx.scratch and ctx.scratch.like(x)) if needed[2] else x  # x says its shape
+        product = times.product(x, z) if needed[2] else x  # x says its shape
         mask = (needed[0] or needed[1], needed[2], needed[3])
         more = ([len(weight)], stride, padding, dilation, False, (0,) * len(stride), groups, mask)
         to_product, to_weight, to_bias = torch.ops.aten.convolution_backward(gradient, product, weight, *more)
-        if not needed[1]:
+        if times.units is not None:
+            to_z = gradients_of_product(to_product, x, z, times.units, to_product if needed[0] else None)
+        elif not needed[1]:
             return to_product.mul_(z) if needed[0] else None, None, to_weight, to_bias, None, None
-        to_z = summed_product(to_product, x, z.shape, z if needed[0] else None)
+        else:
+            to_z = summed_product(to_product, x, z.shape, z if needed[0] else None)
         return to_product if needed[0] else None, to_z, to_weight, to_bias, None, None  # by now the gradient of x
 
 
-def _slow(how: How, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
+def _slow(how: How, units: Placed | None, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
     stride, padding, dilation, groups = how
-    return (torch.convolution(x * z, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups),)
+    product = x * z if units is None else x * z * units.factors(x)
+    return (torch.convolution(product, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups),)
 
 
 # ------------------------------------------------------------------------------- inputs that need no gradient

@@ -12,19 +12,21 @@ from torch import Tensor, nn
 from ibnn.layers.convolution import convolved
 from ibnn.layers.fused import linears, runs_here
 from ibnn.layers.product import Scratch
+from ibnn.layers.units import Placed
 
-Direct = Callable[[Any, Tensor, Tensor, int, Scratch | None], Tensor]  # of a layer, x, z (R, D), the batch axis, memory
+# of a layer, x, z (R, D), the batch axis, memory, and factors of units, which convolutions alone have
+Direct = Callable[[Any, Tensor, Tensor, int, Scratch | None, Placed | None], Tensor]
 
 
-def _linear(layer: nn.Linear, x: Tensor, z: Tensor, axis: int, scratch: Scratch | None) -> Tensor:
+def _linear(layer: nn.Linear, x: Tensor, z: Tensor, axis: int, scratch: Scratch | None, units: Placed | None) -> Tensor:
     if x.dim() == 3:
         return linears(x, axis, [(z, layer.weight, layer.bias)])[0]
     (output,) = linears(x.reshape(len(x), -1, x.shape[-1]), 0, [(z, layer.weight, layer.bias)])
     return output.view(*x.shape[:-1], output.shape[-1])
 
 
-def _convolution(layer: Any, x: Tensor, z: Tensor, axis: int, scratch: Scratch | None) -> Tensor:
-    return convolved(layer, x, z.view(*z.shape, *[1] * (x.dim() - 2)), scratch)
+def _convolution(layer: Any, x: Tensor, z: Tensor, axis: int, scratch: Scratch | None, units: Placed | None) -> Tensor:
+    return convolved(layer, x, z.view(*z.shape, *[1] * (x.dim() - 2)), scratch, units)
 
 
 DIRECT: dict[type[nn.Module], Direct] = {

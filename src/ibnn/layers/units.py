@@ -116,6 +116,26 @@ def product(x: Tensor, z: Tensor, units: Placed, out: Tensor | None = None) -> T
     return out
 
 
+def gradients_of_product(
+    gradient: Tensor, x: Tensor, z: Tensor, units: Placed, to_x: Tensor | None, to_std: Tensor | None = None
+) -> Tensor:
+    """Returns the gradient of z from that of x ∘ z ∘ u, and writes those of x and τ, a few rows at a time.
+
+    `to_x` may be the gradient itself.
+    """
+    to_z = torch.zeros_like(z)
+    for rows in units.pieces(x):
+        noise, own = units.noise(rows).to(x.dtype), z[rows] if z.shape[0] > 1 else z
+        both = gradient[rows] * x[rows]
+        if to_std is not None:
+            to_std += (both * own).mul_(noise).sum()
+        factor = noise.mul_(units.std).add_(1)
+        to_z[rows if z.shape[0] > 1 else slice(None)] += both.mul_(factor).sum_to_size(own.shape)
+        if to_x is not None:
+            torch.mul(gradient[rows], factor * own, out=to_x[rows])
+    return to_z
+
+
 class UnitProduct(torch.autograd.Function):
     """x ∘ z ∘ u with z broadcast; the backward pass makes u again."""
 
@@ -136,18 +156,8 @@ class UnitProduct(torch.autograd.Function):
             factor, both = 1 + std * noise, gradient * x
             to_std = (both * z * noise).sum().to(std.dtype) if needs[2] else None
             return gradient * z * factor, (both * factor).sum_to_size(z.shape), to_std, None, None
-        to_x = torch.empty_like(gradient) if needs[0] else None
-        to_z, to_std = torch.zeros_like(z), torch.zeros_like(std)
-        for rows in units.pieces(x):
-            noise, own = units.noise(rows).to(x.dtype), z[rows] if z.shape[0] > 1 else z
-            both = gradient[rows] * x[rows]
-            if needs[2]:
-                to_std += (both * own).mul_(noise).sum()
-            factor = noise.mul_(std).add_(1)
-            to_z[rows if z.shape[0] > 1 else slice(None)] += both.mul_(factor).sum_to_size(own.shape)
-            if to_x is not None:
-                torch.mul(gradient[rows], factor * own, out=to_x[rows])
-        return to_x, to_z, to_std if needs[2] else None, None, None
+        to_x, to_std = torch.empty_like(gradient) if needs[0] else None, torch.zeros_like(std) if needs[2] else None
+        return to_x, gradients_of_product(gradient, x, z, units, to_x, to_std), to_std, None, None
 
 
 class UnitFactors(nn.Module):
