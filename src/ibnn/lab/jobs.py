@@ -75,8 +75,7 @@ def run(
             state = RunFolder(place).model_state().items()
             start = {name.removeprefix("net."): value for name, value in state if name.startswith("net.")}
             model = make_method(job, len(splits.whole.classes), start, splits.units)
-        history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
-        history = _sample(job, model, splits, history, home, quiet)
+        history = _train(job, model, splits, home, quiet)
         how = architecture(job, len(splits.whole.classes), splits.units)
         save_pretrained(model, home.path, architecture=how)  # type: ignore[arg-type]
         measured = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
@@ -85,8 +84,9 @@ def run(
         return home.finish(_result(job, model, history, measured, splits, spent))
 
 
-def _sample(job: Job, model: Trainable, splits: Splits, history: History, home: RunFolder, quiet: bool) -> History:
-    """Samples the latents of a trained network, if the job asks for it; returns the history with that included."""
+def _train(job: Job, model: Trainable, splits: Splits, home: RunFolder, quiet: bool) -> History:
+    """Trains a method and, if the job asks for it, samples its latents; the history has the time of both."""
+    history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
     if job.posterior == "mixture":
         return history
     ours, train = cast(IBNN, model), copy.copy(splits.train)
