@@ -22,7 +22,7 @@ _TRANSPOSED = {
     "conv_transpose2d": nn.ConvTranspose2d,
     "conv_transpose3d": nn.ConvTranspose3d,
 }
-LAYERS: dict[str, type[nn.Module]] = _LINEAR | _CONVOLUTIONS | _TRANSPOSED
+LAYERS: dict[str, type[nn.Module]] = {**_LINEAR, **_CONVOLUTIONS, **_TRANSPOSED}
 _ELEMENTWISE = {
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "sigmoid", "hardsigmoid",
     "hardswish", "hardtanh", "tanh", "softplus", "softsign", "logsigmoid", "dropout", "dropout1d", "dropout2d",
