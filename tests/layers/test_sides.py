@@ -356,9 +356,10 @@ def test_noise_of_units_is_divided_among_inputs_alone() -> None:
     stds = model.prior_stds
     assert stds.shape == (model.nodes,)
     by_layer = [part for _, _, part in model.by_layer(stds)]
-    few = [1e-3, *[1.0] * 10]  # one channel has hardly any noise, outputs and bias have that of the prior
-    assert [round(float(v), 4) for v in by_layer[0]] == few
-    assert [round(float(v), 4) for v in by_layer[1]] == [*[0.3] * 9, *[1.0] * 4]
+    depth = model.depth_factor
+    assert depth == pytest.approx((4 / 2) ** 0.5)  # one channel has hardly any noise
+    assert by_layer[0].tolist() == pytest.approx([1e-3 * depth, *[1.0] * 10])  # outputs and bias have the prior's
+    assert by_layer[1].tolist() == pytest.approx([*[0.5 * depth] * 9, *[1.0] * 4])
     outputs = model.eval().draw_logits(X, 1, 3)
     assert torch.allclose(model.draw(2, 0, 3)(X), outputs[2], atol=1e-5)
 
@@ -398,7 +399,8 @@ def test_exported_files_answer_alike(tmp_path: Path, format: str) -> None:
     model = made().eval()
     written = ibnn.export(model, X, tmp_path / "model", samples=2, format=format)
     assert written.difference < 1e-5
-    assert written.draw_bytes == 4 * 2 * K * model.nodes
+    units = (written.draw_bytes - 4 * 2 * K * model.nodes) / (4 * 2 * K)
+    assert units == 9 * 6 * 6  # inputs of the second convolution
 
 
 def test_doctor_calibration_and_novelty_understand_them() -> None:

@@ -34,6 +34,11 @@ def pool(device: torch.device) -> Tensor:
     return made
 
 
+def pools() -> list[Tensor]:
+    """Returns the pools that have been made, one for each device in use."""
+    return list(_POOLS.values())
+
+
 def windows(at: Tensor, entries: int) -> Tensor:
     """Returns a row of standard normals for each word (R,): (R, entries).
 

@@ -101,6 +101,7 @@ class _Pieces:
     def _fit(self, piece: Inputs, first: int, max_memory: int) -> None:
         """Chooses the rows at once by the most memory that one and two rows take."""
         rows, peaks = batch_length(piece), []
+        self.answer(slice_rows(piece, slice(0, 1), rows), first, 1)  # makes what is made but once
         for size in range(1, min(rows, 2) + 1):
             with Peak([*self.method.parameters(), *tensors(piece)]) as peak:
                 self.answer(slice_rows(piece, slice(0, size), rows), first, size)
