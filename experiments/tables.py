@@ -353,6 +353,15 @@ def _noise(cells: dict[str, Any]) -> str:
     return figures.markdown(rows).rstrip() + "\n"
 
 
+def _pruned() -> str:
+    """Test scores of thinner networks by ranking."""
+    rows = [["network, ranking, kept, seed", "multiply–adds", "weights", "error %", "NLL", "ECE"]]
+    for name, found in json.loads((RESULTS / "prune.json").read_text())["cells"].items():
+        test, sizes = found["test"], [f"{found[key]:,}" for key in ("products", "weights")]
+        rows.append([name, *sizes, f"{100 * test['error']:.2f}", f"{test['nll']:.3f}", f"{test['ece']:.3f}"])
+    return figures.markdown(rows).rstrip() + "\n"
+
+
 def filled(text: str, found: dict[str, str]) -> str:
     """A page with every block that there is a table for."""
     for name, table in found.items():
@@ -382,6 +391,7 @@ def main(check: bool) -> int:
     noise = {name: _noise(json.loads((RESULTS / f"{name}.json").read_text())["cells"]) for name in ("form", "where")}
     findings = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN")), **noise, "noise": _noises()}
     pages[ROOT / "docs" / "findings.md"] = findings
+    pages[ROOT / "docs" / "compression.md"] = {"prune": _pruned()}
     return fill_in(pages, check)
 
 
