@@ -1,7 +1,7 @@
 """CHAINS: do they agree (split-R̂), and how many independent draws are they worth (effective sample size)?
 
 Written here and not taken from arviz, which has both: it brings xarray, pandas, scipy and matplotlib with it, and the
-core needs only torch. They agree with arviz's "split" and "mean" methods; the tests hold them against closed forms.
+core needs only torch. They follow arviz's "split" and "mean" methods; the tests hold them against closed forms.
 """
 
 import math
