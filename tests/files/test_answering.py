@@ -124,7 +124,7 @@ def expected(model, x, **options):
     return found, p
 
 
-QUICK = [("onnx", "mlp"), ("torch", "plain")]
+QUICK = [("onnx", "mlp")]
 SLOW = [(f, name) for name in CASES for f in ("onnx", "torch") if (f, name) not in QUICK]
 
 

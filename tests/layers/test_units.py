@@ -79,7 +79,7 @@ def test_a_window_depends_on_its_word_alone(entries: int) -> None:
         assert not any(torch.equal(rows[0], row) for row in rows[1:])
 
 
-@pytest.mark.parametrize("rows", [B, 1])
+@pytest.mark.parametrize("rows", [B, pytest.param(1, marks=pytest.mark.slow)])
 def test_first_and_second_derivatives_of_the_product(rows: int) -> None:
     z, std = torch.randn(rows, 8, 1, 1).double().requires_grad_(), torch.tensor(0.3).double().requires_grad_()
     units = Units(std, torch.arange(B) if rows > 1 else torch.tensor(7)).placed(X.shape, -3, 0)
