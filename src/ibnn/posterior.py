@@ -24,6 +24,7 @@ from ibnn.passes import Draws, LatentNetwork
 _KEPT = 2**20  # entries of noise that are worth keeping for the next prediction
 START = 0.05  # where σ and τ start
 HARDLY = 1e-3  # part of the noise that few channels get
+TRAINED = 0.03  # the least part in training: learning rates could not keep to a smaller one
 CHANNELS = 0.5  # noise of channels as a part of that of units, where both have some
 LAYERS = 4  # layers of a network whose units have noise s in each; the noise of all layers adds up
 DrawsPer = Literal["channel", "unit", "both"]
@@ -179,7 +180,7 @@ class Posterior(LatentNetwork):
         if not bool(self.has_units.any()):
             return torch.zeros_like(self.unit_std)
         channels, units = torch.tensor(noise_shares(self.latents.values(), self.draws)).to(self.unit_std)
-        self.prior_factors.copy_(channels * self.depth_factor)
+        self.prior_factors.copy_(channels.clamp(min=TRAINED) * self.depth_factor)
         unit_std: Tensor = self.prior_std * self.depth_factor * units
         return unit_std
 

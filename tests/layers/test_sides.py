@@ -358,7 +358,7 @@ def test_noise_of_units_is_divided_among_inputs_alone() -> None:
     by_layer = [part for _, _, part in model.by_layer(stds)]
     depth = model.depth_factor
     assert depth == pytest.approx((4 / 2) ** 0.5)  # one channel has hardly any noise
-    assert by_layer[0].tolist() == pytest.approx([1e-3 * depth, *[1.0] * 10])  # outputs and bias have the prior's
+    assert by_layer[0].tolist() == pytest.approx([0.03 * depth, *[1.0] * 10])  # outputs and bias have the prior's
     assert by_layer[1].tolist() == pytest.approx([*[0.5 * depth] * 9, *[1.0] * 4])
     outputs = model.eval().draw_logits(X, 1, 3)
     assert torch.allclose(model.draw(2, 0, 3)(X), outputs[2], atol=1e-5)

@@ -704,7 +704,7 @@ def test_units_are_steered_with_the_channels() -> None:
 
     history = fit(model, data, **SHORT, evaluate_every=1, callbacks=[note])
     depth = math.sqrt(4 / 2)  # two of its three layers have noise
-    assert model.prior_factors.tolist() == pytest.approx([1e-3 * depth, 0.5 * depth, depth])
+    assert model.prior_factors.tolist() == pytest.approx([0.03 * depth, 0.5 * depth, depth])
     s = history.looks[-1]["prior_std"]
     assert stds[0][0] == stds[0][2] == 0.0
     assert stds[-1][1] == pytest.approx(stds[-1][3] * depth)  # units have that of s once their noise has risen
@@ -728,6 +728,20 @@ def test_a_run_with_units_goes_on_to_the_bit(tmp_path: Path) -> None:
     assert whole.unit_std[1] > 0
 
 
+def test_latents_with_less_noise_start_nearer_to_one() -> None:
+    _, model = make_images()
+    before = model.posterior()
+    mean, std = before.mean.clone(), before.std.clone()
+    steering.start_divided(model)
+    part = torch.tensor([0.03 * math.sqrt(2)] * 1 + [0.5 * math.sqrt(2)] * 8 + [1.0] * (model.nodes - 9))
+    torch.testing.assert_close(model.posterior().mean, 1 + (mean - 1) * part)
+    torch.testing.assert_close(model.posterior().std, std * part)
+    _, channel = make_images()
+    channel.draws = "channel"
+    steering.start_divided(channel)
+    assert torch.equal(channel.posterior().mean, mean)
+
+
 def test_a_fixed_beta_gives_units_their_prior() -> None:
     data, model = make_images()
     fit(model, data, **SHORT, beta=1.0)
@@ -749,7 +763,7 @@ def test_units_of_a_model_with_noise_start_from_it(how: str) -> None:
         found = steering.start_calibrated(model, as_source(data, batch_size=100), seed=0, progress=False)
         depth = math.sqrt(4 / 2)
         assert model.prior_std == pytest.approx(max(found.scale / depth, steering.MIN_STD))
-        assert model.prior_factors.tolist() == pytest.approx([1e-3 * depth, 0.5 * depth, depth])
+        assert model.prior_factors.tolist() == pytest.approx([0.03 * depth, 0.5 * depth, depth])
         assert model.unit_std[1] >= steering.LEAST_STD
         model.examples.add_(1)  # trained, so that it is not divided anew
     before, s = model.unit_std.tolist(), model.prior_std

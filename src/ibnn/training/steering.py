@@ -178,6 +178,15 @@ class Steering:
         return outputs, targets
 
 
+def start_divided(model: Steerable) -> None:
+    """Divides the prior's noise, and starts latents with less of it as much nearer to 1."""
+    unit_std = model.divide_noise()
+    model.set_posterior(unit_std=unit_std)
+    if isinstance(model.prior_stds, Tensor):
+        q, part = model.posterior(), (model.prior_stds / model.prior_std).clamp(max=1.0)
+        model.set_posterior(mean=1 + (q.mean - 1) * part, std=q.std * part)
+
+
 def start_calibrated(model: Steerable, held_out: Source, *, seed: int, progress: bool) -> Calibration:
     """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights."""
     found = calibrate(model, held_out, seed=seed, progress=progress)  # type: ignore[arg-type]

@@ -74,6 +74,10 @@ class Steerable(Trainable, Protocol):
     def depth_factor(self) -> float:
         """By what the noise of a layer differs from the prior's, for the number of layers."""
 
+    @property
+    def prior_stds(self) -> Tensor | float:
+        """Standard deviation of the prior of every node, or of all."""
+
     def divide_noise(self) -> Tensor:
         """Divides the prior's noise among layers, channels and units; returns the `unit_std` that goes with it."""
 
