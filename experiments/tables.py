@@ -362,6 +362,16 @@ def _pruned() -> str:
     return figures.markdown(rows).rstrip() + "\n"
 
 
+def _laplace() -> str:
+    """Laplace's approximation on nodes and on the last layer, beside temperature scaling and calibrate."""
+    rows = [["network, seed, method", "error %", "NLL", "ECE", "AUROC"]]
+    for name, found in json.loads((RESULTS / "laplace.json").read_text())["cells"].items():
+        for method, of in found["methods"].items():
+            values = [f"{of[key]:.3f}" for key in ("nll", "ece", "auroc")]
+            rows.append([f"{name}, {method}", f"{100 * of['error']:.2f}", *values])
+    return figures.markdown(rows).rstrip() + "\n"
+
+
 def filled(text: str, found: dict[str, str]) -> str:
     """A page with every block that there is a table for."""
     for name, table in found.items():
@@ -390,6 +400,7 @@ def main(check: bool) -> int:
     pages = dict.fromkeys(PAGES, blocks() | performance() | novelty())
     noise = {name: _noise(json.loads((RESULTS / f"{name}.json").read_text())["cells"]) for name in ("form", "where")}
     findings = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN")), **noise, "noise": _noises()}
+    findings["laplace"] = _laplace()
     pages[ROOT / "docs" / "findings.md"] = findings
     pages[ROOT / "docs" / "compression.md"] = {"prune": _pruned()}
     return fill_in(pages, check)
