@@ -219,7 +219,7 @@ def of_library(python: str, net: nn.Module, train: Data, judged: Judged) -> dict
     with tempfile.TemporaryDirectory() as folder:
         torch.save(given, Path(folder) / "given.pt")
         script = Path(__file__).parent / "laplace_library.py"
-        subprocess.run([python, str(script), folder], check=True)
+        subprocess.run([python, "-P", str(script), folder], check=True)  # not this folder's laplace.py
         found = torch.load(Path(folder) / "found.pt", weights_only=True)
     logs = {id(inputs[key]): value for key, value in found["logs"].items()}
     return judged.scores(lambda x: logs[id(x)]) | found["facts"]

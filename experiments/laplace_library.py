@@ -1,6 +1,6 @@
 """laplace-torch on the last layer of a network, from its features; called by experiments/laplace.py.
 
-Runs in an environment of its own, without ibnn: PYTHON laplace_library.py FOLDER, with FOLDER/given.pt.
+Runs in an environment of its own, without ibnn: PYTHON -P laplace_library.py FOLDER, with FOLDER/given.pt.
 """
 
 import sys
