@@ -6,8 +6,9 @@ With z a row each, a backward pass for each class gives the Jacobians of a whole
 nodes, H = Σ Jᵀ (diag p − p pᵀ) J, can be full. *linearised*: logits f + J (z − 1); *sampled*: z ~ N(1, Σ)
 through the network; Σ = (H + 1/s²)⁻¹. *last layer*: the same for the weights of the last linear layer, linearised.
 s, and a temperature where it says so, have the least NLL on held-out labels (2,000; of the ResNet 1,000); everything
-else is scored once, on the test set (of the ResNet: its first 2,000 images, and 10 draws in place of 20). AUROC: of the
-entropy, test images against MNIST (of CIFAR-10: Fashion-MNIST in gray and noise), 1,000 of each (of the ResNet 500).
+else is scored once, on the test set (of the ResNet: its first 1,000 images, 10 draws in place of 20, and H from 2,500
+training images). AUROC: of the entropy, test images against MNIST (of CIFAR-10: Fashion-MNIST in gray and noise), 1,000
+of each (of the ResNet 300).
 Writes results/laplace.json.
 
 *laplace-torch*: its `Laplace(net, "classification", "last_layer", "kron")` with the probit predictive, and the prior
@@ -51,10 +52,7 @@ class Sizes(NamedTuple):
     draws: int = 20
 
 
-SIZES = {
-    "lenet4": Sizes(),
-    "resnet20-half": Sizes((0.01, 0.02, 0.04, 0.07, 0.1, 0.2, 0.5), 5_000, 1_000, 2_000, 500, 10),
-}
+SIZES = {"lenet4": Sizes(), "resnet20-half": Sizes((0.01, 0.03, 0.07, 0.15, 0.4), 2_500, 1_000, 1_000, 300, 10)}
 
 
 def nodes_of(model: ibnn.IBNN) -> Linear:
@@ -133,20 +131,28 @@ class Posterior:
 
 
 class Judged(NamedTuple):
-    """What methods are judged by: labels of the held-out and test images, and their inputs with those from outside."""
+    """What methods are judged by: held-out and test images, and those from outside."""
 
     valid: Data
     test: Data
     outside: dict[str, Tensor]
 
-    def scores(self, answer: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Scores, and AUROC by the entropy; `answer` gives log-probabilities, which need not be normalised."""
-        logs = answer(self.test.x).log_softmax(-1)
-        few = len(next(iter(self.outside.values())))
-        entropies = {name: _entropy(answer(x).log_softmax(-1)) for name, x in self.outside.items()}
-        aurocs = {name: metrics.auroc(_entropy(logs[:few]), found) for name, found in entropies.items()}
-        first, *more = aurocs
-        return scores(logs, self.test.y) | {"auroc": aurocs[first]} | {f"auroc {name}": aurocs[name] for name in more}
+    def scores(self, answer: Callable[[Tensor], Tensor], temperature: float | None = None) -> list[dict[str, float]]:
+        """Scores, and AUROC by the entropy; then those at a temperature, if there is one.
+
+        `answer` gives log-probabilities, which need not be normalised.
+        """
+        raw = {name: answer(x) for name, x in ({"test": self.test.x} | self.outside).items()}
+        found = []
+        for t in (1.0, *([temperature] if temperature else [])):
+            logs = {name: (of / t).log_softmax(-1) for name, of in raw.items()}
+            entropies = {name: _entropy(of) for name, of in logs.items()}
+            known = entropies.pop("test")
+            aurocs = {name: metrics.auroc(known[: len(of)], of) for name, of in entropies.items()}
+            first, *more = aurocs
+            found.append(scores(logs["test"], self.test.y) | {"auroc": aurocs[first]})
+            found[-1] |= {f"auroc {name}": aurocs[name] for name in more}
+        return found
 
     def chosen(self, answer: Callable[[float], Tensor], scales: tuple[float, ...]) -> tuple[float, float]:
         """The s of the least held-out NLL, and the temperature of the mean probabilities at it."""
@@ -159,47 +165,46 @@ def _entropy(logs: Tensor) -> Tensor:
     return -(logs.exp() * logs).sum(1)
 
 
-def linearised(
-    what: str, posterior: Posterior, judged: Judged, scales: tuple[float, ...]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Scores of linearised logits, as they are and with a temperature."""
-    seen = posterior.seen(judged.valid.x)
-    s, temperature = judged.chosen(lambda s: posterior.linearised(seen, s), scales)
-    kept: dict[int, Seen] = {}  # of each set of inputs
-    began = time.process_time()
-    found = judged.scores(lambda x: posterior.linearised(kept.setdefault(id(x), posterior.seen(x)), s))
-    yield f"{what}, linearised", found | {"s": s, "answer seconds": time.process_time() - began}
-    tempered = judged.scores(lambda x: posterior.linearised(kept[id(x)], s) / temperature)
-    yield f"{what}, linearised + T", tempered
-
-
 def methods(name: str, seed: int, judged: Judged, library: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every method and what it costs, one after the other."""
     net, _ = trained(name, seed)
-    train, sizes, plain = data(name, seed).train, SIZES[name], partial(_plain, net.requires_grad_(False))
-    yield "plain", judged.scores(plain)
+    train, plain = data(name, seed).train, partial(_plain, net.requires_grad_(False))
     temperature = best_temperature(Categorical(), plain(judged.valid.x)[None, None], judged.valid.y)
-    yield "temperature scaling", judged.scores(lambda x: plain(x) / temperature)
+    yield from zip(("plain", "temperature scaling"), judged.scores(plain, temperature), strict=True)
     model = ibnn.convert(net, components=1, init_std=0.0, seed=seed).eval()
     for what, both in (("nodes", nodes_of(model)), ("last layer", last_of(net))):
-        began = time.process_time()
-        posterior = Posterior(both, train.x, sizes.fit)
-        facts = {"fit seconds": time.process_time() - began, "bytes": 8 * len(posterior.values) ** 2}
-        for label, found in linearised(what, posterior, judged, sizes.scales):
-            yield label, (found if label.endswith("T") else facts | found)
-        if what == "nodes":
-            answer = partial(posterior.sampled, model, sizes.draws)
-            s, temperature = judged.chosen(lambda s, a=answer: a(judged.valid.x, s), sizes.scales)  # type: ignore[misc]
-            yield "nodes, sampled", facts | {"s": s} | judged.scores(partial(answer, s=s))
-            yield "nodes, sampled + T", judged.scores(lambda x, a=answer, s=s, t=temperature: a(x, s) / t)  # type: ignore[misc]
+        yield from laplace(what, both, train.x, judged, SIZES[name], model if what == "nodes" else None)
     if library:
         yield "laplace-torch, last layer", of_library(library, net, train, judged)
     model = ibnn.convert(net, components=4, seed=seed)
     began = time.process_time()
     ibnn.calibrate(model, judged.valid, progress=False)
     facts = {"fit seconds": time.process_time() - began}
-    answers = judged.scores(lambda x: model.predict(x, progress=False, novelty=False).log_probs)
-    yield "calibrate", facts | answers
+    (found,) = judged.scores(lambda x: model.predict(x, progress=False, novelty=False).log_probs)
+    yield "calibrate", facts | found
+
+
+def laplace(
+    what: str, both: Linear, x: Tensor, judged: Judged, sizes: Sizes, model: ibnn.IBNN | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Scores of linearised logits, and of draws of z if there is a model for them; each as it is and tempered."""
+    began = time.process_time()
+    posterior = Posterior(both, x, sizes.fit)
+    facts = {"fit seconds": time.process_time() - began, "bytes": 8 * len(posterior.values) ** 2}
+    seen = posterior.seen(judged.valid.x)
+    ways = {
+        "linearised": (lambda s: posterior.linearised(seen, s), lambda x, s: posterior.linearised(posterior.seen(x), s))
+    }
+    if model is not None:
+        sampled = partial(posterior.sampled, model, sizes.draws)
+        ways["sampled"] = (partial(sampled, judged.valid.x), sampled)
+    for way, (held_out, answer) in ways.items():
+        s, temperature = judged.chosen(held_out, sizes.scales)
+        began = time.process_time()
+        first, second = judged.scores(lambda x, a=answer, s=s: a(x, s), temperature)  # type: ignore[misc]
+        own = {"s": s, "answer seconds": time.process_time() - began}
+        yield f"{what}, {way}", first | facts | own
+        yield f"{what}, {way} + T", second
 
 
 def of_library(python: str, net: nn.Module, train: Data, judged: Judged) -> dict[str, Any]:
@@ -222,7 +227,8 @@ def of_library(python: str, net: nn.Module, train: Data, judged: Judged) -> dict
         subprocess.run([python, "-P", str(script), folder], check=True)  # not this folder's laplace.py
         found = torch.load(Path(folder) / "found.pt", weights_only=True)
     logs = {id(inputs[key]): value for key, value in found["logs"].items()}
-    return judged.scores(lambda x: logs[id(x)]) | found["facts"]
+    (own,) = judged.scores(lambda x: logs[id(x)])
+    return own | found["facts"]
 
 
 def _plain(net: nn.Module, x: Tensor) -> Tensor:
