@@ -64,6 +64,9 @@ def test_modes_and_short_chains_are_told_apart() -> None:
     short = disagreement(autoregressive(0.99, 4, 100, 40))
     assert short is not None
     assert "too short" in short[1]
+    slightly = disagreement(x + torch.tensor([0.0, 0.0, 0.0, 1.5])[:, None, None])  # no reason to speak of modes
+    assert slightly is not None
+    assert "too short" in slightly[1]
     few = x.clone()
     few[0, :, :2] += 4  # one node in twenty may be off by chance
     assert disagreement(few) is None
