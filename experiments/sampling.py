@@ -22,7 +22,6 @@ from tables import fill_in
 import ibnn
 from ibnn.data import load
 from ibnn.nets import LeNet, mlp
-from ibnn.sampling.chains import disagreement
 
 COMPONENTS, DRAWS = 4, 10
 EPOCHS = {"digits": 40, "digits-wide": 40, "fashion": 12}
@@ -78,7 +77,7 @@ def sampled(model: ibnn.IBNN, name: str, splits: Splits, seed: int, method: str,
     std = float(model.posterior().std.detach().mean())
     model.set_posterior()
     own: dict[str, Any] = {"rhat": float(found.rhat.quantile(0.95)), "ess": float(found.ess.median()), "std": std}
-    own |= {"energy": float(found.energy.mean()), "says": (disagreement(found.z) or ("", ""))[1]}
+    own |= {"energy": float(found.energy.mean())}
     own |= {"step": found.step_size, "acceptance": found.acceptance, "divergent": found.divergent}
     return result | {"moments": scored(model, splits), "chains": own, "sampling seconds": round(found.seconds, 1)}
 

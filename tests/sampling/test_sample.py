@@ -261,6 +261,8 @@ def test_an_option_that_does_not_exist() -> None:
     model, data = two_layers()
     with pytest.raises(TypeError, match=r"`burnin`.*Did you mean"):
         quick(model, data, burnin=5)
+    with pytest.raises(TypeError, match=r"`weights`.*only latents are sampled"):
+        quick(model, data, weights=True)
 
 
 def test_models_that_cannot_be_sampled() -> None:

@@ -116,5 +116,9 @@ def settings(method: str, options: dict[str, Any]) -> Settings:
     for name, value in options.items():
         if name not in names:
             remedy = f"Did you mean {nearest(name, names)!r}?"
+            if "weights" in name:
+                remedy = (
+                    "Weights stay as they are: only latents are sampled, of which there are thousands, not millions."
+                )
             raise TypeError(complaint(name, f"an option of sample: {', '.join(names)}", repr(value), remedy))
     return Settings(method, **options)
