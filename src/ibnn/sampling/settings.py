@@ -118,7 +118,7 @@ def settings(method: str, options: dict[str, Any]) -> Settings:
             remedy = f"Did you mean {nearest(name, names)!r}?"
             if "weights" in name:
                 remedy = (
-                    "Weights stay as they are: only latents are sampled, of which there are thousands, not millions."
+                    "Weights stay as they are: only latents are sampled, thousands in place of millions."
                 )
             raise TypeError(complaint(name, f"an option of sample: {', '.join(names)}", repr(value), remedy))
     return Settings(method, **options)
