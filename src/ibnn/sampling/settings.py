@@ -117,8 +117,6 @@ def settings(method: str, options: dict[str, Any]) -> Settings:
         if name not in names:
             remedy = f"Did you mean {nearest(name, names)!r}?"
             if "weights" in name:
-                remedy = (
-                    "Weights stay as they are: only latents are sampled, thousands in place of millions."
-                )
+                remedy = "Weights stay as they are: only latents are sampled, thousands in place of millions."
             raise TypeError(complaint(name, f"an option of sample: {', '.join(names)}", repr(value), remedy))
     return Settings(method, **options)
