@@ -364,10 +364,12 @@ def _pruned() -> str:
 
 def _laplace() -> str:
     """Laplace's approximation on nodes and on the last layer, beside temperature scaling and calibrate."""
-    rows = [["network, seed, method", "error %", "NLL", "ECE", "AUROC"]]
+    rows = [["network, seed, method", "error %", "NLL", "ECE", "AUROC", "AUROC, noise", "fit, s", "matrix, MB"]]
     for name, found in json.loads((RESULTS / "laplace.json").read_text())["cells"].items():
         for method, of in found["methods"].items():
-            values = [f"{of[key]:.3f}" for key in ("nll", "ece", "auroc")]
+            values = [f"{of[key]:.3f}" if key in of else "–" for key in ("nll", "ece", "auroc", "auroc noise")]
+            values += [f"{of['fit seconds']:.0f}" if "fit seconds" in of else "–"]
+            values += [f"{of['bytes'] / 1e6:.1f}" if "bytes" in of else "–"]
             rows.append([f"{name}, {method}", f"{100 * of['error']:.2f}", *values])
     return figures.markdown(rows).rstrip() + "\n"
 

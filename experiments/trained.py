@@ -19,6 +19,7 @@ CACHE = Path(os.environ.get("IBNN_CACHE", Path(__file__).parent / "cache"))
 NETS = {  # network, data set, training images, epochs, learning rate
     "lenet4": (lambda: LeNet(width=4), "fashion-mnist", 10_000, 40, 1e-3),
     "resnet20": (lambda: CifarResNet(depth=20), "cifar-10", 10_000, 16, 3e-3),
+    "resnet20-half": (lambda: CifarResNet(depth=20, width=0.5), "cifar-10", 10_000, 8, 3e-3),
     "vgg16-quarter": (lambda: VGG16(width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 10_000, 12, 3e-3),
 }
 

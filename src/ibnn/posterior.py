@@ -119,7 +119,7 @@ class Posterior(LatentNetwork):
         """Makes samples of z the posterior: draws are rows of them, and μ and σ of component k the moments of chain k.
 
         `set_posterior()` goes back to a mixture, that of these moments, and with z = `model.draw_latents(S)` a mixture
-        becomes a bank: `model.set_bank(z.view(K, S, -1))`.
+        becomes a bank: `model.set_bank(z.view(K, S, -1))`. A bank has no factors of units; the mixture keeps its τ.
 
         Args:
             z: S samples from each of K chains, (K, S, nodes), in the order in which they were drawn.
@@ -132,11 +132,8 @@ class Posterior(LatentNetwork):
             raise ValueError(complaint("z", expected, tuple(z.shape), remedy))
         if not bool(z.isfinite().all()):
             raise ValueError(complaint("z", "finite", "NaN or infinity", "Leave those samples out."))
-        if bool(self.unit_std.any()):
-            remedy = 'Convert with draws="channel", or call model.set_posterior(unit_std=0.0).'
-            raise ValueError(complaint("model", "one whose units have no noise", "unit_std above 0", remedy))
         z = z.detach().to(self.posterior().mean)
-        self.set_posterior(mean=z.mean(1), std=z.std(1, correction=0))
+        self.set_posterior(mean=z.mean(1), std=z.std(1, correction=0), unit_std=self.unit_std.clone())
         self.bank = z.clone()
 
     def expect_bank(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
@@ -243,7 +240,7 @@ class Posterior(LatentNetwork):
     ) -> Draws:
         """Returns the draws that `predict` makes, K·S, component-major; see `draw_latents`."""
         z = self.draw_latents(samples, seed, components=components, first=first)
-        if self.draws == "channel":
+        if self.draws == "channel" or self.bank is not None:
             return Draws(z)
         chosen = range(self.components) if components is None else components
         k, s = (torch.tensor(list(part), device=z.device) for part in (chosen, range(first, first + samples)))

@@ -82,7 +82,6 @@ def test_a_job_samples_its_posterior(tmp_path: Path) -> None:
     [
         ({"posterior": "sghcm"}, "`posterior`.*Did you mean 'sghmc'"),
         ({"posterior": "sghmc", "method": "sgd"}, "`posterior`.*ibnn"),
-        ({"posterior": "sghmc", "method_options": {"draws": "both"}}, "draws"),
         ({"posterior": "sghmc", "sampling": {"burnin": 3}}, "`burnin`"),
         ({"posterior": "sghmc", "sampling": {"samples": 1}}, "`samples`"),
         ({"posterior": "sghmc", "sampling": {"seed": 1}}, "sampling.seed"),

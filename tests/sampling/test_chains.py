@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from ibnn.sampling import effective_size, split_rhat
+from ibnn.sampling.chains import disagreement
 
 
 def autoregressive(phi: float, chains: int, length: int, nodes: int, seed: int = 0) -> Tensor:
@@ -51,6 +52,24 @@ def test_rhat_sees_chains_apart_and_drift() -> None:
     assert effective_size(apart) < 20
     drift = x + torch.linspace(-2, 2, 500)  # all chains alike, but their halves are not
     assert split_rhat(drift) > 1.2
+
+
+def test_modes_and_short_chains_are_told_apart() -> None:
+    x = autoregressive(0.3, 4, 200, 40)
+    assert disagreement(x) is None
+    apart = disagreement(x + torch.tensor([0.0, 0.0, 0.0, 4.0])[:, None, None])
+    assert apart is not None
+    assert "100% of the nodes" in apart[0]
+    assert "mode of its own" in apart[1]
+    short = disagreement(autoregressive(0.99, 4, 100, 40))
+    assert short is not None
+    assert "too short" in short[1]
+    slightly = disagreement(x + torch.tensor([0.0, 0.0, 0.0, 1.5])[:, None, None])  # no reason to speak of modes
+    assert slightly is not None
+    assert "too short" in slightly[1]
+    few = x.clone()
+    few[0, :, :2] += 4  # one node in twenty may be off by chance
+    assert disagreement(few) is None
 
 
 def test_any_shape_and_an_odd_length() -> None:

@@ -52,7 +52,7 @@ def assert_moments(z: Tensor, mean: Tensor, covariance: Tensor, bias: float = 0.
     [
         ("hmc", {"samples": 40, "warmup": 60}, 0.0),
         ("sghmc", {"samples": 30, "warmup": 120, "thin": 5}, 0.0),  # a minibatch of all data: no noise of gradients
-        ("sghmc", {"samples": 24, "warmup": 200, "thin": 15, "batch_size": 30}, 0.05),  # its noise: half the data
+        ("sghmc", {"samples": 24, "warmup": 200, "thin": 15, "batch_size": 14}, 0.05),  # noise of minibatches
         ("sgld", {"samples": 30, "warmup": 150, "thin": 8}, 0.1),  # h m λ/4 at the default step
         ("cyclical", {"samples": 30, "warmup": 120, "thin": 5, "cycles": 3, "explore": 0.3}, 0.0),
     ],
@@ -118,7 +118,7 @@ def test_sghmc_agrees_with_hmc_on_two_layers() -> None:
     model, data = two_layers(CHAINS)
     reference = ibnn.sample(model, data, "hmc", samples=40, warmup=60, progress=False)
     model, data = two_layers(CHAINS)
-    found = ibnn.sample(model, data, "sghmc", samples=30, warmup=150, thin=10, batch_size=25, progress=False)
+    found = ibnn.sample(model, data, "sghmc", samples=30, warmup=150, thin=10, batch_size=12, progress=False)
     agree(reference, found)
 
 
@@ -133,7 +133,7 @@ def quick(model: ibnn.IBNN, data: Any, method: str = "sghmc", **options: Any) ->
 def test_an_interrupted_chain_goes_on_to_the_bit(method: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from ibnn.sampling.moves import Moves
 
-    options: Any = {"batch_size": 20, "samples": 8, "cycles": 2, "seed": 5}
+    options: Any = {"batch_size": 10, "samples": 8, "cycles": 2, "seed": 5}
     options |= {"step_size": 0.1} if method == "cyclical" else {}
     model, data = two_layers()
     expected = quick(model, data, method, **options)
@@ -218,6 +218,19 @@ def test_minibatch_energy_and_noise_are_unbiased() -> None:
     noise = some.row_variance(z, 0, repeats=100) / 10
     exact = gradients.var(0).mean(0)
     assert ((noise / exact).log().abs() < 4 * math.sqrt(2 / 200 + 2 / 400) * 1.5).all()  # tails are heavier than normal
+    anchor = some.anchor(z - 0.1)
+    found = [some(z, some.batch(step), anchor=anchor) for step in range(200)]
+    expected, errors = (
+        whole(z, whole.batch(0)),
+        [torch.stack(part).std(0) / math.sqrt(200) for part in zip(*found, strict=True)],
+    )
+    for part, exact, error in zip(zip(*found, strict=True), expected, errors, strict=True):
+        assert ((torch.stack(part).mean(0) - exact).abs() < 4.5 * error).all()
+    assert (some.row_variance(z, 0, anchor) < 0.1 * some.row_variance(z, 0)).all()  # most of the noise cancels
+    at = some(anchor.z, some.batch(3), anchor=anchor)  # and at the anchor all of it
+    assert all(
+        torch.allclose(one, other, rtol=1e-4) for one, other in zip(at, whole(anchor.z, whole.batch(0)), strict=True)
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- bad input
@@ -248,6 +261,8 @@ def test_an_option_that_does_not_exist() -> None:
     model, data = two_layers()
     with pytest.raises(TypeError, match=r"`burnin`.*Did you mean"):
         quick(model, data, burnin=5)
+    with pytest.raises(TypeError, match=r"`weights`.*only latents are sampled"):
+        quick(model, data, weights=True)
 
 
 def test_models_that_cannot_be_sampled() -> None:
@@ -258,9 +273,30 @@ def test_models_that_cannot_be_sampled() -> None:
     with pytest.raises(ValueError, match=r"BatchNorm.*'1'.*model.eval\(\)"):
         ibnn.sample(norm.train(), (x, y))
     quick(norm.eval(), (x, y))
-    units = ibnn.convert(nn.Sequential(nn.Conv1d(8, 2, 3), nn.Flatten()), components=2, draws="both", seed=0).eval()
-    with pytest.raises(ValueError, match='draws="channel"'):
-        ibnn.sample(units, (torch.randn(20, 8, 3), y))
+
+
+def test_units_are_one_in_the_chains_and_in_the_bank() -> None:
+    """A convolutional network as `convert` makes it: the chains of one without factors of units, and its draws."""
+    torch.manual_seed(0)
+    x, y, found = torch.randn(30, 8, 5), torch.randint(2, (30,)), []
+    net = nn.Sequential(nn.Conv1d(8, 2, 3), nn.Flatten(), nn.Linear(6, 2))
+    for options in ({}, {"draws": "channel"}):
+        model = ibnn.convert(net, components=2, seed=0, **options).eval()
+        found.append((model, quick(model, (x, y))))
+    (model, chains), (plain, expected) = found
+    assert bool(model.unit_std.any())
+    assert "Factors of units are 1" in str(chains)
+    assert "units" not in str(expected)
+    assert torch.equal(chains.z, expected.z)
+    assert torch.equal(model.draw_logits(x, 3), plain.draw_logits(x, 3))
+    assert torch.allclose(model.draw(1, 2)(x), model.draw_logits(x, 3)[5], atol=1e-5)
+    assert not any("unit" in name for name, _ in model.draw(1, 2).named_modules())
+    model.set_posterior()  # the mixture of the moments has its factors of units again
+    assert not torch.allclose(model.draw_logits(x, 3), plain.draw_logits(x, 3))
+    model.set_bank(chains.z)
+    again = ibnn.convert(net, components=2, seed=1).eval()
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.draw_logits(x, 3), plain.draw_logits(x, 3))
 
 
 def test_data_that_cannot_be_sampled_from() -> None:

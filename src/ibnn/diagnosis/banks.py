@@ -4,12 +4,10 @@ from collections.abc import Callable
 
 from ibnn.diagnosis import checks
 from ibnn.diagnosis.checks import Case, Finding
-from ibnn.sampling.chains import effective_size, split_rhat
+from ibnn.sampling.chains import MOST, disagreement, effective_size
 from ibnn.sampling.settings import FEWEST
 
-_RHAT = 1.1  # split-R̂ from which chains have not seen the same
 _WORTH = 50  # effective samples: an average over them is within 14 % of a standard deviation
-_MOST = 0.05  # share of the nodes that may be worse: of thousands some are, by chance
 
 # Chains are to agree, and their moments were never trained.
 _OF_MIXTURES = {checks.nothing_learnt, checks.duplicates, checks.collapsed, checks.never_moved}
@@ -19,19 +17,17 @@ def _disagreeing(case: Case) -> Finding | None:
     bank = case.model.bank
     if bank is None or bank.shape[1] < FEWEST:
         return None
-    share = (split_rhat(bank.cpu()) > _RHAT).double().mean().item()
-    what = f"The chains disagree: {share:.0%} of the nodes have a split-R̂ above {_RHAT}."
-    remedy = "Sample longer (warmup, thin), or from starts that are nearer; until then the starts show."
-    return Finding("warning", None, what, remedy) if share > _MOST else None
+    found = disagreement(bank.cpu())
+    return None if found is None else Finding("warning", None, *found)
 
 
 def _few(case: Case) -> Finding | None:
     bank = case.model.bank
     if bank is None or bank.shape[1] < FEWEST:
         return None
-    worth = effective_size(bank.cpu()).quantile(_MOST).item()
+    worth = effective_size(bank.cpu()).quantile(MOST).item()
     count = bank.shape[0] * bank.shape[1]
-    what = f"The {count:,} samples are worth {worth:.0f} independent ones, at the worst {_MOST:.0%} of the nodes."
+    what = f"The {count:,} samples are worth {worth:.0f} independent ones, at the worst {MOST:.0%} of the nodes."
     remedy = "Sample with a larger thin, or more samples; predictions need fewer than estimates of single latents."
     return Finding("warning", None, what, remedy) if worth < _WORTH else None
 

@@ -179,7 +179,7 @@ class Job(BaseModel):
             raise ValueError(complaint(given[0], expected, repr(getattr(self, given[0])), "Leave it out."))
 
     def _check_sampling(self) -> None:
-        """Raises for a posterior or options of sampling that do not exist, and for latents that cannot be sampled."""
+        """Raises for a posterior or options of sampling that do not exist."""
         _check_known("posterior", self.posterior, ("mixture", *SAMPLERS))
         if self.posterior == "mixture":
             if self.sampling:
@@ -189,10 +189,6 @@ class Job(BaseModel):
         if self.method != "ibnn":
             got, remedy = f"{self.posterior!r} for {self.method!r}", "Leave posterior out."
             raise ValueError(complaint("posterior", 'given for method = "ibnn" alone', got, remedy))
-        if (draws := self.method_options.get("draws", "channel")) != "channel":
-            raise ValueError(
-                complaint("method_options.draws", '"channel" where z is sampled', repr(draws), "Leave it out.")
-            )
         try:
             settings(self.posterior, self.sampling | {"seed": self.seed})
         except TypeError as error:

@@ -9,6 +9,10 @@ import math
 import torch
 from torch import Tensor
 
+AGREE = 1.1  # split-R̂ up to which chains have seen the same
+MOST = 0.05  # share of the nodes that may be worse
+APART = 1.5  # split-R̂ from which chains are in different places, if each of them stays in its own
+
 
 def _halves(x: Tensor) -> Tensor:
     """Returns each chain as two, (2K, S/2, …), in double precision."""
@@ -29,6 +33,25 @@ def split_rhat(x: Tensor) -> Tensor:
     between = halves.mean(1).var(0)
     length = halves.shape[1]
     return (((length - 1) / length * within + between) / within.clamp_min(1e-300)).sqrt()
+
+
+def disagreement(x: Tensor) -> tuple[str, str] | None:
+    """Returns in words how far chains (K, S, nodes) disagree, and why and what to do; None if they agree.
+
+    They do if at least 95 % of the nodes have a split-R̂ of at most 1.1: of thousands some are above it by chance. Where
+    the halves of each chain agree and the chains are far apart, there are modes that they do not leave; else they are
+    short.
+    """
+    rhat = split_rhat(x)
+    above = rhat > AGREE
+    if (share := above.double().mean().item()) <= MOST:
+        return None
+    alone = torch.stack([split_rhat(chain[None, :, above]) for chain in x]).median().item()
+    found = f"The chains disagree: {share:.0%} of the nodes have a split-R̂ above {AGREE}."
+    if alone <= AGREE and rhat[above].median() > APART:
+        return found, "Each keeps to a mode of its own: longer chains hardly help; predictions average over the modes."
+    factor = min(max(math.ceil(x[..., 0].numel() / effective_size(x).median().item()), 2), 20)
+    return found, f"They are too short: take {factor} times the thin and warmup, a larger batch_size, or method='hmc'."
 
 
 def effective_size(x: Tensor) -> Tensor:

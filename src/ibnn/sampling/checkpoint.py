@@ -31,7 +31,8 @@ def load(folder: Path, facts: dict[str, Any], device: torch.device) -> tuple[Sta
         with extra("safetensors").safe_open(path, "pt") as file:
             saved = json.loads(file.metadata()["facts"])
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:  # whatever safetensors finds wrong with it
+        fields = {name: tensors.pop(f"state.{name}") for name in State._fields}
+    except Exception as error:  # whatever safetensors finds wrong with it, or one of an earlier version
         remedy = "Remove the file to start anew."
         raise ValueError(
             complaint(str(path), "chains that ibnn.sample wrote", f"a damaged file ({error})", remedy)
@@ -43,5 +44,4 @@ def load(folder: Path, facts: dict[str, Any], device: torch.device) -> tuple[Sta
             complaint("run_dir", "a folder of the same chains", f"one with {names}", "Use another folder.")
         )
     on_cpu = {"at", "step", "seen", "dual", "accepted", "divergent"}
-    fields = {name: tensors.pop(f"state.{name}") for name in State._fields}
     return State(**{name: value if name in on_cpu else value.to(device) for name, value in fields.items()}), tensors

@@ -2,8 +2,13 @@
 
 The likelihood has its full weight, and nothing else is in it. Minibatches are drawn with replacement, by address: their
 noise is then independent from step to step, its variance can be estimated, and a chain is resumed from its step alone.
+
+An estimate from a minibatch starts from what all data say at an anchor near the chain, and adds what the minibatch says
+of the difference (control variates; Baker et al., 2019). Both terms see the same rows, so that most of their noise
+cancels. Without it the noise of minibatches, not the posterior, would dictate the step size.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +24,7 @@ from ibnn.passes import Draws
 
 BLOCK = 64  # steps whose random numbers are drawn together
 PROBED = 32  # rows of a minibatch to try things on, where steps take all data
-AT_ONCE = 1024  # rows of all data that go through the network at once, for each chain
+AT_ONCE = 256  # rows that go through the network at once, for each chain
 
 
 class Piece(NamedTuple):
@@ -30,13 +35,22 @@ class Piece(NamedTuple):
     rows: int  # of a chain
 
 
+class Anchor(NamedTuple):
+    """A place near each chain, and −Σ log p(y | x, z) of all data there."""
+
+    z: Tensor  # (K, nodes)
+    loss: Tensor  # (K,)
+    gradient: Tensor  # (K, nodes)
+
+
 class Energy:
     """U of K chains at z (K, nodes).
 
     Args:
         model: The network, in eval mode; its weights stay as they are.
         source: The data.
-        batch_size: Rows of a minibatch; None for all data, which are then held in memory.
+        batch_size: Rows of a minibatch; None for all data, which are then held in memory. Data of at most four
+            minibatches are also taken whole: a step computes two of them, and carries their noise.
         temperature: T.
         seed: Decides the minibatches.
     """
@@ -45,7 +59,7 @@ class Energy:
         self.model, self.source, self.temperature, self.seed = model, source, temperature, seed
         self.device, self.dtype = model.examples.device, model.posterior().mean.dtype
         self.prior_std = torch.as_tensor(model.prior_stds).to(self.device, self.dtype)
-        self.batch_size = None if batch_size is None or batch_size >= source.rows else batch_size
+        self.batch_size = None if batch_size is None or 4 * batch_size >= source.rows else batch_size
         self._probe_rows = self.batch_size or min(PROBED, source.rows)
         self._block = -1, torch.zeros(0)  # rows of a block of minibatches, by its number
         self._whole: list[Piece] = []
@@ -70,17 +84,17 @@ class Energy:
     def batch(self, step: int, number: int = 0) -> list[Piece]:
         """Returns the data of a step: all, or a minibatch; `number` counts further minibatches, to try things on."""
         if number:
-            return [self._own(self._drawn(torch.tensor([step]), number, self._probe_rows)[0])]
+            return self._own(self._drawn(torch.tensor([step]), number, self._probe_rows)[0])
         if self.batch_size is None:
             return self._whole
         block, place = divmod(step, BLOCK)
         if self._block[0] != block:
             self._block = block, self._drawn(block * BLOCK + torch.arange(BLOCK), 0, self.batch_size)
-        return [self._own(self._block[1][place])]
+        return self._own(self._block[1][place])
 
-    def _own(self, numbers: Tensor) -> Piece:
+    def _own(self, numbers: Tensor) -> list[Piece]:
         """Returns a minibatch for each chain: shared ones would make chains depend on each other."""
-        return Piece(*self.rows(numbers.flatten()), numbers.shape[1])
+        return [Piece(*self.rows(part.flatten()), part.shape[1]) for part in numbers.split(AT_ONCE, 1)]
 
     def _drawn(self, steps: Tensor, number: int, rows: int) -> Tensor:
         """Returns numbers of rows, drawn with replacement, (steps, K, rows)."""
@@ -88,22 +102,39 @@ class Energy:
         at = address(self.seed, Space.CHAIN_BATCH, steps[:, None, None], number, chain, torch.arange(rows))
         return words(at).view(len(steps), -1, rows) % self.source.rows
 
-    def __call__(self, z: Tensor, data: list[Piece], *, each: bool = True) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, z: Tensor, data: list[Piece], *, each: bool = True, anchor: Anchor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Returns U (K,) and its gradient (K, nodes), from all data or estimated from minibatches.
 
         Without `each`, U is the chains' mean, which costs less and has the same gradient.
         """
         deviation = (z - 1) / self.prior_std
-        energy, gradient = 0.5 * deviation.square().sum(1), deviation / self.prior_std
+        energy, prior = 0.5 * deviation.square().sum(1), deviation / self.prior_std
         energy = energy if each else energy.mean().expand(len(z))
         share = sum(piece.rows for piece in data) / self.source.rows
+        loss, gradient = (part / share for part in self._likelihood(z, data, each))
+        if anchor is not None:
+            there = [part / share for part in self._likelihood(anchor.z, data, each)]
+            start = anchor.loss if each else anchor.loss.mean()
+            loss, gradient = start + (loss - there[0]), anchor.gradient + (gradient - there[1])
+        return (energy + loss) / self.temperature, (prior + gradient) / self.temperature
+
+    def anchor(self, z: Tensor) -> Anchor:
+        """Returns an anchor at z; it takes a pass over all data."""
+        numbers = torch.arange(self.source.rows).split(AT_ONCE)
+        return Anchor(z, *self._likelihood(z, (Piece(*self.rows(part), len(part)) for part in numbers), True))
+
+    def _likelihood(self, z: Tensor, data: Iterable[Piece], each: bool) -> tuple[Tensor, Tensor]:
+        """Returns −Σ log p(y | x, z) of some data, (K,), and its gradient (K, nodes)."""
+        total, gradient = torch.zeros_like(z[:, 0]), torch.zeros_like(z)
         for piece in data:
             with torch.enable_grad():
                 at = z.detach().requires_grad_()
-                losses = self._losses(at, piece, each) / share  # (K,)
+                losses = self._losses(at, piece, each)  # (K,)
                 (part,) = torch.autograd.grad(losses.sum(), at)
-            energy, gradient = energy + losses.detach(), gradient + part
-        return energy / self.temperature, gradient / self.temperature
+            total, gradient = total + losses.detach(), gradient + part
+        return total, gradient
 
     def _losses(self, z: Tensor, piece: Piece, each: bool) -> Tensor:
         """Returns −Σ log p(y | x, z) of a piece, (K,), or without `each` its mean over chains."""
@@ -131,13 +162,14 @@ class Energy:
         xs = [piece.x] * len(z) if shared else parts
         return torch.cat([self.model.outputs(x, z[k : k + 1]) for k, x in enumerate(xs)])
 
-    def row_variance(self, z: Tensor, step: int, repeats: int = 16) -> Tensor:
+    def row_variance(self, z: Tensor, step: int, anchor: Anchor | None = None, repeats: int = 16) -> Tensor:
         """Returns the variance of gradients of U estimated from one row, (nodes,), the mean over chains.
 
-        Divided by the rows of a minibatch it is the variance of its gradient; times T/N it is the empirical Fisher
-        information of U, a guess of its curvature along each node.
+        Divided by the rows of a minibatch it is the variance of its gradient; without an anchor, times T/N, it is the
+        empirical Fisher information of U, a guess of its curvature along each node.
         """
-        found = [self(z, self.batch(step, number), each=False)[1] for number in range(1, repeats + 1)]
+        batches = (self.batch(step, number) for number in range(1, repeats + 1))
+        found = [self(z, batch, each=False, anchor=anchor)[1] for batch in batches]
         return torch.stack(found).var(0).mean(0) * self._probe_rows
 
     def curvature(self, z: Tensor, scale: Tensor, probe: Tensor, step: int, repeats: int = 8) -> float:

@@ -44,7 +44,8 @@ def sample(
     """Samples the posterior of the latents, p(z | data)^(1/T), with the weights as they are.
 
     The log posterior is Σ log p(y | x, z) over all data + log N(z; 1, s²). Component k starts chain k with a draw of
-    its Gaussian. Then the samples are the model's posterior (`IBNN.set_bank`), for `predict`, `draw`, `export` …
+    its Gaussian. Then the samples are the model's posterior (`IBNN.set_bank`), for `predict`, `draw`, `export` … Of
+    convolutions z is a factor for each channel: factors of units (`draws="both"`) are 1 here and in the samples.
 
     Args:
         model: What `ibnn.convert` made of a network, usually trained by `ibnn.fit`; it is sampled in eval mode.
@@ -142,17 +143,15 @@ class _Run:
             acceptance=float(state.accepted) / steps if whole else None,
             divergent=int(state.divergent),
             seconds=self.seconds,
+            unit_std=float(self.model.unit_std.max()),
         )
 
 
 def _check_model(model: IBNN) -> None:
-    """Raises unless a model has latents, no noise of units, and answers each row by itself."""
+    """Raises unless a model has latents, and answers each row by itself."""
     if not isinstance(model, IBNN) or not model.latents:
         remedy = "Convert it first: sample(ibnn.convert(net), data)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
-    if bool(model.unit_std.any()):
-        remedy = 'Convert with draws="channel", or call model.set_posterior(unit_std=0.0).'
-        raise ValueError(complaint("model", "one whose units have no noise", f"draws={model.draws!r}", remedy))
     norms = {name: m for name, m in model.net.named_modules() if isinstance(m, _BatchNorm)}
     if batchwise := [name for name, norm in norms.items() if norm.training or norm.running_mean is None]:
         expected = "a network whose likelihood is a product over rows"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ibnn.normal import Space, address, normals, words
 from ibnn.sampling import kernels
-from ibnn.sampling.energy import BLOCK, Energy, refuse_not_finite
+from ibnn.sampling.energy import BLOCK, Anchor, Energy, refuse_not_finite
 from ibnn.sampling.settings import Settings
 
 WINDOWS = (0.1, 0.25, 0.5, 0.9)  # shares of the warm-up after which scales and step size are found anew
@@ -35,6 +35,9 @@ class State(NamedTuple):
     gradient: Tensor  # of U at z (K, nodes), of HMC
     scale: Tensor  # m (nodes,)
     noise: Tensor  # variance of the gradient (nodes,)
+    anchor: Tensor  # where minibatches are compared with all data (K, nodes) …
+    anchor_loss: Tensor  # … −Σ log p(y | x, z) of all data there (K,) …
+    anchor_gradient: Tensor  # … and its gradient (K, nodes)
     step: Tensor  # h, float64
     seen: Tensor  # steps of the present window …
     mean: Tensor  # … their mean (K, nodes) …
@@ -66,10 +69,10 @@ class Moves:
         refuse_not_finite(gradient, "gradient", 0)
         exact = torch.zeros((), dtype=torch.float64)
         state = State(
-            count, z, self._normals(-1, z), potential, gradient, torch.ones_like(z[0]), zero[0], exact, count, zero,
-            zero, torch.zeros(4, dtype=torch.float64), exact, count,
+            count, z, self._normals(-1, z), potential, gradient, torch.ones_like(z[0]), zero[0], z, zero[:, 0], zero,
+            exact, count, zero, zero, torch.zeros(4, dtype=torch.float64), exact, count,
         )  # fmt: skip
-        return self._with_step(state, 0, guess=True)
+        return self._with_step(self._anchored(state, z), 0, guess=True)
 
     def advance(self, state: State) -> State:
         """Returns the chains one step on; in the warm-up they also adapt."""
@@ -107,7 +110,9 @@ class Moves:
     def _stochastic(self, state: State, step: int) -> State:
         """Takes a step of SGLD or SGHMC on a minibatch."""
         settings, size, normal = self.settings, float(state.step), self._normals(step, state.z)
-        potential, gradient = self.energy(state.z, self.energy.batch(step), each=settings.keeps(step))
+        state = self._anchored(state, state.z) if settings.begins(step) else state
+        batch, anchor = self.energy.batch(step), self._anchor(state)
+        potential, gradient = self.energy(state.z, batch, each=settings.keeps(step), anchor=anchor)
         if (place := settings.place(step)) is not None:
             size *= 0.5 * (math.cos(math.pi * place) + 1)
             normal = normal if place >= settings.explore else torch.zeros_like(normal)
@@ -118,6 +123,19 @@ class Moves:
             z, velocity = kernels.underdamped(moving, gradient, state.scale, *how)
         refuse_not_finite(z, "latents", step)
         return state._replace(z=z, velocity=velocity, potential=potential)
+
+    def _anchored(self, state: State, z: Tensor) -> State:
+        """Returns chains whose minibatches are compared with all data at z; they need no anchor without minibatches."""
+        if self.energy.batch_size is None:
+            return state
+        at = self.energy.anchor(z)
+        refuse_not_finite(at.gradient, "gradient", int(state.at))
+        return state._replace(anchor=at.z, anchor_loss=at.loss, anchor_gradient=at.gradient)
+
+    def _anchor(self, state: State) -> Anchor | None:
+        if self.energy.batch_size is None:
+            return None
+        return Anchor(state.anchor, state.anchor_loss, state.anchor_gradient)
 
     # ------------------------------------------------------------------------------------------------- on all the data
 
@@ -158,6 +176,7 @@ class Moves:
             variance = state.spread.mean(0) / (seen - 1)
             time = float(seen) * (self.settings.trajectory if self.whole else float(state.step))
             state = self._with_scale(state, (time * variance + KNOWN * state.scale) / (time + KNOWN))
+        state = self._anchored(state, mean)
         return self._with_step(state._replace(seen=torch.zeros_like(seen), mean=zero, spread=zero), done, guess)
 
     def _with_scale(self, state: State, scale: Tensor) -> State:
@@ -171,17 +190,17 @@ class Moves:
         A `guess` of their scales is the inverse of the prior's precision and the Fisher information together.
         """
         settings, energy, noise = self.settings, self.energy, torch.zeros_like(state.scale)
-        guess = guess and settings.precondition
-        if energy.batch_size or guess:
-            variance = energy.row_variance(state.z, done)
-            noise = variance / energy.batch_size if energy.batch_size else noise
-        if guess:
-            fisher = variance * settings.temperature / energy.source.rows
+        chain = torch.arange(len(state.z), device=state.z.device)
+        probe = normals(address(settings.seed, Space.CHAIN_PROBE, done, chain), state.z.shape[1]).to(state.z)
+        if guess and settings.precondition:
+            fisher = energy.row_variance(state.z, done) * settings.temperature / energy.source.rows
             state = self._with_scale(state, 1 / (1 / self.prior_variance + fisher))
+        if energy.batch_size:
+            width = state.scale.minimum(self.prior_variance).sqrt()
+            away = state.anchor + width * probe if guess else state.z  # at first they have not moved yet
+            noise = energy.row_variance(away, done, self._anchor(state)) / energy.batch_size
         size = settings.step_size
         if size is None:
-            chain = torch.arange(len(state.z), device=state.z.device)
-            probe = normals(address(settings.seed, Space.CHAIN_PROBE, done, chain), state.z.shape[1]).to(state.z)
             curvature = max(energy.curvature(state.z, state.scale, probe, done), 1.0)
             heat = max(float((state.scale * noise).max()), 1e-12) / HEAT
             overdamped = settings.method == "sgld"

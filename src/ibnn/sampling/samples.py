@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ibnn.sampling.chains import effective_size, split_rhat
+from ibnn.sampling.chains import disagreement, effective_size, split_rhat
 from ibnn.sampling.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Samples:
         acceptance: Mean probability with which a proposal of "hmc" was accepted; None of other methods.
         divergent: Trajectories of "hmc" that diverged after the warm-up.
         seconds: Time taken, over all resumed parts.
+        unit_std: Largest τ of the mixture: factors of units, which chains and their bank do not have.
     """
 
     z: Tensor
@@ -37,6 +38,7 @@ class Samples:
     acceptance: float | None
     divergent: int
     seconds: float
+    unit_std: float = 0.0
 
     @cached_property
     def rhat(self) -> Tensor:
@@ -63,7 +65,11 @@ class Samples:
         how = f"{self.settings.method}, T = {self.settings.temperature:g}, step {self.step_size:.3g}"
         if self.acceptance is not None:
             how += f", acceptance {self.acceptance:.2f}, divergent {self.divergent}"
-        return "\n".join([*lines, f"{chains} chains of {kept} samples; {energy}; {how}; {self.seconds:.1f} s"])
+        lines.append(f"{chains} chains of {kept} samples; {energy}; {how}; {self.seconds:.1f} s")
+        lines += [" ".join(disagreement(self.z) or ())]
+        if self.unit_std:
+            lines.append(f"Factors of units are 1 in the samples; in the mixture their τ is up to {self.unit_std:.2g}.")
+        return "\n".join(filter(None, lines))
 
     def plot(self, path: str | Path | None = None, *, nodes: int = 3) -> "Figure":
         """Draws traces of the energy and of the nodes whose chains agree least, with their histograms.

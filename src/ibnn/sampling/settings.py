@@ -20,11 +20,12 @@ class Settings:
     Attributes:
         method: "sghmc", "sgld", "cyclical" (SGHMC whose step sizes fall and rise again) or "hmc" (on all data).
         samples: S, samples kept of each chain.
-        warmup: Steps before the first one that may be kept, in which scales and step size adapt; default 1,000, for
+        warmup: Steps before the first one that may be kept, in which scales and step size adapt; default 500, for
             "hmc" 300.
-        thin: Steps from one kept sample to the next; default 20, for "hmc" 1.
+        thin: Steps from one kept sample to the next; default 10, for "hmc" 1.
         temperature: T; chains sample p(z | data)^(1/T). 1 is Bayes; below 1 the posterior is cold.
-        batch_size: Rows of a chain's minibatch, drawn with replacement; all data if there are no more. Not of "hmc".
+        batch_size: Rows of a chain's minibatch, drawn with replacement; all data if they are at most four of them.
+            Not of "hmc".
         step_size: Length of a step, in standard deviations of the nodes if they are `preconditioned`; default adapts.
         precondition: Scales each node by its standard deviation, found in the warm-up; False for no scales.
         friction: γ of "sghmc" and "cyclical": velocities are forgotten over a time of 1/γ.
@@ -42,7 +43,7 @@ class Settings:
     warmup: int = -1
     thin: int = -1
     temperature: float = 1.0
-    batch_size: int = 128
+    batch_size: int = 512
     step_size: float | None = None
     precondition: bool = True
     friction: float = 1.0
@@ -56,7 +57,7 @@ class Settings:
             remedy = f"Did you mean {nearest(self.method, SAMPLERS, _SYNONYMS)!r}?"
             raise ValueError(complaint("method", f"one of {', '.join(SAMPLERS)}", repr(self.method), remedy))
         whole = self.method == "hmc"
-        for name, default in (("warmup", 300 if whole else 1000), ("thin", 1 if whole else 20)):
+        for name, default in (("warmup", 300 if whole else 500), ("thin", 1 if whole else 10)):
             if getattr(self, name) == -1:
                 object.__setattr__(self, name, default)
         least = {"samples": FEWEST, "warmup": 0 if self.step_size else 10, "thin": 1, "batch_size": 2, "cycles": 1}
@@ -93,6 +94,11 @@ class Settings:
             None if self.method != "cyclical" or step < self.warmup else (step - self.warmup) % self.cycle / self.cycle
         )
 
+    def begins(self, step: int) -> bool:
+        """Returns whether the part of a cycle that injects noise begins with a step."""
+        now, before = self.place(step), self.place(step - 1)
+        return now is not None and now >= self.explore and (before is None or before > now or before < self.explore)
+
     def keeps(self, step: int) -> bool:
         """Returns whether what a step leads to is a sample."""
         if step < self.warmup:
@@ -110,5 +116,7 @@ def settings(method: str, options: dict[str, Any]) -> Settings:
     for name, value in options.items():
         if name not in names:
             remedy = f"Did you mean {nearest(name, names)!r}?"
+            if "weights" in name:
+                remedy = "Weights stay as they are: only latents are sampled, thousands in place of millions."
             raise TypeError(complaint(name, f"an option of sample: {', '.join(names)}", repr(value), remedy))
     return Settings(method, **options)
