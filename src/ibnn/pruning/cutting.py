@@ -135,7 +135,6 @@ def without(model: IBNN, channels: Channels, gone: Collection[int]) -> IBNN:
     return thin
 
 
-@torch.no_grad()
 def rebuild(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """Returns a copy of a network with the layers' sizes and the values of a state: a thinner network from a file.
 
@@ -147,20 +146,31 @@ def rebuild(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     >>> rebuild(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), thin.state_dict())[2]
     Linear(in_features=2, out_features=1, bias=True)
     """
-    net, state = duplicate(net), {name.removeprefix("net."): value for name, value in state.items()}
-    if missing := sorted(set(net.state_dict()) - set(state)):
+    net, names = duplicate(net), set(net.state_dict())
+    if not names <= set(state):  # of a model
+        state = {name.removeprefix("net."): value for name, value in state.items()}
+    if missing := sorted(names - set(state)):
         got, remedy = f"one without {missing[:3]}", "Pass the network that was pruned."
         raise ValueError(complaint("state", "of a network with the same layers", got, remedy))
-    for name, module in net.named_modules():
-        if isinstance(module, tuple(LAYERS.values())):
-            one, other = state[f"{name}.weight".removeprefix(".")].shape[:2]
-            other = one if getattr(module, "groups", 1) > 1 else other
-            ins, outs = (one, other) if isinstance(module, nn.modules.conv._ConvTransposeNd) else (other, one)
-            _cut_layer(module, torch.arange(ins), torch.arange(outs))
-        elif isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
-            _cut_norm(module, torch.arange(len(state[f"{name}.running_mean".removeprefix(".")])))
-    net.load_state_dict({name: state[name] for name in net.state_dict()})
+    resize(net, state)
+    net.load_state_dict({name: state[name] for name in names})
     return net
+
+
+@torch.no_grad()
+def resize(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Cuts the layers of a network or model, in place, to the sizes that they have in a thinner one's state."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, tuple(LAYERS.values())) and f"{name}.weight".lstrip(".") in state:
+            one, other = state[f"{name}.weight".lstrip(".")].shape[:2]
+            grouped: Any = layer if getattr(layer, "groups", 1) > 1 else None
+            if grouped and not grouped.groups == grouped.in_channels == grouped.out_channels:
+                continue  # never cut
+            other = one if grouped else other
+            ins, outs = (one, other) if isinstance(layer, nn.modules.conv._ConvTransposeNd) else (other, one)
+            _cut_layer(layer, torch.arange(ins), torch.arange(outs))
+        elif isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
+            _cut_norm(layer, torch.arange(len(state[f"{name}.running_mean".lstrip(".")])))
 
 
 def staying(ids: Tensor, gone: Collection[int]) -> Tensor:
