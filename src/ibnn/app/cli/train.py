@@ -152,23 +152,15 @@ def prune(
     for a few epochs. The result is a run folder like any other: evaluate, predict, report, export and serve take it.
     The given run stays as it is.
 
-    Runs of the method ibnn can be pruned, on images, points or tables. What cannot be cut (see docs/compression.md)
-    stays; if that is too much, an error names the layers. Ctrl-C saves, and the same command continues.
+    Runs of the method ibnn can be pruned, on images, points or tables. What cannot be cut stays; if that is too much,
+    an error names the layers. Ctrl-C saves, and the same command continues.
 
     Example: ibnn prune runs/digits-mlp --keep 0.25 --out runs/thin && ibnn export runs/thin
     """
-    from ibnn.lab.jobs import job_of, read_run
-
     home = RunFolder(out or Path(f"{folder}-{keep:g}"))
     with misuse():
-        source = RunFolder(folder)
-        source.require()
-        if (job := job_of(source)).prune is not None:
-            got, remedy = f"one that was, to {job.prune['keep']:.0%}", "Prune that run again, and keep less."
-            raise ValueError(complaint("RUN", "a run that was not pruned before", got, remedy))
-        job = job.but(prune={"keep": keep, "epochs": epochs})
+        job = _thinner(folder, keep, epochs, trust_code)
         check_out("--out", home.path, folder=True)
-        read_run(folder, trust_code=trust_code)
     screen.note(f"{folder} to {keep:.0%} of its multiply–adds, {epochs} epochs, into {home.path}")
     try:
         result = _run(screen, job, home, data, fresh=False, first=folder)
@@ -179,6 +171,22 @@ def prune(
         return screen.json(result)
     show(screen, result)
     screen.note(_next(job, home.path, images="corrupted" in result))
+
+
+def _thinner(folder: Path, keep: float, epochs: int, trust_code: bool) -> "Job":
+    """Returns the job that prunes a run; raises if the run is none that can be pruned."""
+    from ibnn.lab.jobs import read_run
+
+    if not 0 < keep < 1:
+        raise ValueError(complaint("--keep", "a share above 0 and below 1", keep, "Pass 0.5 for half."))
+    job = read_run(folder, trust_code=trust_code).job
+    if job.method != "ibnn":
+        remedy = f"Train one: ibnn train … --set method=ibnn, or convert its network ({job.net}) in Python."
+        raise ValueError(complaint("RUN", 'a run of method = "ibnn", whose nodes have latents', job.method, remedy))
+    if job.prune is not None:
+        got, remedy = f"one that kept {job.prune['keep']:.0%}", "Prune that run's original again, and keep less."
+        raise ValueError(complaint("RUN", "a run that was not pruned before", got, remedy))
+    return job.but(prune={"keep": keep, "epochs": epochs})
 
 
 def _run(
