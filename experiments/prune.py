@@ -96,7 +96,7 @@ def thinned(model: ibnn.IBNN, method: str, keep: float, train: Data, seed: int) 
         by = {
             name: torch.tensor([of.get(c, 0.0) for c in channels.layers[name].ins.tolist()]) for name in model.latents
         }
-        options: Any = {"by": by if method == "made up" else None, "rows": 1000, "seed": seed, "quiet": True}
+        options: Any = {"by": by if method == "made up" else None, "seed": seed, "quiet": True}
         found = ibnn.prune(model, train, keep, **options)
         return found.model, found.after
     cuttable = {channel: of[channel] for channel in channels.cuttable}

@@ -166,7 +166,6 @@ def test_a_part_that_fails_when_it_is_cut_is_left_whole() -> None:
         ({"keep": float("nan")}, "`keep` to be in"),
         ({"by": "magnitude"}, "`by` to be scores of 47 nodes by layer, but got 'magnitude'"),
         ({"by": {"first": torch.zeros(1)}}, "a score for every node"),
-        ({"rows": 0}, "`rows` to be an integer of at least 1"),
         ({"epochs": -1}, "`epochs` to be an integer of at least 0"),
         ({"lr": 0.1}, r"`epochs` to be given with options of `fit`, but got \['lr'\] alone"),
     ],

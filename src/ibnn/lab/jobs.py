@@ -66,25 +66,30 @@ def run(
             return found
         commit()  # which may change while it trains
         splits, model = prepare(job, data_folder, splits)
-        if splits.units is not None and splits.units.sha256 is not None:
-            _keep_units(splits.units, home)
         if job.prune is None:  # else there is nothing to go on with until the network is thin
-            home.write(JOB, job.to_toml().encode())
+            _begin(job, splits, home)
         before, spent, facts = job.before(), None, dict[str, Any]()
         if before is not None:
             place = first_folder or home.path.parent / before.key
             spent = run(before, place, data_folder=data_folder, splits=splits, quiet=quiet)["costs"]
             model, facts = (_plain_start if job.prune is None else _thin_start)(job, place, splits, quiet)
-            home.write(JOB, job.to_toml().encode())
+            _begin(job, splits, home)
         history = _train(job, model, splits, home, quiet)
         how = None if job.prune else architecture(job, len(splits.whole.classes), splits.units)
         save_pretrained(model, home.path, architecture=how)  # type: ignore[arg-type]
         measured = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
         home.write_tensors(ANSWERS, measured.answers)
         spent = costs(job, model, history, spent)
-        if job.prune is not None and splits.valid is not None:
+        if facts and splits.valid is not None:
             facts["pruned"]["held_out"].append(scores_of(model, splits.valid, samples=job.samples))
         return home.finish(_result(job, model, history, measured, splits, spent) | facts)
+
+
+def _begin(job: Job, splits: Splits, home: RunFolder) -> None:
+    """Writes what a run was begun with."""
+    if splits.units is not None and splits.units.sha256 is not None:
+        _keep_units(splits.units, home)
+    home.write(JOB, job.to_toml().encode())
 
 
 def _plain_start(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainable, dict[str, Any]]:

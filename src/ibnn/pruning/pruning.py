@@ -22,7 +22,7 @@ from ibnn.pruning.ranking import Ranking, placed
 from ibnn.pruning.redundancy import make_up
 
 BATCH, TRACED = 128, 2  # rows whose gradients are taken at once, and rows that channels are found with
-ROUNDS = 5  # in which the sensitivity is found anew
+ROUNDS, ROWS = 5, 1000  # in which the sensitivity is found anew, and rows of the data that each takes
 Scores = Mapping[str, Tensor]
 
 
@@ -75,7 +75,6 @@ def prune(
     keep: float = 0.5,
     *,
     by: Scores | None = None,
-    rows: int = 2000,
     epochs: int = 0,
     seed: int = 0,
     quiet: bool = False,
@@ -94,7 +93,6 @@ def prune(
         keep: The share of the multiply–adds of linear layers and convolutions that stays, in (0, 1].
         by: Scores of your own, one for each node by layer; the channels of the lowest mean go. Default: the sensitivity
             of the loss to z, for each multiply–add that a channel costs.
-        rows: How many rows of the data gradients are taken of, in each of five rounds.
         epochs: Trains the thinner network for so long, with `fit`, on the same data.
         seed: Decides the rows and the draws.
         quiet: Shows no progress.
@@ -106,10 +104,10 @@ def prune(
     >>> found.net[2], found.before.products, found.after.products
     (Linear(in_features=8, out_features=3, bias=True), 176, 88)
     """
-    _check(model, keep, by, rows, epochs, seed, options)
+    _check(model, keep, by, epochs, seed, options)
     with generators_restored():
         source = as_source(data, batch_size=BATCH, name="data", pack=model.likelihood.pack)
-        found = _pruned(model, source, keep, by, rows, seed, quiet)
+        found = _pruned(model, source, keep, by, seed, quiet)
     if not epochs:
         return found
     from ibnn.training import fit  # which needs more than torch
@@ -118,7 +116,7 @@ def prune(
     return replace(found, history=history)
 
 
-def _pruned(model: IBNN, source: Source, keep: float, by: Scores | None, rows: int, seed: int, quiet: bool) -> Pruned:
+def _pruned(model: IBNN, source: Source, keep: float, by: Scores | None, seed: int, quiet: bool) -> Pruned:
     """Cuts channels, in rounds where each cut changes what the others are worth."""
     x = _few(model, source, seed)
     channels = after = _channels(model, x)
@@ -128,7 +126,7 @@ def _pruned(model: IBNN, source: Source, keep: float, by: Scores | None, rows: i
     with Bar("pruning", rounds, shown=not quiet) as bar:
         for number in range(rounds):
             share = keep ** ((number + 1) / rounds)
-            ranking = Ranking(thin, after, source, rows, numbered_seed(seed, number))
+            ranking = Ranking(thin, after, source, ROWS, numbered_seed(seed, number))
             thin = _thin(ranking, ranking.scores(by, share), x, share * before.products)
             reasons = {name: reason or why_whole(after, after.layers[name]) for name, reason in reasons.items()}
             after = _channels(thin, x)
@@ -138,7 +136,7 @@ def _pruned(model: IBNN, source: Source, keep: float, by: Scores | None, rows: i
     return Pruned(thin, before, size(thin, after), layers)
 
 
-def _check(model: Any, keep: Any, by: Any, rows: Any, epochs: Any, seed: int, options: Mapping[str, Any]) -> None:
+def _check(model: Any, keep: Any, by: Any, epochs: Any, seed: int, options: Mapping[str, Any]) -> None:
     if not isinstance(model, IBNN):
         remedy = "Convert it first: ibnn.convert(net)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
@@ -151,9 +149,8 @@ def _check(model: Any, keep: Any, by: Any, rows: Any, epochs: Any, seed: int, op
         if got != sizes:
             remedy = "Pass a score for every node of every layer: see model.latents."
             raise ValueError(complaint("by", f"scores of {model.nodes} nodes by layer", got, remedy))
-    for name, value, least in (("rows", rows, 1), ("epochs", epochs, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(complaint(name, f"an integer of at least {least}", repr(value), f"Leave {name} out."))
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
+        raise ValueError(complaint("epochs", "an integer of at least 0", repr(epochs), "Leave epochs out."))
     if options and not epochs:
         remedy = "Pass epochs, too, or leave them out."
         raise TypeError(complaint("epochs", "given with options of `fit`", f"{sorted(options)} alone", remedy))
