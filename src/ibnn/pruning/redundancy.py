@@ -25,7 +25,7 @@ Moments = dict[str, Tensor]
 def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -> Moments:
     """Returns E[a aᵀ] of the nodes of each layer, over rows, places and draws; a layer with a bias has a last node 1.
 
-    The layers that are left out have too many nodes, or outputs of one node each, or no latents.
+    The layers that are left out have too many nodes, outputs of one node each, no latents, or weights that others use.
     """
     own = {name: latent for name, latent in model.latents.items() if name in channels.layers}
     own = {name: latent for name, latent in own.items() if latent.nodes <= MOST and not channels.layers[name].depthwise}
@@ -46,7 +46,7 @@ def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -
             model.mean_output(x)
     unit_std = dict(zip(model.latents, model.unit_std.tolist(), strict=True))
     found = {}
-    for name, latent in own.items():
+    for name, latent in ((name, own[name]) for name in sums):
         mean, second = latent.mean.mean(0), (latent.mean**2 + latent.std**2).mean(0) * (1 + unit_std[name] ** 2)
         mean, second = (torch.cat([part.detach().double(), part.new_ones(1).double()]) for part in (mean, second))
         whole = sums[name] / counts[name]
