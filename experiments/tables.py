@@ -358,15 +358,25 @@ def _pruned() -> str:
     rows = [
         ["network, ranking, kept, seed", "multiply–adds", "weights", "cut: error %", "error %", "NLL", "ECE", "faster"]
     ]
-    for name, found in json.loads((RESULTS / "prune.json").read_text())["cells"].items():
+    cells = json.loads((RESULTS / "prune.json").read_text())["cells"]
+    faster = {cell: ratio for of in cells.values() for cell, ratio in of.get("faster", {}).items()}
+    for name, found in sorted(((name, of) for name, of in cells.items() if "test" in of), key=_network_first):
         test, sizes = found["test"], [f"{found[key]:,}" for key in ("products", "weights")]
         values = [
             *(f"{100 * of['error']:.2f}" for of in (found["cut"], test)),
             f"{test['nll']:.3f}",
             f"{test['ece']:.3f}",
         ]
-        rows.append([name, *sizes, *values, f"{found['faster']:.2f} ×"])
+        rows.append([name, *sizes, *values, f"{faster[name]:.2f} ×" if name in faster else "–"])
     return figures.markdown(rows).rstrip() + "\n"
+
+
+def _network_first(cell: tuple[str, Any]) -> tuple[str, int, float]:
+    """Sorts cells by network, seed and share, the whole network first."""
+    name, _, keep, seed = (
+        cell[0].rsplit(" ", 3) if " made up " not in cell[0] else (cell[0].split()[0], "", *cell[0].split()[-2:])
+    )
+    return name, int(seed), -float(keep)
 
 
 def _laplace() -> str:
