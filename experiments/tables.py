@@ -373,9 +373,7 @@ def _pruned() -> str:
 
 def _network_first(cell: tuple[str, Any]) -> tuple[str, int, float]:
     """Sorts cells by network, seed and share, the whole network first."""
-    name, _, keep, seed = (
-        cell[0].rsplit(" ", 3) if " made up " not in cell[0] else (cell[0].split()[0], "", *cell[0].split()[-2:])
-    )
+    name, *_, keep, seed = cell[0].split()
     return name, int(seed), -float(keep)
 
 
