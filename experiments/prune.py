@@ -40,7 +40,7 @@ COMPONENTS, ROWS, TIMED, TURNS = 4, [10_000, 1_000, 4_000], 64, 40
 
 
 class Net(NamedTuple):
-    """A network, its data, how long it trains at first, and how long once it is thin."""
+    """A network, its data, how long it trains at first, and how long once it is thin; without the latter no test."""
 
     make: Callable[[], nn.Module]
     data: str
@@ -51,8 +51,8 @@ class Net(NamedTuple):
 
 NETS = {
     "lenet": Net(partial(LeNet, width=2), "fashion-mnist", 40, 1e-3, 4),
-    "vgg16": Net(partial(VGG16, width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 6, 3e-3, 2),
-    "resnet20": Net(partial(CifarResNet, depth=20, width=0.5), "cifar-10", 6, 3e-3, 2),
+    "vgg16": Net(partial(VGG16, width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 6, 3e-3, 0),
+    "resnet20": Net(partial(CifarResNet, depth=20, width=0.5), "cifar-10", 6, 3e-3, 0),
 }
 METHODS = ("ours", "magnitude", "random", "made up")
 
@@ -134,51 +134,54 @@ def cell(name: str, method: str, keep: float, seed: int) -> dict[str, Any]:
     model, (train, valid, dev, test), net = dense(name, seed), data(name, seed), NETS[name]
     began = time.process_time()
     thin, found = thinned(model, method, keep, train, seed)
-    facts: dict[str, Any] = {"pruning seconds": time.process_time() - began, "cut": scored(thin, dev)}
+    facts: dict[str, Any] = {"pruning seconds": time.process_time() - began, **found._asdict()}
+    facts |= {"cut": scored(thin, dev)}
+    torch.save(revert(copy.deepcopy(thin)), CACHE / f"{name} {method} {keep} {seed}.pt")
+    if not net.more:
+        return facts
     began = time.process_time()
     options: dict[str, Any] = {"epochs": net.more, "lr": net.lr / 2, "seed": seed + 1, "evaluate_every": net.more}
     ibnn.fit(thin, train, valid, novelty=False, quiet=True, **options)
-    facts |= {"tuning seconds": time.process_time() - began, **found._asdict()}
-    torch.save(revert(copy.deepcopy(thin)), CACHE / f"{name} {method} {keep} {seed}.pt")
-    return facts | {"test": scored(thin, test)}
+    return facts | {"tuning seconds": time.process_time() - began, "test": scored(thin, test)}
 
 
 def draw(cells: dict[str, Any]) -> None:
-    """Error, NLL and speed against the multiply–adds that stay, a row of axes for each network."""
+    """Errors and speed against the multiply–adds that stay, a row of axes for each network."""
     names = [name for name in NETS if f"{name} times 0" in cells]
-    cells = cells | {
-        cell: cells[cell] | {"faster": ratio}
-        for name in names
-        for cell, ratio in cells[f"{name} times 0"]["faster"].items()
-    }
-    measures: dict[str, Callable[[dict[str, Any]], float]] = {
-        "test error, %": lambda found: 100 * found["test"]["error"],
-        "test NLL": lambda found: found["test"]["nll"],
-        "times faster": lambda found: found.get("faster", 1.0),
-    }
+    faster = {cell: ratio for name in names for cell, ratio in cells[f"{name} times 0"]["faster"].items()}
+    cells = cells | {cell: cells[cell] | {"faster": ratio} for cell, ratio in faster.items()}
     with display.house_style():
         figure = display.canvas(2.0 * len(names))
-        axes = figure.subplots(len(names), len(measures), squeeze=False)
-        for row, name in zip(axes, names, strict=True):
+        axes = figure.subplots(len(names), 3, squeeze=False)
+        for (cut, tuned, speed), name in zip(axes, names, strict=True):
             whole = cells[f"{name} dense 1.0 0"]
-            for ax, (title, of) in zip(row, measures.items(), strict=True):
-                for method, colour, marker in zip(METHODS[:3], display.COLOURS, display.MARKERS, strict=False):
-                    found = [
-                        c for cell, c in cells.items() if cell.startswith(f"{name} {method} ") and cell.endswith(" 0")
-                    ]
-                    found.sort(key=lambda c: -c["products"])
-                    shares = [c["products"] / whole["products"] for c in found]
-                    ax.plot(shares, [of(c) for c in found], color=colour, marker=marker, markersize=3, label=method)
-                level = of(whole)
-                ax.axhline(level, color=display.OTHER, linewidth=1, label="dense")
-                if title.startswith("test error"):
-                    ax.axhspan(level, level + 0.5, color=display.OTHER, alpha=0.3, linewidth=0)
-                ax.set_title(f"{name}: {title}")
-                ax.invert_xaxis()
+            panel(cut, cells, name, lambda found: 100 * found["cut"]["error"])
+            cut.set_title(f"{name}: held-out error once cut, %")
+            if "test" in whole:
+                panel(tuned, cells, name, lambda found: 100 * found["test"]["error"])
+                level = 100 * whole["test"]["error"]
+                tuned.axhspan(level, level + 0.5, color=display.OTHER, alpha=0.3, linewidth=0)
+                tuned.set_title("test error, trained on, %")
+            else:
+                tuned.axis("off")
+            panel(speed, cells, name, lambda found: found.get("faster", 1.0))
+            speed.set_title("times faster")
         for ax in axes[-1]:
             ax.set_xlabel("multiply–adds that stay")
         axes[0][0].legend()
         (FIGURES / "prune.png").write_bytes(display.png(figure))
+
+
+def panel(axes: Any, cells: dict[str, Any], name: str, of: Callable[[dict[str, Any]], float]) -> None:
+    """A measure of all methods and shares of a network, and a line for the dense one."""
+    whole = cells[f"{name} dense 1.0 0"]
+    for method, colour, marker in zip(METHODS[:3], display.COLOURS, display.MARKERS, strict=False):
+        found = [c for cell, c in cells.items() if cell.startswith(f"{name} {method} ") and cell.endswith(" 0")]
+        found.sort(key=lambda c: -c["products"])
+        shares = [c["products"] / whole["products"] for c in found]
+        axes.plot(shares, [of(c) for c in found], color=colour, marker=marker, markersize=3, label=method)
+    axes.axhline(of(whole), color=display.OTHER, linewidth=1, label="dense")
+    axes.invert_xaxis()
 
 
 if __name__ == "__main__":

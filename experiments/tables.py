@@ -355,19 +355,17 @@ def _noise(cells: dict[str, Any]) -> str:
 
 def _pruned() -> str:
     """Thinner networks by ranking: held-out error before, test scores after training on, and speed."""
-    rows = [
-        ["network, ranking, kept, seed", "multiply–adds", "weights", "cut: error %", "error %", "NLL", "ECE", "faster"]
-    ]
+    head = ["multiply–adds", "weights", "cut: error %", "error %", "NLL", "ECE", "faster"]
+    rows = [["network, ranking, kept, seed", *head]]
     cells = json.loads((RESULTS / "prune.json").read_text())["cells"]
     faster = {cell: ratio for of in cells.values() for cell, ratio in of.get("faster", {}).items()}
-    for name, found in sorted(((name, of) for name, of in cells.items() if "test" in of), key=_network_first):
-        test, sizes = found["test"], [f"{found[key]:,}" for key in ("products", "weights")]
-        values = [
-            *(f"{100 * of['error']:.2f}" for of in (found["cut"], test)),
-            f"{test['nll']:.3f}",
-            f"{test['ece']:.3f}",
-        ]
-        rows.append([name, *sizes, *values, f"{faster[name]:.2f} ×" if name in faster else "–"])
+    for name, found in sorted(((name, of) for name, of in cells.items() if "cut" in of), key=_network_first):
+        values = [*(f"{found[key]:,}" for key in ("products", "weights")), f"{100 * found['cut']['error']:.2f}"]
+        if (test := found.get("test")) is not None:
+            values += [f"{100 * test['error']:.2f}", f"{test['nll']:.3f}", f"{test['ece']:.3f}"]
+        else:
+            values += ["–"] * 3
+        rows.append([name, *values, f"{faster[name]:.2f} ×" if name in faster else "–"])
     return figures.markdown(rows).rstrip() + "\n"
 
 
