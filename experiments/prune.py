@@ -33,7 +33,7 @@ from ibnn.lab import display
 from ibnn.nets import VGG16, CifarResNet, LeNet
 from ibnn.pruning import Size
 from ibnn.pruning.channels import Channels, find_channels
-from ibnn.pruning.cutting import choose, size, without
+from ibnn.pruning.cutting import BLOCK, choose, size, without
 
 CACHE = Path(os.environ.get("IBNN_CACHE", Path(__file__).parent / "cache"))
 COMPONENTS, ROWS, TIMED, TURNS = 4, [10_000, 1_000, 4_000], 64, 40
@@ -101,7 +101,7 @@ def thinned(model: ibnn.IBNN, method: str, keep: float, train: Data, seed: int) 
         found = ibnn.prune(model, train, keep, **options)
         return found.model, found.after
     cuttable = {channel: of[channel] for channel in channels.cuttable}
-    thin = without(model, channels, choose(channels, cuttable, keep * size(model, channels).products))
+    thin = without(model, channels, choose(channels, cuttable, keep * size(model, channels).products, BLOCK))
     return thin, size(thin, find_channels(thin.net, train.x[:2]))
 
 

@@ -142,6 +142,16 @@ def test_no_more_is_cut_than_asked_for() -> None:
         choose(channels, scores, 1)
 
 
+def test_layers_keep_multiples_of_a_block() -> None:
+    net = nn.Sequential(nn.Linear(3, 21), nn.ReLU(), nn.Linear(21, 16), nn.ReLU(), nn.Linear(16, 2))
+    channels = find_channels(net, torch.zeros(2, 3))  # 431 multiply–adds; 19 or 23 of them for each
+    scores = {channel: float(channel) for channel in channels.cuttable}
+    assert choose(channels, scores, 400, block=8) == {0, 1, 2, 3, 4}  # 21 → 16
+    assert choose(channels, scores, 200, block=8) == set(range(13))  # → 8
+    assert choose(channels, scores, 150, block=8) == {*range(13), *range(21, 29)}
+    assert len(choose(channels, scores, 40, block=8)) > 21  # not possible in blocks
+
+
 def test_a_part_that_fails_when_it_is_cut_is_left_whole() -> None:
     class Rigid(nn.Module):
         def __init__(self) -> None:

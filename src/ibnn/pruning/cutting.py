@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from ibnn.network import IBNN
 from ibnn.pruning.channels import LAYERS, Channels, Layer
 
 LEAST = 0.1  # of a layer's outputs always stay, and at least one
+BLOCK = 8  # numbers of outputs of which processors compute multiples fast
 
 
 class Size(NamedTuple):
@@ -60,6 +61,17 @@ class _Count:
         """Cuts a channel; returns the multiply–adds that this saves."""
         return -self._change(channel, -1)
 
+    def cut_all(self, lot: Sequence[int]) -> int:
+        """Cuts channels and returns what this saves; 0, and none is cut, if a layer would be left without others."""
+        saved = 0
+        for place, channel in enumerate(lot):
+            if not self.spare(channel):
+                for before in lot[:place]:
+                    self.restore(before)
+                return 0
+            saved += self.cut(channel)
+        return saved
+
     def restore(self, channel: int) -> int:
         """Puts a channel back; returns the multiply–adds that this costs."""
         return self._change(channel, 1)
@@ -86,25 +98,43 @@ def costs(channels: Channels) -> dict[int, int]:
     return found
 
 
-def choose(channels: Channels, scores: Mapping[int, float], products: float) -> set[int]:
-    """Returns the channels to cut: those of the lowest scores, until at most so many multiply–adds are left."""
-    count, gone = _Count(channels), list[int]()
+def choose(channels: Channels, scores: Mapping[int, float], products: float, block: int = 1) -> set[int]:
+    """Returns the channels to cut: those of the lowest scores, until at most so many multiply–adds are left.
+
+    With a `block` the layers that are cut keep multiples of so many outputs, if that is possible.
+    """
+    count, gone = _Count(channels), list[list[int]]()
     left = sum(layer.products for layer in channels.layers.values())
-    for channel in sorted(scores, key=scores.__getitem__):
+    for lot in _lots(count, scores, block):
         if left <= products:
             break
-        if count.spare(channel):
-            left -= count.cut(channel)
-            gone.append(channel)
+        if saved := count.cut_all(lot):
+            left -= saved
+            gone.append(lot)
     if left > products:
+        if block > 1:
+            return choose(channels, scores, products)
         raise ValueError(_too_little(channels, left, products))
-    for channel in reversed(gone[:]):  # the last ones may have saved more than was needed
-        if left + (back := count.restore(channel)) <= products:
+    for lot in [lot for lot in reversed(gone) if len(lot) == block]:  # the last may have saved more than was needed
+        if left + (back := sum(map(count.restore, lot))) <= products:
             left += back
-            gone.remove(channel)
+            gone.remove(lot)
         else:
-            count.cut(channel)
-    return set(gone)
+            count.cut_all(lot)
+    return {channel for lot in gone for channel in lot}
+
+
+def _lots(count: _Count, scores: Mapping[int, float], block: int) -> list[list[int]]:
+    """Returns the channels of each layer in lots that leave a multiple of `block`, those of the lowest scores first."""
+    made: dict[tuple[int, ...], list[int]] = {}  # by the layers that make them
+    for channel in sorted(scores, key=scores.__getitem__):
+        made.setdefault(tuple(number for number, _, outs in count.uses[channel] if outs), []).append(channel)
+    lots: list[list[int]] = []
+    for makers, each in made.items():
+        first = count.outs[makers[0]] % block
+        lots += [each[:first]] * bool(first)
+        lots += [each[start : start + block] for start in range(first, len(each), block)]
+    return sorted(lots, key=lambda lot: sum(scores[channel] for channel in lot) / len(lot))
 
 
 def _too_little(channels: Channels, left: int, products: float) -> str:

@@ -17,7 +17,7 @@ from ibnn.normal import check_seed, generators_restored, numbered_seed
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
 from ibnn.pruning.channels import Channels, find_channels
-from ibnn.pruning.cutting import Size, choose, size, why_whole, without
+from ibnn.pruning.cutting import BLOCK, Size, choose, size, why_whole, without
 from ibnn.pruning.ranking import Ranking, placed
 from ibnn.pruning.redundancy import make_up
 
@@ -127,7 +127,8 @@ def _pruned(model: IBNN, source: Source, keep: float, by: Scores | None, seed: i
         for number in range(rounds):
             share = keep ** ((number + 1) / rounds)
             ranking = Ranking(thin, after, source, ROWS, numbered_seed(seed, number))
-            thin = _thin(ranking, ranking.scores(by, share), x, share * before.products)
+            block = BLOCK if number == rounds - 1 else 1
+            thin = _thin(ranking, ranking.scores(by, share), x, share * before.products, block)
             reasons = {name: reason or why_whole(after, after.layers[name]) for name, reason in reasons.items()}
             after = _channels(thin, x)
             bar.advance()
@@ -184,11 +185,11 @@ def _channels(model: IBNN, x: Inputs) -> Channels:
     return channels
 
 
-def _thin(ranking: Ranking, scores: dict[int, float], x: Inputs, products: float) -> IBNN:
+def _thin(ranking: Ranking, scores: dict[int, float], x: Inputs, products: float, block: int) -> IBNN:
     """Cuts channels; fixes layers without which the network does not compute what it should, and tries again."""
     model, channels = ranking.model, ranking.channels
     while True:
-        gone = choose(channels, scores, products)
+        gone = choose(channels, scores, products, block)
         thin = without(model, channels, gone)
         if not (wrong := _difference(model, thin, channels, gone, x)):
             make_up(thin, model, channels, gone, ranking.moments)
