@@ -149,6 +149,7 @@ def draw(cells: dict[str, Any]) -> None:
     """Errors and speed against the multiply–adds that stay, a row of axes for each network."""
     names = [name for name in NETS if f"{name} times 0" in cells]
     faster = {cell: ratio for name in names for cell, ratio in cells[f"{name} times 0"]["faster"].items()}
+    faster |= {f"{name} dense 1.0 0": 1.0 for name in names}
     cells = cells | {cell: cells[cell] | {"faster": ratio} for cell, ratio in faster.items()}
     with display.house_style():
         figure = display.canvas(2.0 * len(names))
@@ -164,7 +165,7 @@ def draw(cells: dict[str, Any]) -> None:
                 tuned.set_title("test error, trained on, %")
             else:
                 tuned.axis("off")
-            panel(speed, cells, name, lambda found: found.get("faster", 1.0))
+            panel(speed, cells, name, lambda found: found.get("faster", float("nan")))
             speed.set_title("times faster")
         for ax in axes[-1]:
             ax.set_xlabel("multiply–adds that stay")
