@@ -1,15 +1,22 @@
 """Pruning: a network thinned by several rankings of its channels to the same multiply–adds, and trained on a little.
 
-    IBNN_DATA=FOLDER python experiments/prune.py [--nets lenet] [--keeps 0.5] [--methods sensitivity magnitude]
+    IBNN_DATA=FOLDER python experiments/prune.py [--nets lenet] [--keeps 0.5] [--methods ours magnitude]
 
 All start from one iBNN (four components) trained on 10,000 images, and are trained on for the same few epochs on the
-same images. *dev*: 4,000 training images that nothing has seen, by which choices were made; the test set is scored
-once. Magnitude: the norm of a filter over the mean norm in its layer, ranked over all layers. Milliseconds: one answer
-of one draw for 64 images, the least of several. Writes results/prune.json.
+same images; so is the dense one. *cut*: scores before training on, for 4,000 training images that nothing has seen;
+such scores made the choices. The test set is scored once.
+
+*ours*: `ibnn.prune`. *magnitude*: the norm of a filter over the mean norm in its layer, ranked over all layers, and
+cut. *random*: random numbers in place of norms. *made up*: the channels that magnitude chooses, and weights as
+`ibnn.prune` gives them to those that stay. *faster*: CPU seconds of the dense plain network over those of the thinner
+one for 64 images on one thread, the median over turns that alternate. Writes results/prune.json and
+docs/figures/prune.png.
 """
 
 import argparse
+import copy
 import os
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,19 +24,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import Data, Results, images, parts, scores
-from torch import Tensor, nn
+from common import FIGURES, Data, Results, images, parts, scores
+from torch import nn
 
 import ibnn
+from ibnn.convert import revert
+from ibnn.lab import display
 from ibnn.nets import VGG16, CifarResNet, LeNet
-from ibnn.pruning.channels import find_channels
+from ibnn.pruning import Size
+from ibnn.pruning.channels import Channels, find_channels
+from ibnn.pruning.cutting import BLOCK, choose, size, without
 
 CACHE = Path(os.environ.get("IBNN_CACHE", Path(__file__).parent / "cache"))
-COMPONENTS, ROWS, DRAWS, TIMED = 4, [10_000, 1_000, 4_000], 8, 64
+COMPONENTS, ROWS, TIMED, TURNS = 4, [10_000, 1_000, 4_000], 64, 40
 
 
 class Net(NamedTuple):
-    """A network, its data, how long it trains at first, and how long once it is thin."""
+    """A network, its data, how long it trains at first, and how long once it is thin; without the latter no test."""
 
     make: Callable[[], nn.Module]
     data: str
@@ -40,10 +51,10 @@ class Net(NamedTuple):
 
 NETS = {
     "lenet": Net(partial(LeNet, width=2), "fashion-mnist", 40, 1e-3, 4),
-    "vgg16": Net(partial(VGG16, width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 20, 3e-3, 3),
-    "resnet20": Net(partial(CifarResNet, depth=20, width=0.5), "cifar-10", 20, 3e-3, 3),
+    "vgg16": Net(partial(VGG16, width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 6, 3e-3, 0),
+    "resnet20": Net(partial(CifarResNet, depth=20, width=0.5), "cifar-10", 6, 3e-3, 0),
 }
-METHODS = ("sensitivity", "posterior", "magnitude", "random")
+METHODS = ("ours", "magnitude", "random", "made up")
 
 
 def data(name: str, seed: int) -> list[Data]:
@@ -67,62 +78,128 @@ def dense(name: str, seed: int) -> ibnn.IBNN:
     return model.eval()
 
 
-def rival(model: ibnn.IBNN, method: str, x: Tensor, seed: int) -> dict[str, Tensor]:
-    """Scores of nodes: of the filters that make them, or random ones."""
-    channels = find_channels(model.net, x[:2])
+def rival(model: ibnn.IBNN, channels: Channels, method: str, seed: int) -> dict[int, float]:
+    """Scores of channels: the mean over the filters that make them, or random numbers."""
     generator, of = torch.Generator().manual_seed(seed), dict[int, list[float]]()
     for layer in channels.layers.values():
         norms = layer.module.weight.detach().flatten(1).norm(dim=1)  # type: ignore[operator, union-attr]
-        norms = norms / norms.mean() if method == "magnitude" else torch.rand(len(norms), generator=generator)
+        norms = torch.rand(len(norms), generator=generator) if method == "random" else norms / norms.mean()
         for channel, norm in zip(layer.outs.tolist(), norms.tolist(), strict=True):
             of.setdefault(channel, []).append(norm)
-    mean = {channel: sum(values) / len(values) for channel, values in of.items()} | {-1: 0.0}
-    return {name: torch.tensor([mean[c] for c in channels.layers[name].ins.tolist()]) for name in model.latents}
+    return {channel: sum(values) / len(values) for channel, values in of.items()}
+
+
+def thinned(model: ibnn.IBNN, method: str, keep: float, train: Data, seed: int) -> tuple[ibnn.IBNN, Size]:
+    """A thinner model by a method, and its size."""
+    channels = find_channels(model.net, train.x[:2])
+    of = rival(model, channels, method, seed)
+    if method in ("ours", "made up"):
+        by = {
+            name: torch.tensor([of.get(c, 0.0) for c in channels.layers[name].ins.tolist()]) for name in model.latents
+        }
+        options: Any = {"by": by if method == "made up" else None, "seed": seed, "quiet": True}
+        found = ibnn.prune(model, train, keep, **options)
+        return found.model, found.after
+    cuttable = {channel: of[channel] for channel in channels.cuttable}
+    thin = without(model, channels, choose(channels, cuttable, keep * size(model, channels).products, BLOCK))
+    return thin, size(thin, find_channels(thin.net, train.x[:2]))
 
 
 def scored(model: ibnn.IBNN, given: Data) -> dict[str, float]:
-    """Error, NLL and ECE of eight draws."""
-    return scores(model.predict(given.x, samples=DRAWS // COMPONENTS, progress=False, novelty=False).log_probs, given.y)
+    """Error, NLL and ECE of a draw from each component."""
+    return scores(model.predict(given.x, samples=1, progress=False, novelty=False).log_probs, given.y)
 
 
-def milliseconds(model: ibnn.IBNN, x: Tensor) -> float:
-    """The least time that a draw, as a plain network, takes for a batch."""
-    net, times = model.draw(0), []
+def times(name: str, seed: int, cells: list[str]) -> dict[str, Any]:
+    """Milliseconds of the dense plain network for a batch, and how much faster the thinner ones of some cells are."""
+    x = data(name, seed)[-1].x[:TIMED]
+    nets = {cell: torch.load(CACHE / f"{cell}.pt", weights_only=False).eval() for cell in cells}
+    nets = {"dense": revert(dense(name, seed)).eval(), **nets}
+    seconds: dict[str, list[float]] = {cell: [] for cell in nets}
     with torch.inference_mode():
-        for _ in range(12):
-            began = time.perf_counter()
-            net(x)
-            times.append(time.perf_counter() - began)
-    return 1e3 * min(times)
+        for _ in range(TURNS):
+            for cell, net in nets.items():
+                began = time.thread_time()
+                net(x)
+                seconds[cell].append(time.thread_time() - began)
+    ratios = {
+        cell: statistics.median(one / other for one, other in zip(seconds["dense"], seconds[cell], strict=True))
+        for cell in cells
+    }
+    return {"milliseconds": 1e3 * statistics.median(seconds["dense"]), "faster": ratios}
 
 
 def cell(name: str, method: str, keep: float, seed: int) -> dict[str, Any]:
     """One network, thinned to a share by a method; with keep = 1 trained on as all others are."""
     model, (train, valid, dev, test), net = dense(name, seed), data(name, seed), NETS[name]
     began = time.process_time()
-    by: Any = rival(model, method, train.x, seed) if method in ("magnitude", "random") else method
-    found = ibnn.prune(model, train, keep, by=by, rows=1000, seed=seed)
-    facts: dict[str, Any] = {"pruning seconds": time.process_time() - began, "cut": scored(found.model, dev)}
-    began, thin = time.process_time(), found.model
+    thin, found = thinned(model, method, keep, train, seed)
+    facts: dict[str, Any] = {"pruning seconds": time.process_time() - began, **found._asdict()}
+    facts |= {"cut": scored(thin, dev)}
+    torch.save(revert(copy.deepcopy(thin)), CACHE / f"{name} {method} {keep} {seed}.pt")
+    if not net.more:
+        return facts
+    began = time.process_time()
     options: dict[str, Any] = {"epochs": net.more, "lr": net.lr / 2, "seed": seed + 1, "evaluate_every": net.more}
     ibnn.fit(thin, train, valid, novelty=False, quiet=True, **options)
-    facts |= {"tuning seconds": time.process_time() - began, "outputs": [layer.outputs[1] for layer in found.layers]}
-    facts |= {"weights": found.after.weights, "products": found.after.products, "nodes": found.after.nodes}
-    facts |= {"dev": scored(thin, dev), "test": scored(thin, test)}
-    return facts | {"milliseconds": milliseconds(thin, test.x[:TIMED])}
+    return facts | {"tuning seconds": time.process_time() - began, "test": scored(thin, test)}
+
+
+def draw(cells: dict[str, Any]) -> None:
+    """Errors and speed against the multiply–adds that stay, a row of axes for each network."""
+    names = [name for name in NETS if f"{name} times 0" in cells]
+    faster = {cell: ratio for name in names for cell, ratio in cells[f"{name} times 0"]["faster"].items()}
+    faster |= {f"{name} dense 1.0 0": 1.0 for name in names}
+    cells = cells | {cell: cells[cell] | {"faster": ratio} for cell, ratio in faster.items()}
+    with display.house_style():
+        figure = display.canvas(2.0 * len(names))
+        axes = figure.subplots(len(names), 3, squeeze=False)
+        for (cut, tuned, speed), name in zip(axes, names, strict=True):
+            whole = cells[f"{name} dense 1.0 0"]
+            panel(cut, cells, name, lambda found: 100 * found["cut"]["error"])
+            cut.set_title(f"{name}: held-out error once cut, %")
+            if "test" in whole:
+                panel(tuned, cells, name, lambda found: 100 * found["test"]["error"])
+                level = 100 * whole["test"]["error"]
+                tuned.axhspan(level, level + 0.5, color=display.OTHER, alpha=0.3, linewidth=0)
+                tuned.set_title("test error, trained on, %")
+            else:
+                tuned.axis("off")
+            panel(speed, cells, name, lambda found: found.get("faster", float("nan")))
+            speed.set_title("times faster")
+        for ax in axes[-1]:
+            ax.set_xlabel("multiply–adds that stay")
+        axes[0][0].legend()
+        (FIGURES / "prune.png").write_bytes(display.png(figure))
+
+
+def panel(axes: Any, cells: dict[str, Any], name: str, of: Callable[[dict[str, Any]], float]) -> None:
+    """A measure of all methods and shares of a network, and a line for the dense one."""
+    whole = cells[f"{name} dense 1.0 0"]
+    for method, colour, marker in zip(METHODS[:3], display.COLOURS, display.MARKERS, strict=False):
+        found = [c for cell, c in cells.items() if cell.startswith(f"{name} {method} ") and cell.endswith(" 0")]
+        found.sort(key=lambda c: -c["products"])
+        shares = [c["products"] / whole["products"] for c in found]
+        axes.plot(shares, [of(c) for c in found], color=colour, marker=marker, markersize=3, label=method)
+    axes.axhline(of(whole), color=display.OTHER, linewidth=1, label="dense")
+    axes.invert_xaxis()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument("--keeps", type=float, nargs="+", default=[0.5, 0.25, 0.75])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--keeps", type=float, nargs="+", default=[0.5, 0.25, 0.75, 0.35])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS[:3]))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     options = parser.parse_args()
     results = Results("prune", str(__doc__))
     for seed in options.seeds:
         for name in options.nets:
-            results.run(f"{name} dense 1.0 {seed}", partial(cell, name, "sensitivity", 1.0, seed))
+            results.run(f"{name} dense 1.0 {seed}", partial(cell, name, "ours", 1.0, seed))
             for keep in options.keeps:
                 for method in options.methods:
                     results.run(f"{name} {method} {keep} {seed}", partial(cell, name, method, keep, seed))
+            done = [key for key in results.cells if key.startswith(f"{name} ") and key.endswith(f" {seed}")]
+            done = [key for key in done if key.split()[1] not in ("dense", "times")]
+            results.run(f"{name} times {seed}", partial(times, name, seed, done), key=", ".join(done))
+    draw(results.cells)

@@ -42,6 +42,7 @@ COMMANDS = [
     "predict",
     "evaluate",
     "report",
+    "prune",
     "export",
     "serve",
     "reproduce",

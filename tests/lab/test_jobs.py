@@ -192,6 +192,37 @@ def test_toml_and_back() -> None:
     assert Job.from_toml(job.to_toml()).key == job.key != DIGITS.key
 
 
+def test_a_pruned_run_is_thin_and_read_back(tmp_path: Path) -> None:
+    dense = DIGITS.but(method_options={"components": 2})
+    job = dense.but(prune={"keep": 0.5, "epochs": 3})
+    assert job.before() == dense
+    assert dense.key == DIGITS.but(method_options={"components": 2}, prune=None).key != job.key
+    assert (job.full_recipe().epochs, job.full_recipe().batch_size, dense.full_recipe().epochs) == (3, 64, 2)
+    result = run(job, tmp_path / "thin", quiet=True)
+    thin, wide = read_run(tmp_path / "thin"), read_run(tmp_path / dense.key)
+    before, after = result["pruned"]["sizes"]
+    assert before == {"weights": 64 * 16 + 16 + 16 * 10 + 10, "products": 64 * 16 + 16 * 10, "nodes": 80}
+    assert after == {"weights": 8 * 75 + 10, "products": 8 * 74, "nodes": 72}  # eight of sixteen units
+    assert thin.model.net[1][2].in_features == 8
+    assert wide.model.net[1][2].in_features == 16
+    held_out = make_data(job).valid
+    assert held_out is not None
+    x, y = held_out.__getitems__(list(range(len(held_out))))
+    for model, scores in zip((wide.model, thin.model), result["pruned"]["held_out"], strict=True):
+        assert scores["nll"] == pytest.approx(metrics.nll(model.predict(x, samples=2).log_probs.double(), y), rel=1e-5)
+    assert result["costs"]["rows"] == (2 + 3) * 200
+    assert result == run(job, tmp_path / "thin", quiet=True)
+    with pytest.raises(ValueError, match="one of this job"):
+        run(dense, tmp_path / "thin", quiet=True)
+
+
+def test_what_cannot_be_pruned_begins_no_run(tmp_path: Path) -> None:
+    job = DIGITS.but(prune={"keep": 0.01}, train={"epochs": 1})
+    with pytest.raises(ValueError, match=r"`keep` to be enough .* 1\.2 \(is the network's output\)"):
+        run(job, tmp_path / "thin", quiet=True)
+    assert not RunFolder(tmp_path / "thin").begun
+
+
 def test_merging_changes_neither() -> None:
     base, changes = {"a": {"b": 1}}, {"a": {"c": 2}}
     assert merged(base, changes) == {"a": {"b": 1, "c": 2}}
@@ -224,6 +255,11 @@ def test_merging_changes_neither() -> None:
         ({"data": "t.csv", "target": "y", "test_share": 1.0}, "`test_share`"),
         ({"net_options": {"hidden": float("inf")}}, "`net_options.hidden` to be text, a finite number"),
         ({"net_options": {"hidden": [{"a": 1}]}}, "`net_options.hidden`"),
+        ({"prune": {"keep": 1.0}}, "`prune.keep` to be a share above 0 and below 1, but got 1.0"),
+        ({"prune": {"epochs": 1}}, "`prune.keep` .* but got None"),
+        ({"prune": {"keep": 0.5, "epocs": 1}}, "`prune.epocs` .* Did you mean 'epochs'"),
+        ({"prune": {"keep": 0.5, "seed": 1}}, "`prune.seed` to be absent"),
+        ({"prune": {"keep": 0.5}, "method": "sgd"}, "`prune` to be given for method"),
     ],
 )
 def test_wrong_fields_are_named(changes: dict[str, object], words: str) -> None:

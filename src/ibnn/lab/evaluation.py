@@ -74,6 +74,14 @@ def evaluate(
     return Evaluation(measure.result(own) | tempered | novelty, measure.tensors(own))
 
 
+def scores_of(model: Trainable, known: data.Images | data.Points, *, samples: int = 5) -> dict[str, float]:
+    """Returns the scores of a trained method on labelled images or points."""
+    x, y = known.__getitems__(list(range(len(known))))
+    own = float(model.likelihood.temperature)
+    found: dict[str, float] = _Points(_Answers(model, samples, (own,)), data.Points(x, y)).result(own)["scores"]
+    return found
+
+
 @dataclass(frozen=True)
 class _Answered:
     """Answers for some inputs by temperature, and how novel the inputs are, where the method can tell."""

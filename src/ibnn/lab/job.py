@@ -87,7 +87,7 @@ SYNONYMS = {  # what users of other libraries call fields and options
 METHOD_SYNONYMS = {"plain": "sgd", "map": "sgd", "mc_dropout": "dropout", "mcdropout": "dropout", "bnn": "vi"}
 METHOD_SYNONYMS |= {"mean_field": "vi", "meanfield": "vi", "deep_ensemble": "ensemble", "deep_ensembles": "ensemble"}
 _OF_TABLES = ("target", "task", "ignore", "test_share")  # fields that only a .csv file has
-_LATER = ("image_size", "posterior", "sampling")  # fields that older jobs do not have
+_LATER = ("image_size", "posterior", "sampling", "prune")  # fields that older jobs do not have
 
 
 class Job(BaseModel):
@@ -115,6 +115,8 @@ class Job(BaseModel):
         sampling: Its options, such as `samples`, `warmup` and `temperature`; see `ibnn.sampling.Settings`.
         first: Changes to `train` for a plain training that comes first; the method starts from its weights.
         weights: A safetensors file of trained weights to start from instead.
+        prune: {"keep": share of the multiply–adds that stays}, and changes to `train` such as `epochs`: a training of
+            the same job without this comes first, its network is thinned (`ibnn.prune`) and trained on.
         samples: Draws per component in the evaluation at the end.
         seed: Decides initial weights, order and noise; subset and held-out rows are the same for all seeds. It is the
             only seed: `train`, `first` and `method_options` have none.
@@ -144,6 +146,7 @@ class Job(BaseModel):
     sampling: dict[str, Any] = {}
     first: dict[str, Any] | None = None
     weights: str | None = None
+    prune: dict[str, Any] | None = None
     samples: int = Field(5, ge=1)
     seed: int = Field(0, ge=0)
     recipe: str | None = None
@@ -160,6 +163,7 @@ class Job(BaseModel):
         _check_known("method", self.method, tuple(METHODS))
         self._check_table()
         self._check_sampling()
+        self._check_prune()
         _check_plain("net_options", self.net_options)
         for field in ("first", "weights"):
             if self.method == "ensemble" and getattr(self, field) is not None:
@@ -194,6 +198,18 @@ class Job(BaseModel):
         except TypeError as error:
             raise ValueError(str(error)) from None
 
+    def _check_prune(self) -> None:
+        """Raises for a network without latents that is to be pruned, and for a share that is none."""
+        if self.prune is None:
+            return
+        if self.method != "ibnn":
+            remedy = 'Set method = "ibnn", or leave prune out.'
+            raise ValueError(complaint("prune", 'given for method = "ibnn" alone', repr(self.method), remedy))
+        keep = self.prune.get("keep")
+        if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep < 1:
+            remedy = "Pass 0.5 for half of the multiply–adds."
+            raise ValueError(complaint("prune.keep", "a share above 0 and below 1", repr(keep), remedy))
+
     @property
     def has_file(self) -> bool:
         """Whether the data are a .csv file."""
@@ -205,14 +221,22 @@ class Job(BaseModel):
         return is_own(self.net)
 
     def full_recipe(self) -> Recipe:
-        """Returns the recipe that `fit` trains by."""
-        return self._recipe(self.recipe, "train")
+        """Returns the recipe that `fit` trains by; that of a thinned network has the changes in `prune`."""
+        recipe = self._recipe(self.recipe, "train")
+        if self.prune is None:
+            return recipe
+        changes = {name: value for name, value in self.prune.items() if name != "keep"}
+        return self._changed(recipe, {"beta_warmup": 0.0} | changes, "prune")
 
     def _recipe(self, base: str | None, table: str) -> Recipe:
         """Returns a recipe of the library with the changes in a table, "train" or "first"."""
-        given = {k: tuple(v) if isinstance(v, list) else v for k, v in getattr(self, table).items()}
+        changes = {"seed": self.seed, **getattr(self, table)}
+        return self._changed(Recipe.named(base) if base else Recipe(), changes, table)
+
+    @staticmethod
+    def _changed(recipe: Recipe, changes: dict[str, Any], table: str) -> Recipe:
         try:
-            return (Recipe.named(base) if base else Recipe()).but(**{"seed": self.seed, **given})
+            return recipe.but(**{k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()})
         except ValueError as error:
             if isinstance(error.__context__, ValidationError):  # worded for a recipe that stands alone
                 raise ValueError(explain(error.__context__, Recipe, table)) from None
@@ -227,7 +251,9 @@ class Job(BaseModel):
         return type(self)(**merged(self.model_dump(exclude_unset=True), changes))
 
     def before(self) -> "Job | None":
-        """Returns the plain training that comes first, if there is one."""
+        """Returns the training that comes first, if there is one: of the network to prune, or of the plain one."""
+        if self.prune is not None:
+            return Job(**(self.model_dump(exclude_unset=True) | {"prune": None}))
         if self.first is None:
             return None
         self._recipe(None, "first")  # errors name `first`, not the `train` of the other job
@@ -290,7 +316,7 @@ def _check_names(fields: dict[str, Any]) -> None:
         if name not in Job.model_fields:
             near = nearest(name, meanings().values(), meanings())
             raise ValueError(complaint(name, "a field of a job", repr(value), f"Did you mean {near!r}?"))
-    for table in ("train", "first", "method_options", "sampling"):
+    for table in ("train", "first", "method_options", "sampling", "prune"):
         if isinstance(given := fields.get(table), dict) and "seed" in given:
             expected = f"absent: the seed of a job also decides its first weights and stands outside {table}"
             remedy = f"Set seed = {given['seed']} instead (--set seed={given['seed']})."

@@ -9,18 +9,19 @@ from typing import Any, cast
 
 import torch
 
-from ibnn.data import TABLES, Images, Units
+from ibnn.data import TABLES, Images, Points, Units
 from ibnn.diagnosis import diagnose
 from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
 from ibnn.lab.display import COSTS
-from ibnn.lab.evaluation import Evaluation, evaluate
+from ibnn.lab.evaluation import Evaluation, evaluate, scores_of
 from ibnn.lab.job import METHODS, Job, meanings, merged
 from ibnn.lab.parts import Splits, architecture, check_data, check_weights, make_data, make_method, prepare
 from ibnn.lab.provenance import commit, provenance
 from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
 from ibnn.network import FACTORS, IBNN, NUMBERS
 from ibnn.novelty.fitting import fit_novelty_if_possible
+from ibnn.pruning import prune, resize
 from ibnn.sampling import sample
 from ibnn.training.history import History
 from ibnn.training.loop import fit
@@ -49,8 +50,8 @@ def run(
         folder: The run folder; waits for another process that uses it.
         data_folder: Where the data sets are; default as `ibnn.data.load`.
         splits: The data, if they are loaded already.
-        first_folder: The run folder of the plain training that comes first; default one next to `folder`, named by the
-            key of that job, so that runs share it.
+        first_folder: The run folder of the training that comes first (of the plain network, or of the one to prune);
+            default one next to `folder`, named by the key of that job, so that runs share it.
         quiet: Shows nothing.
         held: Whether the caller holds the lock of the folder (`ibnn.lab.runs.RunFolder.lock`).
 
@@ -65,23 +66,57 @@ def run(
             return found
         commit()  # which may change while it trains
         splits, model = prepare(job, data_folder, splits)
-        if splits.units is not None and splits.units.sha256 is not None:
-            _keep_units(splits.units, home)
-        home.write(JOB, job.to_toml().encode())
-        before, spent = job.before(), None
+        if job.prune is None:  # else there is nothing to go on with until the network is thin
+            _begin(job, splits, home)
+        before, spent, facts = job.before(), None, dict[str, Any]()
         if before is not None:
             place = first_folder or home.path.parent / before.key
             spent = run(before, place, data_folder=data_folder, splits=splits, quiet=quiet)["costs"]
-            state = RunFolder(place).model_state().items()
-            start = {name.removeprefix("net."): value for name, value in state if name.startswith("net.")}
-            model = make_method(job, len(splits.whole.classes), start, splits.units)
+            model, facts = (_plain_start if job.prune is None else _thin_start)(job, place, splits, quiet)
+            _begin(job, splits, home)
         history = _train(job, model, splits, home, quiet)
-        how = architecture(job, len(splits.whole.classes), splits.units)
+        how = None if job.prune else architecture(job, len(splits.whole.classes), splits.units)
         save_pretrained(model, home.path, architecture=how)  # type: ignore[arg-type]
         measured = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
         home.write_tensors(ANSWERS, measured.answers)
         spent = costs(job, model, history, spent)
-        return home.finish(_result(job, model, history, measured, splits, spent))
+        if facts and splits.valid is not None:
+            facts["pruned"]["held_out"].append(scores_of(model, splits.valid, samples=job.samples))
+        return home.finish(_result(job, model, history, measured, splits, spent) | facts)
+
+
+def _begin(job: Job, splits: Splits, home: RunFolder) -> None:
+    """Writes what a run was begun with."""
+    if splits.units is not None and splits.units.sha256 is not None:
+        _keep_units(splits.units, home)
+    home.write(JOB, job.to_toml().encode())
+
+
+def _plain_start(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainable, dict[str, Any]]:
+    """Returns the untrained method on the weights of the plain network that was trained first."""
+    state = RunFolder(place).model_state().items()
+    start = {name.removeprefix("net."): value for name, value in state if name.startswith("net.")}
+    return make_method(job, len(splits.whole.classes), start, splits.units), {}
+
+
+def _thin_start(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainable, dict[str, Any]]:
+    """Returns the model that was trained first without the channels that it needs least, and what was cut."""
+    dense = read_run(place, trust_code=True).model  # which was trained with that code, or read with trust
+    assert isinstance(dense, IBNN), "checked by the job"
+    assert job.prune is not None
+    held_out = [] if splits.valid is None else [scores_of(dense, splits.valid, samples=job.samples)]
+    dense.set_posterior()  # the moments of a bank
+    found = prune(dense, _as_they_are(splits.train), job.prune["keep"], seed=job.seed, quiet=quiet)
+    sizes = [size._asdict() for size in (found.before, found.after)]
+    return found.model, {"pruned": {"sizes": sizes, "held_out": held_out}}
+
+
+def _as_they_are(train: Images | Points) -> Images | Points:
+    """Returns training data without augmentation."""
+    train = copy.copy(train)
+    if isinstance(train, Images):
+        train.augment = False
+    return train
 
 
 def _train(job: Job, model: Trainable, splits: Splits, home: RunFolder, quiet: bool) -> History:
@@ -89,9 +124,7 @@ def _train(job: Job, model: Trainable, splits: Splits, home: RunFolder, quiet: b
     history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
     if job.posterior == "mixture":
         return history
-    ours, train = cast(IBNN, model), copy.copy(splits.train)
-    if isinstance(train, Images):
-        train.augment = False  # the likelihood is of the data as they are
+    ours, train = cast(IBNN, model), _as_they_are(splits.train)  # the likelihood is of these
     options: dict[str, Any] = {"run_dir": home.path / "chains", "progress": not quiet, "seed": job.seed}
     found = sample(ours, train, job.posterior, **options, **job.sampling)
     fit_novelty_if_possible(ours, train, splits.valid, seed=job.seed)
@@ -105,7 +138,9 @@ def _result(
     job: Job, model: Trainable, history: History, measured: Evaluation, splits: Splits, spent: dict[str, Any]
 ) -> dict[str, Any]:
     """Returns the content of result.json."""
-    result = {"name": f"{job.method} {job.net} {job.data} seed {job.seed}", "job": job.model_dump(exclude_unset=True)}
+    kept = f" {job.prune['keep']:.0%}" if job.prune else ""
+    name = f"{job.method} {job.net}{kept} {job.data} seed {job.seed}"
+    result = {"name": name, "job": job.model_dump(exclude_unset=True)}
     result |= measured.result | {"costs": spent, "diagnosis": history.summary, "training": _training(history)}
     result |= {"classes": list(splits.whole.classes), "provenance": provenance()}
     if job.has_code:
@@ -235,9 +270,11 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
         remedy = "If you trust that module of the current folder, pass --trust-code (trust_code=True) to import it."
         raise ValueError(complaint("folder", "a run of a network of the library", got, remedy))
     units = _read_units(home) if job.has_file else TABLES[job.data].units if job.data in TABLES else None
-    model = make_method(job, len(result["classes"]), units=units)
+    model, state = make_method(job, len(result["classes"]), units=units), home.model_state()
     try:
-        model.load_state_dict(home.model_state())
+        if job.prune is not None:
+            resize(cast(IBNN, model), state)
+        model.load_state_dict(state)
     except RuntimeError as error:
         got = f"other ones ({str(error).splitlines()[-1].strip()})"
         if job.has_code:

@@ -1,6 +1,6 @@
 """Compression: a thinner network, without the nodes that matter least."""
 
-from ibnn.pruning.cutting import Size, rebuild
+from ibnn.pruning.cutting import Size, rebuild, resize
 from ibnn.pruning.pruning import Pruned, PrunedLayer, prune
 
-__all__ = ["Pruned", "PrunedLayer", "Size", "prune", "rebuild"]
+__all__ = ["Pruned", "PrunedLayer", "Size", "prune", "rebuild", "resize"]

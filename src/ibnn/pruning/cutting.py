@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from ibnn.network import IBNN
 from ibnn.pruning.channels import LAYERS, Channels, Layer
 
 LEAST = 0.1  # of a layer's outputs always stay, and at least one
+BLOCK = 8  # numbers of outputs of which processors compute multiples fast
 
 
 class Size(NamedTuple):
@@ -60,6 +61,17 @@ class _Count:
         """Cuts a channel; returns the multiply–adds that this saves."""
         return -self._change(channel, -1)
 
+    def cut_all(self, lot: Sequence[int]) -> int:
+        """Cuts channels and returns what this saves; 0, and none is cut, if a layer would be left without others."""
+        saved = 0
+        for place, channel in enumerate(lot):
+            if not self.spare(channel):
+                for before in lot[:place]:
+                    self.restore(before)
+                return 0
+            saved += self.cut(channel)
+        return saved
+
     def restore(self, channel: int) -> int:
         """Puts a channel back; returns the multiply–adds that this costs."""
         return self._change(channel, 1)
@@ -86,25 +98,43 @@ def costs(channels: Channels) -> dict[int, int]:
     return found
 
 
-def choose(channels: Channels, scores: Mapping[int, float], products: float) -> set[int]:
-    """Returns the channels to cut: those of the lowest scores, until at most so many multiply–adds are left."""
-    count, gone = _Count(channels), list[int]()
+def choose(channels: Channels, scores: Mapping[int, float], products: float, block: int = 1) -> set[int]:
+    """Returns the channels to cut: those of the lowest scores, until at most so many multiply–adds are left.
+
+    With a `block` the layers that are cut keep multiples of so many outputs, if that is possible.
+    """
+    count, gone = _Count(channels), list[list[int]]()
     left = sum(layer.products for layer in channels.layers.values())
-    for channel in sorted(scores, key=scores.__getitem__):
+    for lot in _lots(count, scores, block):
         if left <= products:
             break
-        if count.spare(channel):
-            left -= count.cut(channel)
-            gone.append(channel)
+        if saved := count.cut_all(lot):
+            left -= saved
+            gone.append(lot)
     if left > products:
+        if block > 1:
+            return choose(channels, scores, products)
         raise ValueError(_too_little(channels, left, products))
-    for channel in reversed(gone[:]):  # the last ones may have saved more than was needed
-        if left + (back := count.restore(channel)) <= products:
+    for lot in [lot for lot in reversed(gone) if len(lot) == block]:  # the last may have saved more than was needed
+        if left + (back := sum(map(count.restore, lot))) <= products:
             left += back
-            gone.remove(channel)
+            gone.remove(lot)
         else:
-            count.cut(channel)
-    return set(gone)
+            count.cut_all(lot)
+    return {channel for lot in gone for channel in lot}
+
+
+def _lots(count: _Count, scores: Mapping[int, float], block: int) -> list[list[int]]:
+    """Returns the channels of each layer in lots that leave a multiple of `block`, those of the lowest scores first."""
+    made: dict[tuple[int, ...], list[int]] = {}  # by the layers that make them
+    for channel in sorted(scores, key=scores.__getitem__):
+        made.setdefault(tuple(number for number, _, outs in count.uses[channel] if outs), []).append(channel)
+    lots: list[list[int]] = []
+    for makers, each in made.items():
+        first = count.outs[makers[0]] % block
+        lots += [each[:first]] * bool(first)
+        lots += [each[start : start + block] for start in range(first, len(each), block)]
+    return sorted(lots, key=lambda lot: sum(scores[channel] for channel in lot) / len(lot))
 
 
 def _too_little(channels: Channels, left: int, products: float) -> str:
@@ -135,7 +165,6 @@ def without(model: IBNN, channels: Channels, gone: Collection[int]) -> IBNN:
     return thin
 
 
-@torch.no_grad()
 def rebuild(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """Returns a copy of a network with the layers' sizes and the values of a state: a thinner network from a file.
 
@@ -147,20 +176,31 @@ def rebuild(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     >>> rebuild(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), thin.state_dict())[2]
     Linear(in_features=2, out_features=1, bias=True)
     """
-    net, state = duplicate(net), {name.removeprefix("net."): value for name, value in state.items()}
-    if missing := sorted(set(net.state_dict()) - set(state)):
+    net, names = duplicate(net), set(net.state_dict())
+    if not names <= set(state):  # of a model
+        state = {name.removeprefix("net."): value for name, value in state.items()}
+    if missing := sorted(names - set(state)):
         got, remedy = f"one without {missing[:3]}", "Pass the network that was pruned."
         raise ValueError(complaint("state", "of a network with the same layers", got, remedy))
-    for name, module in net.named_modules():
-        if isinstance(module, tuple(LAYERS.values())):
-            one, other = state[f"{name}.weight".removeprefix(".")].shape[:2]
-            other = one if getattr(module, "groups", 1) > 1 else other
-            ins, outs = (one, other) if isinstance(module, nn.modules.conv._ConvTransposeNd) else (other, one)
-            _cut_layer(module, torch.arange(ins), torch.arange(outs))
-        elif isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
-            _cut_norm(module, torch.arange(len(state[f"{name}.running_mean".removeprefix(".")])))
-    net.load_state_dict({name: state[name] for name in net.state_dict()})
+    resize(net, state)
+    net.load_state_dict({name: state[name] for name in names})
     return net
+
+
+@torch.no_grad()
+def resize(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Cuts the layers of a network or model, in place, to the sizes that they have in a thinner one's state."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, tuple(LAYERS.values())) and f"{name}.weight".lstrip(".") in state:
+            one, other = state[f"{name}.weight".lstrip(".")].shape[:2]
+            grouped: Any = layer if getattr(layer, "groups", 1) > 1 else None
+            if grouped and not grouped.groups == grouped.in_channels == grouped.out_channels:
+                continue  # never cut
+            other = one if grouped else other
+            ins, outs = (one, other) if isinstance(layer, nn.modules.conv._ConvTransposeNd) else (other, one)
+            _cut_layer(layer, torch.arange(ins), torch.arange(outs))
+        elif isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
+            _cut_norm(layer, torch.arange(len(state[f"{name}.running_mean".lstrip(".")])))
 
 
 def staying(ids: Tensor, gone: Collection[int]) -> Tensor:

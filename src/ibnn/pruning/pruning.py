@@ -3,26 +3,27 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ibnn.batches import Source, as_source
 from ibnn.convert import revert
-from ibnn.errors import complaint, nearest
-from ibnn.inputs import Inputs, as_tensors, batch_length, evaluating, slice_rows, tree_map
+from ibnn.errors import complaint
+from ibnn.inputs import Inputs, batch_length, evaluating, slice_rows
 from ibnn.network import IBNN
-from ibnn.normal import Space, address, check_seed, generators_restored, numbered_seed, numbered_words, words
+from ibnn.normal import check_seed, generators_restored, numbered_seed
 from ibnn.prediction import refuse_nan
+from ibnn.progress import Bar
 from ibnn.pruning.channels import Channels, find_channels
-from ibnn.pruning.cutting import Size, choose, costs, size, why_whole, without
-from ibnn.pruning.scores import sensitivities, signal_to_noise
+from ibnn.pruning.cutting import BLOCK, Size, choose, size, why_whole, without
+from ibnn.pruning.ranking import Ranking, placed
+from ibnn.pruning.redundancy import make_up
 
 BATCH, TRACED = 128, 2  # rows whose gradients are taken at once, and rows that channels are found with
-ROUNDS = 5  # in which the sensitivity is found anew
-NAMES = ("sensitivity", "posterior")
-By = Literal["sensitivity", "posterior"] | Mapping[str, Tensor]
+ROUNDS, ROWS = 5, 1000  # in which the sensitivity is found anew, and rows of the data that each takes
+Scores = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -73,27 +74,28 @@ def prune(
     data: Any,
     keep: float = 0.5,
     *,
-    by: By = "sensitivity",
-    rows: int = 2000,
+    by: Scores | None = None,
     epochs: int = 0,
     seed: int = 0,
+    quiet: bool = False,
     **options: Any,
 ) -> Pruned:
     """Returns a thinner network: the channels that the loss needs least are removed from all layers that have them.
 
     A node is an input of a layer, and so an output of another: cutting it shortens both, and BatchNorm between them.
-    The thinner network computes what the given one does with z = 0 at the nodes that are gone, which is checked; the
-    given one stays as it is. Novelty is forgotten: call `fit_novelty` again.
+    The thinner network computes what the given one does with z = 0 at the nodes that are gone, which is checked; then
+    the weights of those that stay take over what they tell of them. The given model stays as it is. Novelty is
+    forgotten: call `fit_novelty` again.
 
     Args:
         model: Made by `ibnn.convert`, and trained, or converted from a trained network.
         data: Training data: a Dataset, a DataLoader, or a pair (inputs, targets), as `fit` takes it.
         keep: The share of the multiply–adds of linear layers and convolutions that stays, in (0, 1].
-        by: What channels are ranked by, for each multiply–add that they cost: "sensitivity" of the loss to z, or the
-            signal-to-noise ratio in the "posterior". Or a score of each node, by layer; a channel has their mean.
-        rows: How many rows of the data gradients are taken of, in each of five rounds.
+        by: Scores of your own, one for each node by layer; the channels of the lowest mean go. Default: the sensitivity
+            of the loss to z, for each multiply–add that a channel costs.
         epochs: Trains the thinner network for so long, with `fit`, on the same data.
         seed: Decides the rows and the draws.
+        quiet: Shows no progress.
         **options: Of `fit`, such as `valid` and `lr`.
 
     >>> import ibnn
@@ -102,64 +104,67 @@ def prune(
     >>> found.net[2], found.before.products, found.after.products
     (Linear(in_features=8, out_features=3, bias=True), 176, 88)
     """
-    _check(model, keep, by, rows, epochs, seed, options)
+    _check(model, keep, by, epochs, seed, options)
     with generators_restored():
         source = as_source(data, batch_size=BATCH, name="data", pack=model.likelihood.pack)
-        found = _pruned(model, source, keep, by, rows, seed)
+        found = _pruned(model, source, keep, by, seed, quiet)
     if not epochs:
         return found
     from ibnn.training import fit  # which needs more than torch
 
-    history = fit(found.model, data, epochs=epochs, **{"seed": seed, **options})
+    history = fit(found.model, data, epochs=epochs, quiet=quiet, **{"seed": seed, **options})
     return replace(found, history=history)
 
 
-def _pruned(model: IBNN, source: Source, keep: float, by: By, rows: int, seed: int) -> Pruned:
+def _pruned(model: IBNN, source: Source, keep: float, by: Scores | None, seed: int, quiet: bool) -> Pruned:
     """Cuts channels, in rounds where each cut changes what the others are worth."""
     x = _few(model, source, seed)
     channels = after = _channels(model, x)
     before, thin = size(model, channels), copy.deepcopy(model)
     reasons = {name: why_whole(channels, layer) for name, layer in channels.layers.items()}
-    rounds = 0 if keep == 1 else ROUNDS if by == "sensitivity" else 1
-    for number in range(rounds):
-        ranking = _Ranking(thin, after, source, rows, numbered_seed(seed, number))
-        share = keep ** ((number + 1) / rounds)
-        thin = _thin(thin, after, ranking.by(by, share), x, share * before.products)
-        reasons = {name: reason or why_whole(after, after.layers[name]) for name, reason in reasons.items()}
-        after = _channels(thin, x)
+    rounds = 0 if keep == 1 else ROUNDS if by is None else 1
+    with Bar("pruning", rounds, shown=not quiet) as bar:
+        for number in range(rounds):
+            share = keep ** ((number + 1) / rounds)
+            ranking = Ranking(thin, after, source, ROWS, numbered_seed(seed, number))
+            block = BLOCK if number == rounds - 1 else 1
+            thin = _thin(ranking, ranking.scores(by, share), x, share * before.products, block)
+            reasons = {name: reason or why_whole(after, after.layers[name]) for name, reason in reasons.items()}
+            after = _channels(thin, x)
+            bar.advance()
     outputs = {name: (len(layer.outs), len(after.layers[name].outs)) for name, layer in channels.layers.items()}
     layers = tuple(PrunedLayer(name, both, reasons[name]) for name, both in outputs.items())
     return Pruned(thin, before, size(thin, after), layers)
 
 
-def _check(model: Any, keep: Any, by: Any, rows: Any, epochs: Any, seed: int, options: Mapping[str, Any]) -> None:
+def _check(model: Any, keep: Any, by: Any, epochs: Any, seed: int, options: Mapping[str, Any]) -> None:
     if not isinstance(model, IBNN):
         remedy = "Convert it first: ibnn.convert(net)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
         raise ValueError(complaint("keep", "in (0, 1]", repr(keep), "Pass 0.5 for half of the multiply–adds."))
-    if isinstance(by, str) and by not in NAMES:
-        remedy = f"Did you mean {nearest(by, NAMES)!r}?"
-        raise ValueError(complaint("by", f"one of {', '.join(NAMES)}, or scores of nodes", repr(by), remedy))
-    if not isinstance(by, str):
+    _check_latents(model)
+    if by is not None:
         sizes = {name: latent.nodes for name, latent in model.latents.items()}
-        got = {name: len(scores) for name, scores in by.items()}
+        got = {name: len(scores) for name, scores in by.items()} if isinstance(by, Mapping) else repr(by)
         if got != sizes:
             remedy = "Pass a score for every node of every layer: see model.latents."
             raise ValueError(complaint("by", f"scores of {model.nodes} nodes by layer", got, remedy))
-    for name, value, least in (("rows", rows, 1), ("epochs", epochs, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(complaint(name, f"an integer of at least {least}", repr(value), f"Leave {name} out."))
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
+        raise ValueError(complaint("epochs", "an integer of at least 0", repr(epochs), "Leave epochs out."))
     if options and not epochs:
         remedy = "Pass epochs, too, or leave them out."
         raise TypeError(complaint("epochs", "given with options of `fit`", f"{sorted(options)} alone", remedy))
     check_seed(seed)
 
 
-def _placed(model: IBNN, x: Inputs) -> Inputs:
-    """Returns inputs in the network's dtype and on its device."""
-    like = next(model.net.parameters())
-    return tree_map(lambda t: t.to(like.device), as_tensors(x, like.dtype))
+def _check_latents(model: IBNN) -> None:
+    """Raises for latents that are not carried over: those on outputs and biases, and samples of them."""
+    if (model.where, model.bias_latents) != ("input", "none"):
+        got = f"where={model.where!r}, bias_latents={model.bias_latents!r}"
+        remedy = "Convert with the defaults: a node is an input that can be cut."
+        raise ValueError(complaint("model", "one with latents on inputs alone", got, remedy))
+    model.require_mixture()
 
 
 def _few(model: IBNN, source: Source, seed: int) -> Inputs:
@@ -168,7 +173,7 @@ def _few(model: IBNN, source: Source, seed: int) -> Inputs:
     refuse_nan(share.x, argument="data")
     rows = batch_length(share.x)
     few = torch.arange(TRACED) % rows
-    return _placed(model, slice_rows(share.x, few, rows))
+    return placed(model, slice_rows(share.x, few, rows))
 
 
 def _channels(model: IBNN, x: Inputs) -> Channels:
@@ -180,66 +185,14 @@ def _channels(model: IBNN, x: Inputs) -> Channels:
     return channels
 
 
-class _Ranking:
-    """Ranks the channels that can be cut."""
-
-    def __init__(self, model: IBNN, channels: Channels, source: Source, rows: int, seed: int) -> None:
-        self.model, self.source, self.rows, self.seed = model, source, rows, seed
-        self.costs = costs(channels)
-        number = {channel: place for place, channel in enumerate(self.costs)}
-        groups: list[int] = []
-        for name, latent in model.latents.items():
-            known = channels.layers[name].ins.tolist() if name in channels.layers else [-1] * latent.nodes
-            groups += [number.get(channel, -1) for channel in known]
-        self.groups = torch.tensor(groups, device=model.examples.device)  # the channel of every node
-
-    def by(self, by: By, share: float) -> dict[int, float]:
-        """Returns the score of every channel, for each multiply–add that it costs, or as given."""
-        if not self.costs:
-            return {}
-        cost = torch.tensor(list(self.costs.values())).clamp_min(1)
-        if isinstance(by, Mapping):
-            nodes = torch.cat([by[name] for name in self.model.latents]).to(self.groups.device)
-            scores = self._summed(nodes) / self._summed(torch.ones_like(nodes)).clamp_min(1)
-        elif by == "posterior":
-            scores = self._summed(signal_to_noise(self.model.posterior())) / cost
-        else:
-            scores = self._sensitivity(share) / cost
-        if not bool(scores.isfinite().all()):
-            remedy = "Check the model: its outputs or latents may be infinite."
-            raise ValueError(complaint("model", "one whose nodes have finite scores", "NaN or infinity", remedy))
-        return dict(zip(self.costs, scores.tolist(), strict=True))
-
-    def _summed(self, nodes: Tensor) -> Tensor:
-        """Returns the sums over the nodes of each channel."""
-        total = nodes.new_zeros(len(self.costs) + 1)
-        return total.index_add_(0, self.groups.where(self.groups >= 0, torch.tensor(len(self.costs))), nodes)[:-1].cpu()
-
-    def _sensitivity(self, share: float) -> Tensor:
-        """Returns the mean over rows of the sensitivity of the loss to each channel; each row misses some others."""
-        model, total, done, device = self.model, torch.zeros(len(self.costs)), 0, self.groups.device
-        with model._lock, evaluating(model):
-            for batch in self.source.epoch(self.seed, 0):
-                whole = batch_length(batch.x)
-                count = min(whole, self.rows - done)
-                x, y = _placed(model, slice_rows(batch.x, slice(count), whole)), batch.y[:count].to(device)
-                z = model.draw_each(-(-count // model.components), self.seed, first=done)[:count]
-                at = words(address(self.seed, Space.PRUNE, torch.arange(done, done + count, device=device)))
-                uniform = numbered_words(at, len(total) + 1) / 2**32
-                mask = uniform[:, 1:] < share + (1 - share) * uniform[:, :1]  # from this share of them to all are left
-                total += sensitivities(model, x, y, z, self.groups, mask).sum(0).cpu()
-                done += count
-                if done >= self.rows:
-                    break
-        return total / done
-
-
-def _thin(model: IBNN, channels: Channels, scores: dict[int, float], x: Inputs, products: float) -> IBNN:
+def _thin(ranking: Ranking, scores: dict[int, float], x: Inputs, products: float, block: int) -> IBNN:
     """Cuts channels; fixes layers without which the network does not compute what it should, and tries again."""
+    model, channels = ranking.model, ranking.channels
     while True:
-        gone = choose(channels, scores, products)
+        gone = choose(channels, scores, products, block)
         thin = without(model, channels, gone)
         if not (wrong := _difference(model, thin, channels, gone, x)):
+            make_up(thin, model, channels, gone, ranking.moments)
             return thin
         for layer in channels.layers.values():
             one = next((c for c in layer.outs.tolist() if c in gone), None)

@@ -1,4 +1,4 @@
-"""NODE SCORES: how much the loss needs each node, by its gradient with respect to z or by the posterior.
+"""NODE SCORES: how much the loss needs each node, by its gradient with respect to z.
 
 Cutting a node sets its z to 0. Near an optimum the loss then grows by ½ z² E[(∂L/∂z)²], with E over rows and draws
 (Fisher's matrix in place of the second derivative). But many nodes go at once, and each matters more once others are
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ibnn.inputs import Inputs, call_arguments
-from ibnn.mixture import Mixture
 from ibnn.network import IBNN
 from ibnn.passes import Draws
 
@@ -43,7 +42,7 @@ def row_gradients(model: IBNN, x: Inputs, z: Tensor | Draws, of: Callable[[Tenso
 
 
 def sensitivities(
-    model: IBNN, x: Inputs, y: Tensor, z: Tensor | Draws, groups: Tensor, mask: Tensor | None = None
+    model: IBNN, x: Inputs, y: Tensor, z: Tensor | Draws, groups: Tensor, mask: Tensor, part: Tensor
 ) -> Tensor:
     """Returns (∂L/∂m)² / 2 of every row and channel, (B, channels): m multiplies z of all nodes of a channel.
 
@@ -53,7 +52,8 @@ def sensitivities(
         y: Its targets.
         z: Latents of each row, (B, nodes).
         groups: The channel of every node, (nodes,), numbered from 0; −1 for none.
-        mask: m of each row, (B, channels); default 1.
+        mask: m of each row, (B, channels).
+        part: By what the gradient of each node is multiplied, (nodes,): the part that others do not make up for.
     """
     likelihood, draw = model.likelihood, z if isinstance(z, Draws) else Draws(z)
     whole, channels = draw.z.detach(), int(groups.max()) + 1
@@ -63,17 +63,7 @@ def sensitivities(
         likelihood.check(output, y)
         return likelihood.nll(output, y) * likelihood.mass(y).to(output)
 
-    if mask is not None:
-        factors = torch.cat([mask.to(whole), whole.new_ones(len(whole), 1)], 1)
-        draw = Draws(whole * factors[:, at], draw.at, draw.unit_std)
-    each = whole * row_gradients(model, x, draw, loss)
+    factors = torch.cat([mask.to(whole), whole.new_ones(len(whole), 1)], 1)
+    draw = Draws(whole * factors[:, at], draw.at, draw.unit_std)
+    each = whole * row_gradients(model, x, draw, loss) * part.to(whole)
     return each.new_zeros(len(each), channels + 1).index_add_(1, at, each)[:, :channels].square() / 2
-
-
-def signal_to_noise(q: Mixture) -> Tensor:
-    """Returns (μ/σ)² of every node, its mean over components, (nodes,).
-
-    >>> signal_to_noise(Mixture(torch.tensor([[1.0, 3.0]]), torch.tensor([[0.5, 1.0]])))
-    tensor([4., 9.])
-    """
-    return (q.mean / q.std.clamp_min(1e-12)).square().mean(0).detach()

@@ -9,7 +9,7 @@ from ibnn.app.cli.answer import evaluate, export, predict, report, serve
 from ibnn.app.cli.explore import bench, data_get, data_list, demo, plan, reproduce
 from ibnn.app.cli.options import Debug, Quiet
 from ibnn.app.cli.screen import register
-from ibnn.app.cli.train import train
+from ibnn.app.cli.train import prune, train
 
 STORY = """Networks that know what they do not know.
 
@@ -26,6 +26,7 @@ EXAMPLES = """[bold]Start here[/bold]
   ibnn data get fashion-mnist             download a larger data set
   ibnn train fashion-mnist-lenet --set seed=1
   ibnn train my.toml --set train.lr=0.01  a job of your own
+  ibnn prune runs/digits-mlp --keep 0.5   a smaller and faster network
   ibnn export runs/digits-mlp --pixels    one file for onnxruntime
   ibnn serve runs/digits-mlp              over HTTP, with a page to try it
 
@@ -63,6 +64,6 @@ for first in (demo, plan, bench):
 app.add_typer(sets, name="data", rich_help_panel="Explore")
 register(sets, data_list, name="list")
 register(sets, data_get, name="get")
-for command in (train, predict, evaluate, report, export, serve):
+for command in (train, predict, evaluate, report, prune, export, serve):
     register(app, command, panel="Train and predict")
 register(app, reproduce, panel="The paper")

@@ -26,6 +26,7 @@ _SYNONYMS = {
         "data-set": "dataset",
         "samples": "draws n_samples num_samples",
         "seed": "random_state random_seed",
+        "keep": "ratio amount share sparsity",
         "net": "model network arch architecture",
         "option": "options",
         "classes": "num_classes n_classes",

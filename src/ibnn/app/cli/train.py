@@ -1,8 +1,7 @@
-"""TRAIN: reads a job, from a file or by name, with the changes of `--set`, and trains it into a run folder."""
+"""TRAIN: trains a job (a file or a name, changed by `--set`) into a run folder, or `prune`s a run into another one."""
 
 import shlex
 import tomllib
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ibnn import nets
-from ibnn.app.cli.options import Data, Json
+from ibnn.app.cli.options import Data, Json, TrustCode
+from ibnn.app.cli.options import RunFolder as Finished
 from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
@@ -131,7 +131,67 @@ def train(
     screen.note(_next(job, home.path, images="corrupted" in result))
 
 
-def _run(screen: Screen, job: "Job", home: RunFolder, data: Path | None, *, fresh: bool) -> dict[str, Any]:
+_KEEP = "Share of the multiply–adds of linear layers and convolutions that stays."
+_EPOCHS = "Epochs for which the thinner network is trained on."
+_THIN = "Run folder of the thinner network; default: RUN-KEEP."
+
+
+def prune(
+    screen: Screen,
+    folder: Finished,
+    keep: Annotated[float, typer.Option(help=_KEEP)] = 0.5,
+    epochs: Annotated[int, typer.Option(min=1, help=_EPOCHS)] = 5,
+    out: Annotated[Path | None, typer.Option(help=_THIN)] = None,
+    data: Data = None,
+    trust_code: TrustCode = False,
+    json: Json = False,
+) -> None:
+    """Makes the network of a run thinner: fewer channels in its layers, so that it is smaller and faster.
+
+    The channels that the training loss needs least are removed, and the thinner network is trained on as the run was,
+    for a few epochs. The result is a run folder like any other: evaluate, predict, report, export and serve take it.
+    The given run stays as it is.
+
+    Runs of the method ibnn can be pruned, on images, points or tables. What cannot be cut stays; if that is too much,
+    an error names the layers. Ctrl-C saves, and the same command continues.
+
+    Example: ibnn prune runs/digits-mlp --keep 0.25 --out runs/thin && ibnn export runs/thin
+    """
+    home = RunFolder(out or Path(f"{folder}-{keep:g}"))
+    with misuse():
+        job = _thinner(folder, keep, epochs, trust_code)
+        check_out("--out", home.path, folder=True)
+    screen.note(f"{folder} to {keep:.0%} of its multiply–adds, {epochs} epochs, into {home.path}")
+    try:
+        result = _run(screen, job, home, data, fresh=False, first=folder)
+    except SystemExit as stop:
+        screen.note("The same command goes on.")
+        raise typer.Exit(stop.code if isinstance(stop.code, int) else 1) from None
+    if json:
+        return screen.json(result)
+    show(screen, result)
+    screen.note(_next(job, home.path, images="corrupted" in result))
+
+
+def _thinner(folder: Path, keep: float, epochs: int, trust_code: bool) -> "Job":
+    """Returns the job that prunes a run; raises if the run is none that can be pruned."""
+    from ibnn.lab.jobs import read_run
+
+    if not 0 < keep < 1:
+        raise ValueError(complaint("--keep", "a share above 0 and below 1", keep, "Pass 0.5 for half."))
+    job = read_run(folder, trust_code=trust_code).job
+    if job.method != "ibnn":
+        remedy = f"Train one: ibnn train … --set method=ibnn, or convert its network ({job.net}) in Python."
+        raise ValueError(complaint("RUN", 'a run of method = "ibnn", whose nodes have latents', job.method, remedy))
+    if job.prune is not None:
+        got, remedy = f"one that kept {job.prune['keep']:.0%}", "Prune that run's original again, and keep less."
+        raise ValueError(complaint("RUN", "a run that was not pruned before", got, remedy))
+    return job.but(prune={"keep": keep, "epochs": epochs})
+
+
+def _run(
+    screen: Screen, job: "Job", home: RunFolder, data: Path | None, *, fresh: bool, first: Path | None = None
+) -> dict[str, Any]:
     from ibnn.lab import jobs
 
     if not fresh:
@@ -143,13 +203,13 @@ def _run(screen: Screen, job: "Job", home: RunFolder, data: Path | None, *, fres
     if job.has_file:
         screen.note(_described(splits, job))
     with home.lock(note=screen.note):
-        first = replace(home, path=home.path / "first")  # the plain training before it
+        before = RunFolder(first or home.path / "first")  # the training before it
         if fresh:
             home.clear()
-            if first.begun:
-                with first.lock(note=screen.note):
-                    first.clear()
-        options: dict[str, Any] = {"data_folder": data, "splits": splits, "first_folder": first.path}
+            if before.begun:
+                with before.lock(note=screen.note):
+                    before.clear()
+        options: dict[str, Any] = {"data_folder": data, "splits": splits, "first_folder": before.path}
         return jobs.run(job, home.path, **options, quiet=screen.quiet, held=True)
 
 
@@ -173,6 +233,16 @@ def _described(splits: "Splits", job: "Job") -> str:
     )
 
 
+def _cut(sizes: list[dict[str, int]], held_out: list[dict[str, float]]) -> list[list[str]]:
+    """Returns a table of a network before and after it was pruned and trained on."""
+    words = {"weights": "weights", "products": "multiply–adds", "nodes": "nodes"}
+    rows = [[words[name], *(f"{size[name]:,}" for size in sizes)] for name in words]
+    for name in [name for name in ("error", "nll", "rmse") if held_out and name in held_out[0]]:
+        values = [100 * of[name] if name == "error" else of[name] for of in held_out]
+        rows.append([f"held-out {SCORES[name]}", *(f"{value:.4g}" for value in values)])
+    return [["pruned", "before", "after"], *rows]
+
+
 def show(screen: Screen, result: dict[str, Any]) -> None:
     """Prints the scores and costs of a run as tables."""
     names = {name: words for name, words in SCORES.items() if name in result["scores"]}
@@ -186,6 +256,8 @@ def show(screen: Screen, result: dict[str, Any]) -> None:
             cells = [f"{100 * scores[n]:.2f}" if n == "error" else f"{scores[n]:.4f}" for n in names]
             rows.append([f"{what}{how}", *cells])
     screen.table([[result.get("name", ""), *names.values()], *rows])
+    if "pruned" in result:
+        screen.table(_cut(**result["pruned"]))
     outsiders = [(f"{name}{how}", found) for how, r in readings.items() for name, found in r["outsiders"].items()]
     known = {name: words for name, words in UNCERTAINTIES.items() if any(name in found for _, found in outsiders)}
     if outsiders:

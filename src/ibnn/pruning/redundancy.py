@@ -1,0 +1,94 @@
+"""REDUNDANCY: how well the nodes of a layer tell each other, and weights that make up for those that are cut.
+
+A layer computes U a + b, with a = z ∘ x. Where a node is gone, the others still tell something of it: its best linear
+guess from them, over rows, places and draws, is put into their weights and the bias. So what the layer loses is what
+they could not tell. Noise counts: a node with a noisy z tells less.
+"""
+
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ibnn.inputs import Inputs
+from ibnn.network import IBNN
+from ibnn.pruning.channels import Channels, Layer
+
+MOST = 2048  # nodes of a layer whose second moments are held; those of larger ones are not told by others
+RIDGE = 1e-4  # of the mean second moment, added to all, so that there is an inverse
+Moments = dict[str, Tensor]
+
+
+def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -> Moments:
+    """Returns E[a aᵀ] of the nodes of each layer, over rows, places and draws; a layer with a bias has a last node 1.
+
+    The layers that are left out have too many nodes, outputs of one node each, no latents, or weights that others use.
+    """
+    own = {name: latent for name, latent in model.latents.items() if name in channels.layers}
+    own = {name: latent for name, latent in own.items() if latent.nodes <= MOST and not channels.layers[name].depthwise}
+    sums: dict[str, Tensor] = {}
+    counts = dict.fromkeys(own, 0)
+
+    def add(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        x = args[0].detach().movedim(own[name].axis, -1).flatten(0, -2)
+        x = torch.cat([x, x.new_ones(len(x), 1)], 1)
+        sums[name] = sums.get(name, 0) + (x.T @ x).double()
+        counts[name] += len(x)
+
+    with ExitStack() as hooks, torch.no_grad():
+        for name in own:
+            hook = model.net.get_submodule(name).register_forward_pre_hook(partial(add, name), prepend=True)
+            hooks.callback(hook.remove)
+        for x in batches:
+            model.mean_output(x)
+    unit_std = dict(zip(model.latents, model.unit_std.tolist(), strict=True))
+    found = {}
+    for name, latent in ((name, own[name]) for name in sums):
+        mean, second = latent.mean.mean(0), (latent.mean**2 + latent.std**2).mean(0) * (1 + unit_std[name] ** 2)
+        mean, second = (torch.cat([part.detach().double(), part.new_ones(1).double()]) for part in (mean, second))
+        whole = sums[name] / counts[name]
+        moments = whole * mean.outer(mean)
+        moments.diagonal().copy_(whole.diagonal() * second)
+        moments.diagonal().add_(RIDGE * moments.diagonal()[:-1].mean().clamp_min(1e-12))
+        found[name] = moments if _has_constant(channels.layers[name]) else moments[:-1, :-1]
+    return found
+
+
+def _has_constant(layer: Layer) -> bool:
+    """Whether a constant can be put into a layer's bias: outputs of a transposed convolution differ by place."""
+    return layer.module.bias is not None and not isinstance(layer.module, nn.modules.conv._ConvTransposeNd)
+
+
+def untold(moments: Tensor, nodes: int) -> Tensor:
+    """Returns the share of each node's second moment that the others do not tell, in (0, 1].
+
+    >>> untold(torch.tensor([[1.0, 0.6], [0.6, 1.0]]), 2)
+    tensor([0.6400, 0.6400])
+    """
+    share: Tensor = 1 / (moments.diagonal() * torch.linalg.inv(moments).diagonal())
+    return share[:nodes]
+
+
+@torch.no_grad()
+def make_up(thin: IBNN, model: IBNN, channels: Channels, gone: Collection[int], moments: Moments) -> None:
+    """Puts what the nodes that stay tell of those that are gone into the weights and biases of a thinner model."""
+    for name, second in moments.items():
+        layer = channels.layers[name]
+        lost = torch.tensor([channel in gone for channel in layer.ins.tolist()])
+        if not bool(lost.any()):
+            continue
+        stays = torch.cat([~lost, lost.new_ones(len(second) - len(lost))]).nonzero()[:, 0].to(second.device)
+        cut = lost.nonzero()[:, 0].to(second.device)
+        guess = torch.linalg.solve(second[stays][:, stays], second[stays][:, cut]).T  # of the lost by those that stay
+        weight: Tensor = model.net.get_submodule(name).weight  # type: ignore[assignment]
+        axis = 0 if isinstance(layer.module, nn.modules.conv._ConvTransposeNd) else 1
+        outs = torch.tensor([channel not in gone for channel in layer.outs.tolist()]).nonzero()[:, 0]
+        old = weight.detach().index_select(1 - axis, outs.to(weight.device)).index_select(axis, cut).double()
+        more = torch.tensordot(old, guess, dims=([axis], [0])).movedim(-1, axis)
+        small: Any = thin.net.get_submodule(name)
+        small.weight += more.narrow(axis, 0, small.weight.shape[axis]).to(weight.dtype)
+        if more.shape[axis] > small.weight.shape[axis]:
+            small.bias += more.select(axis, -1).reshape(len(outs), -1).sum(1).to(weight.dtype)
