@@ -106,8 +106,9 @@ def test_the_product_in_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPa
 def test_draws_are_those_written_out_and_do_not_depend_on_the_batch() -> None:
     model = converted()
     draws = model.draw_each(2, 9)
-    at = words(address(9, Space.PREDICT_UNITS, torch.arange(K)[:, None], torch.arange(2)))
-    assert torch.equal(draws.at, numbered_words(at, 3))
+    at = words(address(9, Space.PREDICT_UNITS, torch.arange(K)[:, None] // 2 * 2, torch.arange(2)))
+    assert torch.equal(draws.at % MIRRORED, numbered_words(at, 3))
+    assert torch.equal(draws.at // MIRRORED, torch.arange(K)[:, None, None].expand(K, 2, 3).flatten(0, 1) % 2)
     outputs = model.draw_logits(X, 2, 9)
     for j in range(2 * K):
         for row in range(B):

@@ -35,7 +35,8 @@ class FewDraws:
         number = draws.shape[0] * draws.shape[1]
         if not 1 < number < self.draws:
             return losses, counts
-        flat, half = draws.transpose(0, 1).flatten(0, 1)[None], number // 2
+        flat = draws.transpose(0, 1).flatten(0, 1)[None]
+        half = number // 2 if number < 4 or len(draws) % 2 else number // 4 * 2  # mirror images stay together
         first, second = (flat[:, part] for part in (slice(0, half), slice(half, 2 * half)))
         both = [self.likelihood.losses(part, target, temperature)[0] for part in (first, second)]
         gap = (both[0] + both[1]) / 2 - losses
