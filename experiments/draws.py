@@ -2,10 +2,10 @@
 
     IBNN_DATA=FOLDER python experiments/draws.py
 
-LeNet on 5,000 Fashion-MNIST images, trained as in `ibnn reproduce benchmark`: the default with 8 components, and, for
-ways without draws, which know nothing of units, 16 components with factors of channels. Both are compared on the 1,000
-held-out images; the smallest tolerance that needs a quarter of the draws, or less, is then measured once on the test
-images. Writes results/draws.json.
+LeNet on 5,000 Fashion-MNIST images, trained as in `ibnn reproduce benchmark`, into the folder runs: the default with 8
+components, and, for ways without draws, which know nothing of units, 16 components with factors of channels. Both are
+compared on the 1,000 held-out images; the smallest tolerance that needs a quarter of the draws, or less, is then
+measured once on the test images. Writes results/draws.json.
 """
 
 from functools import cache
@@ -37,7 +37,8 @@ def trained(method: str, seed: int) -> tuple[ibnn.IBNN, Data, Data]:
     splits, model = prepare(job, data_folder())
     assert isinstance(model, ibnn.IBNN)
     assert splits.valid is not None
-    ibnn.fit(model, splits.train, splits.valid, recipe=job.full_recipe(), quiet=True, novelty=False)
+    options: Any = {"run_dir": f"runs/{job.key}", "quiet": True, "novelty": False}
+    ibnn.fit(model, splits.train, splits.valid, recipe=job.full_recipe(), **options)
     test = Images(splits.whole.test, mean=splits.whole.mean, std=splits.whole.std)
     return model, *(Data(*part.__getitems__(torch.arange(len(part)))) for part in (splits.valid, test))
 
