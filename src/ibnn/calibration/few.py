@@ -6,7 +6,7 @@ from torch import Tensor
 from ibnn.likelihood.base import Temperature
 from ibnn.likelihood.temperature import Losses
 
-LARGEST = 0.2  # nats per datum that a correction goes to: where draws differ more, 1 / J is no longer the law
+LARGEST = 0.4  # nats per datum that a correction goes to: where draws differ more, 1 / J is no longer the law
 
 
 class FewDraws:
