@@ -75,13 +75,18 @@ def _choices(cells: dict[str, Any]) -> str:
 
 
 def _noises() -> str:
-    """NLLs of few draws to that of many, by kind of noise and network."""
+    """NLLs of few draws to that of many, and gaps of probability and epistemic part, by kind of noise and network."""
     cells = json.loads((RESULTS / "noise.json").read_text())["cells"]
-    names = [name for name, value in next(iter(cells.values())).items() if isinstance(value, list)]
-    rows = [["noise", *cells], *([name] for name in names)]
-    for row in rows[1:]:
-        row += ["{:.4f} ± {:.4f}".format(*cell[row[0]]) for cell in cells.values()]
+    names = [name for name, value in next(iter(cells.values())).items() if isinstance(value, dict) and "nll" in value]
+    rows = [["noise", *cells]]
+    for name in names:
+        found = [cell.get(name) for cell in cells.values()]
+        rows.append([name, *("–" if cell is None else _noise_cell(cell) for cell in found)])
     return figures.markdown(rows).rstrip() + "\n"
+
+
+def _noise_cell(cell: dict[str, Any]) -> str:
+    return "{:.4f} ± {:.4f}, {probability:.3f}, {epistemic:.4f}".format(*cell["nll"], **cell)
 
 
 def performance() -> dict[str, str]:
@@ -125,7 +130,7 @@ def _settled(cells: dict[str, Any]) -> list[list[str]]:
     held_out = [cell for name, cell in cells.items() if name.startswith("held out")]
     for tolerance in (key for key, value in held_out[0].items() if isinstance(value, dict) and "draws" in value):
         means = [sum(cell[tolerance][key] for cell in held_out) / len(held_out) for key in SETTLED]
-        rows.append(["held out, mean of 3 seeds", tolerance, *_settled_cells(means)])
+        rows.append([f"held out, mean of {len(held_out)} seeds", tolerance, *_settled_cells(means)])
     for name, cell in sorted(cells.items()):
         if name.startswith("test"):
             ((tolerance, found),) = ((key, v) for key, v in cell.items() if isinstance(v, dict) and "draws" in v)

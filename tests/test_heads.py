@@ -190,7 +190,7 @@ def test_an_exported_token_classifier_answers_as_predict_does(tmp_path: Path, fo
 # ----------------------------------------------------------------------------------------------------- huge outputs
 
 
-@pytest.mark.parametrize(("components", "samples"), [(3, 4), (1, 5), (4, 1), (1, 1)])
+@pytest.mark.parametrize(("components", "samples"), [(3, 4), (4, 3), (1, 5), (4, 1), (1, 1)])
 @pytest.mark.parametrize("likelihood", [Categorical(axis=-1), Categorical(axis=1), Bernoulli()])
 @pytest.mark.parametrize("at_once", [1, 3, 5])
 def test_draws_summed_up_as_they_come_give_the_same_answer(
@@ -218,8 +218,8 @@ def test_a_large_vocabulary_takes_the_memory_of_a_few_draws(monkeypatch: pytest.
         with Peak([*model.parameters(), x]) as peak:
             model.predict(x, samples=samples)
         peaks.append(peak.bytes / (4 * 2 * T * words))  # in draws
-    assert peaks[1] < 20  # held all at once, 32 draws take 160
-    assert peaks[1] < peaks[0] + 1
+    assert peaks[1] < 28  # held all at once, 32 draws take 160
+    assert peaks[1] < peaks[0] + 9  # the draws of one component wait for their mirror images
 
 
 # ------------------------------------------------------------------------------------------------ parts of an output

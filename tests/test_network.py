@@ -283,6 +283,16 @@ def test_draws_are_addressable() -> None:
     torch.testing.assert_close(model.draw(component=2, index=1, seed=4)(x), five[2 * 5 + 1])
 
 
+def test_the_noise_of_every_second_component_is_mirrored() -> None:
+    model = make_model(5, init_std=0.5).double()
+    z, (mean, std) = model.draw_latents(3, seed=4).view(5, 3, -1), model.posterior()
+    noise = (z - mean[:, None]) / std[:, None]
+    torch.testing.assert_close(noise[1::2], -noise[:4:2])
+    assert (noise[::2].flatten(0, 1).corrcoef() - torch.eye(9)).abs().max() < 0.99  # no others are
+    for k, s in ((0, 2), (3, 1), (4, 0)):  # whatever else is drawn
+        assert torch.equal(model.draw_latents(1, seed=4, components=[k], first=s)[0], z[k, s])
+
+
 def test_draws_have_the_posterior_s_moments() -> None:
     model = make_model(2, init_std=0.5)
     model.set_posterior(std=0.2)

@@ -602,7 +602,7 @@ def test_settled_answers_at_the_ends() -> None:
     assert (model.predict(x, tolerance=1e-12, samples=4).draws == 12).all()
     assert_same(model.predict(x, tolerance=1e-12), model.predict(x))
     auto = model.predict(x, samples="auto")
-    assert_same(auto, model.predict(x, samples=5, tolerance=0.06))
+    assert_same(auto, model.predict(x, samples=5, tolerance=0.1))
     joined = type(auto).cat([auto, auto]).to("cpu")
     assert torch.equal(joined.draws[7:], auto.draws)
     loader = DataLoader(TensorDataset(x, torch.zeros(7)), batch_size=3)

@@ -33,7 +33,7 @@ class Space(IntEnum):
     INIT_STD = 1  # network: their initial standard deviations, by component
     TRAIN = 2  # network: latents of a training example, by example and copy
     ASSIGN = 3  # network: which component a training example gets, by example
-    PREDICT = 4  # network: latents of a prediction, by component and draw
+    PREDICT = 4  # network: latents of a prediction, by pair of components and draw
     KL = 5  # network: draws of the Monte Carlo KL, by examples seen and component
     TIES = 6  # shift: order of equal scores, by place in the stream
     NOISE = 7  # corruptions: pixel noise, by image
@@ -43,7 +43,7 @@ class Space(IntEnum):
     PROJECTION = 11  # novelty: projections of wide layers, by layer and node
     POOL = 12  # units: the pool that their noise comes from, by row
     TRAIN_UNITS = 13  # network: units of a training example, by example, copy and layer
-    PREDICT_UNITS = 14  # network: units of a prediction, by component, draw and layer
+    PREDICT_UNITS = 14  # network: units of a prediction, by pair of components, draw and layer
     BANK = 21  # network: order of a bank's samples in predictions, by component and sample
     CHAIN_START = 22  # sampling: where a chain starts, by chain
     CHAIN = 23  # sampling: noise of a step, by step and chain

@@ -1,8 +1,10 @@
 """POSTERIOR: the mixture over the nodes of all layers; its draws, by address; its KL to the prior.
 
 A draw is one z for every node of the network, and where units have factors a word for every layer, from which they come
-(`layers.units`). The factors of units keep their prior, N(1, τ²), so the number of places adds nothing to the KL. Where
-there is a bank of sampled z (`ibnn.sample`), draws are rows of it, and the mixture has its moments.
+(`layers.units`). The factors of units keep their prior, N(1, τ²), so the number of places adds nothing to the KL. In
+predictions every second component has the noise of the one before it with the other sign: what is odd in the noise
+cancels in their mean. Where there is a bank of sampled z (`ibnn.sample`), draws are rows of it, and the mixture has its
+moments.
 """
 
 import math
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from ibnn import mixture
 from ibnn.errors import complaint
 from ibnn.latent import Latent, scale_gradient
+from ibnn.layers.units import MIRRORED
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.normal import Space, address, check_seed, next_words, normals, normals_of, numbered_words, words
@@ -244,16 +247,17 @@ class Posterior(LatentNetwork):
             return Draws(z)
         chosen = range(self.components) if components is None else components
         k, s = (torch.tensor(list(part), device=z.device) for part in (chosen, range(first, first + samples)))
-        at = words(address(seed, Space.PREDICT_UNITS, k[:, None], s))
-        return Draws(z, numbered_words(at, len(self.latents)))
+        at = numbered_words(words(address(seed, Space.PREDICT_UNITS, (k - k % 2)[:, None], s)), len(self.latents))
+        return Draws(z, at + MIRRORED * (k % 2).repeat_interleave(samples)[:, None])
 
     def draw_latents(
         self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
     ) -> Tensor:
         """Returns z of the draws that `predict` makes, (K·S, nodes), component-major.
 
-        z of (seed, k, s) depends on nothing else but the posterior. Of a bank it is sample s of chain k in an order
-        that the seed decides, beginning again after the last.
+        z of (seed, k, s) depends on nothing else but the posterior. Its noise is that of (seed, k − 1, s) with the
+        other sign where k is odd. Of a bank it is sample s of chain k in an order that the seed decides, beginning
+        again after the last.
 
         Args:
             samples: S.
@@ -270,7 +274,8 @@ class Posterior(LatentNetwork):
             if self.bank is not None:
                 return self._banked(seed, k, s)
             if kept is None or kept[0] != at:
-                kept = at, normals(address(seed, Space.PREDICT, k[:, None], s), nodes)
+                sign = (1 - 2 * (k % 2)).repeat_interleave(samples)[:, None]
+                kept = at, sign * normals(address(seed, Space.PREDICT, (k - k % 2)[:, None], s), nodes)
         if kept[1].numel() <= _KEPT and not compiling:
             self._last_noise = kept
         return self.posterior().draw(k.repeat_interleave(samples), kept[1])

@@ -81,7 +81,8 @@ def test_outputs_and_kl_are_those_of_the_authors_layer() -> None:
     assert model.kl().item() == pytest.approx(their_kl(state), rel=1e-7)  # the prior is a float32
     outputs = model.draw_logits(X, 2, 7)
     for k, s, row in ((0, 0, 0), (1, 1, 2), (2, 0, 3)):
-        noise = normals(address(7, Space.PREDICT, k, s), model.nodes)[0].double().split([3, 3, 13])
+        noise = normals(address(7, Space.PREDICT, k - k % 2, s), model.nodes)[0].double() * (-1) ** k
+        noise = noise.split([3, 3, 13])
         conv = lambda x: F.conv2d(x[None], state["0.weight"])[0]  # noqa: E731
         free = lambda x: F.conv2d(x[None], state["2.weight"])[0]  # noqa: E731
         x = their_layer(state, "0", k, noise[0], conv, X[row]).relu()

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ibnn
 from ibnn.layers.observe import saved_bytes
-from ibnn.layers.units import LONGEST, POOL, UnitProduct, Units, pool, product, windows
+from ibnn.layers.units import LONGEST, MIRRORED, POOL, UnitProduct, Units, pool, product, windows
 from ibnn.normal import Space, address, normals, numbered_words, words
 from ibnn.passes import Draws
 from ibnn.posterior import layer_noise
@@ -55,9 +55,9 @@ def reference(model: ibnn.IBNN, x: Tensor, z: Tensor, at: Tensor) -> Tensor:
 
 
 def test_the_pool_is_standard_normal_and_pinned() -> None:
-    values = pool(torch.device("cpu")).double()
+    values, negatives = pool(torch.device("cpu")).double().split(POOL)
+    assert torch.equal(negatives, -values)
     assert torch.equal(values[1024:2048].float(), normals(address(0, Space.POOL, 1), 1024)[0])
-    assert len(values) == POOL
     assert abs(values.mean()) < 4 / math.sqrt(POOL)
     assert abs(values.var() - 1) < 4 * math.sqrt(2 / POOL)
     for lag in (1, 7, 1024):
@@ -72,6 +72,7 @@ def test_a_window_depends_on_its_word_alone(entries: int) -> None:
     assert rows.shape == (6, entries)
     for number in (0, 4):
         assert torch.equal(rows[number], windows(at[number : number + 1], entries)[0])
+    assert torch.equal(windows(at | MIRRORED, entries), -rows)
     if entries > LONGEST:  # blocks are windows of their own
         second = windows(numbered_words(at, 2)[:, 1], LONGEST)
         assert torch.equal(rows[:, LONGEST : 2 * LONGEST], second[:, : entries - LONGEST])
@@ -105,8 +106,9 @@ def test_the_product_in_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPa
 def test_draws_are_those_written_out_and_do_not_depend_on_the_batch() -> None:
     model = converted()
     draws = model.draw_each(2, 9)
-    at = words(address(9, Space.PREDICT_UNITS, torch.arange(K)[:, None], torch.arange(2)))
-    assert torch.equal(draws.at, numbered_words(at, 3))
+    at = words(address(9, Space.PREDICT_UNITS, torch.arange(K)[:, None] // 2 * 2, torch.arange(2)))
+    assert torch.equal(draws.at % MIRRORED, numbered_words(at, 3))
+    assert torch.equal(draws.at // MIRRORED, torch.arange(K)[:, None, None].expand(K, 2, 3).flatten(0, 1) % 2)
     outputs = model.draw_logits(X, 2, 9)
     for j in range(2 * K):
         for row in range(B):

@@ -6,7 +6,7 @@ from torch import Tensor
 from ibnn.likelihood.base import Temperature
 from ibnn.likelihood.temperature import Losses
 
-LARGEST = 0.2  # nats per datum that a correction goes to: where draws differ more, 1 / J is no longer the law
+LARGEST = 0.4  # nats per datum that a correction goes to: where draws differ more, 1 / J is no longer the law
 
 
 class FewDraws:
@@ -35,7 +35,8 @@ class FewDraws:
         number = draws.shape[0] * draws.shape[1]
         if not 1 < number < self.draws:
             return losses, counts
-        flat, half = draws.transpose(0, 1).flatten(0, 1)[None], number // 2
+        flat = draws.transpose(0, 1).flatten(0, 1)[None]
+        half = number // 2 if number < 4 or len(draws) % 2 else number // 4 * 2  # mirror images stay together
         first, second = (flat[:, part] for part in (slice(0, half), slice(half, 2 * half)))
         both = [self.likelihood.losses(part, target, temperature)[0] for part in (first, second)]
         gap = (both[0] + both[1]) / 2 - losses

@@ -3,7 +3,8 @@
 A unit is a channel at one place. Its factor is u = 1 + τ ε, with a standard deviation τ for the layer and standard
 normals ε. These come from a pool that is the same everywhere: a draw's address is hashed to where its window of the
 pool begins. So the noise of millions of units costs a copy and no hashing, does not depend on batch or order, and is
-made again in the backward pass instead of being kept for it.
+made again in the backward pass instead of being kept for it. The pool is followed by its negative, so that the mirror
+image of a draw costs no more.
 """
 
 import math
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from ibnn.normal import Space, address, normals, numbered_words
 
 POOL, LONGEST = 2**20, 2**16  # normals in the pool, and in one window: longer noise has several windows
+MIRRORED = 2**32  # the bit of a word whose noise is minus that of the word without it
 _AT_ONCE = 2**17  # entries of a product that stay in the cache with what they are made of
 
 
@@ -23,12 +25,13 @@ _POOLS: dict[torch.device, Tensor] = {}
 
 
 def pool(device: torch.device) -> Tensor:
-    """Returns the pool of standard normals, (POOL,) float32."""
+    """Returns the pool of standard normals and their negatives, (2 · POOL,) float32."""
     if device in _POOLS:
         return _POOLS[device]
     with torch.inference_mode(False):
         at = address(0, Space.POOL, torch.arange(POOL // 1024, device="cpu"))
         made = normals(at, 1024).flatten().to(device)
+        made = torch.cat([made, -made])
     if type(made) is Tensor:  # not a fake one
         _POOLS[device] = made
     return made
@@ -45,6 +48,8 @@ def windows(at: Tensor, entries: int) -> Tensor:
     >>> rows = windows(torch.tensor([5, 6, 5]), 4)
     >>> bool((rows[0] == rows[2]).all()), bool((rows[0] == rows[1]).any())
     (True, False)
+    >>> torch.equal(windows(torch.tensor([5 | MIRRORED]), 4)[0], -rows[0])
+    True
     """
     found: Tensor = _windows(at, entries) if torch.compiler.is_compiling() else _copied(at, entries)
     return found
@@ -52,10 +57,10 @@ def windows(at: Tensor, entries: int) -> Tensor:
 
 def _copied(at: Tensor, entries: int) -> Tensor:
     if entries > LONGEST:
-        blocks = _copied(numbered_words(at, -(-entries // LONGEST)).flatten(), LONGEST)
-        return blocks.view(len(at), -1)[:, :entries].contiguous()
-    every = pool(at.device).as_strided((POOL - entries, entries), (1, 1))
-    return every.index_select(0, at % (POOL - entries))
+        each = numbered_words(at, -(-entries // LONGEST)) | (at & MIRRORED)[:, None]
+        return _copied(each.flatten(), LONGEST).view(len(at), -1)[:, :entries].contiguous()
+    every = pool(at.device).as_strided((2 * POOL - entries, entries), (1, 1))
+    return every.index_select(0, at % MIRRORED % (POOL - entries) + at // MIRRORED * POOL)
 
 
 @torch.library.custom_op("ibnn::windows", mutates_args=())

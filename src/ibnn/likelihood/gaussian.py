@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.likelihood.base import Likelihood, Temperature, check_shape, full
+from ibnn.likelihood.running import standard_error
 from ibnn.prediction import GaussianPrediction
 
 
@@ -96,7 +97,7 @@ class Gaussian(Likelihood):
             aleatoric=stds.square().mean((0, 1)),
             between=by_component.var(0, correction=0),
             within=means.var(1, correction=0).mean(0),
-            standard_error=_standard_error(means),
+            standard_error=standard_error(means),
             draw_means=means.flatten(0, 1),
             draw_stds=stds.flatten(0, 1),
         )
@@ -144,16 +145,3 @@ class Gaussian(Likelihood):
             draw_stds=torch.cat([prediction.draw_stds, std[None]]),
             draw_weights=weights,
         )
-
-
-def _standard_error(values: Tensor) -> Tensor:
-    """Of the mean over draws (K, S, B, …) stratified by component.
-
-    S = 1 does not show how much of the spread is between components, where it does no harm: all of it counts.
-    """
-    components, samples = values.shape[:2]
-    if components == samples == 1:
-        return torch.full_like(values[0, 0], math.nan)
-    if samples == 1:
-        return values[:, 0].std(0) / math.sqrt(components)
-    return (values.var(1).sum(0) / samples).sqrt() / components

@@ -1,4 +1,9 @@
-"""PROBABILITIES: draws of probabilities summed up as they come, and the entropies of their mean."""
+"""PROBABILITIES: draws summed up as they come; the entropies of their mean, and its Monte Carlo error.
+
+Draws of components 0 and 1, 2 and 3, … with the same number are mirror images of each other (`posterior`). So only
+*rounds*, the draws of all components with one number, are independent of each other, and errors are found from the
+sums of such pairs. For draws that are independent altogether that is right, too.
+"""
 
 import functools
 import math
@@ -70,8 +75,11 @@ class RunningProbabilities:
         self.logs = zero  # log of the sum of all probabilities
         self.means = zero  # of the components' draws, summed
         self.entropy, self.component_entropy = zero, zero  # of draws and of components' means, summed
-        self.variance = zero  # within components, summed
+        self.variance = zero  # over rounds, of the sums of two components, summed
+        self.closed = 0  # components that are complete
         self.open = _Moments()  # of the draws of a component that has begun
+        self.pair = _Moments()  # of their sums with those of the component before
+        self.waiting: list[Tensor] = []  # draws of a component whose mirror images are still to come
         self.across = _Moments()  # of the components, where they have one draw each
 
     def add(self, draws: Tensor) -> None:
@@ -98,22 +106,37 @@ class RunningProbabilities:
         self.logs = torch.logaddexp(self.logs, logs) if self.begun else logs
         self.begun = True
         self.entropy = self.entropy + entropy(probs).sum((0, 1))
-        if draws.shape[1] == self.samples:
-            self._close(probs.mean(1), probs.var(1).sum(0) if self.samples > 1 else None)
+        if probs.shape[:2] == (self.components, self.samples):
+            self._close(probs.mean(1))
+            self.variance = paired(probs).var(1).sum(0) if self.samples > 1 else self.variance
             return
-        self.open = self.open.joined(probs[0])
-        if self.open.number == self.samples:
-            self._close(self.open.mean[None], self.open.squares / (self.samples - 1))
-            self.open = _Moments()
+        for part in probs:
+            self._join(part)
 
-    def _close(self, means: Tensor, variance: Tensor | None) -> None:
-        """Takes the means of whole components, (k, B, …, C), and the sum of the variances within them."""
+    def _join(self, probs: Tensor) -> None:
+        """Takes some draws of one component, (s, B, …, C)."""
+        first, last = self.open.number, self.closed == self.components - 1
+        self.open = self.open.joined(probs)
+        if self.closed % 2 == 0 and not last:
+            self.waiting.extend(probs)
+        else:
+            others = self.waiting[first : first + len(probs)]
+            self.pair = self.pair.joined(probs + torch.stack(others) if others else probs)
+        if self.open.number < self.samples:
+            return
+        self._close(self.open.mean[None])
+        if self.pair.number:
+            self.variance = self.variance + self.pair.squares / max(self.samples - 1, 1)
+            self.pair, self.waiting = _Moments(), []
+        self.open = _Moments()
+
+    def _close(self, means: Tensor) -> None:
+        """Takes the means of whole components, (k, B, …, C)."""
+        self.closed += len(means)
         self.means = self.means + means.sum(0)
         self.component_entropy = self.component_entropy + entropy(means).sum(0)
-        if variance is None:
+        if self.samples == 1:
             self.across = self.across.joined(means)
-        else:
-            self.variance = self.variance + variance
 
     def result(self) -> Prediction:
         """Returns the prediction made of all draws."""
@@ -128,12 +151,37 @@ class RunningProbabilities:
         return self.prediction(logs, split, self._standard_error())
 
     def _standard_error(self) -> Tensor:
-        """Returns what `gaussian._standard_error` would of all draws."""
+        """Returns what `standard_error` would of all draws."""
         if self.components == self.samples == 1:
             return torch.full_like(self.means, math.nan)
         if self.samples == 1:
             return (self.across.squares / (self.components - 1) / self.components).sqrt()
         return (self.variance / self.samples).sqrt() / self.components
+
+
+def paired(draws: Tensor) -> Tensor:
+    """Returns sums of components 0 and 1, 2 and 3, … of draws (K, S, …), (⌈K / 2⌉, S, …); an odd last one is alone.
+
+    >>> paired(torch.tensor([[1.0], [2.0], [5.0]])).tolist()
+    [[3.0], [5.0]]
+    """
+    even = len(draws) // 2 * 2
+    return torch.cat([draws[:even].unflatten(0, (-1, 2)).sum(1), draws[even:]])
+
+
+def standard_error(draws: Tensor) -> Tensor:
+    """Returns the standard error of the mean over draws (K, S, B, …).
+
+    The mean over components is 1/K of the sum over pairs, which are independent of each other, as are rounds: its
+    variance is the sum of the pairs' variances over rounds, over S K². S = 1 does not show how much of the spread is
+    between components, where it does no harm: all of it counts, and mirror images as if they were independent.
+    """
+    components, samples = draws.shape[:2]
+    if components == samples == 1:
+        return torch.full_like(draws[0, 0], math.nan)
+    if samples == 1:
+        return draws[:, 0].std(0) / math.sqrt(components)
+    return (paired(draws).var(1).sum(0) / samples).sqrt() / components
 
 
 class _Moments(NamedTuple):

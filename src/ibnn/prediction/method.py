@@ -18,7 +18,7 @@ from ibnn.layers.observe import explaining_shapes
 from ibnn.prediction.answers import CategoricalPrediction, GaussianPrediction, JointPrediction, Prediction, Running
 from ibnn.prediction.pieces import by_pieces
 
-TOLERANCE = 0.06  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
+TOLERANCE = 0.1  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
 
 
 class Summary(Protocol):
@@ -75,7 +75,7 @@ def predict(
         method: A converted network or a baseline. It is evaluated in eval mode and left in the mode it was in.
         inputs: What one call of the network takes, or an iterable of such batches. Of a batch that is a tuple the last
             entry is the target, unless it is the only one; of a mapping all entries but "labels" are inputs.
-        samples: Draws per component, S; with a tolerance the most there may be. "auto" is 5 with a tolerance of 0.06.
+        samples: Draws per component, S; with a tolerance the most there may be. "auto" is 5 with a tolerance of 0.1.
         tolerance: A classifier stops drawing for an input once the standard error of the predicted class's probability
             is below this and that class leads by more than a standard error. The prediction's `draws` tells how many
             it took. Stopping there favours draws that happen to agree: see docs/method.md.

@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 Builder = Callable[[int, int], nn.Module]
 
 PRIOR_STDS = (0.2, 0.6)  # tried for `prior_std`; their mean, weighted by held-out likelihood, is taken
-STEPS, MIN_EPOCHS = 150, 20  # a run has so many steps, and no fewer passes over the table
+STEPS, MIN_EPOCHS = 150, 20  # a run has so many steps; the last one no fewer passes over the table
 BATCH, LARGE = (128, 512), 4000  # most rows of a step, and of one for so many rows
 FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer is then not converted
 NOISE_LR = 0.02  # of learnt target noise: log σ would crawl at a rate made for weights
@@ -157,7 +157,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
             if self.early_stopping and valid is None:
                 rows, out = split(len(x), self.validation_fraction, labels, self._seed)
                 train, valid = (inputs[rows], target[rows]), (inputs[out], target[out])
-            self._fit(train, valid if self.early_stopping else None, **self._pace(len(train[0])))
+            self._fit(train, valid if self.early_stopping else None, **self._pace(len(train[0]), MIN_EPOCHS))
             if choice is not None:
                 self.model_.likelihood.set_temperature(choice.temperature)
             if valid is not None:
@@ -198,12 +198,15 @@ class Table(BaseEstimator):  # type: ignore[misc]
         """Returns the lines of the folds' training rows; none for classes."""
         return []
 
-    def _pace(self, rows: int) -> dict[str, int]:
-        """Returns the batch size and the number of passes over so many rows; batches of a pass are of equal size."""
+    def _pace(self, rows: int, passes: int = 1) -> dict[str, int]:
+        """Returns the batch size and the number of passes over so many rows, at least `passes`.
+
+        Batches of a pass are of equal size.
+        """
         batches = -(-rows // int(self.batch_size or BATCH[rows >= LARGE]))
         return {
             "batch_size": -(-rows // batches),
-            "epochs": int(self.epochs or max(-(-STEPS // batches), MIN_EPOCHS)),
+            "epochs": int(self.epochs or max(-(-STEPS // batches), passes)),
         }
 
     def _train_more(self, x: Array, target: Tensor, weight: Array) -> None:
@@ -213,14 +216,16 @@ class Table(BaseEstimator):  # type: ignore[misc]
         self._calls += 1
 
     def _fit(self, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor] | None, **fields: Any) -> None:
-        """Calls `ibnn.fit` with the fixed β that holds the noise near its prior."""
+        """Calls `ibnn.fit`, in single precision, with the fixed β that holds the noise near its prior."""
         fields |= {
             "beta": kl_weight(1.0, n_data=self.model_.likelihood.data(train[1]), nodes=self.model_.nodes),
             "beta_warmup": 0.0 if self._calls else WARMUP,
             "patience": int(self.patience) if valid else 0,
             "evaluate_every": 1 if valid else fields["epochs"],
         }
-        self.history_ = fit(self.model_, train, valid, recipe=self._recipe(**fields), quiet=True, novelty=False)
+        parts = [part and tuple(t.float() if t.is_floating_point() else t for t in part) for part in (train, valid)]
+        self.history_ = fit(self.model_.float(), *parts, recipe=self._recipe(**fields), quiet=True, novelty=False)
+        self.model_.double()
 
     def _decay(self) -> float:
         """Returns the weight decay of a run."""

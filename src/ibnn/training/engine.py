@@ -19,8 +19,6 @@ from ibnn.training.recipe import NOISE_LR, Recipe
 from ibnn.training.sharding import is_sharded
 from ibnn.training.trainable import Trainable
 
-SMALL = 2**18  # parameters of a network whose Adam spends its time on calls, not on numbers
-
 
 class Engine:
     """One run's Accelerator: which worker this is, where it computes, whether it is `main` and writes files."""
@@ -118,14 +116,10 @@ def make_optimisers(model: Trainable, recipe: Recipe) -> list[Optimizer]:
 
 
 def _adam(groups: Sequence[Mapping[str, Any]]) -> AdamW:
-    """Makes an AdamW; on the CPU small networks get the one that updates all tensors at once, to the same bits.
-
-    It takes less time per tensor, and memory for one more copy of the parameters.
-    """
+    """Makes an AdamW; on the CPU the one that updates a tensor in one pass, which costs half the time of small ones."""
     parameters = [parameter for group in groups for parameter in group["params"]]
-    small = sum(parameter.numel() for parameter in parameters) <= SMALL
-    on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
-    return AdamW([dict(group) for group in groups], foreach=True if small and on_cpu else None)
+    plain = all(type(p.data) is torch.Tensor and p.device.type == "cpu" for p in parameters)
+    return AdamW([dict(group) for group in groups], fused=True if plain else None)
 
 
 def rates_at(t: float, recipe: Recipe) -> dict[str, float]:
