@@ -4,7 +4,8 @@ A *look* is an evaluation on held-out data that moves s. A network needs more no
 temperature T that minimises its held-out NLL is above 1), and less if T is below 1; more if it overfits (its training
 NLL, noise and all, is far below the held-out one), and less if it does not. The KL has a fixed weight
 per node and datum, so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for 1,000,000 examples.
-`prior_std` as converted is where s starts.
+s starts at a third of `prior_std` as converted: a network that does not overfit needs no more, and one that does gets it
+within a few looks.
 """
 
 import math
@@ -31,8 +32,8 @@ MIN_STD, MAX_STD = 0.02, 1.5  # bounds of s
 LEAST_STD = 1e-3  # where σ = 0 starts: its ρ is −∞ and its KL infinite, so it cannot be trained
 BUDGET, END = 0.12, 0.04  # forward passes of all looks, and of one evaluation at the end, as shares of training's
 KL_WEIGHT = 20.0  # nats of loss per datum for a KL of one nat per node
-DRAWS, END_DRAWS = 4, 16  # for each held-out example of a look, and at the end
-MIN_LOOKS, MIN_ROWS, MAX_ROWS = 6, 100, 1000  # of a look; the end takes up to twice as many rows
+DRAWS, END_DRAWS = 4, 8  # for each held-out example of a look, and at the end
+MIN_LOOKS, ROWS, END_ROWS = 6, (100, 1000), (500, 2000)  # fewest looks; fewest and most examples, as there are any
 
 
 def look_steps(total: int, looks: int | None = None) -> frozenset[int]:
@@ -56,9 +57,12 @@ def look_budget(training_rows: int) -> Plan:
     A forward pass costs about a third of a training step on the same example.
     """
     examples = BUDGET * training_rows / DRAWS  # of all looks
-    looks = min(max(int(examples / MIN_ROWS), MIN_LOOKS), LOOKS)
-    rows = min(max(int(examples / looks), MIN_ROWS), MAX_ROWS)
-    return Plan(looks, rows, min(max(int(END * training_rows / END_DRAWS), MIN_ROWS), 2 * MAX_ROWS))
+    looks = _within((MIN_LOOKS, LOOKS), examples / ROWS[0])
+    return Plan(looks, _within(ROWS, examples / looks), _within(END_ROWS, END * training_rows / END_DRAWS))
+
+
+def _within(bounds: tuple[int, int], number: float) -> int:
+    return min(max(int(number), bounds[0]), bounds[1])
 
 
 def kl_weight(t: float, *, n_data: int, nodes: int) -> float:
@@ -142,14 +146,21 @@ class Steering:
         else:
             draws, targets = self._draws(DRAWS, self.plan.rows, turn=len(looks))
             temperature, held_out_nll = confidence(model.likelihood, draws, targets)
-            seen = {"temperature": temperature, "training_nll": training_nll, "held_out_nll": held_out_nll}
-            change = desired_change(model.likelihood, **seen, t=step / self.total)
-            look = {"step": step} | seen | {"prior_std": next_std(model.prior_std, change)}
+            look = {"step": step, "temperature": temperature, "training_nll": training_nll, "held_out_nll": held_out_nll}
+            change = self._change(look)
+            if looks:  # held-out scores jump about: noise rises only as far as two looks in a row ask for
+                change = min(change, max(0.0, self._change(looks[-1])))
+            look["prior_std"] = next_std(model.prior_std, change)
         ratio = look["prior_std"] / model.prior_std
         model.set_posterior(std=model.posterior().std * ratio)
         model.prior_std = look["prior_std"]
         self.found.unit_std = [std * ratio for std in self.found.unit_std]
         looks.append(look)
+
+    def _change(self, look: dict[str, float]) -> float:
+        """Returns the change of log s that a look desires."""
+        seen = {name: look[name] for name in ("temperature", "training_nll", "held_out_nll")}
+        return desired_change(self.model.likelihood, **seen, t=look["step"] / self.total)
 
     def settle(self) -> None:
         """Sets the temperature that held-out labels ask for, and less noise if the network is underconfident.
@@ -184,14 +195,14 @@ class Steering:
         return min(found)[1:]
 
     def _draws(self, draws: int, rows: int, turn: int = 0) -> tuple[Tensor, Tensor]:
-        """Returns about so many draws for each of so many held-out examples, (K, S, N, …), and their targets.
+        """Returns up to so many draws for each of so many held-out examples, (K, S, N, …), and their targets.
 
         Every look takes its turn of the components, of draws and of the examples, so that what a few of them say by
         chance evens out over the looks.
         """
         components = self.model.components
         chosen = [(turn * draws + number) % components for number in range(min(draws, components))]
-        outputs, targets = self.held_out.draws(-(-draws // components), rows, components=chosen, turn=turn)
+        outputs, targets = self.held_out.draws(max(draws // components, 1), rows, components=chosen, turn=turn)
         self.found.looked += math.prod(outputs.shape[:3])
         return outputs, targets
 
