@@ -2,10 +2,10 @@
 
 A *look* is an evaluation on held-out data that moves s. A network needs more noise if it is overconfident there (the
 temperature T that minimises its held-out NLL is above 1), and less if T is below 1; more if it overfits (its training
-NLL, noise and all, is far below the held-out one), and less if it does not. The KL has a fixed weight
-per node and datum, so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for 1,000,000 examples.
-s starts at a third of `prior_std` as converted: a network that does not overfit needs no more, and one that does gets it
-within a few looks.
+NLL, noise and all, is far below the held-out one), and less if it does not. s starts at a third of `prior_std` as
+converted: a network that does not overfit needs no more, and one that does gets it within a few looks. The KL has a
+fixed weight per node and datum, so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for
+1,000,000 examples.
 """
 
 import math
@@ -145,8 +145,8 @@ class Steering:
             look = self.replay.looks[min(len(looks), len(self.replay.looks) - 1)] | {"step": step}
         else:
             draws, targets = self._draws(DRAWS, self.plan.rows, turn=len(looks))
-            temperature, held_out_nll = confidence(model.likelihood, draws, targets)
-            look = {"step": step, "temperature": temperature, "training_nll": training_nll, "held_out_nll": held_out_nll}
+            best, lowest = confidence(model.likelihood, draws, targets)
+            look = {"step": step, "temperature": best, "training_nll": training_nll, "held_out_nll": lowest}
             change = self._change(look)
             if looks:  # held-out scores jump about: noise rises only as far as two looks in a row ask for
                 change = min(change, max(0.0, self._change(looks[-1])))
