@@ -117,7 +117,7 @@ def test_next_std_follows_within_its_bounds() -> None:
     assert steering.next_std(0.3, 0.0) == 0.3
     wanted = np.linspace(-2, 2, 81)
     changes = [math.log(steering.next_std(0.3, w) / 0.3) for w in wanted]
-    assert changes == pytest.approx([min(max(0.5 * w, -0.12), 0.25) for w in wanted])
+    assert changes == pytest.approx([min(max(0.75 * w, -0.12), 0.4) for w in wanted])
     assert steering.next_std(1.5, 1.0) == 1.5
     assert steering.next_std(1.4, 1.0) == 1.5
     assert steering.next_std(0.02, -1.0) == 0.02
@@ -262,10 +262,10 @@ def test_looks_keep_to_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     for training in (20_000, 45_000, 90_000, 400_000, 10**7):
         looks, rows, end_rows = steering.look_budget(training)
         assert looks * rows * steering.DRAWS <= 0.12 * training
-        assert end_rows == 500 or end_rows * steering.END_DRAWS <= 0.04 * training
+        assert end_rows == 200 or end_rows * steering.END_DRAWS <= 0.05 * training
     assert steering.look_budget(10**7) == (20, 1000, 2000)
-    assert steering.look_budget(1_000) == (6, 100, 500)
-    assert steering.look_budget(300_000) == (20, 450, 1500)
+    assert steering.look_budget(1_000) == (6, 100, 200)
+    assert steering.look_budget(300_000) == (20, 450, 937)
 
 
 @pytest.mark.parametrize("components", [1, 3, 16])

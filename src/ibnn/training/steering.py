@@ -24,16 +24,16 @@ from ibnn.training.trainable import Steerable
 
 START = 1 / 3  # s at the start of training, as a part of the converted `prior_std`
 FIRST, LAST, LOOKS = 0.2, 0.9, 20  # shares of training before the first and the last look, and their largest number
-GAIN, RISE, FALL = 0.5, 0.25, 0.12  # log s moves by this part of the desired change, at most so far up and down
+GAIN, RISE, FALL = 0.75, 0.4, 0.12  # log s moves by this part of the desired change, at most so far up and down
 GAP = 0.5  # log of held-out over training NLL that a network should have at the end of training
 UNDERFIT, OVERFIT = 0.25, 0.5  # what a smaller and a larger gap count at most
 SHRINKAGES = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried in turn at the end, while T is below 1
 MIN_STD, MAX_STD = 0.02, 1.5  # bounds of s
 LEAST_STD = 1e-3  # where σ = 0 starts: its ρ is −∞ and its KL infinite, so it cannot be trained
-BUDGET, END = 0.12, 0.04  # forward passes of all looks, and of one evaluation at the end, as shares of training's
+BUDGET, END = 0.12, 0.05  # forward passes of all looks, and of one evaluation at the end, as shares of training's
 KL_WEIGHT = 20.0  # nats of loss per datum for a KL of one nat per node
-DRAWS, END_DRAWS = 4, 8  # for each held-out example of a look, and at the end
-MIN_LOOKS, ROWS, END_ROWS = 6, (100, 1000), (500, 2000)  # fewest looks; fewest and most examples, as there are any
+DRAWS, END_DRAWS = 4, 16  # for each held-out example of a look, and at the end
+MIN_LOOKS, ROWS, END_ROWS = 6, (100, 1000), (200, 2000)  # fewest looks; fewest and most examples, as there are any
 
 
 def look_steps(total: int, looks: int | None = None) -> frozenset[int]:
