@@ -18,6 +18,7 @@ from torch import nn
 
 import ibnn
 from ibnn.nets import VGG16, LeNet
+from ibnn.training import loop
 from ibnn.training.steering import Steering
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, int]] = {  # network, image, rows, epochs
@@ -58,6 +59,6 @@ def share(components: int, make: Callable[[], nn.Module], image: tuple[int, ...]
 if __name__ == "__main__":
     options = parser(__doc__).parse_args()
     torch.set_num_threads(1)
-    ibnn.training.loop.Steering = Timed  # type: ignore[misc]
+    loop.Steering = Timed  # type: ignore[misc]
     shares = {name: {f"K = {k}": share(k, *case) for k in (1, 8, 16)} for name, case in CASES.items()}
     tell({"what": "steering's share of a run's CPU seconds", "share": shares}, options.json)
