@@ -22,7 +22,7 @@ from ibnn.likelihood.temperature import confidence, nll, settled_temperature
 from ibnn.training.heldout import HeldOut
 from ibnn.training.trainable import Steerable
 
-START = 1 / 3  # s at the start of training, as a part of the converted `prior_std`
+START = 1.0  # s at the start of training, as a part of the converted `prior_std`
 FIRST, LAST, LOOKS = 0.2, 0.9, 20  # shares of training before the first and the last look, and their largest number
 GAIN, RISE, FALL = 0.75, 0.4, 0.12  # log s moves by this part of the desired change, at most so far up and down
 GAP = 0.5  # log of held-out over training NLL that a network should have at the end of training
