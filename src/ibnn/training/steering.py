@@ -2,8 +2,8 @@
 
 A *look* is an evaluation on held-out data that moves s. A network needs more noise if it is overconfident there (the
 temperature T that minimises its held-out NLL is above 1), and less if T is below 1; more if it overfits (its training
-NLL, noise and all, is far below the held-out one), and less if it does not. s starts at a third of `prior_std` as
-converted: a network that does not overfit needs no more, and one that does gets it within a few looks. The KL has a
+NLL, noise and all, is far below the held-out one), and less if it does not. s starts at 0.6 of `prior_std` as
+converted: a network that does not overfit needs less, and one that does gets more within a few looks. The KL has a
 fixed weight per node and datum, so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for
 1,000,000 examples.
 """
@@ -22,7 +22,7 @@ from ibnn.likelihood.temperature import confidence, nll, settled_temperature
 from ibnn.training.heldout import HeldOut
 from ibnn.training.trainable import Steerable
 
-START = 1.0  # s at the start of training, as a part of the converted `prior_std`
+START = 0.6  # s at the start of training, as a part of the converted `prior_std`
 FIRST, LAST, LOOKS = 0.2, 0.9, 20  # shares of training before the first and the last look, and their largest number
 GAIN, RISE, FALL = 0.75, 0.4, 0.12  # log s moves by this part of the desired change, at most so far up and down
 GAP = 0.5  # log of held-out over training NLL that a network should have at the end of training
@@ -30,7 +30,7 @@ UNDERFIT, OVERFIT = 0.25, 0.5  # what a smaller and a larger gap count at most
 SHRINKAGES = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried in turn at the end, while T is below 1
 MIN_STD, MAX_STD = 0.02, 1.5  # bounds of s
 LEAST_STD = 1e-3  # where σ = 0 starts: its ρ is −∞ and its KL infinite, so it cannot be trained
-BUDGET, END = 0.12, 0.05  # forward passes of all looks, and of one evaluation at the end, as shares of training's
+BUDGET, END = 0.12, 0.035  # forward passes of all looks, and of one evaluation at the end, as shares of training's
 KL_WEIGHT = 20.0  # nats of loss per datum for a KL of one nat per node
 DRAWS, END_DRAWS = 4, 16  # for each held-out example of a look, and at the end
 MIN_LOOKS, ROWS, END_ROWS = 6, (100, 1000), (200, 2000)  # fewest looks; fewest and most examples, as there are any
