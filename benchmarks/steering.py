@@ -1,39 +1,64 @@
-"""What beta="auto" adds to a run: CPU seconds of a steered run over those of the same run with fixed s and β.
+"""What beta="auto" costs: CPU seconds of a run's looks and of its end, as a share of those of the whole run.
 
     python benchmarks/steering.py [--json FILE]
 
-LeNet, 2,000 random images (200 held out) and 10,000 (1,000 held out), a quarter of the epochs of
-experiments/strength.py: longer runs have no more steering steps.
+Random images: LeNet on 2,000 (200 held out; 25 epochs, a quarter of those of experiments/strength.py), and a VGG-16 of
+an eighth of the width on 5,000 (500 held out; 5 epochs), each with 1, 8 and 16 components. Longer runs have no more
+looks. What is timed inside of one run cannot drift against the rest of it.
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from report import parser, tell
+from torch import nn
 
 import ibnn
-from ibnn.nets import LeNet
-from ibnn.training import steering
+from ibnn.nets import VGG16, LeNet
+from ibnn.training import loop
+from ibnn.training.steering import Steering
 
-CASES = {"2,000 images": (1_800, 200, 25), "10,000 images": (9_000, 1_000, 10)}  # training, held out, epochs
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, int]] = {  # network, image, rows, epochs
+    "LeNet, 2,000 images": (LeNet, (1, 28, 28), 1_800, 200, 25),
+    "VGG-16 / 8, 5,000 images": (partial(VGG16, width=0.125, batchnorm=True, dropout=0.0), (3, 32, 32), 4_500, 500, 5),
+}
 
 
-def seconds(train: int, held_out: int, epochs: int, **options: Any) -> float:
-    """CPU seconds of one run."""
-    x, y = torch.randn(train + held_out, 1, 28, 28), torch.randint(10, (train + held_out,))
-    model = ibnn.convert(LeNet(), seed=0)
-    began = time.process_time()
+class Timed(Steering):
+    """Counts the CPU seconds of looks and of the end."""
+
+    seconds = 0.0
+
+    def look(self, *given: Any) -> None:
+        """Takes a look."""
+        began = time.process_time()
+        super().look(*given)
+        Timed.seconds += time.process_time() - began
+
+    def settle(self) -> None:
+        """Settles the temperature."""
+        began = time.process_time()
+        super().settle()
+        Timed.seconds += time.process_time() - began
+
+
+def share(components: int, make: Callable[[], nn.Module], image: tuple[int, ...], *sizes: int) -> float:
+    """Returns the share of steering in the CPU seconds of one run."""
+    train, held_out, epochs = sizes
+    x, y = torch.randn(train + held_out, *image), torch.randint(10, (train + held_out,))
+    model = ibnn.convert(make(), components=components, seed=0)
     data = (x[:train], y[:train]), (x[train:], y[train:])
-    ibnn.fit(model, *data, epochs=epochs, evaluate_every=epochs, quiet=True, **options)
-    return time.process_time() - began
+    Timed.seconds, began = 0.0, time.process_time()
+    ibnn.fit(model, *data, epochs=epochs, evaluate_every=epochs, novelty=False, quiet=True)
+    return round(Timed.seconds / (time.process_time() - began), 3)
 
 
 if __name__ == "__main__":
     options = parser(__doc__).parse_args()
     torch.set_num_threads(1)
-    ratios = {}
-    for name, case in CASES.items():
-        fixed = {"beta": steering.KL_WEIGHT * case[0] / 207, "beta_warmup": steering.FIRST}
-        ratios[name] = round(seconds(*case, beta="auto") / seconds(*case, **fixed), 3)
-    tell({"what": "CPU seconds of a steered run over a run of fixed strength, LeNet", "ratio": ratios}, options.json)
+    loop.Steering = Timed  # type: ignore[misc]
+    shares = {name: {f"K = {k}": share(k, *case) for k in (1, 8, 16)} for name, case in CASES.items()}
+    tell({"what": "steering's share of a run's CPU seconds", "share": shares}, options.json)

@@ -175,7 +175,7 @@ def convert(
     Args:
         net: Any network; pretrained is fine.
         components: K, the number of Gaussians in the posterior's mixture.
-        prior_std: s, standard deviation of the prior of every latent.
+        prior_std: s, standard deviation of the prior of every latent; where `fit` steers it, it starts at 0.6 of it.
         init_std: σ0, how far the component means start from 1: about 0.1 for a pretrained network, up to 0.75 from
             scratch. At 0 every component mean starts as exactly the given network.
         likelihood: "categorical", "gaussian", "bernoulli", or a `Likelihood`. For several outputs, a dict of these by

@@ -1,6 +1,6 @@
 """WHOLE: a converted network. Ties the component across layers; forward, KL, draws, plain networks back out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -222,14 +222,22 @@ class IBNN(Posterior):
         return torch.cat(list(self.each_draw(x, samples, seed, first=first, batch_size=batch_size)))
 
     def each_draw(
-        self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
+        self,
+        x: Inputs,
+        samples: int = 5,
+        seed: int = 0,
+        *,
+        first: int = 0,
+        batch_size: int | None = None,
+        components: Sequence[int] | None = None,
     ) -> Iterator[Tensor]:
         """Yields what `draw_logits` returns, some draws at a time, (J, B, …), so that they need not all be held.
 
         The model stays in eval mode, and locked for other threads, until the last one is taken or the iterator closed.
         """
         with self._lock, evaluating(self):
-            yield from self._each_output(call_arguments(x), self.draw_each(samples, seed, first=first), batch_size)
+            z = self.draw_each(samples, seed, components=components, first=first)
+            yield from self._each_output(call_arguments(x), z, batch_size)
 
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the output of one pass in the present mode, with every z at its posterior mean, over components."""

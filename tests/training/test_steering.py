@@ -20,6 +20,7 @@ from ibnn import Recipe, fit
 from ibnn.batches import as_source
 from ibnn.likelihood import Categorical, Gaussian, Likelihood, temperature
 from ibnn.training import steering
+from ibnn.training.heldout import HeldOut
 
 X, Y = make_data(600)
 VALID = tuple(part[450:] for part in (X, Y))
@@ -52,7 +53,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def test_look_steps_run_from_the_first_to_the_last() -> None:
     steps = sorted(steering.look_steps(10_000))
-    assert (steps[0], steps[-1], len(steps)) == (2000, 9000, 25)
+    assert (steps[0], steps[-1], len(steps)) == (2000, 9000, 20)
     gaps = np.diff(steps)
     assert gaps.max() - gaps.min() <= 1
     for total in range(1, 60):
@@ -116,7 +117,7 @@ def test_next_std_follows_within_its_bounds() -> None:
     assert steering.next_std(0.3, 0.0) == 0.3
     wanted = np.linspace(-2, 2, 81)
     changes = [math.log(steering.next_std(0.3, w) / 0.3) for w in wanted]
-    assert changes == pytest.approx([min(max(0.5 * w, -0.12), 0.25) for w in wanted])
+    assert changes == pytest.approx([min(max(0.75 * w, -0.12), 0.4) for w in wanted])
     assert steering.next_std(1.5, 1.0) == 1.5
     assert steering.next_std(1.4, 1.0) == 1.5
     assert steering.next_std(0.02, -1.0) == 0.02
@@ -211,14 +212,14 @@ def test_unsteered_looks_leave_a_run_of_fixed_beta(monkeypatch: pytest.MonkeyPat
     """With s held still and no temperature, "auto" is a fixed β that has risen by the first look."""
     monkeypatch.setattr(steering, "next_std", lambda prior_std, change: prior_std)
     monkeypatch.setattr(steering, "settled_temperature", lambda *arguments: 1.0)
-    auto, fixed = make_model(), make_model()
+    auto, fixed = make_model(), make_model(prior_std=0.3 * steering.START)
     a = fit(auto, TRAIN, VALID, **SHORT)
     beta = steering.KL_WEIGHT * 450 / auto.nodes
     b = fit(fixed, TRAIN, VALID, beta=beta, beta_warmup=steering.FIRST, **SHORT)
     assert len(a.looks) == 9
     close(auto, fixed, rtol=1e-4, atol=1e-5)
     for row, other in zip(a.rows, b.rows, strict=True):
-        assert row == pytest.approx(other | {"prior_std": 0.3}, rel=1e-4)
+        assert row == pytest.approx(other | {"prior_std": 0.3 * steering.START}, rel=1e-4)
 
 
 def test_a_look_is_written_out() -> None:
@@ -231,37 +232,58 @@ def test_a_look_is_written_out() -> None:
         callbacks=[lambda row, m: states.__setitem__(row["step"], {k: v.clone() for k, v in m.state_dict().items()})],
     )  # fmt: skip
     assert [look["step"] for look in history.looks] == sorted(steering.look_steps(10)) == list(range(2, 10))
-    s, last = 0.3, 0
-    for look in history.looks:
+    start = 0.3 * steering.START
+    s, last, before_that = start, 0, math.inf
+    for turn, look in enumerate(history.looks):
         step = int(look["step"])
         assert look["training_nll"] == pytest.approx(np.mean(history["nll"][last:step]), rel=1e-6)
         plain = make_model()
         plain.load_state_dict(states[step])  # after the step before the look
-        draws = plain.draw_logits(VALID[0], samples=4).unflatten(0, (2, 4)).detach()
+        draws = plain.draw_logits(VALID[0], samples=2, seed=turn).unflatten(0, (2, 2)).detach()
         mean = draws.softmax(-1).mean((0, 1)).log()[None, None]
         best = temperature.best_temperature(plain.likelihood, mean, VALID[1])
         assert look["temperature"] == pytest.approx(best, rel=1e-3)
         assert look["held_out_nll"] == pytest.approx(nll_reference(Categorical(), mean, VALID[1], best), rel=1e-5)
         told = {name: look[name] for name in ("temperature", "training_nll", "held_out_nll")}
-        s, last = steering.next_std(s, steering.desired_change(plain.likelihood, **told, t=step / 10)), step
+        change = steering.desired_change(plain.likelihood, **told, t=step / 10)
+        s, last = steering.next_std(s, min(change, max(0, before_that))), step
+        before_that = change
         assert look["prior_std"] == s
-    assert history["prior_std"] == [0.3, 0.3, *(look["prior_std"] for look in history.looks)]
-    assert model.prior_std == s != 0.3
+    assert history["prior_std"] == [start, start, *(look["prior_std"] for look in history.looks)]
+    assert model.prior_std == s != start
     weaker = [
-        factor for factor in steering.SHRINKAGES if torch.allclose(model.posterior().std, before * (s / 0.3 * factor))
+        factor for factor in steering.SHRINKAGES if torch.allclose(model.posterior().std, before * (s / start * factor))
     ]
     assert len(weaker) == 1
 
 
 def test_looks_keep_to_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering, "BUDGET", 0.6)
-    for training, held_out in ((20_000, 100), (30_000, 2_000), (400_000, 900), (10**7, 5_000)):
-        looks, rows = steering.look_budget(training, held_out)
-        assert 6 <= looks <= 25
-        assert 250 <= rows <= 1000
-        assert looks == 6 or looks * 8 * min(rows, held_out) <= 0.6 * training
-    assert steering.look_budget(10**7, 5_000) == (25, 1000)
-    assert steering.look_budget(1_000, 5_000) == (6, 250)
+    monkeypatch.setattr(steering, "BUDGET", 0.12)
+    for training in (20_000, 45_000, 90_000, 400_000, 10**7):
+        looks, rows, end_rows = steering.look_budget(training)
+        assert looks * rows * steering.DRAWS <= 0.12 * training
+        assert end_rows == 200 or end_rows * steering.END_DRAWS <= 0.035 * training
+    assert steering.look_budget(10**7) == (20, 1000, 2000)
+    assert steering.look_budget(1_000) == (6, 100, 200)
+    assert steering.look_budget(300_000) == (20, 450, 656)
+
+
+@pytest.mark.parametrize("components", [1, 3, 16])
+def test_looks_take_turns_and_cost_the_same_for_any_number_of_components(components: int) -> None:
+    model = make_model(components=components)
+    held_out = HeldOut(model, as_source((X, Y), batch_size=256, shuffled=False), torch.device("cpu"), seed=0)
+    steered = steering.Steering(model, held_out, total=100, batch_size=90, n_data=600)
+    (a, a_targets), (b, b_targets) = (steered._draws(4, 120, turn=turn) for turn in (0, 1))
+    each = max(4 // components, 1)
+    assert a.shape[:3] == b.shape[:3] == (min(components, 4), each, 120)
+    assert steered.found.looked == 2 * min(components, 4) * each * 120
+    assert not torch.equal(a_targets, b_targets)  # other examples
+    _, rows = held_out.source.split(120, 1)
+    chosen = [4, 5, 6, 7] if components == 16 else list(range(components))
+    if components == 3:
+        chosen = [1, 2, 0]
+    every = model.draw_logits(rows.data[0], samples=each, seed=1).unflatten(0, (components, each))
+    torch.testing.assert_close(b, every[chosen].detach())
 
 
 @pytest.mark.slow
@@ -324,7 +346,9 @@ def scores(model: ibnn.IBNN, flipped: float) -> tuple[float, float]:
 def settled(model: ibnn.IBNN, valid: tuple[Tensor, Tensor]) -> float:
     """The temperature that fixed weights would be settled with."""
     draws = (
-        model.draw_logits(valid[0], samples=-(-16 // model.components)).unflatten(0, (model.components, -1)).detach()
+        model.draw_logits(valid[0], samples=steering.END_DRAWS // model.components)
+        .unflatten(0, (model.components, -1))
+        .detach()
     )
     return temperature.settled_temperature(model.likelihood.at(1.0), draws, valid[1])
 
@@ -383,7 +407,7 @@ def test_the_temperature_found_acts_and_is_saved(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
     loaded = ibnn.IBNN.from_pretrained(tmp_path, net)
-    assert loaded.prior_std == model.prior_std != 0.3
+    assert loaded.prior_std == model.prior_std != pytest.approx(0.3 * steering.START)
     assert loaded.likelihood.temperature == found
     assert torch.equal(loaded.eval()(x), warm)
 
@@ -411,9 +435,9 @@ def test_every_task_is_steered(kind: str, components: int) -> None:
     model = ibnn.convert(net, components=components, likelihood=kind, seed=0)
     y = 2 * X[:, :2] + 0.1 * torch.randn(600, 2) if kind == "gaussian" else (X[:, :2] > 0).float()
     history = fit(model, (X, y), steps=60, batch_size=100, lr=0.05, quiet=True)
-    assert len(history.looks) == 25
+    assert len(history.looks) == 20
     assert all(math.isfinite(value) for look in history.looks for value in look.values())
-    assert model.prior_std == history.looks[-1]["prior_std"] != 0.3
+    assert model.prior_std == history.looks[-1]["prior_std"] != pytest.approx(0.3 * steering.START)
     assert history["valid_nll"][-1] < history["valid_nll"][0] - 0.1
 
 
@@ -537,7 +561,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest
     b = fit(second, (X, Y), run_dir=tmp_path, **SHORT)
     assert a == b
     assert same(first, second)
-    assert first.prior_std == second.prior_std != 0.3
+    assert first.prior_std == second.prior_std != pytest.approx(0.3 * steering.START)
     with pytest.raises(ValueError, match=r"`run_dir` .*one with beta = auto, "):
         fit(make_model(), (X, Y), run_dir=tmp_path, beta=1.0, **SHORT)
 
@@ -614,7 +638,7 @@ def test_refit_is_taken_up_again(tmp_path: Path) -> None:
     history = fit(parts, TRAIN, VALID, run_dir=tmp_path, resume="must", **options)
     assert history == expected
     assert same(whole, parts)
-    assert whole.prior_std == parts.prior_std != 0.3
+    assert whole.prior_std == parts.prior_std != pytest.approx(0.3 * steering.START)
     last = make_model("full")
     assert fit(last, TRAIN, VALID, run_dir=tmp_path, callbacks=[stop_at(0)], **options) == expected
     assert same(whole, last)

@@ -236,7 +236,7 @@ def explain(result: dict[str, Any]) -> str:
         f"{images['train']} training and {images['test']} test images; in brackets 95 % bootstrap intervals. "
         f"*plain + T*: temperature scaling (T = {chosen['temperature']}). *calibrated*: the same weights after "
         f"`ibnn.calibrate`, no training ({noise}, T = {scale['temperature']}). "
-        f"*iBNN*: the same network trained by `ibnn.fit` for as many epochs (noise steered from 0.3 to {steered}, "
+        f"*iBNN*: the same network trained by `ibnn.fit` for as many epochs (noise steered to {steered}, "
         f"T = {own['temperature']}). The same {images['valid']} validation labels choose in all three. "
         f"{result['recipe']['components']} components over {result['nodes']} nodes, {result['weights']:,} weights. "
         f"OOD AUROC: the digits 8 and 9, never seen in training, against the test images, by the entropy of the "

@@ -12,6 +12,7 @@ from torch import Tensor
 from ibnn.likelihood.base import Likelihood, Temperature
 
 WIDENING, FARTHEST = 2.0, 20.0  # steps of log T beyond the first bounds, and where they end
+GOLDEN = (math.sqrt(5) - 1) / 2  # of an interval, each side
 
 
 class Losses(Protocol):
@@ -42,15 +43,23 @@ def best_temperature(likelihood: Losses, draws: Tensor, target: Tensor, *, rough
     >>> round(best_temperature(ibnn.Categorical(), logits, labels), 3), round(2 / math.log(3), 3)
     (1.82, 1.82)
     """
-    shrinkings, draws = (16, draws) if rough else (24, draws.double())  # the NLL is flat there: rounding would choose
+    shrinkings, draws = (17, draws) if rough else (25, draws.double())  # the NLL is flat there: rounding would choose
 
     def at(log_t: float) -> float:
         return nll(likelihood, draws, target, math.exp(log_t))
 
     def lowest(low: float, high: float) -> float:
-        for _ in range(shrinkings):
-            left, right = low + (high - low) * 0.4, low + (high - low) * 0.6
-            low, high = (low, right) if at(left) <= at(right) else (left, high)
+        left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        at_left, at_right = at(left), at(right)
+        for _ in range(shrinkings):  # each keeps one of the two inner points
+            if at_left <= at_right:
+                high, right, at_right = right, left, at_left
+                left = high - GOLDEN * (high - low)
+                at_left = at(left)
+            else:
+                low, left, at_left = left, right, at_right
+                right = low + GOLDEN * (high - low)
+                at_right = at(right)
         return (low + high) / 2
 
     low, high = -math.log(3), math.log(20)

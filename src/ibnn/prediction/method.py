@@ -4,7 +4,7 @@ A method offers draws of its network's outputs, (K·S, B, …); its likelihood t
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
@@ -113,6 +113,7 @@ def draws(
     *,
     samples: int = 1,
     seed: int = 0,
+    components: Sequence[int] | None = None,
     batch_size: int = 256,
     max_memory: int | None = None,
     progress: bool = False,
@@ -120,7 +121,7 @@ def draws(
     """Returns raw outputs of the draws that `predict` makes for the same inputs, (K, S, N, …); S is 1 without noise.
 
     Arguments and their meaning are those of `predict`: inputs go through the network in pieces, and workers share the
-    batches of a loader. All draws are held in memory.
+    batches of a loader. All draws are held in memory. `components` chooses among those of a converted network.
 
     >>> import ibnn
     >>> model, x = ibnn.convert(nn.Linear(4, 3), components=2, seed=0), torch.randn(5, 4)
@@ -128,7 +129,7 @@ def draws(
     torch.Size([2, 6, 5, 3])
     """
     _check_counts(samples=samples, batch_size=batch_size, max_memory=max_memory)
-    drawing = _Drawing(method, samples, seed)
+    drawing = _Drawing(method, samples, seed, components=components)
     parts = by_pieces(method, inputs, drawing.draws, batch_size=batch_size, max_memory=max_memory, progress=progress)
     return torch.cat(parts, 2)
 
@@ -160,6 +161,7 @@ class _Drawing:
     seed: int
     tolerance: float | None = None
     correct_bias: bool = False
+    components: Sequence[int] | None = None  # default all
 
     def __post_init__(self) -> None:
         samples, tolerance = self.samples, self.tolerance
@@ -196,12 +198,14 @@ class _Drawing:
     def _joined(self, piece: Inputs, size: int, samples: int, first: int = 0) -> Tensor:
         """Returns draws first … first + S − 1 of every component, (K, S, b, …)."""
         drawn = torch.cat(list(self._each(piece, size, samples, first)))
-        return drawn.unflatten(0, (self.method.components, -1))  # type: ignore[no-any-return]
+        chosen = self.method.components if self.components is None else len(self.components)
+        return drawn.unflatten(0, (chosen, -1))  # type: ignore[no-any-return]
 
     def _each(self, piece: Inputs, size: int, samples: int, first: int = 0) -> Iterator[Tensor]:
         """Yields draws of the network's output, (J, b, …) at a time."""
         rows, net = batch_length(piece), getattr(self.method, "net", nn.Identity())
-        each = self.method.each_draw(piece, samples, self.seed, first=first, batch_size=size)
+        only: dict[str, Any] = {} if self.components is None else {"components": self.components}
+        each = self.method.each_draw(piece, samples, self.seed, first=first, batch_size=size, **only)
         with explaining_shapes(net, piece), closing(each) as drawn:  # type: ignore[type-var]
             for part in drawn:
                 check_rows(part[0], rows)

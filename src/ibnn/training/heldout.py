@@ -146,11 +146,13 @@ class HeldOut:
         prediction = predict(self.model, inputs, samples=samples, progress=False)
         return self.model.likelihood.score(prediction, torch.cat(targets).cpu())
 
-    def draws(self, samples: int, rows: int) -> tuple[Tensor, Tensor]:
-        """Returns draws (K, S, N, …) for about so many of the examples, and their targets."""
+    def draws(
+        self, samples: int, rows: int, *, components: Sequence[int] | None = None, turn: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Returns draws (K, S, N, …) for about so many of the examples, others in every turn, and their targets."""
         source = self.source
         if source.divisible and source.rows > rows:
-            source = source.split(rows, self.seed)[1]  # a random part: they may be sorted
+            source = source.split(rows, self.seed + turn)[1]  # a random part: they may be sorted
         inputs, targets = source.inputs(rows)
-        outputs = draws(self.model, inputs, samples=samples)
+        outputs = draws(self.model, inputs, samples=samples, seed=turn, components=components)
         return outputs.to(self.device), torch.cat(targets).to(self.device)

@@ -26,7 +26,7 @@ from ibnn.training.history import History, Journal, Monitor, summarise
 from ibnn.training.recipe import Recipe
 from ibnn.training.session import Session, State, estimate_statistics
 from ibnn.training.sharding import average_gradients, clip_gradients, reshard, whole
-from ibnn.training.steering import LEAST_STD, Found, Steering, start_calibrated, start_divided
+from ibnn.training.steering import LEAST_STD, START, Found, Steering, start_calibrated, start_divided
 from ibnn.training.trainable import Steerable, Trainable, as_trainable, restored_on_error
 
 DEFAULT_EPOCHS = 30
@@ -174,7 +174,7 @@ class _Run:
         if self.calibrates and held_out is not None:
             monitor.say(str(start_calibrated(model, held_out, seed=self.recipe.seed, progress=not self.quiet)))
         elif self.untrained:
-            start_divided(model)
+            start_divided(model, START if steering is not None else 1.0)
         if steering is not None:
             steering.found.unit_std = model.unit_std.tolist()
             steering.found.rising = self.untrained and not self.calibrates

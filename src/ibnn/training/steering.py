@@ -2,13 +2,15 @@
 
 A *look* is an evaluation on held-out data that moves s. A network needs more noise if it is overconfident there (the
 temperature T that minimises its held-out NLL is above 1), and less if T is below 1; more if it overfits (its training
-NLL, noise and all, is far below the held-out one), and less if it does not. The KL has a fixed weight
-per node and datum, so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for 1,000,000 examples.
-`prior_std` as converted is where s starts.
+NLL, noise and all, is far below the held-out one), and less if it does not. s starts at 0.6 of `prior_std` as
+converted: a network that does not overfit needs less, and one that does gets more within a few looks. The KL has a
+fixed weight per node and datum, so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for
+1,000,000 examples.
 """
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,16 +22,18 @@ from ibnn.likelihood.temperature import confidence, nll, settled_temperature
 from ibnn.training.heldout import HeldOut
 from ibnn.training.trainable import Steerable
 
-FIRST, LAST, LOOKS = 0.2, 0.9, 25  # shares of training before the first and the last look, and their largest number
-GAIN, RISE, FALL = 0.5, 0.25, 0.12  # log s moves by this part of the desired change, at most so far up and down
+START = 0.6  # s at the start of training, as a part of the converted `prior_std`
+FIRST, LAST, LOOKS = 0.2, 0.9, 20  # shares of training before the first and the last look, and their largest number
+GAIN, RISE, FALL = 0.75, 0.4, 0.12  # log s moves by this part of the desired change, at most so far up and down
 GAP = 0.5  # log of held-out over training NLL that a network should have at the end of training
 UNDERFIT, OVERFIT = 0.25, 0.5  # what a smaller and a larger gap count at most
 SHRINKAGES = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried in turn at the end, while T is below 1
 MIN_STD, MAX_STD = 0.02, 1.5  # bounds of s
 LEAST_STD = 1e-3  # where σ = 0 starts: its ρ is −∞ and its KL infinite, so it cannot be trained
-BUDGET, MIN_LOOKS = 0.6, 6  # forward passes of all looks, as a share of training's; but there are at least six looks
+BUDGET, END = 0.12, 0.035  # forward passes of all looks, and of one evaluation at the end, as shares of training's
 KL_WEIGHT = 20.0  # nats of loss per datum for a KL of one nat per node
-ROWS, DRAWS = 1000, 8  # held-out examples of a look, and the least number of draws for each
+DRAWS, END_DRAWS = 4, 16  # for each held-out example of a look, and at the end
+MIN_LOOKS, ROWS, END_ROWS = 6, (100, 1000), (200, 2000)  # fewest looks; fewest and most examples, as there are any
 
 
 def look_steps(total: int, looks: int | None = None) -> frozenset[int]:
@@ -39,15 +43,26 @@ def look_steps(total: int, looks: int | None = None) -> frozenset[int]:
     return frozenset(step for step in steps if step)  # a look needs a training NLL
 
 
-def look_budget(training_rows: int, held_out: int) -> tuple[int, int]:
-    """Returns how many looks there are, and how many held-out examples each evaluates.
+class Plan(NamedTuple):
+    """How many looks there are, and how many held-out examples each of them, and each evaluation at the end, takes."""
 
-    Their forward passes are at most `BUDGET` of training's with `DRAWS` draws for each example. A model of more than
-    `DRAWS` components makes a draw of each, and as many more passes.
+    looks: int
+    rows: int
+    end_rows: int
+
+
+def look_budget(training_rows: int) -> Plan:
+    """Returns a plan whose forward passes are at most `BUDGET` (and `END`) of training's, except in very short runs.
+
+    A forward pass costs about a third of a training step on the same example.
     """
-    budget = BUDGET * training_rows / DRAWS  # held-out examples in all
-    looks = min(max(int(budget / min(held_out, ROWS // 4)), MIN_LOOKS), LOOKS)
-    return looks, min(max(int(budget / looks), ROWS // 4), ROWS)
+    examples = BUDGET * training_rows / DRAWS  # of all looks
+    looks = _within((MIN_LOOKS, LOOKS), examples / ROWS[0])
+    return Plan(looks, _within(ROWS, examples / looks), _within(END_ROWS, END * training_rows / END_DRAWS))
+
+
+def _within(bounds: tuple[int, int], number: float) -> int:
+    return min(max(int(number), bounds[0]), bounds[1])
 
 
 def kl_weight(t: float, *, n_data: int, nodes: int) -> float:
@@ -109,7 +124,8 @@ class Steering:
             looks = len(data.looks)  # none, if patience ended that run before its first look
         else:
             self.held_out = data
-            looks, self.rows = look_budget(total * batch_size, data.source.rows)
+            self.plan = look_budget(total * batch_size)
+            looks = self.plan.looks
         self.steps = look_steps(total, looks) if looks else frozenset()
 
     def set_units(self, t: float) -> None:
@@ -128,16 +144,23 @@ class Steering:
         if self.replay is not None:
             look = self.replay.looks[min(len(looks), len(self.replay.looks) - 1)] | {"step": step}
         else:
-            draws, targets = self._draws(DRAWS, self.rows)
-            temperature, held_out_nll = confidence(model.likelihood, draws, targets)
-            seen = {"temperature": temperature, "training_nll": training_nll, "held_out_nll": held_out_nll}
-            change = desired_change(model.likelihood, **seen, t=step / self.total)
-            look = {"step": step} | seen | {"prior_std": next_std(model.prior_std, change)}
+            draws, targets = self._draws(DRAWS, self.plan.rows, turn=len(looks))
+            best, lowest = confidence(model.likelihood, draws, targets)
+            look = {"step": step, "temperature": best, "training_nll": training_nll, "held_out_nll": lowest}
+            change = self._change(look)
+            if looks:  # held-out scores jump about: noise rises only as far as two looks in a row ask for
+                change = min(change, max(0.0, self._change(looks[-1])))
+            look["prior_std"] = next_std(model.prior_std, change)
         ratio = look["prior_std"] / model.prior_std
         model.set_posterior(std=model.posterior().std * ratio)
         model.prior_std = look["prior_std"]
         self.found.unit_std = [std * ratio for std in self.found.unit_std]
         looks.append(look)
+
+    def _change(self, look: dict[str, float]) -> float:
+        """Returns the change of log s that a look desires."""
+        seen = {name: look[name] for name in ("temperature", "training_nll", "held_out_nll")}
+        return desired_change(self.model.likelihood, **seen, t=look["step"] / self.total)
 
     def settle(self) -> None:
         """Sets the temperature that held-out labels ask for, and less noise if the network is underconfident.
@@ -152,7 +175,7 @@ class Steering:
                 likelihood.relative.copy_(torch.tensor(self.replay.relative))
         else:
             if isinstance(likelihood, Heads):
-                likelihood.balance(*self._draws(2 * DRAWS, 2 * self.rows), settled_temperature)
+                likelihood.balance(*self._draws(END_DRAWS, self.plan.end_rows), settled_temperature)
                 self.found.relative = likelihood.relative.tolist()
             self.found.weaker, self.found.temperature = self._shrunk(std, unit_std)
         model.set_posterior(std=std * self.found.weaker, unit_std=unit_std * self.found.weaker)
@@ -164,27 +187,34 @@ class Steering:
         found: list[tuple[float, float, float]] = []  # NLL, factor on σ, temperature
         for factor in SHRINKAGES:
             model.set_posterior(std=std * factor, unit_std=unit_std * factor)
-            draws, targets = self._draws(2 * DRAWS, 2 * self.rows)
+            draws, targets = self._draws(END_DRAWS, self.plan.end_rows)
             best = settled_temperature(likelihood, draws, targets)
             found.append((nll(likelihood, draws, targets, best), factor, best))
             if found[-1] > min(found) or confidence(likelihood, draws, targets)[0] >= 1:
                 break
         return min(found)[1:]
 
-    def _draws(self, draws: int, rows: int) -> tuple[Tensor, Tensor]:
-        """Returns at least so many draws for each of so many held-out examples, (K, S, N, …), and their targets."""
-        outputs, targets = self.held_out.draws(-(-draws // self.model.components), rows)
+    def _draws(self, draws: int, rows: int, turn: int = 0) -> tuple[Tensor, Tensor]:
+        """Returns up to so many draws for each of so many held-out examples, (K, S, N, …), and their targets.
+
+        Every look takes its turn of the components, of draws and of the examples, so that what a few of them say by
+        chance evens out over the looks.
+        """
+        components = self.model.components
+        chosen = [(turn * draws + number) % components for number in range(min(draws, components))]
+        outputs, targets = self.held_out.draws(max(draws // components, 1), rows, components=chosen, turn=turn)
         self.found.looked += math.prod(outputs.shape[:3])
         return outputs, targets
 
 
-def start_divided(model: Steerable) -> None:
-    """Divides the prior's noise, and starts latents with less of it as much nearer to 1."""
+def start_divided(model: Steerable, part: float = 1.0) -> None:
+    """Divides a part of the prior's noise, and starts latents with less of it than others as much nearer to 1."""
+    model.prior_std *= part
     unit_std = model.divide_noise()
     model.set_posterior(unit_std=unit_std)
     if isinstance(model.prior_stds, Tensor):
-        q, part = model.posterior(), (model.prior_stds / model.prior_std).clamp(max=1.0)
-        model.set_posterior(mean=1 + (q.mean - 1) * part, std=q.std * part)
+        q, share = model.posterior(), (model.prior_stds / model.prior_std).clamp(max=1.0)
+        model.set_posterior(mean=1 + (q.mean - 1) * share, std=q.std * share)
 
 
 def start_calibrated(model: Steerable, held_out: Source, *, seed: int, progress: bool) -> Calibration:
