@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.layers.direct import DIRECT, goes_direct
-from ibnn.layers.product import Scratch, product
+from ibnn.layers.product import product
 from ibnn.layers.recompute import Recomputation
 from ibnn.layers.registry import batchless, carried_type, folded_weights, replace_weights, weights_are_parameters
 from ibnn.layers.sides import Sides
@@ -81,8 +81,6 @@ class Latent(nn.Module):
         sides: Where the layer has latents, if not on its input alone: see `SidedLatent`.
         folding: Whether the layer computes with W = U diag(z) and an unchanged input instead of x ∘ z.
         batch_axis: The batch axis of the input, used where a layer of one port has a z for each row.
-        scratch: Memory for the layer's new input while no graph is made; None for fresh memory.
-        memory: Likewise, for an input that only the layer's own operation sees, while one forward pass runs.
         entries: How many input entries were multiplied by z in the last forward pass.
         after: What to do when the layer's calls in progress end, the innermost first.
 
@@ -124,8 +122,6 @@ class Latent(nn.Module):
         self.set(std=torch.tensor(0.05))
         self.z = self.units = self.recall = None
         self.folding, self.entries, self.batch_axis = False, 0, 0
-        self.scratch: Scratch | None = None
-        self.memory: Scratch | None = None
         self.after = []
         self.without_graph = False  # whether the last z needed a gradient that was not recorded
 
@@ -164,13 +160,13 @@ class Latent(nn.Module):
             if std is not None:
                 self.rho.copy_(inverse_softplus(std.double()))
 
-    def take(self, z: Tensor | None, units: Units | None, memory: Scratch | None) -> None:
+    def take(self, z: Tensor | None, units: Units | None) -> None:
         """Takes what multiplies the layer's input in one forward pass, or nothing after it."""
         if torch.compiler.is_compiling():
             self.z, self.units = z, units
             return
         own = self.__dict__  # a module's setattr is slow
-        own["z"], own["units"], own["memory"] = z, units, memory
+        own["z"], own["units"] = z, units
         if z is not None:
             own["entries"] = 0
 
@@ -179,7 +175,7 @@ class Latent(nn.Module):
         z, units = self._current()
         if z is None:
             return None
-        if (units is None or not units.std.requires_grad) and self._goes_direct(layer, args, kwargs, z):
+        if (units is None or not units.std.requires_grad) and self._goes_direct(layer, args, kwargs, z, units):
             self.__dict__["direct"] = z, units  # for `forward_of`, which follows; not by setattr, which is slow
             return None
         if args:
@@ -187,7 +183,9 @@ class Latent(nn.Module):
         name = "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
         return args, {**kwargs, name: self._scaled(layer, kwargs[name], z, units)}
 
-    def _goes_direct(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> bool:
+    def _goes_direct(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor, units: Units | None
+    ) -> bool:
         """Whether the layer's `forward_of` multiplies its input, because nothing else sees it in between."""
         if torch.compiler.is_compiling() or len(args) != 1 or kwargs or self.folding:
             return False
@@ -195,7 +193,8 @@ class Latent(nn.Module):
             return False
         last = next(reversed(layer._forward_pre_hooks.values()))
         alone = getattr(last, "__self__", None) is self and not layer._backward_hooks
-        return alone and goes_direct(layer, args[0], z, self.batch_axis)
+        shared = units is not None and not torch.is_grad_enabled()
+        return alone and goes_direct(layer, args[0], z, self.batch_axis, shared)
 
     def forward_of(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Forward of a layer of one port: its own, or one that takes x and z."""
@@ -205,7 +204,7 @@ class Latent(nn.Module):
         (z, units), (x,) = found, args
         self.__dict__["entries"] += x.numel()
         placed = None if units is None else units.placed(x.shape, self.axis, self.batch_axis)
-        return DIRECT[type(layer)](layer, x, z, self.batch_axis, self.memory, placed)
+        return DIRECT[type(layer)](layer, x, z, self.batch_axis, placed)
 
     def _scaled(self, layer: nn.Module, x: Tensor, z: Tensor, units: Units | None) -> Tensor:
         """Returns the layer's new input: x ∘ z (∘ u), or x if its weights are multiplied instead."""
@@ -265,7 +264,7 @@ class Latent(nn.Module):
         placed = None if units is None else units.placed(x.shape, self.axis, batch_axis)
         if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             return x * (z if placed is None else z * placed.factors(x))
-        made = product(x, z, placed, self.scratch)
+        made = product(x, z, placed)
         self.entries += x.numel()
         if Recomputation.possible(made):
             self.after.append(Recomputation(x, z, made, placed).open().close)
@@ -304,7 +303,7 @@ class Latent(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave out what belongs to one forward pass."""
-        return {**self.__dict__, "z": None, "units": None, "recall": None, "scratch": None, "memory": None, "after": []}
+        return {**self.__dict__, "z": None, "units": None, "recall": None, "after": []}
 
     def extra_repr(self) -> str:
         """What `print` shows of the latent."""

@@ -15,8 +15,7 @@ from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, 
 from ibnn.latent import Latent, backward_pass
 from ibnn.layers.attention import no_fast_path
 from ibnn.layers.observe import batch_axes, bypassed, returned
-from ibnn.layers.product import Scratch
-from ibnn.layers.registry import alone_with_its_input, foldable
+from ibnn.layers.registry import foldable
 from ibnn.layers.units import Units
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.novelty.observer import Observer
@@ -118,13 +117,11 @@ class LatentNetwork(Observer):
             entries = self._entries_as_rows(call, z[0]) if little else 0
             entries = entries if entries <= LITTLE else 0  # of recurrent layers more than before
         at_once = min(most, CACHED // entries) if entries else 1
-        units = z.at is not None
         if at_once > 1:
-            with self._sharing_memory(units=units):
-                yield from (self._rows_of_draws(call, part) for part in z.split(at_once))
+            yield from (self._rows_of_draws(call, part) for part in z.split(at_once))
             return
-        folding = nullcontext() if z.z.dim() == 3 else self._folding_where_cheaper(units=units)
-        with folding, self._sharing_memory(units=units):  # a z for each row cannot be in weights
+        one_for_all = z.z.dim() == 2  # a z for each row cannot be in weights
+        with self._folding_where_cheaper(units=z.at is not None) if one_for_all else nullcontext():
             yield from (self._read(self._run(call, z[number]))[None] for number in range(len(z)))
 
     def _rows_of_draws(self, call: Call, z: Draws) -> Tensor:
@@ -154,23 +151,6 @@ class LatentNetwork(Observer):
             except Exception:  # a layer that does not see the batch first, a network of one batch length …
                 self._in_rows[rows] = 0
         return self._in_rows[rows]
-
-    @contextmanager
-    def _sharing_memory(self, *, units: bool) -> Iterator[None]:
-        """Within a block, without gradients, inputs times unit factors that nothing else sees share their memory."""
-        if not units or torch.compiler.is_compiling() or torch.is_grad_enabled():
-            yield
-            return
-        each = ((self.net.get_submodule(name), latent) for name, latent in self.latents.items())
-        sharing = [latent for layer, latent in each if latent.placed and alone_with_its_input(layer)]
-        scratch = Scratch()
-        try:
-            for latent in sharing:
-                latent.scratch = scratch
-            yield
-        finally:
-            for latent in sharing:
-                latent.scratch = None
 
     @contextmanager
     def _folding_where_cheaper(self, *, units: bool) -> Iterator[None]:
@@ -232,15 +212,14 @@ class LatentNetwork(Observer):
     @contextmanager
     def _multiplied_by(self, draw: Draws) -> Iterator[None]:
         """Gives every latent its part of a draw within a block."""
-        parts, memory = self.by_layer(draw.z), Scratch()
+        parts = self.by_layer(draw.z)
         try:
             for (_, latent, part), units in zip(parts, self._units(draw), strict=True):
-                latent.take(part, units, memory)
+                latent.take(part, units)
             yield
         finally:
-            memory.drop()
             for _, latent, _ in parts:
-                latent.take(None, None, None)
+                latent.take(None, None)
                 while latent.after:  # only after an interrupt
                     latent.after.pop()()
 

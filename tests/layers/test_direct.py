@@ -1,5 +1,6 @@
 """Layers that compute their output from x and a z for each row at once, against products that autograd knows."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,6 @@ from reference import converted
 from torch import Tensor, nn
 
 from ibnn.layers import convolution, direct, product, units
-from ibnn.layers.product import Scratch
 
 B, C = 3, 4
 CONVOLUTIONS: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -27,32 +27,31 @@ def double(*shape: int, grad: bool = True) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=grad)
 
 
-def run_of(layer: Any, times: convolution.Times) -> Callable[..., Tensor]:
+def run_of(layer: Any, units: units.Placed | None) -> Callable[..., Tensor]:
     """The layer's output as a function of x, z, weight and bias."""
     how = layer.stride, layer.padding, layer.dilation, layer.groups
-    return lambda x, z, w, b=None: convolution._Convolution.apply(x, z, w, b, how, times)
+    return lambda x, z, w, b=None: convolution._Convolution.apply(x, z, w, b, how, units)
 
 
 @pytest.mark.parametrize("has_units", [False, True])
-@pytest.mark.parametrize("at_once", [1, 2**18])  # the one in shared memory and row by row
+@pytest.mark.parametrize("at_once", [1, 2**18])  # row by row, and all at once
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_values_and_derivatives_of_convolutions(
     name: str, at_once: int, has_units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(product, "_AT_ONCE", at_once)
-    monkeypatch.setattr(units, "_AT_ONCE", at_once)
+    monkeypatch.setattr(convolution, "_AT_ONCE", at_once)
     monkeypatch.setattr(convolution, "_PATCHES", at_once)
     make, places = CONVOLUTIONS[name]
     layer = make().double()
     drawn = units.Units(torch.tensor(0.4, dtype=torch.float64), torch.tensor([5, 77, 123456]))
     placed = drawn.placed((B, C, *places), -1 - len(places), 0) if has_units else None
-    run = run_of(layer, convolution.Times(placed, Scratch()))
+    run = run_of(layer, placed)
     own = [p.detach().requires_grad_() for p in layer.parameters()]
     z = double(B, C, *[1] * len(places))
     for grad in (True, False):  # a first layer's input needs none
         x = double(B, C, *places, grad=grad)
-        factors = 1 if placed is None else 1 + 0.4 * placed.noise().double()
+        factors = 1 if placed is None else 1 + 0.4 * placed.noise(x)
         torch.testing.assert_close(run(x, z, *own), layer(x * z * factors))
         wanted = [t for t in (x, z, *own) if t.requires_grad]
         gradient = torch.randn_like(layer(x))
@@ -60,6 +59,48 @@ def test_values_and_derivatives_of_convolutions(
         torch.testing.assert_close(torch.autograd.grad(run(x, z, *own), wanted, gradient), expected)
         assert torch.autograd.gradcheck(run, (x, z, *own), fast_mode=True)
         assert torch.autograd.gradgradcheck(run, (x, z, *own), fast_mode=True)
+
+
+@pytest.mark.parametrize("at_once", [1, 2**18])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_many_channels_in_each_memory_format(
+    layout: torch.memory_format, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(convolution, "_AT_ONCE", at_once)
+    wide = units.WIDE
+    layer = nn.Conv2d(wide, 2, 3, padding=1).double().to(memory_format=layout)
+    x, z = double(5, wide, 6, 4, grad=False).contiguous(memory_format=layout), double(5, wide, 1, 1)
+    x.requires_grad_()
+    drawn = units.Units(torch.tensor(0.4, dtype=torch.float64), torch.tensor([5, 77, 123456, 8, 9]))
+    placed = drawn.placed(x.shape, -3, 0)
+    factors = 1 + 0.4 * units.windows(drawn.at, 24 * wide).view(x.shape).double()
+    found, expected = convolution.convolved(layer, x, z, placed), layer(x * z * factors)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+    wanted, gradient = [x, z, *layer.parameters()], torch.randn_like(expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, wanted, gradient), torch.autograd.grad(expected, wanted, gradient)
+    )
+    one = units.Units(drawn.std, drawn.at[1]).placed(x.shape, -3, 0)
+    with torch.no_grad():  # one draw for all rows
+        torch.testing.assert_close(convolution.convolved(layer, x, z[:1], one), layer(x * z[:1] * factors[1]))
+
+
+def test_memory_that_is_kept_is_small_and_serves_any_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "_AT_ONCE", 64)
+    monkeypatch.setattr(convolution, "_OWN", kept := threading.local())
+    layer, z = nn.Conv2d(2, 2, 1), torch.ones(3, 2, 1, 1)
+    with torch.inference_mode():
+        convolution.convolved(layer, torch.ones(3, 2, 4, 4), z)
+    (memory,) = kept.__dict__.values()
+    x = torch.randn(3, 2, 4, 4)
+    first = convolution.convolved(layer, x, z)
+    second = convolution.convolved(layer, -x, z)  # in the same memory
+    torch.testing.assert_close(first, layer(x))
+    second.sum().backward()
+    convolution.convolved(layer, torch.ones(3, 2, 16, 16), z)  # 512 entries a row: too large to keep
+    assert [value.numel() for value in kept.__dict__.values()] == [memory.numel()]
 
 
 def layer_of(layer: Any, x: Tensor, own: list[Tensor]) -> Tensor:
@@ -119,20 +160,6 @@ def test_networks_train_as_by_products(
     assert len(calls) == 10
     model.examples.zero_().add_(5)
     torch.testing.assert_close(without_graph, model.elbo(x, y, n_data=15, samples=2).loss.detach())
-
-
-def test_memory_is_shared_within_a_pass_and_then_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product, "_AT_ONCE", 1)
-    scratches: list[Scratch] = []
-    init = Scratch.__init__
-    monkeypatch.setattr(Scratch, "__init__", lambda self: scratches.append(self) or init(self))
-    model, x = converted(Several()).train(), torch.randn(4, 2, 8, 8)
-    loss = model.elbo(x, torch.randn(4, 3), n_data=12).loss
-    (scratch,) = scratches
-    assert scratch._memory is None
-    loss.backward()
-    assert scratch._memory is None
-    assert all(latent.memory is None for latent in model.latents.values())
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,25 @@ def test_a_window_depends_on_its_word_alone(entries: int) -> None:
         assert not any(torch.equal(rows[0], row) for row in rows[1:])
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 16, 3, 5), (2, 20, 7, 9), (3, 17, 2, 3, 2), (1, 17, 64, 64)])
+def test_noise_does_not_depend_on_the_memory_format(shape: tuple[int, ...]) -> None:
+    last = torch.zeros(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+    entries = math.prod(shape[1:])
+    ends = (0, POOL - min(entries, LONGEST) - shape[0])  # of the pool
+    for first in (*ends, *(end + MIRRORED for end in ends)):
+        units = Units(torch.tensor(0.3), first + torch.arange(shape[0])).placed(shape, 1 - len(shape), 0)
+        found = units.noise(last)
+        assert found.stride() == last.stride()
+        assert torch.equal(found, units.noise(torch.zeros(shape)))
+
+
 @pytest.mark.parametrize("rows", [B, pytest.param(1, marks=pytest.mark.slow)])
 def test_first_and_second_derivatives_of_the_product(rows: int) -> None:
     z, std = torch.randn(rows, 8, 1, 1).double().requires_grad_(), torch.tensor(0.3).double().requires_grad_()
     units = Units(std, torch.arange(B) if rows > 1 else torch.tensor(7)).placed(X.shape, -3, 0)
     x = X.clone().requires_grad_()
     apply = lambda x, z, std: UnitProduct.apply(x, z, std, units.at, units.shape)  # noqa: E731
-    assert torch.allclose(apply(x, z, std), x * z * (1 + std * units.noise()))
+    assert torch.allclose(apply(x, z, std), x * z * (1 + std * units.noise(x)))
     assert gradcheck(apply, (x, z, std))
     assert gradgradcheck(apply, (x, z, std))
 

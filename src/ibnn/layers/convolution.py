@@ -1,11 +1,13 @@
 """CONVOLUTION: conv(x ∘ z), or conv(x ∘ z ∘ u), with a z for each row, and its gradients, as one operation.
 
-Only x is kept for the backward pass, and x ∘ z is made again there, both times in memory that all layers of a pass take
-in turn. The gradient of x ∘ z is multiplied in place: fresh memory costs more than the arithmetic. An input that needs
-no gradient, as that of a first layer, gets none: the gradients of the weights of each row hold those of z, too.
+Only x is kept for the backward pass, and x ∘ z is made again there. On a CPU a large batch goes through in pieces, of
+which all that is made stays in the cache: fresh memory costs more than the arithmetic, also that which torch's
+convolutions take for copies of their inputs. An input that needs no gradient, as that of a first layer, gets none: the
+gradients of the weights of each row hold those of z, too.
 """
 
 import math
+import threading
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,75 +16,152 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.layers.fused import differentiable
-from ibnn.layers.product import Scratch, summed_product
-from ibnn.layers.units import Placed, gradients_of_product
-from ibnn.layers.units import product as unit_product
+from ibnn.layers.units import Placed, channels_last, pieces
 
+_AT_ONCE = 2**19  # entries of an input that are convolved at once; with many threads, half as many for each
 _PATCHES = 2**18  # entries of patches that are made at once
 How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]  # stride, padding, dilation, groups
 
 
-class Times(NamedTuple):
-    """What the input is multiplied by besides z, and memory for the product."""
-
-    units: Placed | None
-    scratch: Scratch | None
-
-    def product(self, x: Tensor, z: Tensor) -> Tensor:
-        """Returns x ∘ z (∘ u)."""
-        out = None if self.scratch is None else self.scratch.like(x)
-        return torch.mul(x, z, out=out) if self.units is None else unit_product(x, z, self.units, out)
-
-
-def convolved(layer: Any, x: Tensor, z: Tensor, scratch: Scratch | None, units: Placed | None = None) -> Tensor:
+def convolved(layer: Any, x: Tensor, z: Tensor, units: Placed | None = None) -> Tensor:
     """Returns what a convolution (Conv1d, Conv2d, Conv3d) gives for x ∘ z (∘ u), z broadcast, (B, D, 1, …).
 
-    The deviation of units gets no gradient.
+    Without gradients there may be one draw for all rows, z (1, D, 1, …). The deviation of units gets no gradient.
     """
     how: How = layer.stride, layer.padding, layer.dilation, layer.groups
-    times = Times(units, scratch)
     if not torch.is_grad_enabled():
-        return _forward(x, z, layer.weight, layer.bias, how, times)
-    output: Tensor = _Convolution.apply(x, z, layer.weight, layer.bias, how, times)  # type: ignore[no-untyped-call]
+        return _forward(x, z, layer.weight, layer.bias, how, units)
+    output: Tensor = _Convolution.apply(x, z, layer.weight, layer.bias, how, units)  # type: ignore[no-untyped-call]
     return output
 
 
-def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, times: Times) -> Tensor:
+def _pieces(x: Tensor, weight: Tensor) -> list[slice]:
+    """Returns rows to be convolved at once: of about so many entries, and not fewer than there are weights."""
+    if not x.is_cpu:
+        return [slice(None)]
+    return pieces(x, max(_AT_ONCE, _AT_ONCE // 2 * torch.get_num_threads(), weight.numel()))
+
+
+_OWN = threading.local()  # memory of each thread for products; fresh memory costs more than the arithmetic
+
+
+def _memory(like: Tensor) -> Tensor:
+    """Returns a tensor of an input's form, whose entries may be anything, until the thread's next call."""
+    size, key = like.numel(), (like.dtype, like.device)
+    if not like.is_cpu or size > 4 * _AT_ONCE:
+        return torch.empty_like(like)
+    kept: dict[Any, Tensor] = _OWN.__dict__
+    if key not in kept or kept[key].numel() < size:
+        with torch.inference_mode(False):
+            kept[key] = torch.empty(size, dtype=like.dtype)
+    return kept[key].as_strided(like.shape, torch.empty_like(like, device="meta").stride())
+
+
+class _Rows(NamedTuple):
+    """Some rows of an input, and what they are multiplied by."""
+
+    x: Tensor
+    z: Tensor
+    units: Placed | None
+    noise: Tensor | None
+
+    @staticmethod
+    def of(x: Tensor, z: Tensor, units: Placed | None, rows: slice) -> "_Rows":
+        x, z = x[rows], z[rows] if z.shape[0] > 1 else z
+        if units is None:
+            return _Rows(x, z, None, None)
+        units = units.of_rows(rows)
+        return _Rows(x, z, units, units.noise(x))
+
+    def product(self, memory: Tensor) -> Tensor:
+        """Returns x ∘ z (∘ u)."""
+        made = torch.mul(self.x, self.z, out=memory[: self.x.shape[0]])
+        return self._times_units(made)
+
+    def gradients(self, gradient: Tensor, to_x: Tensor | None, memory: Tensor) -> Tensor:
+        """Returns the gradient of z from that of the product, which changes; writes that of x."""
+        to_z = _over_places(torch.mul(self._times_units(gradient), self.x, out=memory)).view_as(self.z)
+        if to_x is not None:
+            torch.mul(gradient, self.z, out=to_x)
+        return to_z
+
+    def _times_units(self, x: Tensor) -> Tensor:
+        """Multiplies by u, in place."""
+        return x if self.units is None or self.noise is None else self.units.times(x, self.noise, x)
+
+
+def _over_places(x: Tensor) -> Tensor:
+    """Returns sums over the places of every row and node."""
+    if not x.is_contiguous():
+        return x.flatten(2).sum(2)
+    places = math.prod(x.shape[2:])
+    return torch.mv(x.view(-1, places), x.new_ones(places))  # where there are few, faster than a sum
+
+
+def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, units: Placed | None) -> Tensor:
     stride, padding, dilation, groups = how
-    product = times.product(x, z)
-    return torch.convolution(product, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
+    more = (weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
+    if z.shape[0] < x.shape[0] and units is not None:  # one draw for all rows
+        z, units = z * units.factors(x), None
+    parts = _pieces(x, weight)
+    memory = _memory(x[parts[0]])
+    made = torch.convolution(_Rows.of(x, z, units, parts[0]).product(memory), *more)
+    if len(parts) == 1:
+        return made
+    size, (outputs, *places) = x.shape[0], made.shape[1:]
+    last = channels_last(made)
+    output = made.new_empty(size, *places, outputs).movedim(-1, 1) if last else made.new_empty(size, outputs, *places)
+    output[parts[0]] = made
+    for rows in parts[1:]:
+        output[rows] = torch.convolution(_Rows.of(x, z, units, rows).product(memory), *more)
+    return output
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, times: Times) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, units: Placed | None
+    ) -> Tensor:
         ctx.save_for_backward(x, z, weight, bias)
-        ctx.how, ctx.times = how, times
-        return _forward(x, z, weight, bias, how, times)
+        ctx.how, ctx.units = how, units
+        return _forward(x, z, weight, bias, how, units)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,), inputs, needed, how = gradients, ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.how
-        times: Times = ctx.times
+        units: Placed | None = ctx.units
         if torch.is_grad_enabled():  # create_graph=True
-            return *differentiable(partial(_slow, how, times.units), inputs, gradients, needed), None, None
+            return *differentiable(partial(_slow, how, units), inputs, gradients, needed), None, None
         x, z, weight, _ = inputs
         if not needed[0] and _rows_pay(weight, gradient.shape[2:], how):
             to_bias = gradient.sum([0, *range(2, gradient.dim())]) if needed[3] else None
-            seen = x if times.units is None else x * times.units.factors(x)
+            seen = x if units is None else x * units.factors(x)
             return None, *_by_rows(seen, z, weight, gradient, how), to_bias, None, None
-        stride, padding, dilation, groups = how
-        product = times.product(x, z) if needed[2] else x  # x says its shape
-        mask = (needed[0] or needed[1], needed[2], needed[3])
-        more = ([len(weight)], stride, padding, dilation, False, (0,) * len(stride), groups, mask)
-        to_product, to_weight, to_bias = torch.ops.aten.convolution_backward(gradient, product, weight, *more)
-        if times.units is not None:
-            to_z = gradients_of_product(to_product, x, z, times.units, to_product if needed[0] else None)
-        elif not needed[1]:
-            return to_product.mul_(z) if needed[0] else None, None, to_weight, to_bias, None, None
-        else:
-            to_z = summed_product(to_product, x, z.shape, z if needed[0] else None)
-        return to_product if needed[0] else None, to_z, to_weight, to_bias, None, None  # by now the gradient of x
+        return *_backward(gradient, x, z, weight, how, units, needed), None, None
+
+
+def _backward(
+    gradient: Tensor, x: Tensor, z: Tensor, weight: Tensor, how: How, units: Placed | None, needed: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of x, z, weight and bias."""
+    stride, padding, dilation, groups = how
+    mask = (needed[0] or needed[1], needed[2], needed[3])
+    more = (weight, [len(weight)], stride, padding, dilation, False, (0,) * len(stride), groups, mask)
+    parts = _pieces(x, weight)
+    to_x = torch.empty_like(x) if needed[0] and len(parts) > 1 else None
+    memory, to_zs = _memory(x[parts[0]]), []
+    sums: list[Tensor | None] = [None, None]
+    for rows in parts:
+        part = _Rows.of(x, z, units, rows)
+        product = part.product(memory) if needed[2] else memory[: part.x.shape[0]]  # says its shape
+        found, *others = torch.ops.aten.convolution_backward(gradient[rows], product, *more)
+        sums = [new if total is None else total.add_(new) for total, new in zip(sums, others, strict=True)]
+        if mask[0]:
+            target = None if not needed[0] else found if to_x is None else to_x[rows]
+            to_zs.append(part.gradients(found, target, product))
+    if needed[0] and to_x is None:
+        to_x = found
+    return to_x, torch.cat(to_zs) if needed[1] else None, *sums
 
 
 def _slow(how: How, units: Placed | None, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:

@@ -52,7 +52,6 @@ class LayerType:
 
 
 REGISTRY: dict[type[nn.Module] | str, LayerType] = {}
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def register_layer(
@@ -153,13 +152,6 @@ def foldable(layer: nn.Module) -> bool:
     if kind is None or kind.run is not None or len(layer._forward_pre_hooks) != 1:
         return False
     return weights_are_parameters(layer, kind) and has_forward_of_its_type(layer)
-
-
-def alone_with_its_input(layer: nn.Module) -> bool:
-    """Whether a layer is a convolution of torch's, which returns a new tensor, and no hook but ours sees its input."""
-    everywhere = nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks
-    hooks = (len(layer._forward_pre_hooks), len(layer._forward_hooks))
-    return type(layer) in _CONVOLUTIONS and hooks == (1, 1) and not everywhere
 
 
 def sides(layer: nn.Module, where: Where, bias_latents: BiasLatents) -> Sides:

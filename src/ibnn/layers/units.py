@@ -8,20 +8,23 @@ image of a draw costs no more.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.normal import Space, address, normals, numbered_words
 
 POOL, LONGEST = 2**20, 2**16  # normals in the pool, and in one window: longer noise has several windows
 MIRRORED = 2**32  # the bit of a word whose noise is minus that of the word without it
-_AT_ONCE = 2**17  # entries of a product that stay in the cache with what they are made of
+WIDE = 16  # channels whose windows are worth a copy of the pool if they are last in memory
+_AT_ONCE = 2**18  # entries of a product that stay in the cache with what they are made of
 
 
 _POOLS: dict[torch.device, Tensor] = {}
+_TURNED: dict[tuple[int, torch.device], Tensor] = {}  # by number of places, the last few
 
 
 def pool(device: torch.device) -> Tensor:
@@ -38,8 +41,8 @@ def pool(device: torch.device) -> Tensor:
 
 
 def pools() -> list[Tensor]:
-    """Returns the pools that have been made, one for each device in use."""
-    return list(_POOLS.values())
+    """Returns the pools that have been made, one for each device in use, and their copies."""
+    return [*_POOLS.values(), *_TURNED.values()]
 
 
 def windows(at: Tensor, entries: int) -> Tensor:
@@ -61,6 +64,27 @@ def _copied(at: Tensor, entries: int) -> Tensor:
         return _copied(each.flatten(), LONGEST).view(len(at), -1)[:, :entries].contiguous()
     every = pool(at.device).as_strided((2 * POOL - entries, entries), (1, 1))
     return every.index_select(0, at % MIRRORED % (POOL - entries) + at // MIRRORED * POOL)
+
+
+def _turned(at: Tensor, channels: int, places: int) -> Tensor:
+    """Returns windows (R, channels · places) with channels last, (R, places, channels).
+
+    Entry o + c · places + p of the pool is in row (o mod places) + p, column o // places + c of a copy, 8 MB large, in
+    which a window of channels is in one piece: a copy of rows costs a fraction of a transposition.
+    """
+    columns = POOL // places
+    if (copied := _TURNED.get((places, at.device))) is None:
+        with torch.inference_mode(False):
+            padded = F.pad(pool(at.device)[:POOL], (0, 2 * places))
+            copied = padded.as_strided((2 * places - 1, columns), (1, places)).contiguous()
+        while len(_TURNED) >= 8:
+            _TURNED.pop(next(iter(_TURNED)), None)
+        if type(copied) is Tensor:  # not a fake one
+            _TURNED[places, at.device] = copied
+    begin, mirrored = at % MIRRORED % (POOL - channels * places), at >= MIRRORED
+    every = copied.as_strided((places * columns - channels + 1, places, channels), (1, columns, 1))
+    found = every.index_select(0, begin % places * columns + begin // places)
+    return found.mul_(torch.where(mirrored, -1.0, 1.0)[:, None, None]) if mirrored.any() else found
 
 
 @torch.library.custom_op("ibnn::windows", mutates_args=())
@@ -95,54 +119,82 @@ class Placed(NamedTuple):
     at: Tensor  # (R,)
     shape: tuple[int, ...]  # of the factors
 
-    def noise(self, rows: slice = slice(None)) -> Tensor:
-        """Returns ε of some rows, in the shape of the factors."""
-        at, shape = self.at[rows], list(self.shape)
-        entries = math.prod(shape) // self.at.shape[0]
-        if rows != slice(None):
-            shape[0] = len(at)
-        return windows(at, entries).view(shape)
+    def of_rows(self, rows: slice) -> "Placed":
+        """Returns the factors of some rows of an input."""
+        if self.shape[0] == 1:
+            return self
+        at = self.at[rows]
+        return Placed(self.std, at, (at.shape[0], *self.shape[1:]))
+
+    def noise(self, like: Tensor) -> Tensor:
+        """Returns ε in the shape of the factors, in the dtype of an input, and in its memory format."""
+        (rows, channels, *places), words = self.shape, self.at.shape[0]
+        entries = math.prod(self.shape) // words
+        if rows != words or torch.compiler.is_compiling() or not channels_last(like):
+            return windows(self.at, entries).view(self.shape).to(like.dtype)
+        if channels >= WIDE and entries <= LONGEST:
+            turned = _turned(self.at, channels, entries // channels)
+        else:
+            turned = windows(self.at, entries).view(rows, channels, -1).transpose(1, 2).contiguous()
+        return turned.view(rows, *places, channels).movedim(-1, 1).to(like.dtype)
 
     def factors(self, like: Tensor) -> Tensor:
-        """Returns u = 1 + τ ε in the dtype of an input."""
-        return 1 + self.std.to(like.dtype) * self.noise().to(like.dtype)
+        """Returns u = 1 + τ ε like `noise`."""
+        return 1 + self.std.to(like.dtype) * self.noise(like)
 
-    def pieces(self, x: Tensor) -> Iterator[slice]:
-        """Yields slices of the rows of an input that are worth computing at once."""
-        rows, first = x.shape[0], self.shape[0]
-        at_once = max(1, _AT_ONCE * rows // max(1, x.numel())) if first == rows > 1 else rows
-        yield from (
-            (slice(begin, begin + at_once) for begin in range(0, rows, at_once)) if at_once < rows else [slice(None)]
-        )
+    def times(self, x: Tensor, noise: Tensor, out: Tensor) -> Tensor:
+        """Returns x ∘ u from the noise of its units, in memory that may be that of x."""
+        if self.shape[0] != x.shape[0]:
+            return torch.mul(x, 1 + self.std.to(x.dtype) * noise, out=out)
+        if self.std.is_cpu:  # a number spares a pass
+            return torch.addcmul(x, x, noise, value=float(self.std), out=out)
+        return torch.addcmul(x, x, noise * self.std.to(x.dtype), out=out)  # without waiting for the device
+
+    def pieces(self, x: Tensor) -> list[slice]:
+        """Returns slices of the rows of an input that are worth computing at once."""
+        return pieces(x, _AT_ONCE) if self.shape[0] == x.shape[0] else [slice(None)]
+
+
+def pieces(x: Tensor, entries: int) -> list[slice]:
+    """Returns slices of the rows of an input, of (nearly) equal length and about so many entries each."""
+    rows = x.shape[0]
+    count = min(rows, -(-x.numel() // entries))
+    if count < 2:
+        return [slice(None)]
+    at_once = -(-rows // count)
+    return [slice(begin, begin + at_once) for begin in range(0, rows, at_once)]
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether channels are last in memory."""
+    return not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
 @torch.no_grad()
 def product(x: Tensor, z: Tensor, units: Placed, out: Tensor | None = None) -> Tensor:
     """Returns x ∘ z ∘ u, a few rows at a time, so that nothing but the product goes through memory."""
     out = torch.empty_like(x) if out is None else out
+    if z.shape[0] == 1:
+        return torch.mul(x, z * units.factors(x), out=out)
     for rows in units.pieces(x):
-        factor = units.noise(rows).to(x.dtype).mul_(units.std).add_(1)
-        torch.mul(x[rows], factor * (z[rows] if z.shape[0] > 1 else z), out=out[rows])
+        part, own = torch.mul(x[rows], z[rows], out=out[rows]), units.of_rows(rows)
+        own.times(part, own.noise(part), part)
     return out
 
 
 def gradients_of_product(
-    gradient: Tensor, x: Tensor, z: Tensor, units: Placed, to_x: Tensor | None, to_std: Tensor | None = None
+    gradient: Tensor, x: Tensor, z: Tensor, units: Placed, to_x: Tensor, to_std: Tensor | None = None
 ) -> Tensor:
-    """Returns the gradient of z from that of x ∘ z ∘ u, and writes those of x and τ, a few rows at a time.
-
-    `to_x` may be the gradient itself.
-    """
+    """Returns the gradient of z from that of x ∘ z ∘ u, and writes those of x and τ, a few rows at a time."""
     to_z = torch.zeros_like(z)
     for rows in units.pieces(x):
-        noise, own = units.noise(rows).to(x.dtype), z[rows] if z.shape[0] > 1 else z
-        both = gradient[rows] * x[rows]
+        own = units.of_rows(rows)
+        part, noise, its = gradient[rows], own.noise(x), rows if z.shape[0] > 1 else slice(None)
         if to_std is not None:
-            to_std += (both * own).mul_(noise).sum()
-        factor = noise.mul_(units.std).add_(1)
-        to_z[rows if z.shape[0] > 1 else slice(None)] += both.mul_(factor).sum_to_size(own.shape)
-        if to_x is not None:
-            torch.mul(gradient[rows], factor * own, out=to_x[rows])
+            to_std += (part * x[rows]).mul_(z[its]).mul_(noise).sum()
+        scaled = own.times(part, noise, to_x[rows])
+        to_z[its] += (scaled * x[rows]).sum_to_size(z[its].shape)
+        scaled.mul_(z[its])
     return to_z
 
 
@@ -162,12 +214,13 @@ class UnitProduct(torch.autograd.Function):
         (gradient,), (x, z, std, at) = gradients, ctx.saved_tensors
         units, needs = Placed(std, at, ctx.shape), ctx.needs_input_grad
         if torch.is_grad_enabled():  # this gradient is to have one, too
-            noise = units.noise().to(x.dtype)
+            noise = units.noise(x)
             factor, both = 1 + std * noise, gradient * x
             to_std = (both * z * noise).sum().to(std.dtype) if needs[2] else None
             return gradient * z * factor, (both * factor).sum_to_size(z.shape), to_std, None, None
-        to_x, to_std = torch.empty_like(gradient) if needs[0] else None, torch.zeros_like(std) if needs[2] else None
-        return to_x, gradients_of_product(gradient, x, z, units, to_x, to_std), to_std, None, None
+        to_x, to_std = torch.empty_like(gradient), torch.zeros_like(std) if needs[2] else None
+        to_z = gradients_of_product(gradient, x, z, units, to_x, to_std)
+        return to_x if needs[0] else None, to_z, to_std, None, None
 
 
 class UnitFactors(nn.Module):
