@@ -92,7 +92,7 @@ def test_answers_of_few_draws_are_scored_as_predict_answers() -> None:
 
 
 def test_the_gain_is_the_paired_difference() -> None:
-    net, x, y = problem(200, 3)
+    net, x, y = problem(200, 5)
     model, report = quick(net, x, y, samples=2)
     assert report.gain[0] == pytest.approx(report.cross_nll[0] - report.cross_nll[1])
     order = torch.randperm(200, generator=torch.Generator().manual_seed(0))

@@ -187,7 +187,7 @@ def test_the_tutorial_on_deploying_runs() -> None:
 def test_the_calibration_page_runs() -> None:
     report = run("calibration.md")["report"]
     assert report.after["nll"] < report.before["nll"] - 0.1
-    assert report.scale > 0
+    assert (report.scale, "without noise" in str(report)) == (0, True)  # as the page says
     assert Path("curve.png").exists()
 
 
@@ -362,10 +362,11 @@ def test_the_performance_page_quotes_its_result_files() -> None:
 
 
 def test_the_cost_of_choosing_the_noise_is_quoted() -> None:
-    ratios = result("steering")["ratio"]
-    few, many = (f"{ratios[images]:.2f}" for images in ("2,000 images", "10,000 images"))
-    assert f"{many}–{few} × measured" in read("docs/results.md")
-    assert f"{few} × the CPU seconds of a fixed s at 2,000 images, {many} × at 10,000" in read("docs/findings.md")
+    lenet, vgg = ([100 * share for share in of.values()] for of in result("steering")["share"].values())
+    assert f"one run ({min(vgg):.0f}–{max(lenet):.0f} % of it to steer)" in read("docs/results.md")
+    page = read("docs/findings.md")
+    assert f"{min(lenet):.0f} to {max(lenet):.0f} % of the CPU seconds of a short run on LeNet" in page
+    assert f"{min(vgg):.0f} to {max(vgg):.0f} % on a VGG-16" in page
 
 
 def test_the_pages_on_deploying_and_shift_quote_their_result_files() -> None:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ibnn.errors import complaint
 from ibnn.inputs import Call, Inputs, batch_length, call_arguments, evaluating, tensors, tree_map
+from ibnn.layers.convolution import kept_memory
 from ibnn.layers.registry import batchless, carried_type, layer_type
 from ibnn.layers.units import pools
 
@@ -242,10 +243,10 @@ class Peak(TorchDispatchMode):
     """Measures the peak bytes of tensors made in a block, without the workspaces of kernels."""
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
-        """Takes tensors made before: views of them do not count, nor those of the pool of `layers.units`."""
+        """Takes tensors made before: views of them do not count, nor memory that `layers` keeps between passes."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self._alive = 0
-        self._known = {tensor.untyped_storage()._cdata for tensor in (*known, *pools())}
+        self._known = {tensor.untyped_storage()._cdata for tensor in (*known, *pools(), *kept_memory())}
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
