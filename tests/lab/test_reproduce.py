@@ -38,9 +38,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-LONG = [(name, "paper") for name in ("regression", "size", "benchmark", "pretrained", "calibration", "ood")]
+LONG = [
+    (name, "paper") for name in ("regression", "size", "benchmark", "pretrained", "calibration", "ood", "converged")
+]
 LONG += [
-    (name, "cpu") for name in ("benchmark", "size", "ood", "regression", "calibration")
+    (name, "cpu") for name in ("benchmark", "size", "ood", "regression", "calibration", "converged")
 ]  # others run the same code
 # as their smaller presets; the last two are the benchmark's runs
 

@@ -33,7 +33,7 @@ LEAST_STD = 1e-3  # where σ = 0 starts: its ρ is −∞ and its KL infinite, s
 BUDGET, END = 0.12, 0.035  # forward passes of all looks, and of one evaluation at the end, as shares of training's
 KL_WEIGHT = 20.0  # nats of loss per datum for a KL of one nat per node
 DRAWS, END_DRAWS = 4, 16  # for each held-out example of a look, and at the end
-MIN_LOOKS, ROWS, END_ROWS = 6, (100, 1000), (200, 2000)  # fewest looks; fewest and most examples, as there are any
+MIN_LOOKS, ROWS, END_ROWS = 12, (100, 1000), (200, 2000)  # fewest looks; fewest and most examples, as there are any
 
 
 def look_steps(total: int, looks: int | None = None) -> frozenset[int]:
