@@ -27,6 +27,7 @@ def thin(run: Path) -> Path:
     return run.with_name("digits-0.5")
 
 
+@pytest.mark.slow
 def test_a_pruned_run_is_asked_like_any_other(run: Path, thin: Path, tmp_path: Path) -> None:
     found = json.loads(call("prune", run, "--epochs", 1, "--json").stdout)  # which has finished
     before, after = found["pruned"]["sizes"]
