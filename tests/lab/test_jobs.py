@@ -134,6 +134,9 @@ def test_trained_weights_come_first(tmp_path: Path) -> None:
     job = DIGITS.but(first={"epochs": 3}, method_options={"components": 2}, train={"epochs": 1, "lr": 1e-9})
     before = job.before()
     assert before is not None
+    other = job.but(samples=7).before()
+    assert other is not None
+    assert other.key == before.key  # one run, whatever draws follow
     result = run(job, tmp_path / "run", quiet=True)
     plain = read_run(tmp_path / before.key)
     assert plain.job.method == "sgd"

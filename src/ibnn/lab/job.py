@@ -263,6 +263,7 @@ class Job(BaseModel):
             "posterior": "mixture",
             "sampling": {},
             "first": None,
+            "samples": type(self).model_fields["samples"].default,  # a plain network has no draws: all share its run
             "recipe": None,
             "train": self.first,
         }
