@@ -266,6 +266,15 @@ def test_looks_keep_to_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steering.look_budget(10**7) == (20, 1000, 2000)
     assert steering.look_budget(1_000) == (12, 100, 200)
     assert steering.look_budget(300_000) == (20, 450, 656)
+    assert steering.look_budget(300_000, calibrated=True) == (20, 450, 2000)  # `calibrate` took more
+
+
+def test_a_calibrated_start_ends_with_more_held_out_examples(monkeypatch: pytest.MonkeyPatch, few_looks: None) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(steering.Steering, "settle", lambda self: asked.append(self.plan.end_rows))
+    for calibrate in (False, True):
+        fit(make_model(), TRAIN, VALID, recipe="pretrained", calibrate=calibrate, **SHORT)
+    assert asked == [200, 2000]
 
 
 @pytest.mark.parametrize("components", [1, 3, 16])

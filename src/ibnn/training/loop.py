@@ -118,7 +118,7 @@ class _Run:
         steering, steered_by = None, replay or self.held_out
         if recipe.beta == "auto" and steered_by is not None:
             sizes = {"total": self.total, "batch_size": self.source.batch_size, "n_data": self.n_data}
-            steering = Steering(cast(Steerable, model), steered_by, **sizes)
+            steering = Steering(cast(Steerable, model), steered_by, **sizes, calibrated=recipe.calibrate)
         model.kl_kind = recipe.kl or model.kl_kind
         self.untrained = int(model.examples) == 0
         self.calibrates = recipe.calibrate and self.untrained

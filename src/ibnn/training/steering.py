@@ -51,14 +51,17 @@ class Plan(NamedTuple):
     end_rows: int
 
 
-def look_budget(training_rows: int) -> Plan:
+def look_budget(training_rows: int, *, calibrated: bool = False) -> Plan:
     """Returns a plan whose forward passes are at most `BUDGET` (and `END`) of training's, except in very short runs.
 
-    A forward pass costs about a third of a training step on the same example.
+    A forward pass costs about a third of a training step on the same example. A run that starts calibrated is short,
+    and has asked all held-out examples some forty times: at its end, too, as many as useful are asked. A few hundred
+    would leave the temperature of the start in place.
     """
     examples = BUDGET * training_rows / DRAWS  # of all looks
     looks = _within((MIN_LOOKS, LOOKS), examples / ROWS[0])
-    return Plan(looks, _within(ROWS, examples / looks), _within(END_ROWS, END * training_rows / END_DRAWS))
+    end = END_ROWS[1] if calibrated else _within(END_ROWS, END * training_rows / END_DRAWS)
+    return Plan(looks, _within(ROWS, examples / looks), end)
 
 
 def _within(bounds: tuple[int, int], number: float) -> int:
@@ -116,7 +119,16 @@ class Found:
 class Steering:
     """Moves s at the looks of a run (before each of `steps`), and sets temperature and noise at its end."""
 
-    def __init__(self, model: Steerable, data: HeldOut | Found, *, total: int, batch_size: int, n_data: int) -> None:
+    def __init__(
+        self,
+        model: Steerable,
+        data: HeldOut | Found,
+        *,
+        total: int,
+        batch_size: int,
+        n_data: int,
+        calibrated: bool = False,
+    ) -> None:
         """Plans the looks of `total` steps by held-out data, or by what another run found, to repeat it."""
         self.model, self.n_data, self.total, self.found = model, n_data, total, Found()
         self.replay = data if isinstance(data, Found) else None
@@ -124,7 +136,7 @@ class Steering:
             looks = len(data.looks)  # none, if patience ended that run before its first look
         else:
             self.held_out = data
-            self.plan = look_budget(total * batch_size)
+            self.plan = look_budget(total * batch_size, calibrated=calibrated)
             looks = self.plan.looks
         self.steps = look_steps(total, looks) if looks else frozenset()
 
