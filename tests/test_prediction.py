@@ -420,7 +420,7 @@ def test_draws_as_rows_and_in_weights_are_the_draws(name: str, rows: int) -> Non
     torch.testing.assert_close(model.draw_logits(x, batch_size=32), expected, **options)
     seen = rows_seen(model)
     torch.testing.assert_close(model.draw_logits(x, batch_size=32), expected, **options)
-    at_once = 32 // rows
+    at_once = -(-15 // -(-15 // max(32 // rows, 1)))  # in nearly equal parts
     fast = independent and rows <= 16 and (name, rows) != ("tokens", 7)  # where `shift` looks like a batch
     assert seen == ([rows * min(at_once, 15 - i) for i in range(0, 15, at_once)] if fast else [rows] * 15)
     torch.testing.assert_close(
@@ -466,6 +466,21 @@ def test_noise_is_kept_for_the_next_input_and_never_mistaken(monkeypatch: pytest
     asked.clear()
     model.draw_logits(x, 4)
     assert len(asked) == 1
+
+
+def test_words_of_units_are_kept_with_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> ibnn.IBNN:
+        return ibnn.convert(nn.Sequential(nn.Conv2d(5, 6, 3), nn.Flatten(1)), components=3, seed=0)
+
+    model = make()
+    first = model.draw_each(2)
+    for options in ({"seed": 1}, {"first": 1}, {"samples": 3}, {"components": [2, 0]}, {}):
+        again = model.draw_each(**{"samples": 2, **options})
+        assert torch.equal(again.at, make().draw_each(**{"samples": 2, **options}).at)
+    assert torch.equal(again.at, first.at)
+    assert model.draw_latents(2).equal(first.z)
+    monkeypatch.setattr(ibnn.posterior, "words", None)
+    assert model.draw_each(2).at is again.at
 
 
 def test_weights_are_multiplied_where_that_is_cheaper_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

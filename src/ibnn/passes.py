@@ -45,7 +45,8 @@ class Draws:
         return Draws(self.z[index], None if self.at is None else self.at[index], self.unit_std)
 
     def split(self, size: int) -> "list[Draws]":
-        """Returns so many draws at a time."""
+        """Returns at most so many draws at a time, nearly as many each time."""
+        size = -(-len(self) // -(-len(self) // size))
         return [self[first : first + size] for first in range(0, len(self), size)]
 
     def each_row(self, rows: int) -> "Draws":

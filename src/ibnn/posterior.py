@@ -64,7 +64,7 @@ class Posterior(LatentNetwork):
         self.register_buffer("prior_factors", torch.ones(len(self.latents), device=device))
         self.register_buffer("bank", None)
         self.init_seed = seed  # decided the latents' start
-        self._last_noise: tuple[Any, Tensor] | None = None
+        self._last_noise: tuple[Any, Tensor, Draws] | None = None
         self.reseed(seed)
         for_mean, for_std = self.initial_noise()
         self.set_posterior(mean=1 + init_std * for_mean, std=initial_std(for_std), unit_std=START)
@@ -242,13 +242,11 @@ class Posterior(LatentNetwork):
         self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
     ) -> Draws:
         """Returns the draws that `predict` makes, K·S, component-major; see `draw_latents`."""
-        z = self.draw_latents(samples, seed, components=components, first=first)
-        if self.draws == "channel" or self.bank is not None:
-            return Draws(z)
-        chosen = range(self.components) if components is None else components
-        k, s = (torch.tensor(list(part), device=z.device) for part in (chosen, range(first, first + samples)))
-        at = numbered_words(words(address(seed, Space.PREDICT_UNITS, (k - k % 2)[:, None], s)), len(self.latents))
-        return Draws(z, at + MIRRORED * (k % 2).repeat_interleave(samples)[:, None])
+        if self.bank is not None:
+            with torch.inference_mode(False):  # others may need gradients
+                return Draws(self._banked(seed, *self._chosen(samples, components, first)))
+        component, noise = self._predictive_noise(samples, seed, components, first)
+        return Draws(self.posterior().draw(component, noise.z), noise.at)
 
     def draw_latents(
         self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
@@ -265,20 +263,33 @@ class Posterior(LatentNetwork):
             components: Which components; default all.
             first: Index of the first draw of every component.
         """
-        chosen = tuple(range(self.components) if components is None else components)
-        device, nodes = self.examples.device, self.nodes
-        at, compiling = (seed, chosen, first, samples, device, nodes), torch.compiler.is_compiling()
-        kept = None if compiling else self._last_noise  # input after input asks for the same
+        return self.draw_each(samples, seed, components=components, first=first).z
+
+    def _chosen(self, samples: int, components: Sequence[int] | None, first: int) -> tuple[Tensor, Tensor]:
+        """Returns the numbers of components and draws."""
+        device, chosen = self.examples.device, range(self.components) if components is None else components
+        return torch.tensor(list(chosen), device=device), torch.arange(first, first + samples, device=device)
+
+    def _predictive_noise(
+        self, samples: int, seed: int, components: Sequence[int] | None, first: int
+    ) -> tuple[Tensor, Draws]:
+        """Returns the component of every draw that `predict` makes, (K·S,), its standard normals, and its words."""
+        nodes, layers = self.nodes, 0 if self.draws == "channel" else len(self.latents)  # that have words
+        chosen, compiling = None if components is None else tuple(components), torch.compiler.is_compiling()
+        key = (seed, samples, chosen, first, self.components, nodes, layers, self.examples.device)
+        if not compiling and self._last_noise is not None and self._last_noise[0] == key:
+            return self._last_noise[1:]  # input after input asks for the same
         with torch.inference_mode(False):  # others may need gradients
-            k, s = torch.tensor(chosen, device=device), torch.arange(first, first + samples, device=device)
-            if self.bank is not None:
-                return self._banked(seed, k, s)
-            if kept is None or kept[0] != at:
-                sign = (1 - 2 * (k % 2)).repeat_interleave(samples)[:, None]
-                kept = at, sign * normals(address(seed, Space.PREDICT, (k - k % 2)[:, None], s), nodes)
-        if kept[1].numel() <= _KEPT and not compiling:
-            self._last_noise = kept
-        return self.posterior().draw(k.repeat_interleave(samples), kept[1])
+            k, s = self._chosen(samples, components, first)
+            pair, mirrored = (k - k % 2)[:, None], (k % 2).repeat_interleave(samples)[:, None]
+            noise = Draws((1 - 2 * mirrored) * normals(address(seed, Space.PREDICT, pair, s), nodes))
+            if layers:
+                at = words(address(seed, Space.PREDICT_UNITS, pair, s))
+                noise.at = numbered_words(at, layers) + MIRRORED * mirrored
+            component = k.repeat_interleave(samples)
+        if noise.z.numel() <= _KEPT and not compiling:
+            self._last_noise = key, component, noise
+        return component, noise
 
     def kl(self, kind: KLKind | None = None) -> Tensor:
         """KL of the posterior to the prior in nats, summed over nodes and layers. Divide by the training-set size only.
