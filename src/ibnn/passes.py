@@ -128,7 +128,7 @@ class LatentNetwork(Observer):
     def _rows_of_draws(self, call: Call, z: Draws) -> Tensor:
         """Returns the outputs of J draws from one forward pass on J copies of the batch."""
         rows = batch_length(call)
-        copies = tree_map(lambda t: repeat_rows(t, rows, len(z)), call)
+        copies = tree_map(lambda t: _copies(t, rows, len(z)), call)
         output = self._read(self._run(copies, z.each_row(rows)))
         return output.reshape(len(z), rows, *output.shape[1:])
 
@@ -282,6 +282,12 @@ class LatentNetwork(Observer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = threading.RLock()
+
+
+def _copies(tensor: Tensor, rows: int, copies: int) -> Tensor:
+    """Returns copies of an input; those of one image are in the same memory, so that convolutions know them as such."""
+    one_image = rows == 1 and tensor.dim() > 3 and len(tensor) == 1
+    return tensor.expand(copies, *tensor.shape[1:]) if one_image else repeat_rows(tensor, rows, copies)
 
 
 def _found_latents(net: nn.Module) -> dict[str, Latent]:

@@ -87,6 +87,26 @@ def test_many_channels_in_each_memory_format(
         torch.testing.assert_close(convolution.convolved(layer, x, z[:1], one), layer(x * z[:1] * factors[1]))
 
 
+@pytest.mark.parametrize("layout", [None, torch.channels_last])
+@pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if name != "groups"])
+@torch.no_grad()
+def test_copies_of_one_input_are_convolved_once(
+    name: str, layout: torch.memory_format | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    make, places = CONVOLUTIONS[name]
+    layer, x = make().double(), double(1, C, *places)
+    if layout is not None and x.dim() == 4:
+        layer, x = layer.to(memory_format=layout), x.contiguous(memory_format=layout)
+    x, z = x.expand(8 * C, *x.shape[1:]), double(8 * C, C, *[1] * len(places))
+    made = convolution.convolved(layer, x, z)
+    expected = layer(x.clone() * z)
+    torch.testing.assert_close(made, expected)
+    assert made.stride() == expected.stride()
+    monkeypatch.setattr(convolution, "_Rows", None)  # nothing is multiplied, row by row
+    convolution.convolved(layer, x, z)
+
+
 def test_memory_that_is_kept_is_small_and_serves_any_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolution, "_AT_ONCE", 64)
     monkeypatch.setattr(convolution, "_OWN", kept := threading.local())

@@ -106,6 +106,9 @@ def _over_places(x: Tensor) -> Tensor:
 def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, units: Placed | None) -> Tensor:
     stride, padding, dilation, groups = how
     more = (weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
+    few = 8 * x.shape[1] <= z.shape[0]  # nodes, beside rows
+    if few and units is None and groups == 1 and x.stride(0) == 0:
+        return _of_copies(x[:1], z.flatten(1), weight, bias, how)
     if z.shape[0] < x.shape[0] and units is not None:  # one draw for all rows
         z, units = z * units.factors(x), None
     parts = _pieces(x, weight)
@@ -120,6 +123,19 @@ def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How
     for rows in parts[1:]:
         output[rows] = torch.convolution(_Rows.of(x, z, units, rows).product(memory), *more)
     return output
+
+
+def _of_copies(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
+    """Returns what `_forward` does of copies of one example x (1, D, …) with z (R, D): Σ_c z_c conv(x_c, U_c)."""
+    (stride, padding, dilation, _), (rows, nodes) = how, z.shape
+    each = weight.transpose(0, 1).flatten(0, 1)[:, None]  # (D · O, 1, …)
+    made = torch.convolution(x, each, None, stride, padding, dilation, False, (0,) * len(stride), nodes)
+    made = made[0].unflatten(0, (nodes, -1))  # (D, O, …)
+    if last := channels_last(x):
+        made = made.movedim(1, -1)
+    output = torch.mm(z, made.flatten(1)).view(rows, *made.shape[1:])
+    output = output.movedim(-1, 1) if last else output
+    return output if bias is None else output.add_(bias.view(-1, *[1] * len(stride)))
 
 
 class _Convolution(torch.autograd.Function):
