@@ -78,10 +78,11 @@ def slice_rows(tree: Any, part: slice | Tensor, rows: int) -> Any:
 
 def batch_length(inputs: Any) -> int:
     """The batch size: the leading dimension of the first tensor; at least 1, or an error."""
-    if any(isinstance(part, PackedSequence) for part in _parts(inputs)):
+    parts = [inputs] if isinstance(inputs, Tensor) else list(_parts(inputs))
+    if any(isinstance(part, PackedSequence) for part in parts):
         remedy = "Pass the padded tensor and the lengths, and pack them inside of the network."
         raise TypeError(complaint("x", "tensors with the batch first", "a PackedSequence", remedy))
-    first = next(tensors(inputs), None)
+    first = next((part for part in parts if isinstance(part, Tensor)), None)
     if first is None or first.dim() == 0 or first.shape[0] == 0:
         got = "no tensor" if first is None else f"shape {tuple(first.shape)}"
         raise ValueError(complaint("x", "a batch of at least one row", got, "Put the batch in the first dimension."))

@@ -63,7 +63,7 @@ def _copied(at: Tensor, entries: int) -> Tensor:
         each = numbered_words(at, -(-entries // LONGEST)) | (at & MIRRORED)[:, None]
         return _copied(each.flatten(), LONGEST).view(len(at), -1)[:, :entries].contiguous()
     every = pool(at.device).as_strided((2 * POOL - entries, entries), (1, 1))
-    return every.index_select(0, at % MIRRORED % (POOL - entries) + at // MIRRORED * POOL)
+    return every.index_select(0, (at & (MIRRORED - 1)) % (POOL - entries) + (at >> 32) * POOL)
 
 
 def _turned(at: Tensor, channels: int, places: int) -> Tensor:
@@ -81,7 +81,7 @@ def _turned(at: Tensor, channels: int, places: int) -> Tensor:
             _TURNED.pop(next(iter(_TURNED)), None)
         if type(copied) is Tensor:  # not a fake one
             _TURNED[places, at.device] = copied
-    begin, mirrored = at % MIRRORED % (POOL - channels * places), at >= MIRRORED
+    begin, mirrored = (at & (MIRRORED - 1)) % (POOL - channels * places), at >= MIRRORED
     every = copied.as_strided((places * columns - channels + 1, places, channels), (1, columns, 1))
     found = every.index_select(0, begin % places * columns + begin // places)
     return found.mul_(torch.where(mirrored, -1.0, 1.0)[:, None, None]) if mirrored.any() else found
