@@ -39,7 +39,7 @@ class Size:
     nets: tuple[str, ...] = tuple(NETS)
     rivals: str = "vgg16-small"  # network that rivals are compared on
     formats: tuple[str, ...] = ("vgg16-small", "lenet")  # networks that channels_last is tried on
-    compiles: tuple[str, ...] = ("vgg16-small", "lenet", "transformer-4")  # and torch.compile
+    compiles: tuple[str, ...] = ("vgg16-small", "resnet-20", "lenet", "transformer-4")  # and torch.compile
     batch: int = 128  # rows of a training step
     inputs: int = 64  # rows of a prediction
     few: int = 8  # rows of the rivals' prediction
