@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy import stats
 
-from ibnn.layers.units import windows
 from ibnn.normal import (
     Space,
     Stream,
@@ -107,7 +106,6 @@ def test_operators_are_sound() -> None:
     at = address(0, torch.arange(3))
     torch.library.opcheck(torch.ops.ibnn.words.default, (at,))
     torch.library.opcheck(torch.ops.ibnn.normals.default, (words(at), 5))
-    torch.library.opcheck(torch.ops.ibnn.windows.default, (at[1], 5))
     past = torch.tensor(9)
     torch.library.opcheck(torch.ops.ibnn.next_words.default, (past, past, 2, 1, 5, 2))
     assert torch.equal(torch.ops.ibnn.next_words(past, past, 2, 1, 5, 2), next_words(past, past, Space.TRAIN, 1, 5, 2))
@@ -115,7 +113,6 @@ def test_operators_are_sound() -> None:
     assert torch.equal(next_words(past, past, Space.TRAIN, 1, 5, 2), words(copies))
     assert torch.equal(torch.ops.ibnn.words(at), words(at))
     assert torch.equal(torch.ops.ibnn.normals(words(at), 5), normals(at, 5))
-    assert torch.equal(torch.ops.ibnn.windows(at[1], 5), windows(at[1], 5))
 
 
 # --------------------------------------------------------------------------------------------------------------- spaces

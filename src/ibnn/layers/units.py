@@ -40,6 +40,11 @@ def pool(device: torch.device) -> Tensor:
     return made
 
 
+# A graph reads the pool where it is, in the loop that multiplies: as torch.compiler.assume_constant_result would say,
+# which takes more than a second to import.
+pool._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def pools() -> list[Tensor]:
     """Returns the pools that have been made, one for each device in use, and their copies."""
     return [*_POOLS.values(), *_TURNED.values()]
@@ -54,14 +59,9 @@ def windows(at: Tensor, entries: int) -> Tensor:
     >>> torch.equal(windows(torch.tensor([5 | MIRRORED]), 4)[0], -rows[0])
     True
     """
-    found: Tensor = _windows(at, entries) if torch.compiler.is_compiling() else _copied(at, entries)
-    return found
-
-
-def _copied(at: Tensor, entries: int) -> Tensor:
     if entries > LONGEST:
         each = numbered_words(at, -(-entries // LONGEST)) | (at & MIRRORED)[:, None]
-        return _copied(each.flatten(), LONGEST).view(len(at), -1)[:, :entries].contiguous()
+        return windows(each.flatten(), LONGEST).view(len(at), -1)[:, :entries].contiguous()
     every = pool(at.device).as_strided((2 * POOL - entries, entries), (1, 1))
     return every.index_select(0, (at & (MIRRORED - 1)) % (POOL - entries) + (at >> 32) * POOL)
 
@@ -85,14 +85,6 @@ def _turned(at: Tensor, channels: int, places: int) -> Tensor:
     every = copied.as_strided((places * columns - channels + 1, places, channels), (1, columns, 1))
     found = every.index_select(0, begin % places * columns + begin // places)
     return found.mul_(torch.where(mirrored, -1.0, 1.0)[:, None, None]) if mirrored.any() else found
-
-
-@torch.library.custom_op("ibnn::windows", mutates_args=())
-def _windows(at: Tensor, entries: int) -> Tensor:
-    return _copied(at, entries)
-
-
-_windows.register_fake(lambda at, entries: at.new_empty((at.shape[0], entries), dtype=torch.float32))
 
 
 class Units(NamedTuple):
