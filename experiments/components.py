@@ -83,13 +83,9 @@ VARIANTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "K=8, components KL": lambda seed: latents(seed, components=8, kl="components", init_std=0.1),
     "K=8": lambda seed: latents(seed, components=8),
     "K=8, init_std .1": lambda seed: latents(seed, components=8, init_std=0.1),
-    "K=8, init_std .75": lambda seed: latents(seed, components=8, init_std=0.75),
     "K=8, means fixed": lambda seed: latents(seed, components=8, fixed=True),
     "K=16": lambda seed: latents(seed, components=16),
-    "K=8, latent_lr .03": lambda seed: latents(seed, components=8, latent_lr=0.03),
     "K=8, signs .2": lambda seed: latents(seed, components=8, signs=0.2, fixed=True),
-    "K=8, gamma 1": lambda seed: latents(seed, components=8, gamma=1.0),
-    "K=8, S=2 spread (twice the cost)": lambda seed: latents(seed, components=8, samples=2, spread=True),
 }
 
 if __name__ == "__main__":

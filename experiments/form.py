@@ -85,12 +85,13 @@ METHODS: dict[str, Callable[[nn.Module, int], Any]] = {
 }
 
 
-def run(cell: Cell, method: Callable[[nn.Module, int], Any], seed: int) -> dict[str, Any]:
-    """Trains a network by a method, and scores it."""
+def run(cell: Cell, method: Callable[[nn.Module, int], Any], seed: int, **recipe: Any) -> dict[str, Any]:
+    """Trains a network by a method, and scores it; of components also how far they are apart."""
     train, valid, score = parts(images(cell.data, train=True), list(cell.rows), seed)
     torch.manual_seed(seed)
     model = method(cell.make(), seed)
     options: Any = {"epochs": cell.epochs, "lr": cell.lr, "seed": seed, "evaluate_every": cell.epochs, "quiet": True}
+    options |= recipe
     history = ibnn.fit(model, Flipped(train) if cell.flips else train, valid, novelty=False, **options)
     samples = -(-DRAWS // model.components) if model.random else 1
     logs = partial(_log_probs, model, samples)
@@ -102,7 +103,19 @@ def run(cell: Cell, method: Callable[[nn.Module, int], Any], seed: int) -> dict[
     mean = {key: sum(of[key] for of in harder.values()) / len(harder) for key in ("error", "nll", "ece")}
     steered = {"prior_std": [round(look["prior_std"], 3) for look in history.looks]} if history.looks else {}
     own = {"scores": scores(found, score.y), "+ T": scores(found / temperature, score.y), "T": temperature}
-    return own | {"corrupted + T": mean} | steered
+    return own | {"corrupted + T": mean} | steered | _diversity(model, few.x, samples)
+
+
+def _diversity(model: Any, x: Tensor, samples: int) -> dict[str, Any]:
+    """How often components disagree, their part of the epistemic uncertainty, and how far their means are apart."""
+    if not isinstance(model, ibnn.IBNN) or model.components == 1:
+        return {}
+    answer: Any = model.predict(x, samples=samples, correct_bias=True, progress=False, novelty=False)
+    shares = {"between": float(answer.between.sum() / answer.epistemic.sum())}
+    found = ibnn.diagnose(model, inputs=x)
+    q = model.posterior()
+    shares |= {"spread": float(q.mean.std(0, correction=0).mean()), "std": float(q.std.mean())}
+    return {"diversity": shares | {"disagreement": found.disagreement, "distinct": found.effective_components}}
 
 
 def _log_probs(model: Any, samples: int, x: torch.Tensor) -> torch.Tensor:

@@ -316,11 +316,26 @@ def test_the_epistemic_share_is_that_of_predict_and_nothing_changes() -> None:
     prediction: Any = model.predict(INPUTS, samples=2)
     share = (prediction.epistemic.mean() / prediction.total.mean()).item()
     assert report.epistemic_share == pytest.approx(share, rel=1e-4)
-    assert f"distinct components 4.0, epistemic share {share:.1%}\n" in str(report)
+    assert f"distinct components 4.0, epistemic share {share:.1%}, labels of" in str(report)
     assert diagnose(model).epistemic_share is None
     assert diagnose(model, inputs=INPUTS.numpy()) == diagnose(model, inputs=(INPUTS,))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_the_disagreement_of_components_is_counted_pair_by_pair() -> None:
+    model, _ = trained()
+    model.set_posterior(mean=1 + torch.randn(4, 14, generator=torch.Generator().manual_seed(0)))
+    labels = [[model.component(k)(row[None]).argmax().item() for row in INPUTS] for k in range(4)]
+    pairs = [a != b for i in range(4) for j in range(i) for a, b in zip(labels[i], labels[j], strict=True)]
+    report = diagnose(model, inputs=INPUTS)
+    assert 0.05 < sum(pairs) / 600 < 0.95
+    assert report.disagreement == pytest.approx(sum(pairs) / 600, abs=1e-12)
+    assert f"labels of two components differ on {report.disagreement:.1%}\n" in str(report)
+    model.set_posterior(mean=1.2)
+    assert diagnose(model, inputs=INPUTS).disagreement == 0
+    assert diagnose(model).disagreement is None
+    assert diagnose(make_model(1), inputs=INPUTS).disagreement is None
 
 
 @pytest.mark.parametrize(("noise", "found"), [(0.01, True), (0.6, False)])

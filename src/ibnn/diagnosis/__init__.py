@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ibnn.diagnosis.banks import checks_of
 from ibnn.diagnosis.checks import TINY, Case, Finding, LayerDiagnosis, Severity, non_finite, shown
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
+from ibnn.inputs import Inputs, as_tensors, batch_length, evaluating, slice_rows, tree_map
 from ibnn.likelihood import Categorical
 from ibnn.mixture import CLOSED_FORMS, Mixture
 from ibnn.network import IBNN
@@ -35,6 +35,8 @@ class Diagnosis:
         kl_kind: The model's KL. "pairwise" and "montecarlo" do not split over layers: the rows show "components" then.
         effective_components: How many components are distinct, 1 … K: exp(−meanᵢ log 1/K Σⱼ exp(−BDᵢⱼ)).
         epistemic_share: Mean epistemic over mean total uncertainty of the inputs; None without inputs.
+        disagreement: Share of pairs of components whose networks, without noise, give an input different labels, mean
+            over the inputs; None without inputs, with one component, or where the model does not choose among classes.
     """
 
     layers: tuple[LayerDiagnosis, ...]
@@ -42,6 +44,7 @@ class Diagnosis:
     kl_kind: str
     effective_components: float
     epistemic_share: float | None = None
+    disagreement: float | None = None
 
     @property
     def healthy(self) -> bool:
@@ -58,7 +61,8 @@ class Diagnosis:
         why = "" if kind == self.kl_kind else f", because {self.kl_kind!r} does not split over layers"
         kl = f"KL {sum(row.kl for row in self.layers):,.1f} nats ({kind!r}{why})"
         share = "" if self.epistemic_share is None else f", epistemic share {self.epistemic_share:.1%}"
-        lines.append(f"{kl}, distinct components {self.effective_components:.1f}{share}")
+        apart = "" if self.disagreement is None else f", labels of two components differ on {self.disagreement:.1%}"
+        lines.append(f"{kl}, distinct components {self.effective_components:.1f}{share}{apart}")
         return "\n".join([*lines, *(map(str, self.findings) if self.findings else ["Nothing to worry about."])])
 
 
@@ -98,11 +102,28 @@ def diagnose(
             case = replace(case, **_answers(model, as_tensors(inputs)))
         findings = [finding for check in checks_of(case) if (finding := check(case))]
     findings.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
-    return Diagnosis(case.layers, tuple(findings), model.kl_kind, case.effective_components, case.share)
+    shares = case.effective_components, case.share, case.disagreement
+    return Diagnosis(case.layers, tuple(findings), model.kl_kind, *shares)
+
+
+def _disagreement(model: IBNN, inputs: Inputs) -> float | None:
+    """Returns how often two components, each at its mean, give an input different labels; None without labels."""
+    if model.components == 1 or not isinstance(model.likelihood, Categorical):
+        return None
+    rows, device, found = batch_length(inputs), model.examples.device, []
+    for start in range(0, rows, _ROWS):
+        some = tree_map(lambda t: t.to(device), slice_rows(inputs, slice(start, start + _ROWS), rows))
+        with evaluating(model):
+            outputs = model.outputs(some, model.posterior().mean)  # (K, B, …)
+        labels = outputs.argmax(model.likelihood.class_dim(outputs, 1))
+        apart = labels[:, None] != labels  # (K, K, B, …)
+        found.append(apart.double().mean((0, 1)).flatten())
+    k = model.components
+    return float(torch.cat(found).mean()) * k / (k - 1)  # over pairs of two
 
 
 def _answers(model: IBNN, inputs: Inputs) -> dict[str, Any]:
-    """Returns the epistemic share of the uncertainty of inputs, and the network's outputs for some of them."""
+    """Returns what the checks examine of inputs: see `Case`."""
     found: Any = model.predict(inputs, samples=2, batch_size=_ROWS, progress=False, novelty=False)
     heads = list(found.heads.values()) if isinstance(found, JointPrediction) else [found]
     heads = [head for head in heads if hasattr(head, "total") and hasattr(head, "epistemic")]
@@ -113,7 +134,7 @@ def _answers(model: IBNN, inputs: Inputs) -> dict[str, Any]:
     outputs = model.draw_logits(some, 1) if len(heads) == 1 else None  # those of several heads stand side by side
     if outputs is not None and isinstance(model.likelihood, Categorical):
         outputs = outputs.movedim(model.likelihood.class_dim(outputs, 1), 2)
-    return {"share": max(shares, default=None), "outputs": outputs}
+    return {"share": max(shares, default=None), "disagreement": _disagreement(model, inputs), "outputs": outputs}
 
 
 def _splitting(kind: str) -> str:

@@ -74,6 +74,7 @@ class Case:
     overlap: Tensor  # (K, K)
     optimisers: list[Optimizer]
     share: float | None = None  # epistemic over total uncertainty of the inputs
+    disagreement: float | None = None  # of components about the inputs' labels
     outputs: Tensor | None = None  # of the network for some of them, (J, B, …)
 
     @property
