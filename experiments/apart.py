@@ -4,8 +4,9 @@
 
 As experiments/form.py: LeNet of twice the width, 5,000 Fashion-MNIST images, but 30 epochs; or a tiny network on 1,000
 images of half the side, 60 epochs. All data are training images: one part is trained on, one held out for steering and
-temperatures, and a third, unseen, is scored, as it is and corrupted. Beside the scores: how often the networks at two components' means give an image different labels, and the
-share of the epistemic uncertainty that is between components (bias of few draws corrected). Writes results/apart.json.
+temperatures, and a third, unseen, is scored, as it is and corrupted. Beside the scores: how often the networks at two
+components' means give an image different labels, and the share of the epistemic uncertainty that is between components
+(bias of few draws corrected). Writes results/apart.json.
 """
 
 import argparse

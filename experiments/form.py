@@ -113,8 +113,8 @@ def _diversity(model: Any, x: Tensor, samples: int) -> dict[str, Any]:
     answer: Any = model.predict(x, samples=samples, correct_bias=True, progress=False, novelty=False)
     shares = {"between": float(answer.between.sum() / answer.epistemic.sum())}
     found = ibnn.diagnose(model, inputs=x)
-    q = model.posterior()
-    shares |= {"spread": float(q.mean.std(0, correction=0).mean()), "std": float(q.std.mean())}
+    mean, std = (part.detach() for part in model.posterior())
+    shares |= {"spread": float(mean.std(0, correction=0).mean()), "std": float(std.mean())}
     return {"diversity": shares | {"disagreement": found.disagreement, "distinct": found.effective_components}}
 
 

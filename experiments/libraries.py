@@ -3,8 +3,8 @@
     IBNN_DATA=FOLDER PYTHON experiments/libraries.py [--seeds 3] [--methods "Packed-Ensembles" …] [--documented]
 
 PYTHON is that of an environment with ibnn, torch-uncertainty, bayesian-torch and laplace-torch. Each method is a
-subclass of `Plain`, so that `fit` and the benchmark's evaluation serve it. What has to be chosen is chosen with seed 0 by
-the held-out NLL, beginning with the documentation's value. Seconds are of CPU time. Writes results/libraries.json.
+subclass of `Plain`, so that `fit` and the benchmark's evaluation serve it. What has to be chosen is chosen by the
+held-out NLL of seed 0, beginning with the documentation's value. Seconds: CPU time. Writes results/libraries.json.
 """
 
 import argparse

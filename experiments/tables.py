@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from libraries_table import libraries
+
 from ibnn.lab import bench, figures
 from ibnn.lab.reproduce import names, read, results
 
@@ -331,21 +333,14 @@ def _unharmed(cells: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+DIVERSITY = {"labels differ %": "disagreement", "between %": "between", "spread of μ": "spread"}
+
+
 def _noise(cells: dict[str, Any]) -> str:
     """Forms of the noise beside SGD and dropout, scored on training images that nothing has seen."""
-    rows = [
-        [
-            "cell, method, seed",
-            "error %",
-            "NLL",
-            "ECE",
-            "NLL + T",
-            "T",
-            "corrupted error %",
-            "corrupted NLL + T",
-            "last s",
-        ]
-    ]
+    more = DIVERSITY if any("diversity" in found for found in cells.values()) else {}
+    head = ["cell, method, seed", "error %", "NLL", "ECE", "NLL + T", "T", "corrupted error %", "corrupted NLL + T"]
+    rows = [[*head, "last s", *more]]
     for name, found in cells.items():
         own, hard = found["scores"], found["corrupted + T"]
         values = [
@@ -354,7 +349,12 @@ def _noise(cells: dict[str, Any]) -> str:
             f"{found['+ T']['nll']:.3f}",
         ]
         values += [f"{found['T']:.2f}", f"{100 * hard['error']:.2f}", f"{hard['nll']:.3f}"]
-        rows.append([name, *values, f"{found['prior_std'][-1]:.2f}" if "prior_std" in found else "–"])
+        apart = found.get("diversity", {})
+        values += [f"{found['prior_std'][-1]:.2f}" if "prior_std" in found else "–"]
+        for label, key in more.items():
+            shown = "" if key not in apart else f"{100 * apart[key]:.1f}" if "%" in label else f"{apart[key]:.2f}"
+            values.append(shown or "–")
+        rows.append([name, *values])
     return figures.markdown(rows).rstrip() + "\n"
 
 
@@ -417,8 +417,9 @@ def fill_in(pages: dict[Path, dict[str, str]], check: bool = False) -> int:
 
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
-    pages = dict.fromkeys(PAGES, blocks() | performance() | novelty())
-    noise = {name: _noise(json.loads((RESULTS / f"{name}.json").read_text())["cells"]) for name in ("form", "where")}
+    pages = dict.fromkeys(PAGES, blocks() | performance() | novelty() | {"libraries": libraries()})
+    files = ("form", "where", "apart")
+    noise = {name: _noise(json.loads((RESULTS / f"{name}.json").read_text())["cells"]) for name in files}
     findings = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN")), **noise, "noise": _noises()}
     findings["laplace"] = _laplace()
     pages[ROOT / "docs" / "findings.md"] = findings
