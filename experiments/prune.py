@@ -51,7 +51,7 @@ class Net(NamedTuple):
 
 NETS = {
     "lenet": Net(partial(LeNet, width=2), "fashion-mnist", 40, 1e-3, 4),
-    "vgg16": Net(partial(VGG16, width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 6, 3e-3, 0),
+    "vgg16": Net(partial(VGG16, width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 15, 3e-3, 3),
     "resnet20": Net(partial(CifarResNet, depth=20, width=0.5), "cifar-10", 6, 3e-3, 0),
 }
 METHODS = ("ours", "magnitude", "random", "made up")
