@@ -15,7 +15,7 @@ from ibnn import metrics
 from ibnn.baselines import Plain
 from ibnn.data import load_cifar10, load_idx
 from ibnn.lab import reproduce
-from ibnn.lab.provenance import provenance
+from ibnn.lab.provenance import commit, provenance
 from ibnn.likelihood import Categorical
 from ibnn.likelihood.temperature import best_temperature
 
@@ -86,6 +86,7 @@ class Results(reproduce.Results):
 
     def __init__(self, name: str, about: str) -> None:
         super().__init__(RESULTS / f"{name}.json", {"about": about})
+        commit()  # asked once: the checkout may change during a run
 
     def run(self, cell: str, work: Callable[[], dict[str, Any]], key: str | None = None) -> dict[str, Any]:
         """The cell's result: the stored one, or what `work` returns, with its time and provenance.
