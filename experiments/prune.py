@@ -1,10 +1,14 @@
 """Pruning: a network thinned by several rankings of its channels to the same multiply–adds, and trained on a little.
 
     IBNN_DATA=FOLDER python experiments/prune.py [--nets lenet] [--keeps 0.5] [--methods ours magnitude]
+    ibnn reproduce converged --methods iBNN-8 --seeds 1 --runs RUNS
+    IBNN_DATA=FOLDER IBNN_RUN=RUNS/KEY python experiments/prune.py --nets converged
 
 All start from one iBNN (four components) trained on 10,000 images, and are trained on for the same few epochs on the
 same images; so is the dense one. *cut*: scores before training on, for 4,000 training images that nothing has seen;
-such scores made the choices. The test set is scored once.
+such scores made the choices. The test set is scored once. *converged* starts from a finished run: a ResNet-20 of half
+the width with eight components, trained for 30 epochs on 47,500 images with crops and flips. It is trained on with
+20,000 of these, and *cut* is of the 2,500 images that the run held out.
 
 *ours*: `ibnn.prune`. *magnitude*: the norm of a filter over the mean norm in its layer, ranked over all layers, and
 cut. *random*: random numbers in place of norms. *made up*: the channels that magnitude chooses, and weights as
@@ -21,57 +25,89 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-from common import FIGURES, Data, Results, images, parts, scores
+from common import FIGURES, Data, Results, data_folder, images, parts, scores
 from torch import nn
 
 import ibnn
 from ibnn.convert import revert
+from ibnn.data import Images, subset
 from ibnn.lab import display
+from ibnn.lab.jobs import make_data, read_run
 from ibnn.nets import VGG16, CifarResNet, LeNet
 from ibnn.pruning import Size
 from ibnn.pruning.channels import Channels, find_channels
 from ibnn.pruning.cutting import BLOCK, choose, size, without
+from ibnn.training.recipe import Recipe
 
 CACHE = Path(os.environ.get("IBNN_CACHE", Path(__file__).parent / "cache"))
+RUN = Path(os.environ.get("IBNN_RUN", "runs/converged"))
 COMPONENTS, ROWS, TIMED, TURNS = 4, [10_000, 1_000, 4_000], 64, 40
+RUN_ROWS, PRUNED_BY = 20_000, 5_000  # images of the finished run that thin networks are trained on, and pruned by
+
+
+class Parts(NamedTuple):
+    """Images to train on, to prune by (the same, never cropped or flipped), to steer by, to choose by, and to test."""
+
+    train: Any
+    rows: Data
+    valid: Any
+    dev: Data
+    test: Data
 
 
 class Net(NamedTuple):
-    """A network, its data, how long it trains at first, and how long once it is thin; without the latter no test."""
+    """A network, its data, epochs and learning rate, and the same once it is thin; without the latter no test.
 
-    make: Callable[[], nn.Module]
+    Without `make` it is that of a finished run.
+    """
+
+    make: Callable[[], nn.Module] | None
     data: str
     epochs: int
     lr: float
     more: int
+    more_lr: float
 
 
 NETS = {
-    "lenet": Net(partial(LeNet, width=2), "fashion-mnist", 40, 1e-3, 4),
-    "vgg16": Net(partial(VGG16, width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 15, 3e-3, 3),
-    "resnet20": Net(partial(CifarResNet, depth=20, width=0.5), "cifar-10", 6, 3e-3, 0),
+    "lenet": Net(partial(LeNet, width=2), "fashion-mnist", 40, 1e-3, 4, 5e-4),
+    "vgg16": Net(partial(VGG16, width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 15, 3e-3, 3, 1.5e-3),
+    "resnet20": Net(partial(CifarResNet, depth=20, width=0.5), "cifar-10", 6, 3e-3, 0, 1.5e-3),
+    "converged": Net(None, "cifar-10", 30, 0.1, 2, 0.02),
 }
 METHODS = ("ours", "magnitude", "random", "made up")
 
 
-def data(name: str, seed: int) -> list[Data]:
-    """Images to train on, to steer by, to choose by, and the test set."""
+def data(name: str, seed: int) -> Parts:
+    """Parts of a data set; of a finished run as it split them, where what it held out steers and chooses."""
+    if NETS[name].make is None:
+        splits = make_data(read_run(RUN).job, data_folder())
+        train, whole = subset(splits.train.data, RUN_ROWS, seed), splits.whole
+        few, dev, test = (
+            Data(whole.normalise(of.images), of.labels)
+            for of in (subset(train, PRUNED_BY, seed), splits.valid.data, whole.test)
+        )
+        cropped = Images(train, mean=whole.mean, std=whole.std, augment=True, flip=whole.flip)
+        return Parts(cropped, few, splits.valid, dev, test)
     found = [*parts(images(NETS[name].data, train=True), ROWS, seed), images(NETS[name].data, train=False)]
-    return [Data(part.x.contiguous(memory_format=torch.channels_last), part.y) for part in found]
+    train, valid, dev, test = (Data(d.x.contiguous(memory_format=torch.channels_last), d.y) for d in found)
+    return Parts(train, train, valid, dev, test)
 
 
 def dense(name: str, seed: int) -> ibnn.IBNN:
-    """The iBNN that all rankings start from, trained once and kept in a cache folder."""
+    """The iBNN that all rankings start from: of a finished run, or trained once and kept in a cache folder."""
     net, path = NETS[name], CACHE / f"prune-{name}-{seed}.pt"
+    if net.make is None:
+        return cast(ibnn.IBNN, read_run(RUN).model)
     torch.manual_seed(seed)
     model = ibnn.convert(net.make().to(memory_format=torch.channels_last), components=COMPONENTS, seed=seed)
     if not path.exists():
-        train, valid, *_ = data(name, seed)
+        given = data(name, seed)
         options: dict[str, Any] = {"epochs": net.epochs, "lr": net.lr, "seed": seed, "evaluate_every": 5}
-        ibnn.fit(model, train, valid, novelty=False, quiet=True, **options)
+        ibnn.fit(model, given.train, given.valid, novelty=False, quiet=True, **options)
         CACHE.mkdir(parents=True, exist_ok=True)
         torch.save(model.state_dict(), path)
     model.load_state_dict(torch.load(path, weights_only=True))
@@ -112,7 +148,7 @@ def scored(model: ibnn.IBNN, given: Data) -> dict[str, float]:
 
 def times(name: str, seed: int, cells: list[str]) -> dict[str, Any]:
     """Milliseconds of the dense plain network for a batch, and how much faster the thinner ones of some cells are."""
-    x = data(name, seed)[-1].x[:TIMED]
+    x = data(name, seed).test.x[:TIMED]
     nets = {cell: torch.load(CACHE / f"{cell}.pt", weights_only=False).eval() for cell in cells}
     nets = {"dense": revert(dense(name, seed)).eval(), **nets}
     seconds: dict[str, list[float]] = {cell: [] for cell in nets}
@@ -129,20 +165,26 @@ def times(name: str, seed: int, cells: list[str]) -> dict[str, Any]:
     return {"milliseconds": 1e3 * statistics.median(seconds["dense"]), "faster": ratios}
 
 
+def recipe(name: str, seed: int) -> Recipe:
+    """How a thin network is trained on: by the defaults, or as the finished run was."""
+    net, found = NETS[name], Recipe() if NETS[name].make else read_run(RUN).job.full_recipe()
+    return found.but(epochs=net.more, lr=net.more_lr, seed=seed + 1, evaluate_every=net.more)
+
+
 def cell(name: str, method: str, keep: float, seed: int) -> dict[str, Any]:
     """One network, thinned to a share by a method; with keep = 1 trained on as all others are."""
-    model, (train, valid, dev, test), net = dense(name, seed), data(name, seed), NETS[name]
+    model, given = dense(name, seed), data(name, seed)
     began = time.process_time()
-    thin, found = thinned(model, method, keep, train, seed)
+    thin, found = thinned(model, method, keep, given.rows, seed)
     facts: dict[str, Any] = {"pruning seconds": time.process_time() - began, **found._asdict()}
-    facts |= {"cut": scored(thin, dev)}
+    facts |= {"cut": scored(thin, given.dev)}
     torch.save(revert(copy.deepcopy(thin)), CACHE / f"{name} {method} {keep} {seed}.pt")
-    if not net.more:
+    if not NETS[name].more:
         return facts
     began = time.process_time()
-    options: dict[str, Any] = {"epochs": net.more, "lr": net.lr / 2, "seed": seed + 1, "evaluate_every": net.more}
-    ibnn.fit(thin, train, valid, novelty=False, quiet=True, **options)
-    return facts | {"tuning seconds": time.process_time() - began, "test": scored(thin, test)}
+    ibnn.fit(thin, given.train, given.valid, recipe=recipe(name, seed), novelty=False, quiet=True)
+    facts |= {"tuning seconds": time.process_time() - began, "held out": scored(thin, given.dev)}
+    return facts | {"test": scored(thin, given.test)}
 
 
 def draw(cells: dict[str, Any]) -> None:
