@@ -59,11 +59,12 @@ def test_every_method_runs_and_is_read_back(method: str, tmp_path: Path) -> None
     assert not list((tmp_path / "checkpoints").glob("*"))
 
 
-def test_a_job_samples_its_posterior(tmp_path: Path) -> None:
+def test_a_job_samples_its_posterior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sampling = {"samples": 4, "warmup": 10, "thin": 2}
     job = DIGITS.but(method_options={"components": 2}, posterior="sghmc", sampling=sampling)
-    result = run(job, tmp_path, quiet=True)
+    result = run(job, tmp_path)
     assert "2 chains of 4 samples" in result["diagnosis"]
+    assert result["diagnosis"] in capsys.readouterr().err
     assert (tmp_path / "chains" / "chains.safetensors").is_file()
     again = read_run(tmp_path)
     assert again.model.bank is not None

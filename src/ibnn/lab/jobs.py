@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,7 +131,7 @@ def _train(job: Job, model: Trainable, splits: Splits, home: RunFolder, quiet: b
     fit_novelty_if_possible(ours, train, splits.valid, seed=job.seed)
     summary = f"{found}\n{diagnose(ours)}"
     if not quiet:
-        log.info("%s", summary)
+        print(summary, file=sys.stderr, flush=True)  # as `fit` shows its own
     return replace(history, summary=summary, seconds=history.seconds + found.seconds)
 
 
