@@ -161,7 +161,7 @@ def prune(
     with misuse():
         job = _thinner(folder, keep, epochs, trust_code)
         check_out("--out", home.path, folder=True)
-    screen.note(f"{folder} to {keep:.0%} of its multiply–adds, {epochs} epoch{"s" * (epochs > 1)}, into {home.path}")
+    screen.note(f"{folder} to {keep:.0%} of its multiply–adds, epochs: {epochs}, into {home.path}")
     try:
         result = _run(screen, job, home, data, fresh=False, first=folder)
     except SystemExit as stop:
