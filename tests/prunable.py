@@ -107,6 +107,6 @@ class Uncuttable(nn.Module):
 
 UNCUTTABLE = {  # and what its error names
     "view": "view", "pixel_shuffle": "pixel_shuffle", "grouped": "'grouped' is a grouped convolution",
-    "amax": "amax", "softmax": "softmax", "tied": "takes a weight that 'tied' and 'again' share", "mul": "mul",
+    "amax": "amax", "softmax": "softmax", "tied": "'tied' and 'again' share a weight", "mul": "mul",
     "getitem": "getitem", "linear": "linear", "hard-coded": "the network fails",
 }  # fmt: skip

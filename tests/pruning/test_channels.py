@@ -71,7 +71,9 @@ def test_multiply_adds_and_weights_equal_those_counted_by_hand() -> None:
     assert list(one.values())[-1] == 120 + 10  # a node of fc2
 
 
-@pytest.mark.parametrize("net", [*(make() for make in CUTTABLE.values()), CifarResNet(depth=8, width=0.5)])
+@pytest.mark.parametrize(
+    "net", [*(make() for make in CUTTABLE.values()), Uncuttable("tied"), CifarResNet(depth=8, width=0.5)]
+)
 def test_multiply_adds_equal_those_that_torch_counts(net: nn.Module) -> None:
     x = torch.zeros(2, 3, 32, 32) if isinstance(net, CifarResNet) else X
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -207,10 +207,12 @@ class _Tracer(TorchFunctionMode):
         """Ends the channels that a layer takes, and begins those that it makes."""
         x, weight = args[0], args[1] if len(args) > 1 else kwargs.get("weight")
         bias, flow = args[2] if len(args) > 2 else kwargs.get("bias"), self.flows.get(id(x))
-        name, module = self._owner(weight, flow)
-        if not isinstance(module, LAYERS[kind]) or bias is not module.bias:
+        owners = self.owners.get(id(weight), [])
+        name = next((name for name, key in owners if key == "weight" and self._is(name, kind, bias)), None)
+        if name is None:
             return False
         assert isinstance(weight, Tensor)
+        module = self.modules[name]
         axis = -1 if kind == "linear" else 1 - weight.dim()
         if flow is not None and flow.axis != x.dim() + axis:
             self.found.fix(flow.ids, f"is not the node axis of {name!r}")
@@ -224,20 +226,18 @@ class _Tracer(TorchFunctionMode):
             layer = self.found.layers[name] = Layer(module, ins, outs)
         else:
             self.found.join(layer.ins, ins, f"is not always a node of {name!r}")
+        if len(owners) > 1:
+            tied = " and ".join(repr(owner) for owner, _ in owners)
+            self.found.fix(torch.cat([layer.ins, layer.outs]), f"{tied} share a weight")
         if groups > 1 and not depthwise:
             self.found.fix(torch.cat([layer.ins, layer.outs]), f"{name!r} is a grouped convolution")
         layer.products += (x if transposed else out).numel() // self.rows * prod(weight.shape[1:])
         return self._set(out, axis, layer.outs)
 
-    def _owner(self, weight: Any, flow: Flow | None) -> tuple[str, nn.Module | None]:
-        """Returns the module whose weight this is, if it is that of one alone."""
-        owners = self.owners.get(id(weight), [])
-        if len(owners) > 1 and flow is not None:
-            tied = " and ".join(repr(name) for name, _ in owners)
-            self.found.fix(flow.ids, f"takes a weight that {tied} share")
-        if len(owners) != 1 or owners[0][1] != "weight":
-            return "", None
-        return owners[0][0], self.modules[owners[0][0]]
+    def _is(self, name: str, kind: str, bias: Any) -> bool:
+        """Whether a module is a layer of a kind that has this bias."""
+        module = self.modules[name]
+        return isinstance(module, LAYERS[kind]) and bias is module.bias
 
     def _norm(self, given: Any, out: Tensor) -> bool:
         """BatchNorm treats each channel by itself."""
