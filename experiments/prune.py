@@ -64,6 +64,7 @@ class Net(NamedTuple):
     Without `make` it is that of a finished run.
     """
 
+    title: str
     make: Callable[[], nn.Module] | None
     data: str
     epochs: int
@@ -73,10 +74,10 @@ class Net(NamedTuple):
 
 
 NETS = {
-    "lenet": Net(partial(LeNet, width=2), "fashion-mnist", 40, 1e-3, 4, 5e-4),
-    "vgg16": Net(partial(VGG16, width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 15, 3e-3, 3, 1.5e-3),
-    "resnet20": Net(partial(CifarResNet, depth=20, width=0.5), "cifar-10", 6, 3e-3, 0, 1.5e-3),
-    "converged": Net(None, "cifar-10", 30, 0.1, 2, 0.02),
+    "lenet": Net("LeNet × 2", partial(LeNet, width=2), "fashion-mnist", 40, 1e-3, 4, 5e-4),
+    "vgg16": Net("VGG-16/4", partial(VGG16, width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 15, 3e-3, 3, 1.5e-3),
+    "resnet20": Net("ResNet-20/2, 6 epochs", partial(CifarResNet, depth=20, width=0.5), "cifar-10", 6, 3e-3, 0, 1.5e-3),
+    "converged": Net("ResNet-20/2", None, "cifar-10", 30, 0.1, 2, 0.02),
 }
 METHODS = ("ours", "magnitude", "random", "made up")
 
@@ -189,25 +190,21 @@ def cell(name: str, method: str, keep: float, seed: int) -> dict[str, Any]:
 
 def draw(cells: dict[str, Any]) -> None:
     """Errors and speed against the multiply–adds that stay, a row of axes for each network."""
-    names = [name for name in NETS if f"{name} times 0" in cells]
-    faster = {cell: ratio for name in names for cell, ratio in cells[f"{name} times 0"]["faster"].items()}
+    names = [name for name in NETS if "test" in cells.get(f"{name} dense 1.0 0", {})]
+    faster = {cell: ratio for of in cells.values() for cell, ratio in of.get("faster", {}).items()}
     faster |= {f"{name} dense 1.0 0": 1.0 for name in names}
-    cells = cells | {cell: cells[cell] | {"faster": ratio} for cell, ratio in faster.items()}
+    cells = {cell: found | {"faster": faster.get(cell, float("nan"))} for cell, found in cells.items()}
     with display.house_style():
         figure = display.canvas(2.0 * len(names))
         axes = figure.subplots(len(names), 3, squeeze=False)
         for (cut, tuned, speed), name in zip(axes, names, strict=True):
-            whole = cells[f"{name} dense 1.0 0"]
+            level = 100 * cells[f"{name} dense 1.0 0"]["test"]["error"]
+            tuned.axhspan(level, level + 0.5, color=display.OTHER, alpha=0.3, linewidth=0)
             panel(cut, cells, name, lambda found: 100 * found["cut"]["error"])
-            cut.set_title(f"{name}: held-out error once cut, %")
-            if "test" in whole:
-                panel(tuned, cells, name, lambda found: 100 * found["test"]["error"])
-                level = 100 * whole["test"]["error"]
-                tuned.axhspan(level, level + 0.5, color=display.OTHER, alpha=0.3, linewidth=0)
-                tuned.set_title("test error, trained on, %")
-            else:
-                tuned.axis("off")
-            panel(speed, cells, name, lambda found: found.get("faster", float("nan")))
+            panel(tuned, cells, name, lambda found: 100 * found["test"]["error"])
+            panel(speed, cells, name, lambda found: found["faster"])
+            cut.set_title(f"{NETS[name].title}: held-out error once cut, %")
+            tuned.set_title("test error, trained on, %")
             speed.set_title("times faster")
         for ax in axes[-1]:
             ax.set_xlabel("multiply–adds that stay")
@@ -216,14 +213,15 @@ def draw(cells: dict[str, Any]) -> None:
 
 
 def panel(axes: Any, cells: dict[str, Any], name: str, of: Callable[[dict[str, Any]], float]) -> None:
-    """A measure of all methods and shares of a network, and a line for the dense one."""
+    """A measure of all methods and shares of a network, from the dense one on."""
     whole = cells[f"{name} dense 1.0 0"]
+    axes.axhline(of(whole), color=display.OTHER, linewidth=1, label="dense")
     for method, colour, marker in zip(METHODS[:3], display.COLOURS, display.MARKERS, strict=False):
         found = [c for cell, c in cells.items() if cell.startswith(f"{name} {method} ") and cell.endswith(" 0")]
-        found.sort(key=lambda c: -c["products"])
+        found = [whole, *sorted(found, key=lambda c: -c["products"])]
         shares = [c["products"] / whole["products"] for c in found]
         axes.plot(shares, [of(c) for c in found], color=colour, marker=marker, markersize=3, label=method)
-    axes.axhline(of(whole), color=display.OTHER, linewidth=1, label="dense")
+    axes.set_xticks([1, 0.75, 0.5, 0.25], ["1", "¾", "½", "¼"])
     axes.invert_xaxis()
 
 
