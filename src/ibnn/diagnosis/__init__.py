@@ -116,10 +116,9 @@ def _disagreement(model: IBNN, inputs: Inputs) -> float | None:
         with evaluating(model):
             outputs = model.outputs(some, model.posterior().mean)  # (K, B, …)
         labels = outputs.argmax(model.likelihood.class_dim(outputs, 1))
-        apart = labels[:, None] != labels  # (K, K, B, …)
-        found.append(apart.double().mean((0, 1)).flatten())
-    k = model.components
-    return float(torch.cat(found).mean()) * k / (k - 1)  # over pairs of two
+        found.append(sum(((labels != one).sum(0) for one in labels), torch.tensor(0)).flatten())
+    pairs = model.components * (model.components - 1)
+    return float(torch.cat(found).double().mean()) / pairs
 
 
 def _answers(model: IBNN, inputs: Inputs) -> dict[str, Any]:
