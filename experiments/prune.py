@@ -1,15 +1,16 @@
 """Pruning: a network thinned by several rankings of its channels to the same multiply–adds, and trained on a little.
 
     IBNN_DATA=FOLDER python experiments/prune.py [--nets lenet] [--keeps 0.5] [--methods ours magnitude]
-    ibnn reproduce converged --methods iBNN-8 --seeds 1 --runs RUNS
-    IBNN_DATA=FOLDER IBNN_RUN=RUNS/KEY python experiments/prune.py --nets converged
+    ibnn reproduce converged --methods iBNN-8 --seeds 1 --runs RUNS  # or benchmark, for its VGG-16
+    IBNN_DATA=FOLDER IBNN_RUN=RUNS/KEY python experiments/prune.py --nets converged  # or vgg16
 
 All start from one iBNN (four components) trained on 10,000 images, and are trained on for the same few epochs on the
 same images; so is the dense one. *cut*: scores before training on, for 4,000 training images that nothing has seen;
-such scores made the choices. The test set is scored once. *converged* starts from a finished run: a ResNet-20 of half
-the width with eight components, trained for 30 epochs on 47,500 images with crops and flips. It is trained on for
-one epoch with 20,000 of these, and *cut* is of the 2,500 images that the run held out. The dense one is as the run
-left and scored it, with 24 draws; the thin ones have eight.
+such scores made the choices. The test set is scored once. Two start from finished runs with eight components.
+*converged*: a ResNet-20 of half the width, 30 epochs on 47,500 images with crops and flips, trained on for one epoch
+with 20,000 of these. *vgg16*: the benchmark's VGG-16 of a quarter of the width, 20 epochs on 10,000 images, trained on
+for two. *cut* is of the images that the run held out. The dense one is as the run left and scored it, with 24 draws;
+the thin ones have eight.
 
 *ours*: `ibnn.prune`. *magnitude*: the norm of a filter over the mean norm in its layer, ranked over all layers, and
 cut. *random*: random numbers in place of norms. *made up*: the channels that magnitude chooses, and weights as
@@ -37,7 +38,7 @@ from ibnn.convert import revert
 from ibnn.data import Images, subset
 from ibnn.lab import display
 from ibnn.lab.jobs import make_data, read_run
-from ibnn.nets import VGG16, CifarResNet, LeNet
+from ibnn.nets import CifarResNet, LeNet
 from ibnn.pruning import Size
 from ibnn.pruning.channels import Channels, find_channels
 from ibnn.pruning.cutting import BLOCK, choose, size, without
@@ -76,7 +77,7 @@ class Net(NamedTuple):
 
 NETS = {
     "lenet": Net("LeNet × 2", partial(LeNet, width=2), "fashion-mnist", 40, 1e-3, 4, 5e-4),
-    "vgg16": Net("VGG-16/4", partial(VGG16, width=0.25, batchnorm=True, dropout=0.0), "cifar-10", 15, 3e-3, 3, 1.5e-3),
+    "vgg16": Net("VGG-16/4", None, "cifar-10", 20, 1e-3, 2, 5e-4),
     "resnet20": Net("ResNet-20/2, 6 epochs", partial(CifarResNet, depth=20, width=0.5), "cifar-10", 6, 3e-3, 0, 1.5e-3),
     "converged": Net("ResNet-20/2", None, "cifar-10", 30, 0.1, 1, 0.02),
 }
@@ -86,13 +87,15 @@ METHODS = ("ours", "magnitude", "random", "made up")
 def data(name: str, seed: int) -> Parts:
     """Parts of a data set; of a finished run as it split them, where what it held out steers and chooses."""
     if NETS[name].make is None:
-        splits = make_data(read_run(RUN).job, data_folder())
-        train, whole = subset(splits.train.data, RUN_ROWS, seed), splits.whole
+        job = read_run(RUN).job
+        splits = make_data(job, data_folder())
+        whole, every = splits.whole, splits.train.data
+        train = subset(every, min(RUN_ROWS, len(every.labels)), seed)
         few, dev, test = (
             Data(whole.normalise(of.images), of.labels)
             for of in (subset(train, PRUNED_BY, seed), splits.valid.data, whole.test)
         )
-        cropped = Images(train, mean=whole.mean, std=whole.std, augment=True, flip=whole.flip)
+        cropped = Images(train, mean=whole.mean, std=whole.std, augment=job.augment, flip=whole.flip)
         return Parts(cropped, few, splits.valid, dev, test)
     found = [*parts(images(NETS[name].data, train=True), ROWS, seed), images(NETS[name].data, train=False)]
     train, valid, dev, test = (Data(d.x.contiguous(memory_format=torch.channels_last), d.y) for d in found)
