@@ -269,6 +269,7 @@ def test_looks_keep_to_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steering.look_budget(300_000, calibrated=True) == (20, 450, 2000)  # `calibrate` took more
 
 
+@pytest.mark.slow
 def test_a_calibrated_start_ends_with_more_held_out_examples(monkeypatch: pytest.MonkeyPatch, few_looks: None) -> None:
     asked: list[int] = []
     monkeypatch.setattr(steering.Steering, "settle", lambda self: asked.append(self.plan.end_rows))
