@@ -32,6 +32,8 @@ RULES: dict[str, dict[str, Any]] = {
     "gap 0.25": {"GAP": 0.25},
     "fall 0.25": {"FALL": 0.25},
     "start 1, fall 0.25": {"START": 1.0, "FALL": 0.25},
+    "gap 0.75": {"GAP": 0.75},
+    **{f"fixed {std}": {"START": std / 0.3, "RISE": 0.0, "FALL": 0.0} for std in (0.1, 0.2, 0.3, 0.45)},
     "looks 0.4": {"BUDGET": 0.4},
     "looks 0.4, start 1": {"BUDGET": 0.4, "START": 1.0},
 }
@@ -58,4 +60,4 @@ if __name__ == "__main__":
         for name in options.cells:
             for rule in options.rules:
                 given = partial(ruled, CELLS[name], RULES[rule], seed, options.method)
-                results.run(f"{name} {rule} {seed}", given)
+                results.run(f"{name} {options.method}, {rule} {seed}", given)
