@@ -34,6 +34,10 @@ RULES: dict[str, dict[str, Any]] = {
     "start 1, fall 0.25": {"START": 1.0, "FALL": 0.25},
     "gap 0.75": {"GAP": 0.75},
     **{f"fixed {std}": {"START": std / 0.3, "RISE": 0.0, "FALL": 0.0} for std in (0.1, 0.2, 0.3, 0.45)},
+    "start 1, underfit 0": {"START": 1.0, "UNDERFIT": 0.0},
+    "start 1, underfit 0.1": {"START": 1.0, "UNDERFIT": 0.1},
+    "start 1, first 0.5": {"START": 1.0, "FIRST": 0.5},
+    "start 1, first 0.5, image 0.5": {"START": 1.0, "FIRST": 0.5, "TRAINED": 0.5},
     "looks 0.4": {"BUDGET": 0.4},
     "looks 0.4, start 1": {"BUDGET": 0.4, "START": 1.0},
 }

@@ -23,6 +23,7 @@ from ibnn.training.heldout import HeldOut
 from ibnn.training.trainable import Steerable
 
 START = 0.6  # s at the start of training, as a part of the converted `prior_std`
+WARM = 0.2  # share of training in which β, and the noise of the units of an untrained model, rise
 FIRST, LAST, LOOKS = 0.2, 0.9, 20  # shares of training before the first and the last look, and their largest number
 GAIN, RISE, FALL = 0.75, 0.4, 0.12  # log s moves by this part of the desired change, at most so far up and down
 GAP = 0.5  # log of held-out over training NLL that a network should have at the end of training
@@ -69,8 +70,8 @@ def _within(bounds: tuple[int, int], number: float) -> int:
 
 
 def kl_weight(t: float, *, n_data: int, nodes: int) -> float:
-    """Returns β when the share t of training is done: it rises to `KL_WEIGHT` per node and datum by the first look."""
-    return KL_WEIGHT * n_data / nodes * min(1.0, t / FIRST)
+    """Returns β when the share t of training is done: it rises to `KL_WEIGHT` per node and datum."""
+    return KL_WEIGHT * n_data / nodes * min(1.0, t / WARM)
 
 
 def desired_change(
@@ -143,7 +144,7 @@ class Steering:
     def set_units(self, t: float) -> None:
         """Sets the units' noise when the share t of training is done: that of an untrained model rises as β does."""
         if any(self.found.unit_std):
-            part = min(1.0, t / FIRST) if self.found.rising else 1.0
+            part = min(1.0, t / WARM) if self.found.rising else 1.0
             self.model.unit_std.copy_(torch.tensor(self.found.unit_std) * part)
 
     def beta(self, t: float) -> float:
