@@ -215,7 +215,7 @@ def test_unsteered_looks_leave_a_run_of_fixed_beta(monkeypatch: pytest.MonkeyPat
     auto, fixed = make_model(), make_model(prior_std=0.3 * steering.START)
     a = fit(auto, TRAIN, VALID, **SHORT)
     beta = steering.KL_WEIGHT * 450 / auto.nodes
-    b = fit(fixed, TRAIN, VALID, beta=beta, beta_warmup=steering.FIRST, **SHORT)
+    b = fit(fixed, TRAIN, VALID, beta=beta, beta_warmup=steering.WARM, **SHORT)
     assert len(a.looks) == 9
     close(auto, fixed, rtol=1e-4, atol=1e-5)
     for row, other in zip(a.rows, b.rows, strict=True):
@@ -384,7 +384,7 @@ def test_the_best_of_a_grid_is_reached() -> None:
     for s in (0.02, 0.1, 0.3, 0.6, 1.0, 1.5):
         fixed = make_coins(64, prior_std=s)
         beta = steering.KL_WEIGHT * 300 / fixed.nodes
-        fit(fixed, train, valid, beta=beta, beta_warmup=steering.FIRST, **TOY | {"steps": 300})
+        fit(fixed, train, valid, beta=beta, beta_warmup=steering.WARM, **TOY | {"steps": 300})
         raw.append(scores(fixed, 0.15)[0])
         fixed.likelihood.temperature.fill_(settled(fixed, valid))
         mended.append(scores(fixed, 0.15)[0])
