@@ -101,7 +101,8 @@ def run(cell: Cell, method: Callable[[nn.Module, int], Any], seed: int, **recipe
     corrupted = {n: d for n, d in changed(few, float(train.x.min()), float(train.x.max())).items() if n in CORRUPTED}
     harder = {name: scores(logs(given.x) / temperature, given.y) for name, given in corrupted.items()}
     mean = {key: sum(of[key] for of in harder.values()) / len(harder) for key in ("error", "nll", "ece")}
-    steered = {"prior_std": [round(look["prior_std"], 3) for look in history.looks]} if history.looks else {}
+    seen = ("prior_std", "temperature", "training_nll", "held_out_nll")
+    steered = {name: [round(look[name], 3) for look in history.looks] for name in seen if history.looks}
     own = {"scores": scores(found, score.y), "+ T": scores(found / temperature, score.y), "T": temperature}
     return own | {"corrupted + T": mean} | steered | _diversity(model, few.x, samples)
 

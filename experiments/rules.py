@@ -38,6 +38,8 @@ RULES: dict[str, dict[str, Any]] = {
     "start 1, underfit 0.1": {"START": 1.0, "UNDERFIT": 0.1},
     "start 1, first 0.5": {"START": 1.0, "FIRST": 0.5},
     "start 1, first 0.5, image 0.5": {"START": 1.0, "FIRST": 0.5, "TRAINED": 0.5},
+    "start 1, gap 0.25": {"START": 1.0, "GAP": 0.25},
+    "start 1, gap 0.1": {"START": 1.0, "GAP": 0.1},
     "looks 0.4": {"BUDGET": 0.4},
     "looks 0.4, start 1": {"BUDGET": 0.4, "START": 1.0},
 }
