@@ -42,6 +42,7 @@ RULES: dict[str, dict[str, Any]] = {
     "start 1, gap 0.1": {"START": 1.0, "GAP": 0.1},
     "start 1, later": {"START": 1.0, "GAP": 0.4, "LAG": 0.3, "BEHIND": 0.4},
     "start 1, later, image 0.5": {"START": 1.0, "GAP": 0.4, "LAG": 0.3, "BEHIND": 0.4, "TRAINED": 0.5},
+    "start 1, later, fall 0.3": {"START": 1.0, "GAP": 0.4, "LAG": 0.3, "BEHIND": 0.4, "FALL": 0.3},
     "looks 0.4": {"BUDGET": 0.4},
     "looks 0.4, start 1": {"BUDGET": 0.4, "START": 1.0},
 }
