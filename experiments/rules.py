@@ -40,6 +40,8 @@ RULES: dict[str, dict[str, Any]] = {
     "start 1, first 0.5, image 0.5": {"START": 1.0, "FIRST": 0.5, "TRAINED": 0.5},
     "start 1, gap 0.25": {"START": 1.0, "GAP": 0.25},
     "start 1, gap 0.1": {"START": 1.0, "GAP": 0.1},
+    "later": {"GAP": 0.4, "LAG": 0.3, "BEHIND": 0.4},
+    "half as late": {"GAP": 0.4, "LAG": 0.15, "BEHIND": 0.2},
     "start 1, later": {"START": 1.0, "GAP": 0.4, "LAG": 0.3, "BEHIND": 0.4},
     "start 1, later, image 0.5": {"START": 1.0, "GAP": 0.4, "LAG": 0.3, "BEHIND": 0.4, "TRAINED": 0.5},
     "start 1, later, fall 0.3": {"START": 1.0, "GAP": 0.4, "LAG": 0.3, "BEHIND": 0.4, "FALL": 0.3},
