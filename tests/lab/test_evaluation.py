@@ -127,6 +127,15 @@ def test_novelty_is_that_of_predict_and_answers_fall_back(whole: DataSet, knowin
     assert found.result["outsiders"]["corrupted 5"]["novelty"] == pytest.approx(auroc, abs=1e-3)
 
 
+def test_scores_without_the_fallback_stand_beside_those_with_it(whole: DataSet, knowing: IBNN) -> None:
+    found = evaluate(knowing, whole, None, samples=3, shifted=40).result
+    alone = knowing.predict(whole.normalise(whole.test.images), samples=3, batch_size=250, fallback=0)  # type: ignore[union-attr]
+    expected = metrics.nll(alone.log_probs, whole.test.labels)
+    assert found["without fallback"]["scores"]["nll"] == pytest.approx(expected, abs=1e-5)
+    assert abs(expected - found["scores"]["nll"]) > 1e-3
+    assert found["without fallback"]["corrupted"].keys() == found["corrupted"].keys()
+
+
 def test_the_most_novel_images_are_kept_as_they_were_seen(whole: DataSet, knowing: IBNN) -> None:
     answers = evaluate(knowing, whole, None, samples=1, shifted=40).answers
     rows, images = answers["novel/corrupted 5/rows"], answers["novel/corrupted 5/images"]
@@ -141,5 +150,6 @@ def test_the_most_novel_images_are_kept_as_they_were_seen(whole: DataSet, knowin
 def test_without_a_reference_nothing_is_said_of_novelty(whole: DataSet) -> None:
     found = evaluate(make_model(), whole, None, shifted=20)
     assert "novelty" not in found.result
+    assert "without fallback" not in found.result
     assert "novelty" not in found.result["outsiders"]["corrupted 5"]
     assert not [name for name in found.answers if "novel" in name or "log_tail" in name]

@@ -3,14 +3,15 @@
 On the test set, on corrupted and ever noisier versions of its first images, and on images of another kind; each time
 as the method answers, and with the temperature that held-out labels ask for (temperature scaling). For points, on the
 test points alone. Draws are made once and read at both temperatures. If the method can tell novel inputs, answers fall
-back as those of `predict` do, and the p-values of novelty are measured too.
+back as those of `predict` do, the p-values of novelty are measured too, and the scores that there would be without the
+fallback (`fallback=0`), to compare with methods that have none.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -87,14 +88,18 @@ class _Answered:
     """Answers for some inputs by temperature, and how novel the inputs are, where the method can tell."""
 
     at: dict[float, Any]
+    alone: dict[float, Any]  # the same without the fallback
     novelty: Novelty | None
 
     @classmethod
     def cat(cls, parts: "list[_Answered]") -> "_Answered":
         """Joins the answers for several lots of inputs."""
-        at = {t: type(answer).cat([part.at[t] for part in parts]) for t, answer in parts[0].at.items()}
+        at, alone = (
+            {t: type(answer).cat([of[t] for of in answers]) for t, answer in answers[0].items()}
+            for answers in ([part.at for part in parts], [part.alone for part in parts])
+        )
         known = [part.novelty for part in parts if part.novelty is not None]
-        return cls(at, Novelty(*map(torch.cat, zip(*known, strict=True))) if known else None)
+        return cls(at, alone, Novelty(*map(torch.cat, zip(*known, strict=True))) if known else None)
 
     def tensors(self, temperature: float) -> dict[str, Tensor]:
         """Returns what a run stores of them."""
@@ -151,9 +156,10 @@ class _Answers:
 
     def _batch(self, x: Tensor) -> _Answered:
         drawn = draws(self.model, x, samples=self.samples, batch_size=BATCH)
-        answers = {t: self.model.likelihood.summarise(drawn, t) for t in self.temperatures}
-        answers, novelty = observed(self.model, x, answers)
-        return _Answered({t: answer.to("cpu") for t, answer in answers.items()}, novelty)
+        alone = {t: self.model.likelihood.summarise(drawn, t) for t in self.temperatures}
+        answers, novelty = observed(self.model, x, alone)
+        at, alone = ({t: answer.to("cpu") for t, answer in of.items()} for of in (answers, alone))
+        return _Answered(at, alone, novelty)
 
 
 class _Points:
@@ -232,14 +238,13 @@ class _Images:
     def result(self, temperature: float) -> dict[str, Any]:
         """Returns everything that is measured at a temperature."""
         clean, labels = self.clean.at[temperature], self.whole.test.labels
-        corrupted = {kind: [answered.at[temperature] for answered in of] for kind, of in self.corrupted.items()}
-        corrupted["all"] = [answer for of in corrupted.values() for answer in of]
         doubts = self.clean.doubts(temperature)
+        alone = {} if self.clean.novelty is None else {"without fallback": self._labelled(temperature, "alone")}
         return {
             "temperature": temperature,
-            "scores": _scores(clean, labels),
+            **self._labelled(temperature, "at"),
+            **alone,
             "reliability": _reliability(clean, labels),
-            "corrupted": {kind: self._pooled(answers) for kind, answers in corrupted.items()},
             "gaussian": self._noisy([answered.at[temperature] for answered in self.gaussian], GAMMAS),
             "salt": self._noisy([answered.at[temperature] for answered in self.salt], SALTS),
             "outsiders": {
@@ -247,6 +252,14 @@ class _Images:
                 for name, of in self.strange.items()
             },
         }
+
+    def _labelled(self, temperature: float, which: Literal["at", "alone"]) -> dict[str, Any]:
+        """Returns the scores of test images, and of corrupted ones by kind and of all kinds."""
+        clean = getattr(self.clean, which)[temperature]
+        corrupted = {kind: [getattr(a, which)[temperature] for a in of] for kind, of in self.corrupted.items()}
+        corrupted["all"] = [answer for of in corrupted.values() for answer in of]
+        pooled = {kind: self._pooled(answers) for kind, answers in corrupted.items()}
+        return {"scores": _scores(clean, self.whole.test.labels), "corrupted": pooled}
 
     def _pooled(self, answers: list[CategoricalPrediction]) -> dict[str, float]:
         return _scores(CategoricalPrediction.cat(answers), self.part.labels.repeat(len(answers)))

@@ -24,7 +24,7 @@ __all__ = ["Experiment", "Reproduced", "Results", "about", "names", "read", "rep
 
 KEPT = (  # parts of result.json
     *("scores", "temperature", "tempered", "reliability", "corrupted", "gaussian", "salt", "outsiders", "novelty"),
-    *("costs", "training"),
+    *("without fallback", "costs", "training"),
 )
 
 
