@@ -1,6 +1,6 @@
 """What `ibnn.calibrate` costs, in passes over the held-out rows, and what it gains over temperature scaling.
 
-    IBNN_DATA=FOLDER python experiments/calibrate_cost.py [--nets lenet4 resnet20-small] [--rows 1000 3000]
+    IBNN_DATA=FOLDER python experiments/calibrate_cost.py [--nets lenet4 resnet20-small] [--rows 1000] [--draws channel both]
 
 Scored on training images in neither split; no test image is used. "resnet20-small" is a ResNet-20 of half width,
 trained for 12 epochs on 3,000 CIFAR-10 images of 16 × 16 pixels. Writes results/calibrate_cost.json.
@@ -86,8 +86,8 @@ def cell(name: str, seed: int, rows: int, draws: Any) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--nets", nargs="+", default=["lenet4", "resnet20-small"])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000, 3_000])
-    parser.add_argument("--draws", nargs="+", default=["channel"])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000])
+    parser.add_argument("--draws", nargs="+", default=["channel", "both"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     options = parser.parse_args()
     results = Results("calibrate_cost", str(__doc__))

@@ -27,7 +27,6 @@ WARM = 0.2  # share of training in which β, and the noise of the units of an un
 FIRST, LAST, LOOKS = 0.2, 0.9, 20  # shares of training before the first and the last look, and their largest number
 GAIN, RISE, FALL = 0.75, 0.4, 0.12  # log s moves by this part of the desired change, at most so far up and down
 GAP = 0.5  # log of held-out over training NLL that a network should have at the end of training
-LAG, BEHIND = 0.0, 0.0  # how far log T and that gap may be below what they should be, at the start of training
 UNDERFIT, OVERFIT = 0.25, 0.5  # what a smaller and a larger gap count at most
 SHRINKAGES = (1.0, 0.7, 0.5, 0.35, 0.25)  # factors on σ that are tried in turn at the end, while T is below 1
 MIN_STD, MAX_STD = 0.02, 1.5  # bounds of s
@@ -95,8 +94,8 @@ def desired_change(
         gap, least = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9)), -UNDERFIT
     else:  # of densities a good fit has no gap
         gap, least = held_out_nll - training_nll, 0.0
-    surplus = max(least, min(OVERFIT, gap - GAP * t + BEHIND * (1 - t)))
-    return min(math.log(temperature) + LAG * (1 - t) + surplus, max(0.0, gap))
+    surplus = max(least, min(OVERFIT, gap - GAP * t))
+    return min(math.log(temperature) + surplus, max(0.0, gap))
 
 
 def next_std(prior_std: float, change: float) -> float:
