@@ -1,6 +1,6 @@
 """What `ibnn.calibrate` costs, in passes over the held-out rows, and what it gains over temperature scaling.
 
-    IBNN_DATA=FOLDER python experiments/calibrate_cost.py [--nets lenet4 resnet20-small] [--rows 1000] [--draws channel both]
+    IBNN_DATA=FOLDER python experiments/calibrate_cost.py [--nets lenet4 resnet20-small] [--rows 1000] [--draws both]
 
 Scored on training images in neither split; no test image is used. "resnet20-small" is a ResNet-20 of half width,
 trained for 12 epochs on 3,000 CIFAR-10 images of 16 × 16 pixels. Writes results/calibrate_cost.json.
