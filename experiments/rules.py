@@ -25,24 +25,17 @@ CELLS = CELLS | {"lenet-1": Cell(LeNet, "fashion-mnist", (5000, 1000, 4000), 60)
 RULES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "start 1": {"START": 1.0},
-    "image 0.3": {"TRAINED": 0.3},
     "image 0.5": {"TRAINED": 0.5},
     "image 1": {"TRAINED": 1.0},
     "start 1, image 0.5": {"START": 1.0, "TRAINED": 0.5},
     "channels 1": {"CHANNELS": 1.0},
-    "gap 0.25": {"GAP": 0.25},
-    "fall 0.25": {"FALL": 0.25},
-    "start 1, fall 0.25": {"START": 1.0, "FALL": 0.25},
-    "gap 0.75": {"GAP": 0.75},
     **{f"fixed {std}": {"START": std / 0.3, "RISE": 0.0, "FALL": 0.0} for std in (0.1, 0.2, 0.3, 0.45)},
     "start 1, underfit 0": {"START": 1.0, "UNDERFIT": 0.0},
     "start 1, underfit 0.1": {"START": 1.0, "UNDERFIT": 0.1},
     "start 1, first 0.5": {"START": 1.0, "FIRST": 0.5},
     "start 1, first 0.5, image 0.5": {"START": 1.0, "FIRST": 0.5, "TRAINED": 0.5},
-    "start 1, gap 0.25": {"START": 1.0, "GAP": 0.25},
     "start 1, gap 0.1": {"START": 1.0, "GAP": 0.1},
     "looks 0.4": {"BUDGET": 0.4},
-    "looks 0.4, start 1": {"BUDGET": 0.4, "START": 1.0},
 }
 WHERE: dict[str, Any] = {"TRAINED": posterior, "CHANNELS": posterior, "START": loop}
 

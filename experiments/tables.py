@@ -336,6 +336,25 @@ def _unharmed(cells: dict[str, Any]) -> list[list[str]]:
 DIVERSITY = {"labels differ %": "disagreement", "between %": "between", "spread of μ": "spread"}
 
 
+def _rules(cells: dict[str, Any]) -> str:
+    """Rules of steering: change of the NLL against the present rule, in %, means over the seeds of both."""
+    nets = list(dict.fromkeys(name.split()[0] for name in cells))
+    own, usual = "both, K = 8, ", "both, K = 8, as it is"
+    found = list(dict.fromkeys(name.split(" ", 1)[1].rsplit(" ", 1)[0] for name in cells))
+    rows = [["rule", *(f"{net}: {score}" for net in nets for score in ("NLL", "corrupted NLL", "seeds"))]]
+    for rule in (rule for rule in found if rule != usual):
+        row = [rule.removeprefix(own).removesuffix(", as it is")]
+        for net in nets:
+            pairs = [(cells.get(f"{net} {rule} {seed}"), cells.get(f"{net} {usual} {seed}")) for seed in range(3)]
+            both = [(new, old) for new, old in pairs if new and old]
+            for kind in ("+ T", "corrupted + T"):
+                changes = [100 * (new[kind]["nll"] / old[kind]["nll"] - 1) for new, old in both]
+                row.append(f"{sum(changes) / len(changes):+.1f}" if changes else "–")
+            row.append(str(len(both)) if both else "–")
+        rows.append(row)
+    return figures.markdown(rows).rstrip() + "\n"
+
+
 def _noise(cells: dict[str, Any]) -> str:
     """Forms of the noise beside SGD and dropout, scored on training images that nothing has seen."""
     more = DIVERSITY if any("diversity" in found for found in cells.values()) else {}
@@ -420,6 +439,7 @@ def main(check: bool) -> int:
     pages = dict.fromkeys(PAGES, blocks() | performance() | novelty() | {"libraries": libraries()})
     files = ("form", "where", "apart")
     noise = {name: _noise(json.loads((RESULTS / f"{name}.json").read_text())["cells"]) for name in files}
+    noise["rules"] = _rules(json.loads((RESULTS / "rules.json").read_text())["cells"])
     findings = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN")), **noise, "noise": _noises()}
     findings["laplace"] = _laplace()
     pages[ROOT / "docs" / "findings.md"] = findings
