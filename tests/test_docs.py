@@ -363,7 +363,7 @@ def test_the_performance_page_quotes_its_result_files() -> None:
 
 def test_the_cost_of_choosing_the_noise_is_quoted() -> None:
     lenet, vgg = ([100 * share for share in of.values()] for of in result("steering")["share"].values())
-    assert f"one run ({min(vgg):.0f}–{max(lenet):.0f} % of it to steer)" in read("docs/results.md")
+    assert f"one run ({min(lenet + vgg):.0f}–{max(lenet + vgg):.0f} % of it to steer)" in read("docs/results.md")
     page = read("docs/findings.md")
     assert f"{min(lenet):.0f} to {max(lenet):.0f} % of the CPU seconds of a short run on LeNet" in page
     assert f"{min(vgg):.0f} to {max(vgg):.0f} % on a VGG-16" in page
