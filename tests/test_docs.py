@@ -126,6 +126,7 @@ def test_tutorials_show_what_their_code_printed(page: Path) -> None:
     assert f"../figures/tutorial-{page.stem}.png" in page.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_profile")
 def test_the_tutorial_on_images_runs() -> None:
     names = run("tutorials/images.md")

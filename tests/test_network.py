@@ -524,9 +524,8 @@ def backend() -> str:
     return "inductor" if done.returncode == 0 else "aot_eager"
 
 
-@pytest.mark.parametrize(
-    "training", [pytest.param(True, id="train"), pytest.param(False, id="eval", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [pytest.param(True, id="train"), pytest.param(False, id="eval")])
 def test_compiled_forward_gives_the_same_numbers(training: bool) -> None:
     torch._dynamo.reset()
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))

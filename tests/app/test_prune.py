@@ -54,6 +54,7 @@ def test_a_pruned_run_is_exported(thin: Path, tmp_path: Path) -> None:
     assert probabilities.max() == pytest.approx(float(row["probability"]), abs=1e-2)  # novelty moves it a little
 
 
+@pytest.mark.slow
 def test_runs_on_points_are_pruned(tmp_path: Path) -> None:
     call("train", "toy-regression", *TINY, "--out", tmp_path / "curve", "--quiet")
     result = call("prune", tmp_path / "curve", "--keep", 0.6, "--epochs", 1, "--out", tmp_path / "thin")

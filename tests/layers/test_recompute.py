@@ -286,6 +286,7 @@ def test_transforms_of_torch_func_keep_the_product() -> None:
     torch.testing.assert_close(rows["net.0.weight"].sum(0), found["net.0.weight"])
 
 
+@pytest.mark.slow
 def test_compiled_networks_leave_it_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recomputation, "open", lambda self: pytest.fail("hooks in a compiled network"))
     model, x = converted(mlp().double()).train(), torch.randn(B, 5, dtype=torch.float64)
