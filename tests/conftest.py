@@ -17,9 +17,11 @@ import torch
 
 __all__ = ["browser"]  # a fixture
 
-# What would colour or fold the help texts, and a proxy between the tests and their own servers.
+# What would colour or fold the help texts; what lets processes that tests start compile all modules anew.
 for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A proxy between the tests and their own servers.
 os.environ |= {"COLUMNS": "80", "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 torch.set_num_threads(1)  # the tests themselves run side by side
