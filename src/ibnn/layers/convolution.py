@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ibnn.layers.fused import differentiable
 from ibnn.layers.units import Placed, channels_last, pieces
 
-_AT_ONCE = 2**19  # entries of an input that are convolved at once; with many threads, half as many for each
+_AT_ONCE = 2**19  # entries of an input that are convolved at once, for each thread
 _PATCHES = 2**18  # entries of patches that are made at once
 How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]  # stride, padding, dilation, groups
 
@@ -39,7 +39,7 @@ def _pieces(x: Tensor, weight: Tensor) -> list[slice]:
     """Returns rows to be convolved at once: of about so many entries, and not fewer than there are weights."""
     if not x.is_cpu:
         return [slice(None)]
-    return pieces(x, max(_AT_ONCE, _AT_ONCE // 2 * torch.get_num_threads(), weight.numel()))
+    return pieces(x, max(_AT_ONCE * torch.get_num_threads(), weight.numel()))
 
 
 _OWN = threading.local()  # memory of each thread for products; fresh memory costs more than the arithmetic

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_AT_ONCE = 2**18  # entries of inputs that are multiplied at once
+_AT_ONCE = 2**19  # entries of inputs that are multiplied at once, for each thread
 Product = tuple[Tensor, Tensor, Tensor | None]  # z, W and b
 
 
@@ -136,7 +136,7 @@ def _part(z: Tensor, axis: int, rows: slice) -> Tensor:
 def _chunks(x: Tensor, count: int) -> Iterator[Any]:
     """Yields slices of the input's first axis, and so many tensors of a slice's shape, in the same memory each time."""
     rows = x.shape[0]
-    at_once = min(rows, max(1, _AT_ONCE * rows // max(1, x.numel())))
+    at_once = min(rows, max(1, _AT_ONCE * torch.get_num_threads() * rows // max(1, x.numel())))
     memory = [x.new_empty(at_once, *x.shape[1:]) for _ in range(count)]
     for start in range(0, rows, at_once):
         length = min(at_once, rows - start)
