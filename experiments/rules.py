@@ -4,7 +4,8 @@
 
 As `form.py`, whose cells these are: all data are training images, and a part that nothing has seen is scored, clean
 and corrupted, so the rule may be chosen by it. A rule is a set of constants in place of those of `ibnn`, which the
-file states. Writes results/rules.json. Its rules *later*, in which confidence and gap may lag behind early in training
+file states. *lenet-1* is the LeNet of the benchmark, *slow* the network *small* without BatchNorm. Writes
+results/rules.json. Its rules *later*, in which confidence and gap may lag behind early in training
 (by `LAG` and `BEHIND`), are of the commits that it names; they were not adopted.
 """
 
@@ -15,13 +16,16 @@ from typing import Any
 from unittest import mock
 
 from common import Results
-from form import CELLS, METHODS, Cell, run
+from form import CELLS, METHODS, Cell, run, small
 
 from ibnn import posterior
 from ibnn.nets import LeNet
 from ibnn.training import loop, steering
 
-CELLS = CELLS | {"lenet-1": Cell(LeNet, "fashion-mnist", (5000, 1000, 4000), 60)}
+CELLS = CELLS | {
+    "lenet-1": Cell(LeNet, "fashion-mnist", (5000, 1000, 4000), 60),
+    "slow": Cell(partial(small, normalised=False), "cifar-10", (8000, 1000, 2000), 15, 1e-3, flips=True),
+}
 RULES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "start 1": {"START": 1.0},

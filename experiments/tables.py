@@ -345,7 +345,7 @@ def _rules(cells: dict[str, Any]) -> str:
     for rule in (rule for rule in found if rule != usual):
         row = [rule.removeprefix(own).removesuffix(", as it is")]
         for net in nets:
-            pairs = [(cells.get(f"{net} {rule} {seed}"), cells.get(f"{net} {usual} {seed}")) for seed in range(3)]
+            pairs = [(cells.get(f"{net} {rule} {seed}"), cells.get(f"{net} {usual} {seed}")) for seed in range(10)]
             both = [(new, old) for new, old in pairs if new and old]
             for kind in ("+ T", "corrupted + T"):
                 changes = [100 * (new[kind]["nll"] / old[kind]["nll"] - 1) for new, old in both]
