@@ -9,6 +9,7 @@ import torch
 from reference import converted
 from torch import Tensor, nn
 
+import ibnn
 from ibnn.layers import convolution, direct, product, units
 
 B, C = 3, 4
@@ -85,6 +86,27 @@ def test_many_channels_in_each_memory_format(
     one = units.Units(drawn.std, drawn.at[1]).placed(x.shape, -3, 0)
     with torch.no_grad():  # one draw for all rows
         torch.testing.assert_close(convolution.convolved(layer, x, z[:1], one), layer(x * z[:1] * factors[1]))
+
+
+@pytest.mark.parametrize("at_once", [1, 2**18])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("draws", ["channel", "both"])
+def test_what_follows_may_change_the_output_in_place(
+    draws: Any, layout: torch.memory_format, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd refuses that for a view that an operation of ours returns."""
+    monkeypatch.setattr(convolution, "_AT_ONCE", at_once)
+    x, y = torch.randn(6, 8, 5, 5).contiguous(memory_format=layout), torch.randint(2, (6,))
+    losses = []
+    for inplace in (True, False):
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(8, 8, 3), nn.ReLU(inplace), nn.Conv2d(8, 8, 3), nn.ReLU(inplace), nn.Flatten()]
+        net = nn.Sequential(*layers, nn.Linear(8, 8), nn.ReLU(inplace), nn.Linear(8, 2)).to(memory_format=layout)
+        model = ibnn.convert(net, components=2, draws=draws, seed=0).train()
+        loss = model.elbo(x, y, n_data=6).loss
+        loss.backward()
+        losses.append([loss.detach(), *(p.grad for p in model.net.parameters())])
+    torch.testing.assert_close(*losses)
 
 
 @pytest.mark.parametrize("layout", [None, torch.channels_last])

@@ -116,9 +116,8 @@ def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How
     made = torch.convolution(_Rows.of(x, z, units, parts[0]).product(memory), *more)
     if len(parts) == 1:
         return made
-    size, (outputs, *places) = x.shape[0], made.shape[1:]
-    last = channels_last(made)
-    output = made.new_empty(size, *places, outputs).movedim(-1, 1) if last else made.new_empty(size, outputs, *places)
+    # in the memory format of the pieces, and no view: what follows may change it in place
+    output = made.new_empty_strided((x.shape[0], *made.shape[1:]), (made[0].numel(), *made.stride()[1:]))
     output[parts[0]] = made
     for rows in parts[1:]:
         output[rows] = torch.convolution(_Rows.of(x, z, units, rows).product(memory), *more)
