@@ -18,7 +18,7 @@ from ibnn.likelihood import Categorical, Gaussian, Likelihood
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction
 from ibnn.sklearn.line import Line, OnLine, fit_line
 from ibnn.sklearn.panel import Jury, Member
-from ibnn.sklearn.table import FEW_COLUMNS, Array, Table, differ
+from ibnn.sklearn.table import FEW_COLUMNS, PRIOR_STDS, Array, Table, differ
 
 
 class _OneClass(Categorical):
@@ -75,7 +75,7 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     """
 
     _usual_std, _fewest_rows, _hidden = 0.5, 100, ((64, 64), (128, 128))
-    _activation, _kinds = nn.ReLU, (False,)
+    _activation, _kinds, _stds = nn.ReLU, (False,), PRIOR_STDS[1:]
 
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = field(default=None, kw_only=True)
 
@@ -192,7 +192,7 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
 
     _usual_std = 0.3  # less than for classes: the learnt target noise has to cover what the draws add
     _fewest_rows, _hidden = 20, ((32, 32, 32), (64, 64, 64))
-    _activation, _kinds = nn.SiLU, (False, True)
+    _activation, _kinds, _stds = nn.SiLU, (False, True), PRIOR_STDS
 
     def fit(
         self,

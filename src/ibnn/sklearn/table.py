@@ -29,7 +29,8 @@ from ibnn.training.steering import kl_weight
 Array = np.ndarray[Any, Any]
 Builder = Callable[[int, int], nn.Module]
 
-PRIOR_STDS = (0.2, 0.6)  # tried for `prior_std`; their mean, weighted by held-out likelihood, is taken
+# Tried for `prior_std`, the least for numbers alone; their mean, weighted by held-out likelihood, is taken.
+PRIOR_STDS = (0.05, 0.2, 0.6)
 STEPS, MIN_EPOCHS = 150, 20  # a run has so many steps; the last one no fewer passes over the table
 BATCH, LARGE = (128, 512), 4000  # most rows of a step, and of one for so many rows
 FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer is then not converted
@@ -63,6 +64,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
     _hidden: ClassVar[tuple[tuple[int, ...], tuple[int, ...]]]  # hidden layers, and those for 1,000 rows and more
     _activation: ClassVar[type[nn.Module]]
     _kinds: ClassVar[tuple[bool, ...]]  # whether candidates predict the noise of the target
+    _stds: ClassVar[tuple[float, ...]]  # what they try for `prior_std`
 
     hidden: Sequence[int] | None = None
     _: KW_ONLY
@@ -178,12 +180,12 @@ class Table(BaseEstimator):  # type: ignore[misc]
         """
         own, size, inputs = self.net is not None, self._size, torch.tensor(self.scaler_.transform(x))
         fold = folds(len(x), labels, self._seed, one=own or len(x) >= MANY)
-        candidates = [Candidate(std, kind) for kind in ((False,) if own else self._kinds) for std in PRIOR_STDS]
+        candidates = [Candidate(std, kind) for kind in ((False,) if own else self._kinds) for std in self._stds]
         panel = members(candidates, int(fold.max()) + 1)
         predicted = True in self._kinds and not own
         bodies = [self._body(size.outputs * (2 if predicted else 1)).float() for _ in (panel if own else panel[:1])]
         lines = [] if own else self._lines(inputs.numpy(), target.numpy(), weight, fold)
-        net = Copies(bodies) if own else Panel(cast(nn.Sequential, bodies[0]), panel, lines, max(PRIOR_STDS))
+        net = Copies(bodies) if own else Panel(cast(nn.Sequential, bodies[0]), panel, lines, max(self._stds))
         model = panel_model(net, panel, self._jury(panel), self._exclude(bodies[0]) or "", self._seed)
         as_target = target.float() if target.is_floating_point() else target
         rows = Rows(inputs.float(), as_target, torch.tensor(weight).float(), torch.tensor(fold))
