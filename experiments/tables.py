@@ -93,11 +93,12 @@ def _noise_cell(cell: dict[str, Any]) -> str:
 
 def performance() -> dict[str, str]:
     """The blocks of docs/performance.md."""
-    speed = json.loads((RESULTS / "speed.json").read_text())["cells"]
+    speed, older = (json.loads((RESULTS / f"{name}.json").read_text())["cells"] for name in ("speed", "speed-avx2"))
     draws = json.loads((RESULTS / "draws.json").read_text())["cells"]
     found = {
         "limits": bench.limits(),
         "bars": bench.rows(speed),
+        "avx2": bench.rows(older),
         "draws": _settled(draws),
         "without": _without_draws(draws),
     }
