@@ -62,6 +62,15 @@ def test_the_tail_of_equal_scores_is_finite_at_them_and_far_beyond_is_nothing():
     assert beyond < -1e3
 
 
+def test_rounding_does_not_make_a_score_novel():
+    """The same input has another rounding in another batch."""
+    known = torch.full((50,), -0.1321767)
+    rounded = known[:1] + 2e-8
+    assert rounded > known[0]
+    assert log_tail(known, rounded) == 0
+    assert cautious(torch.ones(1), known, rounded) == 0
+
+
 @pytest.mark.parametrize("power", [1, 2])  # of exponential scores: as light, and heavier than that
 @pytest.mark.parametrize("size", [30, 120])
 def test_a_cautious_tail_is_rarely_left_by_known_scores(power, size):

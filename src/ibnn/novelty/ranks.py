@@ -35,7 +35,7 @@ def log_tail(sorted_scores: Tensor, scores: Tensor) -> Tensor:
     excess = (top - top[..., :1]).sum(-1, keepdim=True) / (top.shape[-1] - 1)
     tiny = torch.finfo(scores.dtype).tiny ** 0.5
     excess = excess.clamp_min(tiny).maximum(1e-6 * top[..., -1:].abs())
-    return p_value.log() - (scores - top[..., -1:]).clamp_min(0) / excess
+    return p_value.log() - _beyond(scores, top[..., -1:]) / excess
 
 
 def cautious(p_value: Tensor, sorted_scores: Tensor, scores: Tensor) -> Tensor:
@@ -57,8 +57,12 @@ def cautious(p_value: Tensor, sorted_scores: Tensor, scores: Tensor) -> Tensor:
     own = (2 - mean / half).clamp_min(0).clamp_max(0.9)
     shape = own + 1 / math.sqrt(number)
     scale = mean * (1 - own) + shape * excess[-1:]  # at the highest score
-    beyond = (scores - top[-1:]).clamp_min(0)
-    return p_value.log() - (shape * beyond / scale).log1p() / shape
+    return p_value.log() - (shape * _beyond(scores, top[-1:]) / scale).log1p() / shape
+
+
+def _beyond(scores: Tensor, highest: Tensor) -> Tensor:
+    """Returns by how much scores are above the highest held-out one; what is above it by rounding is not."""
+    return torch.where(scores > highest + _ROUNDING * highest.abs(), scores - highest, 0.0)
 
 
 def _at_or_above(sorted_scores: Tensor, scores: Tensor) -> Tensor:
