@@ -23,7 +23,11 @@ def captured(model: ibnn.IBNN) -> Iterator[dict[str, list[Tensor]]]:
     met: dict[str, list[Tensor]] = {name: [] for name in model.latents}
 
     def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        return lambda layer, args, output: met[name].append(layer.latent.z.detach().clone())
+        def see(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            if layer.latent.z is not None:  # not in a run that looks for the batch
+                met[name].append(layer.latent.z.detach().clone())
+
+        return see
 
     handles = [model.net.get_submodule(name).register_forward_hook(note(name)) for name in met]
     try:

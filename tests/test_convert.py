@@ -316,7 +316,7 @@ def test_hooks_of_the_user_run_once_and_in_order() -> None:
     output.sum().backward()
     assert log[4:] == ["backward"]
     z, z_head = met["0"][0], met["1"][0]
-    hidden = 9 * nn.functional.linear((x + 1) * z + 1, net[0].weight, net[0].bias)
+    hidden = 9 * nn.functional.linear((x + 2) * z, net[0].weight, net[0].bias)  # multiplied last
     assert close(output, nn.functional.linear(hidden * z_head, net[1].weight, net[1].bias))
     log.clear()
     drawn = model.draw(component=0)(x)

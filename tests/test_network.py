@@ -5,11 +5,13 @@ import subprocess
 import sysconfig
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import ibnn
@@ -38,8 +40,9 @@ def training_latents(model: ibnn.IBNN, x: Tensor, samples: int = 1, spread: bool
     probe, seen = copy.deepcopy(model).train(), []
 
     def read(*_: object) -> None:
-        if not seen:  # later calls look for the batch, without z
-            seen.append(torch.cat([latent.z for latent in probe.latents.values()], 1))
+        z = [latent.z for latent in probe.latents.values()]
+        if z[0] is not None:  # not in a run that looks for the batch
+            seen.append(torch.cat(z, 1))
 
     probe.net.register_forward_pre_hook(read)
     probe.elbo(x, torch.zeros(len(x), dtype=torch.long), n_data=100, samples=samples, spread=spread, beta=0.0)
@@ -491,9 +494,11 @@ def test_reentrant_checkpointing_is_refused_and_not_silently_wrong() -> None:
             return self.second(checkpoint(self.first, x, use_reentrant=True))
 
     model = ibnn.convert(Checkpointed(), components=2, seed=0).train()
-    loss = model(torch.randn(4, 5, requires_grad=True)).sum()
-    with pytest.raises(RuntimeError, match="use_reentrant=False"):
-        loss.backward()
+    for between in (lambda: None, lambda: model.predict(torch.randn(4, 5, requires_grad=True))):
+        loss = model.train()(torch.randn(4, 5, requires_grad=True)).sum()
+        between()
+        with pytest.raises(RuntimeError, match="use_reentrant=False"):
+            loss.backward()
 
 
 def test_threads_do_not_mix_their_draws() -> None:
@@ -502,6 +507,89 @@ def test_threads_do_not_mix_their_draws() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda seed: model.predict(x, seed=seed % 4).probs, range(80)))
     assert all(torch.equal(probs, expected[number % 4]) for number, probs in enumerate(found))
+
+
+@pytest.mark.parametrize("where", ["input", "both"])
+def test_calls_and_predictions_of_threads_do_not_mix(where: str) -> None:
+    net = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 5))
+    model = ibnn.convert(net, components=2, where=where, init_std=0.3, seed=0).eval()
+    many, few = torch.randn(300, 6), torch.randn(20, 6)  # of many rows the weights are multiplied
+
+    def call(_: int) -> Tensor:
+        with torch.no_grad():
+            return model(many)
+
+    def answer(_: int) -> Tensor:
+        return model.predict(few).probs
+
+    expected = [call(0), call(0), answer(0)]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda n: (call, call, answer)[n % 3](n), range(90)))
+    assert all(torch.allclose(output, expected[n % 3], atol=1e-5) for n, output in enumerate(found))
+
+
+def test_inputs_may_be_named_tuples() -> None:
+    class Pair(NamedTuple):
+        a: Tensor
+        b: Tensor
+
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, pair: Pair) -> Tensor:
+            return self.head(pair.a + pair.b)
+
+    model, x = ibnn.convert(Added(), components=2, seed=0), torch.randn(6, 4)
+    pair, zeros = (Pair(x, torch.zeros(6, 4)),), torch.zeros(6, dtype=torch.long)
+    assert torch.equal(model.predict(pair).probs, model.predict((Pair(x / 2, x / 2),)).probs)
+    assert torch.isfinite(model.elbo(pair, zeros, n_data=6, samples=2).loss)
+
+
+def test_wrong_draws_are_refused_in_words() -> None:
+    model, x = make_model(2), torch.randn(3, 5)
+    for seed in (1.5, 2**63):
+        with pytest.raises(ValueError, match=r"`seed` to be an integer in .*Pass seed=0"):
+            model.predict(x, seed=seed)
+    for components in ([2], [-1], []):
+        with pytest.raises(IndexError, match=r"`components` to be some of 0 … 1, but got .*Count components from 0"):
+            ibnn.draws(model, x, components=components)
+
+
+def test_hooks_that_come_later_change_the_input_before_it_is_multiplied() -> None:
+    model, x = ibnn.convert(nn.Linear(4, 3), components=2, seed=0, init_std=0.5), torch.randn(30, 4)
+    model.net.register_forward_pre_hook(lambda layer, args: (args[0] + 1,))
+    assert torch.allclose(ibnn.draws(model, x)[1, 0], model.draw(1)(x), atol=1e-6)
+
+
+def test_a_forward_that_is_assigned_later_keeps_the_latents() -> None:
+    model, x = ibnn.convert(make_net(), components=2, seed=0, init_std=0.5).train(), torch.randn(6, 5)
+    layer, begun = model.net[0], model.examples.clone()
+    expected = model(x)
+    layer.forward = lambda v: nn.functional.linear(v, layer.weight, layer.bias)
+    model.examples.copy_(begun)
+    assert torch.allclose(model(x), expected, atol=1e-6)
+
+
+def test_layers_that_were_replaced_are_not_given_the_noise_of_others() -> None:
+    net = nn.Sequential(nn.Conv2d(6, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 2))
+    model = ibnn.convert(net, components=2, seed=0)
+    model.net[0] = nn.Conv2d(6, 8, 3)
+    with pytest.raises(ValueError, match=r"3 of 2: layers were replaced since.*ibnn\.revert"):
+        model.predict(torch.randn(3, 6, 5, 5))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_forward_derivatives_are_those_of_the_draws(grad: bool) -> None:
+    net = nn.Sequential(nn.Conv1d(6, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)).double()
+    model = ibnn.convert(net, components=2, likelihood="gaussian", seed=0).eval()
+    model.parameter_groups(lr=0.1)
+    x, v = torch.randn(2, 5, 6, 4, dtype=torch.float64)
+    with forward_ad.dual_level(), torch.set_grad_enabled(grad):
+        found = forward_ad.unpack_dual(model(forward_ad.make_dual(x, v))).tangent
+    expected = (model(x + 1e-6 * v) - model(x - 1e-6 * v)) / 2e-6
+    assert torch.allclose(found, expected, atol=1e-7)
 
 
 def test_models_do_not_share_a_likelihood() -> None:

@@ -38,8 +38,13 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {name: tree_map(function, value) for name, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return type(tree)(tree_map(function, value) for value in tree)
+        return _like(tree, [tree_map(function, value) for value in tree])
     return tree
+
+
+def _like(tree: Any, parts: list[Any]) -> Any:
+    """Returns parts in a container like another one: a list, a tuple or a named tuple."""
+    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
 
 
 def as_tensors(tree: Any, dtype: torch.dtype | None = None) -> Any:
@@ -53,7 +58,8 @@ def as_tensors(tree: Any, dtype: torch.dtype | None = None) -> Any:
     if isinstance(tree, Mapping):
         return {key: as_tensors(value, dtype) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return tuple(as_tensors(value, dtype) for value in tree)
+        parts = [as_tensors(value, dtype) for value in tree]
+        return _like(tree, parts) if hasattr(tree, "_fields") else tuple(parts)
     if not isinstance(tree, Tensor) and not hasattr(tree, "__array__"):
         return tree
     if dtype is None and not isinstance(tree, Tensor):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from ibnn.errors import complaint
 from ibnn.layers.direct import DIRECT, goes_direct
@@ -51,6 +52,10 @@ class _ScaleGradient(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0] * ctx.scale, None
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return tangents[0].view_as(tangents[0])  # what changes with x is not scaled, only what is learnt from it
+
 
 def scale_gradient(x: Tensor, scale: float) -> Tensor:
     """Returns x; the gradient that comes back through it is multiplied by `scale`.
@@ -81,6 +86,9 @@ class Latent(nn.Module):
         sides: Where the layer has latents, if not on its input alone: see `SidedLatent`.
         folding: Whether the layer computes with W = U diag(z) and an unchanged input instead of x ∘ z.
         batch_axis: The batch axis of the input, used where a layer of one port has a z for each row.
+        copied: Whether what is folded into that axis comes as copies of the batch, and not row by row.
+        folds: How many entries of that axis a row may have: see `settle`.
+        settle: Called before an input with a z for each row that has another number; set with z.
         entries: How many input entries were multiplied by z in the last forward pass.
         after: What to do when the layer's calls in progress end, the innermost first.
 
@@ -93,6 +101,7 @@ class Latent(nn.Module):
     z: Tensor | None
     units: Units | None
     recall: tuple[int, Tensor, Units | None] | None
+    settle: "Callable[[Latent, int], None] | None"
     after: list[Callable[[], None]]
 
     def __init__(
@@ -120,8 +129,9 @@ class Latent(nn.Module):
         self.mean = nn.Parameter(torch.ones(components, nodes, dtype=dtype, device=device))
         self.rho = nn.Parameter(torch.empty(components, nodes, dtype=dtype, device=device))
         self.set(std=torch.tensor(0.05))
-        self.z = self.units = self.recall = None
-        self.folding, self.entries, self.batch_axis = False, 0, 0
+        self.z = self.units = self.recall = self.settle = None
+        self.folding, self.entries, self.batch_axis, self.copied = False, 0, 0, False
+        self.folds: frozenset[int] = frozenset()
         self.after = []
         self.without_graph = False  # whether the last z needed a gradient that was not recorded
 
@@ -160,13 +170,15 @@ class Latent(nn.Module):
             if std is not None:
                 self.rho.copy_(inverse_softplus(std.double()))
 
-    def take(self, z: Tensor | None, units: Units | None) -> None:
+    def take(
+        self, z: Tensor | None, units: Units | None, settle: "Callable[[Latent, int], None] | None" = None
+    ) -> None:
         """Takes what multiplies the layer's input in one forward pass, or nothing after it."""
         if torch.compiler.is_compiling():
             self.z, self.units = z, units
             return
         own = self.__dict__  # a module's setattr is slow
-        own["z"], own["units"] = z, units
+        own["z"], own["units"], own["settle"] = z, units, settle
         if z is not None:
             own["entries"] = 0
 
@@ -175,6 +187,8 @@ class Latent(nn.Module):
         z, units = self._current()
         if z is None:
             return None
+        if self.settle is not None and z.dim() == 2:
+            self._settled(args[0] if args else next(iter(kwargs.values())), z, self.batch_axis)
         if (units is None or not units.std.requires_grad) and self._goes_direct(layer, args, kwargs, z, units):
             self.__dict__["direct"] = z, units  # for `forward_of`, which follows; not by setattr, which is slow
             return None
@@ -183,14 +197,20 @@ class Latent(nn.Module):
         name = "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
         return args, {**kwargs, name: self._scaled(layer, kwargs[name], z, units)}
 
+    def _settled(self, x: Any, z: Tensor, axis: int) -> None:
+        """Asks where the batch is in an input that has more or fewer entries for a row than those before."""
+        if isinstance(x, Tensor) and x.dim() > axis and x.shape[axis] // z.shape[0] not in self.folds:
+            assert self.settle is not None
+            self.settle(self, x.shape[axis] // z.shape[0])
+
     def _goes_direct(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor, units: Units | None
     ) -> bool:
         """Whether the layer's `forward_of` multiplies its input, because nothing else sees it in between."""
         if torch.compiler.is_compiling() or len(args) != 1 or kwargs or self.folding:
             return False
-        if "forward" not in layer.__dict__:
-            return False
+        if getattr(getattr(layer.__dict__.get("forward"), "func", None), "__self__", None) is not self:
+            return False  # it has no such forward, or one that was assigned later
         last = next(reversed(layer._forward_pre_hooks.values()))
         alone = getattr(last, "__self__", None) is self and not layer._backward_hooks
         shared = units is not None and not torch.is_grad_enabled()
@@ -237,6 +257,9 @@ class Latent(nn.Module):
                 return type(layer).forward(layer, *args, **kwargs)
             finally:
                 restore()
+        if self.settle is not None and z.dim() == 2:
+            first = args[0] if args else next(iter(kwargs.values()), None)
+            self._settled(first, z, kind.batch_axis(layer) if kind.batch_axis else self.batch_axis)
         begun = len(self.after)
         try:
             return kind.run(layer, self, kind.split(layer, z.reshape(-1, self.nodes)), *args, **kwargs)
@@ -247,7 +270,8 @@ class Latent(nn.Module):
     def _current(self) -> tuple[Tensor | None, Units | None]:
         """Returns what to multiply by: z and units of this forward pass, or of the one that a backward pass repeats."""
         if self.z is not None:
-            self.without_graph = self.z.requires_grad and not torch.is_grad_enabled()
+            if self.z.requires_grad:  # predictions in between need none
+                self.without_graph = not torch.is_grad_enabled()
             return self.z, self.units
         if self.recall is None or self.recall[0] != backward_pass():
             return None, None
@@ -261,8 +285,9 @@ class Latent(nn.Module):
         x = self._cast(x, z)
         held = getattr(self, "unit_factors", None)  # an exported latent has them beside z
         z = self.broadcast(z, x, batch_axis) if held is None else self._with_places(z, held, x, batch_axis)
-        placed = None if units is None else units.placed(x.shape, self.axis, batch_axis)
-        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        placed = None if units is None else units.placed(x.shape, self.axis, batch_axis, self.copied)
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+        if torch.compiler.is_compiling() or transformed:
             return x * (z if placed is None else z * placed.factors(x))
         made = product(x, z, placed)
         self.entries += x.numel()
@@ -290,7 +315,7 @@ class Latent(nn.Module):
         return factors.flatten(0, 1).to(x.dtype)
 
     def rows(self, z: Tensor, shape: Sequence[int], batch_axis: int) -> Tensor:
-        """Returns the z of every row of an input; rows that hold several windows of an example share its z."""
+        """Returns the z of every entry of an input's batch axis; windows or copies of an example share its z."""
         rows = z.shape[0]  # not len: torch.export would fix it
         if len(shape) + self.axis <= batch_axis or shape[batch_axis] % rows:
             place = f"a dimension {batch_axis}" if batch_axis else "a leading dimension"
@@ -298,12 +323,14 @@ class Latent(nn.Module):
             raise ValueError(batchless(self.name, expected, f"shape {tuple(shape)}"))
         if shape[batch_axis] == rows:
             return z
-        # as repeat_interleave, which ONNX does not have
-        return z[:, None].expand(-1, shape[batch_axis] // rows, -1).flatten(0, 1)
+        times = shape[batch_axis] // rows
+        if self.copied:
+            return z[None].expand(times, -1, -1).flatten(0, 1)
+        return z[:, None].expand(-1, times, -1).flatten(0, 1)  # as repeat_interleave, which ONNX does not have
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave out what belongs to one forward pass."""
-        return {**self.__dict__, "z": None, "units": None, "recall": None, "after": []}
+        return {**self.__dict__, "z": None, "units": None, "recall": None, "settle": None, "after": []}
 
     def extra_repr(self) -> str:
         """What `print` shows of the latent."""

@@ -95,7 +95,7 @@ class IBNN(Posterior):
             return output
         means_only = self.eval_samples == 0
         z = Draws(self.posterior().mean) if means_only else self.draw_each(self.eval_samples, self.eval_seed)
-        draws = torch.cat(list(self._each_output((args, kwargs), z)))
+        draws = self._all_outputs((args, kwargs), z)
         labelled = kwargs.get("labels") is not None and not torch.compiler.is_compiling()
         return self._with_loss((args, kwargs), z[0], draws) if labelled else self.likelihood.combine(draws)
 

@@ -63,9 +63,9 @@ class Stream(IntEnum):
     FORWARD = 2  # dropout and whatever else the network draws, however the batch was loaded
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: int, least: int = 0) -> None:
     """Raises unless a seed fits into a buffer."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not least <= seed < 2**63:
         raise ValueError(complaint("seed", "an integer in 0 … 2⁶³ − 1", seed, "Pass seed=0."))
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ from ibnn.errors import complaint
 from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, repeat_rows, tensors, tree_map
 from ibnn.latent import Latent, backward_pass
 from ibnn.layers.attention import no_fast_path
-from ibnn.layers.observe import batch_axes, bypassed, returned
+from ibnn.layers.observe import bypassed, find_batch, returned
 from ibnn.layers.registry import foldable
 from ibnn.layers.units import Units
 from ibnn.likelihood import Categorical, Likelihood
@@ -24,6 +24,7 @@ FEW = 16  # rows of a batch that is worth repeating for several draws at once
 LITTLE = 2**18  # entries of a pass that computes so little that Python's calls matter: it is worth repeating, too
 CACHED = 2**24  # entries of the rows of one pass that caches hold; more of them would go through memory
 _SMALL = 2**16  # entries of a buffer that is worth a copy at every step
+_SEARCHES = 4  # for the batch in inputs that are folded differently from those before
 
 
 class Draws:
@@ -71,9 +72,11 @@ class LatentNetwork(Observer):
         self.logits: Pick | None = None
         self._lock = threading.RLock()  # latents hold the z of one forward pass at a time
         self._watched: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which the layers' calls were checked
-        self._in_rows: dict[int, int] = {}  # by batch length: entries of a draw as rows, 0 if it may not be run so
+        self._searches = 0  # for the batch in layers' inputs
+        self._in_rows: dict[Any, int] = {}  # by shapes of inputs: entries of a draw as rows, 0 if it may not be run so
         self._links: list[tuple[dict[str, Any], str, nn.Module]] = []  # modules on the way to the latents
         self._latents: dict[str, Latent] = {}
+        self._carriers: list[tuple[nn.Module, Latent]] = []  # layers and their latents
         layers, device = len(self.latents), next(net.parameters()).device
         self.register_buffer("unit_std", torch.zeros(layers, device=device))
 
@@ -85,6 +88,7 @@ class LatentNetwork(Observer):
         if not self._latents or not all(owner.get(name) is child for owner, name, child in self._links):
             found = _found_latents(self.net)
             self._links, self._latents = _links(self._modules, found), found
+            self._carriers = [(self.net.get_submodule(name), latent) for name, latent in found.items()]
         return self._latents
 
     @property
@@ -105,7 +109,11 @@ class LatentNetwork(Observer):
             x: What one call of the network takes, of B rows.
             z: J draws of the latents, (J, nodes); or (J, B, nodes), a draw for each row.
         """
-        return torch.cat(list(self._each_output(call_arguments(x), z)))
+        return self._all_outputs(call_arguments(x), z)
+
+    def _all_outputs(self, call: Call, z: Tensor | Draws) -> Tensor:
+        with nullcontext() if torch.compiler.is_compiling() else self._lock:  # layers fold weights for several passes
+            return torch.cat(list(self._each_output(call, z)))
 
     def _each_output(self, call: Call, z: Tensor | Draws, batch_size: int | None = None) -> Iterator[Tensor]:
         """Yields what `outputs` returns; several draws for few inputs run as rows of batches of that size."""
@@ -118,8 +126,9 @@ class LatentNetwork(Observer):
             entries = self._entries_as_rows(call, z[0]) if little else 0
             entries = entries if entries <= LITTLE else 0  # of recurrent layers more than before
         at_once = min(most, CACHED // entries) if entries else 1
-        if at_once > 1:
-            yield from (self._rows_of_draws(call, part) for part in z.split(at_once))
+        if at_once > 1 and (first := self._first_rows_of_draws(call, z.split(at_once)[0])) is not None:
+            yield first
+            yield from (self._rows_of_draws(call, part) for part in z.split(at_once)[1:])
             return
         one_for_all = z.z.dim() == 2  # a z for each row cannot be in weights
         with self._folding_where_cheaper(units=z.at is not None) if one_for_all else nullcontext():
@@ -132,14 +141,26 @@ class LatentNetwork(Observer):
         output = self._read(self._run(copies, z.each_row(rows)))
         return output.reshape(len(z), rows, *output.shape[1:])
 
+    def _first_rows_of_draws(self, call: Call, z: Draws) -> Tensor | None:
+        """Returns the outputs of the first draws from one pass, None if these inputs do not go as rows of draws."""
+        try:
+            return self._rows_of_draws(call, z)
+        except ValueError:  # a layer does not see the batch: masks of the same shape may be others
+            self._in_rows[self._shapes(call)] = 0
+            return None
+
+    @staticmethod
+    def _shapes(call: Call) -> tuple[torch.Size, ...]:
+        return tuple(tensor.shape for tensor in tensors(call))
+
     def _entries(self) -> int:
         """Returns how many entries were multiplied by z in the last pass."""
         return sum(latent.entries for latent in self.latents.values())
 
     def _entries_as_rows(self, call: Call, z: Draws) -> int:
         """Returns how many entries a draw has as rows of a batch, 0 if rows affect each other; runs two both ways."""
-        rows = batch_length(call)
-        if rows not in self._in_rows:
+        key = self._shapes(call)
+        if key not in self._in_rows:
             at = None if z.at is None else torch.stack([z.at, z.at + 1])
             pair = Draws(torch.stack([z.z, 1.5 * z.z]), at, z.unit_std)
             expected = torch.cat(list(self._each_output(call, pair)))
@@ -148,10 +169,10 @@ class LatentNetwork(Observer):
                 gap = (found - expected).abs().max()
                 close = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max())
                 entries = max(found.numel(), self._entries()) // 2
-                self._in_rows[rows] = entries if close else 0
+                self._in_rows[key] = entries if close else 0
             except Exception:  # a layer that does not see the batch first, a network of one batch length …
-                self._in_rows[rows] = 0
-        return self._in_rows[rows]
+                self._in_rows[key] = 0
+        return self._in_rows[key]
 
     @contextmanager
     def _folding_where_cheaper(self, *, units: bool) -> Iterator[None]:
@@ -190,10 +211,14 @@ class LatentNetwork(Observer):
                 return self.net(*args, **kwargs)
         kind = (self.training, draw.z.dim() == 2)
         first = kind not in self._watched
-        rows = batch_axes(self.net, self.latents, call) if first and draw.z.dim() == 2 else nullcontext()
+        self._multiply_last()
+        settle = functools.partial(self._settle, call) if draw.z.dim() == 2 else None
         watch = bypassed(self.net, self.latents) if first else nullcontext(set[str]())
-        with self._lock, self._multiplied_by(draw), no_fast_path(), rows, watch as names:
-            output = self.net(*args, **kwargs)
+        with self._lock, no_fast_path():
+            if settle and not self._searches:
+                self._search(call)
+            with self._multiplied_by(draw, settle), watch as names:
+                output = self.net(*args, **kwargs)
         if names:
             got = f"one that reads the weight of {sorted(names)} directly, past their latents"
             remedy = f"Leave them out: convert(..., exclude={sorted(names)})."
@@ -201,22 +226,48 @@ class LatentNetwork(Observer):
         self._watched.add(kind)
         return self._remembered(output, draw)
 
+    def _multiply_last(self) -> None:
+        """Lets layers multiply what all other hooks have made of their input, also hooks that came later."""
+        _ = self.latents
+        for layer, latent in self._carriers:
+            hooks = layer._forward_pre_hooks
+            if len(hooks) > 1 and getattr(next(reversed(hooks.values())), "__self__", None) is not latent:
+                for number in [n for n, hook in hooks.items() if getattr(hook, "__self__", None) is latent]:
+                    hooks[number] = hooks.pop(number)  # the last
+
+    def _search(self, call: Call) -> None:
+        """Finds out where layers see the batch."""
+        if torch._C._functorch.peek_interpreter_stack() is None:  # where shapes are those of single rows
+            find_batch(self.net, self.latents, call)
+            self._searches += 1
+
+    def _settle(self, call: Call, latent: Latent, fold: int) -> None:
+        """Lets a layer see so many entries for each row; searches for the batch again the first few times."""
+        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())  # others would wait
+        if alone and self._searches < _SEARCHES:
+            self._search(call)
+        latent.folds |= {fold}
+
     def _units(self, draw: Draws) -> list[Units | None]:
         """Returns the unit factors of every layer in a draw."""
         at = draw.at
         if at is None:
             return [None] * len(self.latents)
         stds = (self.unit_std.clone() if draw.unit_std is None else draw.unit_std).unbind()
+        if len(stds) != len(self.latents):
+            got = f"{len(stds)} of {len(self.latents)}: layers were replaced since"
+            remedy = "Convert the changed network anew: ibnn.convert(ibnn.revert(model))."
+            raise ValueError(complaint("net", "a network with as many layers with latents as converted", got, remedy))
         latents = enumerate(self.latents.values())
         return [Units(stds[n], at[..., n]) if latent.placed else None for n, latent in latents]
 
     @contextmanager
-    def _multiplied_by(self, draw: Draws) -> Iterator[None]:
+    def _multiplied_by(self, draw: Draws, settle: Callable[[Latent, int], None] | None = None) -> Iterator[None]:
         """Gives every latent its part of a draw within a block."""
         parts = self.by_layer(draw.z)
         try:
             for (_, latent, part), units in zip(parts, self._units(draw), strict=True):
-                latent.take(part, units)
+                latent.take(part, units, settle)
             yield
         finally:
             for _, latent, _ in parts:
@@ -277,7 +328,7 @@ class LatentNetwork(Observer):
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles get a lock of their own, and find their latents anew."""
         kept = {name: value for name, value in self.__dict__.items() if name != "_lock"}
-        return kept | {"_links": [], "_latents": {}}
+        return kept | {"_links": [], "_latents": {}, "_carriers": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

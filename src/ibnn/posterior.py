@@ -268,6 +268,9 @@ class Posterior(LatentNetwork):
     def _chosen(self, samples: int, components: Sequence[int] | None, first: int) -> tuple[Tensor, Tensor]:
         """Returns the numbers of components and draws."""
         device, chosen = self.examples.device, range(self.components) if components is None else components
+        if not len(chosen) or not all(0 <= k < self.components for k in chosen):
+            remedy = "Count components from 0, or leave them out for all."
+            raise IndexError(complaint("components", f"some of 0 … {self.components - 1}", list(chosen), remedy))
         return torch.tensor(list(chosen), device=device), torch.arange(first, first + samples, device=device)
 
     def _predictive_noise(
@@ -279,6 +282,8 @@ class Posterior(LatentNetwork):
         key = (seed, samples, chosen, first, self.components, nodes, layers, self.examples.device)
         if not compiling and self._last_noise is not None and self._last_noise[0] == key:
             return self._last_noise[1:]  # input after input asks for the same
+        if not compiling:
+            check_seed(seed, least=-(2**63))
         with torch.inference_mode(False):  # others may need gradients
             k, s = self._chosen(samples, components, first)
             pair, mirrored = (k - k % 2)[:, None], (k % 2).repeat_interleave(samples)[:, None]

@@ -240,7 +240,7 @@ def test_changes_in_place_before_the_backward_pass_are_noticed(what: str) -> Non
     model.net[2].register_forward_pre_hook(lambda layer, args: hidden.append(args[0]), prepend=True)
     output = model(x).sum()
     with torch.no_grad():
-        {"weight": model.net[2].weight, "input": x, "hidden": hidden[0]}[what].mul_(2.0)
+        {"weight": model.net[2].weight, "input": x, "hidden": hidden[-1]}[what].mul_(2.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.backward()
 

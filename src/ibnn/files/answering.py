@@ -14,7 +14,7 @@ from ibnn.errors import complaint
 from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, tree_map
 from ibnn.latent import Latent
 from ibnn.layers.attention import no_fast_path
-from ibnn.layers.observe import batch_axes, input_shapes
+from ibnn.layers.observe import find_batch, input_shapes
 from ibnn.layers.registry import duplicate
 from ibnn.layers.units import Units, windows
 from ibnn.likelihood import Heads, Likelihood
@@ -112,8 +112,14 @@ class Answering(nn.Module):
             units = {name: latent.units for name, latent in latents.items() if latent.units is not None}
             for name in units:
                 latents[name].units = None
-            with no_fast_path(), batch_axes(net, latents, (args, kwargs)), input_shapes(layers) as shapes:
-                net(*args, **kwargs)
+            with no_fast_path():
+                find_batch(net, latents, (args, kwargs))
+                if copied := [name for name, latent in latents.items() if latent.copied]:
+                    expected, got = "one that folds things into its batch row by row", f"copies of it in {copied}"
+                    remedy = "Stack the copies of a row beside each other, or leave these layers out: exclude=[…]."
+                    raise ValueError(complaint("net", expected, got, remedy))
+                with input_shapes(layers) as shapes:
+                    net(*args, **kwargs)
             for name, own in units.items():
                 if len({shape[latents[name].axis :] for shape in shapes[name]}) > 1:
                     got, remedy = f"called with {[*map(tuple, shapes[name])]}", 'Convert it with draws="channel".'

@@ -21,7 +21,7 @@ from ibnn.errors import complaint
 from ibnn.files import model_folder
 from ibnn.inputs import Pick
 from ibnn.latent import Latent
-from ibnn.layers.registry import layer_type, sides
+from ibnn.layers.registry import duplicate, layer_type, sides
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.nets.dense import Affine
 from ibnn.network import FACTORS, IBNN, NUMBERS
@@ -117,9 +117,9 @@ def load(
     tensors = _tensors(folder, config, net if force else None)
     likelihood = _likelihood(config["likelihood"], likelihood, tensors)
     shared = {} if copy else {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
-    net = copying.deepcopy(net, shared)
+    net = duplicate(net, shared)
     if method is not None:
-        members = [net, *(copying.deepcopy(net) for _ in range(1, config["components"]))]
+        members = [net, *(duplicate(net) for _ in range(1, config["components"]))]
         baseline = METHODS[method](members if len(members) > 1 else net, likelihood, **config["options"])
         return cast(IBNN, _filled(baseline, tensors))
     model = _filled(converted(net, config, likelihood), tensors, latents_only=config["latents_only"])

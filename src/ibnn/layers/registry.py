@@ -137,13 +137,18 @@ def has_forward_of_its_type(layer: nn.Module) -> bool:
 # --------------------------------------------------------------------- W = U diag(z), for one call or for good
 
 
-def duplicate(net: nn.Module) -> nn.Module:
-    """Returns a deep copy of a network, even of one that keeps tensors of a graph (torch's older weight_norm does)."""
+def duplicate(net: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
+    """Returns a deep copy of a network, even of one that keeps tensors of a graph (torch's older weight_norm does).
+
+    Args:
+        net: The network.
+        shared: Tensors by their id that are not copied.
+    """
     for module in net.modules():
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and not value.is_leaf:
                 setattr(module, name, value.detach())
-    return copy.deepcopy(net)
+    return copy.deepcopy(net, shared)
 
 
 def foldable(layer: nn.Module) -> bool:

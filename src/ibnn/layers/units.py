@@ -93,14 +93,15 @@ class Units(NamedTuple):
     std: Tensor  # τ, ()
     at: Tensor  # words: (), one draw for all rows, or (R,), one for each
 
-    def placed(self, shape: Sequence[int], axis: int, batch_axis: int) -> "Placed":
-        """Returns the factors of an input of some shape; windows of one example, rows of the batch, share them."""
+    def placed(self, shape: Sequence[int], axis: int, batch_axis: int, copied: bool = False) -> "Placed":
+        """Returns the factors of an input of some shape; windows or copies of one example share them."""
         at, view = self.at.reshape(-1), [1] * len(shape)
         view[axis:] = shape[axis:]
         if self.at.dim():
             view[batch_axis] = shape[batch_axis]
             times = shape[batch_axis] // at.shape[0]
-            at = at[:, None].expand(-1, times).flatten() if times > 1 else at
+            many = at[None].expand(times, -1) if copied else at[:, None].expand(-1, times)
+            at = many.flatten() if times > 1 else at
         return Placed(self.std, at, tuple(view))
 
 
@@ -113,7 +114,7 @@ class Placed(NamedTuple):
 
     def of_rows(self, rows: slice) -> "Placed":
         """Returns the factors of some rows of an input."""
-        if self.shape[0] == 1:
+        if self.shape[0] != self.at.shape[0] or self.shape[0] == 1:  # one for all, or the channels of an input alone
             return self
         at = self.at[rows]
         return Placed(self.std, at, (at.shape[0], *self.shape[1:]))
@@ -144,7 +145,7 @@ class Placed(NamedTuple):
 
     def pieces(self, x: Tensor) -> list[slice]:
         """Returns slices of the rows of an input that are worth computing at once."""
-        return pieces(x, _AT_ONCE) if self.shape[0] == x.shape[0] else [slice(None)]
+        return pieces(x, _AT_ONCE) if self.shape[0] == x.shape[0] == self.at.shape[0] else [slice(None)]
 
 
 def pieces(x: Tensor, entries: int) -> list[slice]:
@@ -244,6 +245,11 @@ class UnitFactors(nn.Module):
                 noise = windows(self.at.clone(), math.prod(shape)).view(shape)
                 self.factors = factors = 1 + self.std.to(torch.float64) * noise.to(torch.float64)
         return x * factors.to(x.dtype)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Makes the factors again, of the draw that was loaded."""
+        super()._load_from_state_dict(*args)
+        self.factors = self.std.new_zeros(0)
 
     def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the layer, whose input comes first or by name."""

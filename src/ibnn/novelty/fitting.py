@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ibnn.batches import Source, as_source
 from ibnn.errors import complaint, nearest
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tree_map
-from ibnn.layers.observe import explaining_shapes, grown_axes
+from ibnn.layers.observe import explaining_shapes, places
 from ibnn.layers.registry import layer_type
 from ibnn.likelihood import Likelihood
 from ibnn.normal import check_seed, generators_restored
@@ -236,9 +236,10 @@ class _Fitting:
         for prefix, member in members.items():
             parts = {n.removeprefix(prefix): layer for n, layer in self.layers.items() if n.startswith(prefix)}
             inner = {n.removeprefix(prefix): axis for n, axis in own.items() if n.startswith(prefix)}
-            found = grown_axes(member, parts, inner, call, strict=False)
-            self.axes |= {prefix + n: axis for n, axis in found.items()}
-            blind = {prefix + n for n in parts if n not in found} if found else set()
+            found = places(member, parts, inner, call, strict=False)
+            seeing = {n: place.axis for n, place in found.items() if not place.copied}
+            self.axes |= {prefix + n: axis for n, axis in seeing.items()}
+            blind = {prefix + n for n in parts if n not in seeing} if found else set()
             self.layers = {n: layer for n, layer in self.layers.items() if n not in blind}
         seen = {n: part.cpu().double() for n, part in self._seen(x, y, data).summaries.items()}
         self.layers = {n: layer for n, layer in self.layers.items() if n in seen}
