@@ -622,6 +622,67 @@ def test_images_are_turned_upright(tmp_path: Path) -> None:
     assert (size, (found * 255).round().tolist()) == ((1, 2), [[[4.0], [8.0]]])
 
 
+def _discs(root: Path) -> Path:
+    """Photographs of discs in three sizes, some taken upright, in train and val."""
+    exif, generator = Image.Exif(), np.random.default_rng(0)
+    exif[0x0112] = 6
+    for part, rows in (("train", 12), ("val", 6)):
+        for label, radius in {"small": 8, "medium": 14, "large": 20}.items():
+            (root / "discs" / part / label).mkdir(parents=True)
+            for row in range(rows):
+                y, x = np.mgrid[:60, :80] - generator.integers(25, 35, 2)[:, None, None]
+                image = Image.fromarray(np.where(x**2 + y**2 < radius**2, 230, 20).astype(np.uint8)).convert("RGB")
+                image.save(root / "discs" / part / label / f"{row}.png", **({"exif": exif} if row % 2 else {}))
+    return root
+
+
+def test_images_of_a_folder_are_asked_as_they_were_trained(tmp_path: Path) -> None:
+    root, run = _discs(tmp_path / "data"), tmp_path / "run"
+    job = 'net = "resnet20"\ndata = "discs"\nimage_size = 28\nvalid = 6\nsamples = 1\n[net_options]\nwidth = 0.25\n'
+    (tmp_path / "discs.toml").write_text(job + "[method_options]\ncomponents = 2\n[train]\nsteps = 4\nbatch_size = 8\n")
+    call("train", tmp_path / "discs.toml", "--data", root, "--out", run)
+    rows = rows_of(call("predict", run, root / "discs" / "val", "--risk", 1, "--data", root).stdout)
+    stored = RunFolder(run).answers()
+    assert [Path(row["file"]).parent.name for row in rows] == sorted(["large", "medium", "small"] * 6)
+    found = torch.tensor([float(row["probability"]) for row in rows])
+    torch.testing.assert_close(found, stored["probs"].amax(1), rtol=1e-4, atol=1e-5)
+    again = json.loads(call("evaluate", run, "--data-set", "discs", "--data", root, "--json").stdout)
+    assert again["scores"]["nll"] == pytest.approx(json.loads((run / "result.json").read_text())["scores"]["nll"], 1e-5)
+
+
+def test_damaged_files_of_every_kind_are_named(
+    run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turned(image: Image.Image, *, in_place: bool) -> None:  # as pillow does with some damaged tags
+        if image.format == "JPEG":
+            raise struct.error("required argument is not an integer")
+
+    monkeypatch.setattr("PIL.ImageOps.exif_transpose", turned)
+    good = _png(tmp_path, pixels)[0]
+    Image.fromarray(pixels[0]).save(tmp_path / "a.jpg")
+    np.save(tmp_path / "a.npy", pixels)
+    header = (tmp_path / "a.npy").read_bytes().replace(f"({len(pixels)}, ".encode(), b"(9999999999999, ")
+    (tmp_path / "huge.npy").write_bytes(header)
+    (tmp_path / "odd.npy").write_bytes((tmp_path / "a.npy").read_bytes().replace(b"}", b"\\"))
+    others = [tmp_path / name for name in ("a.jpg", "huge.npy", "odd.npy")]
+    result = call("predict", run, good, *others, "--risk", 1, "--quiet", code=1)
+    assert len(rows_of(result.stdout)) == 1
+    assert [path.name for path in others if f"`{path}`" in result.stderr] == [path.name for path in others]
+
+
+def test_names_that_are_no_text_are_escaped(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    (path,) = _png(tmp_path, pixels[:1])
+    path.rename(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.png"))
+    call("predict", run, tmp_path, "--risk", 1, "-o", tmp_path / "out.csv")
+    assert [row["file"] for row in rows_of((tmp_path / "out.csv").read_text())] == [rf"{tmp_path}/a\xff.png"]
+
+
+def test_numbers_too_large_to_compute_with_are_refused(curve: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x\n0.5\n1e20\n")
+    result = call("predict", curve, tmp_path / "a.csv", code=1)
+    assert "numbers up to 1e+15, but got a larger one in row 1" in result.stderr
+
+
 def test_unreadable_files_are_left_out_and_named(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
     good = [str(path) for path in _png(tmp_path, pixels)]
     for name in ("2.png", "4.png"):

@@ -7,7 +7,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PADDING = 4  # black pixels on each side, zero before normalising, for random crops
 _PIXELS = 3 * 32 * 32  # of a CIFAR image
 _SUFFIXES = {".png", ".jpg", ".jpeg"}
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # that pillow may try
 
 
 class Split(NamedTuple):
@@ -126,6 +127,49 @@ def _tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
+def opened(file: Path | BinaryIO, mode: str, most: int | None = None) -> "Picture":
+    """Returns an image upright and in mode "L" or "RGB"; raises ValueError if it cannot be read, or is too large.
+
+    Args:
+        file: The file.
+        mode: The mode.
+        most: The largest number of pixels that is decoded; default: what pillow takes.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(file, formats=FORMATS) as image:  # reads only the header
+            if most is not None and image.size[0] * image.size[1] > most:
+                raise ValueError(f"{image.size[0]}×{image.size[1]} pixels, more than {most:,}")
+            ImageOps.exif_transpose(image, in_place=True)
+            return flattened(image, mode)
+    except UnidentifiedImageError as error:
+        kinds = ", ".join(FORMATS)
+        raise ValueError(f"no image, a damaged one, or one of another kind than {kinds}") from error
+    except Exception as error:  # damaged bytes make decoders raise whatever comes
+        raise ValueError(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}") from error
+
+
+def cropped(image: "Picture", size: int, resize: int) -> "Picture":
+    """Returns the centre of an image, size × size, of which the shorter side was resized first."""
+    from PIL import Image
+
+    width, height = (side * resize // min(image.size) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (width - size) // 2, (height - size) // 2
+    return image.crop((left, top, left + size, top + size))
+
+
+def shorter_side(size: int) -> int:
+    """Returns what the shorter side of an image is resized to before the crop, 8/7 of it: 256 for 224."""
+    return size * 8 // 7
+
+
+def pixels_of(image: "Picture") -> Tensor:
+    """Returns the bytes of an image in mode "L" or "RGB", (C, H, W)."""
+    return _tensor(image.tobytes()).view(image.height, image.width, -1).permute(2, 0, 1).contiguous()
+
+
 def flattened(image: "Picture", mode: str) -> "Picture":
     """Converts a pillow image to mode "L" or "RGB": puts transparent pixels on white, scales 16-bit greys to 8."""
     from PIL import Image
@@ -145,9 +189,9 @@ def flattened(image: "Picture", mode: str) -> "Picture":
 class Folder(Dataset[tuple[Tensor, Tensor]]):
     """Images of a folder as uint8 (3, size, size): the shorter side is resized, then the centre is cropped.
 
-    Transparent images are composited on white; 16-bit greys become 8-bit. `Images` takes a folder in place of a `Split`
-    and decodes each batch as it is needed (so give the loader some `num_workers`); `split()` decodes everything at once
-    into memory.
+    Photographs are turned as their camera says. Transparent images are composited on white; 16-bit greys become 8-bit.
+    `Images` takes a folder in place of a `Split` and decodes each batch as it is needed (so give the loader some
+    `num_workers`); `split()` decodes everything at once into memory.
 
     >>> Folder("imagenet", train=False, size=224)[0][0].shape  # doctest: +SKIP
     torch.Size([3, 224, 224])
@@ -160,7 +204,7 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, root: str | Path, *, train: bool, size: int, resize: int | None = None) -> None:
         """Lists the files; `resize` is the shorter side before the crop, by default 8/7 of `size` (256 for 224)."""
-        self.size, self.resize = size, resize or size * 8 // 7
+        self.size, self.resize = size, resize or shorter_side(size)
         if not 1 <= size <= self.resize:
             raise ValueError(complaint("size", f"between 1 and resize = {self.resize}", size, "Pass a larger resize."))
         part = Path(root) / ("train" if train else "val")
@@ -199,19 +243,12 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
         return self.rows(torch.arange(len(self)))
 
     def _decode(self, path: Path) -> Tensor:
-        from PIL import Image
-
         try:
-            with Image.open(path) as file:
-                image = flattened(file, "RGB")
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all that pillow raises
-            got, remedy = f"{type(error).__name__}: {error}", "Replace or delete the file."
-            raise DamagedError(complaint(str(path), "a readable image", got, remedy)) from error
-        width, height = (side * self.resize // min(image.size) for side in image.size)
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-        left, top = (width - self.size) // 2, (height - self.size) // 2
-        image = image.crop((left, top, left + self.size, top + self.size))
-        return _tensor(image.tobytes()).view(self.size, self.size, 3).permute(2, 0, 1).contiguous()
+            image = opened(path, "RGB")
+        except ValueError as error:
+            remedy = "Replace or delete the file."
+            raise DamagedError(complaint(str(path), "a readable image", error, remedy)) from error
+        return pixels_of(cropped(image, self.size, self.resize))
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):

@@ -1,5 +1,6 @@
 """INPUT FILES: images as pixels in [0, 1], and rows of numbers, one example after another."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,16 +11,16 @@ import torch
 from torch import Tensor
 
 from ibnn.data import Units
-from ibnn.data.images import flattened
+from ibnn.data.images import cropped, opened, pixels_of
 from ibnn.data.own import read_sheet
 from ibnn.errors import complaint
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # that pillow may try: those of the suffixes above
 KINDS = f"{', '.join(sorted(IMAGES))}, .npy, .csv or a folder of images"
 BATCH = 250  # examples that are read and answered at once
 ALL = slice(None)  # rows of a file
 PIXELS = 25_000_000  # of the largest image that is decoded
+LARGEST = 1e15  # number in a row: what is computed from its square is still finite
 _DIVIDE = "Send pixels that are not normalised, divided by the value of white: 255 for bytes."
 _SCALE = "Pass --scale with the value of white, 255 for bytes or 16 for scikit-learn's digits, and unnormalised pixels."
 
@@ -75,7 +76,7 @@ def examples(files: list[Path], read: Reader, failed: Callable[[Exception], None
             failed(error)
 
 
-def image_reader(form: Form, note: Note, scale: float | None = None) -> Reader:
+def image_reader(form: Form, note: Note, scale: float | None = None, resize: int | None = None) -> Reader:
     """Returns a function that reads images and resizes them; it notes each source size once; `scale` is white."""
     noted: set[tuple[int, int]] = set()
 
@@ -84,11 +85,11 @@ def image_reader(form: Form, note: Note, scale: float | None = None) -> Reader:
             return _rows(path, _pixels(path, form, scale, note, rows), rows)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pillow warns about large images; we refuse them
-            pixels, size = decoded(path, form, name=str(path))
-        if size != (form.width, form.height) and size not in noted:
-            note(f"{path} and others of its size: {resized(size, form)}")
+            pixels, size = decoded(path, form, name=str(path), resize=resize)
+        if size not in noted and (done := resized(size, form, resize)):
+            note(f"{path} and others of its size: {done}")
             noted.add(size)
-        return [Example(str(path), None, pixels)]
+        return [Example(_name(path), None, pixels)]
 
     return read
 
@@ -106,53 +107,62 @@ def read_points(path: Path, rows: slice = ALL, /, *, units: Units, note: Note) -
         raise ValueError(complaint(str(path), expected, tuple(found.shape), remedy))
     if not bool(found.isfinite().all()):
         raise ValueError(complaint(str(path), "finite", "NaN or infinity", "Leave such rows out."))
+    if bool((large := (found.abs() > LARGEST).any(1)).any()):
+        got = f"a larger one in row {int(large.nonzero()[0]) + (rows.start or 0)}"
+        raise ValueError(complaint(str(path), f"numbers up to {LARGEST:g}", got, "Leave such rows out."))
     return _rows(path, found, rows)
 
 
 def _rows(path: Path, values: Tensor, rows: slice) -> list[Example]:
-    return [Example(str(path), row, x) for row, x in enumerate(values, rows.start or 0)]
+    return [Example(_name(path), row, x) for row, x in enumerate(values, rows.start or 0)]
 
 
-def resized(size: tuple[int, int], form: Form) -> str:
-    """Describes what was done to an image of another size."""
+def _name(path: Path) -> str:
+    """Returns the name of a file as text that can be written; bytes that are no text are escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def resized(size: tuple[int, int], form: Form, resize: int | None = None) -> str | None:
+    """Describes what was done to an image of some size; None if nothing was."""
+    if resize is not None:
+        return f"the shorter side resized from {min(size)} to {resize}, the centre cropped, as in training."
+    if size == (form.width, form.height):
+        return None
     cropped = "" if size[0] * form.height == size[1] * form.width else ", the longer side cropped"
     return f"resized from {size[0]}×{size[1]} to {form.width}×{form.height}{cropped}."
 
 
-def decoded(file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS) -> tuple[Tensor, tuple[int, int]]:
-    """Returns an image of at most so many pixels in the network's shape, and its original width and height."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+def decoded(
+    file: Path | BinaryIO, form: Form, *, name: str, most: int = PIXELS, resize: int | None = None
+) -> tuple[Tensor, tuple[int, int]]:
+    """Returns an image of at most so many pixels in the network's shape, and its original width and height.
 
-    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+    With `resize` it is made as those of a folder are in training (`ibnn.data.Folder`), else resized to fill the shape.
+    """
+    from PIL import Image, ImageOps
+
     try:
-        with Image.open(file, formats=FORMATS) as image:  # reads only the header
-            size = image.size
-            if size[0] * size[1] > most:
-                raise ValueError(f"{size[0]}×{size[1]} pixels, more than {most:,}")
-            ImageOps.exif_transpose(image, in_place=True)
-            upright = flattened(image, "L" if form.channels == 1 else "RGB")
-    except (OSError, SyntaxError, ValueError, *bombs) as error:  # all that pillow raises
-        got = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        if isinstance(error, UnidentifiedImageError):
-            got = f"no image, a damaged one, or one of another kind than {', '.join(FORMATS)}"
-        raise ValueError(complaint(name, "a readable image", got, "Replace or omit the file.")) from error
-    size = upright.size
-    if size != (form.width, form.height):
-        upright = ImageOps.fit(upright, (form.width, form.height), Image.Resampling.BILINEAR)
-    pixels = torch.frombuffer(bytearray(upright.tobytes()), dtype=torch.uint8)
-    return pixels.view(form.height, form.width, form.channels).permute(2, 0, 1).float() / 255, size
+        image = opened(file, "L" if form.channels == 1 else "RGB", most)
+    except ValueError as error:
+        raise ValueError(complaint(name, "a readable image", error, "Replace or omit the file.")) from error
+    size = image.size
+    if resize is not None:
+        image = cropped(image, form.height, resize)
+    elif size != (form.width, form.height):
+        image = ImageOps.fit(image, (form.width, form.height), Image.Resampling.BILINEAR)
+    return pixels_of(image).float() / 255, size
 
 
 def _array(path: Path, rows: slice) -> tuple[Tensor, np.dtype[Any]]:
     """Returns rows of an .npy file as floats, and their original type; reads no others."""
     try:
         array = np.load(path, allow_pickle=False) if rows == ALL else np.load(path, "r", allow_pickle=False)[rows]
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # damaged headers make numpy raise whatever comes
         raise ValueError(complaint(str(path), "an .npy file of numbers", error, "Save it by numpy.save.")) from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf":
         got = getattr(array, "dtype", type(array).__name__)
         raise ValueError(complaint(str(path), "an array of numbers", got, "Convert the array."))
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), array.dtype
+    return torch.from_numpy(np.require(array, np.float32, ["C", "W"])), array.dtype  # a copy if it is mapped
 
 
 def _pixels(path: Path, form: Form, scale: float | None, note: Note, rows: slice) -> Tensor:

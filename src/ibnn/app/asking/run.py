@@ -16,6 +16,7 @@ from torch import Tensor
 from ibnn.abstention import CONFIDENCE, NOVEL, Threshold, threshold
 from ibnn.app.asking.inputs import BATCH, Form
 from ibnn.data import Images, Points, Units
+from ibnn.data.images import shorter_side
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import complaint
 from ibnn.lab import jobs
@@ -77,6 +78,11 @@ class Asked:
     def form(self) -> Form:
         """Shape of the images that the run was trained on."""
         return Form(*self.test_answers["shown/images"].shape[1:])
+
+    @property
+    def resize(self) -> int | None:
+        """What the shorter side of an image is resized to before its centre is cropped; None for sets without that."""
+        return None if self.run.job.data in KNOWN else shorter_side(self.form.height)
 
     @cached_property
     def test_answers(self) -> dict[str, Tensor]:

@@ -115,7 +115,7 @@ def _other(screen: Screen, name: str, folder: Path | None, asked: "Asked") -> Da
         if name in TABLES:
             remedy = "Leave it out for the run's own set."
             raise ValueError(complaint("--data-set", "a set of images", f"the points {name}", remedy))
-    other = load(name, folder)
+    other = load(name, folder, size=asked.form.height)
     shape = tuple(other.test.rows(torch.tensor([0])).images.shape[1:])
     expected = f"{len(asked.classes)} classes and images {tuple(asked.form)}"
     if (got := f"{len(other.classes)} classes and images {shape}") != expected:

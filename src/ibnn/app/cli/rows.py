@@ -30,7 +30,7 @@ Row = dict[str, Any]
 def reader(asked: "Asked", scale: float | None, note: Callable[[str], None]) -> Reader:
     """Returns a function that reads the run's kind of inputs."""
     if asked.units is None:
-        return image_reader(asked.form, note, scale)
+        return image_reader(asked.form, note, scale, asked.resize)
     if scale is not None:
         remedy = "Leave it out: points are taken as they are."
         raise MisuseError(complaint("--scale", "absent for a run on points", scale, remedy))

@@ -12,13 +12,12 @@ from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from torch import Tensor
 
-from ibnn.app.asking.inputs import PIXELS, Form, decoded, formed, resized
+from ibnn.app.asking.inputs import LARGEST, PIXELS, Form, decoded, formed, resized
 from ibnn.app.asking.run import Asked
 from ibnn.app.serve.service import MOST
 from ibnn.data import Units
 from ibnn.errors import complaint
 
-LARGEST = 1e15  # number in a row: what is computed from its square is still finite
 Parts = bytes | list[tuple[str, bytes]]  # JSON, or names and contents of image files
 
 
@@ -170,7 +169,7 @@ async def receive(request: Request, *, images: bool) -> Parts:
 def read(parts: Parts, asked: Asked) -> tuple[Tensor, list[str | None]]:
     """Returns images (N, C, H, W) in [0, 1] or points (N, D), and a note for each that was resized."""
     if not isinstance(parts, bytes):
-        return _images(parts, asked.form)
+        return _images(parts, asked.form, asked.resize)
     inputs = _inputs(parts)
     if asked.units is None:
         rows = formed(_numbers(inputs).clamp(-LARGEST, LARGEST).float(), "inputs", asked.form)
@@ -179,15 +178,15 @@ def read(parts: Parts, asked: Asked) -> tuple[Tensor, list[str | None]]:
     return rows, [None] * len(rows)
 
 
-def _images(files: list[tuple[str, bytes]], form: Form) -> tuple[Tensor, list[str | None]]:
+def _images(files: list[tuple[str, bytes]], form: Form, resize: int | None) -> tuple[Tensor, list[str | None]]:
     images: list[Tensor] = []
     notes: list[str | None] = []
     left = PIXELS  # of all images together; decoded, a pixel has one byte or three
     for name, content in files:
-        image, size = decoded(io.BytesIO(content), form, name=name[:80], most=left)
+        image, size = decoded(io.BytesIO(content), form, name=name[:80], most=left, resize=resize)
         left -= size[0] * size[1]
         images.append(image)
-        notes.append(resized(size, form) if size != (form.width, form.height) else None)
+        notes.append(resized(size, form, resize))
     return torch.stack(images), notes
 
 
