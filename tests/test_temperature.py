@@ -70,11 +70,35 @@ def test_best_temperature_of_gaussian_noise_in_closed_form() -> None:
     assert best_temperature(likelihood, draws, target) == pytest.approx(expected, rel=2e-3)
 
 
-def test_the_best_temperature_stays_within_its_bounds() -> None:
+@pytest.mark.parametrize("scale", [0.05, 50.0])
+@pytest.mark.parametrize("kind", [Categorical, Bernoulli])
+def test_scaled_logits_scale_the_best_temperature(kind: type[Likelihood], scale: float) -> None:
+    """The optimum of labels that were drawn from the logits, and of them scaled, far beyond 1/3 and 20."""
+    likelihood = kind()
+    draws, target = tempered(likelihood, 1.0)
+    best = best_temperature(likelihood, draws, target)
+    found = [best_temperature(likelihood, scale * draws, target, rough=rough) for rough in (False, True)]
+    assert found == pytest.approx([scale * best] * 2, rel=0.02)
+    assert settled_temperature(likelihood, scale * draws, target) == found[0]
+    assert confidence(likelihood, scale * draws, target)[0] == pytest.approx(found[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("scale", [0.1, 30.0])
+def test_labels_that_are_all_right_ask_for_a_finite_temperature(scale: float) -> None:
+    """N labels lose N log(1 + 2 e^(−u)) at u = scale / T; u grows, from 3 · scale on, while e-folds save a nat."""
+    draws = scale * nn.functional.one_hot(torch.arange(60) % 3, 3).float()[None, None]
+    u = np.linspace(3 * scale, 60 + 3 * scale, 400001)
+    expected = scale / u[np.argmin(60 * np.log1p(2 * np.exp(-u)) + np.log(u))]
+    assert best_temperature(Categorical(), draws, torch.arange(60) % 3) == pytest.approx(expected, rel=1e-3)
+    assert expected == pytest.approx(1 / 3) if scale == 30 else expected < 0.03
+
+
+def test_labels_that_are_all_wrong_ask_for_a_finite_temperature() -> None:
     draws = 30 * nn.functional.one_hot(torch.arange(60) % 3, 3).float()[None, None]
-    right, wrong = torch.arange(60) % 3, (torch.arange(60) + 1) % 3
-    assert best_temperature(Categorical(), draws, right) == pytest.approx(1 / 3, rel=1e-3)
-    assert best_temperature(Categorical(), draws, wrong) == pytest.approx(20, rel=1e-3)
+    found = best_temperature(Categorical(), draws, (torch.arange(60) + 1) % 3)
+    log_t = np.linspace(math.log(20), 12, 100001)
+    expected = log_t[np.argmin(60 * np.log(2 + np.exp(30 / np.exp(log_t))) + log_t)]
+    assert math.log(found) == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", LIKELIHOODS)
@@ -107,13 +131,16 @@ def test_settled_temperature_leaves_calibrated_networks_mostly_alone() -> None:
 
 
 @pytest.mark.parametrize("ratio", [1e-3, 0.1, 0.3, 1.4, 19.9, 21.0, 3e4])
-def test_the_rough_search_goes_beyond_the_bounds(ratio: float) -> None:
-    """A single draw of Gaussian noise: T = root mean square residual over standard deviation."""
+def test_the_search_goes_beyond_the_bounds(ratio: float) -> None:
+    """A single draw of Gaussian noise: T = root mean square residual over standard deviation; N ± 1 divides beyond."""
     likelihood = Gaussian(init_std=1.0)
     target = ratio * torch.randn(200, 1, generator=generator())
-    expected = target.square().mean().sqrt().item()
-    found = best_temperature(likelihood, torch.zeros(1, 1, 200, 1), target, rough=True)
+    mean_square = target.square().mean().item()
+    beyond = (mean_square > 20**2) - (mean_square < 1 / 3**2)
+    expected = math.sqrt(200 * mean_square / (200 + beyond))
+    found, precise = (best_temperature(likelihood, torch.zeros(1, 1, 200, 1), target, rough=r) for r in (True, False))
     assert found == pytest.approx(expected, rel=2e-3)
+    assert precise == pytest.approx(expected, rel=1e-4)
     assert helpful_temperature(likelihood, torch.zeros(1, 1, 200, 1), target) == found
 
 
