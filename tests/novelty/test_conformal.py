@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import ibnn
 from ibnn import nets
@@ -100,6 +101,30 @@ def test_intervals_cover_where_the_model_is_too_sure(noise):
         assert abs(covered - level) <= 4 * math.sqrt(level * (1 - level) / 1000)
     low, high = p.interval(0.9)
     assert ((low <= y) & (y <= high)).double().mean() < 0.7 or noise == "predicted"
+
+
+@pytest.mark.parametrize("kind", ["fit", "loader", "many"])
+def test_intervals_cover_where_held_out_rows_are_sorted(kind):
+    """The first half has little noise, and more rows are held out than are answered (or ranked, of "many")."""
+    torch.manual_seed(0)
+
+    def data(rows, seed):
+        generator, hard = torch.Generator().manual_seed(seed), torch.arange(rows)[:, None] >= rows // 2
+        x = torch.randn(rows, 1, generator=generator)
+        return x, x + torch.where(hard, 3.0, 0.3) * torch.randn(rows, 1, generator=generator)
+
+    model = ibnn.convert(torch.nn.Linear(1, 1), components=2, likelihood="gaussian", seed=0)
+    valid = data(8000 if kind == "many" else 4000, 1)
+    if kind == "fit":
+        ibnn.fit(model, data(1000, 0), valid, epochs=2, quiet=True)
+    else:
+        loader = DataLoader(TensorDataset(*valid), batch_size=500, shuffle=False)
+        ibnn.fit_novelty(model, data(1000, 0), loader if kind == "loader" else valid)
+    x, y = data(4000, 2)
+    low, high = model.predict(x).interval(0.9, conformal=True)
+    answered = len(model.reference.errors)
+    assert 2000 <= answered < 2500
+    assert abs(((low <= y) & (y <= high)).double().mean() - 0.9) < 4 * math.sqrt(0.09 / answered + 0.09 / 4000)
 
 
 def test_answers_made_otherwise_promise_nothing(classifier):

@@ -285,9 +285,11 @@ class _Fitting:
     def rank(self, reference: Reference, held: _Data, bar: Bar, *, answered: bool) -> None:
         """Adds the ranks of held-out inputs: of a random half layer by layer, of the other half the scores.
 
-        If they are to be answered, keeps the predictions of the first of them, without novelty, and their targets.
+        If they are to be answered, keeps the predictions of some of them, without novelty, and their targets.
         """
         distances, surprises = [], list[Tensor]()
+        if answered and self.known_answers is None and held.source.divisible and held.source.rows > ANSWERED:
+            held = replace(held, source=replace(held.source, shuffled=True))  # they may be sorted
         for x, y in held.batches(self.seed):
             x = self._inputs(x)
             seen = self._seen(x, y, held)
