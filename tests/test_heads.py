@@ -340,6 +340,16 @@ def test_heads_are_trained_calibrated_and_saved(tmp_path: Path) -> None:
         assert torch.equal(getattr(again.predict(x)[name], field), getattr(model.predict(x)[name], field))
 
 
+def test_heads_that_are_all_classes_are_steered() -> None:
+    x, y = people(300)
+    y["age"] = (y["age"] > 0).float()
+    model = two(likelihood={"age": "bernoulli", "sex": "categorical"}, logits="heads")
+    train, valid = ((x[part], {n: v[part] for n, v in y.items()}) for part in (slice(200), slice(200, None)))
+    history = ibnn.fit(model, train, valid, epochs=4, lr=0.02, batch_size=50, quiet=True)
+    assert len(history.looks) > 3
+    assert history.rows[-1]["valid_age.error"] < 0.5
+
+
 def test_calibration_gives_every_head_its_own_temperature() -> None:
     torch.manual_seed(0)
     x = torch.randn(2000, D)

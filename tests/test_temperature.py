@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from reference import nll_reference
 from torch import Tensor, nn
 
-from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
+from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood
 from ibnn.likelihood.temperature import best_temperature, confidence, helpful_temperature, nll, settled_temperature
 
 LIKELIHOODS = [Categorical, Bernoulli, Gaussian]
@@ -159,3 +160,24 @@ def test_confidence_is_relative_to_the_current_temperature() -> None:
         relative, lowest = confidence(likelihood, draws.expand(3, 2, -1, -1), target)
         assert relative == pytest.approx(best / 4, rel=1e-4)
         assert lowest == pytest.approx(nll(likelihood, draws, target, best), rel=1e-5)
+
+
+def test_confidence_of_heads_is_that_of_their_mean_answers() -> None:
+    """By a dense grid: heads have temperatures of their own, which count once."""
+    likelihood = Heads({"a": Categorical(), "b": Bernoulli()})
+    draws, relative = torch.randn(2, 3, 400, 4, generator=generator()), torch.tensor([2.0, 0.5])
+    noisy = draws[0, 0] + torch.randn(400, 4, generator=generator(1))
+    y = {"a": noisy[:, :3].argmax(1), "b": (noisy[:, 3:] > 0).float()}
+    likelihood.read({"a": draws[0, 0, :, :3], "b": draws[0, 0, :, 3:]})
+    likelihood.set_temperature(1.5, relative)
+    probs = (draws[..., :3] / 3.0).double().softmax(-1).mean((0, 1))
+    yes = (draws[..., 3] / 0.75).double().sigmoid().mean((0, 1))
+    signed = yes.logit() * (2 * y["b"][:, 0] - 1)
+    nlls = [
+        (F.cross_entropy(probs.log() / t, y["a"]) - F.logsigmoid(signed / t).mean()).item() / 2
+        for t in np.exp(LOG_GRID)
+    ]
+    found, lowest = confidence(likelihood, draws, likelihood.pack(y))
+    assert math.log(found) == pytest.approx(LOG_GRID[np.argmin(nlls)], abs=2e-3)
+    assert lowest == pytest.approx(min(nlls), rel=1e-5)
+    assert likelihood.relative.tolist() == [2.0, 0.5]

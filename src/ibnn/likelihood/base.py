@@ -110,6 +110,10 @@ class Likelihood(nn.Module, ABC):
     def combine(self, draws: Tensor, temperature: Temperature = None) -> Any:
         """Returns one output that stands for draws (J, B, …): what the network in eval mode returns."""
 
+    def of_combined(self) -> Self:
+        """Returns what tells losses of outputs of `combine`, which have their temperatures already."""
+        return self
+
     @abstractmethod
     def summarise(self, draws: Tensor, temperature: Temperature = None) -> Prediction:
         """Returns the prediction made of draws (K, S, B, …)."""

@@ -1,5 +1,6 @@
 """COMPOSITES: likelihoods made of others: one for each of several outputs, or one whose rows have weights."""
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -148,6 +149,12 @@ class Heads(Likelihood):
         """Returns one output for each head."""
         outputs = self._parts(draws, "output", 1)
         return {name: head.combine(outputs[name], own) for name, head, own in self._tempered(temperature)}
+
+    def of_combined(self) -> Self:
+        """Returns a copy whose heads all have the common temperature."""
+        other = copy.copy(self)
+        other._buffers = self._buffers | {"relative": torch.ones_like(self.relative)}
+        return other
 
     def summarise(self, draws: Tensor, temperature: Temperature = None) -> Prediction:
         """Returns a prediction for each head."""

@@ -96,9 +96,9 @@ def confidence(likelihood: Likelihood, draws: Tensor, target: Tensor) -> tuple[f
     if not likelihood.discrete:
         best = best_temperature(likelihood, draws, target)
         return best / float(likelihood.temperature), nll(likelihood, draws, target, best)
-    mean = likelihood.combine(draws.flatten(0, 1))[None, None]
-    best = best_temperature(likelihood, mean, target)
-    return best, nll(likelihood, mean, target, best)
+    mean, of_mean = likelihood.read(likelihood.combine(draws.flatten(0, 1)))[None, None], likelihood.of_combined()
+    best = best_temperature(of_mean, mean, target)
+    return best, nll(of_mean, mean, target, best)
 
 
 def settled_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor) -> float:
