@@ -302,6 +302,17 @@ def test_crps_is_the_integral_of_the_squared_error_of_the_distribution_function(
     assert crps(means, stds, target) == pytest.approx(integral.mean().item(), abs=1e-3)  # the grid has steps of 5e-4
 
 
+def test_crps_weighs_draws() -> None:
+    """A draw of weight 0 is absent, one of weight 2 / 4 counts as two; rows have weights of their own."""
+    means, stds, target = mixture()
+    weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)[:, None].repeat(1, 7)
+    twice = torch.tensor([0, 0, 1, 2])
+    assert crps(means, stds, target, weights) == pytest.approx(crps(means[twice], stds[twice], target))
+    weights[:, 3:] = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)[:, None]
+    first, last = crps(means[twice, :3], stds[twice, :3], target[:3]), crps(means[:2, 3:], stds[:2, 3:], target[3:])
+    assert crps(means, stds, target, weights) == pytest.approx((3 * first + 4 * last) / 7)
+
+
 def test_crps_of_a_sharp_prediction_is_the_absolute_error() -> None:
     mean, _, target = mixture(1)
     assert crps(mean, torch.full_like(mean, 1e-9), target) == pytest.approx((mean[0] - target).abs().mean().item())
@@ -526,6 +537,7 @@ def row(*values: float) -> tuple[Tensor, Tensor]:
         (lambda: coverage(S, S, S * NAN), "target", "numbers", "NaN in row 0", "upstream"),
         (lambda: interval_score(S, S, S, level=90), "level", "between 0 and 1", "90", "0.95"),
         (lambda: crps(S[None], 0 * S[None], S), "stds", "positive", "not positive", "draw_stds"),
+        (lambda: crps(S[None], S[None] + 1, S, S[None]), "weights", "sum 1 over draws", "sums", "draw_weights"),
         (lambda: bootstrap(mean, S, level=0), "level", "between 0 and 1", "0", "0.95"),
     ],
 )

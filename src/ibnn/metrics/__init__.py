@@ -243,8 +243,8 @@ def interval_score(low: Tensor, high: Tensor, target: Tensor, level: float = 0.9
     return (high - low + 2 / (1 - level) * outside).mean().item()
 
 
-def crps(means: Tensor, stds: Tensor, target: Tensor) -> float:
-    """Continuous ranked probability score of equally weighted Gaussians, E|X - y| - E|X - X'| / 2; lower is better.
+def crps(means: Tensor, stds: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+    """Continuous ranked probability score of a mixture of Gaussians, E|X - y| - E|X - X'| / 2; lower is better.
 
     In closed form (Grimit et al., 2006). For one Gaussian it is an absolute error that uncertainty softens.
 
@@ -252,6 +252,7 @@ def crps(means: Tensor, stds: Tensor, target: Tensor) -> float:
         means: Mean of each draw, (J, N, ...): `prediction.draw_means`.
         stds: Standard deviation of each draw, (J, N, ...): `prediction.draw_stds`.
         target: (N, ...).
+        weights: Weight of each draw, (J, N, ...), if they are not equal: `prediction.draw_weights`.
 
     >>> round(crps(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1)), 4)  # (sqrt 2 - 1) / sqrt pi
     0.2337
@@ -259,12 +260,16 @@ def crps(means: Tensor, stds: Tensor, target: Tensor) -> float:
     if means.shape != stds.shape or not len(means) or not bool((stds > 0).all()):
         got = f"shapes {tuple(means.shape)} and {tuple(stds.shape)}, or a std that is not positive"
         raise problem("stds", "positive, of the shape of means", got, "pass prediction.draw_stds")
+    weights = torch.full_like(means, 1 / len(means)) if weights is None else weights
+    if weights.shape != means.shape or bool((weights < 0).any() or ((weights.sum(0) - 1).abs() > 1e-3).any()):
+        got = f"shape {tuple(weights.shape)}, sums from {weights.sum(0).min():.4g} to {weights.sum(0).max():.4g}"
+        raise problem("weights", "of the shape of means, with sum 1 over draws", got, "pass prediction.draw_weights")
     same_shape(target, means=means[0], stds=stds[0])
-    means, stds, target = (values.detach().cpu().double() for values in (means, stds, target))
+    means, stds, target, weights = (values.detach().cpu().double() for values in (means, stds, target, weights))
     apart = torch.zeros_like(target)
-    for mean, std in zip(means, stds, strict=True):  # (J, N, ...) at a time
-        apart += _mean_distance(means - mean, (stds.square() + std.square()).sqrt()).mean(0)
-    return (_mean_distance(means - target, stds).mean(0) - apart / (2 * len(means))).mean().item()
+    for mean, std, weight in zip(means, stds, weights, strict=True):  # (J, N, ...) at a time
+        apart += weight * (weights * _mean_distance(means - mean, (stds.square() + std.square()).sqrt())).sum(0)
+    return ((weights * _mean_distance(means - target, stds)).sum(0) - apart / 2).mean().item()
 
 
 def _mean_distance(mean: Tensor, std: Tensor) -> Tensor:
