@@ -332,6 +332,7 @@ def test_coverage_interval_score_and_rmse_agree_with_a_count() -> None:
         penalised += b - a + 10 * (max(a - y, 0) + max(y - b, 0))
         squares += (a - y) ** 2
     assert coverage(low, high, target) == inside / 500
+    assert coverage(torch.zeros(3), torch.full((3,), 5.0), torch.tensor([1, 5, 9])) == pytest.approx(2 / 3)
     assert interval_score(low, high, target, level=0.8) == pytest.approx(penalised / 500)
     assert rmse(low, target) == pytest.approx(math.sqrt(squares / 500))
 

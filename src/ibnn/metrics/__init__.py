@@ -226,7 +226,7 @@ def coverage(low: Tensor, high: Tensor, target: Tensor) -> float:
     0.5
     """
     target, low, high = same_shape(target, low=low, high=high)
-    return ((low <= target) & (target <= high)).to(target.dtype).mean().item()
+    return ((low <= target) & (target <= high)).double().mean().item()
 
 
 def interval_score(low: Tensor, high: Tensor, target: Tensor, level: float = 0.9) -> float:
