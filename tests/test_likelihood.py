@@ -101,6 +101,25 @@ def test_weights_are_repetitions_in_the_loss(kind: type[ibnn.Likelihood]) -> Non
     assert (losses.sum() / counts.sum()).item() == pytest.approx(score)
 
 
+def test_unweighted_is_the_mean_of_log_probabilities() -> None:
+    logits, labels = torch.randn(6, 3), torch.tensor([0, 1, 2, 1, 1, -100])
+    smooth = Categorical(weight=torch.tensor([1.0, 2.0, 5.0]), label_smoothing=0.3)
+    smooth.set_temperature(2.0)
+    expected = F.cross_entropy(logits / 2, labels)
+    torch.testing.assert_close(smooth.unweighted().nll(logits, labels), expected)
+    assert smooth.unweighted().mass(labels) == 5
+    weighted, weight = Weighted(smooth), torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    first = F.cross_entropy(logits[:1] / 2, labels[:1])
+    torch.testing.assert_close(weighted.unweighted().nll(logits, weighted.join(weight, labels)), first)
+    heads = ibnn.Heads({"a": smooth, "b": Categorical()})
+    output = heads.read({"a": logits, "b": logits})
+    found = heads.unweighted().nll(output, heads.pack({"a": labels, "b": labels}))
+    torch.testing.assert_close(found, F.cross_entropy(logits, labels))  # at the common temperature
+    plain = Categorical()
+    assert all(kind.unweighted() is kind for kind in (plain, Weighted(plain), ibnn.Heads({"a": plain})))
+    assert smooth.label_smoothing == 0.3
+
+
 def test_weighted_shares_the_temperature_and_refuses_negative_weights() -> None:
     inner = Gaussian()
     weighted = Weighted(inner).to(torch.float64)

@@ -48,6 +48,20 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.3}, {"weight": torch.tensor([0.2, 1.0, 3.0])}])
+def test_looks_compare_plain_losses(options: dict[str, Any], few_looks: None) -> None:
+    """Where nothing is learnt, looks see and do the same whatever the loss smooths or weighs."""
+    runs = []
+    for likelihood in (Categorical(), Categorical(**options)):
+        model = make_model(likelihood=likelihood)
+        still: Any = {"lr": 1e-12, "latent_lr": 1e-12, "accumulate": 2, "samples": 2, "novelty": False}
+        runs.append(fit(model, TRAIN, VALID, **still, **SHORT))
+        assert "nll" not in vars(model.likelihood)
+    for plain, look in zip(runs[0].looks, runs[1].looks, strict=True):
+        assert look == pytest.approx(plain, rel=1e-4)
+    assert runs[1].rows[0]["nll"] != pytest.approx(runs[0].rows[0]["nll"], rel=0.01)  # the loss itself
+
+
 # ------------------------------------------------------------------------------------------------- the small laws
 
 

@@ -98,6 +98,10 @@ class Likelihood(nn.Module, ABC):
     def nll(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Tensor:
         """Returns the mean negative log likelihood over the data of the batch."""
 
+    def unweighted(self) -> Self:
+        """Returns a likelihood whose `nll` is the mean of −log p: without class weights or smoothing."""
+        return self
+
     def data(self, target: Tensor) -> int:
         """Returns how many data a target tensor holds."""
         return target.numel()

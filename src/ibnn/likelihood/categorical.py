@@ -1,8 +1,9 @@
 """CLASSES: one of several by softmax, or independent yes/no targets by sigmoid."""
 
+import copy
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -146,6 +147,14 @@ class Categorical(Discrete):
         """The sum of the class weights of the targets that are not ignored; their number without class weights."""
         kept = target != self.ignore_index
         return (kept.float() if self.weight is None else self.weight[target.long() * kept] * kept).sum()
+
+    def unweighted(self) -> Self:
+        """Returns itself, or a copy without class weights and smoothing."""
+        if self.weight is None and not self.label_smoothing:
+            return self
+        other = copy.copy(self)
+        other._buffers, other.label_smoothing = self._buffers | {"weight": None}, 0.0
+        return other
 
     def data(self, target: Tensor) -> int:
         """How many targets are not ignored."""

@@ -4,7 +4,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from ibnn.inputs import pick
 from ibnn.likelihood.base import Likelihood, Temperature
 from ibnn.likelihood.categorical import Categorical
 from ibnn.prediction import JointPrediction, Prediction, Running
+
+_Composite = TypeVar("_Composite", bound=Likelihood)
 
 
 class Heads(Likelihood):
@@ -140,6 +142,11 @@ class Heads(Likelihood):
         targets = self.split(target)
         return torch.stack([head.mass(targets[name]).cpu() for name, head in self._each()]).sum()
 
+    def unweighted(self) -> Self:
+        """Returns itself, or a copy with such heads."""
+        heads = [head.unweighted() for _, head in self._each()]
+        return self if heads == list(self.heads) else _with_parts(self, heads=nn.ModuleList(heads))
+
     def data(self, target: Tensor) -> int:
         """Returns how many targets all heads have."""
         targets = self.split(target)
@@ -202,6 +209,13 @@ class Heads(Likelihood):
         for name, head in self._each():
             heads[name] = head.fall_back(heads[name], weight, rates[name]) if len(rates[name]) else heads[name]
         return JointPrediction(heads)
+
+
+def _with_parts(likelihood: _Composite, **modules: nn.Module) -> _Composite:
+    """Returns a copy with other modules; all else is shared."""
+    other = copy.copy(likelihood)
+    other._modules = {**likelihood._modules, **modules}
+    return other
 
 
 @contextmanager
@@ -270,6 +284,11 @@ class Weighted(Likelihood):
     def mass(self, target: Tensor) -> Tensor:
         """The sum of the weights of the data."""
         return self._masses(target).sum()
+
+    def unweighted(self) -> Self:
+        """Returns itself, or a copy with such a likelihood inside: weights of rows are the same everywhere."""
+        inner = self.inner.unweighted()
+        return self if inner is self.inner else _with_parts(self, inner=inner)
 
     def data(self, target: Tensor) -> int:
         """How many data the weights stand for, at least 1."""

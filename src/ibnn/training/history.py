@@ -102,11 +102,12 @@ class Journal:
         self.state, self.engine, self.recipe, self.folder, self.monitor = state, engine, recipe, folder, monitor
 
     def record(self, sums: Tensor, rates: Mapping[str, float], share: Share) -> None:
-        """Adds the sums of loss, nll and kl × mass of a step."""
-        progress, values = self.state.progress, sums.tolist()
+        """Adds the sums of loss, nll and kl × mass of a step, and of plain NLLs and data where the loss has others."""
+        progress, values, plain = self.state.progress, sums[:3].tolist(), sums[3:].tolist()
         mass = float(self.state.model.likelihood.mass(share.y))
         progress.sums = [total + value for total, value in zip(progress.sums, [*values, mass], strict=True)]
-        progress.seen = [progress.seen[0] + values[1], progress.seen[1] + mass]
+        seen = plain or [values[1], mass]
+        progress.seen = [total + value for total, value in zip(progress.seen, seen, strict=True)]
         shown = {name: value / max(mass, 1e-12) for name, value in zip(("loss", "nll", "kl"), values, strict=True)}
         self.monitor.step({**rates, **shown}, share.total)
 

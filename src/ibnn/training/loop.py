@@ -5,8 +5,8 @@ moment and resumed from a checkpoint ends with the same bits as one that was not
 """
 
 import copy
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -127,7 +127,8 @@ class _Run:
             model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
         reshard(model)  # the data were tried on it; optimisers take the parts
         self.state = state = State(model, make_optimisers(model, recipe), steering)
-        self.loss, self.steppers = engine.prepare(_Loss(model, recipe), state.optimisers)
+        self.objective = _Loss(model, recipe)
+        self.loss, self.steppers = engine.prepare(self.objective, state.optimisers)
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
         self.guard = Guard(model, self.source, recipe, folder)
         facts: dict[str, Any] = {"components": model.components, "nodes": model.nodes, "prior_std": model.prior_std}
@@ -220,7 +221,7 @@ class _Run:
         return {"beta": beta} | rates_at(t, self.recipe)
 
     def _step(self, share: Share, rates: dict[str, float]) -> Tensor:
-        """Takes one step on a batch, in pieces to save memory; returns the sums of loss, nll and kl × mass."""
+        """Takes one step on a batch, in pieces to save memory; returns the sums of loss, nll and kl × mass, and `_Loss.plain`."""
         recipe, engine, likelihood = self.recipe, self.engine, self.model.likelihood
         set_rates(self.state.optimisers, rates, recipe)
         self.model.train()
@@ -240,7 +241,8 @@ class _Run:
                 loss = nll + penalty(terms.kl, terms.entropy, **weights) / len(pieces)
                 self.guard.check_loss(loss, piece, self.state.progress.step)
                 engine.accelerator.backward(loss)
-            sums.append(torch.stack([terms.loss.detach(), terms.nll.detach(), terms.kl.detach()]) * own)
+            values = torch.stack([terms.loss.detach(), terms.nll.detach(), terms.kl.detach()]) * own
+            sums.append(torch.cat([values, self.objective.plain.to(values)]))
         if engine.sharded:
             average_gradients(self.model)
         self._clip(share)
@@ -286,11 +288,37 @@ class _Run:
 
 
 class _Loss(nn.Module):
-    """The objective as a module, because DDP hooks onto a forward."""
+    """The objective as a module, because DDP hooks onto a forward.
+
+    Attributes:
+        plain: Sum of −log p, and number, of the last batch's data where a steered loss weighs or smooths them; else
+            empty. The held-out losses that steering compares it with do neither.
+    """
+
+    plain = torch.zeros(0)
 
     def __init__(self, model: Trainable, recipe: Recipe) -> None:
         super().__init__()
         self.model, self.samples, self.spread = model, recipe.samples, recipe.spread
+        self.notes = recipe.beta == "auto" and model.likelihood.unweighted() is not model.likelihood
 
     def forward(self, x: Any, y: Tensor, weights: Mapping[str, Any], part: tuple[int, int]) -> ELBO:
-        return self.model.elbo(x, y, samples=self.samples, spread=self.spread, part=part, **weights)
+        with self._noting() if self.notes else nullcontext():
+            return self.model.elbo(x, y, samples=self.samples, spread=self.spread, part=part, **weights)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Notes the plain losses of the outputs that the block asks the likelihood about."""
+        likelihood, plain = self.model.likelihood, self.model.likelihood.unweighted()
+
+        def nll(output: Tensor, target: Tensor) -> Tensor:
+            mass = plain.mass(target).to(output.device)
+            with torch.no_grad():
+                self.plain = torch.stack([plain.nll(output, target) * mass, mass])
+            return type(likelihood).nll(likelihood, output, target)
+
+        likelihood.nll = nll  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            del likelihood.nll

@@ -211,7 +211,7 @@ class Progress:
 
     step: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0] * 4)  # loss, nll, kl, each × mass of the targets; mass
-    seen: list[float] = field(default_factory=lambda: [0.0] * 2)  # nll × mass and mass since the last look
+    seen: list[float] = field(default_factory=lambda: [0.0] * 2)  # sum of −log p, and of data, since the last look
     rows: list[dict[str, Any]] = field(default_factory=list)
     finished: str = ""
     seconds: float = 0.0  # of training, over all resumed parts
