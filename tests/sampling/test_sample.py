@@ -204,6 +204,25 @@ def test_chains_apart_give_what_chains_together_give() -> None:
         assert torch.allclose(gradient[k], at.grad, rtol=1e-4, atol=1e-4)
 
 
+def test_the_energy_is_free_of_class_weights_and_smoothing() -> None:
+    """−U is Σ log p(y | x, z) + log N(z; 1, s²), however the weights were trained."""
+    from ibnn.batches import as_source
+    from ibnn.sampling.energy import Energy
+
+    trained = ibnn.Categorical(weight=torch.tensor([0.1, 5.0, 1.0]), label_smoothing=0.2)
+    x, y = torch.randn(20, 4), torch.arange(20) % 3
+    model = ibnn.convert(nn.Linear(4, 3), components=2, likelihood=trained, prior_std=S, seed=0).eval()
+    energy = Energy(model, as_source((x, y), batch_size=20), None, 1.0, 0)
+    z = model.draw_latents(1).detach().requires_grad_()
+    net: Any = model.net
+    outputs = [nn.functional.linear(x * own, net.weight, net.bias).detach() for own in z]
+    prior = 0.5 * ((z - 1) / S).square().sum(1)
+    log_p = [nn.functional.cross_entropy(output, y, reduction="sum") for output in outputs]
+    torch.testing.assert_close(energy(z, energy.batch(0))[0], (prior + torch.stack(log_p)).detach())
+    assert trained.label_smoothing == 0.2
+    assert trained.weight is not None
+
+
 def test_minibatch_energy_and_noise_are_unbiased() -> None:
     from ibnn.batches import as_source
     from ibnn.sampling.energy import Energy

@@ -138,7 +138,7 @@ class Energy:
 
     def _losses(self, z: Tensor, piece: Piece, each: bool) -> Tensor:
         """Returns −Σ log p(y | x, z) of a piece, (K,), or without `each` its mean over chains."""
-        likelihood, y, chains = self.model.likelihood, piece.y, len(z)
+        likelihood, y, chains = self.model.likelihood.unweighted(), piece.y, len(z)
         outputs = self._outputs(z, piece)  # (K, rows, …)
         targets = y.repeat(chains, *[1] * (y.dim() - 1)) if len(y) == piece.rows else y
         if not each:
