@@ -235,11 +235,40 @@ def test_dropout_of_a_linear_network_has_the_moments_of_its_masks() -> None:
 
 def test_the_network_s_own_dropout_is_kept_or_replaced() -> None:
     own, given = MCDropout(make_net(dropout=0.4)), MCDropout(make_net(dropout=0.4), rate=0.1)
-    assert own.net[3].rate == 0.4
-    assert given.net[3].rate == 0.0
-    assert given.net[4].input_dropout.rate == 0.1
+    assert own.net[3].own.p == 0.4
+    assert given.net[3].own.p == 0.0
+    assert given.net[4].input_dropout.own.p == 0.1
     with pytest.raises(ValueError, match="a network without dropout"):
         MCDropout(make_net())
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout])
+def test_every_kind_of_dropout_is_drawn(kind: type[nn.Module]) -> None:
+    """Inputs of 1 become one of two values, by channel or entry; the same for all rows, as often as torch's own."""
+    dims, rate = {nn.Dropout1d: 1, nn.Dropout3d: 3}.get(kind, 2), 0.25
+    x = torch.ones(2, 500, *[2] * dims)
+    (draw,) = MCDropout(nn.Sequential(nn.Identity(), kind(rate), nn.Linear(2, 2)).eval()).net[1:2]
+    with torch.no_grad():
+        torch.manual_seed(0)
+        kept, dropped = sorted(draw.own.train()(x).unique().tolist(), reverse=True)
+        draw.source = torch.Generator().manual_seed(0)
+        found = draw(x)
+    assert torch.equal(found[0], found[1])
+    values = found[0].flatten(1)
+    torch.testing.assert_close(values.unique(), torch.tensor([dropped, kept]))
+    by_channel = kind is not nn.AlphaDropout
+    assert bool((values == values[:, :1]).all()) == by_channel
+    count = 500 if by_channel else values.numel()
+    share = (values < (kept + dropped) / 2).double().mean()
+    assert abs(share - rate) < 4 * math.sqrt(rate * (1 - rate) / count)
+
+
+def test_one_dropout_layer_in_two_places_is_drawn_in_both() -> None:
+    shared = nn.Dropout(0.5)
+    method = MCDropout(nn.Sequential(nn.Linear(D, 50), shared, nn.Identity(), shared))
+    outputs = method.draw_logits(make_data()[0], 200, 0)
+    dropped = (outputs == 0).double().mean()
+    assert abs(dropped - 0.75) < 4 * math.sqrt(0.75 * 0.25 / (200 * 50))  # by one of two masks
 
 
 def test_attention_keeps_its_own_dropout_rate() -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd
 
 from ibnn.baselines.plain import Plain, generator
 from ibnn.errors import complaint
@@ -16,20 +17,28 @@ from ibnn.latent import inverse_softplus
 from ibnn.layers.registry import layer_type
 from ibnn.likelihood import Likelihood
 
+LEAST_SELU = -1.7580993408473766  # −λα: alpha dropout sets entries to it
+
 
 class _Mask(nn.Module):
     """Dropout whose mask, within a draw, is the same for every row, so that a draw is one function of x."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, own: _DropoutNd) -> None:
         super().__init__()
-        self.rate = rate
+        self.own = own
         self.source: torch.Generator | None = None  # of the current draw
 
     def forward(self, x: Tensor) -> Tensor:
+        own, rate = self.own, self.own.p
         if self.source is None:
-            return F.dropout(x, self.rate, self.training)
-        mask = torch.rand(x.shape[1:], generator=self.source, device=x.device) >= self.rate
-        return x * mask / (1 - self.rate)
+            return own(x)  # type: ignore[no-any-return]
+        entries = isinstance(own, nn.Dropout | nn.AlphaDropout)  # the others drop channels
+        shape = x.shape[1:] if entries else (*x.shape[1:2], *[1] * (x.dim() - 2))
+        mask = torch.rand(shape, generator=self.source, device=x.device) >= rate
+        if isinstance(own, nn.AlphaDropout | nn.FeatureAlphaDropout):  # keeps mean 0 and variance 1
+            scale = ((1 - rate) * (1 + rate * LEAST_SELU**2)) ** -0.5
+            return scale * (torch.where(mask, x, LEAST_SELU) - rate * LEAST_SELU)
+        return x * mask / (1 - rate)
 
     def hook(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Drops entries of a layer's input."""
@@ -53,14 +62,14 @@ class MCDropout(Plain):
         self.rate = rate
         if rate is not None and not 0 < rate < 1:
             raise ValueError(complaint("rate", "between 0 and 1", rate, "Pass 0.1, or None for the network's own."))
-        own = [(m, n, c) for m in net.modules() for n, c in m.named_children() if isinstance(c, nn.Dropout)]
+        own = [(m, n, c) for m in net.modules() for n, c in m._modules.items() if isinstance(c, _DropoutNd)]
         if rate is None and not any(child.p > 0 for _, _, child in own):
             raise ValueError(complaint("rate", "given", "a network without dropout", "Pass rate=0.1."))
         for module, name, child in own:
-            setattr(module, name, _Mask(child.p if rate is None else 0.0))
+            setattr(module, name, _Mask(child if rate is None else nn.Dropout(0.0)))
         layers = [m for m in net.modules() if layer_type(m)][1:] if rate is not None else []
         for layer in layers:
-            layer.input_dropout = _Mask(rate or 0.0)
+            layer.input_dropout = _Mask(nn.Dropout(rate or 0.0))
             layer.register_forward_pre_hook(layer.input_dropout.hook)
         self.train(self.training)
 
