@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 from fit_job import make_data, make_net
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import ibnn
@@ -101,6 +101,25 @@ def test_draws_are_of_a_random_part_with_its_own_targets() -> None:
     assert targets.tolist() != list(range(50))
     assert torch.equal(outputs, targets.float()[:, None].expand(3, 2, 50, 2))
     assert torch.equal(held_out.draws(2, 10**6)[1], NUMBERS[1])
+
+
+def test_targets_that_are_padded_batch_by_batch_are_refused() -> None:
+    """With and without `valid`, before the first step; a loader of them is not predicted as one."""
+
+    def padded(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        x = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return x[..., None], (x > 0).long()
+
+    rows = [torch.randn(3 + i // 60) for i in range(600)]
+    loader = DataLoader(rows, batch_size=60, collate_fn=padded)  # type: ignore[arg-type]
+    model = ibnn.convert(nn.Linear(1, 2), components=2, likelihood=ibnn.Categorical(axis=-1), seed=0)
+    refused = r"`{}` to be batches with targets of one shape.*\(B, \d+\) and \(B, \d+\)\. Pad them to one length"
+    for name, valid, options in (("valid", loader, {}), ("valid", loader, {"beta": 1.0}), ("train", None, {})):
+        with pytest.raises(ValueError, match=refused.format(name)):
+            ibnn.fit(model, loader, valid, epochs=1, quiet=True, **options)
+    with pytest.raises(ValueError, match=r"batches with outputs of one shape.*Pad them to one length"):
+        model.predict(loader)
+    assert ibnn.fit(model, loader, epochs=1, beta=1.0, quiet=True).stopped == "finished"
 
 
 def test_targets_are_counted_in_tensors_and_guessed_from_the_first_batch() -> None:

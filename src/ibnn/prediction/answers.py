@@ -62,7 +62,16 @@ class Prediction:
         """Joins the answers for consecutive batches."""
         if len(parts) == 1:
             return parts[0]
-        return parts[0]._map(lambda name, value, axis: torch.cat([getattr(part, name) for part in parts], axis))
+
+        def joined(name: str, value: Tensor, axis: int) -> Tensor:
+            values = [getattr(part, name) for part in parts]
+            shapes = {tuple(v.shape[:axis] + v.shape[axis + 1 :]) for v in values}
+            if len(shapes) > 1:
+                expected, got = "batches with outputs of one shape", " and ".join(map(str, sorted(shapes)[:2]))
+                raise ValueError(complaint("x", expected, got, "Pad them to one length, or predict batch by batch."))
+            return torch.cat(values, axis)
+
+        return parts[0]._map(joined)
 
 
 @dataclass(frozen=True)

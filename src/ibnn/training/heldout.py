@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
@@ -47,7 +48,7 @@ def check_data(model: Trainable, source: Source, name: str) -> None:
     Tensors and validation data are checked as a whole; of training data that have to be loaded, the first batch. One
     batch goes through the network.
     """
-    device, output, rows = next(model.parameters()).device, None, 0
+    device, output, rows, shapes = next(model.parameters()).device, None, 0, set[torch.Size]()
     with generators_restored(), torch.no_grad():
         for share in source.epoch(0, 0):
             x, y = (tree_map(lambda t: t.to(device), part) for part in (share.x, share.y))
@@ -59,11 +60,30 @@ def check_data(model: Trainable, source: Source, name: str) -> None:
                 refuse_nan(source.data[0], argument=name, infinity=True)
                 model.likelihood.check(output, source.data[1].to(device))
                 return
+            refuse_padding(shapes, y, name)
             model.likelihood.check(output, y)
             if name == "train":  # NaN in a later batch is found, with its row, when the loss is not finite
                 return
             refuse_nan(x, rows, name, infinity=True)
             rows += share.total
+
+
+def refuse_padding(shapes: set[torch.Size], y: Tensor, name: str) -> None:
+    """Adds the shape of a batch's targets to those before; raises if they differ, for they are scored together."""
+    shapes.add(y.shape[1:])
+    if len(shapes) > 1:
+        got = " and ".join(f"(B, {', '.join(map(str, shape))})" for shape in sorted(shapes))
+        remedy = "Pad them to one length, or pass beta=1.0 and no valid."
+        raise ValueError(complaint(name, "batches with targets of one shape, to hold out rows", got, remedy))
+
+
+def check_padding(source: Source) -> None:
+    """Raises if a collate function pads held-out targets batch by batch."""
+    if dict(source.loading).get("collate_fn", default_collate) is not default_collate:
+        shapes = set[torch.Size]()
+        with generators_restored():
+            for share in source.epoch(0, 0):
+                refuse_padding(shapes, share.y, "train")
 
 
 MIN_TRAIN_ROWS = 500  # of fewer training examples none are held out
@@ -95,6 +115,8 @@ def read_data(model: Trainable, train: Any, valid: Any, recipe: Recipe) -> Split
     split = Split(source, held_out, source, source.rows)
     if recipe.beta == "auto":
         split = hold_out(source, held_out, recipe.seed)
+        if held_out is None and split.held_out is not None:
+            check_padding(split.held_out)
         if recipe.refit and held_out is not None and not split.note:
             split = split._replace(whole=source.joined(held_out))
     if recipe.calibrate and split.held_out is None:
