@@ -421,6 +421,11 @@ def test_what_cannot_be_used_is_refused() -> None:
             model.fit(csr_array(X), y)
     with pytest.raises(ValueError, match=r'`prior_std` to be a number or "auto", but got \'strong\''):
         IBNNClassifier(prior_std="strong").fit(X, NAMES)
+    model = IBNNClassifier(epochs=1, **QUICK).fit(X, NAMES)
+    with pytest.raises(ValueError, match=r"`y` to be .* unseen, but got \['yes, please'\]"):  # its beginning is known
+        model.partial_fit(X, np.where(LABELS, "yes, please", "no"))
+    with pytest.raises(ValueError, match=r"`y` to be .* unseen, but got \['nothing'\]"):
+        model.fit(X, NAMES, X_val=X, y_val=np.where(LABELS, "yes", "nothing"))
     with pytest.raises(ValueError, match="1d array"):
         IBNNClassifier().fit(X, np.stack([LABELS, 1 - LABELS], 1))  # several labels a row
     with pytest.raises(ValueError, match="weight"):

@@ -123,6 +123,9 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         if start:
             self._encoder = LabelEncoder().fit(y if classes is None else classes)
             self.classes_ = self._encoder.classes_
+        if unseen := set(y.tolist()) - set(self.classes_.tolist()):  # the encoder would cut strings that are too long
+            remedy = "Pass all labels to fit, or as classes to the first partial_fit."
+            raise ValueError(complaint("y", "labels of the classes in use, none unseen", sorted(unseen), remedy))
         labels, class_weights = self._encoder.transform(y), compute_sample_weight(self.class_weight, y)
         x, labels, weight = self._present(x, labels, weight, class_weights)
         if start:
