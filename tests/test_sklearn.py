@@ -411,6 +411,8 @@ def test_searches_and_pipelines() -> None:
     search = GridSearchCV(pipeline, grid, cv=2, scoring="neg_log_loss").fit(X, NAMES)
     assert search.best_params_ == {"ibnnclassifier__epochs": 10}
     assert np.isfinite(search.predict_proba(X)).all()
+    draws = GridSearchCV(IBNNClassifier(epochs=1, **QUICK), {"samples": np.array([2])}, cv=2, error_score="raise")
+    assert draws.fit(X, NAMES).best_params_ == {"samples": 2}
     found = GridSearchCV(IBNNRegressor(epochs=10, **QUICK), {"prior_std": [0.1, 1.5]}, cv=2).fit(X, Y[:, 0])
     assert found.best_params_ == {"prior_std": 0.1}
 

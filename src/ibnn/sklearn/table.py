@@ -261,7 +261,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
         """Returns `ibnn.predict` for rows."""
         check_is_fitted(self)
         x = validate_data(self, x, reset=False, dtype=np.float64)
-        return self.model_.predict(torch.tensor(self.scaler_.transform(x)), samples=self.samples, progress=False)
+        return self.model_.predict(torch.tensor(self.scaler_.transform(x)), samples=int(self.samples), progress=False)
 
     def novelty(self, X: Any) -> Array:  # noqa: N803
         """Returns how novel every row is: p-values (n,), near 0 for rows unlike the held-out ones.
