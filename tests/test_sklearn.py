@@ -113,6 +113,11 @@ def test_weight_zero_is_absence_and_weight_one_is_no_weight(classifier: IBNNClas
     padded, weight = np.concatenate([X, extra]), np.repeat([1.0, 0.0], [len(X), 5])
     absent = clone(classifier).fit(padded, np.concatenate([NAMES, NAMES[:5]]), sample_weight=weight)
     assert np.array_equal(absent.predict_proba(X), classifier.predict_proba(X))
+    names = np.concatenate([NAMES, ["yes"] * 4, ["maybe"]])  # neither frequent nor known
+    balanced = IBNNClassifier(epochs=2, class_weight="balanced", **QUICK)
+    absent = clone(balanced).fit(padded, names, sample_weight=weight)
+    assert absent.classes_.tolist() == ["no", "yes"]
+    assert np.array_equal(absent.predict_proba(X), balanced.fit(X, NAMES).predict_proba(X))
 
 
 def test_weights_move_the_answer_as_repetitions_do() -> None:

@@ -120,6 +120,7 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         """Returns the rows of positive weight, their class numbers, and the product of row and class weights."""
         x, y = validate_data(self, x, y, reset=start, dtype=np.float64)
         check_classification_targets(y)
+        x, y, weight = self._present(x, y, weight)
         if start:
             self._encoder = LabelEncoder().fit(y if classes is None else classes)
             self.classes_ = self._encoder.classes_
