@@ -258,9 +258,17 @@ def test_conformal_intervals_follow_the_noise_that_is_set_in_the_end() -> None:
     x, y = line(400)
     model = IBNNRegressor(epochs=5, **CHOSEN).fit(x[:200], y[:200], X_val=x[200:], y_val=y[200:])
     mean, std = model.predict(x[200:], return_std=True)
-    limit = np.sort(np.abs(y[200:] - mean) / std)[180]  # ⌈0.9 · 201⌉ = 181 of 200; the model predicts with 2 draws, …
+    limit = np.sort(np.abs(y[200:] - mean) / std)[180]  # ⌈0.9 · 201⌉ = 181 of 200
     reach = model.predict_interval(x[200:], 0.9, conformal=True)[1] - mean
-    np.testing.assert_allclose(reach / std, limit, rtol=0.05)  # … and was calibrated with 5
+    np.testing.assert_allclose(reach / std, limit, rtol=1e-3)
+
+
+def test_conformal_scores_have_the_draws_of_predictions() -> None:
+    x, y = line(260)
+    model = IBNNRegressor(epochs=5, **QUICK | {"prior_std": 1.0, "samples": 1, "components": 1})
+    mean, std = model.fit(x[:200], y[:200], X_val=x[200:], y_val=y[200:]).predict(x[200:], return_std=True)
+    found = np.sort(model.model_.reference.errors[:, 0].numpy())
+    np.testing.assert_allclose(np.median(found), np.median(np.abs(y[200:] - mean) / std), rtol=1e-4)
 
 
 def test_sets_cover_the_true_class() -> None:
@@ -292,6 +300,9 @@ def test_too_few_held_out_rows_are_refused(classifier: IBNNClassifier, regressor
             ask(X)
     with pytest.raises(ValueError, match="but got 49"):
         few.novelty(X)
+    more = IBNNClassifier(epochs=2, **QUICK).fit(X, NAMES, X_val=X, y_val=NAMES).partial_fit(X, NAMES)
+    with pytest.raises(ValueError, match="no partial_fit since, but got 0"):
+        more.novelty(X)
     with pytest.raises(ValueError, match=r"conformal.*X_val"):
         regressor.predict_interval(X, conformal=True)
 

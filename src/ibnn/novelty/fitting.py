@@ -98,6 +98,7 @@ def fit_novelty_if_possible(
     seed: int = 0,
     batch_size: int = 256,
     answers: Prediction | None = None,
+    samples: int = 5,
 ) -> None:
     """Does the same at the end of training or calibration, unless data are too few; a failure is a warning there.
 
@@ -108,6 +109,7 @@ def fit_novelty_if_possible(
         seed: Decides which are ranked layer by layer.
         batch_size: Rows that go through the network at once.
         answers: Predictions of the held-out inputs, whose source then has an order, if they are known already.
+        samples: Draws per component of those that are made here: as many as later predictions will have.
     """
     if not isinstance(model, Observer):
         return
@@ -115,7 +117,7 @@ def fit_novelty_if_possible(
         sources = [_data(data, "train", 256, model).source for data in (train, valid) if data is not None]
         if min(source.rows for source in sources) >= FEWEST * (3 - len(sources)):
             options: Any = {"rows": ROWS, "seed": seed, "batch_size": batch_size, "fallback": "auto"}
-            _fitted(_Fitting(model, (), seed, answers), *_sources(model, train, valid, **options), "auto")
+            _fitted(_Fitting(model, (), seed, answers, samples), *_sources(model, train, valid, **options), "auto")
     except Exception as error:  # what was trained is not lost for it
         warnings.warn(f"The model is ready, but cannot tell novel inputs. {error}", stacklevel=3)
 
@@ -198,8 +200,16 @@ def _at_most(data: _Data, rows: int, seed: int) -> _Data:
 class _Fitting:
     """Passes data through a model and makes a reference of what its layers see."""
 
-    def __init__(self, model: Observer, exclude: Sequence[str], seed: int, answers: Prediction | None = None) -> None:
+    def __init__(
+        self,
+        model: Observer,
+        exclude: Sequence[str],
+        seed: int,
+        answers: Prediction | None = None,
+        samples: int = 5,
+    ) -> None:
         self.model, self.seed, self.known_answers = model, seed, answers
+        self.options: Any = {"samples": samples, "novelty": False, "progress": False}
         self.device = next(model.net.parameters()).device
         self.all_layers = observable(model.net)
         unknown = [name for name in exclude if name not in self.all_layers]
@@ -297,7 +307,7 @@ class _Fitting:
             surprises += [] if seen.surprise is None else [seen.surprise]
             if answered and sum(map(len, self.held_targets)) < ANSWERED:
                 if self.known_answers is None:
-                    self.answers.append(predict(cast(Any, self.model), x, novelty=False, progress=False).to("cpu"))
+                    self.answers.append(predict(cast(Any, self.model), x, **self.options).to("cpu"))
                 self.held_targets.append(y.cpu())
             bar.advance()
         if answered and self.known_answers is not None:

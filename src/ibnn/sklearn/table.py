@@ -163,7 +163,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
             if choice is not None:
                 self.model_.likelihood.set_temperature(choice.temperature)
             if valid is not None:
-                fit_novelty_if_possible(self.model_, train, valid, seed=self._seed)
+                fit_novelty_if_possible(self.model_, train, valid, seed=self._seed, samples=int(self.samples))
         self._calls += 1
         self._held = 0 if valid is None else len(valid[0])
 
@@ -216,6 +216,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
         with self._weighted(x, target, weight) as train:
             self._fit(train, None, **self._pace(len(x)) | {"epochs": 1}, schedule=Schedule())
         self._calls += 1
+        self._held = 0
 
     def _fit(self, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor] | None, **fields: Any) -> None:
         """Calls `ibnn.fit`, in single precision, with the fixed β that holds the noise near its prior."""
