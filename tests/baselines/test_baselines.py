@@ -217,6 +217,41 @@ def test_an_ensemble_needs_separate_members(nets: list[nn.Module]) -> None:
         Ensemble(nets)
 
 
+class TwoHeads(nn.Module):
+    """Two outputs by name, behind a layer in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.kind, self.size = nn.Linear(D, 8), nn.Linear(8, C), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.body(x).relu()
+        return {"kind": self.kind(hidden), "size": self.size(hidden)}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Plain,
+        lambda net, likelihood: MCDropout(net, likelihood, rate=0.1),
+        MeanField,
+        lambda net, likelihood: Ensemble([net, TwoHeads()], likelihood),
+        lambda net, likelihood: SWAG(net, likelihood, rank=2),
+    ],
+)
+def test_baselines_have_several_heads(make: Callable[..., Plain]) -> None:
+    x, labels = make_data()
+    y = {"kind": labels, "size": x[:, :1]}
+    model = make(TwoHeads(), ibnn.Heads({"kind": ibnn.Categorical(), "size": ibnn.Gaussian()}))
+    history = fit(model, (x, y), (x, y), **(STEPS | {"swa": 0.5}))  # type: ignore[arg-type]
+    assert {"valid_kind.error", "valid_size.rmse"} <= set(history.rows[-1])
+    before = model.likelihood.score(model.predict(x, fallback=0), y)["nll"]
+    assert scale_temperature(model, (x, y)) == model.likelihood.temperature
+    assert model.likelihood.score(model.predict(x, fallback=0), y)["nll"] < before + 1e-6
+    outputs = model.eval()(x)
+    assert {name: tuple(output.shape) for name, output in outputs.items()} == {"kind": (N, C), "size": (N, 1)}
+
+
 # ----------------------------------------------------------------------------------------------------------- MC-dropout
 
 

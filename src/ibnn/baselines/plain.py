@@ -10,7 +10,7 @@ from ibnn import objective
 from ibnn.batches import as_source
 from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
-from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating, logits_of
+from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating
 from ibnn.latent import scale_gradient
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood
@@ -71,7 +71,7 @@ class Plain(Observer):
     def elbo(
         self,
         x: Inputs,
-        y: Tensor,
+        y: Any,
         *,
         n_data: int,
         samples: int = 1,
@@ -82,6 +82,7 @@ class Plain(Observer):
     ) -> objective.ELBO:
         """Returns the loss on a batch and its terms; arguments as of `IBNN.elbo`, those of latents without effect."""
         self.forget()
+        y = self.likelihood.pack(y)
         objective.check_weights(n_data=n_data, data=self.likelihood.data(y), samples=samples, beta=beta, gamma=0.0)
         nll, kl = self._nll(x, y, samples), self.kl()
         if part is None:
@@ -132,7 +133,7 @@ class Plain(Observer):
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the output of the network in the present mode, without noise."""
         args, kwargs = call_arguments(x)
-        return logits_of(self.net(*args, **kwargs))
+        return self.likelihood.read(self.net(*args, **kwargs))
 
     def predict(self, x: Inputs | None = None, **options: Any) -> Prediction:
         """Predicts with uncertainty; see `ibnn.predict`."""
@@ -155,14 +156,14 @@ class Plain(Observer):
         """Returns the output of a forward pass; raises if inputs or targets do not fit it."""
         args, kwargs = call_arguments(x)
         with explaining_shapes(self.net, x):
-            output = logits_of(run(args, kwargs))
+            output = self.likelihood.read(run(args, kwargs))
             check_rows(output, batch_length(x))
         self.likelihood.check(output, y)
         return output
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         """Yields the outputs of the draws of these numbers, or the only output there is."""
-        yield logits_of(self.net(*args, **kwargs))
+        yield self.likelihood.read(self.net(*args, **kwargs))
 
 
 def generator(seed: int, index: int, device: torch.device) -> torch.Generator:
@@ -205,7 +206,7 @@ class Ensemble(Plain):
         return torch.stack(losses).mean()
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
-        yield from (logits_of(member(*args, **kwargs)) for member in self.net)
+        yield from (self.likelihood.read(member(*args, **kwargs)) for member in self.net)
 
 
 def scale_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> float:
@@ -223,6 +224,7 @@ def scale_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> flo
 
 def find_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> float:
     """Returns the temperature of the lowest held-out NLL, and leaves the method alone; see `scale_temperature`."""
-    inputs, targets = as_source(valid, batch_size=256, name="valid", shuffled=False).inputs()
+    pack = method.likelihood.pack
+    inputs, targets = as_source(valid, batch_size=256, name="valid", shuffled=False, pack=pack).inputs()
     outputs = draws(method, inputs, samples=samples)
     return best_temperature(method.likelihood, outputs, torch.cat(targets).to(outputs.device))

@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ibnn.baselines.plain import Plain, generator
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, batch_length, logits_of, repeat_rows, tree_map
+from ibnn.inputs import Inputs, batch_length, repeat_rows, tree_map
 from ibnn.latent import inverse_softplus
 from ibnn.layers.registry import layer_type
 from ibnn.likelihood import Likelihood
@@ -89,7 +89,7 @@ class MCDropout(Plain):
             try:
                 for mask in masks:
                     mask.source = source
-                output = logits_of(self.net(*args, **kwargs))
+                output = self.likelihood.read(self.net(*args, **kwargs))
             finally:
                 for mask in masks:
                     mask.source = None
@@ -170,7 +170,9 @@ class MeanField(Plain):
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         device = self.examples.device
-        yield from (logits_of(self._noisy(args, kwargs, generator(seed, number, device))) for number in numbers)
+        yield from (
+            self.likelihood.read(self._noisy(args, kwargs, generator(seed, number, device))) for number in numbers
+        )
 
 
 class SWAG(Plain):
@@ -253,4 +255,4 @@ class SWAG(Plain):
             weights = self.mean + std * torch.randn(std.shape, generator=source, device=device)
             weights += torch.randn(len(kept), generator=source, device=device) @ kept / (2 * (len(kept) - 1)) ** 0.5
             drawn = dict(zip(names, self._parts(weights), strict=True))
-            yield logits_of(functional_call(self.net, drawn, args, kwargs))
+            yield self.likelihood.read(functional_call(self.net, drawn, args, kwargs))
