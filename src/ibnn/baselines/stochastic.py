@@ -36,7 +36,7 @@ class _Mask(nn.Module):
         shape = x.shape[1:] if entries else (*x.shape[1:2], *[1] * (x.dim() - 2))
         mask = torch.rand(shape, generator=self.source, device=x.device) >= rate
         if isinstance(own, nn.AlphaDropout | nn.FeatureAlphaDropout):  # keeps mean 0 and variance 1
-            scale = ((1 - rate) * (1 + rate * LEAST_SELU**2)) ** -0.5
+            scale = 1 / math.sqrt((1 - rate) * (1 + rate * LEAST_SELU**2))
             return scale * (torch.where(mask, x, LEAST_SELU) - rate * LEAST_SELU)
         return x * mask / (1 - rate)
 

@@ -221,7 +221,7 @@ class _Run:
         return {"beta": beta} | rates_at(t, self.recipe)
 
     def _step(self, share: Share, rates: dict[str, float]) -> Tensor:
-        """Takes one step on a batch, in pieces to save memory; returns the sums of loss, nll and kl × mass, and `_Loss.plain`."""
+        """Takes one step on a batch, in pieces to save memory; returns sums: loss, nll, kl × mass; `_Loss.plain`."""
         recipe, engine, likelihood = self.recipe, self.engine, self.model.likelihood
         set_rates(self.state.optimisers, rates, recipe)
         self.model.train()
