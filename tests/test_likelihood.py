@@ -101,6 +101,20 @@ def test_weights_are_repetitions_in_the_loss(kind: type[ibnn.Likelihood]) -> Non
     assert (losses.sum() / counts.sum()).item() == pytest.approx(score)
 
 
+@pytest.mark.parametrize("kind", [Categorical, Gaussian, Bernoulli])
+def test_a_weighted_score_takes_one_pass(kind: type[ibnn.Likelihood], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many weights as rows, the same answer as weight by weight, which likelihoods of one's own take."""
+    own = type("Own", (kind,), {})
+    weight, draws = torch.rand(50, dtype=torch.float64), torch.randn(2, 3, 50, 4, dtype=torch.float64)
+    target = torch.randn(50, 4, dtype=torch.float64) if kind is Gaussian else torch.randint(2, (50, 4)).double()
+    target = torch.randint(4, (50,)) if kind is Categorical else target
+    joined = Weighted.join(weight, target)
+    prediction, slow = kind().summarise(draws), Weighted(own())
+    expected = slow.score(prediction, joined)["nll"]
+    monkeypatch.setattr(kind, "score", None)
+    assert Weighted(kind()).score(prediction, joined)["nll"] == pytest.approx(expected, rel=1e-10)
+
+
 def test_unweighted_is_the_mean_of_log_probabilities() -> None:
     logits, labels = torch.randn(6, 3), torch.tensor([0, 1, 2, 1, 1, -100])
     smooth = Categorical(weight=torch.tensor([1.0, 2.0, 5.0]), label_smoothing=0.3)

@@ -189,6 +189,10 @@ class Likelihood(nn.Module, ABC):
         """Returns −log p of each datum, of the target's shape and 0 where it is ignored, and which data count."""
         raise NotImplementedError
 
+    def _answer_losses(self, prediction: Any, target: Tensor) -> Tensor:
+        """Returns −log p of each datum, likewise, as a prediction has it."""
+        raise NotImplementedError
+
 
 def _takes_temperature(method: Callable[..., Any]) -> bool:
     parameters = inspect.signature(method).parameters

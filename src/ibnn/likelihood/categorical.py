@@ -176,6 +176,10 @@ class Categorical(Discrete):
         log_probs = (logits.gather(-1, index)[..., 0] - logits.logsumexp(-1)) * kept  # of each draw
         return (math.log(len(draws)) - log_probs.logsumexp(0)) * kept, kept
 
+    def _answer_losses(self, prediction: CategoricalPrediction, target: Tensor) -> Tensor:
+        kept, log_probs = target != self.ignore_index, prediction.log_probs.movedim(prediction.axis, -1)
+        return -log_probs.gather(-1, (target.long() * kept)[..., None])[..., 0].masked_fill(~kept, 0)
+
     def _prediction(self, logs: Tensor, split: Split, error: Tensor) -> Prediction:
         dim = self._from_end(logs.dim())
         logs, error = (values.movedim(-1, dim) for values in (logs, error))
@@ -285,14 +289,18 @@ class Bernoulli(Discrete):
         return BernoulliPrediction(yes.exp(), yes, *split, error[..., 0], no)
 
     def _datum_losses(self, draws: Tensor, target: Tensor, temperature: Temperature) -> tuple[Tensor, Tensor]:
-        losses = _losses(self.summarise(draws, temperature), target)
+        losses = self._answer_losses(self.summarise(draws, temperature), target)
         return losses, torch.ones_like(losses)
+
+    def _answer_losses(self, prediction: Any, target: Tensor) -> Tensor:
+        yes = target.to(prediction.probs.dtype)
+        return -(yes * prediction.log_probs + (1 - yes) * prediction.log_complements)  # type: ignore[no-any-return]
 
     def score(self, prediction: BernoulliPrediction, target: Tensor) -> dict[str, float]:
         """Returns NLL and error, per label."""
         check_shape(prediction.probs, target)
         error = (prediction.labels != (target > 0.5)).double().mean().item()
-        return {"nll": _losses(prediction, target).mean().item(), "error": error}
+        return {"nll": self._answer_losses(prediction, target).mean().item(), "error": error}
 
     def surprise(self, output: Tensor) -> Tensor:
         """Returns how near the scores are to 0, which is undecided, the mean over an input's labels."""
@@ -311,10 +319,3 @@ class Bernoulli(Discrete):
         total = entropy(torch.stack([yes, no], -1).exp())
         parts: Any = shares(prediction, weight, total)
         return replace(prediction, probs=yes.exp(), log_probs=yes, log_complements=no, **parts)
-
-
-def _losses(prediction: Prediction, target: Tensor) -> Tensor:
-    """Returns −log p of each label."""
-    assert isinstance(prediction, BernoulliPrediction)
-    yes = target.to(prediction.probs.dtype)
-    return -(yes * prediction.log_probs + (1 - yes) * prediction.log_complements)

@@ -315,12 +315,16 @@ class Weighted(Likelihood):
     def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
         """The weighted NLL."""
         weight, rest = self.part(target)
+        mass = float(self.unweighted().mass(target))
+        if self.inner.by_row:
+            losses = self.inner._answer_losses(prediction, rest).double().reshape(len(rest), -1).sum(1)
+            return {"nll": (weight * losses).sum().item() / mass}
         total = 0.0
         for value in weight.unique():
             rows = (weight == value).nonzero()[:, 0]
-            mass = float(value) * self.inner.data(rest[rows])
-            total += mass * self.inner.score(prediction.rows(rows), rest[rows])["nll"]
-        return {"nll": total / float(self.mass(target))}
+            nll = self.inner.score(prediction.rows(rows), rest[rows])["nll"]
+            total += float(value) * self.inner.data(rest[rows]) * nll
+        return {"nll": total / mass}
 
     def classes(self, target: Tensor) -> Tensor | None:
         """Returns those of the likelihood inside."""

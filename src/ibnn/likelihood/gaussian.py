@@ -106,9 +106,12 @@ class Gaussian(Likelihood):
         losses = -self.summarise(draws, temperature).log_prob(target)
         return losses, torch.ones_like(losses)
 
+    def _answer_losses(self, prediction: GaussianPrediction, target: Tensor) -> Tensor:
+        return -prediction.log_prob(target)
+
     def score(self, prediction: GaussianPrediction, target: Tensor) -> dict[str, float]:
         """NLL of the mixture, and root mean squared error."""
-        nll = -prediction.log_prob(target).mean()  # refuses a target of another shape
+        nll = self._answer_losses(prediction, target).mean()  # refuses a target of another shape
         return {"nll": nll.item(), "rmse": (prediction.mean - target).square().mean().sqrt().item()}
 
     def surprise(self, output: Tensor) -> Tensor | None:
