@@ -348,6 +348,8 @@ def test_heads_that_are_all_classes_are_steered() -> None:
     history = ibnn.fit(model, train, valid, epochs=4, lr=0.02, batch_size=50, quiet=True)
     assert len(history.looks) > 3
     assert history.rows[-1]["valid_age.error"] < 0.5
+    with pytest.raises(RuntimeError, match="several heads or dense outputs keep none"):
+        model.predict(x[:3])["sex"].set(0.9)
 
 
 def test_calibration_gives_every_head_its_own_temperature() -> None:

@@ -51,5 +51,8 @@ def mass_above(probs: Tensor) -> Tensor:
 
 def none_known(what: str) -> str:
     """Words what is missing where conformal answers are asked for without held-out labels."""
-    remedy = "Call ibnn.fit or ibnn.calibrate with held-out labels, or ibnn.fit_novelty(model, train, valid)."
+    remedy = (
+        "Networks with several heads or dense outputs keep none. "
+        "Else call ibnn.fit or ibnn.calibrate with held-out labels, or ibnn.fit_novelty(model, train, valid)."
+    )
     return complaint(what, "asked of a model that has kept held-out scores", "none", remedy)
