@@ -302,6 +302,15 @@ def test_fresh_starts_anew_and_own_files_work(tmp_path: Path, curve: Path) -> No
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("how", [[], ["--fresh"]])
+def test_a_folder_with_files_of_others_is_refused(how: list[str], tmp_path: Path) -> None:
+    (tmp_path / "history.csv").write_text("mine")
+    message = call("train", "toy-regression", *TINY, "--out", tmp_path, *how, code=2).stderr
+    assert f"{tmp_path}, which has history.csv but no job.toml. Choose another folder" in message
+    assert "--fresh" not in message
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_fresh_waits_for_a_folder_in_use_and_says_so(
     curve: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,12 +129,21 @@ def test_weights_of_another_network_are_named(folder: Path) -> None:
 
 
 def test_clearing_removes_what_a_run_wrote_and_nothing_else(folder: Path) -> None:
-    (folder / "notes.txt").write_text("mine")
-    (folder / "checkpoints").mkdir(exist_ok=True)
-    (folder / "checkpoints" / "step-1.safetensors").touch()
-    (folder / runs.HELD_OUT).touch()
-    RunFolder(folder).clear()
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["notes.txt"]
+    home, mine = RunFolder(folder), {"notes.txt", "checkpoints/mine.pt"}
+    for name in (*mine, "checkpoints/step-1-a.safetensors", "checkpoints/sharded-1/a", "chains/chains.safetensors"):
+        home.write(name, b"")
+    home.write(runs.HELD_OUT, b"")
+    home.clear()
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == mine
+
+
+@pytest.mark.parametrize("name", ["config.json", "history.csv", "checkpoints/step-1-a.safetensors"])
+def test_files_of_no_run_are_neither_cleared_nor_replaced(name: str, tmp_path: Path) -> None:
+    RunFolder(tmp_path).write(name, b"mine")
+    RunFolder(tmp_path).clear()
+    with pytest.raises(ValueError, match=f"which has {name} but no job.toml"):
+        run(TINY, tmp_path, quiet=True)
+    assert [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()] == [b"mine"]
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

@@ -87,10 +87,10 @@ def run(
 
 
 def _begin(job: Job, splits: Splits, home: RunFolder) -> None:
-    """Writes what a run was begun with."""
+    """Writes what a run was begun with; job.toml first, which makes the folder one of a run."""
+    home.write(JOB, job.to_toml().encode())
     if splits.units is not None and splits.units.sha256 is not None:
         _keep_units(splits.units, home)
-    home.write(JOB, job.to_toml().encode())
 
 
 def _plain_start(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainable, dict[str, Any]]:
@@ -202,8 +202,9 @@ def check(job: Job, data_folder: str | Path | None = None) -> Splits:
 
 
 def finished(job: Job, home: RunFolder) -> dict[str, Any] | None:
-    """Returns the result of a folder where this job has finished; raises for a folder of another job."""
+    """Returns the result of a folder where this job has finished; raises for a folder of another job or program."""
     if not home.begun:
+        home.check_free()
         return None
     if (saved := job_of(home)) != job:
         got = f"{home.path}, one of another job ({saved.net}, {saved.data}, {saved.method}, seed {saved.seed})"

@@ -11,6 +11,7 @@ with a warning.
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ CONFIG, JOB, TABLE, RECIPE, HISTORY = "config.json", "job.toml", "table.json", "
 MODEL, ANSWERS, HELD_OUT, RESULT = "model.safetensors", "answers.safetensors", "held_out.safetensors", "result.json"
 FORMAT_VERSION = 1
 _CHECKED = (JOB, TABLE, HISTORY, MODEL, CONFIG, ANSWERS)
+_KINDS = ("checkpoints/step-*.safetensors", "checkpoints/sharded-*")
+_CHECKPOINTS = (*_KINDS, *(f"refit/{kind}" for kind in _KINDS))
+# All but job.toml; result.json first: it says "finished".
+_WRITTEN = (RESULT, *_CHECKED[1:], HELD_OUT, RECIPE, "chains/chains.safetensors", *_CHECKPOINTS)
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
 T = TypeVar("T")
 log = logging.getLogger("ibnn")
@@ -86,18 +91,29 @@ class RunFolder:
         sums = {name: self.checksum(name) for name in _CHECKED if self.has(name)}
         content["sha256"] = sums | {RESULT: _checksum_of(content)}
         self.write(RESULT, (json.dumps(content, indent=1) + "\n").encode())
-        self._remove_checkpoints()  # there is nothing left to resume
+        self._remove(_CHECKPOINTS)  # there is nothing left to resume
         return content
 
     def clear(self) -> None:
-        """Removes what a run has written, and nothing else; hold the lock."""
-        for name in (RESULT, *_CHECKED, HELD_OUT, RECIPE):  # result.json first: it says "finished"
-            (self.path / name).unlink(missing_ok=True)
-        self._remove_checkpoints()
+        """Removes what a run has written, and nothing else, if one was begun here; hold the lock."""
+        if self.begun:
+            self._remove(_WRITTEN)
+            (self.path / JOB).unlink()  # last: until then the other files are the run's
 
-    def _remove_checkpoints(self) -> None:
-        for path in (*self.path.glob("checkpoints/*"), *self.path.glob("refit/checkpoints/*")):
-            path.unlink()
+    def check_free(self) -> None:
+        """Raises a ValueError if no run was begun here, and one would replace files."""
+        if not self.begun and (found := self._found(_WRITTEN)):
+            names = ", ".join(str(path.relative_to(self.path)) for path in found)
+            remedy = "Choose another folder, or move these files away."
+            got = f"{self.path}, which has {names} but no {JOB}"
+            raise ValueError(complaint("folder", "a new one, or one of a run", got, remedy))
+
+    def _found(self, patterns: Sequence[str]) -> list[Path]:
+        return [path for pattern in patterns for path in self.path.glob(pattern)]
+
+    def _remove(self, patterns: Sequence[str]) -> None:
+        for path in self._found(patterns):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     # ------------------------------------------------------------------------------------------------------- reading
 

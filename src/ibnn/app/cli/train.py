@@ -194,6 +194,8 @@ def _run(
 ) -> dict[str, Any]:
     from ibnn.lab import jobs
 
+    with misuse((ValueError,)):
+        home.check_free()
     if not fresh:
         with misuse((ValueError,), hint=" Or pass --fresh to replace it."):
             if (result := jobs.finished(job, home)) is not None:
