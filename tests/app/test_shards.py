@@ -124,6 +124,20 @@ def test_it_continues_with_what_is_missing_or_damaged(runs: list[Path], inputs: 
     assert "5 of 5 shards were there" in call(*words).stderr
 
 
+def test_changed_numbers_and_words_are_noticed(tmp_path: Path) -> None:
+    rows = [{"file": "a.png", "row": None, "label": "cat", "total": 0.5}]
+    path = shards.place(tmp_path, 0)
+    shards.write(tmp_path, 0, "key", rows, [])
+    whole = path.read_bytes()
+    assert shards.has(tmp_path, 0, "key")
+    assert shards.read(tmp_path, 0).rows == rows
+    for damaged in (whole[:-2] + bytes([whole[-2] ^ 64, whole[-1]]), whole.replace(b"cat", b"dog")):
+        path.write_bytes(damaged)
+        assert not shards.has(tmp_path, 0, "key")
+        with pytest.raises(ValueError, match=r"shard-0000000.safetensors` to be as it was written"):
+            shards.read(tmp_path, 0)
+
+
 def test_shards_of_something_else_are_refused(runs: list[Path], inputs: list[Path], tmp_path: Path) -> None:
     folder, other = tmp_path / "shards", tmp_path / "other"
     words = ("predict", runs[0], *inputs, "--shards", folder)

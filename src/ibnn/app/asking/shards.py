@@ -111,14 +111,27 @@ def place(folder: Path, number: int) -> Path:
 def has(folder: Path, number: int, key: str) -> bool:
     """Whether a shard is there, whole, and of this plan."""
     try:
-        with safetensors.safe_open(place(folder, number), "pt") as file:
-            return bool(_facts(file)["key"] == key)
+        return bool(_loaded(folder, number)[0]["key"] == key)
     except (OSError, safetensors.SafetensorError, KeyError, ValueError):
         return False
 
 
-def _facts(file: Any) -> dict[str, Any]:
-    return json.loads((file.metadata() or {})["answers"])  # type: ignore[no-any-return]
+def _loaded(folder: Path, number: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns the facts and tensors of a shard; raises if their checksum is wrong."""
+    with safetensors.safe_open(place(folder, number), "pt") as file:
+        facts = json.loads((file.metadata() or {})["answers"])
+        tensors = {name: file.get_tensor(name) for name in facts["columns"]}
+    if facts.pop("sha256") != _checksum(facts, tensors):
+        got, remedy = "a damaged or changed file (its checksum differs)", "Remove it, and compute it again."
+        raise ValueError(complaint(str(place(folder, number)), "as it was written", got, remedy))
+    return facts, tensors
+
+
+def _checksum(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    found = hashlib.sha256(json.dumps(facts).encode())
+    for tensor in tensors.values():
+        found.update(tensor.numpy().data)
+    return found.hexdigest()
 
 
 def write(folder: Path, number: int, key: str, rows: Sequence[Row], unread: Sequence[str]) -> None:
@@ -136,6 +149,7 @@ def write(folder: Path, number: int, key: str, rows: Sequence[Row], unread: Sequ
             places = {word: place for place, word in enumerate(words[name])}
             tensors[name] = torch.tensor([places[value] for value in values])
     facts = {"key": key, "columns": list(tensors), "words": words, "unread": list(unread)}
+    facts["sha256"] = _checksum(facts, tensors)
     metadata = {"answers": json.dumps(facts)}  # one entry: safetensors writes several in any order
     write_atomically(place(folder, number), safetensors.torch.save(tensors, metadata=metadata))
 
@@ -149,10 +163,8 @@ class Shard(NamedTuple):
 
 def read(folder: Path, number: int) -> Shard:
     """Reads a shard."""
-    with safetensors.safe_open(place(folder, number), "pt") as file:
-        facts = _facts(file)
-        columns = {name: file.get_tensor(name).tolist() for name in facts["columns"]}
-    words = facts["words"]
+    facts, tensors = _loaded(folder, number)
+    columns, words = {name: tensor.tolist() for name, tensor in tensors.items()}, facts["words"]
     for name, values in columns.items():
         if name in words:
             columns[name] = [words[name][value] for value in values]
