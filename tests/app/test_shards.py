@@ -170,6 +170,20 @@ def test_files_that_cannot_be_read_are_named_again_by_join(
     assert len(rows_of(result.stdout)) == 16
 
 
+def test_a_dangling_link_does_not_stop_the_others(runs: list[Path], inputs: list[Path], tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    inputs[0].rename(photos / "a.png")
+    (photos / "b.png").symlink_to("gone.png")
+    assert "b.png" in call("predict", runs[0], photos, "--shards", tmp_path / "shards", code=1).stderr
+    assert len(rows_of(call("predict", runs[0], "--join", tmp_path / "shards", code=1).stdout)) == 1
+
+
+def test_file_names_need_not_be_utf8() -> None:
+    names = [Path(os.fsdecode(name)) for name in (b"\xff.png", b"\xfe.png")]
+    assert shards.key({}, names[:1]) != shards.key({}, names[1:])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -83,8 +83,15 @@ def key(facts: Mapping[str, Any], files: Sequence[Path]) -> str:
     """Returns a name for all that answers depend on: facts of the run and the options, names and sizes of files."""
     found = hashlib.sha256(json.dumps([facts, ROWS, BATCH], sort_keys=True).encode())
     for file in files:
-        found.update(f"\n{file}\0{file.stat().st_size}".encode())
+        found.update(b"\n" + os.fsencode(file) + f"\0{_size(file)}".encode())
     return found.hexdigest()
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # its shard says so
+        return -1
 
 
 def begin(folder: Path, plan: Mapping[str, Any]) -> None:
