@@ -124,6 +124,14 @@ def test_it_continues_with_what_is_missing_or_damaged(runs: list[Path], inputs: 
     assert "5 of 5 shards were there" in call(*words).stderr
 
 
+@pytest.mark.parametrize(("rank", "world"), [("5", "2"), ("2", "2"), ("-1", "2"), ("x", "2"), ("0", ""), ("1", None)])
+def test_ranks_outside_the_world_are_refused(rank: str, world: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match=f"`RANK` to be a whole number from 0 .* but got RANK={rank} and"):
+        shards.Worker.here()
+
+
 def test_changed_numbers_and_words_are_noticed(tmp_path: Path) -> None:
     rows = [{"file": "a.png", "row": None, "label": "cat", "total": 0.5}]
     path = shards.place(tmp_path, 0)

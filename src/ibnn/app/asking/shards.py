@@ -45,7 +45,11 @@ class Worker(NamedTuple):
     @classmethod
     def here(cls) -> "Worker":
         """Returns what torchrun or accelerate launch say; without them, the only worker."""
-        return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+        rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+        if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
+            got, remedy = f"RANK={rank} and WORLD_SIZE={world}", "Set both, or neither."
+            raise ValueError(complaint("RANK", "a whole number from 0 to WORLD_SIZE − 1", got, remedy))
+        return cls(int(rank), int(world))
 
 
 def cut(files: Sequence[Path]) -> list[list[Piece]]:
