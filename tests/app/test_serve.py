@@ -7,6 +7,7 @@ import queue
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -68,10 +69,11 @@ class Running:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.service = Service(Asked.read(folder), **options)
         app = make_app(self.service, megabytes=0.2)
-        socket = listen("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
+        at = listen("127.0.0.1", 0)
+        self.address = at.getsockname()
+        self.url = f"http://127.0.0.1:{self.address[1]}"
         self.server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [socket]})
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [at]})
         self.thread.start()
         while not self.server.started:
             time.sleep(0.01)
@@ -214,6 +216,13 @@ def bomb() -> bytes:
     return file.getvalue()
 
 
+def named_in(charset: str) -> dict[str, Any]:
+    """No image, whose name is no text in some charsets."""
+    head = b'Content-Disposition: form-data; name="image"; filename="x\\ud800+2AA-.png"'
+    part = b"--a\r\n" + head + b"\r\n\r\nno image\r\n--a--\r\n"
+    return {"data": part, "headers": {"Content-Type": f"multipart/form-data; boundary=a; charset={charset}"}}
+
+
 FLAT = [0.5] * 64
 
 
@@ -246,6 +255,10 @@ FLAT = [0.5] * 64
         ({"files": {"image": b""}}, 422, "a readable image"),
         ({"files": {"image": bomb()}}, 422, "7000×7000 pixels, more than 25,000,000"),
         ({"files": {"image": b"\x80\x04K\x01."}}, 422, "a readable image"),  # a pickle
+        (named_in("undefined"), 400, "`Content-Type` to be with the charset of the names"),
+        (named_in("utf-7"), 422, "a readable image"),
+        (named_in("unicode_escape"), 422, "a readable image"),
+        (named_in("punycode"), 400, "Leave the charset out"),
         ({"data": b"0" * 300_000}, 413, "at most 200,000 bytes, but got 300,000"),
         (body(b"0" * 100_000 for _ in range(3)), 413, "at most 200,000 bytes"),  # in chunks: no length is told
     ],
@@ -271,6 +284,24 @@ def test_many_small_images_share_the_limit_of_pixels(running: Running) -> None:
     Image.new("1", (3_000, 3_000)).save(file, "PNG")
     files = [("image", (f"{number}.png", file.getvalue())) for number in range(3)]
     assert "more than 7,000,000" in running.predict(422, files=files)["detail"]
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=a"])
+def test_a_client_that_disconnects_is_no_failure_of_the_service(
+    kind: str, running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    def count(status: int) -> float:
+        return running.service.counts.requests.labels("/predict", status)._value.get()  # type: ignore[no-any-return]
+
+    left, failed = count(499), count(500)
+    with socket.create_connection(running.address) as client:
+        head = f"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\nContent-Length: 9\r\n\r\n"
+        client.sendall(head.encode() + b"--a")
+    deadline = time.monotonic() + 10
+    while count(499) == left and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (count(499), count(500)) == (left + 1, failed)
+    assert caplog.text == ""
 
 
 def test_unknown_paths_and_methods(running: Running) -> None:

@@ -17,6 +17,7 @@ from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ibnn._version import __version__
@@ -144,7 +145,10 @@ async def _answered(
     service: Service, readers: ThreadPoolExecutor, request: Request, draws: bool, rule: Threshold
 ) -> list[Row]:
     """Reads a request in one of the readers' threads and returns its answers; counts those withheld."""
-    parts = await receive(request, images=service.asked.units is None)
+    try:
+        parts = await receive(request, images=service.asked.units is None)
+    except ClientDisconnect:  # nobody reads the reply; 499 is what proxies count
+        raise HTTPException(499, "The client has disconnected.") from None
     try:
         inputs, notes = await asyncio.get_running_loop().run_in_executor(readers, requests.read, parts, service.asked)
     except ValueError as error:
