@@ -9,7 +9,7 @@ import python_multipart  # noqa: F401  starlette needs it for uploads, and compl
 import torch
 from fastapi import HTTPException, Request
 from pydantic import BaseModel
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from torch import Tensor
 
 from ibnn.app.asking.inputs import LARGEST, PIXELS, Form, decoded, formed, resized
@@ -155,15 +155,25 @@ async def receive(request: Request, *, images: bool) -> Parts:
         expected = "application/json" + (" or multipart/form-data" if images else "")
         remedy = 'Send {"inputs": [...]}' + (", or files named image." if images else ".")
         raise HTTPException(415, complaint("Content-Type", expected, kind or "none", remedy))
-    async with request.form(max_files=MOST, max_fields=8) as sent:  # 400 if it is not multipart
-        named = sent.multi_items()
-        wrong = [name for name, value in named if name != "image" or not isinstance(value, UploadFile)]
-        if wrong or not named:
-            got = f"a field {wrong[0][:80]!r}" if wrong else "none"
-            remedy = "curl -F image=@a.png does so."
-            raise HTTPException(422, complaint("image", "one or more files, and nothing else", got, remedy))
-        files = [file for _, file in named if isinstance(file, UploadFile)]
-        return [(file.filename or f"image {number}", await file.read()) for number, file in enumerate(files)]
+    try:
+        async with request.form(max_files=MOST, max_fields=8) as sent:  # 400 if it is not multipart
+            return await _files(sent)
+    except UnicodeError as error:
+        remedy = "Leave the charset out: names are then read as UTF-8."
+        raise HTTPException(400, complaint("Content-Type", "with the charset of the names", error, remedy)) from None
+
+
+async def _files(sent: FormData) -> list[tuple[str, bytes]]:
+    """Returns names, in which what is no text is replaced, and contents of uploaded files."""
+    named = sent.multi_items()
+    wrong = [name for name, value in named if name != "image" or not isinstance(value, UploadFile)]
+    if wrong or not named:
+        got = f"a field {wrong[0][:80]!r}" if wrong else "none"
+        remedy = "curl -F image=@a.png does so."
+        raise HTTPException(422, complaint("image", "one or more files, and nothing else", got, remedy))
+    files = [file for _, file in named if isinstance(file, UploadFile)]
+    names = [file.filename or f"image {number}" for number, file in enumerate(files)]
+    return [(n.encode(errors="replace").decode(), await file.read()) for n, file in zip(names, files, strict=True)]
 
 
 def read(parts: Parts, asked: Asked) -> tuple[Tensor, list[str | None]]:
