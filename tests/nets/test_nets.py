@@ -357,6 +357,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / f"{name}_package").mkdir()
     (tmp_path / f"{name}_package" / "inner.py").write_text(f"from {name} import make_net")
     (tmp_path / f"{name}_syntax.py").write_text("def f(:")
+    (tmp_path / f"{name}_talks.py").write_text(
+        f"print('imported')\n\ndef make(outputs):\n    print('called')\n    return __import__('{name}').Net(outputs)"
+    )
     (tmp_path / f"{name}_exits.py").write_text("raise SystemExit(0)")
     monkeypatch.chdir(tmp_path)
     yield name
@@ -372,6 +375,11 @@ def test_a_network_of_your_own_is_imported_from_the_current_folder(module: str) 
     assert make_own(f"{module}:Net", 7, {})[0].out_features == 7  # type: ignore[index]
     assert make_own(f"{module}:late", 6, {}).out_features == 6
     assert sys.path == before
+
+
+def test_what_your_own_code_prints_is_no_result(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make_own(f"{module}_talks:make", 3, {})
+    assert capsys.readouterr() == ("", "imported\ncalled\n")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,11 @@ def _place(spec: ModuleSpec | None) -> str | None:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Puts a folder first on `sys.path` for the length of a block."""
+    """Puts a folder first on `sys.path` for the length of a block, whose prints go to stderr: stdout is for results."""
     sys.path.insert(0, str(folder))
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         with suppress(ValueError):
             sys.path.remove(str(folder))
