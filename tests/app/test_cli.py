@@ -199,6 +199,13 @@ def test_data_get(tmp_path: Path) -> None:
     assert "http" in call("data", "get", "mnist", "--data", tmp_path, "--mirror", "ftp://x", code=2).stderr
 
 
+def test_a_folder_of_images_is_a_set_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "train" / "cat").mkdir(parents=True)
+    rows = {row["name"]: row for row in json.loads(call("data", "list", "--data", tmp_path, "--json").stdout)}
+    assert rows["mine"] == {"name": "mine", "found": True, "bytes": 0, "where": str(tmp_path / "mine")}
+    assert call("data", "get", "mine", "--data", tmp_path).stdout == f"mine: {tmp_path / 'mine'}\n"
+
+
 # --------------------------------------------------------------------------------------------------------------- train
 
 

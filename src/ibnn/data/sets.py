@@ -149,12 +149,14 @@ def status(folder: str | Path | None = None) -> tuple[Status, ...]:
     >>> [(row.name, row.where) for row in status("nowhere") if row.found]
     [('digits', 'scikit-learn'), ('toy-regression', 'ibnn'), ('two-moons', 'ibnn')]
     """
-    rows = []
+    rows, root = [], data_folder(folder)
     for name, entry in KNOWN.items():
-        paths = [data_folder(folder) / entry.where / file for file in entry.kept]
+        paths = [root / entry.where / file for file in entry.kept]
         sizes = [path.stat().st_size for path in paths if path.is_file()]
         found = len(sizes) == len(paths) if paths else find_spec("sklearn") is not None
         rows.append(Status(name, found, sum(sizes), str(paths[0].parent) if paths else entry.where))
+    own = [path.parent for path in sorted(root.glob("*/train")) if path.is_dir() and path.parent.name not in KNOWN]
+    rows += [Status(place.name, True, 0, str(place)) for place in own]  # folders of images, as `load` takes them
     return (*rows, *(Status(name, True, 0, "ibnn") for name in TABLES))
 
 
