@@ -1231,6 +1231,7 @@ def test_damaged_runs_can_be_trained_anew(curve: Path, tmp_path: Path) -> None:
         ("predict RUN a.npy --seed -1", 2, "--seed"),
         ("predict RUN a.npy --draws 3", 2, "--samples"),
         ("predict RUN a.npy --ood 0.1", 2, "--novelty"),
+        ("predict RUN a.npy --alpha 0.1", 2, "--risk"),
         ("predict RUN a.npy --novelty nan", 2, "`--novelty`"),
         ("serve RUN --novelty -1", 2, "`--novelty`"),
         ("predict RUN a.npy -o file/a.csv", 2, "`--out` to be a file that can be written, but got file/a.csv"),

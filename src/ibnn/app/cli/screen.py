@@ -38,7 +38,6 @@ _SYNONYMS = {
         "scale": "white divide max",
         "host": "address bind ip",
         "megabytes": "max_size limit",
-        "false-alarm": "alpha",
         "methods": "method",
         "quiet": "silent",
         "debug": "verbose traceback",
