@@ -167,7 +167,7 @@ def subset(split: Rows, n: int, seed: int) -> Rows:
     >>> subset(split, 10, seed=0).labels.bincount().tolist()
     [3, 3, 2, 2]
     """
-    _check_rows(n, len(split.labels), "n")
+    check_rows(n, len(split.labels), "n")
     return split.part(stratified(split.labels, n, seed).nonzero()[:, 0])
 
 
@@ -179,12 +179,13 @@ def hold_out(split: Rows, rows: int, seed: int) -> tuple[Rows, Rows]:
     >>> train.labels.bincount().tolist(), valid.labels.bincount().tolist()
     ([20, 20, 20, 20], [5, 5, 5, 5])
     """
-    _check_rows(rows, len(split.labels) - 1, "rows")
+    check_rows(rows, len(split.labels) - 1, "rows")
     out = stratified(split.labels, rows, seed)
     return split.part((~out).nonzero()[:, 0]), split.part(out.nonzero()[:, 0])
 
 
-def _check_rows(rows: int, most: int, argument: str) -> None:
+def check_rows(rows: int, most: int, argument: str) -> None:
+    """Raises for a number of rows that cannot be chosen."""
     if not 1 <= rows <= most:
         expected = f"a number of rows from 1 to {most}"
         raise ValueError(complaint(argument, expected, rows, f"There are no more than {most} to choose."))

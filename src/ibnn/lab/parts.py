@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ibnn import data, nets
-from ibnn.data.sets import KNOWN, data_folder
+from ibnn.data.sets import KNOWN, check_rows, data_folder
 from ibnn.errors import complaint
 from ibnn.inputs import logits_of
 from ibnn.lab.job import METHODS, Job
@@ -52,8 +52,10 @@ def make_data(job: Job, folder: str | Path | None = None, units: data.Units | No
     whole = data.load(job.data, folder, size=_side(job))
     train, held_out = whole.train, None
     if job.examples is not None:
+        check_rows(job.examples, len(train.labels), "examples")
         train = data.subset(train, job.examples, seed=0)
     if job.valid:
+        check_rows(job.valid, len(train.labels) - 1, "valid")
         train, held_out = data.hold_out(train, job.valid, seed=0)
     images = data.Images(train, mean=whole.mean, std=whole.std, augment=job.augment, flip=whole.flip)
     return Splits(images, data.Images(held_out, mean=whole.mean, std=whole.std) if held_out else None, whole)
