@@ -113,6 +113,12 @@ def test_runs_from_before_are_read_with_one_warning(folder: Path, caplog: pytest
     assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
 
 
+def test_a_result_without_content_is_named(folder: Path) -> None:
+    (folder / RESULT).write_text("{}")
+    with pytest.raises(DamagedError, match=r"result\.json` to be the result of a run, but got one without classes"):
+        read_run(folder)
+
+
 def test_a_newer_format_is_refused(folder: Path) -> None:
     content = json.loads((folder / RESULT).read_text()) | {"format_version": 2}
     (folder / RESULT).write_text(json.dumps(content))

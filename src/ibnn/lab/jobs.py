@@ -267,6 +267,8 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
     home = RunFolder(Path(folder))
     home.require()
     job, result = job_of(home), home.result
+    if "classes" not in result:  # there are no checksums in it either
+        raise home.damaged(RESULT, "the result of a run", "one without classes")
     if job.has_code and not trust_code:
         got = f"one whose network is code, {job.net}"
         remedy = "If you trust that module of the current folder, pass --trust-code (trust_code=True) to import it."
