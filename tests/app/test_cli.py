@@ -111,7 +111,7 @@ def test_help_teaches() -> None:
         "Explore",
         "ibnn demo",
         "ibnn train digits-mlp",
-        "130 interrupted",
+        "130 interrupted, 143 terminated",
         "--install-completion",
     ):
         assert words in text

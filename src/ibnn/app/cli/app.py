@@ -31,7 +31,7 @@ EXAMPLES = """[bold]Start here[/bold]
   ibnn serve runs/digits-mlp              over HTTP, with a page to try it
 
 [bold]Exit codes[/bold]
-  0 done, 1 failed, 2 wrong usage, 130 interrupted
+  0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated
 """
 
 app = typer.Typer(
