@@ -122,6 +122,7 @@ def test_it_continues_with_what_is_missing_or_damaged(runs: list[Path], inputs: 
     changed = {path.name for path in folder.iterdir() if path.stat().st_mtime_ns != times[path.name]}
     assert changed == {missing.name, damaged.name}
     assert "5 of 5 shards were there" in call(*words).stderr
+    assert "RANK=5 and WORLD_SIZE=2" in call(*words, rank=5, world=2, code=2).stderr
 
 
 @pytest.mark.parametrize(("rank", "world"), [("5", "2"), ("2", "2"), ("-1", "2"), ("x", "2"), ("0", ""), ("1", None)])

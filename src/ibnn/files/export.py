@@ -102,8 +102,7 @@ def export(
     >>> {name: tuple(value.shape) for name, value in answer.items()}
     {'probabilities': (6, 3), 'total': (6,), 'aleatoric': (6,), 'epistemic': (6,)}
     """
-    (pixels, facts, novelty), like = _options(**more), next(model.parameters()).dtype
-    example = as_tensors(example, like)
+    (pixels, facts, novelty), example = _options(**more), as_tensors(example, next(model.parameters()).dtype)
     _check_example(example, pixels)
     _check(model, Path(path), samples, seed, format, facts)
     answering = Answering(model, samples, seed, pixels, novelty=novelty).eval().cpu().requires_grad_(False)

@@ -110,7 +110,9 @@ class Sharding:
 
     def run(self, screen: Screen) -> bool:
         """Computes this worker's shards that are not there; returns whether all of its files could be read."""
-        worker, checksum = shards.Worker.here(), RunFolder(self.asked.folder).checksum()
+        with misuse():
+            worker = shards.Worker.here()
+        checksum = RunFolder(self.asked.folder).checksum()
         cuts, key = shards.cut(self.files), shards.key(self.facts | {"checksum": checksum}, self.files)
         with misuse():
             shards.begin(self.folder, {"key": key, "checksum": checksum, "shards": len(cuts), **self.result})
