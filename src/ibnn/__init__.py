@@ -3,7 +3,6 @@
 import importlib as _importlib
 import typing as _typing
 
-from ibnn import _moved as _moved
 from ibnn import metrics
 from ibnn._version import __version__ as __version__
 from ibnn.abstention import abstain
