@@ -23,7 +23,7 @@ RINGS = [
     {"likelihood", "sided"},
     {"novelty", "abstention"},
     {"passes"},
-    {"posterior"},
+    {"posterior", "draws"},
     {"network"},
     {"convert"},
     {"budget", "calibration"},

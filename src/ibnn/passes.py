@@ -11,7 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, repeat_rows, tensors, tree_map
+from ibnn.inputs import (
+    Call,
+    Inputs,
+    Pick,
+    batch_length,
+    call_arguments,
+    evaluating,
+    pick,
+    repeat_rows,
+    tensors,
+    tree_map,
+)
 from ibnn.latent import Latent, backward_pass
 from ibnn.layers.attention import no_fast_path
 from ibnn.layers.observe import bypassed, find_batch, returned
@@ -102,18 +113,25 @@ class LatentNetwork(Observer):
         parts = values.split([latent.nodes for latent in latents.values()], dim=-1)
         return list(zip(latents, latents.values(), parts, strict=True))
 
-    def outputs(self, x: Inputs, z: Tensor | Draws) -> Tensor:
+    def outputs(self, x: Inputs, z: Tensor | Draws, batch_size: int | None = None) -> Tensor:
         """Returns the outputs of the network in its present mode for given latents, (J, B, …).
 
         Args:
             x: What one call of the network takes, of B rows.
             z: J draws of the latents, (J, nodes); or (J, B, nodes), a draw for each row.
+            batch_size: Lets several draws for a few inputs pass as one batch of at most this many rows.
         """
-        return self._all_outputs(call_arguments(x), z)
+        return self._all_outputs(call_arguments(x), z, batch_size)
 
-    def _all_outputs(self, call: Call, z: Tensor | Draws) -> Tensor:
+    def _all_outputs(self, call: Call, z: Tensor | Draws, batch_size: int | None = None) -> Tensor:
         with nullcontext() if torch.compiler.is_compiling() else self._lock:  # layers fold weights for several passes
-            return torch.cat(list(self._each_output(call, z)))
+            return torch.cat(list(self._each_output(call, z, batch_size)))
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Holds the model in eval mode, and locked for other threads, within a block."""
+        with self._lock, evaluating(self):
+            yield
 
     def _each_output(self, call: Call, z: Tensor | Draws, batch_size: int | None = None) -> Iterator[Tensor]:
         """Yields what `outputs` returns; several draws for few inputs run as rows of batches of that size."""
