@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ibnn.convert import check_sides
 from ibnn.errors import complaint
-from ibnn.files.model_folder import extra
 from ibnn.files.saving import converted
+from ibnn.files.sealed import extra
 from ibnn.layers.registry import layer_type, sides
 from ibnn.layers.sides import Where
 from ibnn.network import IBNN

@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from ibnn.errors import complaint
-from ibnn.files.model_folder import CONFIG, FILES, check_replaceable, extra, read_config
+from ibnn.files.model_folder import CONFIG, FILES, check_replaceable, read_config
 from ibnn.files.saving import Architecture, Folder, load, save_pretrained
+from ibnn.files.sealed import extra
 from ibnn.network import IBNN
 from ibnn.novelty import Reference
 

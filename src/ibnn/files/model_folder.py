@@ -4,7 +4,6 @@ Nothing here unpickles: a file can hold wrong numbers, never code.
 """
 
 import hashlib
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 from ibnn._version import __version__
 from ibnn.errors import complaint
 from ibnn.files.atomic import replaced
+from ibnn.files.sealed import extra
 
 FORMAT_VERSION, CONFIG = 1, "config.json"
 FILES = {False: "model.safetensors", True: "latents.safetensors"}  # by latents_only
@@ -90,15 +90,6 @@ def check_replaceable(path: Path) -> None:
     if path.exists() and b'"format": "ibnn"' not in path.read_bytes():
         remedy = "Choose another place: a transformers model, for one, keeps its own file of that name."
         raise FileExistsError(complaint(str(path), "free or written by ibnn", "another program's file", remedy))
-
-
-def extra(module: str) -> Any:
-    """Imports an optional package."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        remedy = 'Run: pip install "ibnn[hub]".'
-        raise ImportError(complaint(module, "installed, to save and load", str(error), remedy)) from error
 
 
 def _sha256(path: Path) -> str:

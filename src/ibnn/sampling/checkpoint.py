@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
-from ibnn.files.model_folder import extra
+from ibnn.files.sealed import extra
 from ibnn.sampling.moves import State
 
 FILE = "chains.safetensors"
