@@ -28,7 +28,7 @@ RINGS = [
     {"convert"},
     {"budget", "calibration"},
     {"files"},
-    {"sampling"},
+    {"sampling", "contrib"},
     {"diagnosis"},
     {"training"},
     {"pruning"},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ibnn.files.atomic import locked, read_json, read_text, read_toml, replaced, write_atomically
+from ibnn.files.atomic import locked, read_json, read_text, read_toml, remove_leftovers, replaced, write_atomically
 
 
 def test_a_lock_keeps_others_out_and_leaves_nothing(tmp_path: Path) -> None:
@@ -69,6 +69,25 @@ def test_a_dead_process_leaves_its_file_but_not_its_lock(tmp_path: Path) -> None
     with locked(tmp_path / ".lock", wait=False) as mine:
         assert mine
     assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / ".lock").symlink_to("victim")
+    with pytest.raises(ValueError, match=r"\.lock"), locked(tmp_path / ".lock"):
+        pass
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (tmp_path / ".lock").is_symlink()
+
+
+def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    with replaced(tmp_path / "a") as (temporary,):
+        name = temporary.name
+    for kept in ("a", ".a.tmp", name.replace("a", "b", 1), "a.tmp"):
+        (tmp_path / kept).touch()
+    (tmp_path / name).touch()
+    remove_leftovers(tmp_path, ["a"])
+    assert sorted(os.listdir(tmp_path)) == sorted(["a", ".a.tmp", name.replace("a", "b", 1), "a.tmp"])
 
 
 def test_a_write_replaces_the_content_and_makes_folders(tmp_path: Path) -> None:

@@ -382,16 +382,6 @@ def test_saves_hold_where_latents_are(tmp_path: Path) -> None:
         ibnn.load(tmp_path / "all", narrow)
 
 
-def test_older_saves_have_latents_on_inputs(tmp_path: Path) -> None:
-    model = ibnn.convert(make_net(), components=K, seed=5).eval()
-    model.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    del config["where"], config["bias_latents"]
-    path.write_text(json.dumps(config))
-    assert torch.equal(ibnn.load(tmp_path, make_net().eval())(X), model(X))
-
-
 @pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_exported_files_answer_alike(tmp_path: Path, format: str) -> None:
     if format == "onnx":

@@ -1,9 +1,11 @@
-"""WHOLE FILES: written completely or not at all, locked by one process at a time, read with errors that name them."""
+"""Writes files completely or not at all, lets one process at a time hold a lock, and reads text with clear errors."""
 
+import errno
+import glob
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from uuid import uuid4
 
 from ibnn.errors import complaint
 
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 _REMEDY = "Correct the file, or copy it again if it was damaged."
 
 
@@ -20,15 +23,18 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
 
     The file contains the process id, with which `waiting` is called once before waiting. On release it is removed, with
     folders that were made for it and stayed empty, unless another process waits. A killed process leaves the file
-    behind, but not the lock.
+    behind, but not the lock. Without file locks (Windows, some network file systems) nothing is held.
     """
-    import fcntl  # not on Windows
-
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield True
+        return
     while True:
         made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(path, "a+")  # noqa: SIM115  closed below, in every case
+            file = open(path, "r+", opener=_open_lock)  # noqa: SIM115  closed below, in every case
         except (FileExistsError, FileNotFoundError):  # the previous holder removed the folder in between
             if path.parent.exists() and not path.parent.is_dir():
                 raise
@@ -41,13 +47,16 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
                     yield False
                     return
                 if waiting is not None:
-                    file.seek(0)
                     waiting(file.read().strip())
                     waiting = None
                 fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
             if not _names(path, file.fileno()):  # the previous holder has removed this file
                 continue
             file.truncate(0)
+            file.seek(0)
             file.write(str(os.getpid()))
             file.flush()
             try:
@@ -58,6 +67,16 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
                     for folder in made:
                         folder.rmdir()
             return
+
+
+def _open_lock(path: str, flags: int) -> int:
+    """Opens a lock file, which is overwritten; raises if it is a link, which could name any file."""
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ValueError(f"{path} is a symbolic link and is not followed. Remove it.") from None
 
 
 def _names(path: Path, descriptor: int) -> bool:
@@ -93,6 +112,13 @@ def replaced(*paths: Path) -> Iterator[list[Path]]:
     if os.name == "posix":  # elsewhere a folder cannot be opened
         for folder in {path.parent for path in paths}:
             _fsync(folder, os.O_RDONLY)  # so that the new name survives, too
+
+
+def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
+    """Removes temporary files of these names that killed writers left; call it where no other process writes them."""
+    for name in names:
+        for path in folder.glob(f".{glob.escape(name)}.{'?' * 12}.tmp"):
+            path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

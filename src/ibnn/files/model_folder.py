@@ -1,59 +1,74 @@
-"""MODEL FOLDER: the two files of a saved model, its tensors as safetensors and everything else as config.json.
+"""Writes and reads the two files of a saved model: its tensors (safetensors) and config.json, which describes them.
 
-Nothing here unpickles: a file can hold wrong numbers, never code.
+config.json holds the checksum of the tensors and is the point of no return. New tensors wait beside the old ones until
+it is in place. A save that is killed at any moment leaves the older model or the new one, whole.
 """
 
-import hashlib
-import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ibnn._version import __version__
-from ibnn.errors import complaint
-from ibnn.files.atomic import replaced
-from ibnn.files.sealed import extra
+from ibnn.errors import DamagedError, complaint
+from ibnn.files import sealed
+from ibnn.files.atomic import locked, remove_leftovers, replaced
 
 FORMAT_VERSION, CONFIG = 1, "config.json"
 FILES = {False: "model.safetensors", True: "latents.safetensors"}  # by latents_only
 _SHARED = {"latents_only", "likelihood", "tied", "fingerprint", "sha256"}  # keys that every config has
+_AGAIN = "Copy or download it again."
 
 
 def write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Writes tensors and config so that an older save stays whole until both files are complete on disk.
-
-    A process killed between the two renames leaves a pair that `read_tensors` refuses by its checksum.
-    """
-    save_file, file = extra("safetensors.torch").save_file, FILES[config["latents_only"]]
+    """Writes tensors and config; see the module for what a kill leaves."""
+    save_file = sealed.extra("safetensors.torch").save_file
     check_replaceable(folder / CONFIG)
     kept, tied = _untied(tensors)
     header = {"format": "ibnn", "format_version": FORMAT_VERSION, "ibnn_version": __version__}
-    with replaced(folder / file, folder / CONFIG) as (weights, description):
-        save_file(kept, weights)
-        content = header | config | {"tied": tied, "sha256": _sha256(weights)}
-        description.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    path = folder / FILES[config["latents_only"]]
+    with locked(folder / ".save.lock"):
+        _finish(folder)
+        with replaced(_waiting(path)) as (temporary,):
+            save_file(kept, temporary)
+        content = header | config | {"tied": tied, "sha256": sealed.checksum(_waiting(path))}
+        sealed.write_json(folder / CONFIG, content)
+        os.replace(_waiting(path), path)
+
+
+def _waiting(path: Path) -> Path:
+    """Returns where new tensors wait for their config."""
+    return path.with_name(f".{path.name}.new")
+
+
+def _finish(folder: Path) -> None:
+    """Finishes a save that was killed after its config was written; removes what other killed saves left."""
+    remove_leftovers(folder, [CONFIG, *(_waiting(folder / file).name for file in FILES.values())])
+    for path in (folder / file for file in FILES.values()):
+        if _waiting(path).exists():
+            try:
+                sealed.verify(_waiting(path), sealed.read_json(folder / CONFIG).get("sha256", ""))
+                os.replace(_waiting(path), path)
+            except (FileNotFoundError, DamagedError):
+                _waiting(path).unlink()
 
 
 def _untied(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Returns the tensors to write, no two of which share memory, and for each omitted name the one it is tied to."""
     first: dict[int, str] = {}
     tied = {name: kept for name, tensor in state.items() if (kept := first.setdefault(id(tensor), name)) != name}
-    apart = {name: tensor.detach().cpu() for name, tensor in state.items() if name not in tied}
-    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in apart.items()}, tied
+    return sealed.plain({name: tensor for name, tensor in state.items() if name not in tied}), tied
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the content of config.json; raises unless it is complete and of this format."""
-    path, again = folder / CONFIG, "Copy or download it again."
+    """Returns the content of config.json; raises unless it is as it was written and of this format."""
+    path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(complaint("directory", f"one with a {CONFIG}", repr(str(folder)), "Check the path."))
-    try:
-        config = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(complaint(str(path), "JSON", f"a damaged file ({error})", again)) from error
-    if not isinstance(config, dict) or config.get("format") != "ibnn":
+    config = sealed.read_json(path, remedy=_AGAIN)
+    if config.get("format") != "ibnn":
         raise ValueError(complaint(str(path), "written by ibnn", "another file", "Pass the folder of a save."))
     if (version := config.get("format_version")) != FORMAT_VERSION:
         got, remedy = f"{version} (by ibnn {config.get('ibnn_version')})", "Upgrade: pip install -U ibnn."
@@ -61,25 +76,23 @@ def read_config(folder: Path) -> dict[str, Any]:
     return require(config, _SHARED, folder)
 
 
-def require(config: dict[str, Any], keys: set[str], folder: Path) -> dict[str, Any]:
+def require(config: dict[str, Any], keys: Iterable[str], folder: Path) -> dict[str, Any]:
     """Returns a config; raises unless it has all keys."""
-    if missing := sorted(keys - set(config)):
-        got, remedy = f"one without {missing}", "Copy or download it again."
-        raise ValueError(complaint(str(folder / CONFIG), "complete", got, remedy))
+    if missing := sorted(set(keys) - set(config)):
+        raise ValueError(complaint(str(folder / CONFIG), "complete", f"one without {missing}", _AGAIN))
     return config
 
 
 def read_tensors(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
-    """Returns the tensors, tied ones under all their names; raises unless the file has the saved checksum."""
+    """Returns the tensors, tied ones under all their names; raises unless the file has the checksum of the config."""
     path = folder / FILES[config["latents_only"]]
-    if not path.is_file():
+    if not path.is_file() and not _waiting(path).is_file():
         raise FileNotFoundError(complaint(str(path), f"there beside its {CONFIG}", "no such file", "Copy it too."))
-    if (found := _sha256(path)) != config["sha256"]:
-        got = f"a damaged file, or one of another save ({found[:12]}…)"
-        raise ValueError(complaint(str(path), f"as saved (sha256 {config['sha256'][:12]}…)", got, "Copy it again."))
-    load_file = extra("safetensors.torch").load_file
+    if _waiting(path).is_file() and sealed.checksum(_waiting(path)) == config["sha256"]:
+        path = _waiting(path)  # its save was killed before the last step
+    sealed.verify(path, config["sha256"], remedy=f"{_AGAIN} It may also belong to another save than {CONFIG}.")
     try:
-        tensors: dict[str, Tensor] = load_file(path)
+        tensors: dict[str, Tensor] = sealed.extra("safetensors.torch").load_file(path)
     except Exception as error:  # whatever safetensors finds wrong with it
         raise ValueError(complaint(str(path), "a safetensors file", str(error), "Get it from its author.")) from error
     return tensors | {name: tensors[kept] for name, kept in config["tied"].items()}
@@ -90,8 +103,3 @@ def check_replaceable(path: Path) -> None:
     if path.exists() and b'"format": "ibnn"' not in path.read_bytes():
         remedy = "Choose another place: a transformers model, for one, keeps its own file of that name."
         raise FileExistsError(complaint(str(path), "free or written by ibnn", "another program's file", remedy))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

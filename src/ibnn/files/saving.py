@@ -1,4 +1,4 @@
-"""SAVING: a model as two files, its latents alone as an adapter, several adapters on one net.
+"""Saves and loads models, whole or as latents alone, and holds several sets of latents on one network.
 
 Every check comes before the first change. What the files are is in `model_folder`.
 """
@@ -24,7 +24,7 @@ from ibnn.latent import Latent
 from ibnn.layers.registry import duplicate, layer_type, sides
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.nets.dense import Affine
-from ibnn.network import FACTORS, IBNN, NUMBERS
+from ibnn.network import IBNN, NUMBERS
 from ibnn.normal import generators_restored
 from ibnn.novelty.observer import Observer
 
@@ -34,8 +34,8 @@ Architecture = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 METHODS: dict[str, type[nn.Module]] = {}  # other methods that can be saved, by class name: see `register_method`
 _FUNCTION = {"function": True}  # stands for a function, which no file holds
-_ATTRIBUTES = ("components", "prior_std", "kl_kind", "eval_samples", "eval_seed")
-_FORM = {"draws": "channel", "where": "input", "bias_latents": "none"}  # and what older saves, without them, have
+_FORM = ("draws", "where", "bias_latents")
+_ATTRIBUTES = ("components", "prior_std", "kl_kind", "eval_samples", "eval_seed", "gradient_scale", *_FORM)
 
 
 def save_pretrained(
@@ -43,8 +43,8 @@ def save_pretrained(
 ) -> None:
     """Writes a model to a folder: its tensors as safetensors, the rest as `config.json`.
 
-    Both files are complete on disk before either is renamed into place; an older save stays whole until then. Where
-    weights are sharded, all workers must call it, and the first one writes.
+    A process that is killed meanwhile leaves the older save or this one, whole. Where weights are sharded, all workers
+    must call it, and the first one writes.
 
     Args:
         model: A converted network, or a baseline of `ibnn.baselines`.
@@ -108,7 +108,7 @@ def load(
     folder, config = Path(directory), model_folder.read_config(Path(directory))
     net, copy = (_build(config), False) if net is None else (net, copy)
     if (method := config.get("method")) is None:
-        model_folder.require(config, {*_ATTRIBUTES, "layers"}, folder)
+        model_folder.require(config, {*_ATTRIBUTES, "layers", "logits"}, folder)
         _check_net(net, config, force)
         logits = _logits(config, logits)
     elif method not in METHODS:
@@ -124,7 +124,7 @@ def load(
         return cast(IBNN, _filled(baseline, tensors))
     model = _filled(converted(net, config, likelihood), tensors, latents_only=config["latents_only"])
     model.eval_samples, model.eval_seed, model.logits = config["eval_samples"], config["eval_seed"], logits
-    model.gradient_scale = config.get("gradient_scale", 1.0)  # older saves do not have it
+    model.gradient_scale = config["gradient_scale"]
     return model
 
 
@@ -231,7 +231,7 @@ def _description(model: nn.Module) -> dict[str, Any]:
         remedy = "Pass what ibnn.convert returned; of a wrapper (DDP, torch.compile), what it wraps."
         raise TypeError(complaint("model", "a converted network", type(model).__name__, remedy))
     return {
-        **{name: getattr(model, name) for name in (*_ATTRIBUTES, "gradient_scale", *_FORM)},
+        **{name: getattr(model, name) for name in _ATTRIBUTES},
         "likelihood": _described(model.likelihood),
         "logits": _FUNCTION if callable(model.logits) else model.logits,
         "layers": {name: latent.nodes for name, latent in model.latents.items()},
@@ -245,7 +245,7 @@ def converted(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) ->
     # a pattern takes in what is inside a layer, too
     inside = [glob.escape(layer.name) for layer in plan(net, include=chosen).layers if layer.name not in layers]
     options |= {"include": chosen, "exclude": inside or None, "kl": config["kl_kind"]}
-    options |= {name: config.get(name, usual) for name, usual in _FORM.items()}
+    options |= {name: config[name] for name in _FORM}
     model = convert(net, likelihood=likelihood, copy=False, seed=0, **options)
     if (order := list(model.latents)) != list(layers):
         expected, remedy = f"a network with layers in the order {list(layers)}", "Define its layers in that order."
@@ -268,8 +268,6 @@ def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False)
     if isinstance(model, IBNN):
         model.expect_bank(tensors)
     state = _saved_state(model, latents_only)
-    older = {name: state[name].data for name in FACTORS if name in state} | {"likelihood.temperature": torch.ones(())}
-    tensors = older | tensors  # older saves do not have these
     _check_tensors(state, tensors)
     for name, tensor in state.items():
         tensor.data = tensor.data.to(tensors[name].dtype)
@@ -279,7 +277,7 @@ def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False)
 
 def _logits(config: dict[str, Any], given: Pick | None) -> Pick | None:
     """Returns which part of the output is predicted; raises if that was a function and none is given."""
-    saved: Pick | dict[str, bool] | None = config.get("logits") if given is None else given
+    saved: Pick | dict[str, bool] | None = config["logits"] if given is None else given
     if isinstance(saved, dict):
         remedy = "Pass the function that was given to convert."
         raise ValueError(complaint("logits", "given: the model was saved with a function", None, remedy))
@@ -316,7 +314,7 @@ def _likelihood(
 def _check_net(net: nn.Module, config: dict[str, Any], force: bool) -> None:
     """Raises unless a network has the saved layers, tensors with values and, for latents alone, the saved weights."""
     saved: dict[str, int] = config["layers"]
-    at = [config.get(name, _FORM[name]) for name in ("where", "bias_latents")]
+    at = [config[name] for name in ("where", "bias_latents")]
     found = {name: sides(module, *at).nodes for name, module in net.named_modules() if layer_type(module)}
     plan(net, include=[glob.escape(name) for name in saved if name in found] or None)  # is it a plain network?
     remedy = "Build it as it was when the model was saved (and register its own layer types: ibnn.register_layer)."

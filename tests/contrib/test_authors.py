@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.files.authors import load_authors
+from ibnn.contrib.authors import load_authors
 from ibnn.normal import Space, address, normals
 
 B, K, PRIOR = 4, 3, 0.3

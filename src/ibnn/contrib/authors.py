@@ -1,4 +1,4 @@
-"""AUTHORS: reads checkpoints of the method's published code into converted networks.
+"""Reads checkpoints of the method's published code into converted networks.
 
 There a layer has, beside `weight` and `bias`: `posterior_U_mean` and `posterior_U_std`, (K, D, 1, …), with σ = softplus
 of the latter; where it has a bias, `posterior_B_mean` and `posterior_B_std`, (K, 1, …), of one factor on the bias; and
@@ -130,7 +130,7 @@ def _described(layers: Layers) -> dict[str, Any]:
             raise ValueError(complaint("checkpoint", expected, sorted(values), remedy))
     of_bias = any("posterior_B_mean" in own for own in layers.values())
     found = {name: values.pop() for name, values in facts.items() if name != "prior_mean"}
-    return found | {"kl_kind": "mean", "bias_latents": "layer" if of_bias else "none"}
+    return found | {"kl_kind": "mean", "draws": "channel", "bias_latents": "layer" if of_bias else "none"}
 
 
 def _in_order(net: nn.Module, layers: Layers, where: Where, bias_latents: Any) -> dict[str, int]:

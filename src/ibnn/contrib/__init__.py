@@ -1,0 +1,1 @@
+"""Offers what the core does not need: readers of other projects' files."""
