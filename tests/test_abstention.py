@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 import ibnn
-from ibnn.abstention import LEVELS, Threshold, threshold, upper_bound
+from ibnn.monitoring.abstention import LEVELS, Threshold, threshold, upper_bound
 
 
 def beta_bound(errors: int, count: int, miss: float) -> float:

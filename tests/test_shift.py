@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ibnn import shift
+from ibnn.monitoring import shift
+from ibnn.monitoring.shift import POWERS, ShiftMonitor
 from ibnn.normal import address, words
-from ibnn.shift import POWERS, ShiftMonitor
 
 
 def normal(*shape: int, seed: int) -> Tensor:

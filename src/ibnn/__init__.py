@@ -3,20 +3,13 @@
 import importlib as _importlib
 import typing as _typing
 
-from ibnn import metrics
 from ibnn._version import __version__ as __version__
-from ibnn.abstention import abstain
-from ibnn.calibration import Calibration, calibrate
 from ibnn.convert import Plan, convert, plan, revert
-from ibnn.diagnosis import Diagnosis, diagnose
-from ibnn.files.export import Exported, export
-from ibnn.files.saving import Adapters, load
 from ibnn.latent import Latent
 from ibnn.layers.registry import register_layer
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood
 from ibnn.mixture import Mixture
 from ibnn.network import IBNN
-from ibnn.novelty import fit_novelty
 from ibnn.objective import ELBO
 from ibnn.prediction import (
     BernoulliPrediction,
@@ -27,29 +20,37 @@ from ibnn.prediction import (
     draws,
     predict,
 )
-from ibnn.sampling import DivergedChainError, Samples, sample
-from ibnn.shift import ShiftMonitor
 
 if _typing.TYPE_CHECKING:
+    from ibnn import metrics
     from ibnn.budget import Cost, cost
+    from ibnn.calibration import Calibration, calibrate
+    from ibnn.diagnosis import Diagnosis, diagnose
+    from ibnn.files.export import Exported, export
+    from ibnn.files.saving import Adapters, load
+    from ibnn.monitoring import ShiftMonitor, abstain
+    from ibnn.novelty import fit_novelty
     from ibnn.pruning import Pruned, prune
+    from ibnn.sampling import DivergedChainError, Samples, sample
     from ibnn.training.divergence import DivergedError
     from ibnn.training.history import History
     from ibnn.training.loop import fit
     from ibnn.training.recipe import Recipe, Schedule
 
-# What needs more than torch, or parts of torch that take time to import, is imported when it is first used.
+# The core is imported above. Everything else is imported on first use, from these modules.
 _LAZY = {
-    "Cost": "budget",
-    "DivergedError": "training.divergence",
-    "History": "training.history",
-    "Pruned": "pruning",
-    "Recipe": "training.recipe",
-    "Schedule": "training.recipe",
-    "cost": "budget",
-    "fit": "training",
-    "prune": "pruning",
-}
+    "metrics": "metrics",
+    "Cost": "budget", "cost": "budget",
+    "Calibration": "calibration", "calibrate": "calibration",
+    "Diagnosis": "diagnosis", "diagnose": "diagnosis",
+    "Exported": "files.export", "export": "files.export", "Adapters": "files.saving", "load": "files.saving",
+    "ShiftMonitor": "monitoring", "abstain": "monitoring",
+    "fit_novelty": "novelty",
+    "Pruned": "pruning", "prune": "pruning",
+    "DivergedChainError": "sampling", "Samples": "sampling", "sample": "sampling",
+    "DivergedError": "training.divergence", "History": "training.history",
+    "Recipe": "training.recipe", "Schedule": "training.recipe", "fit": "training.loop",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> _typing.Any:
@@ -58,8 +59,9 @@ def __getattr__(name: str) -> _typing.Any:
     try:
         module = _importlib.import_module(f"ibnn.{_LAZY[name]}")
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"ibnn.{name} needs {error.name}: pip install 'ibnn[train]'") from error
-    return getattr(module, name)
+        hint = "pip install -e '.[train]' in a clone of the repository"
+        raise ModuleNotFoundError(f"ibnn.{name} needs {error.name}: {hint}", name=error.name) from error
+    return module if name == "metrics" else getattr(module, name)
 
 
 def __dir__() -> list[str]:
@@ -78,5 +80,5 @@ __all__ = [
     "Bernoulli", "Categorical", "Gaussian", "Heads", "Likelihood",  # tasks
     "BernoulliPrediction", "CategoricalPrediction", "GaussianPrediction", "JointPrediction", "Prediction",  # answers
     "draws", "metrics", "predict",
-    "ShiftMonitor", "abstain", "fit_novelty",  # watching
+    "ShiftMonitor", "abstain", "fit_novelty",  # monitoring
 ]  # fmt: skip

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ibnn.abstention import CONFIDENCE, NOVEL, Threshold, threshold
 from ibnn.app.asking.inputs import BATCH, Form
 from ibnn.data import Images, Points, Units
 from ibnn.data.images import shorter_side
@@ -21,6 +20,7 @@ from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import complaint
 from ibnn.lab import jobs
 from ibnn.lab.runs import RunFolder
+from ibnn.monitoring.abstention import CONFIDENCE, NOVEL, Threshold, threshold
 from ibnn.novelty import Reference
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
 

@@ -13,7 +13,6 @@ import torch
 import typer
 from torch import Tensor
 
-from ibnn.abstention import Threshold
 from ibnn.app.asking.inputs import examples, listed
 from ibnn.app.cli.options import Data, Json, Novelty, Risk, RunFolder, Samples, Seed, TrustCode
 from ibnn.app.cli.rows import answered, check_sharding, reader, sharded, summary
@@ -25,6 +24,7 @@ from ibnn.baselines import Plain
 from ibnn.data import TABLES, DataSet, load
 from ibnn.errors import complaint
 from ibnn.files.export import export as write
+from ibnn.monitoring.abstention import Threshold
 from ibnn.network import IBNN
 
 if TYPE_CHECKING:

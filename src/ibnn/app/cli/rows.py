@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from ibnn.abstention import Threshold
 from ibnn.app.asking import finite, shards
 from ibnn.app.asking.inputs import ALL, BATCH, Example, Reader, image_reader, read_points
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse
 from ibnn.errors import complaint
 from ibnn.files.atomic import replaced, write_atomically
 from ibnn.lab.runs import RunFolder
+from ibnn.monitoring.abstention import Threshold
 
 if TYPE_CHECKING:
     from ibnn.app.asking.run import Asked

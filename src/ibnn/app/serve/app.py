@@ -21,7 +21,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ibnn._version import __version__
-from ibnn.abstention import Threshold
 from ibnn.app.asking import finite
 from ibnn.app.asking.run import Asked
 from ibnn.app.serve import requests
@@ -29,6 +28,7 @@ from ibnn.app.serve.requests import Answer, Answers, Health, Number, Numbers, re
 from ibnn.app.serve.service import Counts, Question, Row, Service
 from ibnn.errors import complaint
 from ibnn.lab.pages import environment, inlined, style
+from ibnn.monitoring.abstention import Threshold
 
 READERS = 2  # threads that read requests
 _PATHS = ("/", "/docs", "/openapi.json", "/predict", "/health", "/metrics")

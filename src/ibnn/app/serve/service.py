@@ -17,13 +17,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from torch import Tensor
 
 from ibnn._version import __version__
-from ibnn.abstention import Threshold
 from ibnn.app.asking import finite
 from ibnn.app.asking.run import Asked, HeldOut
 from ibnn.errors import complaint
 from ibnn.files.atomic import read_json, write_atomically
+from ibnn.monitoring.abstention import Threshold
+from ibnn.monitoring.shift import ShiftMonitor, fewest_scores
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction
-from ibnn.shift import ShiftMonitor, fewest_scores
 
 MOST = 256  # inputs of a request; a batch with this many rows takes no more requests
 WAITING = 256  # requests
