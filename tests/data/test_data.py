@@ -557,6 +557,6 @@ def test_wrong_splits_and_changed_tables_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"columns": 3}', '{"columns": ["a"], "centre": [1], "scale": [0]'])
 def test_broken_units_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        data.Units.from_json(text)
+        data.Standardisation.from_json(text)
     with pytest.raises(ValueError, match="positive"):
-        data.Units.from_json(data.Units(("a",), (0.0,), (0.0,)).to_json())
+        data.Standardisation.from_json(data.Standardisation(("a",), (0.0,), (0.0,)).to_json())

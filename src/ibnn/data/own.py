@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ibnn.data.sets import stratified
-from ibnn.data.tables import Points, Target, Units
+from ibnn.data.tables import Points, Standardisation, Target
 from ibnn.errors import complaint, nearest
 
 Task = Literal["classes", "numbers"]
@@ -122,12 +122,12 @@ class OwnTable:
                 raise ValueError(complaint("target", expected, f"none of {name!r}", remedy))
         return train, held_out
 
-    def units(self, train: Points) -> Units:
+    def units(self, train: Points) -> Standardisation:
         """Returns mean and standard deviation of the training rows; 1 for a column that does not vary."""
         centre, scale = _moments(train.x.double())
         (middle, *_), (spread, *_) = _moments(train.y.view(len(train), -1).double())
         target = None if self.classes else Target(middle, spread, NOISE * spread)
-        return Units(self.columns, tuple(centre), tuple(scale), target, self.sha256)
+        return Standardisation(self.columns, tuple(centre), tuple(scale), target, self.sha256)
 
 
 def read_table(

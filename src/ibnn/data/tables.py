@@ -41,7 +41,7 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Units:
+class Standardisation:
     """Columns of a table and how they are standardised."""
 
     columns: tuple[str, ...]  # names of the inputs, in order
@@ -53,14 +53,14 @@ class Units:
     def to_json(self) -> str:
         """Writes what `from_json` reads.
 
-        >>> units = Units(("x", "y"), (0.0, 1.0), (1.0, 2.0), Target(3.0, 4.0, 2.0), "ab12")
-        >>> Units.from_json(units.to_json()) == units
+        >>> units = Standardisation(("x", "y"), (0.0, 1.0), (1.0, 2.0), Target(3.0, 4.0, 2.0), "ab12")
+        >>> Standardisation.from_json(units.to_json()) == units
         True
         """
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> "Units":
+    def from_json(cls, text: str) -> "Standardisation":
         """Reads what `to_json` wrote; raises ValueError for anything else."""
         try:
             columns, centre, scale, target, sha256 = (json.loads(text)[field.name] for field in fields(cls))
@@ -89,8 +89,8 @@ class Table:
     name: str
     make: Callable[[int, int], tuple[Tensor, Tensor]]  # returns inputs and targets for a number of rows and a seed
     rows: int  # default number of training rows
-    centre: tuple[float, ...]  # of `Units`
-    scale: tuple[float, ...]  # of `Units`
+    centre: tuple[float, ...]  # of `Standardisation`
+    scale: tuple[float, ...]  # of `Standardisation`
     classes: tuple[str, ...] = ()  # their names; none for a number to predict
     target: Target | None = None  # units of the number to predict; None for classes
 
@@ -104,10 +104,10 @@ class Table:
         return Points(*self.make(1000, 1000))
 
     @property
-    def units(self) -> Units:
-        """Units of its inputs and targets."""
+    def units(self) -> Standardisation:
+        """Standardisation of its inputs and targets."""
         columns = tuple(f"x{number}" for number in range(1, len(self.centre) + 1))
-        return Units(columns, self.centre, self.scale, self.target)
+        return Standardisation(columns, self.centre, self.scale, self.target)
 
 
 def two_moons(n: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:

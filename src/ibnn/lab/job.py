@@ -17,7 +17,7 @@ from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
 from ibnn.convert import convert
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
-from ibnn.nets.own import FORM, is_own
+from ibnn.lab.imported_net import FORM, is_import_path
 from ibnn.sampling.settings import SAMPLERS, settings
 from ibnn.training.recipe import Recipe, explain, to_toml
 from ibnn.training.trainable import Trainable
@@ -158,7 +158,7 @@ class Job(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             raise ValueError(explain(error, type(self))) from None
-        if not is_own(self.net):
+        if not is_import_path(self.net):
             _check_known("net", self.net, nets.names(), f", or {FORM}")
         _check_known("method", self.method, tuple(METHODS))
         self._check_table()
@@ -218,7 +218,7 @@ class Job(BaseModel):
     @property
     def has_code(self) -> bool:
         """Whether the network is code of the user's."""
-        return is_own(self.net)
+        return is_import_path(self.net)
 
     def full_recipe(self) -> Recipe:
         """Returns the recipe that `fit` trains by; that of a thinned network has the changes in `prune`."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from ibnn.data import TABLES, Images, Points, Units
+from ibnn.data import TABLES, Images, Points, Standardisation
 from ibnn.diagnosis import diagnose
 from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
@@ -221,7 +221,7 @@ def job_of(home: RunFolder) -> Job:
         raise home.damaged(JOB, "a job", f"one that is none ({error})") from None
 
 
-def _keep_units(units: Units, home: RunFolder) -> None:
+def _keep_units(units: Standardisation, home: RunFolder) -> None:
     """Writes the units of a table to the run folder; raises if the run was begun with another table."""
     if home.has(TABLE) and _read_units(home).sha256 != units.sha256:
         got = f"{home.path}, which was begun before the table changed"
@@ -229,16 +229,16 @@ def _keep_units(units: Units, home: RunFolder) -> None:
     home.write(TABLE, f"{units.to_json()}\n".encode())
 
 
-def _read_units(home: RunFolder) -> Units:
+def _read_units(home: RunFolder) -> Standardisation:
     text = home.text(TABLE)
     try:
-        return Units.from_json(text)
+        return Standardisation.from_json(text)
     except ValueError as error:
         raise home.damaged(TABLE, "what `ibnn train` wrote of the table", error) from error
 
 
 @torch.no_grad()
-def _probed(model: Trainable, shape: list[int], units: Units | None) -> list[float]:
+def _probed(model: Trainable, shape: list[int], units: Standardisation | None) -> list[float]:
     """Returns a trained method's outputs for made-up examples, which changed code of its network would change."""
     x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)) if units is None else units.made_up(4)
     device = next(model.parameters()).device
@@ -253,7 +253,7 @@ class Run:
     job: Job
     model: Trainable
     result: dict[str, Any]
-    units: Units | None = None
+    units: Standardisation | None = None
 
 
 def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
@@ -289,7 +289,7 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
     return Run(job, model.eval(), result, units)
 
 
-def _check_code(job: Job, model: Trainable, probe: dict[str, Any], units: Units | None) -> None:
+def _check_code(job: Job, model: Trainable, probe: dict[str, Any], units: Standardisation | None) -> None:
     """Raises if the network's code does not give the outputs that it gave at the end of training."""
     stored = torch.tensor(probe.get("outputs", []))
     found = torch.tensor(_probed(model, probe.get("shape", []), units))

@@ -14,10 +14,10 @@ from ibnn import data, nets
 from ibnn.data.sets import KNOWN, check_rows, data_folder
 from ibnn.errors import complaint
 from ibnn.inputs import logits_of
+from ibnn.lab.imported_net import make_net, takes
 from ibnn.lab.job import METHODS, Job
 from ibnn.likelihood import Gaussian
 from ibnn.nets.dense import Affine
-from ibnn.nets.own import make_own, takes
 from ibnn.normal import generators_restored, seed_generators
 from ibnn.training.trainable import Trainable
 
@@ -31,10 +31,10 @@ class Splits:
     train: data.Images | data.Points
     valid: data.Images | data.Points | None
     whole: data.DataSet | data.Table | data.OwnTable
-    units: data.Units | None = None
+    units: data.Standardisation | None = None
 
 
-def make_data(job: Job, folder: str | Path | None = None, units: data.Units | None = None) -> Splits:
+def make_data(job: Job, folder: str | Path | None = None, units: data.Standardisation | None = None) -> Splits:
     """Returns the splits of a job.
 
     Args:
@@ -71,7 +71,7 @@ def _points(job: Job, table: data.Table) -> Splits:
     return Splits(train, held_out if job.valid else None, table, table.units)
 
 
-def _rows_of_file(job: Job, folder: str | Path | None, units: data.Units | None) -> Splits:
+def _rows_of_file(job: Job, folder: str | Path | None, units: data.Standardisation | None) -> Splits:
     assert job.target is not None, "checked"
     options = {"task": job.task, "ignore": job.ignore, "test_share": job.test_share}
     sha256 = units.sha256 if units else None
@@ -132,7 +132,9 @@ def made_data(job: Job) -> Splits | None:
     return Splits(data.Images(whole.train, mean=mean, std=std, augment=job.augment), valid, whole)
 
 
-def make_method(job: Job, classes: int, start: State | None = None, units: data.Units | None = None) -> Trainable:
+def make_method(
+    job: Job, classes: int, start: State | None = None, units: data.Standardisation | None = None
+) -> Trainable:
     """Returns the untrained method of a job.
 
     Args:
@@ -156,12 +158,14 @@ def make_method(job: Job, classes: int, start: State | None = None, units: data.
         raise ValueError(complaint("method_options", f"those of {job.method!r}", options, remedy)) from error
 
 
-def _make_net(job: Job, classes: int, start: State | None, units: data.Units | None, member: int = 0) -> nn.Module:
+def _make_net(
+    job: Job, classes: int, start: State | None, units: data.Standardisation | None, member: int = 0
+) -> nn.Module:
     """Returns the plain network of a job; one for points takes and gives their own units."""
     with generators_restored():
         seed_generators(job.seed, member)
         options = _net_options(job, units)
-        net = make_own(job.net, classes or 1, options) if job.has_code else nets.make(job.net, classes or 1, **options)
+        net = make_net(job.net, classes or 1, options) if job.has_code else nets.make(job.net, classes or 1, **options)
     if units is not None:
         scale, target = torch.tensor(units.scale), units.target
         back = [Affine(target.scale, target.centre)] if target else []
@@ -172,7 +176,7 @@ def _make_net(job: Job, classes: int, start: State | None, units: data.Units | N
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def architecture(job: Job, classes: int, units: data.Units | None) -> dict[str, Any] | list[dict[str, Any]]:
+def architecture(job: Job, classes: int, units: data.Standardisation | None) -> dict[str, Any] | list[dict[str, Any]]:
     """Returns how `ibnn.load` builds the plain network of a job (see `save_pretrained`)."""
     named: dict[str, Any] = {"name": job.net, "options": {"classes": classes or 1, **_net_options(job, units)}}
     if units is None:
@@ -185,7 +189,7 @@ def architecture(job: Job, classes: int, units: data.Units | None) -> dict[str, 
     ]
 
 
-def _net_options(job: Job, units: data.Units | None) -> dict[str, Any]:
+def _net_options(job: Job, units: data.Standardisation | None) -> dict[str, Any]:
     """Returns the network's options, with the inputs of a table unless the job sets them."""
     asked = units is not None and (job.net == "mlp" or (job.has_code and takes(job.net, "inputs")))
     return ({"inputs": len(units.columns)} if asked and units else {}) | job.net_options
@@ -241,7 +245,7 @@ def _check_net(job: Job, splits: Splits, start: State | None) -> None:
         raise ValueError(complaint("net", expected, f"{job.net} with an output of shape {shape}", remedy))
 
 
-def _misfit(job: Job, x: Tensor, units: data.Units | None, error: Exception) -> ValueError | None:
+def _misfit(job: Job, x: Tensor, units: data.Standardisation | None, error: Exception) -> ValueError | None:
     """Words an error that one example has caused; None for an error of another kind."""
     expected = f"a network for examples of shape {tuple(x.shape[1:])}, which {job.data} has"
     if job.has_code:

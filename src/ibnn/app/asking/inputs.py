@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ibnn.data import Units
+from ibnn.data import Standardisation
 from ibnn.data.images import cropped, opened, pixels_of
 from ibnn.data.own import read_sheet
 from ibnn.errors import complaint
@@ -94,7 +94,7 @@ def image_reader(form: Form, note: Note, scale: float | None = None, resize: int
     return read
 
 
-def read_points(path: Path, rows: slice = ALL, /, *, units: Units, note: Note) -> list[Example]:
+def read_points(path: Path, rows: slice = ALL, /, *, units: Standardisation, note: Note) -> list[Example]:
     """Reads rows of numbers; columns go by name if the network was trained on a table of your own, else by order."""
     if path.suffix.lower() == ".npy":
         found = _array(path, rows)[0]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ibnn.app.asking.inputs import BATCH, Form
-from ibnn.data import Images, Points, Units
+from ibnn.data import Images, Points, Standardisation
 from ibnn.data.images import shorter_side
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import complaint
@@ -70,8 +70,8 @@ class Asked:
         return [str(name) for name in self.run.result["classes"]]
 
     @property
-    def units(self) -> Units | None:
-        """Units of the points that the run was trained on; None for images."""
+    def units(self) -> Standardisation | None:
+        """Standardisation of the points that the run was trained on; None for images."""
         return self.run.units
 
     @cached_property

@@ -14,7 +14,7 @@ from ibnn.app.cli.train import parsed
 from ibnn.convert import plan as planned_by
 from ibnn.data import download, sets
 from ibnn.lab import sizes
-from ibnn.nets.own import is_own, make_own
+from ibnn.lab.imported_net import is_import_path, make_net
 
 if TYPE_CHECKING:
     from ibnn.lab.reproduce import Experiment
@@ -114,12 +114,12 @@ def plan(
 
 def _classes(net: str, options: dict[str, Any]) -> int:
     """Returns the default number of classes: 1000 for networks that take ImageNet's images."""
-    return 1000 if not is_own(net) and nets.input_shape(net, **options)[-1] == 224 else 10
+    return 1000 if not is_import_path(net) and nets.input_shape(net, **options)[-1] == 224 else 10
 
 
 def _made(net: str, classes: int, options: dict[str, Any]) -> nn.Module:
-    if is_own(net):
-        return make_own(net, classes, options)
+    if is_import_path(net):
+        return make_net(net, classes, options)
     with torch.device("meta"):
         return nets.make(net, classes, **options)
 

@@ -15,8 +15,8 @@ from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
 from ibnn.lab.display import COSTS, SCORES, UNCERTAINTIES
+from ibnn.lab.imported_net import find
 from ibnn.lab.runs import RunFolder
-from ibnn.nets.own import find
 
 if TYPE_CHECKING:
     from ibnn.lab.jobs import Job, Splits

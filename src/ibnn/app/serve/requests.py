@@ -15,7 +15,7 @@ from torch import Tensor
 from ibnn.app.asking.inputs import LARGEST, PIXELS, Form, decoded, formed, resized
 from ibnn.app.asking.run import Asked
 from ibnn.app.serve.service import MOST
-from ibnn.data import Units
+from ibnn.data import Standardisation
 from ibnn.errors import complaint
 
 Parts = bytes | list[tuple[str, bytes]]  # JSON, or names and contents of image files
@@ -137,7 +137,7 @@ def _image_schema(form: Form) -> dict[str, Any]:
     return {"oneOf": [_array(shape, 1, MOST) for shape in shapes], "description": "Pixels in [0, 1]."}
 
 
-def _table_schema(units: Units) -> dict[str, Any]:
+def _table_schema(units: Standardisation) -> dict[str, Any]:
     number = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
     columns = list(units.columns)
     named = {"type": "object", "properties": dict.fromkeys(columns, number), "required": columns}
@@ -200,7 +200,7 @@ def _images(files: list[tuple[str, bytes]], form: Form, resize: int | None) -> t
     return torch.stack(images), notes
 
 
-def _points(rows: Any, units: Units) -> Tensor:
+def _points(rows: Any, units: Standardisation) -> Tensor:
     """Returns points (N, D), given as lists or as objects by the names of columns."""
     if isinstance(rows, list) and any(isinstance(row, dict) for row in rows):
         rows = [_ordered(row, units.columns) for row in rows]

@@ -1,4 +1,4 @@
-"""Networks of your own, named `package.module:function` and imported from the current folder alone."""
+"""Builds networks of the user's own, named `package.module:function` and imported from the current folder alone."""
 
 import importlib
 import inspect
@@ -19,16 +19,16 @@ FORM = "package.module:function"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
-def is_own(name: str) -> bool:
+def is_import_path(name: str) -> bool:
     """Whether a name is that of a function.
 
-    >>> is_own("mynets:make_net"), is_own("lenet"), is_own("mynets.py:make_net()")
+    >>> is_import_path("mynets:make_net"), is_import_path("lenet"), is_import_path("mynets.py:make_net()")
     (True, False, False)
     """
     return _NAME.fullmatch(name) is not None
 
 
-def make_own(name: str, outputs: int, options: Mapping[str, Any]) -> nn.Module:
+def make_net(name: str, outputs: int, options: Mapping[str, Any]) -> nn.Module:
     """Imports the function and calls it as function(outputs, **options)."""
     function = find(name)
     try:
