@@ -19,6 +19,7 @@ import ibnn
 from ibnn.app.asking.run import Asked
 from ibnn.data import load
 from ibnn.lab.jobs import make_data
+from ibnn.novelty import measure
 
 CALIBRATION, STREAMS, LENGTH, REPEATS, SHIFTS, CALM = 300, 400, 1000, 40, (0.5, 1.0, 2.0), (0, 1000)
 
@@ -49,7 +50,7 @@ def inverted(folder: Path) -> dict[str, dict[str, int]]:
     x = asked.normalised(1 - load(asked.run.job.data).test.images.float() / 255)
     found = model.predict(x, **options)
     scores = {name: (getattr(held, name), getattr(found, name)) for name in ("epistemic", "total")}
-    scores["novelty"] = (-reference.held_out_p_values().log(), -model.novelty(x).p_value.log())
+    scores["novelty"] = (-reference.held_out_p_values().log(), -measure(model, x).p_value.log())
     result = {}
     for name, (calibration, stream) in scores.items():
         alarms = []

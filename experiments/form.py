@@ -115,12 +115,23 @@ def _diversity(model: Any, x: Tensor, samples: int) -> dict[str, Any]:
     """How often components disagree, their part of the epistemic uncertainty, and how far their means are apart."""
     if not isinstance(model, ibnn.IBNN) or model.components == 1:
         return {}
-    answer: Any = model.predict(x, samples=samples, correct_bias=True, progress=False, novelty=False)
-    shares = {"between": float(answer.between.sum() / answer.epistemic.sum())}
+    between, within = _without_bias(model, ibnn.draws(model, x, samples=samples))
+    shares = {"between": float(between.sum() / (between + within).sum())}
     found = ibnn.diagnose(model, inputs=x)
     mean, std = (part.detach() for part in model.posterior())
     shares |= {"spread": float(mean.std(0, correction=0).mean()), "std": float(std.mean())}
     return {"diversity": shares | {"disagreement": found.disagreement, "distinct": found.effective_components}}
+
+
+def _without_bias(model: Any, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns between and within without their bias of order 1/S, by the jackknife over the draws (K, S, N, C)."""
+    samples, whole = drawn.shape[1], model.likelihood.summarise(drawn)
+    less = [model.likelihood.summarise(torch.cat([drawn[:, :s], drawn[:, s + 1 :]], 1)) for s in range(samples)]
+    parts = []
+    for name in ("between", "within"):
+        mean = torch.stack([getattr(answer, name) for answer in less]).mean(0)
+        parts.append(samples * getattr(whole, name) - (samples - 1) * mean)
+    return parts[0], parts[1]
 
 
 def _log_probs(model: Any, samples: int, x: torch.Tensor) -> torch.Tensor:

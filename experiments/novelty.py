@@ -24,10 +24,9 @@ from ibnn import baselines, metrics
 from ibnn.data import toy_regression
 from ibnn.likelihood.temperature import best_temperature
 from ibnn.nets import LeNet, mlp
+from ibnn.novelty.measure import fallen_back, measure, see
 from ibnn.novelty.nodes import observable
-from ibnn.novelty.observer import Observer
 from ibnn.novelty.reference import shrunk_covariance
-from ibnn.prediction import fallen_back
 
 NUMBERS = ("cubic", "friedman1", "concrete")
 ROWS = 1000  # test inputs, and foreign ones of each kind
@@ -178,7 +177,7 @@ def rivals(model: baselines.Plain, task: Task) -> Callable[[Tensor], dict[str, T
     layers = {name: model.net.get_submodule(name) for name in last}
 
     def seen(x: Tensor) -> tuple[Tensor, Tensor]:
-        rows = [model.see(part, layers, dict.fromkeys(last, 0)).summaries[last[0]] for part in x.split(500)]
+        rows = [see(model, part, layers, dict.fromkeys(last, 0)).summaries[last[0]] for part in x.split(500)]
         outputs = ibnn.draws(model, x)[0, 0]
         return torch.cat(rows).double(), outputs
 
@@ -206,9 +205,9 @@ def rivals(model: baselines.Plain, task: Task) -> Callable[[Tensor], dict[str, T
     return found
 
 
-def own(model: Observer, x: Tensor) -> Tensor:
+def own(model: Any, x: Tensor) -> Tensor:
     """The score of novelty: minus the log of its p-value, continued."""
-    return torch.cat([-model.novelty(part).log_tail for part in x.split(500)])
+    return torch.cat([-measure(model, part).log_tail for part in x.split(500)])
 
 
 def answers(model: Any, task: Task) -> dict[str, Any]:

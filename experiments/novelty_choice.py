@@ -22,6 +22,7 @@ import ibnn
 from ibnn import metrics
 from ibnn.baselines import Plain
 from ibnn.nets import LeNet
+from ibnn.novelty.measure import measure, see
 from ibnn.novelty.nodes import observable
 from ibnn.novelty.ranks import log_tail
 from ibnn.novelty.reference import Reference, fit_layers
@@ -72,7 +73,7 @@ def problem(name: str, classes: tuple[int, int]) -> tuple[Plain, list[Data], dic
 def layered(model: Plain, x: Tensor) -> tuple[list[Tensor], Tensor]:
     """What every layer sees of inputs, and the network's outputs."""
     layers = observable(model.net)
-    seen = [model.see(part, layers, dict.fromkeys(layers, 0)).summaries for part in x.split(500)]
+    seen = [see(model, part, layers, dict.fromkeys(layers, 0)).summaries for part in x.split(500)]
     return [torch.cat([part[name] for part in seen]) for name in layers], ibnn.draws(model, x)[0, 0]
 
 
@@ -142,10 +143,10 @@ def growth() -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for known, out in ((100, 1000), (300, 1000), (1000, 1000), (3000, 1000), (5000, 1000), (5000, 100), (5000, 300)):
         ibnn.fit_novelty(model, Data(train.x[:known], train.y[:known]), Data(held.x[:out], held.y[:out]))
-        score = {k: -model.novelty(x).log_tail for k, x in {"test": test.x, **foreign}.items()}
+        score = {k: -measure(model, x).log_tail for k, x in {"test": test.x, **foreign}.items()}
         auroc = {k: metrics.auroc(score["test"], score[k]) for k in foreign}
         rows[f"{known} known, {out} held out"] = auroc | {
-            "false alarms at 0.05": float((model.novelty(test.x).p_value <= 0.05).double().mean())
+            "false alarms at 0.05": float((measure(model, test.x).p_value <= 0.05).double().mean())
         }
     return {"rows": rows}
 

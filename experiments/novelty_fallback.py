@@ -26,8 +26,8 @@ import ibnn
 from ibnn import metrics
 from ibnn.baselines import Plain
 from ibnn.nets import LeNet, mlp
+from ibnn.novelty.measure import fallback_weight, see
 from ibnn.novelty.ranks import log_tail, p_values
-from ibnn.prediction import fallback_weight
 
 FORMS: dict[str, Callable[[Tensor], Tensor]] = {  # share of the aleatoric part that stays, by log p
     "draws alone": torch.ones_like,
@@ -47,7 +47,7 @@ def tails(model: Any, x: Tensor) -> dict[str, Tensor]:
     """log p of inputs, continued beyond the highest score by tails of several forms."""
     reference = model.reference
     layers, axes = model._layers_of(reference)
-    seen = [model.see(part, layers, axes) for part in x.split(500)]
+    seen = [see(model, part, layers, axes) for part in x.split(500)]
     distances = torch.cat([reference.distances([s.summaries[n] for n in layers]) for s in seen], 1)
     given = reference.score(distances, torch.cat([s.surprise for s in seen]))
     inside = p_values(reference.scores, given).double().log()

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from peak import Peak
 from torch import Tensor, nn
 
 import ibnn
 import ibnn.likelihood.running
 import ibnn.network
 from ibnn import Bernoulli, Categorical, Gaussian, Heads
-from ibnn.layers.observe import Peak
 
 B, T, C, D = 6, 5, 3, 4
 
@@ -348,7 +348,7 @@ def test_heads_that_are_all_classes_are_steered() -> None:
     history = ibnn.fit(model, train, valid, epochs=4, lr=0.02, batch_size=50, quiet=True)
     assert len(history.looks) > 3
     assert history.rows[-1]["valid_age.error"] < 0.5
-    with pytest.raises(RuntimeError, match="several heads or dense outputs keep none"):
+    with pytest.raises(RuntimeError, match="held-out"):
         model.predict(x[:3])["sex"].set(0.9)
 
 
@@ -421,13 +421,11 @@ def test_heads_of_tokens_may_have_other_lengths_in_validation() -> None:
         model.likelihood.pack({"type": torch.zeros(2, 4, dtype=torch.long), "values": torch.zeros(2, 2)})
 
 
-def test_heads_after_inference_mode_and_without_corrected_bias() -> None:
+def test_heads_after_inference_mode() -> None:
     model, (x, _) = two(likelihood=KINDS, logits="heads").eval(), people()
     with torch.inference_mode():
         model(x)
     model.load_state_dict(model.state_dict())
-    with pytest.raises(TypeError, match="correct_bias"):
-        model.predict(x, correct_bias=True)
 
 
 def test_wrong_heads_are_refused() -> None:
@@ -441,7 +439,7 @@ def test_wrong_heads_are_refused() -> None:
 # ------------------------------------------------------------------------------------------------------ ways to call it
 
 
-def test_inputs_by_keyword_are_those_of_a_dict() -> None:
+def test_inputs_by_keyword_come_as_a_dict() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -452,14 +450,23 @@ def test_inputs_by_keyword_are_those_of_a_dict() -> None:
 
     model, inputs = ibnn.convert(Named(), seed=0), {"values": torch.randn(B, D), "scale": torch.rand(B, 1)}
     expected = model.predict(inputs)
-    assert torch.equal(model.predict(**inputs).probs, expected.probs)
-    assert torch.equal(ibnn.predict(model, **inputs).probs, expected.probs)
+    outputs = [model.draw(component=k, index=s)(**inputs) for k in range(8) for s in range(5)]
+    torch.testing.assert_close(expected.probs, torch.stack(outputs).softmax(-1).mean(0))
+    assert torch.equal(ibnn.predict(model, inputs).probs, expected.probs)
     plain = ibnn.baselines.Plain(Named())
-    assert torch.equal(plain.predict(**inputs).probs, plain.predict(inputs).probs)
-    with pytest.raises(TypeError, match=r"inputs and also \['sample'\]"):
+    torch.testing.assert_close(plain.predict(inputs).probs, plain.net(**inputs).softmax(-1))
+    with pytest.raises(TypeError, match="sample"):
         model.predict(inputs, sample=3)
-    with pytest.raises(TypeError, match="given in one way"):
-        model.predict()
+
+
+def test_a_joint_prediction_is_a_mapping_of_heads() -> None:
+    model, (x, _) = two(likelihood=KINDS, logits="heads"), people()
+    p = model.predict(x)
+    assert list(p) == list(p.keys()) == list(KINDS)
+    assert "age" in p
+    assert "x" not in p
+    assert dict(p)["age"] is p["age"]
+    assert len(p) == len(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float64])

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from ibnn.layers.units import UnitFactors
 from ibnn.likelihood import Likelihood
 from ibnn.passes import Draws
 from ibnn.posterior import Posterior
-from ibnn.prediction import Prediction, predict
+from ibnn.prediction import predict
 
 if TYPE_CHECKING:
     from ibnn.files import hub, saving
@@ -188,21 +188,7 @@ class IBNN(Posterior):
 
     # -------------------------------------------------------------------------------------------------- prediction
 
-    def predict(
-        self,
-        x: Inputs | None = None,
-        *,
-        samples: int | Literal["auto"] = 5,
-        tolerance: float | None = None,
-        seed: int = 0,
-        batch_size: int = 256,
-        progress: bool = True,
-        **named: Any,
-    ) -> Prediction:
-        """Answers with uncertainty from `samples` draws of every component; see `ibnn.predict`."""
-        named |= {"batch_size": batch_size, "progress": progress}
-        with self._lock:
-            return predict(self, x, samples=samples, tolerance=tolerance, seed=seed, **named)
+    predict = predict
 
     def draw_logits(
         self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None

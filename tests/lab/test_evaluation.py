@@ -10,7 +10,7 @@ from ibnn.convert import convert
 from ibnn.data import KINDS, DataSet, Images, Split, corrupt, gaussian_mix, salt_and_pepper
 from ibnn.lab.evaluation import GAMMAS, SALTS, SEVERITIES, evaluate
 from ibnn.network import IBNN
-from ibnn.novelty import fit_novelty
+from ibnn.novelty import fit_novelty, measure
 
 MEAN, STD = (0.4,), (0.3,)
 
@@ -113,7 +113,7 @@ def test_novelty_is_that_of_predict_and_answers_fall_back(whole: DataSet, knowin
     assert found.result["scores"]["nll"] == pytest.approx(metrics.nll(expected.log_probs, whole.test.labels), abs=1e-5)
     worst = torch.cat([corrupt(whole.test.images[:40].float() / 255, kind, 5) for kind in KINDS])  # type: ignore[union-attr]
     p, tail = (
-        torch.cat(parts) for parts in zip(*(knowing.novelty((w - 0.4) / 0.3) for w in worst.split(40)), strict=True)
+        torch.cat(parts) for parts in zip(*(measure(knowing, (w - 0.4) / 0.3) for w in worst.split(40)), strict=True)
     )
     torch.testing.assert_close(found.answers["ood/corrupted 5/novelty"], p)
     test = {level: float((expected.novelty <= float(level)).double().mean()) for level in ("0.01", "0.05")}
@@ -123,7 +123,7 @@ def test_novelty_is_that_of_predict_and_answers_fall_back(whole: DataSet, knowin
         "corrupted 5": pytest.approx(shares, abs=1e-5),
     }
     assert 0 < test["0.05"] < 1
-    auroc = metrics.auroc(-knowing.novelty(x).log_tail, -tail)
+    auroc = metrics.auroc(-measure(knowing, x).log_tail, -tail)
     assert found.result["outsiders"]["corrupted 5"]["novelty"] == pytest.approx(auroc, abs=1e-3)
 
 

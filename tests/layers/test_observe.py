@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import B, K
+from peak import Peak
 from reference import captured, close, converted, multiplied, row_by_row
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import ibnn
-from ibnn.layers.observe import Peak, bypassed, out_of_memory, saved_bytes, tensors
+from ibnn.layers.observe import bypassed, out_of_memory, saved_bytes, tensors
 
 
 class Reads(nn.Module):

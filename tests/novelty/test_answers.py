@@ -10,7 +10,7 @@ from torch import nn
 import ibnn
 from ibnn import baselines, nets
 from ibnn.novelty import fitting, nodes
-from ibnn.prediction import fallen_back, known_share
+from ibnn.novelty.measure import fallen_back, known_share, measure
 
 P_VALUES = [1.0, 0.4, 0.1, 0.01, 1e-9]
 
@@ -102,19 +102,19 @@ def fitted():
 
 def test_a_layer_put_in_anothers_place_is_found():
     model, x = fitted()
-    expected = model.novelty(x).p_value
+    expected = measure(model, x).p_value
     number, layer = next((n, m) for n, m in enumerate(model.net) if isinstance(m, nn.Linear))
     model.net[number] = nn.Linear(3, 8)
     model.net[number].load_state_dict(layer.state_dict())
-    assert torch.equal(model.novelty(x).p_value, expected)
+    assert torch.equal(measure(model, x).p_value, expected)
 
 
 def test_threads_do_not_see_each_others_inputs():
     model, x = fitted()
     parts = [x[:100], 5 * x[:40], x[100:], x[:7]] * 10
-    expected = [model.novelty(part).log_tail for part in parts]
+    expected = [measure(model, part).log_tail for part in parts]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda part: model.novelty(part).log_tail, parts))
+        found = list(pool.map(lambda part: measure(model, part).log_tail, parts))
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 

@@ -11,6 +11,7 @@ from torch import nn
 import ibnn
 from ibnn import baselines, nets
 from ibnn.likelihood import Weighted
+from ibnn.novelty import measure
 
 
 def moons(rows, seed=0):
@@ -104,7 +105,7 @@ def test_training_further_drops_the_reference(trained):
     with pytest.raises(RuntimeError, match="fit_novelty"):
         model.predict(x).novel(0.01)
     with pytest.raises(RuntimeError, match="fit_novelty"):
-        model.novelty(x)
+        measure(model, x)
 
 
 def test_fit_without_novelty_or_held_out_data_leaves_none():
@@ -240,10 +241,10 @@ def test_sequences_are_seen_without_their_padding():
     labels = (tokens[:, 0] > 4).long()
     data = [({"tokens": t, "attention_mask": m}, y) for t, m, y in zip(tokens, mask, labels, strict=True)]
     ibnn.fit_novelty(model, data_set(data[:200]), data_set(data[200:]))
-    p = model.predict(tokens=tokens, attention_mask=mask)
+    p = model.predict({"tokens": tokens, "attention_mask": mask})
     other = torch.where(mask.bool(), tokens, 19)
-    torch.testing.assert_close(model.predict(tokens=other, attention_mask=mask).novelty, p.novelty)
-    foreign = model.predict(tokens=tokens + 10, attention_mask=mask)
+    torch.testing.assert_close(model.predict({"tokens": other, "attention_mask": mask}).novelty, p.novelty)
+    foreign = model.predict({"tokens": tokens + 10, "attention_mask": mask})
     assert foreign.novelty.median() < 0.2 < p.novelty.median()
 
 
@@ -336,13 +337,13 @@ def test_nodes_that_never_varied_may_wake_up():
     model = ibnn.convert(nn.Linear(3, 2), components=2, seed=0)
     ibnn.fit_novelty(model, x)
     new = torch.cat([x[:1], x[:1] + torch.tensor([0.0, 0.0, 1.0])])
-    known, woken = model.novelty(new).p_value
+    known, woken = measure(model, new).p_value
     assert known > 0.02
     assert woken < 0.02
     constant = torch.ones(300, 3)
     ibnn.fit_novelty(model, constant)
-    assert model.novelty(constant[:1]).p_value == 1
-    assert model.novelty(constant[:1] + 1).p_value < 0.02
+    assert measure(model, constant[:1]).p_value == 1
+    assert measure(model, constant[:1] + 1).p_value < 0.02
 
 
 def test_bad_input_is_refused_and_nothing_changes(trained):
@@ -388,7 +389,7 @@ def test_dicts_without_labels_and_loaders_that_cannot_be_split():
     x, y = moons(400)
     model = ibnn.convert(nn.Sequential(Named(2, 2))[0], components=2, seed=0)
     ibnn.fit_novelty(model, {"points": x})
-    assert model.predict(points=100 * x).novel(0.01).all()
+    assert model.predict({"points": 100 * x}).novel(0.01).all()
     rows = torch.utils.data.TensorDataset(x, y)
     loader = torch.utils.data.DataLoader(rows, sampler=torch.utils.data.SubsetRandomSampler(range(300)))
     with pytest.raises(ValueError, match="Pass valid"):

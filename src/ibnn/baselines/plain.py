@@ -17,7 +17,7 @@ from ibnn.likelihood import Categorical, Likelihood
 from ibnn.likelihood.temperature import best_temperature
 from ibnn.normal import check_seed, numbered_seed
 from ibnn.novelty.observer import Observer
-from ibnn.prediction import Prediction, draws, predict
+from ibnn.prediction import draws, predict
 from ibnn.training.trainable import Trainable
 
 if TYPE_CHECKING:
@@ -135,9 +135,7 @@ class Plain(Observer):
         args, kwargs = call_arguments(x)
         return self.likelihood.read(self.net(*args, **kwargs))
 
-    def predict(self, x: Inputs | None = None, **options: Any) -> Prediction:
-        """Predicts with uncertainty; see `ibnn.predict`."""
-        return predict(self, x, **options)
+    predict = predict
 
     # ------------------------------------------------------------------------------------- what other methods override
 

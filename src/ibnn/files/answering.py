@@ -20,6 +20,7 @@ from ibnn.layers.units import Units, windows
 from ibnn.likelihood import Heads, Likelihood
 from ibnn.network import IBNN
 from ibnn.novelty import Reference
+from ibnn.novelty.measure import fallen_back
 from ibnn.novelty.nodes import observable, padding, watched
 from ibnn.prediction import (
     CategoricalPrediction,
@@ -27,7 +28,6 @@ from ibnn.prediction import (
     JointPrediction,
     Method,
     Prediction,
-    fallen_back,
 )
 
 Pixels = tuple[Sequence[float], Sequence[float]]  # mean and standard deviation of each channel

@@ -27,6 +27,7 @@ from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tensor
 from ibnn.layers.attention import no_fast_path
 from ibnn.network import IBNN
 from ibnn.normal import check_seed
+from ibnn.novelty.measure import measure
 from ibnn.prediction import predict
 
 Format = Literal["onnx", "torch"]
@@ -156,7 +157,7 @@ def _checked_novelty(found: Tensor, model: Any, x: Inputs) -> Tensor:
     They are ranks, of which rounding may change one, and with it the weight of the fallback.
     """
     device = next(model.parameters()).device
-    expected = model.novelty(tree_map(lambda t: t.to(device), x))
+    expected = measure(model, tree_map(lambda t: t.to(device), x))
     p, log_tail = expected.p_value.cpu(), expected.log_tail.cpu()
     apart = (found - p).abs().max().item()
     if not apart <= RANKS + 2 / (len(model.reference.scores) + 1):

@@ -19,7 +19,8 @@ from torch import Tensor
 from ibnn import data, metrics
 from ibnn.baselines.plain import find_temperature
 from ibnn.novelty import Novelty
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction, Prediction, draws, fallen_back
+from ibnn.novelty.measure import fallen_back, measure
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, Prediction, draws
 from ibnn.training.trainable import Trainable
 
 OUTSIDERS = {"fashion-mnist": "mnist", "mnist": "fashion-mnist"}  # images of another kind, of the same shape
@@ -131,7 +132,7 @@ def observed(model: Any, x: Tensor, answers: dict[float, Any]) -> tuple[dict[flo
     """Lets answers for a batch fall back as those of `predict` do; also returns how novel the inputs are, if known."""
     if (reference := getattr(model, "reference", None)) is None:
         return answers, None
-    found = model.novelty(x)
+    found = measure(model, x)
     if level := float(reference.fallback):
         base = reference.base
         answers = {t: fallen_back(model.likelihood, a, found.log_tail, level, base) for t, a in answers.items()}

@@ -1,6 +1,5 @@
-"""WATCH: what forward passes do: weights read outside their layer's call, the batch axis of inputs, memory."""
+"""WATCH: what forward passes do: weights read outside their layer's call, batch axes, bytes kept for backward."""
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -13,13 +12,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ibnn.errors import complaint
 from ibnn.inputs import Call, Inputs, batch_length, call_arguments, evaluating, tensors, tree_map
-from ibnn.layers.convolution import kept_memory
 from ibnn.layers.registry import batchless, carried_type, layer_type
-from ibnn.layers.units import pools
 
 if TYPE_CHECKING:
     from ibnn.latent import Latent
@@ -325,33 +321,6 @@ def _misplaced(
 
 
 # ---------------------------------------------------------------------------------------------------------- memory
-
-
-class Peak(TorchDispatchMode):
-    """Measures the peak bytes of tensors made in a block, without the workspaces of kernels."""
-
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
-        """Takes tensors made before: views of them do not count, nor memory that `layers` keeps between passes."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = self._alive = 0
-        self._known = {tensor.untyped_storage()._cdata for tensor in (*known, *pools(), *kept_memory())}
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tensors(result):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self._known:
-                self._known.add(storage._cdata)
-                self._alive += storage.nbytes()
-                self.bytes = max(self.bytes, self._alive)
-                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
-        return result
-
-    def _gone(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self._alive -= size
 
 
 @contextmanager

@@ -15,11 +15,11 @@ from ibnn.layers.observe import explaining_shapes, places
 from ibnn.layers.registry import layer_type
 from ibnn.likelihood import Likelihood
 from ibnn.normal import check_seed, generators_restored
+from ibnn.novelty.measure import Seen, fallback_weight, see
 from ibnn.novelty.nodes import observable
-from ibnn.novelty.observer import Observer, Seen
 from ibnn.novelty.ranks import cautious, p_values
 from ibnn.novelty.reference import MEMORY, WIDEST, Reference, fit_layers
-from ibnn.prediction import Prediction, fallback_weight, predict, refuse_nan
+from ibnn.prediction import Prediction, predict, refuse_nan
 from ibnn.progress import Bar
 
 ROWS = 5000  # inputs that statistics are made of at most, and held-out ones that are ranked
@@ -35,7 +35,7 @@ TOUCHED = 10  # held-out answers that a fallback must have changed for its cost 
 
 
 def fit_novelty(
-    model: Observer,
+    model: Any,
     train: Any,
     valid: Any = None,
     *,
@@ -111,8 +111,6 @@ def fit_novelty_if_possible(
         answers: Predictions of the held-out inputs, whose source then has an order, if they are known already.
         samples: Draws per component of those that are made here: as many as later predictions will have.
     """
-    if not isinstance(model, Observer):
-        return
     try:
         sources = [_data(data, "train", 256, model).source for data in (train, valid) if data is not None]
         if min(source.rows for source in sources) >= FEWEST * (3 - len(sources)):
@@ -143,7 +141,7 @@ class _Data:
 
 
 def _check(model: Any, rows: int, fallback: Any, batch_size: int, seed: int) -> None:
-    if not isinstance(model, Observer):
+    if not hasattr(model, "reference"):
         remedy = "Convert it first, ibnn.convert(net), or wrap it: ibnn.baselines.Plain(net)."
         raise TypeError(complaint("model", "a converted network or a baseline", type(model).__name__, remedy))
     for name, value, least in (("rows", rows, FEWEST), ("batch_size", batch_size, 1)):
@@ -156,7 +154,7 @@ def _check(model: Any, rows: int, fallback: Any, batch_size: int, seed: int) -> 
 
 
 def _sources(
-    model: Observer, train: Any, valid: Any, *, rows: int, seed: int, batch_size: int, fallback: float | str
+    model: Any, train: Any, valid: Any, *, rows: int, seed: int, batch_size: int, fallback: float | str
 ) -> tuple[_Data, _Data]:
     """Returns the inputs that are known, and those that are ranked, at most so many of each."""
     known = _data(train, "train", batch_size, model)
@@ -178,11 +176,11 @@ def _sources(
     return _at_most(known, rows, seed), _at_most(held, rows, seed)
 
 
-def _data(data: Any, name: str, batch_size: int, model: Observer) -> _Data:
+def _data(data: Any, name: str, batch_size: int, model: Any) -> _Data:
     pack, labelled = model.likelihood.pack, not (isinstance(data, Tensor | Mapping) or hasattr(data, "__array__"))
     if not labelled:
         x = as_tensors(data)
-        data, pack = (x, torch.zeros(batch_length(x))), None  # type: ignore[assignment]
+        data, pack = (x, torch.zeros(batch_length(x))), None
     source = data if isinstance(data, Source) else as_source(data, batch_size=batch_size, name=name, pack=pack)
     if isinstance(source.data, tuple):
         refuse_nan(source.data[0], argument=name)
@@ -202,7 +200,7 @@ class _Fitting:
 
     def __init__(
         self,
-        model: Observer,
+        model: Any,
         exclude: Sequence[str],
         seed: int,
         answers: Prediction | None = None,
@@ -231,7 +229,7 @@ class _Fitting:
 
     def _seen(self, x: Inputs, y: Tensor, data: _Data) -> Seen:
         with explaining_shapes(self.model.net, x, data.name):
-            seen = self.model.see(x, self.layers, self.axes)
+            seen = see(self.model, x, self.layers, self.axes)
         if data.labelled:
             self.model.likelihood.check(seen.output, y.to(self.device))
         return seen

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.normal import Space, address, words
+from ibnn.novelty.nodes import observable
 from ibnn.novelty.ranks import cautious, log_tail, p_values
 
 WIDEST = 256  # numbers that describe a layer: wider summaries are projected to so many
@@ -155,6 +156,13 @@ class Reference(nn.Module):
         entries, signs = part.projection
         grouped: Tensor = (scaled[:, entries] * signs).unflatten(1, (-1, part.width))
         return grouped.sum(1)
+
+    def layers_of(self, net: nn.Module) -> dict[str, nn.Module]:
+        """Returns the observed layers of a network by name."""
+        layers, numbers = list(observable(net).items()), self.layers.tolist()
+        if max(numbers) >= len(layers):
+            raise ValueError(foreign(f"{len(layers)} layers that can be observed"))
+        return dict(layers[number] for number in numbers)
 
     def rank(self, distances: Tensor, surprise: Tensor | None) -> None:
         """Takes the distances (L, n) of held-out inputs, and how unsure their answers are, to rank others by."""

@@ -1,4 +1,4 @@
-"""PREDICTION: draws of a method become answers with uncertainty."""
+"""Draws of a method become answers with uncertainty."""
 
 from ibnn.prediction.answers import (
     BernoulliPrediction,
@@ -10,8 +10,7 @@ from ibnn.prediction.answers import (
     Running,
 )
 from ibnn.prediction.conformal import Conformal, mass_above
-from ibnn.prediction.method import TOLERANCE, Method, Summary, draws, fallback_weight, fallen_back, known_share, predict
-from ibnn.prediction.pieces import refuse_nan
+from ibnn.prediction.predict import TOLERANCE, Method, Summary, draws, predict, refuse_nan
 
 __all__ = [
     "TOLERANCE",
@@ -26,9 +25,6 @@ __all__ = [
     "Running",
     "Summary",
     "draws",
-    "fallback_weight",
-    "fallen_back",
-    "known_share",
     "mass_above",
     "predict",
     "refuse_nan",

@@ -1,17 +1,18 @@
-"""ANSWERS: what a prediction holds, with its uncertainty in parts.
+"""Prediction classes: answers for a batch, with their uncertainty in parts.
 
 Uncertainty splits exactly: total = aleatoric + epistemic, epistemic = between components + within components, every
 part ≥ 0.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from ibnn import check
 from ibnn.errors import complaint
 from ibnn.prediction.conformal import Conformal, mass_above, none_known
 
@@ -31,8 +32,7 @@ class Prediction:
 
     def novel(self, level: float = 0.01) -> Tensor:
         """Whether each input is novel, (B,): of inputs like those known at most this share is called so."""
-        if not 0 < level < 1:
-            raise ValueError(complaint("level", "between 0 and 1", level, "Pass 0.01."))
+        check.share("level", level, remedy="Pass level=0.01.")
         if self.novelty is None:
             remedy = "Call ibnn.fit_novelty(model, train, valid) before you predict; ibnn.fit does so at its end."
             raise RuntimeError(complaint("novelty", "of a model that has seen reference data", "none", remedy))
@@ -127,7 +127,7 @@ class CategoricalPrediction(Prediction):
             by_class: Whether that holds within every class, and not only on average over all (Mondrian).
         """
         if self.conformal is None or self.probs.dim() != 2 or not len(self.conformal.classes):
-            raise RuntimeError(none_known("set"))
+            raise RuntimeError(none_known("p.set()"))
         labels = range(self.probs.shape[1])
         limits = [self.conformal.limit(level, label if by_class else None) for label in (labels if by_class else [0])]
         return mass_above(self.probs) <= torch.stack(limits).to(self.probs)
@@ -226,10 +226,7 @@ class GaussianPrediction(Prediction):
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Log density of the mixture at a target of the mean's shape."""
-        if target.shape != self.mean.shape:
-            got = f"shape {tuple(target.shape)}"
-            remedy = f"Pass target.reshape({tuple(self.mean.shape)})."
-            raise ValueError(complaint("target", f"of shape {tuple(self.mean.shape)}", got, remedy))
+        check.shape("target", target, tuple(self.mean.shape))
         log_normal = torch.distributions.Normal(self.draw_means, self.draw_stds).log_prob(target)
         if self.draw_weights is not None:
             return torch.logsumexp(log_normal + self.draw_weights.log(), 0)
@@ -237,8 +234,7 @@ class GaussianPrediction(Prediction):
 
     def quantile(self, level: float) -> Tensor:
         """The value that the target stays below with probability `level`, by bisection of the mixture's CDF."""
-        if not 0 < level < 1:
-            raise ValueError(complaint("level", "between 0 and 1", level, "Pass 0.5 for the median."))
+        check.share("level", level, remedy="Pass level=0.5 for the median.")
         means, stds = self.draw_means, self.draw_stds
         reach: Tensor = stds * abs(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)).item()) * 1.001
         low, high = (means - reach).amin(0), (means + reach).amax(0)  # every draw's own quantile lies between
@@ -258,11 +254,10 @@ class GaussianPrediction(Prediction):
         With `conformal` it is the mean and so many standard deviations as covered that share of held-out targets: right
         even if the mixture is not, for inputs exchangeable with the held-out ones.
         """
-        if not 0 < level < 1:
-            raise ValueError(complaint("level", "between 0 and 1", level, "Pass 0.9 for a 90 % interval."))
+        check.share("level", level, remedy="Pass level=0.9 for a 90 % interval.")
         if conformal:
             if self.conformal is None:
-                raise RuntimeError(none_known("conformal"))
+                raise RuntimeError(none_known("p.interval(conformal=True)"))
             reach = self.conformal.limit(level).to(self.std) * self.std
             return self.mean - reach, self.mean + reach
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -270,7 +265,9 @@ class GaussianPrediction(Prediction):
 
 @dataclass(frozen=True)
 class JointPrediction(Prediction):
-    """A prediction for each of several outputs of a network, by name: `p["age"].mean`.
+    """A prediction for each of several outputs of a network, by name: `p["age"].mean`, `dict(p)`.
+
+    It is read like a mapping, but its length is the number of inputs, as of every prediction.
 
     Attributes:
         heads: The predictions by name.
@@ -281,6 +278,26 @@ class JointPrediction(Prediction):
     def __getitem__(self, name: str) -> Any:
         """The prediction for one output."""
         return self.heads[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over the names of the outputs."""
+        return iter(self.heads)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether an output has this name."""
+        return name in self.heads
+
+    def keys(self) -> KeysView[str]:
+        """The names of the outputs."""
+        return self.heads.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """The predictions."""
+        return self.heads.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """The names of the outputs with their predictions."""
+        return self.heads.items()
 
     def __len__(self) -> int:
         """How many inputs were answered."""

@@ -1,4 +1,4 @@
-"""CONFORMAL: sets of classes and intervals that cover the target with a stated probability.
+"""Sets of classes and intervals that cover the target with a stated probability.
 
 Held-out examples show how far targets are from answers. If a new example is exchangeable with n of them, its own
 distance is at most the ⌈(n + 1) · level⌉-th smallest of theirs with a probability of at least `level`, whatever the
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ibnn.errors import complaint
+from ibnn import check
 
 
 class Conformal(NamedTuple):
@@ -28,8 +28,7 @@ class Conformal(NamedTuple):
         >>> Conformal(torch.arange(1.0, 10.0), torch.zeros(0)).limit(0.9)  # the 9th of 9
         tensor(9.)
         """
-        if not 0 < level < 1:
-            raise ValueError(complaint("level", "between 0 and 1", level, "Pass 0.9."))
+        check.share("level", level, remedy="Pass level=0.9.")
         scores = self.scores if label is None else self.scores[self.classes == label]
         rank = math.ceil((len(scores) + 1) * level - 1e-9)
         if rank > len(scores):
@@ -50,9 +49,8 @@ def mass_above(probs: Tensor) -> Tensor:
 
 
 def none_known(what: str) -> str:
-    """Words what is missing where conformal answers are asked for without held-out labels."""
-    remedy = (
-        "Networks with several heads or dense outputs keep none. "
-        "Else call ibnn.fit or ibnn.calibrate with held-out labels, or ibnn.fit_novelty(model, train, valid)."
+    """Says what is missing where a conformal answer is asked for without held-out labels."""
+    return (
+        f"{what} needs held-out scores, and this model has none. Call ibnn.fit_novelty(model, train, valid) with "
+        "labels, or ibnn.fit or ibnn.calibrate with held-out data. Several heads and dense outputs store none."
     )
-    return complaint(what, "asked of a model that has kept held-out scores", "none", remedy)

@@ -19,6 +19,7 @@ from ibnn.errors import complaint
 from ibnn.likelihood import Likelihood, Weighted
 from ibnn.normal import generators_restored
 from ibnn.novelty.fitting import FEWEST, fit_novelty_if_possible
+from ibnn.novelty.measure import measure
 from ibnn.sklearn.line import Line
 from ibnn.sklearn.panel import Copies, Jury, Member, Panel, panel_model
 from ibnn.sklearn.search import MANY, Candidate, Choice, Rows, decide, folds, members, split
@@ -273,7 +274,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         x = torch.tensor(self.scaler_.transform(validate_data(self, X, reset=False, dtype=np.float64)))
         self._check_held("novelty", known=self.model_.reference is not None)
-        found = [self.model_.novelty(part).p_value for part in x.split(AT_ONCE)]
+        found = [measure(self.model_, part).p_value for part in x.split(AT_ONCE)]
         return torch.cat(found).double().numpy()
 
     def _check_held(self, what: str, *, known: bool) -> None:

@@ -1,0 +1,382 @@
+"""`predict` and `draws`: how a batch of inputs becomes an answer with uncertainty, for every method.
+
+Inputs are checked and cut into pieces of at most `batch_size` rows. The method draws outputs of its network for a
+piece, (K·S, b, …), and its likelihood sums them up into a `Prediction`. A model with reference data adds the p-value
+of every input (`ibnn.novelty`). At the end the answers of all pieces are joined.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
+from typing import Any, Literal, Protocol, Self, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from ibnn import check
+from ibnn.errors import complaint
+from ibnn.inputs import (
+    Inputs,
+    as_tensors,
+    batch_length,
+    call_arguments,
+    check_rows,
+    slice_rows,
+    split_inputs,
+    tensors,
+    tree_map,
+)
+from ibnn.layers.observe import explaining_shapes, out_of_memory
+from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running
+from ibnn.progress import track
+
+TOLERANCE = 0.1  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
+
+
+class Summary(Protocol):
+    """What `predict` needs of a likelihood."""
+
+    def summarise(self, draws: Tensor) -> Prediction:
+        """Turns draws of a network's output, (K, S, B, …), into a prediction."""
+
+    def running(self, components: int, samples: int) -> Running:
+        """Does the same for draws that come a few at a time."""
+
+
+class Method(Protocol):
+    """What `predict` needs of a method."""
+
+    components: int
+
+    @property
+    def random(self) -> bool:
+        """Whether a component has more than one draw."""
+
+    @property
+    def likelihood(self) -> Summary:
+        """Turns the draws into a prediction."""
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Holds the method in eval mode within a block."""
+
+    def each_draw(
+        self, inputs: Inputs, samples: int, seed: int, /, *, first: int = 0, batch_size: int | None = None
+    ) -> Iterator[Tensor]:
+        """Yields draws first … first + S − 1 of the network's output in eval mode, (J, B, …), component-major."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """As `nn.Module.parameters`."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """As `nn.Module.modules`."""
+
+
+def predict(
+    method: Method,
+    x: Inputs,
+    *,
+    samples: int | Literal["auto"] = 5,
+    tolerance: float | None = None,
+    seed: int = 0,
+    batch_size: int | None = 256,
+    novelty: bool = True,
+    fallback: float | None = None,
+    progress: bool = True,
+) -> Prediction:
+    """Answers a tensor, a tuple or mapping of inputs, or a loader of batches, in bounded memory.
+
+    Workers (torch.distributed) must all pass the same loader: they share its batches, and each gets all answers.
+
+    Args:
+        method: A converted network or a baseline. It is evaluated in eval mode and left in the mode it was in.
+        x: What one call of the network takes, or an iterable of such batches. A mapping holds inputs by keyword:
+            `predict(model, {"input_ids": …, "attention_mask": …})`. In a loader's batch the last entry of a tuple is
+            the target, unless it is the only one; in a mapping all entries but "labels" are inputs.
+        samples: Draws per component, S; with a tolerance the most there may be. "auto" is 5 with a tolerance of 0.1.
+        tolerance: A classifier stops drawing for an input once the standard error of the predicted class's probability
+            is below this and that class leads by more than a standard error. `p.draws` says how many draws it took.
+            Stopping there favours draws that happen to agree: see docs/method.md.
+        seed: Decides the draws.
+        batch_size: Most rows that go through the network at once; changes nothing else. Pieces that do not fit into
+            memory are halved. Draws for a few inputs pass together. None never cuts a batch and never copies it: for
+            networks whose rows depend on each other, such as the nodes of a graph.
+        novelty: Whether to add p-values of novelty and held-out scores, if the model has reference data.
+        fallback: p-value below which answers fall back to the base rates; default the model's own, 0 for never.
+        progress: Shows a bar while it goes through a loader in a terminal.
+
+    Returns:
+        The prediction, on the inputs' device; on the CPU for a loader.
+    """
+    if samples == "auto":
+        samples, tolerance = 5, TOLERANCE if tolerance is None else tolerance
+    _check_counts(samples, batch_size)
+    reference = getattr(method, "reference", None) if novelty else None
+    if tolerance is not None:
+        _check_tolerance(tolerance, samples, batch_size)
+    if fallback is not None:
+        _check_fallback(fallback, reference)
+
+    def answer(piece: Inputs, first: int, size: int | None) -> Prediction:
+        if tolerance is None:
+            found = _answer(method, piece, first, size, samples, seed)
+        else:
+            found = _settled_answer(method, piece, first, size, samples, seed, tolerance)
+        if reference is None:
+            return found
+        from ibnn.novelty.measure import annotated  # loaded where a model has reference data
+
+        return cast(Prediction, annotated(method, piece, found, fallback))
+
+    parts = _by_pieces(method, x, answer, batch_size, progress=progress)
+    return type(parts[0]).cat(parts)
+
+
+def draws(
+    method: Method,
+    x: Inputs,
+    *,
+    samples: int = 1,
+    seed: int = 0,
+    components: Sequence[int] | None = None,
+    batch_size: int | None = 256,
+    progress: bool = False,
+) -> Tensor:
+    """Returns raw outputs of the draws that `predict` makes for the same inputs, (K, S, N, …); S is 1 without noise.
+
+    Arguments and their meaning are those of `predict`: inputs go through the network in pieces, and workers share the
+    batches of a loader. All draws are held in memory. `components` chooses among those of a converted network.
+
+    >>> import ibnn
+    >>> model, x = ibnn.convert(nn.Linear(4, 3), components=2, seed=0), torch.randn(5, 4)
+    >>> draws(model, x, samples=6).shape
+    torch.Size([2, 6, 5, 3])
+    """
+    _check_counts(samples, batch_size)
+    chosen = method.components if components is None else len(components)
+
+    def outputs(piece: Inputs, first: int, size: int | None) -> Tensor:
+        drawn = torch.cat(list(_each_draw(method, piece, size, samples, seed, components=components)))
+        _refuse_not_finite(method, drawn, first + torch.arange(batch_length(piece)))
+        return drawn.unflatten(0, (chosen, -1))  # type: ignore[no-any-return]
+
+    return torch.cat(_by_pieces(method, x, outputs, batch_size, progress=progress), 2)
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_counts(samples: int, batch_size: int | None) -> None:
+    check.integer("samples", samples, remedy="Pass samples=5.")
+    if batch_size is not None:
+        check.integer("batch_size", batch_size, remedy="Pass batch_size=256, or None to never cut a batch.")
+
+
+def _check_tolerance(tolerance: float, samples: int, batch_size: int | None) -> None:
+    check.number("tolerance", tolerance, above=0, remedy="Pass tolerance=0.05.")
+    if samples == 1 or batch_size is None:
+        got = f"{tolerance} with samples={samples}, batch_size={batch_size}"
+        expected = "given with two samples or more, and with a batch size"
+        raise ValueError(complaint("tolerance", expected, got, "Leave tolerance out."))
+
+
+def _check_fallback(fallback: float, reference: Any) -> None:
+    check.number("fallback", fallback, least=0, below=1, remedy="Pass 0.01, 0 for never, or leave it out.")
+    if fallback and (reference is None or not len(reference.base)):
+        remedy = "Call ibnn.fit_novelty(model, train, valid) with labels before you predict."
+        raise ValueError(complaint("fallback", "0 for a model that knows no base rates", fallback, remedy))
+
+
+def refuse_nan(inputs: Inputs, first: int = 0, argument: str = "", *, infinity: bool = False) -> None:
+    """Raises if a batch contains NaN or, with `infinity`, +inf. −inf is allowed: it masks.
+
+    Args:
+        inputs: The batch.
+        first: The number of its first row.
+        argument: What the message names; by default the input that is wrong.
+        infinity: Whether +inf is refused, too.
+    """
+    rows = batch_length(inputs)
+    named = (
+        inputs if isinstance(inputs, Mapping) else {f"input {i}": t for i, t in enumerate(call_arguments(inputs)[0])}
+    )
+    for name, value in named.items():
+        for tensor in tensors(value):
+            if not tensor.is_floating_point() or not tensor.dim() or len(tensor) != rows:
+                continue
+            bad = ~(tensor < math.inf) if infinity else tensor.isnan()
+            if bad.any():
+                row = first + int(bad.reshape(rows, -1).any(1).nonzero()[0])
+                what = "NaN" if tensor.isnan().any() else "infinity"
+                got, remedy = f"{what} in row {row}", "Clean or drop that row."
+                raise ValueError(complaint(argument or name, f"free of {what}", got, remedy))
+
+
+def _refuse_not_finite(method: Method, found: Tensor | Prediction, numbers: Tensor) -> None:
+    """Raises if outputs (J, b, …) of the rows with these numbers, or answers for them, are NaN or infinite.
+
+    Minus infinity masks a class and is allowed as long as another class is left.
+    """
+    if isinstance(found, JointPrediction):
+        for head in found.heads.values():
+            _refuse_not_finite(method, head, numbers)
+        return
+    if isinstance(found, Prediction):
+        for name in ("probs", "mean", "aleatoric"):
+            if isinstance(answer := getattr(found, name, None), Tensor):
+                _refuse_not_finite(method, answer[None], numbers)
+        return
+    masks = getattr(method.likelihood, "masks", False)
+    if found.amax() < math.inf and (masks or found.amin() > -math.inf):  # a NaN is not below infinity
+        return
+    root = next(method.modules())
+    for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+        if tensor.is_floating_point() and not bool((tensor < math.inf).all()):
+            remedy = "Go back to a checkpoint from before that, or load the weights again."
+            raise ValueError(complaint("model", "of finite weights", f"NaN or infinity in {name!r}", remedy))
+    by_row = found.movedim(1, 0).flatten(1)
+    good = (by_row.amax(1) < math.inf) & (masks | (by_row.amin(1) > -math.inf))
+    got = f"NaN or infinity for row {int(numbers.to(good.device)[~good][0])}"
+    remedy = "Is that row finite, and scaled like the training data?"
+    raise ValueError(complaint("x", "inputs that the network has finite outputs for", got, remedy))
+
+
+# ------------------------------------------------------------------------------------------------------------- pieces
+
+
+class _Movable(Protocol):
+    """The result for a piece: a tensor or a prediction."""
+
+    def to(self, device: torch.device, /) -> Self:
+        """Returns the same on another device."""
+
+
+T = TypeVar("T", bound=_Movable)
+_Answer = Callable[[Inputs, int, int | None], T]  # of a piece, the number of its first row, and the most rows at once
+
+
+def _by_pieces(method: Method, x: Inputs, answer: _Answer[T], batch_size: int | None, *, progress: bool) -> list[T]:
+    """Answers inputs, or the batches of a loader, piece by piece; returns the answers of all pieces in order."""
+    dtype = next((p.dtype for p in method.parameters() if p.is_floating_point()), torch.float32)
+    x = as_tensors(x, dtype)
+    home, rank, world = next(tensors(x), torch.empty(0)).device, 0, 1
+    batches: Iterable[Inputs] = [x]
+    if not isinstance(x, Tensor | tuple | list | dict) and isinstance(x, Iterable):
+        home, (rank, world) = torch.device("cpu"), _worker()
+        batches = (as_tensors(split_inputs(b), dtype) for b in (track(x, "predict") if progress else x))
+    answers: list[tuple[int, T]] = []  # with the number of their batch
+    size, first = batch_size, 0
+    with method.evaluating(), torch.no_grad():
+        for number, batch in enumerate(batches):
+            rows = batch_length(batch)
+            if number % world == rank:
+                refuse_nan(batch, first=first)
+                parts, size = _batch_by_pieces(method, batch, first, size, answer)
+                answers += [(number, part.to(home)) for part in parts]
+            first += rows
+    if world > 1:
+        everyone: list[Any] = [None] * world
+        torch.distributed.all_gather_object(everyone, answers)
+        answers = sorted((part for theirs in everyone for part in theirs), key=lambda part: part[0])
+    if not answers:
+        raise ValueError(complaint("x", "at least one batch", "an empty loader", "Pass a loader with data."))
+    return [part for _, part in answers]
+
+
+def _batch_by_pieces(
+    method: Method, batch: Inputs, first: int, size: int | None, answer: _Answer[T]
+) -> tuple[list[T], int | None]:
+    """Returns the answers for a batch, and how many rows may pass at once: halved where memory runs out."""
+    rows, device = batch_length(batch), next(method.parameters()).device
+    parts: list[T] = []
+    start = 0
+    while start < rows:
+        whole = size is None or size >= rows
+        piece = batch if whole else slice_rows(batch, slice(start, start + (size or 0)), rows)
+        piece = tree_map(lambda t: t.to(device), piece)
+        try:
+            parts.append(answer(piece, first + start, size))
+        except (MemoryError, RuntimeError) as error:
+            if size is None or size == 1 or not out_of_memory(error):
+                raise
+            size = -(-min(size, rows) // 2)
+            continue
+        except IndexError as error:
+            if whole:
+                raise
+            remedy = "If rows refer to each other, as the nodes of a graph do, pass batch_size=None."
+            expected = "such that the network can take a part of the rows"
+            raise ValueError(complaint("batch_size", expected, f"{size} for {rows} rows", remedy)) from error
+        start += rows if size is None else size
+    return parts, size
+
+
+def _worker() -> tuple[int, int]:
+    """Returns the rank and the number of workers."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+# ------------------------------------------------------------------------------------------------- one piece's answer
+
+
+def _each_draw(
+    method: Method,
+    piece: Inputs,
+    size: int | None,
+    samples: int,
+    seed: int,
+    *,
+    first: int = 0,
+    components: Sequence[int] | None = None,
+) -> Iterator[Tensor]:
+    """Yields draws first … first + S − 1 of every component, (J, b, …) at a time."""
+    rows, net = batch_length(piece), getattr(method, "net", nn.Identity())
+    only: dict[str, Any] = {} if components is None else {"components": components}
+    each = method.each_draw(piece, samples, seed, first=first, batch_size=size, **only)
+    with explaining_shapes(net, piece), closing(each) as drawn:  # type: ignore[type-var]
+        for part in drawn:
+            check_rows(part[0], rows)
+            yield part
+
+
+def _answer(method: Method, piece: Inputs, first: int, size: int | None, samples: int, seed: int) -> Prediction:
+    """Returns the prediction for a piece whose first row has the number `first`."""
+    numbers = first + torch.arange(batch_length(piece))
+    running = method.likelihood.running(method.components, samples if method.random else 1)
+    for drawn in _each_draw(method, piece, size, samples, seed):
+        _refuse_not_finite(method, drawn, numbers)
+        running.add(drawn)
+    answer = running.result()
+    _refuse_not_finite(method, answer, numbers)
+    return answer
+
+
+def _settled_answer(
+    method: Method, piece: Inputs, first: int, size: int | None, samples: int, seed: int, tolerance: float
+) -> Prediction:
+    """Takes one draw of every component after the other; inputs leave when their answers have settled."""
+    rows = batch_length(piece)
+    left = torch.arange(rows, device=next(tensors(piece)).device)
+    rounds: list[Tensor] = []  # (K, 1, rows left, …) each
+    settled: list[tuple[Tensor, CategoricalPrediction]] = []
+    for number in range(samples):
+        some = piece if len(left) == rows else slice_rows(piece, left, rows)
+        drawn = torch.cat(list(_each_draw(method, some, size, 1, seed, first=number)))
+        rounds.append(drawn.unflatten(0, (method.components, -1)))
+        answer = method.likelihood.summarise(torch.cat(rounds, 1))
+        _refuse_not_finite(method, drawn, first + left)
+        _refuse_not_finite(method, answer, first + left)
+        if not isinstance(answer, CategoricalPrediction):
+            got, remedy = type(answer).__name__, "Leave tolerance out."
+            raise TypeError(complaint("tolerance", "given for a classifier only", got, remedy))
+        done = answer.settled(tolerance) | (number == samples - 1)
+        used = torch.full_like(left, method.components * len(rounds))
+        settled.append((left[done], replace(answer, draws=used).rows(done.nonzero()[:, 0])))
+        left, rounds = left[~done], [part[:, :, ~done] for part in rounds]
+        if len(left) == 0:
+            break
+    order = torch.cat([numbers for numbers, _ in settled]).argsort()
+    answers = [answer for _, answer in settled]
+    return type(answers[0]).cat(answers).rows(order)
