@@ -427,7 +427,7 @@ def small() -> ibnn.IBNN:
     [
         (lambda: mlp(4, 2), torch.ones(2, 4), {}, "`model` to be an IBNN, Plain or Ensemble, but got Sequential"),
         (lambda: MeanField(mlp(4, 2)), torch.ones(2, 4), {}, "but got MeanField"),
-        (small, torch.ones(2, 4), {"format": "tflite"}, '"onnx" or "torch"'),
+        (small, torch.ones(2, 4), {"format": "tflite"}, "`format`"),
         (small, torch.ones(2, 4), {"samples": 0}, "`samples`"),
         (small, torch.ones(2, 4), {"seed": -1}, "`seed`"),
         (small, torch.ones(0, 4), {}, "at least one row"),

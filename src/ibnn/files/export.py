@@ -1,4 +1,4 @@
-"""DEPLOYMENT: a model and its draws as one file that answers without ibnn, in onnxruntime or torch.
+"""Exports a model and its draws as one file that answers without ibnn, in onnxruntime or torch.
 
 The file holds the weights once and, beside them, the z of the K·S draws, (K·S, nodes) numbers drawn before export. Its
 graph holds the network once, too: the batch is repeated for every draw, and the rows of a draw share its z. So plain
@@ -15,11 +15,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ibnn import check
 from ibnn.errors import complaint
 from ibnn.files.answering import Answering, OneNetwork, Pixels, named
 from ibnn.files.atomic import write_atomically
@@ -36,14 +37,6 @@ TOLERANCE = 1e-3  # a larger difference to `predict` is not rounding; the usual 
 FACTS = "ibnn"  # name of the metadata in an ONNX file; in torch's it is ibnn.json
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
 _LARGEST = 2**31 - 2**20  # bytes of tensors that fit into an ONNX file of one piece
-
-
-class More(TypedDict, total=False):
-    """Further options of `export`."""
-
-    pixels: Pixels | None
-    metadata: Mapping[str, Any] | None
-    novelty: bool
 
 
 class Exported(NamedTuple):
@@ -71,7 +64,9 @@ def export(
     samples: int = 5,
     seed: int = 0,
     format: Format = "onnx",
-    **more: Unpack[More],
+    pixels: Pixels | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    novelty: bool = True,
 ) -> Exported:
     """Writes a model as one file that gives the answers of `predict` at the same seed, for any batch size.
 
@@ -88,9 +83,9 @@ def export(
         samples: Draws per component, S.
         seed: Decides the draws.
         format: "onnx", or "torch" for `torch.export.load`.
-        **more: `pixels`, mean and standard deviation of each channel; the file then takes images in [0, 1], as is the
-            example. `metadata`, more facts to keep in the file, such as the names of classes; whatever JSON can hold.
-            `novelty=False` writes a file that answers as `predict(..., novelty=False)`.
+        pixels: Mean and standard deviation of each channel. The file, like the example, then takes images in [0, 1].
+        metadata: More facts to keep in the file, such as the names of classes; whatever JSON can hold.
+        novelty: Whether the file returns p-values, if the model has a reference.
 
     Raises:
         ValueError: If the file would not give the answers of `predict`, or cannot be made; nothing is written.
@@ -103,7 +98,7 @@ def export(
     >>> {name: tuple(value.shape) for name, value in answer.items()}
     {'probabilities': (6, 3), 'total': (6,), 'aleatoric': (6,), 'epistemic': (6,)}
     """
-    (pixels, facts, novelty), example = _options(**more), as_tensors(example, next(model.parameters()).dtype)
+    example, facts = as_tensors(example, next(model.parameters()).dtype), dict(metadata or {})
     _check_example(example, pixels)
     _check(model, Path(path), samples, seed, format, facts)
     answering = Answering(model, samples, seed, pixels, novelty=novelty).eval().cpu().requires_grad_(False)
@@ -142,13 +137,6 @@ def _checked(
     if answering.reference is not None:
         expected = answering.fallen_back(expected, _checked_novelty(found["novelty"], model, inputs))
     return content, _largest_difference(found, named(expected))
-
-
-def _options(
-    pixels: Pixels | None = None, metadata: Mapping[str, Any] | None = None, novelty: bool = True
-) -> tuple[Pixels | None, dict[str, Any], bool]:
-    """Returns further options, with their defaults."""
-    return pixels, dict(metadata or {}), novelty
 
 
 def _checked_novelty(found: Tensor, model: Any, x: Inputs) -> Tensor:
@@ -233,22 +221,17 @@ def _to_onnx(program: torch.export.ExportedProgram, inputs: list[str], outputs: 
     assert made is not None
     proto = made.model_proto
     graph = proto.graph
-    renamed = dict(zip([*given, *returned], [*inputs, *outputs], strict=True))
-    renamed |= {name: f"inner.{name}" for name in renamed.values()}  # torch calls values on the way "mean", too
-    weights = {value.name for value in graph.initializer}
-    for number, node in enumerate(graph.node):
-        node.ClearField("metadata_props")  # where in the source it came from: together more than a small network
-        node.name = f"n{number}"
-        for value in node.output:
-            if value not in renamed and value not in weights:
-                renamed[value] = f"v{len(renamed)}"  # torch's names are as long as the operators
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        node.output[:] = [renamed.get(name, name) for name in node.output]
+    names = dict(zip([*given, *returned], [*inputs, *outputs], strict=True))
+    names |= {name: f"inner.{name}" for name in names.values()}  # torch calls values on the way "mean", too
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
     for value in (*graph.input, *graph.output, *graph.initializer):
-        value.ClearField("metadata_props")
-        value.name = renamed.get(value.name, value.name)
+        value.name = names.get(value.name, value.name)
     for value in (*graph.input, *graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    for part in (*graph.node, *graph.input, *graph.output, *graph.initializer):
+        part.ClearField("metadata_props")  # where in the source it came from: together more than a small network
     graph.ClearField("value_info")  # shapes on the way, which runtimes find by themselves
     proto.metadata_props.add(key=FACTS, value=facts)
     content: bytes = proto.SerializeToString()
@@ -286,15 +269,13 @@ def _check(model: IBNN | OneNetwork, path: Path, samples: int, seed: int, format
     if not model.latents if isinstance(model, IBNN) else getattr(model, "random", True):
         remedy = "Pass what ibnn.convert returned, or model.component(k) in Plain."
         raise TypeError(complaint("model", "an IBNN, Plain or Ensemble", type(model).__name__, remedy))
-    if format not in PACKAGES:
-        raise ValueError(complaint("format", '"onnx" or "torch"', repr(format), "Pass one of the two."))
+    check.choice("format", format, PACKAGES)
     for package in PACKAGES[format]:
         if importlib.util.find_spec(package) is None:
             remedy = 'Run: pip install "ibnn[export]", or pass format="torch".'
             raise ModuleNotFoundError(complaint(package, "installed, to export to ONNX", "none", remedy), name=package)
     check_seed(seed)
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise ValueError(complaint("samples", "an integer of at least 1", samples, "Pass samples=5."))
+    check.integer("samples", samples, remedy="Pass samples=5.")
     if path.is_dir():
         raise ValueError(complaint("path", "a file", f"the folder {path}", "Add a name, such as model.onnx."))
     try:
