@@ -14,7 +14,6 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 import ibnn
 from ibnn import mixture
 from ibnn.diagnosis import Finding, diagnose
-from ibnn.diagnosis.checks import CHECKS
 
 Optimisers = Optimizer | Sequence[Optimizer] | None
 
@@ -193,18 +192,8 @@ def batchnorm_of_batch(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     return optimiser
 
 
-def batchnorm_average(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    model.net[1].momentum = None  # type: ignore[index]
-    return optimiser
-
-
 def dropout(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     model.net[2] = nn.Sequential(nn.ReLU(), nn.Dropout(0.25), nn.Dropout2d(0.4))  # type: ignore[operator]
-    return optimiser
-
-
-def inverted(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    model.latents["3"].mean.data[3, :7] = -0.5  # 7 of 14 nodes; 0.2 + 1/√14 = 0.47
     return optimiser
 
 
@@ -240,7 +229,7 @@ CASES: list[tuple[Provocation, str, str | None, list[str]]] = [
     (wide_as_the_surrogate_likes, "note", "0", ["4.0 times", "2.0 (√K)", "kl='components'"]),
     (wide_for_the_surrogate, "warning", "0", ["7.0 times", "2.0 (√K)"]),
     (dead, "warning", "0", ["0.0080 of the prior's", "overconfident", "Raise beta"]),
-    (dominated, "warning", "0", ["of the KL is of '0', with 6 of 14 nodes", "exclude"]),
+    (dominated, "warning", "0", ["of the KL is in '0', with 6 of 14 nodes", "exclude"]),
     (never_moved, "warning", "3", ["After 192 examples", "'3'", "parameter_groups"]),
     (never_moved_std, "warning", "0", ["After 192 examples", "'0'"]),
     (frozen, "note", "0", ["frozen", "requires_grad_(True)"]),
@@ -255,9 +244,7 @@ CASES: list[tuple[Provocation, str, str | None, list[str]]] = [
     (batchnorm_training, "problem", "1", ["train mode", "'1'", "model.eval()"]),
     (batchnorm_frozen, "note", "1", ["fixed statistics", "on purpose"]),
     (batchnorm_of_batch, "note", "1", ["no running statistics", "track_running_stats"]),
-    (batchnorm_average, "note", "1", ["momentum=None", "reset"]),
-    (dropout, "note", "2.2", ["up to 0.4", "'2.2'", "set its p to 0"]),
-    (inverted, "note", None, ["50% of the means of component 3", "init_std"]),
+    (dropout, "note", "2.2", ["up to 0.4", "'2.2'", "p = 0"]),
     (means_only, "note", None, ["eval_samples is 0", "eval_samples to 1"]),
     (second_softmax, "warning", None, ["ends in a softmax", "no class can have a probability near 1", "logits"]),
     (no_reference, "note", None, ["cannot tell novel inputs", "ibnn.fit_novelty(model, train, valid)"]),
@@ -296,12 +283,6 @@ def test_a_model_in_training_needs_no_reference_yet() -> None:
     assert diagnose(model, optimiser=optimiser).findings == diagnose(model.train()).findings == ()
     ibnn.fit_novelty(model, torch.randn(100, 6), torch.randn(198, 6))
     assert diagnose(model.eval()).findings == ()
-
-
-def test_every_check_has_a_case() -> None:
-    names = [case[0].__name__ for case in CASES] + ["agreement"]  # which needs inputs
-    for check in CHECKS:
-        assert check.__name__.removeprefix("_") in names
 
 
 # --------------------------------------------------------------------------------------------------- what inputs show
@@ -388,8 +369,7 @@ def test_a_network_that_ends_in_a_softmax_of_its_own_is_found() -> None:
         assert prediction.probs.max().item() == pytest.approx(limit, abs=1e-3)
     (tempered,) = _softmax_findings(Ending(lambda x: x.softmax(1)), temperature=0.5)
     assert f"{math.e**2 / (math.e**2 + 2):.0%}" in tempered
-    (note,) = _softmax_findings(Ending(lambda x: x.log_softmax(1)))
-    assert note.startswith("note: The network ends in a log-softmax")
+    assert not _softmax_findings(Ending(lambda x: x.log_softmax(1)))  # harmless
     sigmoid = nn.Sequential(nn.Linear(6, 3), nn.Sigmoid())
     assert _softmax_findings(sigmoid, "bernoulli") == [
         adds.format("sigmoid") + f"all probabilities are between 50% and {1 / (1 + math.exp(-1)):.0%}."

@@ -1,6 +1,6 @@
-"""DOCTOR: reads a model and says in plain words what is wrong with its posterior or its training, and what to do.
+"""Says in plain words what is wrong with a model's posterior or its training, and what to do about it.
 
-Nothing is changed, and nothing is run except on inputs that are given. `checks` has a function for every finding.
+Nothing is changed, and nothing is run except on inputs that are given.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ibnn.diagnosis.banks import checks_of
-from ibnn.diagnosis.checks import TINY, Case, Finding, LayerDiagnosis, Severity, non_finite, shown
+from ibnn.diagnosis.checks import CHECKS, Case, Finding, LayerDiagnosis, Severity, non_finite, shown
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, as_tensors, batch_length, evaluating, slice_rows, tree_map
+from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.likelihood import Categorical
 from ibnn.mixture import CLOSED_FORMS, Mixture
 from ibnn.network import IBNN
@@ -23,6 +22,7 @@ from ibnn.prediction import JointPrediction
 __all__ = ["Diagnosis", "Finding", "LayerDiagnosis", "Severity", "diagnose"]
 
 _ROWS = 64  # inputs at once
+_TINY = torch.finfo(torch.float32).tiny  # stands in for σ = 0, whose KL is infinite and has no shares
 
 
 @dataclass(frozen=True)
@@ -98,42 +98,39 @@ def diagnose(
         q = Mixture(*(part.cpu().double() for part in model.posterior()))
         inner = [getattr(each, "optimizer", each) for each in optimisers]  # accelerate wraps them
         case = Case(model, q, _layers(model, q), _overlap(q), inner)
-        if inputs is not None and non_finite(case) is None:
+        if inputs is not None and not any(non_finite(case)):
             case = replace(case, **_answers(model, as_tensors(inputs)))
-        findings = [finding for check in checks_of(case) if (finding := check(case))]
+        findings = [finding for check in CHECKS for finding in check(case) if finding]
     findings.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
     shares = case.effective_components, case.share, case.disagreement
     return Diagnosis(case.layers, tuple(findings), model.kl_kind, *shares)
 
 
-def _disagreement(model: IBNN, inputs: Inputs) -> float | None:
-    """Returns how often two components, each at its mean, give an input different labels; None without labels."""
-    if model.components == 1 or not isinstance(model.likelihood, Categorical):
-        return None
-    rows, device, found = batch_length(inputs), model.examples.device, []
-    for start in range(0, rows, _ROWS):
-        some = tree_map(lambda t: t.to(device), slice_rows(inputs, slice(start, start + _ROWS), rows))
-        with evaluating(model):
-            outputs = model.outputs(some, model.posterior().mean)  # (K, B, …)
-        labels = outputs.argmax(model.likelihood.class_dim(outputs, 1))
-        found.append(sum(((labels != one).sum(0) for one in labels), torch.tensor(0)).flatten())
-    pairs = model.components * (model.components - 1)
-    return float(torch.cat(found).double().mean()) / pairs
-
-
 def _answers(model: IBNN, inputs: Inputs) -> dict[str, Any]:
-    """Returns what the checks examine of inputs: see `Case`."""
-    found: Any = model.predict(inputs, samples=2, batch_size=_ROWS, progress=False, novelty=False)
-    heads = list(found.heads.values()) if isinstance(found, JointPrediction) else [found]
-    heads = [head for head in heads if hasattr(head, "total") and hasattr(head, "epistemic")]
-    totals, epistemics = ([float(getattr(h, name).double().mean()) for h in heads] for name in ("total", "epistemic"))
-    shares = [epistemic / total for total, epistemic in zip(totals, epistemics, strict=True) if total > 0]
-    rows, device = batch_length(inputs), model.examples.device
-    some = tree_map(lambda t: t.to(device), slice_rows(inputs, slice(0, _ROWS), rows))
-    outputs = model.draw_logits(some, 1) if len(heads) == 1 else None  # those of several heads stand side by side
+    """Returns what `Case` keeps of inputs: the epistemic share, the components' disagreement, and some outputs."""
+    prediction: Any = model.predict(inputs, samples=2, batch_size=_ROWS, progress=False, novelty=False)
+    parts: list[Any] = list(prediction.heads.values()) if isinstance(prediction, JointPrediction) else [prediction]
+    heads = [head for head in parts if hasattr(head, "total") and hasattr(head, "epistemic")]
+    means = [(float(head.epistemic.double().mean()), float(head.total.double().mean())) for head in heads]
+    share = max((epistemic / total for epistemic, total in means if total > 0), default=None)
+    rows, k, labels = batch_length(inputs), model.components, isinstance(model.likelihood, Categorical)
+    pieces = [slice_rows(inputs, slice(start, start + _ROWS), rows) for start in range(0, rows, _ROWS)]
+    pieces = [tree_map(lambda t: t.to(model.examples.device), piece) for piece in pieces]
+    outputs = model.draw_logits(pieces[0], 1) if len(heads) == 1 else None  # several heads stand side by side
     if outputs is not None and isinstance(model.likelihood, Categorical):
         outputs = outputs.movedim(model.likelihood.class_dim(outputs, 1), 2)
-    return {"share": max(shares, default=None), "disagreement": _disagreement(model, inputs), "outputs": outputs}
+    differing = torch.cat([_differing(model, piece) for piece in pieces]) if labels and k > 1 else None
+    disagreement = None if differing is None else float(differing.double().mean()) / (k * (k - 1))
+    return {"share": share, "disagreement": disagreement, "outputs": outputs}
+
+
+def _differing(model: IBNN, x: Inputs) -> Tensor:
+    """Returns how many ordered pairs of components, each at its mean, give each input different labels, flat."""
+    assert isinstance(model.likelihood, Categorical)
+    with model.evaluating():
+        outputs = model.outputs(x, model.posterior().mean)  # (K, B, …)
+    labels = outputs.argmax(model.likelihood.class_dim(outputs, 1))
+    return sum(((labels != one).sum(0) for one in labels), torch.tensor(0)).flatten()
 
 
 def _splitting(kind: str) -> str:
@@ -146,7 +143,7 @@ def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
     stds = torch.as_tensor(model.prior_stds, dtype=torch.float64).to(q.std).expand(sum(sizes)).split(sizes)
     parts = list(zip(q.mean.split(sizes, 1), q.std.split(sizes, 1), strict=True))
     kl_of = CLOSED_FORMS[_splitting(model.kl_kind)]
-    kls = [kl_of(Mixture(mean, std.clamp_min(TINY)), s).item() for (mean, std), s in zip(parts, stds, strict=True)]
+    kls = [kl_of(Mixture(mean, std.clamp_min(_TINY)), s).item() for (mean, std), s in zip(parts, stds, strict=True)]
     rows = []
     for name, (mean, std), kl, s in zip(model.latents, parts, kls, stds, strict=True):
         share, width = kl / (sum(kls) or 1.0), std.mean().item()
@@ -157,12 +154,10 @@ def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
 
 def _overlap(q: Mixture) -> Tensor:
     """Returns exp(−BD) of all pairs of components, (K, K), row by row: K²·nodes numbers may not fit in memory."""
-    std = q.std.clamp_min(TINY)
+    std = q.std.clamp_min(_TINY)
     distance = torch.zeros(len(std), len(std), dtype=std.dtype)
     for i in range(len(std) - 1):
-        summed = std[i].square() + std[i + 1 :].square()  # (K − 1 − i, D)
-        per_node = (
-            0.25 * (q.mean[i] - q.mean[i + 1 :]).square() / summed + 0.5 * (summed / (2 * std[i] * std[i + 1 :])).log()
-        )
+        mean, summed = q.mean[i] - q.mean[i + 1 :], std[i].square() + std[i + 1 :].square()  # (K − 1 − i, D)
+        per_node = 0.25 * mean.square() / summed + 0.5 * (summed / (2 * std[i] * std[i + 1 :])).log()
         distance[i, i + 1 :] = per_node.sum(-1)
     return (-distance - distance.T).exp()
