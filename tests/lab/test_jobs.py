@@ -83,7 +83,7 @@ def test_a_job_samples_its_posterior(tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         ({"posterior": "sghcm"}, "`posterior`.*Did you mean 'sghmc'"),
         ({"posterior": "sghmc", "method": "sgd"}, "`posterior`.*ibnn"),
-        ({"posterior": "sghmc", "sampling": {"burnin": 3}}, "`burnin`"),
+        ({"posterior": "sghmc", "sampling": {"burnin": 3}}, "burnin"),
         ({"posterior": "sghmc", "sampling": {"samples": 1}}, "`samples`"),
         ({"posterior": "sghmc", "sampling": {"seed": 1}}, "sampling.seed"),
         ({"sampling": {"samples": 8}}, "`sampling`.*mixture"),

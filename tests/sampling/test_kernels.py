@@ -113,11 +113,14 @@ def test_metropolis_balances_every_pair_of_cells() -> None:
 
 def test_what_is_kept() -> None:
     plain = Settings("sghmc", samples=6, warmup=10, thin=3)
-    assert [step for step in range(plain.total) if plain.keeps(step)] == [12, 15, 18, 21, 24, 27]
+    kept = {step: plain.index(step) for step in range(plain.total)}
+    assert {step: number for step, number in kept.items() if number is not None} == dict(
+        zip([12, 15, 18, 21, 24, 27], range(6), strict=True)
+    )
     cyclical = Settings("cyclical", samples=6, warmup=10, thin=2, cycles=2, explore=0.5)
-    kept = [step for step in range(cyclical.total) if cyclical.keeps(step)]
-    assert len(kept) == 6
     assert cyclical.total == 10 + 2 * 12
-    assert all((cyclical.place(step) or 0) >= 0.5 for step in kept)
-    assert cyclical.place(9) is None
-    assert cyclical.place(10) == 0.0
+    numbers = [cyclical.index(step) for step in range(cyclical.total)]
+    assert [number for number in numbers if number is not None] == list(range(6))
+    assert all((cyclical.progress(step) or 0) >= 0.5 for step, number in enumerate(numbers) if number is not None)
+    assert cyclical.progress(9) is None
+    assert cyclical.progress(10) == 0.0

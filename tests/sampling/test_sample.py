@@ -1,6 +1,8 @@
 """Chains of whole networks against closed forms, numerical integration and each other."""
 
+import contextlib
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ibnn
+from ibnn.errors import DamagedError
 from ibnn.sampling import Samples, effective_size
 
 CHAINS, S = 24, 0.5  # many short chains: a step costs nearly the same for one
@@ -161,6 +164,67 @@ def test_an_interrupted_chain_goes_on_to_the_bit(method: str, tmp_path: Any, mon
     assert again.seconds == found.seconds
 
 
+def test_no_sample_is_lost_wherever_a_run_is_interrupted(tmp_path: Any) -> None:
+    """Interrupts the loop at each line that it runs during two steps that are kept, and resumes."""
+    options: Any = {"samples": 4, "warmup": 0, "step_size": 0.3, "thin": 1, "precondition": False}
+    data = two_layers(2)[1]
+    expected = quick(two_layers(2)[0], data, **options)
+    for count in range(6, 24):
+        with (lines := _Lines(count)), contextlib.suppress(KeyboardInterrupt):
+            quick(two_layers(2)[0], data, run_dir=tmp_path / str(count), **options)
+        assert lines.line > 0
+        found = quick(two_layers(2)[0], data, run_dir=tmp_path / str(count), **options)
+        assert torch.equal(found.z, expected.z), f"interrupted at line {lines.line}"
+        assert torch.equal(found.energy, expected.energy), f"interrupted at line {lines.line}"
+
+
+class _Lines:
+    """Raises KeyboardInterrupt at a line that the loop's `run` is about to execute, by its number in time."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.line = count, 0
+
+    def __enter__(self) -> "_Lines":
+        self.before = sys.gettrace()
+        sys.settrace(self.enter)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self.before)
+
+    def enter(self, frame: Any, event: str, _: Any) -> Any:
+        code = frame.f_code
+        return self.step if code.co_name == "run" and code.co_filename.endswith("sampling/loop.py") else None
+
+    def step(self, frame: Any, event: str, _: Any) -> Any:
+        self.count -= event == "line"
+        if self.count == 0:
+            self.line = frame.f_lineno
+            raise KeyboardInterrupt
+        return self.step
+
+
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.9])
+def test_a_changed_bit_of_the_chains_is_noticed(place: float, tmp_path: Any) -> None:
+    model, data = two_layers()
+    quick(model, data, run_dir=tmp_path)
+    file = tmp_path / "chains.safetensors"
+    content = bytearray(file.read_bytes())
+    content[int(place * len(content))] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(DamagedError):
+        quick(model, data, run_dir=tmp_path)
+
+
+def test_a_finished_run_is_not_written_again(tmp_path: Any) -> None:
+    model, data = two_layers()
+    found = quick(model, data, run_dir=tmp_path)
+    before = (tmp_path / "chains.safetensors").stat()
+    again = quick(two_layers()[0], data, run_dir=tmp_path)
+    assert torch.equal(again.z, found.z)
+    assert (tmp_path / "chains.safetensors").stat() == before
+
+
 def test_a_folder_of_other_chains_is_refused(tmp_path: Any) -> None:
     model, data = two_layers()
     quick(model, data, run_dir=tmp_path, seed=1)
@@ -171,7 +235,7 @@ def test_a_folder_of_other_chains_is_refused(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match=r"run_dir.*weights"):
         quick(model, data, run_dir=tmp_path, seed=1)
     (tmp_path / "chains.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(DamagedError):
         quick(model, data, run_dir=tmp_path, seed=1)
 
 
@@ -256,32 +320,30 @@ def test_minibatch_energy_and_noise_are_unbiased() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "name"),
     [
-        ({"method": "sghcm"}, "`method`.*Did you mean 'sghmc'"),
-        ({"samples": 2}, "`samples`.*at least 4"),
-        ({"temperature": 0.0}, "`temperature`.*Bayes"),
-        ({"warmup": 3}, "`warmup`"),
-        ({"batch_size": 1}, "`batch_size`"),
-        ({"step_size": -1.0}, "`step_size`"),
-        ({"method": "cyclical", "samples": 9, "cycles": 4}, "`samples`.*multiple.*samples=12"),
-        ({"explore": 1.0}, "`explore`"),
-        ({"seed": -1}, "`seed`"),
+        ({"method": "sghcm"}, "method"),
+        ({"samples": 2}, "samples"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"warmup": 3}, "warmup"),
+        ({"batch_size": 1}, "batch_size"),
+        ({"step_size": -1.0}, "step_size"),
+        ({"method": "cyclical", "samples": 9, "cycles": 4}, "samples"),
+        ({"explore": 1.0}, "explore"),
+        ({"seed": -1}, "seed"),
     ],
 )
-def test_settings_that_make_no_sense(options: dict[str, Any], words: str) -> None:
+def test_settings_that_make_no_sense(options: dict[str, Any], name: str) -> None:
     model, data = two_layers()
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"`{name}`"):
         quick(model, data, **options)
     assert model.bank is None
 
 
 def test_an_option_that_does_not_exist() -> None:
     model, data = two_layers()
-    with pytest.raises(TypeError, match=r"`burnin`.*Did you mean"):
+    with pytest.raises(TypeError, match="burnin"):
         quick(model, data, burnin=5)
-    with pytest.raises(TypeError, match=r"`weights`.*only latents are sampled"):
-        quick(model, data, weights=True)
 
 
 def test_models_that_cannot_be_sampled() -> None:

@@ -18,7 +18,7 @@ from ibnn.convert import convert
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
 from ibnn.lab.imported_net import FORM, is_import_path
-from ibnn.sampling.settings import SAMPLERS, settings
+from ibnn.sampling.settings import SAMPLERS, Settings
 from ibnn.training.recipe import Recipe, explain, to_toml
 from ibnn.training.trainable import Trainable
 
@@ -194,7 +194,7 @@ class Job(BaseModel):
             got, remedy = f"{self.posterior!r} for {self.method!r}", "Leave posterior out."
             raise ValueError(complaint("posterior", 'given for method = "ibnn" alone', got, remedy))
         try:
-            settings(self.posterior, self.sampling | {"seed": self.seed})
+            Settings(self.posterior, **(self.sampling | {"seed": self.seed}))
         except TypeError as error:
             raise ValueError(str(error)) from None
 

@@ -1,11 +1,11 @@
-"""ENERGY: U(z) = −(Σ log p(y | x, z) + log p(z)) / T of several chains, and its gradient, on all data or a minibatch.
+"""Computes the energy of several chains and its gradient, on all data or estimated from minibatches.
 
-The likelihood has its full weight, and nothing else is in it. Minibatches are drawn with replacement, by address: their
-noise is then independent from step to step, its variance can be estimated, and a chain is resumed from its step alone.
+U(z) = −(Σ log p(y | x, z) + log p(z)) / T, where the likelihood has its full weight. Minibatches are drawn with
+replacement, by address: their noise is independent from step to step, and a chain resumes from its step alone.
 
-An estimate from a minibatch starts from what all data say at an anchor near the chain, and adds what the minibatch says
-of the difference (control variates; Baker et al., 2019). Both terms see the same rows, so that most of their noise
-cancels. Without it the noise of minibatches, not the posterior, would dictate the step size.
+An estimate from a minibatch is the value of all data at an anchor near the chain, plus the minibatch's estimate of the
+difference (control variates; Baker et al., 2019). Both terms have the same rows, so that most of their noise cancels.
+Without it the noise of minibatches, not the posterior, would dictate the step size.
 """
 
 from collections.abc import Iterable
@@ -16,13 +16,11 @@ from torch import Tensor
 
 from ibnn.batches import Source
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, as_tensors, call_arguments, check_rows, slice_rows, tree_map
+from ibnn.inputs import Inputs, as_tensors, check_rows, repeat_rows, slice_rows, tree_map
 from ibnn.layers.observe import explaining_shapes
 from ibnn.network import IBNN
 from ibnn.normal import Space, address, words
-from ibnn.passes import Draws
 
-BLOCK = 64  # steps whose random numbers are drawn together
 PROBED = 32  # rows of a minibatch to try things on, where steps take all data
 AT_ONCE = 256  # rows that go through the network at once, for each chain
 
@@ -61,11 +59,11 @@ class Energy:
         self.prior_std = torch.as_tensor(model.prior_stds).to(self.device, self.dtype)
         self.batch_size = None if batch_size is None or 4 * batch_size >= source.rows else batch_size
         self._probe_rows = self.batch_size or min(PROBED, source.rows)
-        self._block = -1, torch.zeros(0)  # rows of a block of minibatches, by its number
         self._whole: list[Piece] = []
         if self.batch_size is None:
             parts = torch.arange(source.rows).split(AT_ONCE)
             self._whole = [Piece(*self.rows(part), len(part)) for part in parts]
+        self._in_one_pass = False
         self._check(*self.rows(torch.arange(min(2, source.rows))))
 
     def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
@@ -74,33 +72,33 @@ class Energy:
         return tree_map(lambda t: t.to(self.device), as_tensors(x, self.dtype)), y.to(self.device)
 
     def _check(self, x: Inputs, y: Tensor) -> None:
-        """Raises unless targets fit the network's outputs."""
+        """Raises unless targets fit the network's outputs; finds out whether it takes a z for each row."""
+        z = self.model.posterior().mean.detach()
         with torch.no_grad(), explaining_shapes(self.model.net, x):
-            output = self.model.outputs(x, self.model.posterior().mean[:1])[0]
-            check_rows(output, len(y))
+            expected = self.model.outputs(x, z)
+            check_rows(expected[0], len(y))
         whole = self.source.data[1] if isinstance(self.source.data, tuple) else y  # a Dataset's come batch by batch
-        self.model.likelihood.check(output, whole.to(self.device))
+        self.model.likelihood.check(expected[0], whole.to(self.device))
+        if len(z) > 1:
+            self._in_one_pass = True
+            try:
+                with torch.no_grad():
+                    gap = (self._outputs(z, Piece(x, y, len(y))) - expected).abs().max()
+                self._in_one_pass = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max())
+            except Exception:  # a layer that does not see the batch, a network of one batch length …
+                self._in_one_pass = False
 
     def batch(self, step: int, number: int = 0) -> list[Piece]:
-        """Returns the data of a step: all, or a minibatch; `number` counts further minibatches, to try things on."""
-        if number:
-            return self._own(self._drawn(torch.tensor([step]), number, self._probe_rows)[0])
-        if self.batch_size is None:
+        """Returns the data of a step: all, or a minibatch; `number` counts further minibatches, to try things on.
+
+        Each chain has its own minibatch: a shared one would make chains depend on each other.
+        """
+        if self.batch_size is None and not number:
             return self._whole
-        block, place = divmod(step, BLOCK)
-        if self._block[0] != block:
-            self._block = block, self._drawn(block * BLOCK + torch.arange(BLOCK), 0, self.batch_size)
-        return self._own(self._block[1][place])
-
-    def _own(self, numbers: Tensor) -> list[Piece]:
-        """Returns a minibatch for each chain: shared ones would make chains depend on each other."""
-        return [Piece(*self.rows(part.flatten()), part.shape[1]) for part in numbers.split(AT_ONCE, 1)]
-
-    def _drawn(self, steps: Tensor, number: int, rows: int) -> Tensor:
-        """Returns numbers of rows, drawn with replacement, (steps, K, rows)."""
-        chain = torch.arange(self.model.components)[:, None]
-        at = address(self.seed, Space.CHAIN_BATCH, steps[:, None, None], number, chain, torch.arange(rows))
-        return words(at).view(len(steps), -1, rows) % self.source.rows
+        chain, row = torch.arange(self.model.components)[:, None], torch.arange(self._probe_rows)
+        drawn = words(address(self.seed, Space.CHAIN_BATCH, step, number, chain, row)).view(-1, len(row))
+        parts = (drawn % self.source.rows).split(AT_ONCE, 1)
+        return [Piece(*self.rows(part.flatten()), part.shape[1]) for part in parts]
 
     def __call__(
         self, z: Tensor, data: list[Piece], *, each: bool = True, anchor: Anchor | None = None
@@ -148,19 +146,16 @@ class Energy:
         return torch.stack([likelihood.nll(output, own) * likelihood.mass(own).to(z) for output, own in pairs])
 
     def _outputs(self, z: Tensor, piece: Piece) -> Tensor:
-        """Returns the outputs of all chains, (K, rows, …): in one pass, if rows do not affect each other."""
-        call, rows, shared = call_arguments(piece.x), piece.rows, len(piece.y) == piece.rows
-        own = call if shared else slice_rows(call, slice(0, rows), len(piece.y))
-        with torch.no_grad():
-            together = len(z) > 1 and self.model._entries_as_rows(own, Draws(z[0]))
-        if together and shared:
-            return self.model._rows_of_draws(call, Draws(z))
-        if together:
-            output = self.model._read(self.model._run(call, Draws(z).each_row(rows)))
-            return output.reshape(len(z), rows, *output.shape[1:])
-        parts = [slice_rows(piece.x, slice(k * rows, (k + 1) * rows), len(piece.y)) for k in range(len(z))]
-        xs = [piece.x] * len(z) if shared else parts
-        return torch.cat([self.model.outputs(x, z[k : k + 1]) for k, x in enumerate(xs)])
+        """Returns the outputs of all chains, (K, rows, …): in one pass, if the network takes a z for each row."""
+        rows, chains, shared = piece.rows, len(z), len(piece.y) == piece.rows
+        if self._in_one_pass:
+            x = tree_map(lambda t: repeat_rows(t, rows, chains), piece.x) if shared else piece.x
+            output = self.model.outputs(x, z.repeat_interleave(rows, 0)[None])[0]
+            return output.reshape(chains, rows, *output.shape[1:])
+        if shared:
+            return self.model.outputs(piece.x, z)
+        parts = [slice_rows(piece.x, slice(k * rows, (k + 1) * rows), len(piece.y)) for k in range(chains)]
+        return torch.cat([self.model.outputs(x, z[k : k + 1]) for k, x in enumerate(parts)])
 
     def row_variance(self, z: Tensor, step: int, anchor: Anchor | None = None, repeats: int = 16) -> Tensor:
         """Returns the variance of gradients of U estimated from one row, (nodes,), the mean over chains.

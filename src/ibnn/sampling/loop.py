@@ -1,64 +1,80 @@
-"""SAMPLING: chains over the latents of a network, one for each component; what they visit becomes its posterior.
+"""Samples the latents of a network by Markov chains, one for each component; the samples become its posterior."""
 
-The samplers are written here and not taken from posteriors, which has SGLD and SGHMC for torch: it draws from torch's
-global generator, so that a chain could not be resumed to the bit; it has no HMC, scales, step sizes that adapt, or
-cycles; and its states are those of all parameters, where ours is one tensor (K, nodes).
-"""
-
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
+from ibnn.files import sealed
 from ibnn.files.saving import fingerprint
-from ibnn.inputs import evaluating
 from ibnn.network import IBNN
 from ibnn.normal import Space, address, normals
 from ibnn.progress import Bar
-from ibnn.sampling import checkpoint
 from ibnn.sampling.energy import Energy
 from ibnn.sampling.moves import Moves, State
 from ibnn.sampling.samples import Samples
-from ibnn.sampling.settings import settings
+from ibnn.sampling.settings import Sampler, Settings
 
 EVERY = 30.0  # seconds between checkpoints
+FILE = "chains.safetensors"
+_ON_CPU = {"at", "step", "seen", "dual", "accepted", "divergent"}  # numbers of a state that Python reads
 
 
 def sample(
     model: IBNN,
     data: Any,
-    method: str = "sghmc",
+    method: Sampler = "sghmc",
     *,
     samples: int = 100,
+    warmup: int | None = None,
+    thin: int | None = None,
     temperature: float = 1.0,
+    batch_size: int = 512,
+    step_size: float | None = None,
+    precondition: bool = True,
+    friction: float = 1.0,
+    cycles: int = 4,
+    explore: float = 0.5,
+    trajectory: float = math.pi / 2,
+    seed: int = 0,
     run_dir: str | Path | None = None,
     progress: bool = True,
-    **options: Any,
 ) -> Samples:
     """Samples the posterior of the latents, p(z | data)^(1/T), with the weights as they are.
 
-    The log posterior is Σ log p(y | x, z) over all data + log N(z; 1, s²). Component k starts chain k with a draw of
-    its Gaussian. Then the samples are the model's posterior (`IBNN.set_bank`), for `predict`, `draw`, `export` … Of
-    convolutions z is a factor for each channel: factors of units (`draws="both"`) are 1 here and in the samples.
+    The log posterior is Σ log p(y | x, z) over all data + log N(z; 1, s²). Chain k starts with a draw of component k.
+    The samples become the model's posterior (`IBNN.set_bank`) for `predict`, `draw` and `export`. A convolution's z is
+    a factor for each channel: factors of units (`draws="both"`) are 1 in the chains and in the samples.
 
     Args:
-        model: What `ibnn.convert` made of a network, usually trained by `ibnn.fit`; it is sampled in eval mode.
+        model: Made by `ibnn.convert`, usually trained by `ibnn.fit`; it is sampled in eval mode.
         data: Training data: a pair (inputs, targets), a Dataset without augmentation, or a DataLoader of one.
-        method: "sghmc", "sgld", "cyclical", or "hmc", which uses all data at each step.
+        method: "sghmc"; "sgld"; "cyclical", SGHMC whose step sizes fall and rise again; or "hmc", on all data.
         samples: S, samples kept of each chain.
+        warmup: Steps before the first that may be kept, in which scales and step size adapt. Default 500; "hmc" 300.
+        thin: Steps from one kept sample to the next. Default 10; "hmc" 1.
         temperature: T. 1 is Bayes; below 1 the posterior is cold.
-        run_dir: Folder for a checkpoint. The same call on the same folder goes on where it was stopped, to the bit.
+        batch_size: Rows of a chain's minibatch, drawn with replacement; "hmc" has none. Data of at most four
+            minibatches are taken whole.
+        step_size: Length of a step, in standard deviations of the nodes with `precondition`; by default it adapts.
+        precondition: Scales each node by its standard deviation, found in the warm-up.
+        friction: γ of "sghmc" and "cyclical": velocities are forgotten over a time of 1/γ.
+        cycles: Number of cycles of "cyclical".
+        explore: Share of a cycle without injected noise; nothing is kept of it.
+        trajectory: Mean time of a trajectory of "hmc"; each is between half and one and a half times as long.
+        seed: Decides starts, minibatches and noise.
+        run_dir: Folder for a checkpoint. The same call on the same folder resumes, to the bit.
         progress: Shows a bar in a terminal.
-        **options: Further fields of `ibnn.sampling.Settings`, such as `warmup`, `thin`, `batch_size`, `seed`.
 
     Raises:
         DivergedChainError: If a chain leaves the finite numbers; the model is then as it was.
+        DamagedError: If the checkpoint is damaged.
 
     >>> import ibnn
     >>> x = torch.randn(50, 3)
@@ -67,84 +83,102 @@ def sample(
     >>> found.z.shape, model.predict(x, samples=20).probs.shape
     (torch.Size([2, 20, 3]), torch.Size([50, 2]))
     """
-    chosen = settings(method, {"samples": samples, "temperature": temperature} | options)
+    settings = Settings(
+        method=method,
+        samples=samples,
+        warmup=warmup,  # type: ignore[arg-type]  # None is the method's default
+        thin=thin,  # type: ignore[arg-type]  # likewise
+        temperature=temperature,
+        batch_size=batch_size,
+        step_size=step_size,
+        precondition=precondition,
+        friction=friction,
+        cycles=cycles,
+        explore=explore,
+        trajectory=trajectory,
+        seed=seed,
+    )
     _check_model(model)
-    source = as_source(data, batch_size=chosen.batch_size, name="data", shuffled=False, pack=model.likelihood.pack)
+    source = as_source(data, batch_size=batch_size, name="data", shuffled=False, pack=model.likelihood.pack)
     _check_data(source)
-    with model._lock, evaluating(model), Bar(method, chosen.total, shown=progress) as bar:
-        batch_size = None if method == "hmc" else chosen.batch_size
-        energy = Energy(model, source, batch_size, temperature, chosen.seed)
-        found = _Run(model, Moves(energy, chosen), Path(run_dir) if run_dir else None).run(bar)
+    with model.evaluating(), Bar(method, settings.total, shown=progress) as bar:
+        energy = Energy(model, source, None if method == "hmc" else batch_size, temperature, seed)
+        found = _Run(Moves(energy, settings), Path(run_dir) if run_dir else None).run(bar)
         model.set_bank(found.z)
     return found
 
 
 class _Run:
-    """Chains from start to end, and what is kept of them."""
+    """Chains from start to end, and their samples.
 
-    def __init__(self, model: IBNN, moves: Moves, folder: Path | None) -> None:
-        self.model, self.moves, self.settings, self.folder = model, moves, moves.settings, folder
-        source = moves.energy.source
-        self.facts = asdict(self.settings) | {"rows": source.rows, "weights": fingerprint(model.net)} if folder else {}
-        self.z: Tensor = torch.zeros(model.components, self.settings.samples, model.nodes, dtype=moves.energy.dtype)
-        self.energy, self.kept, self.seconds = torch.zeros(self.z.shape[:2], dtype=torch.float64), 0, 0.0
+    `state` alone says how far the run is. A step first writes its sample, at the place that its number decides, then
+    replaces the state: a run that is interrupted in between repeats the step.
+    """
+
+    def __init__(self, moves: Moves, folder: Path | None) -> None:
+        self.moves, self.settings, self.model, self.folder = moves, moves.settings, moves.energy.model, folder
+        self.z = torch.zeros(self.model.components, self.settings.samples, self.model.nodes, dtype=moves.energy.dtype)
+        self.energy, self.seconds = torch.zeros(self.z.shape[:2], dtype=torch.float64), 0.0
+        rows = moves.energy.source.rows
+        self.facts = asdict(self.settings) | {"rows": rows, "weights": fingerprint(self.model.net)} if folder else {}
+        self.state = self._resumed() or self._started()
 
     def run(self, bar: Bar) -> Samples:
-        """Goes on from the checkpoint, or starts; saves now and then, and when it is interrupted."""
-        state, began = self._begin(), time.monotonic()
-        last, before = began, self.seconds
+        """Goes on to the end; saves now and then, and when it is interrupted."""
+        first, before = self.state, self.seconds
+        began = saved = time.monotonic()
         try:
-            while (step := int(state.at)) < self.settings.total:
-                state = self.moves.advance(state)
-                if self.settings.keeps(step):
-                    self._keep(state)
+            while (step := int(self.state.at)) < self.settings.total:
+                state = self.moves.advance(self.state)
+                if (number := self.settings.index(step)) is not None:
+                    self.z[:, number] = state.z.cpu()
+                    self.energy[:, number] = self.settings.temperature * state.potential.cpu().double()
+                self.state = state
                 self.seconds = before + time.monotonic() - began
                 bar.update(done=step + 1)
-                if time.monotonic() - last > EVERY:
-                    self._save(state)
-                    last = time.monotonic()
-        except KeyboardInterrupt:
-            self._save(state)
-            raise
-        self._save(state)
-        return self._samples(state)
-
-    def _begin(self) -> State:
-        saved = checkpoint.load(self.folder, self.facts, self.moves.energy.device) if self.folder else None
-        if saved is not None:
-            state, kept = saved
-            self.z, self.energy = kept["z"], kept["energy"]
-            self.kept, self.seconds = int(kept["kept"]), float(kept["seconds"])
-            return state
-        q = self.model.posterior()
-        chain = torch.arange(self.model.components, device=q.mean.device)
-        noise = normals(address(self.settings.seed, Space.CHAIN_START, chain), self.model.nodes)
-        return self.moves.start(q.draw(chain, noise).detach())
-
-    def _keep(self, state: State) -> None:
-        self.z[:, self.kept] = state.z.cpu()
-        self.energy[:, self.kept] = self.settings.temperature * state.potential.cpu().double()
-        self.kept += 1
-
-    def _save(self, state: State) -> None:
-        if self.folder is not None:
-            numbers = {"kept": torch.tensor(self.kept), "seconds": torch.tensor(self.seconds, dtype=torch.float64)}
-            checkpoint.save(self.folder, state, {"z": self.z, "energy": self.energy} | numbers, self.facts)
-
-    def _samples(self, state: State) -> Samples:
-        whole = self.settings.method == "hmc"
+                if time.monotonic() - saved > EVERY:
+                    self._save()
+                    saved = time.monotonic()
+        finally:
+            if self.state is not first:
+                self._save()
         steps = self.settings.total - self.settings.warmup
         return Samples(
             z=self.z,
             energy=self.energy,
             layers={name: latent.nodes for name, latent in self.model.latents.items()},
             settings=self.settings,
-            step_size=float(state.step),
-            acceptance=float(state.accepted) / steps if whole else None,
-            divergent=int(state.divergent),
+            step_size=float(self.state.step),
+            acceptance=float(self.state.accepted) / steps if self.settings.method == "hmc" else None,
+            divergent=int(self.state.divergent),
             seconds=self.seconds,
             unit_std=float(self.model.unit_std.max()),
         )
+
+    def _started(self) -> State:
+        q = self.model.posterior()
+        chain = torch.arange(self.model.components, device=q.mean.device)
+        noise = normals(address(self.settings.seed, Space.CHAIN_START, chain), self.model.nodes)
+        return self.moves.start(q.draw(chain, noise).detach())
+
+    def _resumed(self) -> State | None:
+        """Reads the checkpoint, if there is one; raises if it belongs to other chains."""
+        if self.folder is None or not (path := self.folder / FILE).is_file():
+            return None
+        tensors, facts = sealed.read_tensors(path, remedy="Remove the file to start anew.")
+        if changed := [name for name in self.facts if facts.get(name) != self.facts[name]]:
+            got = "one with " + ", ".join(f"{name} = {facts.get(name)}" for name in changed)
+            raise ValueError(complaint("run_dir", "a folder of the same chains", got, "Use another folder."))
+        self.z, self.energy, self.seconds = tensors["z"], tensors["energy"], facts["seconds"]
+        device = self.moves.energy.device
+        saved = {name: tensors[f"state.{name}"] for name in State._fields}
+        return State(**{name: value if name in _ON_CPU else value.to(device) for name, value in saved.items()})
+
+    def _save(self) -> None:
+        if self.folder is not None:
+            state = {f"state.{name}": value for name, value in self.state._asdict().items()}
+            facts = self.facts | {"seconds": self.seconds}
+            sealed.write_tensors(self.folder / FILE, state | {"z": self.z, "energy": self.energy}, facts)
 
 
 def _check_model(model: IBNN) -> None:

@@ -1,4 +1,4 @@
-"""MOVES: takes chains one step on, and adapts scales and step size in the warm-up.
+"""Moves chains by one step, and adapts scales and step size in the warm-up.
 
 A `State` is all that a chain depends on; a step makes a new one and draws by address, so that a saved state goes on to
 the bit.
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ibnn.normal import Space, address, normals, words
 from ibnn.sampling import kernels
-from ibnn.sampling.energy import BLOCK, Anchor, Energy, refuse_not_finite
+from ibnn.sampling.energy import Anchor, Energy, refuse_not_finite
 from ibnn.sampling.settings import Settings
 
 WINDOWS = (0.1, 0.25, 0.5, 0.9)  # shares of the warm-up after which scales and step size are found anew
@@ -57,7 +57,6 @@ class Moves:
 
     def __init__(self, energy: Energy, settings: Settings) -> None:
         self.energy, self.settings, self.whole = energy, settings, settings.method == "hmc"
-        self._block = -2, torch.zeros(0)  # normals of a block of steps, by its number
         self.prior_variance = settings.temperature * energy.prior_std.square()
         self.windows = {round(share * settings.warmup) for share in WINDOWS} if settings.warmup else set()
 
@@ -91,13 +90,9 @@ class Moves:
         return state._replace(at=state.at + 1)
 
     def _normals(self, step: int, z: Tensor) -> Tensor:
-        """Returns the standard normals of a step, (K, nodes); those of a block of steps are drawn together."""
-        block, place = divmod(step, BLOCK)
-        if self._block[0] != block:
-            steps, chain = (torch.arange(size, device=z.device) for size in (BLOCK, len(z)))
-            at = address(self.settings.seed, Space.CHAIN, block * BLOCK + steps[:, None], chain)
-            self._block = block, normals(at, z.shape[1]).to(z.dtype).view(BLOCK, *z.shape)
-        return self._block[1][place]
+        """Returns the standard normals of a step, (K, nodes)."""
+        chain = torch.arange(len(z), device=z.device)
+        return normals(address(self.settings.seed, Space.CHAIN, step, chain), z.shape[1]).to(z.dtype)
 
     def _uniform(self, step: int, purpose: int, chains: int, device: torch.device) -> Tensor:
         """Returns uniform numbers of a step in (0, 1), (chains,), float64."""
@@ -110,10 +105,10 @@ class Moves:
     def _stochastic(self, state: State, step: int) -> State:
         """Takes a step of SGLD or SGHMC on a minibatch."""
         settings, size, normal = self.settings, float(state.step), self._normals(step, state.z)
-        state = self._anchored(state, state.z) if settings.begins(step) else state
+        state = self._anchored(state, state.z) if settings.noise_begins(step) else state
         batch, anchor = self.energy.batch(step), self._anchor(state)
-        potential, gradient = self.energy(state.z, batch, each=settings.keeps(step), anchor=anchor)
-        if (place := settings.place(step)) is not None:
+        potential, gradient = self.energy(state.z, batch, each=settings.index(step) is not None, anchor=anchor)
+        if (place := settings.progress(step)) is not None:
             size *= 0.5 * (math.cos(math.pi * place) + 1)
             normal = normal if place >= settings.explore else torch.zeros_like(normal)
         if settings.method == "sgld":
