@@ -27,6 +27,7 @@ from ibnn.lab.evaluation import evaluate
 from ibnn.lab.job import Job
 from ibnn.lab.parts import Splits, make_data
 from ibnn.lab.provenance import provenance
+from ibnn.likelihood import Terms
 from ibnn.nets import LeNet
 from ibnn.normal import numbered_seed
 from ibnn.training.loop import fit
@@ -57,10 +58,10 @@ class Estimators(Plain):
         super().__init__(net)
         self.components = ESTIMATORS
 
-    def _loss(self, x: Inputs, y: Tensor) -> Tensor:
-        """Returns the mean loss; some networks give each row to one estimator in training, others to all."""
+    def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
+        """Returns mean losses; some networks give each row to one estimator in training, others to all."""
         output = logits_of(self.net(x))
-        return self.likelihood.nll(output, y.repeat(len(output) // len(y)))
+        return self.likelihood.terms(output, y.repeat(len(output) // len(y)))
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         yield from logits_of(self.net(*args, **kwargs)).unflatten(0, (ESTIMATORS, -1))

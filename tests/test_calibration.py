@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ibnn
 from ibnn.calibration import Calibration, calibrate, check, choose, plan, profile, race, search
 from ibnn.files.saving import Adapters, load
-from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
+from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Temperature, Terms
 
 
 @pytest.fixture(autouse=True)
@@ -228,7 +228,7 @@ def test_group_losses_agree_with_the_score(kind: str) -> None:
     with torch.no_grad():
         losses, counts = likelihood.losses(draws, y)
     assert len(losses) == 10
-    assert int(counts.sum()) == likelihood.data(y)
+    assert int(counts.sum()) == likelihood.count(y)
     mean = float(losses.sum() / counts.sum())
     assert mean == pytest.approx(likelihood.score(likelihood.summarise(draws), y)["nll"], rel=1e-5)
 
@@ -409,42 +409,35 @@ def test_dense_outputs_and_ignored_pixels() -> None:
         assert F.nll_loss(model.eval()(x), y).item() == pytest.approx(report.after["nll"], abs=1e-4)
 
 
-class Untempered(Likelihood):
-    """A user's likelihood, which has never heard of temperatures."""
+class Own(Likelihood):
+    """A user's likelihood, which has what is required and no more."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tempered: bool) -> None:
         super().__init__()
-        self.inner = Categorical()
+        self.inner, self.tempered = Categorical(), tempered
 
-    def _read(self, draws: Tensor) -> Tensor:
-        return draws
+    def _own(self, temperature: Temperature) -> Temperature:
+        return self._resolve(temperature) if self.tempered else 1.0
 
     def check(self, output: Tensor, target: Tensor) -> None:
         self.inner.check(output, target)
 
-    def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.inner.nll(self._read(output), target)
+    def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
+        return self.inner.terms(output, target, self._own(temperature))
 
-    def combine(self, draws: Tensor) -> Tensor:
-        return self.inner.combine(self._read(draws))
+    def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
+        return self.inner.combine(draws, self._own(temperature))
 
-    def summarise(self, draws: Tensor) -> ibnn.Prediction:
-        return self.inner.summarise(self._read(draws))
+    def summarise(self, draws: Tensor, temperature: Temperature = None) -> ibnn.Prediction:
+        return self.inner.summarise(draws, self._own(temperature))
 
     def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
         return self.inner.score(prediction, target)
 
 
-class Tempered(Untempered):
-    """Another, which reads its temperature but takes none."""
-
-    def _read(self, draws: Tensor) -> Tensor:
-        return draws / self.temperature
-
-
 def test_a_likelihood_of_the_users_own() -> None:
     net, x, y = problem(100)
-    _, report = quick(net, x, y, likelihood=Untempered(), profile=True)
+    _, report = quick(net, x, y, likelihood=Own(tempered=False), profile=True)
     assert report.temperature == 1.0
     assert report.after["nll"] < report.before["nll"] - 0.05
     assert "likelihood" in report.reason
@@ -452,16 +445,16 @@ def test_a_likelihood_of_the_users_own() -> None:
 
 
 @pytest.mark.slow
-def test_a_likelihood_of_the_users_own_is_tempered_without_an_argument_for_it() -> None:
+def test_a_likelihood_of_the_users_own_is_tempered() -> None:
     net, x, y = problem(50)
-    own, report = quick(net, x, y, likelihood=Tempered())
+    own, report = quick(net, x, y, likelihood=Own(tempered=True))
     assert report.curve[0].temperature == pytest.approx(quick(net, x, y)[1].curve[0].temperature, rel=1e-5)
     assert report.temperature != 1.0
     draws = ibnn.draws(own, x, samples=2)
     expected = Categorical().summarise(draws, 2.5)
     for found in (own.likelihood.summarise(draws, 2.5), own.likelihood.running(4, 2, temperature=2.5).summarise(draws)):
         torch.testing.assert_close(found.probs, expected.probs)
-    torch.testing.assert_close(own.likelihood.nll(draws[0, 0], y, 2.5), F.cross_entropy(draws[0, 0] / 2.5, y))
+    torch.testing.assert_close(own.likelihood.terms(draws[0, 0], y, 2.5).nll, F.cross_entropy(draws[0, 0] / 2.5, y))
     assert float(own.likelihood.temperature) == pytest.approx(report.temperature)
 
 

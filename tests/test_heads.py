@@ -118,8 +118,8 @@ def test_the_loss_over_tokens_is_the_mean_over_those_that_count() -> None:
     for weight, smoothing in ((None, 0.0), (torch.tensor([1.0, 2.0, 0.5]), 0.1)):
         likelihood = Categorical(axis=-1, weight=weight, label_smoothing=smoothing)
         expected = F.cross_entropy(logits.flatten(0, 1), y.flatten(), weight=weight, label_smoothing=smoothing)
-        torch.testing.assert_close(likelihood.nll(logits, y), expected)
-    assert likelihood.data(y) == B * T - 2
+        torch.testing.assert_close(likelihood.terms(logits, y).loss, expected)
+    assert likelihood.count(y) == B * T - 2
 
 
 def test_targets_tell_where_the_classes_are() -> None:
@@ -166,7 +166,7 @@ def test_wrong_targets_of_tokens_are_named() -> None:
     with pytest.raises(ValueError, match="labels from 0 to 3"):
         Categorical(axis=-1).check(logits, torch.full((B, T), 3).index_fill(0, torch.tensor([0]), 0))
     with pytest.raises(ValueError, match="axis 3"):
-        Categorical(axis=3).nll(logits, torch.zeros(B, T, dtype=torch.long))
+        Categorical(axis=3).terms(logits, torch.zeros(B, T, dtype=torch.long))
 
 
 def test_fit_trains_a_token_classifier() -> None:
@@ -319,7 +319,7 @@ def test_the_loss_of_heads_is_the_mean_over_all_their_targets() -> None:
     terms = model.train().elbo(x, y, n_data=70)
     torch.testing.assert_close(terms.nll, (age.sum() + sex) / 70)
     torch.testing.assert_close(terms.loss, terms.nll + model.kl() / 70)
-    assert model.likelihood.data(model.likelihood.pack(y)) == 70
+    assert model.likelihood.count(model.likelihood.pack(y)) == 70
 
 
 def test_heads_are_trained_calibrated_and_saved(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn import Bernoulli, Categorical, Gaussian
-from ibnn.likelihood import Weighted
+from ibnn.sklearn.weighted import Weighted
 
 SPLIT = ("aleatoric", "between", "within")
 
@@ -26,13 +26,18 @@ def test_categorical_nll_is_torch_s_cross_entropy(dense: bool, weighted: bool, s
     weight = torch.rand(4) if weighted else None
     likelihood = Categorical(weight=weight, label_smoothing=smoothing)
     expected = F.cross_entropy(logits, target, weight=weight, label_smoothing=smoothing)
-    torch.testing.assert_close(likelihood.nll(logits, target), expected)
-    assert likelihood.data(target) == int((target != -100).sum())
+    terms = likelihood.terms(logits, target)
+    torch.testing.assert_close(terms.loss, expected)
+    torch.testing.assert_close(terms.nll, F.cross_entropy(logits, target))
+    kept = target[target != -100]
+    assert likelihood.count(target) == int(terms.count) == len(kept)
+    total = len(kept) if weight is None else weight[kept].sum().item()
+    assert float(terms.weight) == float(likelihood.total_weight(target)) == pytest.approx(total)
 
 
 def test_a_batch_of_nothing_but_ignored_targets_costs_nothing() -> None:
     logits = torch.randn(3, 4, requires_grad=True)
-    loss = Categorical(weight=torch.rand(4)).nll(logits, torch.full((3,), -100))
+    loss = Categorical(weight=torch.rand(4)).terms(logits, torch.full((3,), -100)).loss
     loss.backward()
     assert loss.item() == 0
     assert torch.equal(logits.grad, torch.zeros(3, 4))
@@ -42,7 +47,7 @@ def test_gaussian_nll_is_the_log_density() -> None:
     likelihood = Gaussian(init_std=0.7, outputs=2)
     mean, y = torch.randn(5, 2), torch.randn(5, 2)
     expected = -torch.distributions.Normal(mean, 0.7).log_prob(y).mean()
-    torch.testing.assert_close(likelihood.nll(mean, y), expected)
+    torch.testing.assert_close(likelihood.terms(mean, y).nll, expected)
 
 
 def test_gaussian_predicted_noise() -> None:
@@ -50,14 +55,14 @@ def test_gaussian_predicted_noise() -> None:
     std = (F.softplus(output[:, 2:]) + 1e-6).sqrt()
     expected = -torch.distributions.Normal(output[:, :2], std).log_prob(y).mean()
     likelihood = Gaussian(noise="predicted")
-    torch.testing.assert_close(likelihood.nll(output, y), expected)
+    torch.testing.assert_close(likelihood.terms(output, y).nll, expected)
     assert not list(likelihood.parameters())
 
 
 def test_bernoulli_nll() -> None:
     logits, y = torch.randn(5, 3), torch.randint(2, (5, 3))
     expected = F.binary_cross_entropy_with_logits(logits, y.float())
-    assert torch.equal(Bernoulli().nll(logits, y), expected)
+    assert torch.equal(Bernoulli().terms(logits, y).nll, expected)
 
 
 def test_learnt_noise_finds_the_noise() -> None:
@@ -88,12 +93,12 @@ def test_weights_are_repetitions_in_the_loss(kind: type[ibnn.Likelihood]) -> Non
     weighted = Weighted(plain)
     joined = Weighted.join(times.double(), target)
     weighted.check(output, joined)
-    loss, slow = weighted.nll(output, joined), plain.nll(output[rows], target[rows])
-    torch.testing.assert_close(loss, slow)
-    gradients = (torch.autograd.grad(value, output)[0] for value in (loss, slow))
+    terms, slow = weighted.terms(output, joined), plain.terms(output[rows], target[rows])
+    torch.testing.assert_close(terms, slow, check_dtype=False)
+    gradients = (torch.autograd.grad(value.loss, output)[0] for value in (terms, slow))
     torch.testing.assert_close(*gradients)
-    assert float(weighted.mass(joined)) == float(plain.mass(target[rows]))
-    assert weighted.data(joined) == plain.data(target[rows])
+    assert float(weighted.total_weight(joined)) == float(slow.weight)
+    assert weighted.count(joined) == plain.count(target[rows])
     draws = torch.randn(2, 3, 6, 4, dtype=torch.float64)
     score = weighted.score(weighted.summarise(draws), joined)["nll"]
     assert score == pytest.approx(plain.score(plain.summarise(draws[:, :, rows]), target[rows])["nll"])
@@ -101,37 +106,23 @@ def test_weights_are_repetitions_in_the_loss(kind: type[ibnn.Likelihood]) -> Non
     assert (losses.sum() / counts.sum()).item() == pytest.approx(score)
 
 
-@pytest.mark.parametrize("kind", [Categorical, Gaussian, Bernoulli])
-def test_a_weighted_score_takes_one_pass(kind: type[ibnn.Likelihood], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many weights as rows, the same answer as weight by weight, which likelihoods of one's own take."""
-    own = type("Own", (kind,), {})
-    weight, draws = torch.rand(50, dtype=torch.float64), torch.randn(2, 3, 50, 4, dtype=torch.float64)
-    target = torch.randn(50, 4, dtype=torch.float64) if kind is Gaussian else torch.randint(2, (50, 4)).double()
-    target = torch.randint(4, (50,)) if kind is Categorical else target
-    joined = Weighted.join(weight, target)
-    prediction, slow = kind().summarise(draws), Weighted(own())
-    expected = slow.score(prediction, joined)["nll"]
-    monkeypatch.setattr(kind, "score", None)
-    assert Weighted(kind()).score(prediction, joined)["nll"] == pytest.approx(expected, rel=1e-10)
-
-
-def test_unweighted_is_the_mean_of_log_probabilities() -> None:
+def test_the_nll_of_weighted_rows_has_no_class_weights_or_smoothing() -> None:
     logits, labels = torch.randn(6, 3), torch.tensor([0, 1, 2, 1, 1, -100])
     smooth = Categorical(weight=torch.tensor([1.0, 2.0, 5.0]), label_smoothing=0.3)
     smooth.set_temperature(2.0)
-    expected = F.cross_entropy(logits / 2, labels)
-    torch.testing.assert_close(smooth.unweighted().nll(logits, labels), expected)
-    assert smooth.unweighted().mass(labels) == 5
     weighted, weight = Weighted(smooth), torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     first = F.cross_entropy(logits[:1] / 2, labels[:1])
-    torch.testing.assert_close(weighted.unweighted().nll(logits, weighted.join(weight, labels)), first)
+    torch.testing.assert_close(weighted.terms(logits, weighted.join(weight, labels)).nll, first)
     heads = ibnn.Heads({"a": smooth, "b": Categorical()})
     output = heads.read({"a": logits, "b": logits})
-    found = heads.unweighted().nll(output, heads.pack({"a": labels, "b": labels}))
-    torch.testing.assert_close(found, F.cross_entropy(logits, labels))  # at the common temperature
-    plain = Categorical()
-    assert all(kind.unweighted() is kind for kind in (plain, Weighted(plain), ibnn.Heads({"a": plain})))
-    assert smooth.label_smoothing == 0.3
+    terms = heads.terms(output, heads.pack({"a": labels, "b": labels}))
+    torch.testing.assert_close(terms.nll, F.cross_entropy(logits, labels))  # at the common temperature
+    nll, own = (
+        F.cross_entropy(logits, labels),
+        F.cross_entropy(logits, labels, weight=smooth.weight, label_smoothing=0.3),
+    )
+    weights = (float(smooth.weight[labels[:5]].sum()), 5.0)
+    torch.testing.assert_close(terms.loss, (own * weights[0] + nll * weights[1]) / sum(weights))
 
 
 def test_weighted_shares_the_temperature_and_refuses_negative_weights() -> None:
@@ -369,14 +360,14 @@ def test_temperature_divides_logits_and_multiplies_noise() -> None:
         hot = type(likelihood)()
         hot.temperature.fill_(2.5)
         target = labels if isinstance(hot, Categorical) else torch.rand(5, 4).round()
-        torch.testing.assert_close(hot.nll(draws[0, 0], target), likelihood.nll(draws[0, 0] / 2.5, target))
+        torch.testing.assert_close(hot.terms(draws[0, 0], target).nll, likelihood.terms(draws[0, 0] / 2.5, target).nll)
         torch.testing.assert_close(hot.combine(draws[0]), likelihood.combine(draws[0] / 2.5))
         for name, value in vars(hot.summarise(draws)).items():
             torch.testing.assert_close(value, getattr(likelihood.summarise(draws / 2.5), name))
     hot, wide = Gaussian(init_std=0.4), Gaussian(init_std=1.0)
     hot.temperature.fill_(2.5)
     target = torch.randn(5, 4)
-    torch.testing.assert_close(hot.nll(draws[0, 0], target), wide.nll(draws[0, 0], target))
+    torch.testing.assert_close(hot.terms(draws[0, 0], target).nll, wide.terms(draws[0, 0], target).nll)
     torch.testing.assert_close(hot.summarise(draws).aleatoric, wide.summarise(draws).aleatoric)
     predicted = Gaussian(noise="predicted")
     std = predicted.split(draws)[1]
@@ -386,18 +377,6 @@ def test_temperature_divides_logits_and_multiplies_noise() -> None:
 
 def test_temperature_one_changes_no_bit() -> None:
     logits, labels = 5 * torch.randn(7, 4), torch.randint(4, (7,))
-    assert torch.equal(Categorical().nll(logits, labels), F.cross_entropy(logits, labels, reduction="sum") / 7)
+    assert torch.equal(Categorical().terms(logits, labels).nll, F.cross_entropy(logits, labels, reduction="sum") / 7)
     assert torch.equal(Categorical().combine(logits[None]), logits.log_softmax(1))
     assert torch.equal(Gaussian(init_std=0.3).split(logits)[1], Gaussian(init_std=0.3).log_std.exp().expand(7, 4))
-
-
-@pytest.mark.parametrize("make", [Categorical, Bernoulli, Gaussian])
-def test_states_from_before_there_was_a_temperature_load_as_one(make: type[ibnn.Likelihood]) -> None:
-    model = nn.ModuleDict({"likelihood": make()})
-    state = model.state_dict()
-    del state["likelihood.temperature"]
-    fresh = nn.ModuleDict({"likelihood": make()})
-    fresh["likelihood"].temperature.fill_(3.0)
-    fresh.load_state_dict(state)
-    assert float(fresh["likelihood"].temperature) == 1.0
-    assert "likelihood.temperature" not in state

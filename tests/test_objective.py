@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from ibnn.likelihood import Terms
 from ibnn.objective import check_weights, elbo
 
 WEIGHTS: dict[str, Any] = {"n_data": 10, "data": 4, "samples": 1, "beta": 1.0, "gamma": 0.0}
@@ -13,11 +14,12 @@ WEIGHTS: dict[str, Any] = {"n_data": 10, "data": 4, "samples": 1, "beta": 1.0, "
 
 @pytest.mark.parametrize(("beta", "gamma"), [(1.0, 0.0), (0.5, 0.25), (0.0, 2.0), (0.0, 0.0)])
 def test_kl_and_entropy_are_divided_by_the_training_set_and_nll_is_not(beta: float, gamma: float) -> None:
-    nll, kl, entropy = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (1.7, 30.0, 8.0))
-    terms = elbo(nll, kl, entropy, n_data=40, beta=beta, gamma=gamma)
+    loss, kl, entropy = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (1.7, 30.0, 8.0))
+    nll, count = torch.tensor(1.2), torch.tensor(4.0)
+    terms = elbo(Terms(loss, nll, count, count), kl, entropy, n_data=40, beta=beta, gamma=gamma)
     assert terms.loss.item() == pytest.approx(1.7 + beta * 30 / 40 - gamma * 8 / 40, rel=1e-12)
     assert (terms.nll, terms.kl, terms.entropy) == (nll, kl, entropy)  # as they came, not weighted
-    gradients = torch.autograd.grad(terms.loss, [nll, kl, entropy])
+    gradients = torch.autograd.grad(terms.loss, [loss, kl, entropy])
     assert [g.item() for g in gradients] == pytest.approx([1.0, beta / 40, -gamma / 40])
 
 

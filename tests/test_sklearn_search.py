@@ -52,7 +52,7 @@ def test_weights_of_a_stacked_layer_fold() -> None:
 def test_a_jury_adds_the_members_weighted_means_over_rows_of_other_folds() -> None:
     output, labels = torch.randn(6, 2, 3, requires_grad=True), torch.tensor([0, 1, 2, 0, 1, 2])
     fold, weight = torch.tensor([0.0, 0, 0, 1, 1, 1]), torch.tensor([1.0, 2, 1, 1, 3, 1])
-    loss = Jury(Categorical(), [LITTLE, MUCH]).nll(output, Jury.join(fold, weight, labels))
+    loss = Jury(Categorical(), [LITTLE, MUCH]).terms(output, Jury.join(fold, weight, labels)).loss
     each = -output.log_softmax(-1)[torch.arange(6), :, labels]  # (B, M)
     expected = (weight * each[:, 0])[3:].sum() / 5 + (weight * each[:, 1])[:3].sum() / 4
     torch.testing.assert_close(loss, expected)
@@ -66,11 +66,11 @@ def test_noise_is_learnt_where_it_is_not_predicted() -> None:
     jury = Jury(Gaussian(noise="predicted"), panel, torch.tensor([0.3]).log())
     output, target = torch.randn(4, 2, 2), torch.randn(4, 1)
     rows = Jury.join(torch.ones(4), torch.ones(4), target)
-    learnt = Gaussian(init_std=0.3).nll(output[:, 0, :1], target)
-    predicted = Gaussian(noise="predicted").nll(output[:, 1], target)
+    learnt = Gaussian(init_std=0.3).terms(output[:, 0, :1], target).loss
+    predicted = Gaussian(noise="predicted").terms(output[:, 1], target).loss
     constant = 2 * 0.5 * np.log(2 * np.pi)  # a panel leaves it out
     torch.testing.assert_close(
-        jury.nll(output, rows), learnt + predicted - constant, rtol=1e-4, atol=0
+        jury.terms(output, rows).loss, learnt + predicted - constant, rtol=1e-4, atol=0
     )  # σ² has a floor of 1e-6
 
 

@@ -130,7 +130,7 @@ class IBNN(Posterior):
         """
         y = self.likelihood.pack(y)
         compiling = torch.compiler.is_compiling()  # a graph checks no values
-        data = 1 if compiling else self.likelihood.data(y)
+        data = 1 if compiling else self.likelihood.count(y)
         objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
         rows = batch_length(x)
         if y.dim() == 0 or len(y) != rows:
@@ -145,12 +145,12 @@ class IBNN(Posterior):
                 check_rows(output, rows * samples)
             if not compiling:
                 self.likelihood.check(output, y)
-            nll = self.likelihood.nll(output, repeat_rows(y, rows, samples))
+            terms = self.likelihood.terms(output, repeat_rows(y, rows, samples))
         kl = self._kl(q, self.kl_kind)
         entropy = mixture.entropy_bound(q) if gamma else torch.zeros_like(kl)
         if part is None:
             self.examples.add_(rows)
-        return objective.elbo(nll, kl, entropy, n_data=n_data, beta=beta, gamma=gamma)
+        return objective.elbo(terms, kl, entropy, n_data=n_data, beta=beta, gamma=gamma)
 
     def parameter_groups(
         self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True

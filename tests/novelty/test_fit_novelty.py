@@ -10,8 +10,8 @@ from torch import nn
 
 import ibnn
 from ibnn import baselines, nets
-from ibnn.likelihood import Weighted
 from ibnn.novelty import measure
+from ibnn.sklearn.weighted import Weighted
 
 
 def moons(rows, seed=0):

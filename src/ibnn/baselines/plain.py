@@ -13,7 +13,7 @@ from ibnn.files.saving import save_pretrained
 from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating
 from ibnn.latent import scale_gradient
 from ibnn.layers.observe import explaining_shapes
-from ibnn.likelihood import Categorical, Likelihood
+from ibnn.likelihood import Categorical, Likelihood, Terms
 from ibnn.likelihood.temperature import best_temperature
 from ibnn.normal import check_seed, numbered_seed
 from ibnn.novelty.observer import Observer
@@ -83,11 +83,11 @@ class Plain(Observer):
         """Returns the loss on a batch and its terms; arguments as of `IBNN.elbo`, those of latents without effect."""
         self.forget()
         y = self.likelihood.pack(y)
-        objective.check_weights(n_data=n_data, data=self.likelihood.data(y), samples=samples, beta=beta, gamma=0.0)
-        nll, kl = self._nll(x, y, samples), self.kl()
+        objective.check_weights(n_data=n_data, data=self.likelihood.count(y), samples=samples, beta=beta, gamma=0.0)
+        terms, kl = self._terms(x, y, samples), self.kl()
         if part is None:
             self.examples.add_(batch_length(x))
-        return objective.elbo(nll, kl, torch.zeros_like(kl), n_data=n_data, beta=beta, gamma=0.0)
+        return objective.elbo(terms, kl, torch.zeros_like(kl), n_data=n_data, beta=beta, gamma=0.0)
 
     def kl(self) -> Tensor:
         """Returns the KL of the posterior to the prior in nats; 0 where there is no posterior."""
@@ -143,12 +143,9 @@ class Plain(Observer):
         """Runs one forward pass of training."""
         return self.net(*args, **kwargs)
 
-    def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
-        """Returns the mean loss over the rows, each once: without noise, copies would be equal."""
-        return self._loss(x, y)
-
-    def _loss(self, x: Inputs, y: Tensor) -> Tensor:
-        return self.likelihood.nll(self._checked(self._noisy, x, y), y)
+    def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
+        """Returns mean losses over the rows, each once: without noise, copies would be equal."""
+        return self.likelihood.terms(self._checked(self._noisy, x, y), y)
 
     def _checked(self, run: Callable[..., Any], x: Inputs, y: Tensor) -> Tensor:
         """Returns the output of a forward pass; raises if inputs or targets do not fit it."""
@@ -162,6 +159,11 @@ class Plain(Observer):
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         """Yields the outputs of the draws of these numbers, or the only output there is."""
         yield self.likelihood.read(self.net(*args, **kwargs))
+
+
+def mean_terms(terms: Sequence[Terms]) -> Terms:
+    """Returns the mean of several losses of the same batch."""
+    return Terms(*(torch.stack(parts).mean() for parts in zip(*terms, strict=True)))
 
 
 def generator(seed: int, index: int, device: torch.device) -> torch.Generator:
@@ -195,13 +197,14 @@ class Ensemble(Plain):
     def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
 
-    def _loss(self, x: Inputs, y: Tensor) -> Tensor:
+    def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
         """Returns the mean of the members' losses; each member's gradient is that of its own loss, not of the mean."""
-        losses = []
-        for member in self.net:
-            output = self._checked(lambda args, kwargs, member=member: member(*args, **kwargs), x, y)
-            losses.append(self.likelihood.nll(scale_gradient(output, float(self.components)), y))
-        return torch.stack(losses).mean()
+        outputs = [
+            self._checked(lambda args, kwargs, member=member: member(*args, **kwargs), x, y) for member in self.net
+        ]
+        return mean_terms(
+            [self.likelihood.terms(scale_gradient(output, float(self.components)), y) for output in outputs]
+        )
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         yield from (self.likelihood.read(member(*args, **kwargs)) for member in self.net)

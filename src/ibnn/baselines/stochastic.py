@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
-from ibnn.baselines.plain import Plain, generator
+from ibnn.baselines.plain import Plain, generator, mean_terms
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, batch_length, repeat_rows, tree_map
 from ibnn.latent import inverse_softplus
 from ibnn.layers.registry import layer_type
-from ibnn.likelihood import Likelihood
+from ibnn.likelihood import Likelihood, Terms
 
 LEAST_SELU = -1.7580993408473766  # −λα: alpha dropout sets entries to it
 
@@ -78,9 +78,10 @@ class MCDropout(Plain):
         """The rate."""
         return {"rate": self.rate}
 
-    def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
+    def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
         rows = batch_length(x)
-        return self._loss(*tree_map(lambda tensor: repeat_rows(tensor, rows, samples), (x, y)))
+        x, y = tree_map(lambda tensor: repeat_rows(tensor, rows, samples), (x, y))
+        return super()._terms(x, y, 1)
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         masks = [m for m in self.net.modules() if isinstance(m, _Mask)]
@@ -165,8 +166,8 @@ class MeanField(Plain):
         """The prior."""
         return {"prior_std": self.prior_std}
 
-    def _nll(self, x: Inputs, y: Tensor, samples: int) -> Tensor:
-        return torch.stack([self._loss(x, y) for _ in range(samples)]).mean()  # a draw of the weights for each
+    def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
+        return mean_terms([super(MeanField, self)._terms(x, y, 1) for _ in range(samples)])  # a draw of weights each
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         device = self.examples.device

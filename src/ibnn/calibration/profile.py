@@ -8,6 +8,7 @@ from torch import Tensor
 from ibnn.calibration.few import FewDraws
 from ibnn.calibration.outputs import Outputs
 from ibnn.calibration.plan import BATCH, COPIES, GRADIENT
+from ibnn.likelihood import LIKELIHOODS
 
 STEPS, REACH = 100, 8.0  # most steps of Adam, and how far they may go altogether, in log σ
 MOST = 0.3  # of a step
@@ -27,7 +28,7 @@ def layer_scales(outputs: Outputs, y: Tensor, scale: float, temperature: float, 
         temper: Whether the temperature descends, too.
         steps: How many steps it takes.
     """
-    if not outputs.model.likelihood.by_row:
+    if type(outputs.model.likelihood) not in LIKELIHOODS.values():
         raise NotImplementedError("its likelihood is not one of the library's own")
     likelihood = FewDraws(outputs.model.likelihood, outputs.model.components * outputs.samples)
     log_std = (outputs.flat * math.log(scale)).requires_grad_()

@@ -23,7 +23,7 @@ from ibnn.calibration.report import Calibration, Point
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, check_rows, evaluating, slice_rows
 from ibnn.layers.observe import explaining_shapes
-from ibnn.likelihood import Heads, Weighted
+from ibnn.likelihood import Heads
 from ibnn.likelihood.temperature import helpful_temperature
 from ibnn.network import IBNN
 from ibnn.normal import check_seed, generators_restored
@@ -148,7 +148,7 @@ class _Search:
             plain = self.outputs.plain(self.outputs.everything)
             check_rows(plain[0, 0], len(self.y))
         self.likelihood.check(plain[0, 0], self.y)
-        if not isinstance(self.likelihood, Weighted) and (labels := self.likelihood.data(self.y)) < FEWEST:
+        if (labels := self.likelihood.count(self.y)) < FEWEST:
             remedy = "Hold out more: targets that are ignored do not count."
             raise ValueError(complaint("valid", f"data of at least {FEWEST} labels", labels, remedy))
         if plain.isnan().any() or plain.isposinf().any():  # −∞ masks a class

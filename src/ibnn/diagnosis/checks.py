@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import LBFGS, SGD, Optimizer
 
 from ibnn.latent import Latent, inverse_softplus
-from ibnn.likelihood import Bernoulli, Categorical, Weighted
+from ibnn.likelihood import Bernoulli, Categorical
 from ibnn.mixture import Mixture, kl_components
 from ibnn.network import IBNN
 from ibnn.posterior import initial_std
@@ -296,7 +296,7 @@ def _answers(case: Case) -> Findings:
         remedy = "Go by the total. For more disagreement: a larger beta or prior_std, or components farther apart."
         yield Finding("warning" if model.examples > 0 else "note", None, what, remedy)
 
-    likelihood = model.likelihood.inner if isinstance(model.likelihood, Weighted) else model.likelihood
+    likelihood = getattr(model.likelihood, "inner", model.likelihood)  # of one whose rows have weights
     end, top = _end(case), math.exp(1 / float(likelihood.temperature))  # odds of an output of 1 against one of 0
     if end and isinstance(likelihood, Categorical | Bernoulli):
         limit = "no class can have a probability near 1"

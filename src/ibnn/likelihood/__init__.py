@@ -1,9 +1,9 @@
-"""LIKELIHOODS: what a network's output says about a target, one file a kind of target."""
+"""What a network's output says about a target: a likelihood for each kind of target."""
 
-from ibnn.likelihood.base import Likelihood, Temperature
+from ibnn.likelihood.base import Likelihood, Temperature, Terms
 from ibnn.likelihood.categorical import Bernoulli, Categorical
-from ibnn.likelihood.composite import Heads, Weighted
 from ibnn.likelihood.gaussian import Gaussian
+from ibnn.likelihood.heads import Heads
 from ibnn.likelihood.running import HELD
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {"categorical": Categorical, "bernoulli": Bernoulli, "gaussian": Gaussian}
@@ -17,5 +17,5 @@ __all__ = [
     "Heads",
     "Likelihood",
     "Temperature",
-    "Weighted",
+    "Terms",
 ]

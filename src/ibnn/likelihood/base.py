@@ -1,4 +1,4 @@
-"""TASK: what a network's output says about a target. Everything that depends on the task lives in this package.
+"""The interface of a likelihood, p(target | output): everything that depends on the task is in this folder.
 
 A datum is one target: a label of a classifier, a pixel of a segmentation, a number of a regression. Losses are means
 over data, and the training-set size N that divides the KL counts data in the same way.
@@ -6,11 +6,9 @@ over data, and the training-set size N that divides the KL counts data in the sa
 
 import copy
 import functools
-import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +17,32 @@ from ibnn.errors import complaint
 from ibnn.inputs import logits_of
 from ibnn.prediction import Collected, Prediction, Running
 
-BLOCKS = 10  # parts of the data whose NLL is compared where single rows' cannot be
+BLOCKS = 10  # blocks of rows by which `losses` are known where they are not known row by row
 Temperature = float | Tensor | None  # None stands for the likelihood's own
+
+
+class Terms(NamedTuple):
+    """What a batch says about a network's outputs.
+
+    Attributes:
+        loss: The mean loss over the data, which training minimises. It may weigh classes and smooth labels.
+        nll: The mean of −log p over the data, without class weights or smoothing.
+        count: How many data there are: what `nll` is divided by.
+        weight: The sum of their weights: what `loss` is divided by.
+    """
+
+    loss: Tensor
+    nll: Tensor
+    count: Tensor  # type: ignore[assignment]
+    weight: Tensor
 
 
 class Likelihood(nn.Module, ABC):
     """p(target | output of the network).
 
-    Methods that take a `temperature` are pure: None stands for the likelihood's own, and another one leaves it as it
-    is. Subclasses may leave that argument out and read `self.temperature`.
+    A likelihood of your own has `check`, `terms`, `combine`, `summarise` and `score`. A subclass of one of the
+    library's that combines draws in its own way overrides `losses`, too. Methods that take a `temperature` are pure:
+    None stands for the likelihood's own.
 
     Attributes:
         temperature: T, a buffer, 1 until `set_temperature` sets it (`ibnn.calibrate` and `ibnn.fit` do). Logits are
@@ -41,19 +56,6 @@ class Likelihood(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("temperature", torch.ones(()))
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Lets methods that were written without a temperature be called with one."""
-        super().__init_subclass__(**options)
-        for name in ("nll", "combine", "summarise", "running"):
-            if name in vars(cls) and not _takes_temperature(vars(cls)[name]):
-                setattr(cls, name, _taking_temperature(vars(cls)[name]))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Loads a temperature of 1 from states that were saved before there was one."""
-        if prefix + "temperature" not in state_dict:
-            state_dict[prefix + "temperature"] = torch.ones(())
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -95,27 +97,23 @@ class Likelihood(nn.Module, ABC):
         """Raises if a target cannot belong to outputs of this shape; only shapes of `output` beyond the batch count."""
 
     @abstractmethod
-    def nll(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Tensor:
-        """Returns the mean negative log likelihood over the data of the batch."""
+    def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
+        """Returns the training loss and the NLL of a batch, and what each of them is divided by."""
 
-    def unweighted(self) -> Self:
-        """Returns a likelihood whose `nll` is the mean of −log p: without class weights or smoothing."""
-        return self
-
-    def data(self, target: Tensor) -> int:
+    def count(self, target: Tensor) -> int:
         """Returns how many data a target tensor holds."""
         return target.numel()
 
-    def mass(self, target: Tensor) -> Tensor:
-        """Returns what `nll` divides its sum over the data by; it weighs parts of a batch against each other."""
-        return torch.tensor(float(self.data(target)))
+    def total_weight(self, target: Tensor) -> Tensor:
+        """Returns `Terms.weight` before any output is known; it weighs parts of a batch against each other."""
+        return torch.tensor(float(self.count(target)))
 
     @abstractmethod
     def combine(self, draws: Tensor, temperature: Temperature = None) -> Any:
         """Returns one output that stands for draws (J, B, …): what the network in eval mode returns."""
 
     def of_combined(self) -> Self:
-        """Returns what tells losses of outputs of `combine`, which have their temperatures already."""
+        """Returns a likelihood that scores outputs of `combine`, to which the temperature has been applied already."""
         return self
 
     @abstractmethod
@@ -130,6 +128,26 @@ class Likelihood(nn.Module, ABC):
     def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
         """Returns how good a prediction of this likelihood is; "nll" is always there, in nats per datum."""
 
+    def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
+        """Returns the sum of −log p(target) of the mixture of draws (K, S, N, …), and the number of data, of each row.
+
+        This default knows `score` plain_terms, and returns them for blocks of rows.
+
+        >>> import ibnn
+        >>> ibnn.Categorical().losses(torch.zeros(1, 1, 2, 4), torch.tensor([0, 3]))[0]  # log 4
+        tensor([1.3863, 1.3863], dtype=torch.float64)
+
+        Returns:
+            Two tensors (G,), of which G = N for all likelihoods of the library.
+        """
+        sums, counts = [], []
+        for rows in torch.arange(len(target), device=target.device).tensor_split(BLOCKS):
+            if len(rows) and (count := self.count(target[rows])):
+                answer = self.summarise(draws[:, :, rows], temperature)
+                sums.append(count * self.score(answer, target[rows])["nll"])
+                counts.append(count)
+        return torch.tensor(sums, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
+
     def classes(self, target: Tensor) -> Tensor | None:
         """Returns the class of each row, (B,), of targets that have one; else None."""
         return None
@@ -139,7 +157,7 @@ class Likelihood(nn.Module, ABC):
         return None
 
     def base_rates(self, target: Tensor) -> Tensor:
-        """Returns what is known of a target without its input, flat; empty if the likelihood has no words for it."""
+        """Returns what is known of a target without its input, flat; empty if the likelihood does not know it."""
         return torch.zeros(0)
 
     def fall_back(self, prediction: Any, weight: Tensor, base: Tensor) -> Any:
@@ -153,63 +171,6 @@ class Likelihood(nn.Module, ABC):
     def nonconformity(self, prediction: Any, target: Tensor) -> Tensor | None:
         """Returns how far targets are from predictions, (B,) or (B, outputs), for conformal answers, or None."""
         return None
-
-    @property
-    def by_row(self) -> bool:
-        """Whether `losses` are known of single rows: those of the library's own classes, but not of their subclasses.
-
-        A subclass may answer otherwise, and only its `score` tells how well.
-        """
-        return "_datum_losses" in vars(type(self))
-
-    def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
-        """Returns sums of −log p(target) of the mixture of draws (K, S, N, …) and numbers of data, by groups of rows.
-
-        A group is a row, or, where a likelihood is not `by_row`, a block of rows, of which it says the mean loss alone.
-
-        >>> import ibnn
-        >>> ibnn.Categorical().losses(torch.zeros(1, 1, 2, 4), torch.tensor([0, 3]))[0]  # log 4
-        tensor([1.3863, 1.3863], dtype=torch.float64)
-
-        Returns:
-            Two tensors (G,).
-        """
-        if self.by_row:
-            losses, kept = self._datum_losses(draws, target, temperature)
-            return _by_row(losses), _by_row(kept)
-        sums, counts = [], []
-        for rows in torch.arange(len(target), device=target.device).tensor_split(BLOCKS):
-            if len(rows) and (count := self.data(target[rows])):
-                answer = self.summarise(draws[:, :, rows], temperature)
-                sums.append(count * self.score(answer, target[rows])["nll"])
-                counts.append(count)
-        return torch.tensor(sums, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
-
-    def _datum_losses(self, draws: Tensor, target: Tensor, temperature: Temperature) -> tuple[Tensor, Tensor]:
-        """Returns −log p of each datum, of the target's shape and 0 where it is ignored, and which data count."""
-        raise NotImplementedError
-
-    def _answer_losses(self, prediction: Any, target: Tensor) -> Tensor:
-        """Returns −log p of each datum, likewise, as a prediction has it."""
-        raise NotImplementedError
-
-
-def _takes_temperature(method: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(method).parameters
-    return "temperature" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _taking_temperature(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method that, called with a temperature, runs on a copy at that temperature."""
-    others = len(inspect.signature(method).parameters)  # self included
-
-    @functools.wraps(method)
-    def tempered(self: Likelihood, *args: Any, temperature: Temperature = None, **options: Any) -> Any:
-        if len(args) == others:
-            *args, temperature = args  # type: ignore[assignment]
-        return method(self if temperature is None else self.at(temperature), *args, **options)
-
-    return tempered
 
 
 def full(x: Tensor) -> Tensor:
@@ -230,5 +191,17 @@ def log_mean(log_probs: Tensor) -> Tensor:
     return (log_probs.logsumexp(0) - math.log(len(log_probs))).clamp_max(0)  # rounding may end above
 
 
-def _by_row(values: Tensor) -> Tensor:
+def by_row(values: Tensor) -> Tensor:
+    """Returns sums over all axes but the first, in double precision."""
     return values.double().reshape(len(values), -1).sum(1)
+
+
+def as_rows(target: Tensor) -> Tensor:
+    """Returns targets (B,) or (B, outputs) as rows of outputs, in double precision; those of more axes one by one."""
+    return target.double().reshape(len(target), -1) if target.dim() <= 2 else target.double().reshape(-1, 1)
+
+
+def plain_terms(loss: Tensor, target: Tensor) -> Terms:
+    """Returns the terms of a mean loss that neither weighs nor smooths, over every entry of the target."""
+    count = torch.tensor(float(target.numel()))
+    return Terms(loss, loss, count, count)

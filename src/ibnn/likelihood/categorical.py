@@ -1,19 +1,57 @@
-"""CLASSES: one of several by softmax, or independent yes/no targets by sigmoid."""
+"""Likelihoods of classes: one of several by softmax, or independent yes/no targets by sigmoid."""
 
-import copy
+import functools
 import math
+from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ibnn import metrics
+from ibnn import check
 from ibnn.errors import complaint
-from ibnn.likelihood.base import Temperature, check_shape, full, log_mean
-from ibnn.likelihood.running import Discrete, Split, entropy
+from ibnn.likelihood.base import (
+    Likelihood,
+    Temperature,
+    Terms,
+    as_rows,
+    by_row,
+    check_shape,
+    full,
+    log_mean,
+    plain_terms,
+)
+from ibnn.likelihood.running import RunningProbabilities, Split, entropy
 from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, Prediction, mass_above
+
+
+class Discrete(Likelihood):
+    """A likelihood of probabilities, whose logits a temperature divides."""
+
+    def summarise(self, draws: Tensor, temperature: Temperature = None) -> Prediction:
+        """Returns probabilities, and their entropy split into aleatoric, between and within."""
+        running = self.running(draws.shape[0], draws.shape[1], temperature)
+        running.take(draws)
+        return running.result()
+
+    def running(self, components: int, samples: int, temperature: Temperature = None) -> RunningProbabilities:
+        """Returns sums over draws: of their outputs they hold few at a time."""
+        log_probs = functools.partial(self._log_probs, temperature=temperature)
+        return RunningProbabilities(components, samples, log_probs, self._prediction)
+
+    def _tempered(self, logits: Tensor, temperature: Temperature = None) -> Tensor:
+        """Returns logits over T, at least in float32."""
+        return full(logits) / self._resolve(temperature)
+
+    @abstractmethod
+    def _log_probs(self, draws: Tensor, temperature: Temperature) -> Tensor:
+        """Returns log-probabilities (K, S, B, …, C) of draws (K, S, B, …)."""
+
+    @abstractmethod
+    def _prediction(self, logs: Tensor, split: Split, error: Tensor) -> Prediction:
+        """Returns the prediction of log-probabilities (B, …, C), with the standard errors of the probabilities."""
 
 
 class Categorical(Discrete):
@@ -23,7 +61,7 @@ class Categorical(Discrete):
         axis: The axis of the classes in the network's output; None until it is known.
 
     >>> likelihood = Categorical(label_smoothing=0.1)
-    >>> round(likelihood.nll(torch.zeros(2, 4), torch.tensor([0, 3])).item(), 4)  # uniform: log 4
+    >>> round(likelihood.terms(torch.zeros(2, 4), torch.tensor([0, 3])).loss.item(), 4)  # uniform: log 4
     1.3863
     """
 
@@ -50,8 +88,7 @@ class Categorical(Discrete):
                 `calibrate`); until then it is 1, and outputs of three axes are refused, for they may be either.
         """
         super().__init__()
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(complaint("label_smoothing", "in [0, 1)", label_smoothing, "Pass 0 for none."))
+        check.number("label_smoothing", label_smoothing, least=0, below=1, remedy="Pass 0 for none.")
         if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int) or axis == 0):
             raise ValueError(complaint("axis", "an axis of the output beyond the batch", repr(axis), "Pass 1 or -1."))
         self.register_buffer("weight", weight)
@@ -129,36 +166,32 @@ class Categorical(Discrete):
             remedy = f"Renumber the classes, or mark what to leave out with {self.ignore_index}."
             raise ValueError(complaint("y", f"in 0 … {classes - 1} (the network has {classes} outputs)", got, remedy))
 
-    def nll(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Tensor:
+    def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns the cross-entropy, the (weighted) mean over all targets that are not ignored; 0 if all are."""
         logits, dim = self._tempered(output, temperature), self.class_dim(output)
         last = dim == -1 and output.dim() > 2
-        loss = F.cross_entropy(
-            logits.flatten(0, -2) if last else logits.movedim(dim, 1),
-            (target.flatten() if last else target).long(),
-            weight=self.weight,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            reduction="sum",
-        )
-        return loss / self.mass(target).to(loss).clamp_min(torch.finfo(loss.dtype).tiny)
+        scores = logits.flatten(0, -2) if last else logits.movedim(dim, 1)
+        labels = (target.flatten() if last else target).long()
 
-    def mass(self, target: Tensor) -> Tensor:
-        """The sum of the class weights of the targets that are not ignored; their number without class weights."""
+        def mean(total: Tensor, **options: Any) -> Tensor:
+            loss = F.cross_entropy(scores, labels, ignore_index=self.ignore_index, reduction="sum", **options)
+            return loss / total.to(loss).clamp_min(torch.finfo(loss.dtype).tiny)
+
+        weight = self.total_weight(target)
+        loss = mean(weight, weight=self.weight, label_smoothing=self.label_smoothing)
+        if self.weight is None and not self.label_smoothing:
+            return Terms(loss, loss, weight, weight)
+        count = (target != self.ignore_index).float().sum()
+        return Terms(loss, mean(count), count, weight)
+
+    def count(self, target: Tensor) -> int:
+        """Returns how many targets are not ignored."""
+        return int((target != self.ignore_index).sum())
+
+    def total_weight(self, target: Tensor) -> Tensor:
+        """Returns the sum of the class weights of the targets that are not ignored; their number without weights."""
         kept = target != self.ignore_index
         return (kept.float() if self.weight is None else self.weight[target.long() * kept] * kept).sum()
-
-    def unweighted(self) -> Self:
-        """Returns itself, or a copy without class weights and smoothing."""
-        if self.weight is None and not self.label_smoothing:
-            return self
-        other = copy.copy(self)
-        other._buffers, other.label_smoothing = self._buffers | {"weight": None}, 0.0
-        return other
-
-    def data(self, target: Tensor) -> int:
-        """How many targets are not ignored."""
-        return int((target != self.ignore_index).sum())
 
     def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
         """Returns the log of the mean softmax, of the output's shape: as good as logits to whatever reads them."""
@@ -169,16 +202,13 @@ class Categorical(Discrete):
         dim = self.class_dim(draws, 2)
         return self._tempered(draws, temperature).log_softmax(dim).movedim(dim, -1)
 
-    def _datum_losses(self, draws: Tensor, target: Tensor, temperature: Temperature) -> tuple[Tensor, Tensor]:
+    def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
+        """Returns the sum of −log p(target) and the number of targets of each row; see `Likelihood.losses`."""
         draws, kept = draws.flatten(0, 1), target != self.ignore_index
         logits = self._tempered(draws, temperature).movedim(self.class_dim(draws, 1), -1)
         index = (target.long() * kept).expand(len(draws), *target.shape)[..., None]
         log_probs = (logits.gather(-1, index)[..., 0] - logits.logsumexp(-1)) * kept  # of each draw
-        return (math.log(len(draws)) - log_probs.logsumexp(0)) * kept, kept
-
-    def _answer_losses(self, prediction: CategoricalPrediction, target: Tensor) -> Tensor:
-        kept, log_probs = target != self.ignore_index, prediction.log_probs.movedim(prediction.axis, -1)
-        return -log_probs.gather(-1, (target.long() * kept)[..., None])[..., 0].masked_fill(~kept, 0)
+        return by_row((math.log(len(draws)) - log_probs.logsumexp(0)) * kept), by_row(kept)
 
     def _prediction(self, logs: Tensor, split: Split, error: Tensor) -> Prediction:
         dim = self._from_end(logs.dim())
@@ -187,6 +217,8 @@ class Categorical(Discrete):
 
     def score(self, prediction: CategoricalPrediction, target: Tensor) -> dict[str, float]:
         """NLL, error and ECE over the targets that are not ignored; without class weights or smoothing."""
+        from ibnn import metrics
+
         kept = target.flatten() != self.ignore_index
         labels = target.flatten()[kept]
         probs, log_probs = (
@@ -258,7 +290,7 @@ def _without(output: Tensor, axis: int) -> tuple[int, ...]:
 class Bernoulli(Discrete):
     """Independent yes/no targets by sigmoid; targets (0 or 1) have the shape of the output.
 
-    >>> round(Bernoulli().nll(torch.zeros(2, 3), torch.ones(2, 3)).item(), 4)  # log 2
+    >>> round(Bernoulli().terms(torch.zeros(2, 3), torch.ones(2, 3)).loss.item(), 4)  # log 2
     0.6931
     """
 
@@ -269,10 +301,10 @@ class Bernoulli(Discrete):
             got = f"values from {target.min():g} to {target.max():g}"
             raise ValueError(complaint("y", "in [0, 1]", got, "Pass 0 for no and 1 for yes."))
 
-    def nll(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Tensor:
+    def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns the binary cross-entropy, mean over all labels."""
         output = self._tempered(output, temperature)
-        return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
+        return plain_terms(F.binary_cross_entropy_with_logits(output, target.to(output.dtype)), target)
 
     def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
         """Returns the logit of the mean probability, of the output's shape."""
@@ -288,19 +320,16 @@ class Bernoulli(Discrete):
         yes, no = logs.unbind(-1)
         return BernoulliPrediction(yes.exp(), yes, *split, error[..., 0], no)
 
-    def _datum_losses(self, draws: Tensor, target: Tensor, temperature: Temperature) -> tuple[Tensor, Tensor]:
-        losses = self._answer_losses(self.summarise(draws, temperature), target)
-        return losses, torch.ones_like(losses)
-
-    def _answer_losses(self, prediction: Any, target: Tensor) -> Tensor:
-        yes = target.to(prediction.probs.dtype)
-        return -(yes * prediction.log_probs + (1 - yes) * prediction.log_complements)  # type: ignore[no-any-return]
+    def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
+        """Returns the sum of −log p(target) and the number of labels of each row; see `Likelihood.losses`."""
+        losses = -self.summarise(draws, temperature).log_prob(target)  # type: ignore[attr-defined]
+        return by_row(losses), by_row(torch.ones_like(losses))
 
     def score(self, prediction: BernoulliPrediction, target: Tensor) -> dict[str, float]:
         """Returns NLL and error, per label."""
         check_shape(prediction.probs, target)
         error = (prediction.labels != (target > 0.5)).double().mean().item()
-        return {"nll": self._answer_losses(prediction, target).mean().item(), "error": error}
+        return {"nll": -prediction.log_prob(target).mean().item(), "error": error}
 
     def surprise(self, output: Tensor) -> Tensor:
         """Returns how near the scores are to 0, which is undecided, the mean over an input's labels."""
@@ -308,7 +337,7 @@ class Bernoulli(Discrete):
 
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns how frequent each label is (all labels where there are more than one axis of them), smoothed."""
-        yes = target.double().reshape(len(target), -1) if target.dim() <= 2 else target.double().reshape(-1, 1)
+        yes = as_rows(target)
         return (yes.sum(0) + 1) / (len(yes) + 2)
 
     def fall_back(self, prediction: BernoulliPrediction, weight: Tensor, base: Tensor) -> BernoulliPrediction:

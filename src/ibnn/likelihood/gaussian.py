@@ -1,4 +1,4 @@
-"""NUMBERS: real targets with Gaussian noise."""
+"""The likelihood of real targets with Gaussian noise."""
 
 import math
 from typing import Any, Literal
@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ibnn import check
 from ibnn.errors import complaint
-from ibnn.likelihood.base import Likelihood, Temperature, check_shape, full
+from ibnn.likelihood.base import Likelihood, Temperature, Terms, as_rows, by_row, check_shape, full, plain_terms
 from ibnn.likelihood.running import standard_error
 from ibnn.prediction import GaussianPrediction
 
@@ -20,7 +21,7 @@ class Gaussian(Likelihood):
     the last axis of its output holds the means first and as many noise parameters after them, variance = softplus.
 
     >>> likelihood = Gaussian(init_std=1.0)
-    >>> round(likelihood.nll(torch.zeros(2, 1), torch.zeros(2, 1)).item(), 4)  # ½ log 2π
+    >>> round(likelihood.terms(torch.zeros(2, 1), torch.zeros(2, 1)).nll.item(), 4)  # ½ log 2π
     0.9189
     """
 
@@ -38,10 +39,8 @@ class Gaussian(Likelihood):
             outputs: How many outputs have a learnt noise of their own; 1 shares one noise between all.
         """
         super().__init__()
-        if noise not in ("learnt", "predicted"):
-            raise ValueError(complaint("noise", '"learnt" or "predicted"', repr(noise), "Pass one of the two."))
-        if not init_std > 0:
-            raise ValueError(complaint("init_std", "positive", init_std, "Pass the target's standard deviation."))
+        check.choice("noise", noise, ("learnt", "predicted"))
+        check.number("init_std", init_std, above=0, remedy="Pass the target's standard deviation.")
         self.noise = noise
         learnt = nn.Parameter(torch.full((outputs,), math.log(init_std))) if noise == "learnt" else None
         self.register_parameter("log_std", learnt)
@@ -79,10 +78,11 @@ class Gaussian(Likelihood):
         if not target.isfinite().all():
             raise ValueError(complaint("y", "finite", "NaN or infinity", "Drop the rows without a target."))
 
-    def nll(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Tensor:
+    def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns −log N(target; mean, std²), mean over all targets."""
         mean, std = self.split(output, temperature)
-        return (0.5 * ((target - mean) / std).square() + std.log()).mean() + 0.5 * math.log(2 * math.pi)
+        loss = (0.5 * ((target - mean) / std).square() + std.log()).mean() + 0.5 * math.log(2 * math.pi)
+        return plain_terms(loss, target)
 
     def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
         """Returns the predictive mean."""
@@ -102,16 +102,14 @@ class Gaussian(Likelihood):
             draw_stds=stds.flatten(0, 1),
         )
 
-    def _datum_losses(self, draws: Tensor, target: Tensor, temperature: Temperature) -> tuple[Tensor, Tensor]:
+    def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
+        """Returns the sum of −log p(target) and the number of targets of each row; see `Likelihood.losses`."""
         losses = -self.summarise(draws, temperature).log_prob(target)
-        return losses, torch.ones_like(losses)
-
-    def _answer_losses(self, prediction: GaussianPrediction, target: Tensor) -> Tensor:
-        return -prediction.log_prob(target)
+        return by_row(losses), by_row(torch.ones_like(losses))
 
     def score(self, prediction: GaussianPrediction, target: Tensor) -> dict[str, float]:
         """NLL of the mixture, and root mean squared error."""
-        nll = self._answer_losses(prediction, target).mean()  # refuses a target of another shape
+        nll = -prediction.log_prob(target).mean()  # refuses a target of another shape
         return {"nll": nll.item(), "rmse": (prediction.mean - target).square().mean().sqrt().item()}
 
     def surprise(self, output: Tensor) -> Tensor | None:
@@ -126,7 +124,7 @@ class Gaussian(Likelihood):
 
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns mean and standard deviation of each output's targets; of all where they have more than one axis."""
-        rows = target.double().reshape(len(target), -1) if target.dim() <= 2 else target.double().reshape(-1, 1)
+        rows = as_rows(target)
         return torch.cat([rows.mean(0), rows.std(0, correction=0).clamp_min(1e-6)])
 
     def fall_back(self, prediction: GaussianPrediction, weight: Tensor, base: Tensor) -> GaussianPrediction:

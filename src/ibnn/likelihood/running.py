@@ -1,20 +1,17 @@
-"""PROBABILITIES: draws summed up as they come; the entropies of their mean, and its Monte Carlo error.
+"""Sums up the probabilities of draws as they come: their mean, its entropies and its Monte Carlo error.
 
 Draws of components 0 and 1, 2 and 3, … with the same number are mirror images of each other (`posterior`). So only
 *rounds*, the draws of all components with one number, are independent of each other, and errors are found from the
 sums of such pairs. For draws that are independent altogether that is right, too.
 """
 
-import functools
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ibnn.likelihood.base import Likelihood, Temperature, full
 from ibnn.prediction import Prediction
 
 HELD = 2**25  # entries of draws' outputs that a running summary holds at most before it sums them up
@@ -26,33 +23,6 @@ class Split(NamedTuple):
     aleatoric: Tensor
     between: Tensor
     within: Tensor
-
-
-class Discrete(Likelihood):
-    """A likelihood of probabilities, whose logits a temperature divides."""
-
-    def summarise(self, draws: Tensor, temperature: Temperature = None) -> Prediction:
-        """Returns probabilities, and their entropy split into aleatoric, between and within."""
-        found = self.running(draws.shape[0], draws.shape[1], temperature)
-        found.take(draws)
-        return found.result()
-
-    def running(self, components: int, samples: int, temperature: Temperature = None) -> "RunningProbabilities":
-        """Returns sums over draws: of their outputs they hold few at a time."""
-        log_probs = functools.partial(self._log_probs, temperature=temperature)
-        return RunningProbabilities(components, samples, log_probs, self._prediction)
-
-    def _tempered(self, logits: Tensor, temperature: Temperature = None) -> Tensor:
-        """Returns logits over T, at least in float32."""
-        return full(logits) / self._resolve(temperature)
-
-    @abstractmethod
-    def _log_probs(self, draws: Tensor, temperature: Temperature) -> Tensor:
-        """Returns log-probabilities (K, S, B, …, C) of draws (K, S, B, …)."""
-
-    @abstractmethod
-    def _prediction(self, logs: Tensor, split: Split, error: Tensor) -> Prediction:
-        """Returns the prediction of log-probabilities (B, …, C), with the standard errors of the probabilities."""
 
 
 class RunningProbabilities:

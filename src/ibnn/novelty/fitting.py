@@ -359,7 +359,7 @@ def _alike(targets: list[Tensor]) -> bool:
 
 def _affordable(likelihood: Likelihood, answer: Prediction, target: Tensor, log_p: Tensor, base: Tensor) -> float:
     """Returns the largest p-value to fall back from whose cost on held-out data is, but for a standard error, small."""
-    blocks = [rows for rows in torch.arange(len(target)).tensor_split(BLOCKS) if likelihood.data(target[rows])]
+    blocks = [rows for rows in torch.arange(len(target)).tensor_split(BLOCKS) if likelihood.count(target[rows])]
 
     def losses(weight: Tensor) -> Tensor:
         fallen = likelihood.fall_back(answer, weight, base)

@@ -115,6 +115,10 @@ class CategoricalPrediction(Prediction):
         """The most probable class, (B, …)."""
         return self.probs.argmax(self.axis)
 
+    def log_prob(self, target: Tensor) -> Tensor:
+        """Returns the log-probability of class indices (B, …)."""
+        return self.log_probs.gather(self.axis, target.long().unsqueeze(self.axis)).squeeze(self.axis)
+
     def set(self, level: float = 0.9, *, by_class: bool = False) -> Tensor:
         """Returns which classes are in a set that holds the true one with probability `level`, (B, C).
 
@@ -168,6 +172,11 @@ class BernoulliPrediction(CategoricalPrediction):
     def labels(self) -> Tensor:
         """Whether each label is more probable than not, (B, …)."""
         return self.probs > 0.5
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """Returns the log-probability of labels, 0 or 1, of the shape of `probs`."""
+        yes = target.to(self.probs.dtype)
+        return yes * self.log_probs + (1 - yes) * self.log_complements
 
     @property
     def answer_error(self) -> Tensor:

@@ -61,7 +61,8 @@ def sensitivities(
 
     def loss(output: Tensor) -> Tensor:
         likelihood.check(output, y)
-        return likelihood.nll(output, y) * likelihood.mass(y).to(output)
+        terms = likelihood.terms(output, y)
+        return terms.loss * terms.weight.to(output)
 
     factors = torch.cat([mask.to(whole), whole.new_ones(len(whole), 1)], 1)
     draw = Draws(whole * factors[:, at], draw.at, draw.unit_std)

@@ -136,14 +136,14 @@ class Energy:
 
     def _losses(self, z: Tensor, piece: Piece, each: bool) -> Tensor:
         """Returns −Σ log p(y | x, z) of a piece, (K,), or without `each` its mean over chains."""
-        likelihood, y, chains = self.model.likelihood.unweighted(), piece.y, len(z)
+        likelihood, y, chains = self.model.likelihood, piece.y, len(z)
         outputs = self._outputs(z, piece)  # (K, rows, …)
         targets = y.repeat(chains, *[1] * (y.dim() - 1)) if len(y) == piece.rows else y
         if not each:
-            total = likelihood.nll(outputs.flatten(0, 1), targets) * likelihood.mass(targets).to(z)
-            return (total / chains).expand(chains)
-        pairs = zip(outputs, targets.split(piece.rows), strict=True)
-        return torch.stack([likelihood.nll(output, own) * likelihood.mass(own).to(z) for output, own in pairs])
+            terms = likelihood.terms(outputs.flatten(0, 1), targets)
+            return (terms.nll * terms.count.to(z) / chains).expand(chains)
+        each_terms = map(likelihood.terms, outputs, targets.split(piece.rows))
+        return torch.stack([terms.nll * terms.count.to(z) for terms in each_terms])
 
     def _outputs(self, z: Tensor, piece: Piece) -> Tensor:
         """Returns the outputs of all chains, (K, rows, …): in one pass, if the network takes a z for each row."""

@@ -16,7 +16,7 @@ from ibnn.convert import convert
 from ibnn.latent import inverse_softplus
 from ibnn.layers.registry import register_layer
 from ibnn.likelihood import Likelihood
-from ibnn.likelihood.base import Temperature
+from ibnn.likelihood.base import Temperature, Terms
 from ibnn.network import IBNN
 from ibnn.prediction import Prediction
 from ibnn.sklearn.line import Line
@@ -158,15 +158,17 @@ class Jury(Likelihood):
     def check(self, output: Tensor, target: Tensor) -> None:
         """Checks nothing: the estimator has."""
 
-    def data(self, target: Tensor) -> int:
+    def count(self, target: Tensor) -> int:
         """Returns the number of rows."""
         return len(target)
 
-    def nll(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Tensor:
+    def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns the sum over members of their weighted mean loss."""
         kept = target[:, 1:2] * (target[:, :1] != self.folds)  # (B, M)
         losses = self._losses(output, target[:, 2:])
-        return ((kept * losses).sum(0) / kept.sum(0).clamp_min(torch.finfo(losses.dtype).tiny)).sum()
+        loss = ((kept * losses).sum(0) / kept.sum(0).clamp_min(torch.finfo(losses.dtype).tiny)).sum()
+        rows = self.total_weight(target)
+        return Terms(loss, loss, rows, rows)
 
     def _losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Returns the loss of every row and member, (B, M)."""

@@ -10,11 +10,11 @@ from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 from torch import Tensor
 
 from ibnn.errors import complaint
-from ibnn.likelihood import Weighted
 from ibnn.likelihood.temperature import best_temperature, nll
 from ibnn.network import IBNN
 from ibnn.prediction import draws
 from ibnn.sklearn.panel import Jury, Member
+from ibnn.sklearn.weighted import Weighted
 from ibnn.training.loop import fit
 from ibnn.training.recipe import Recipe
 
@@ -97,7 +97,7 @@ class Rows:
         out, jury = self.fold >= 0, cast(Jury, model.likelihood)
         drawn = jury.completed(draws(model, self.x[out], samples=DRAWS)[0])  # (S, n, M, outputs)
         fold, target, weight = self.fold[out], self.target[out], self.weight[out]
-        likelihood, data = jury.inner, jury.inner.data(target)
+        likelihood, data = jury.inner, jury.inner.count(target)
         if bool((weight != 1).any()):
             likelihood, target = Weighted(likelihood), Weighted.join(weight, target)
         nlls, temperatures = [], []

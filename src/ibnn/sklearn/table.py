@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
-from ibnn.likelihood import Likelihood, Weighted
+from ibnn.likelihood import Likelihood
 from ibnn.normal import generators_restored
 from ibnn.novelty.fitting import FEWEST, fit_novelty_if_possible
 from ibnn.novelty.measure import measure
 from ibnn.sklearn.line import Line
 from ibnn.sklearn.panel import Copies, Jury, Member, Panel, panel_model
 from ibnn.sklearn.search import MANY, Candidate, Choice, Rows, decide, folds, members, split
+from ibnn.sklearn.weighted import Weighted
 from ibnn.training.loop import fit
 from ibnn.training.recipe import Recipe, Schedule
 from ibnn.training.steering import kl_weight
@@ -222,7 +223,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
     def _fit(self, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor] | None, **fields: Any) -> None:
         """Calls `ibnn.fit`, in single precision, with the fixed β that holds the noise near its prior."""
         fields |= {
-            "beta": kl_weight(1.0, n_data=self.model_.likelihood.data(train[1]), nodes=self.model_.nodes),
+            "beta": kl_weight(1.0, n_data=self.model_.likelihood.count(train[1]), nodes=self.model_.nodes),
             "beta_warmup": 0.0 if self._calls else WARMUP,
             "patience": int(self.patience) if valid else 0,
             "evaluate_every": 1 if valid else fields["epochs"],

@@ -147,10 +147,10 @@ def held_out_rows(rows: int) -> int:
 def count_targets(likelihood: Likelihood, source: Source) -> int:
     """Returns N: counted in tensors; in a Dataset, as many targets per example as the first batch has."""
     if isinstance(source.data, tuple):
-        return likelihood.data(source.data[1])
+        return likelihood.count(source.data[1])
     with generators_restored():
         first = next(source.epoch(0, 0))
-    return max(round(source.rows * likelihood.data(first.y) / len(first.y)), source.batch_size)
+    return max(round(source.rows * likelihood.count(first.y) / len(first.y)), source.batch_size)
 
 
 @dataclass(frozen=True)

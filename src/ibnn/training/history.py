@@ -102,13 +102,12 @@ class Journal:
         self.state, self.engine, self.recipe, self.folder, self.monitor = state, engine, recipe, folder, monitor
 
     def record(self, sums: Tensor, rates: Mapping[str, float], share: Share) -> None:
-        """Adds the sums of loss, nll and kl × mass of a step, and of plain NLLs and data where the loss has others."""
-        progress, values, plain = self.state.progress, sums[:3].tolist(), sums[3:].tolist()
-        mass = float(self.state.model.likelihood.mass(share.y))
-        progress.sums = [total + value for total, value in zip(progress.sums, [*values, mass], strict=True)]
-        seen = plain or [values[1], mass]
-        progress.seen = [total + value for total, value in zip(progress.seen, seen, strict=True)]
-        shown = {name: value / max(mass, 1e-12) for name, value in zip(("loss", "nll", "kl"), values, strict=True)}
+        """Adds the sums of loss, nll and kl over the data of a step."""
+        progress, likelihood, values = self.state.progress, self.state.model.likelihood, sums.tolist()
+        totals = [float(likelihood.total_weight(share.y)), float(likelihood.count(share.y))]
+        progress.sums = [total + value for total, value in zip(progress.sums, [*values, *totals], strict=True)]
+        progress.seen = [total + value for total, value in zip(progress.seen, (values[1], totals[1]), strict=True)]
+        shown = _means(*values, *totals)
         self.monitor.step({**rates, **shown}, share.total)
 
     def write(
@@ -116,10 +115,9 @@ class Journal:
     ) -> None:
         """Evaluates the held-out data, and adds a row."""
         model, progress, recipe = self.state.model, self.state.progress, self.recipe
-        loss, nll, kl, mass = self.engine.total(progress.sums)
-        progress.sums = [0.0] * 4
         row: dict[str, Any] = {"epoch": epoch, "step": progress.step}
-        row |= {"loss": loss / mass, "nll": nll / mass, "kl": kl / mass, **rates}
+        row |= _means(*self.engine.total(progress.sums)) | dict(rates)
+        progress.sums = [0.0] * 5
         row |= {"prior_std": model.prior_std} if self.state.steering is not None else {}
         if held_out is not None:
             row |= {f"valid_{name}": value for name, value in held_out.scores(recipe.eval_samples).items()}
@@ -135,6 +133,12 @@ class Journal:
                 writer.writerows(progress.rows)
         for callback in callbacks:
             callback(row, model)
+
+
+def _means(loss: float, nll: float, kl: float, weight: float, count: float) -> dict[str, float]:
+    """Returns means of sums over data: loss and kl by their weight, nll by their number."""
+    weight, count = max(weight, 1e-12), max(count, 1e-12)
+    return {"loss": loss / weight, "nll": nll / count, "kl": kl / weight}
 
 
 def summarise(state: State, data: Split, monitor: Monitor) -> History:

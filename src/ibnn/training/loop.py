@@ -5,8 +5,8 @@ moment and resumed from a checkpoint ends with the same bits as one that was not
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ibnn.batches import Share, Source
 from ibnn.normal import Stream, generators_restored, seed_generators
 from ibnn.novelty.fitting import fit_novelty_if_possible
-from ibnn.objective import ELBO, penalty
+from ibnn.objective import ELBO
 from ibnn.training.divergence import Guard
 from ibnn.training.engine import Engine, make_optimisers, rates_at, set_rates
 from ibnn.training.heldout import Callback, HeldOut, Split, check_options, count_targets, read_data
@@ -207,10 +207,10 @@ class _Run:
         """Lets held-out labels move the prior's standard deviation, at the steps where that is due."""
         steering, progress = self.state.steering, self.state.progress
         if steering is not None and progress.step in steering.steps:
-            nll, mass = self.engine.total(progress.seen)
+            nll, count = self.engine.total(progress.seen)
             progress.seen = [0.0] * 2
             with self._gathered():
-                steering.look(progress.step, nll / max(mass, 1e-12))
+                steering.look(progress.step, nll / max(count, 1e-12))
         if steering is not None:
             steering.set_units((progress.step + 0.5) / self.total)
 
@@ -221,28 +221,26 @@ class _Run:
         return {"beta": beta} | rates_at(t, self.recipe)
 
     def _step(self, share: Share, rates: dict[str, float]) -> Tensor:
-        """Takes one step on a batch, in pieces to save memory; returns sums: loss, nll, kl × mass; `_Loss.plain`."""
+        """Takes one step on a batch, in pieces to save memory; returns sums over its data of loss, nll and kl."""
         recipe, engine, likelihood = self.recipe, self.engine, self.model.likelihood
         set_rates(self.state.optimisers, rates, recipe)
         self.model.train()
         for norm in self.frozen:
             norm.eval()
         pieces, sums = list(share.pieces(recipe.accumulate)), []
-        mass = likelihood.mass(share.y).to(engine.device)  # what the loss of the whole batch is divided by
-        whole = max(float(engine.accelerator.reduce(mass) if engine.worker.world > 1 else mass), 1e-12)
+        (whole,) = engine.total([float(likelihood.total_weight(share.y))])
         weights: dict[str, Any] = {"n_data": self.n_data, "beta": rates["beta"], "gamma": recipe.gamma}
         for number, piece in enumerate(pieces):
-            own = float(likelihood.mass(piece.y))
+            weight, count = float(likelihood.total_weight(piece.y)), likelihood.count(piece.y)
             with nullcontext() if number == len(pieces) - 1 else engine.accelerator.no_sync(self.loss):
                 x, y = engine.to_device((piece.x, piece.y))
                 terms: ELBO = self.loss(x, y, weights, (piece.offset, piece.total))
                 # The loss of the whole batch is the sum over pieces and the mean over workers (DDP) of:
-                nll = terms.nll * (own * engine.worker.world / whole)
-                loss = nll + penalty(terms.kl, terms.entropy, **weights) / len(pieces)
+                loss = terms.loss * (weight * engine.worker.world / whole if whole else 1 / len(pieces))
                 self.guard.check_loss(loss, piece, self.state.progress.step)
                 engine.accelerator.backward(loss)
-            values = torch.stack([terms.loss.detach(), terms.nll.detach(), terms.kl.detach()]) * own
-            sums.append(torch.cat([values, self.objective.plain.to(values)]))
+            values = terms.loss.detach() * weight, terms.nll.detach() * count, terms.kl.detach() * weight
+            sums.append(torch.stack(values))
         if engine.sharded:
             average_gradients(self.model)
         self._clip(share)
@@ -288,37 +286,11 @@ class _Run:
 
 
 class _Loss(nn.Module):
-    """The objective as a module, because DDP hooks onto a forward.
-
-    Attributes:
-        plain: Sum of −log p, and number, of the last batch's data where a steered loss weighs or smooths them; else
-            empty. The held-out losses that steering compares it with do neither.
-    """
-
-    plain = torch.zeros(0)
+    """The objective as a module, because DDP hooks onto a forward."""
 
     def __init__(self, model: Trainable, recipe: Recipe) -> None:
         super().__init__()
         self.model, self.samples, self.spread = model, recipe.samples, recipe.spread
-        self.notes = recipe.beta == "auto" and model.likelihood.unweighted() is not model.likelihood
 
     def forward(self, x: Any, y: Tensor, weights: Mapping[str, Any], part: tuple[int, int]) -> ELBO:
-        with self._noting() if self.notes else nullcontext():
-            return self.model.elbo(x, y, samples=self.samples, spread=self.spread, part=part, **weights)
-
-    @contextmanager
-    def _noting(self) -> Iterator[None]:
-        """Notes the plain losses of the outputs that the block asks the likelihood about."""
-        likelihood, plain = self.model.likelihood, self.model.likelihood.unweighted()
-
-        def nll(output: Tensor, target: Tensor) -> Tensor:
-            mass = plain.mass(target).to(output.device)
-            with torch.no_grad():
-                self.plain = torch.stack([plain.nll(output, target) * mass, mass])
-            return type(likelihood).nll(likelihood, output, target)
-
-        likelihood.nll = nll  # type: ignore[assignment, method-assign]
-        try:
-            yield
-        finally:
-            del likelihood.nll
+        return self.model.elbo(x, y, samples=self.samples, spread=self.spread, part=part, **weights)

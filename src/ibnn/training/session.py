@@ -210,7 +210,7 @@ class Progress:
     """Where a run is."""
 
     step: int = 0
-    sums: list[float] = field(default_factory=lambda: [0.0] * 4)  # loss, nll, kl, each × mass of the targets; mass
+    sums: list[float] = field(default_factory=lambda: [0.0] * 5)  # over data: loss, nll, kl; their weight, their number
     seen: list[float] = field(default_factory=lambda: [0.0] * 2)  # sum of −log p, and of data, since the last look
     rows: list[dict[str, Any]] = field(default_factory=list)
     finished: str = ""
@@ -253,7 +253,7 @@ class State:
         for number, (optimiser, data) in enumerate(zip(self.optimisers, saved.data["optimisers"], strict=True)):
             unpack_optimiser(optimiser, f"optimiser{number}", saved.tensors, data)
         if not engine.main:
-            self.progress.sums, self.progress.seen = [0.0] * 4, [0.0] * 2
+            self.progress.sums, self.progress.seen = [0.0] * 5, [0.0] * 2
 
 
 def _fields(cls: Any, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,21 +1,18 @@
-"""COMPOSITES: likelihoods made of others: one for each of several outputs, or one whose rows have weights."""
+"""The likelihood of a network with several outputs: a likelihood for each of them."""
 
 import copy
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.inputs import pick
-from ibnn.likelihood.base import Likelihood, Temperature
+from ibnn.likelihood.base import Likelihood, Temperature, Terms
 from ibnn.likelihood.categorical import Categorical
-from ibnn.prediction import JointPrediction, Prediction, Running
-
-_Composite = TypeVar("_Composite", bound=Likelihood)
+from ibnn.prediction import JointPrediction, Prediction
 
 
 class Heads(Likelihood):
@@ -34,7 +31,7 @@ class Heads(Likelihood):
     >>> likelihood = Heads({"age": ibnn.Gaussian(), "sex": ibnn.Bernoulli()})
     >>> y = {"age": torch.zeros(2, 1), "sex": torch.ones(2, 1)}
     >>> output = likelihood.read({"age": torch.zeros(2, 1), "sex": torch.zeros(2, 1)})
-    >>> round(likelihood.nll(output, likelihood.pack(y)).item(), 4)  # the mean of ½ log 2π and log 2
+    >>> round(likelihood.terms(output, likelihood.pack(y)).nll.item(), 4)  # the mean of ½ log 2π and log 2
     0.806
     """
 
@@ -129,28 +126,27 @@ class Heads(Likelihood):
             with _of_head(name):
                 head.check(outputs[name], targets[name])
 
-    def nll(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Tensor:
-        """Returns the mean over the targets of all heads."""
+    def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
+        """Returns means over the targets of all heads."""
         outputs, targets = self._parts(output, "output"), self.split(target)
-        masses = {name: head.mass(targets[name]).to(output) for name, head in self._each()}
-        tempered = self._tempered(temperature)
-        losses = [head.nll(outputs[name], targets[name], own) * masses[name] for name, head, own in tempered]
-        return torch.stack(losses).sum() / torch.stack(list(masses.values())).sum().clamp_min(1e-12)
+        heads = [head.terms(outputs[name], targets[name], own) for name, head, own in self._tempered(temperature)]
+        parts = zip(*heads, strict=True)
+        loss, nll, count, weight = (torch.stack([part.to(output) for part in of_heads]) for of_heads in parts)
 
-    def mass(self, target: Tensor) -> Tensor:
-        """Returns the sum over heads."""
-        targets = self.split(target)
-        return torch.stack([head.mass(targets[name]).cpu() for name, head in self._each()]).sum()
+        def mean(losses: Tensor, totals: Tensor) -> Tensor:
+            return (losses * totals).sum() / totals.sum().clamp_min(1e-12)
 
-    def unweighted(self) -> Self:
-        """Returns itself, or a copy with such heads."""
-        heads = [head.unweighted() for _, head in self._each()]
-        return self if heads == list(self.heads) else _with_parts(self, heads=nn.ModuleList(heads))
+        return Terms(mean(loss, weight), mean(nll, count), count.sum(), weight.sum())
 
-    def data(self, target: Tensor) -> int:
+    def count(self, target: Tensor) -> int:
         """Returns how many targets all heads have."""
         targets = self.split(target)
-        return sum(head.data(targets[name]) for name, head in self._each())
+        return sum(head.count(targets[name]) for name, head in self._each())
+
+    def total_weight(self, target: Tensor) -> Tensor:
+        """Returns the sum over heads."""
+        targets = self.split(target)
+        return torch.stack([head.total_weight(targets[name]).cpu() for name, head in self._each()]).sum()
 
     def combine(self, draws: Tensor, temperature: Temperature = None) -> dict[str, Tensor]:
         """Returns one output for each head."""
@@ -184,9 +180,9 @@ class Heads(Likelihood):
         scores: dict[str, float] = {}
         for name, head in self._each():
             own = head.score(prediction[name], targets[name])
-            nll += own["nll"] * head.data(targets[name])
+            nll += own["nll"] * head.count(targets[name])
             scores |= {f"{name}.{score}": value for score, value in own.items()}
-        return {"nll": nll / max(self.data(self.pack(target)), 1)} | scores
+        return {"nll": nll / max(self.count(self.pack(target)), 1)} | scores
 
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns the heads' base rates, each after its length."""
@@ -211,13 +207,6 @@ class Heads(Likelihood):
         return JointPrediction(heads)
 
 
-def _with_parts(likelihood: _Composite, **modules: nn.Module) -> _Composite:
-    """Returns a copy with other modules; all else is shared."""
-    other = copy.copy(likelihood)
-    other._modules = {**likelihood._modules, **modules}
-    return other
-
-
 @contextmanager
 def _of_head(name: str) -> Iterator[None]:
     """Names the head in what the block complains of."""
@@ -225,123 +214,3 @@ def _of_head(name: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         raise type(error)(f"Head {name!r}: {error}") from error
-
-
-class Weighted(Likelihood):
-    """Another likelihood with a weight for every row: one of weight 2 counts as two rows, in loss, KL and scores.
-
-    Weights come in front of the targets, as a column of one float tensor (B, 1 + targets); see `join`. So they go
-    wherever targets go: batches, workers, held-out rows. (Drawing rows as often as they weigh is not the same: it has
-    the right loss on average only, and none of a row that is never drawn.)
-
-    >>> likelihood, logits = Weighted(Categorical()), torch.tensor([[0.0, 0.0], [1.0, 3.0]])
-    >>> weighted = likelihood.nll(logits, likelihood.join(torch.tensor([1.0, 2.0]), torch.tensor([0, 1])))
-    >>> torch.allclose(weighted, Categorical().nll(logits[[0, 1, 1]], torch.tensor([0, 1, 1])))
-    True
-    """
-
-    def __init__(self, inner: Likelihood) -> None:
-        """Takes the likelihood of a single row; its temperature is shared."""
-        super().__init__()
-        self.inner, self.discrete = inner, inner.discrete
-        self.temperature = inner.temperature
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.inner.temperature = self.temperature  # a move to another device has made two of it
-        return self
-
-    @staticmethod
-    def join(weight: Tensor, target: Tensor) -> Tensor:
-        """Weights (B,) and targets, (B,) or (B, …), as one tensor."""
-        return torch.cat([weight[:, None], target.reshape(len(target), -1).to(weight.dtype)], 1)
-
-    def part(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights and targets of a joined tensor."""
-        rest = target[:, 1:]
-        return target[:, 0], rest[:, 0].long() if isinstance(self.inner, Categorical) else rest
-
-    def check(self, output: Tensor, target: Tensor) -> None:
-        """Raises if a weight is negative, or as the likelihood inside does."""
-        weight, rest = self.part(target)
-        if not bool((weight >= 0).all()):
-            raise ValueError(complaint("weight", "not negative", f"{weight.min():g}", "Pass 0 to leave a row out."))
-        self.inner.check(output, rest)
-
-    def nll(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Tensor:
-        """Returns the weighted mean over the data of the batch."""
-        _, rest = self.part(target)
-        by_row = torch.vmap(functools.partial(self.inner.nll, temperature=self._resolve(temperature)))
-        losses: Tensor = by_row(output[:, None], rest[:, None])
-        mass = self._masses(target).to(losses)
-        return (mass * losses).sum() / mass.sum().clamp_min(torch.finfo(losses.dtype).tiny)
-
-    def _masses(self, target: Tensor) -> Tensor:
-        """Weight times number of data, (B,)."""
-        weight, rest = self.part(target)
-        return weight * torch.vmap(self.inner.mass)(rest[:, None]).to(weight)
-
-    def mass(self, target: Tensor) -> Tensor:
-        """The sum of the weights of the data."""
-        return self._masses(target).sum()
-
-    def unweighted(self) -> Self:
-        """Returns itself, or a copy with such a likelihood inside: weights of rows are the same everywhere."""
-        inner = self.inner.unweighted()
-        return self if inner is self.inner else _with_parts(self, inner=inner)
-
-    def data(self, target: Tensor) -> int:
-        """How many data the weights stand for, at least 1."""
-        return max(round(float(self.mass(target))), 1)
-
-    def combine(self, draws: Tensor, temperature: Temperature = None) -> Any:
-        """Does what the likelihood inside does."""
-        return self.inner.combine(draws, self._resolve(temperature))
-
-    def summarise(self, draws: Tensor, temperature: Temperature = None) -> Prediction:
-        """Does what the likelihood inside does."""
-        return self.inner.summarise(draws, self._resolve(temperature))
-
-    def running(self, components: int, samples: int, temperature: Temperature = None) -> Running:
-        """Does what the likelihood inside does."""
-        return self.inner.running(components, samples, self._resolve(temperature))
-
-    def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
-        """Returns the losses and numbers of data of the likelihood inside, times the weights of the rows."""
-        weight, rest = self.part(target)
-        sums, counts = self.inner.losses(draws, rest, self._resolve(temperature))
-        return sums * weight, counts * weight
-
-    def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
-        """The weighted NLL."""
-        weight, rest = self.part(target)
-        mass = float(self.unweighted().mass(target))
-        if self.inner.by_row:
-            losses = self.inner._answer_losses(prediction, rest).double().reshape(len(rest), -1).sum(1)
-            return {"nll": (weight * losses).sum().item() / mass}
-        total = 0.0
-        for value in weight.unique():
-            rows = (weight == value).nonzero()[:, 0]
-            nll = self.inner.score(prediction.rows(rows), rest[rows])["nll"]
-            total += float(value) * self.inner.data(rest[rows]) * nll
-        return {"nll": total / mass}
-
-    def classes(self, target: Tensor) -> Tensor | None:
-        """Returns those of the likelihood inside."""
-        return self.inner.classes(self.part(target)[1])
-
-    def surprise(self, output: Tensor) -> Tensor | None:
-        """Returns that of the likelihood inside."""
-        return self.inner.surprise(output)
-
-    def base_rates(self, target: Tensor) -> Tensor:
-        """Returns those of the likelihood inside; weights do not count."""
-        return self.inner.base_rates(self.part(target)[1])
-
-    def fall_back(self, prediction: Any, weight: Tensor, base: Tensor) -> Any:
-        """Does what the likelihood inside does."""
-        return self.inner.fall_back(prediction, weight, base)
-
-    def nonconformity(self, prediction: Any, target: Tensor) -> Tensor | None:
-        """Returns that of the likelihood inside."""
-        return self.inner.nonconformity(prediction, self.part(target)[1])
