@@ -1,4 +1,4 @@
-"""IMAGE FILES: canonical sets and folders as uint8 tensors, and batches, normalised and augmented. No pickles."""
+"""Reads image sets and folders of images as uint8 tensors, and makes normalised, augmented batches. No pickles."""
 
 import copy
 import gzip
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 PADDING = 4  # black pixels on each side, zero before normalising, for random crops
+_DENSEST = 1100  # bytes that gzip packs into one, at most
 _PIXELS = 3 * 32 * 32  # of a CIFAR image
 _SUFFIXES = {".png", ".jpg", ".jpeg"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # that pillow may try
@@ -80,18 +81,24 @@ def load_cifar100(folder: str | Path, *, train: bool) -> Split:
 
 
 def _read_idx(path: Path, *, dims: int) -> Tensor:
-    """Reads an idx .gz file: two zero bytes, type (8: unsigned byte), number of dimensions, the dimensions, values."""
+    """Reads an idx .gz file: two zero bytes, type (8: unsigned byte), number of dimensions, the dimensions, values.
+
+    It unpacks no more than the header promises, and gzip cannot pack a byte for more than about a thousand.
+    """
+    magic, packed = bytes([0, 0, 8, dims]), _checked(path).stat().st_size
     try:
-        content = gzip.decompress(_read(path))
+        with gzip.open(path) as file:
+            if (start := file.read(4)) != magic or len(sizes := file.read(4 * dims)) < 4 * dims:
+                raise _damaged(path, f"an idx file that starts {magic.hex(' ')}", start.hex(" ") or "nothing")
+            shape = struct.unpack(f">{dims}I", sizes)
+            promised = math.prod(shape)
+            values = file.read(promised) if promised < _DENSEST * packed else b""
+            more = file.read(1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise _damaged(path, "a whole gzip file", f"a broken one ({error})") from None
-    magic = bytes([0, 0, 8, dims])
-    if content[:4] != magic or len(content) < 4 + 4 * dims:
-        raise _damaged(path, f"an idx file that starts {magic.hex(' ')}", content[:4].hex(" ") or "nothing")
-    shape = struct.unpack_from(f">{dims}I", content, 4)
-    values = content[4 + 4 * dims :]
-    if len(values) != math.prod(shape) or not values:
-        raise _damaged(path, f"{math.prod(shape)} values, as its header {shape} says, and more than none", len(values))
+    if len(values) != promised or more or not values:
+        got = f"{'more than ' if more else ''}{len(values)}"
+        raise _damaged(path, f"{promised} values, as its header {shape} says, and more than none", got)
     return _tensor(values).view(shape)
 
 
@@ -99,7 +106,7 @@ def _cifar(paths: list[Path], *, classes: tuple[int, ...]) -> Split:
     """Reads rows of label bytes, one for each of `classes`, and 3 × 32 × 32 pixels; the last label is the finest."""
     width, parts = len(classes) + _PIXELS, []
     for path in paths:
-        content = _read(path)
+        content = _checked(path).read_bytes()
         if len(content) % width or not content:
             raise _damaged(path, f"whole rows of {width} bytes, at least one", f"{len(content)} bytes")
         rows = _tensor(content).view(-1, width)
@@ -111,11 +118,12 @@ def _cifar(paths: list[Path], *, classes: tuple[int, ...]) -> Split:
     return Split(whole[:, len(classes) :].reshape(-1, 3, 32, 32), whole[:, len(classes) - 1].long())
 
 
-def _read(path: Path) -> bytes:
+def _checked(path: Path) -> Path:
+    """Returns the path; raises unless there is a file."""
     if not path.is_file():
         remedy = "Put the set's files there: ibnn data get NAME."
         raise FileNotFoundError(complaint("folder", f"one with {path.name}", path.parent, remedy))
-    return path.read_bytes()
+    return path
 
 
 def _damaged(path: Path, expected: str, got: object) -> DamagedError:

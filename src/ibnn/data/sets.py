@@ -1,4 +1,4 @@
-"""SETS: image sets by name, in one form for training, evaluation and corruption, and fixed parts of them."""
+"""Loads image sets by name, in one form for training, evaluation and corruption, and chooses fixed parts of them."""
 
 import os
 import tomllib
@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ibnn import check
 from ibnn.data.images import Folder, Split, load_cifar10, load_cifar100, load_idx, normalised
 from ibnn.data.tables import TABLES
 from ibnn.errors import complaint
@@ -66,9 +67,9 @@ class Known(NamedTuple):
     members: Mapping[str, tuple[int, str | None]]  # bytes and md5, or None, of each path that an archive brings
 
     @property
-    def kept(self) -> tuple[str, ...]:
-        """Names of the files in the set's folder."""
-        return tuple(PurePosixPath(path).name for path in self.members or self.files)
+    def kept(self) -> dict[str, tuple[int | None, str | None]]:
+        """Bytes and md5, where they are known, of the files that the set is read from, by path in the data folder."""
+        return {**self.members} or {f"{self.where}/{file}": (None, md5) for file, md5 in self.files.items()}
 
 
 def _digits(_: Path, *, train: bool) -> Rows:
@@ -134,12 +135,9 @@ def load(name: str, folder: str | Path | None = None, *, size: int = 224) -> Dat
         train, test = (Folder(root / name, train=part, size=size) for part in (True, False))
         return DataSet(name, train, test, *PHOTOGRAPHS, train.classes, True)
     entry = known(name)
-    place = root / entry.where
-    missing = [file for file in entry.kept if not (place / file).is_file()]
-    if missing:
-        remedy = f"Run: ibnn data get {name}"
-        raise FileNotFoundError(complaint("folder", f"one with {entry.where}/{missing[0]}", root, remedy))
-    found, tested = (entry.read(place, train=part) for part in (True, False))
+    if missing := [path for path in entry.kept if not (root / path).is_file()]:
+        raise FileNotFoundError(complaint("folder", f"one with {missing[0]}", root, f"Run: ibnn data get {name}"))
+    found, tested = (entry.read(root / entry.where, train=part) for part in (True, False))
     return DataSet(name, found, tested, entry.mean, entry.std, entry.classes, entry.flip)
 
 
@@ -151,7 +149,7 @@ def status(folder: str | Path | None = None) -> tuple[Status, ...]:
     """
     rows, root = [], data_folder(folder)
     for name, entry in KNOWN.items():
-        paths = [root / entry.where / file for file in entry.kept]
+        paths = [root / path for path in entry.kept]
         sizes = [path.stat().st_size for path in paths if path.is_file()]
         found = len(sizes) == len(paths) if paths else find_spec("sklearn") is not None
         rows.append(Status(name, found, sum(sizes), str(paths[0].parent) if paths else entry.where))
@@ -167,7 +165,7 @@ def subset(split: Rows, n: int, seed: int) -> Rows:
     >>> subset(split, 10, seed=0).labels.bincount().tolist()
     [3, 3, 2, 2]
     """
-    check_rows(n, len(split.labels), "n")
+    check.integer("n", n, most=len(split.labels), remedy="There are no more rows to choose.")
     return split.part(stratified(split.labels, n, seed).nonzero()[:, 0])
 
 
@@ -179,16 +177,9 @@ def hold_out(split: Rows, rows: int, seed: int) -> tuple[Rows, Rows]:
     >>> train.labels.bincount().tolist(), valid.labels.bincount().tolist()
     ([20, 20, 20, 20], [5, 5, 5, 5])
     """
-    check_rows(rows, len(split.labels) - 1, "rows")
+    check.integer("rows", rows, most=len(split.labels) - 1, remedy="There are no more rows to choose.")
     out = stratified(split.labels, rows, seed)
     return split.part((~out).nonzero()[:, 0]), split.part(out.nonzero()[:, 0])
-
-
-def check_rows(rows: int, most: int, argument: str) -> None:
-    """Raises for a number of rows that cannot be chosen."""
-    if not 1 <= rows <= most:
-        expected = f"a number of rows from 1 to {most}"
-        raise ValueError(complaint(argument, expected, rows, f"There are no more than {most} to choose."))
 
 
 def stratified(labels: Tensor, rows: int, seed: int) -> Tensor:

@@ -47,7 +47,7 @@ class Evaluation:
 
 def evaluate(
     model: Trainable,
-    whole: data.DataSet | data.Table | data.OwnTable,
+    whole: data.DataSet | data.Table | data.FileTable,
     valid: data.Images | data.Points | None,
     *,
     samples: int = 5,

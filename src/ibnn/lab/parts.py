@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ibnn import data, nets
-from ibnn.data.sets import KNOWN, check_rows, data_folder
+from ibnn import check, data, nets
+from ibnn.data.sets import KNOWN, data_folder
 from ibnn.errors import complaint
 from ibnn.inputs import logits_of
 from ibnn.lab.imported_net import make_net, takes
@@ -30,7 +30,7 @@ class Splits:
 
     train: data.Images | data.Points
     valid: data.Images | data.Points | None
-    whole: data.DataSet | data.Table | data.OwnTable
+    whole: data.DataSet | data.Table | data.FileTable
     units: data.Standardisation | None = None
 
 
@@ -52,10 +52,10 @@ def make_data(job: Job, folder: str | Path | None = None, units: data.Standardis
     whole = data.load(job.data, folder, size=_side(job))
     train, held_out = whole.train, None
     if job.examples is not None:
-        check_rows(job.examples, len(train.labels), "examples")
+        check.integer("examples", job.examples, most=len(train.labels), remedy="There are no more rows.")
         train = data.subset(train, job.examples, seed=0)
     if job.valid:
-        check_rows(job.valid, len(train.labels) - 1, "valid")
+        check.integer("valid", job.valid, most=len(train.labels) - 1, remedy="There are no more rows.")
         train, held_out = data.hold_out(train, job.valid, seed=0)
     images = data.Images(train, mean=whole.mean, std=whole.std, augment=job.augment, flip=whole.flip)
     return Splits(images, data.Images(held_out, mean=whole.mean, std=whole.std) if held_out else None, whole)

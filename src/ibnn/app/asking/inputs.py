@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ibnn.data import Standardisation
 from ibnn.data.images import cropped, opened, pixels_of
-from ibnn.data.own import read_sheet
+from ibnn.data.table_file import read_sheet
 from ibnn.errors import complaint
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
@@ -184,8 +184,9 @@ def _table(path: Path, note: Note, columns: Sequence[str] = ()) -> Tensor:
     """Returns the columns of a .csv file that have these names, in this order; without names, all columns."""
     sheet = read_sheet(path, named=bool(columns))
     wanted = columns or sheet.names
-    found = torch.stack([sheet.numbers(name, "Fill the cell or leave the row out.") for name in wanted], 1)
-    if others := [repr(name) for name in sheet.names if name not in wanted]:
+    found = sheet.numbers(wanted, "Fill the cell or leave the row out.")
+    used = set(wanted)
+    if others := [repr(name) for name in sheet.names if name not in used]:
         note(f"{path}: not used: {', '.join(others)}.")
     return found.float()
 

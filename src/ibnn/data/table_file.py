@@ -1,20 +1,20 @@
-"""OWN TABLES: a .csv file with a header and one example per row; one of its columns is the target.
+"""Reads a table from a .csv file: a header, one example per row, and one column that is the target.
 
 Cells that cannot be used as they are, are refused with their row and column. Nothing is imputed, dropped or encoded.
 """
 
-import csv
 import hashlib
 import io
-import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ibnn import check
 from ibnn.data.sets import stratified
 from ibnn.data.tables import Points, Standardisation, Target
 from ibnn.errors import complaint, nearest
@@ -27,37 +27,46 @@ _LARGEST, _FINEST = 1e30, 1e-3  # limits of single precision: magnitude, and rou
 
 
 class Sheet(NamedTuple):
-    """The cells of a .csv file; `lines` has the line in the file where each row ends."""
+    """The cells of a .csv file, as text."""
 
     path: Path
     names: tuple[str, ...]
-    rows: list[list[str]]
-    lines: list[int]
+    cells: Any  # an array (rows, columns) of str
 
     def column(self, name: str) -> list[str]:
-        """Returns the cells below a name; raises unless there is one such column."""
-        if (count := self.names.count(name)) > 1:
-            remedy = "Rename or remove all but one."
-            raise self.error("a table whose columns have different names", f"{count} called {name!r}", remedy)
-        if not count:
-            remedy = f"Is it called {nearest(name, self.names)!r} there?"
-            raise self.error(f"a table with a column {name!r}", "none", remedy)
-        index = self.names.index(name)
-        return [row[index] for row in self.rows]
+        """Returns the cells below a name, stripped; raises unless there is one such column."""
+        return [cell.strip() for cell in self.cells[:, self._places([name])[0]]]
 
-    def numbers(self, name: str, remedy: str) -> Tensor:
-        """Returns a column as finite numbers, (N,) float64; the error names the first cell that is none."""
-        cells = self.column(name)
-        values = torch.tensor([float(cell) if _is_number(cell) else math.nan for cell in cells], dtype=torch.float64)
-        if wrong := (~values.isfinite()).nonzero().flatten().tolist():
-            raise self.error("a finite number in every cell that is used", self.cell(wrong[0], name), remedy)
+    def numbers(self, names: Sequence[str], remedy: str) -> Tensor:
+        """Returns columns as finite numbers, (rows, columns) float64; the error names the first cell that is none."""
+        import numpy as np
+
+        cells = self.cells[:, self._places(names)]
+        try:
+            values = torch.from_numpy(cells.astype(np.float64))
+        except ValueError:
+            values = torch.tensor([[float(cell) if _is_number(cell) else torch.nan for cell in row] for row in cells])
+        if wrong := (~values.isfinite()).nonzero().tolist():
+            row, column = wrong[0]
+            got = self.cell(row, names[column])
+            raise self.error("a table with a finite number in every cell that is used", got, remedy)
         return values
 
+    def _places(self, names: Sequence[str]) -> list[int]:
+        counts, places = Counter(self.names), {name: place for place, name in enumerate(self.names)}
+        for name in names:
+            if not counts[name]:
+                remedy = f"Is it called {nearest(name, self.names)!r} there?"
+                raise self.error(f"a table with a column {name!r}", "none", remedy)
+            if counts[name] > 1:
+                expected, remedy = "a table whose columns have different names", "Rename or remove all but one."
+                raise self.error(expected, f"{counts[name]} called {name!r}", remedy)
+        return [places[name] for name in names]
+
     def cell(self, row: int, name: str) -> str:
-        """Describes a cell by its content and place; rows count from 1."""
-        content = self.rows[row][self.names.index(name)].strip()
-        shown = repr(content[:40]) if content else "nothing"
-        return f"{shown} in row {row + 1} (line {self.lines[row]}), column {name!r}"
+        """Describes a cell by its content and place; rows count from 1, below the header."""
+        content = self.cells[row, self.names.index(name)].strip()
+        return f"{repr(content[:40]) if content else 'nothing'} in row {row + 1}, column {name!r}"
 
     def error(self, expected: str, got: str, remedy: str) -> ValueError:
         """Returns an error about the file."""
@@ -66,35 +75,33 @@ class Sheet(NamedTuple):
 
 def read_sheet(path: Path, content: bytes | None = None, *, named: bool = True) -> Sheet:
     """Reads a .csv file, or its content; without `named`, columns are called "1", "2", … and need no header."""
-    sheet = Sheet(path, (), [], [])
+    import pandas as pd
+
+    sheet, text = Sheet(path, (), None), path.read_bytes() if content is None else content
+    how: Any = {"header": None, "dtype": object, "na_filter": False, "encoding": "utf-8-sig"}
     try:
-        text = (path.read_bytes() if content is None else content).decode("utf-8-sig", "strict" if named else "replace")
+        cells = pd.read_csv(io.BytesIO(text), encoding_errors="strict" if named else "replace", **how).to_numpy()
     except UnicodeDecodeError as error:
         raise sheet.error("text in UTF-8", str(error), "Save it as CSV UTF-8.") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=named)
-    try:
-        rows = [(reader.line_num, cells) for cells in reader if cells]
-    except csv.Error as error:
-        got = f"one with an error in line {reader.line_num}: {error}"
-        raise sheet.error("a CSV file", got, "Mend the file.") from None
-    if not rows:
-        raise sheet.error("a table with a header", "an empty file", "Check the file.")
-    names = tuple(name.strip() for name in rows[0][1])
-    if named or not all(map(_is_number, names)):
-        del rows[0]
-    if not rows:
+    except pd.errors.EmptyDataError:
+        raise sheet.error("a table with a header", "an empty file", "Check the file.") from None
+    except pd.errors.ParserError as error:
+        got = str(error).replace("Error tokenizing data. C error: ", "").strip()
+        raise sheet.error(
+            "a CSV file with as many cells in every line", f"one with an error: {got}", "Mend it."
+        ) from None
+    names = tuple(name.strip() for name in cells[0])
+    cells = cells[1:] if named or not all(map(_is_number, names)) else cells
+    if not len(cells):
         raise sheet.error("a header and rows", "no row below the header", "Check the file.")
     if not named:
-        names = tuple(str(number) for number, _ in enumerate(rows[0][1], 1))
-    for line, row in rows:
-        if len(row) != len(names):
-            expected = f"a table of {len(names)} cells a line, as its first"
-            raise sheet.error(expected, f"{len(row)} in line {line}", "Mend the file.")
-    return Sheet(path, names, [row for _, row in rows], [line for line, _ in rows])
+        cells = cells[:, (cells != "").any(0)]  # the header may be longer
+        names = tuple(str(number) for number in range(1, cells.shape[1] + 1))
+    return Sheet(path, names, cells)
 
 
 @dataclass(frozen=True, eq=False)
-class OwnTable:
+class FileTable:
     """A table read from a file."""
 
     name: str
@@ -107,12 +114,10 @@ class OwnTable:
     def split(self, examples: int | None, valid: int) -> tuple[Points, Points | None]:
         """Returns rows to train on and `valid` held-out ones, together `examples` of `train`; each time the same."""
         most = len(self.train)
-        if not 1 <= (used := examples or most) <= most:
-            remedy = f"{self.name} has {most + len(self.test)}, of which {len(self.test)} are for testing."
-            raise ValueError(complaint("examples", f"a number of rows from 1 to {most}", examples, remedy))
-        if valid >= used:
-            expected = f"below the {used} rows to train on"
-            raise ValueError(complaint("valid", expected, valid, "Pass fewer, or a smaller test_share."))
+        used = most if examples is None else examples
+        remedy = f"{self.name} has {most + len(self.test)} rows, of which {len(self.test)} are for testing."
+        check.integer("examples", used, most=most, remedy=remedy)
+        check.integer("valid", valid, least=0, most=used - 1, remedy="Pass fewer, or a smaller test_share.")
         points = self.train if examples is None else _divided(self.train, examples)[0]
         held_out, train = _divided(points, valid) if valid else (None, points)
         for number, name in enumerate(self.classes):
@@ -139,7 +144,7 @@ def read_table(
     ignore: Sequence[str] = (),
     test_share: float = 0.2,
     sha256: str | None = None,
-) -> OwnTable:
+) -> FileTable:
     """Reads a table and sets its test rows apart.
 
     Without `task`, words in the target are classes, and so are whole numbers if at most 20 are distinct; other numbers
@@ -163,7 +168,7 @@ def read_table(
     sheet = read_sheet(path, content)
     columns = _columns(sheet, target, ignore)
     remedy = "Fill the cell or leave the row out; a column of words, encode as numbers or name under ignore."
-    x = torch.stack([_representable(sheet, column, sheet.numbers(column, remedy)) for column in columns], 1)
+    x = _representable(sheet, columns, sheet.numbers(columns, remedy))
     y, classes = _targets(sheet, target, task)
     rows = len(x)
     test = max(1, round(test_share * rows))
@@ -171,12 +176,12 @@ def read_table(
         remedy = "Add rows." if rows < 5 else "Pass a smaller test_share."
         raise sheet.error(f"more than {test} rows, which are for testing", f"{rows}", remedy)
     tested, trained = _divided(Points(x.float(), y), test)
-    return OwnTable(name or str(path), columns, classes, trained, tested, digest)
+    return FileTable(name or str(path), columns, classes, trained, tested, digest)
 
 
 def _columns(sheet: Sheet, target: str, ignore: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the inputs; raises if there is no header, or names are missing or unknown."""
-    names = sheet.names
+    names, left_out = sheet.names, {target, *ignore}
     if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
         remedy = "Save it with commas between the cells."
         raise sheet.error("separated by commas", f"a first line {names[0][:60]!r}", remedy)
@@ -190,7 +195,7 @@ def _columns(sheet: Sheet, target: str, ignore: Sequence[str]) -> tuple[str, ...
             raise ValueError(complaint(argument, f"a column of {sheet.path}: {shown}", repr(name), remedy))
     if target in ignore:
         raise ValueError(complaint("ignore", "columns other than the target", repr(target), "Leave it out."))
-    columns = tuple(name for name in names if name != target and name not in ignore)
+    columns = tuple(name for name in names if name not in left_out)
     if "" in (target, *columns):
         remedy = "Name it, or save the table without its index (pandas: index=False)."
         raise sheet.error("a table whose columns all have names", "one without", remedy)
@@ -202,7 +207,7 @@ def _columns(sheet: Sheet, target: str, ignore: Sequence[str]) -> tuple[str, ...
 
 def _targets(sheet: Sheet, name: str, task: Task | None) -> tuple[Tensor, tuple[str, ...]]:
     """Returns class indices (N,) and the names of the classes, or numbers (N, 1) and no names."""
-    cells = [cell.strip() for cell in sheet.column(name)]
+    cells = sheet.column(name)
     for row, cell in enumerate(cells):
         if cell.lower() in MISSING:
             raise sheet.error("a target in every row", sheet.cell(row, name), "Fill it or leave the row out.")
@@ -221,22 +226,26 @@ def _targets(sheet: Sheet, name: str, task: Task | None) -> tuple[Tensor, tuple[
         number = {label: index for index, label in enumerate(names)}
         return torch.tensor([number[label] for label in labels]), tuple(names)
     remedy = 'Fill the cell or leave the row out; set task = "classes" for a target of words.'
-    return _representable(sheet, name, sheet.numbers(name, remedy)).float().unsqueeze(1), ()
+    return _representable(sheet, [name], sheet.numbers([name], remedy)).float(), ()
 
 
-def _representable(sheet: Sheet, name: str, values: Tensor) -> Tensor:
-    """Returns the values; raises unless single precision can represent them and their differences."""
-    largest = float(values.abs().max())
-    spread = float(values.std(correction=0)) if bool(values.max() > values.min()) else 0.0
-    if largest > _LARGEST or 0 < spread < 1 / _LARGEST:
-        got = f"values of up to {largest:.3g} that spread by {spread:.3g} in column {name!r}"
-        expected = f"numbers below {_LARGEST:g} that spread by more than {1 / _LARGEST:g}"
-        raise sheet.error(expected, got, "Choose other units.")
-    if spread and largest * torch.finfo(torch.float32).eps / 2 > _FINEST * spread:
-        middle = float(values.mean())
-        got = f"values near {middle:.9g} that spread by {spread:.3g} in column {name!r}"
-        remedy = f"Subtract {middle:.9g} from that column, or name it under ignore."
-        raise sheet.error("numbers that single precision can tell apart", got, remedy)
+def _representable(sheet: Sheet, names: Sequence[str], values: Tensor) -> Tensor:
+    """Returns columns of values; raises unless single precision can represent them and their differences."""
+    largest, varies = values.abs().amax(0), values.amax(0) > values.amin(0)
+    spread = torch.where(varies, values.std(0, correction=0), 0.0)
+    wide = (largest > _LARGEST) | (varies & (spread < 1 / _LARGEST))
+    fine = varies & (largest * torch.finfo(torch.float32).eps / 2 > _FINEST * spread)
+    for column in (wide | fine).nonzero().flatten().tolist():
+        name, by = names[column], f"that spread by {float(spread[column]):.3g}"
+        if wide[column]:
+            expected = f"numbers below {_LARGEST:g} that spread by more than {1 / _LARGEST:g}"
+            got = f"values of up to {float(largest[column]):.3g} {by} in column {name!r}"
+            raise sheet.error(expected, got, "Choose other units.")
+        middle = f"{float(values[:, column].mean()):.9g}"
+        remedy = f"Subtract {middle} from that column, or name it under ignore."
+        raise sheet.error(
+            "numbers that single precision can tell apart", f"values near {middle} {by} in column {name!r}", remedy
+        )
     return values
 
 
