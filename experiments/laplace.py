@@ -31,6 +31,7 @@ from trained import data, trained
 
 import ibnn
 from ibnn import metrics
+from ibnn.draws import Draws
 from ibnn.inputs import evaluating
 from ibnn.likelihood import Categorical
 from ibnn.likelihood.temperature import best_temperature
@@ -61,7 +62,7 @@ def nodes_of(model: ibnn.IBNN) -> Linear:
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
         kept = []
         jacobians = row_gradients(
-            model, x, torch.ones(len(x), model.nodes), lambda out: kept.append(out.detach()) or out.sum(0)
+            model, x, Draws(torch.ones(len(x), model.nodes)), lambda out: kept.append(out.detach()) or out.sum(0)
         )
         return kept[0], jacobians.transpose(0, 1)
 

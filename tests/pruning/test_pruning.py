@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import ibnn
+from ibnn.draws import Draws
 from ibnn.pruning import pruning, rebuild
 from ibnn.pruning.channels import find_channels
 from ibnn.pruning.cutting import choose
@@ -24,7 +25,7 @@ def test_sensitivities_equal_finite_differences() -> None:
     z, channels = 1 + 0.2 * torch.randn(4, model.nodes).double(), int(groups.max()) + 1
     mask = (torch.rand(4, channels) < 0.7).double()
     part = torch.rand(model.nodes).double()
-    found = sensitivities(model, x, Y, z, groups, mask, part)
+    found = sensitivities(model, x, Y, Draws(z), groups, mask, part)
 
     def losses(step: Tensor) -> Tensor:
         factors = torch.cat([mask, torch.ones(4, 1).double()], 1)[:, groups]  # −1 is the last
@@ -43,7 +44,7 @@ def test_jacobians_equal_those_of_each_row_alone() -> None:
     torch.manual_seed(0)
     model, x = model_of(Mobile().double()), X.double()
     z = 1 + 0.2 * torch.randn(4, model.nodes).double()
-    found = row_gradients(model, x, z, lambda output: output.sum(0))  # (C, B, nodes)
+    found = row_gradients(model, x, Draws(z), lambda output: output.sum(0))  # (C, B, nodes)
     for row in range(4):
         alone = torch.autograd.functional.jacobian(
             lambda one, row=row: model.outputs(x[[row]], one[None])[0, 0], z[row]
@@ -111,8 +112,8 @@ def test_a_thinner_model_is_the_given_one_with_z_zero(
 
 def test_a_thinner_network_converts_trains_and_is_saved(tmp_path: Path) -> None:
     x, y = torch.randn(64, 1, 4, 4), torch.randint(3, (64,))
-    found = ibnn.prune(model_of(Residual()), (x, y), 0.6, epochs=1, valid=(x, y), quiet=True, novelty=False)
-    assert len(found.history.rows) == 1
+    found = ibnn.prune(model_of(Residual()), (x, y), 0.6, quiet=True)
+    ibnn.fit(found.model, (x, y), (x, y), epochs=1, quiet=True, novelty=False)
     found.model.save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     for net in (found.net, rebuild(Residual(), state)):
@@ -169,19 +170,18 @@ def test_a_part_that_fails_when_it_is_cut_is_left_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    "options",
     [
-        ({"keep": 0}, "`keep` to be in"),
-        ({"keep": 1.5}, "`keep` to be in"),
-        ({"keep": float("nan")}, "`keep` to be in"),
-        ({"by": "magnitude"}, "`by` to be scores of 47 nodes by layer, but got 'magnitude'"),
-        ({"by": {"first": torch.zeros(1)}}, "a score for every node"),
-        ({"epochs": -1}, "`epochs` to be an integer of at least 0"),
-        ({"lr": 0.1}, r"`epochs` to be given with options of `fit`, but got \['lr'\] alone"),
+        {"keep": 0},
+        {"keep": 1.5},
+        {"keep": float("nan")},
+        {"by": "magnitude"},
+        {"by": {"first": torch.zeros(1)}},
+        {"seed": -1},
     ],
 )
-def test_bad_arguments_are_refused(options: dict[str, object], words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=words):
+def test_bad_arguments_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
         ibnn.prune(model_of(Residual()), (X, Y), **options)
 
 

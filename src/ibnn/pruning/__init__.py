@@ -1,4 +1,4 @@
-"""Compression: a thinner network, without the nodes that matter least."""
+"""Compresses a network: removes the nodes that matter least."""
 
 from ibnn.pruning.cutting import Size, rebuild, resize
 from ibnn.pruning.pruning import Pruned, PrunedLayer, prune

@@ -1,4 +1,4 @@
-"""CHANNELS: which outputs of which layers are which nodes of others, so that all of a channel can be cut at once.
+"""Finds which outputs of which layers are which nodes of others, so that all of a channel can be cut at once.
 
 A network is run once on a few rows. Every tensor on the way knows which channel each place along one of its axes is: a
 layer makes new ones, additions join them, reshapes carry them along. An operation that is not known to keep channels

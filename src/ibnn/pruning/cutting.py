@@ -1,4 +1,4 @@
-"""CUTTING: which channels go so that a share of the multiply–adds stays, and the network without them."""
+"""Chooses channels to cut until a share of the multiply–adds is left, and cuts them out of a network."""
 
 import copy
 from collections import Counter
@@ -156,7 +156,7 @@ def why_whole(channels: Channels, layer: Layer) -> str:
 def without(model: IBNN, channels: Channels, gone: Collection[int]) -> IBNN:
     """Returns a copy of a model without some channels; latents of the nodes that stay are carried over."""
     thin = copy.deepcopy(model)
-    thin.forget()
+    thin.reference = None  # of the wider network
     for name, layer in channels.layers.items():
         _cut_layer(thin.net.get_submodule(name), staying(layer.ins, gone), staying(layer.outs, gone))
     for name, ids in channels.norms.items():

@@ -1,25 +1,26 @@
-"""PRUNING: a thinner network, without the channels that the loss needs least."""
+"""Prunes a network: removes the channels that the loss needs least."""
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ibnn import check
 from ibnn.batches import Source, as_source
 from ibnn.convert import revert
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, batch_length, evaluating, slice_rows
+from ibnn.inputs import Inputs, batch_length, slice_rows
 from ibnn.network import IBNN
 from ibnn.normal import check_seed, generators_restored, numbered_seed
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
 from ibnn.pruning.channels import Channels, find_channels
 from ibnn.pruning.cutting import BLOCK, Size, choose, size, why_whole, without
-from ibnn.pruning.ranking import Ranking, placed
 from ibnn.pruning.redundancy import make_up
+from ibnn.pruning.scores import Ranking, placed
 
 BATCH, TRACED = 128, 2  # rows whose gradients are taken at once, and rows that channels are found with
 ROUNDS, ROWS = 5, 1000  # in which the sensitivity is found anew, and rows of the data that each takes
@@ -44,14 +45,12 @@ class Pruned:
         before: Size of the model that was given.
         after: Size of the thinner one.
         layers: What happened to each linear layer and convolution.
-        history: Of the training that followed; None without.
     """
 
     model: IBNN
     before: Size
     after: Size
     layers: tuple[PrunedLayer, ...]
-    history: Any = None
 
     @property
     def net(self) -> nn.Module:
@@ -75,17 +74,15 @@ def prune(
     keep: float = 0.5,
     *,
     by: Scores | None = None,
-    epochs: int = 0,
     seed: int = 0,
     quiet: bool = False,
-    **options: Any,
 ) -> Pruned:
     """Returns a thinner network: the channels that the loss needs least are removed from all layers that have them.
 
-    A node is an input of a layer, and so an output of another: cutting it shortens both, and BatchNorm between them.
-    The thinner network computes what the given one does with z = 0 at the nodes that are gone, which is checked; then
-    the weights of those that stay take over what they tell of them. The given model stays as it is. Novelty is
-    forgotten: call `fit_novelty` again.
+    A node is an input of one layer and an output of another: cutting it shortens both, and BatchNorm between them. The
+    thinner network computes what the given one does with z = 0 at the nodes that are gone, which is checked. Then the
+    weights of the other nodes make up for them as well as they can. The given model stays as it is. Train the thinner
+    one on with `fit`; it has no novelty reference until then (see `fit_novelty`).
 
     Args:
         model: Made by `ibnn.convert`, and trained, or converted from a trained network.
@@ -93,10 +90,8 @@ def prune(
         keep: The share of the multiply–adds of linear layers and convolutions that stays, in (0, 1].
         by: Scores of your own, one for each node by layer; the channels of the lowest mean go. Default: the sensitivity
             of the loss to z, for each multiply–add that a channel costs.
-        epochs: Trains the thinner network for so long, with `fit`, on the same data.
         seed: Decides the rows and the draws.
         quiet: Shows no progress.
-        **options: Of `fit`, such as `valid` and `lr`.
 
     >>> import ibnn
     >>> net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -104,16 +99,10 @@ def prune(
     >>> found.net[2], found.before.products, found.after.products
     (Linear(in_features=8, out_features=3, bias=True), 176, 88)
     """
-    _check(model, keep, by, epochs, seed, options)
+    _check(model, keep, by, seed)
     with generators_restored():
         source = as_source(data, batch_size=BATCH, name="data", pack=model.likelihood.pack)
-        found = _pruned(model, source, keep, by, seed, quiet)
-    if not epochs:
-        return found
-    from ibnn.training import fit  # which needs more than torch
-
-    history = fit(found.model, data, epochs=epochs, quiet=quiet, **{"seed": seed, **options})
-    return replace(found, history=history)
+        return _pruned(model, source, keep, by, seed, quiet)
 
 
 def _pruned(model: IBNN, source: Source, keep: float, by: Scores | None, seed: int, quiet: bool) -> Pruned:
@@ -137,34 +126,23 @@ def _pruned(model: IBNN, source: Source, keep: float, by: Scores | None, seed: i
     return Pruned(thin, before, size(thin, after), layers)
 
 
-def _check(model: Any, keep: Any, by: Any, epochs: Any, seed: int, options: Mapping[str, Any]) -> None:
+def _check(model: Any, keep: Any, by: Any, seed: int) -> None:
     if not isinstance(model, IBNN):
         remedy = "Convert it first: ibnn.convert(net)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
-        raise ValueError(complaint("keep", "in (0, 1]", repr(keep), "Pass 0.5 for half of the multiply–adds."))
-    _check_latents(model)
+    check.number("keep", keep, above=0, most=1, remedy="Pass 0.5 for half of the multiply–adds.")
+    if (model.where, model.bias_latents) != ("input", "none"):
+        where = f"where={model.where!r}, bias_latents={model.bias_latents!r}"
+        remedy = "Convert with the defaults: a node is an input that can be cut."
+        raise ValueError(complaint("model", "one with latents on inputs alone", where, remedy))
+    model.require_mixture()
     if by is not None:
         sizes = {name: latent.nodes for name, latent in model.latents.items()}
         got = {name: len(scores) for name, scores in by.items()} if isinstance(by, Mapping) else repr(by)
         if got != sizes:
             remedy = "Pass a score for every node of every layer: see model.latents."
             raise ValueError(complaint("by", f"scores of {model.nodes} nodes by layer", got, remedy))
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
-        raise ValueError(complaint("epochs", "an integer of at least 0", repr(epochs), "Leave epochs out."))
-    if options and not epochs:
-        remedy = "Pass epochs, too, or leave them out."
-        raise TypeError(complaint("epochs", "given with options of `fit`", f"{sorted(options)} alone", remedy))
     check_seed(seed)
-
-
-def _check_latents(model: IBNN) -> None:
-    """Raises for latents that are not carried over: those on outputs and biases, and samples of them."""
-    if (model.where, model.bias_latents) != ("input", "none"):
-        got = f"where={model.where!r}, bias_latents={model.bias_latents!r}"
-        remedy = "Convert with the defaults: a node is an input that can be cut."
-        raise ValueError(complaint("model", "one with latents on inputs alone", got, remedy))
-    model.require_mixture()
 
 
 def _few(model: IBNN, source: Source, seed: int) -> Inputs:
@@ -211,7 +189,7 @@ def _difference(model: IBNN, thin: IBNN, channels: Channels, gone: set[int], x: 
     stay = torch.tensor([channel not in gone for ids in each for channel in ids], device=model.examples.device)
     z = model.mean_latents().detach()
     try:
-        with torch.no_grad(), evaluating(model), evaluating(thin):
+        with torch.no_grad(), model.evaluating(), thin.evaluating():
             expected, found = model.outputs(x, (z * stay)[None]), thin.outputs(x, z[stay][None])
     except Exception as error:
         return f"{type(error).__name__}: {error}"

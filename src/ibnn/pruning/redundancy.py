@@ -1,4 +1,4 @@
-"""REDUNDANCY: how well the nodes of a layer tell each other, and weights that make up for those that are cut.
+"""Lets the nodes of a layer that stay make up for those that are cut.
 
 A layer computes U a + b, with a = z ∘ x. Where a node is gone, the others still tell something of it: its best linear
 guess from them, over rows, places and draws, is put into their weights and the bias. So what the layer loses is what

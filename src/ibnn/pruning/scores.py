@@ -1,48 +1,103 @@
-"""NODE SCORES: how much the loss needs each node, by its gradient with respect to z.
+"""Scores channels: how much the loss needs each of them, for each multiply–add that it costs.
 
 Cutting a node sets its z to 0. Near an optimum the loss then grows by ½ z² E[(∂L/∂z)²], with E over rows and draws
-(Fisher's matrix in place of the second derivative). But many nodes go at once, and each matters more once others are
-gone: E is also over random parts of the network. With z a row each, every row has a part of its own, and one backward
-pass gives ∂L/∂z of all of them.
+(the Fisher information in place of the second derivative). But many nodes go at once, and each matters more once others
+are gone: E is also over random parts of the network. With a z for each row, every row has a part of its own, and one
+backward pass gives ∂L/∂z of all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ibnn.inputs import Inputs, call_arguments
+from ibnn.batches import Source
+from ibnn.draws import Draws
+from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.network import IBNN
-from ibnn.passes import Draws
+from ibnn.normal import Space, address, numbered_words, words
+from ibnn.pruning.channels import Channels
+from ibnn.pruning.cutting import costs
+from ibnn.pruning.redundancy import Moments, second_moments, untold
 
 
-def row_gradients(model: IBNN, x: Inputs, z: Tensor | Draws, of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Returns the gradient of a function of the network's output with respect to z of each row, (B, nodes).
+class Ranking:
+    """Ranks the channels of a model that can be cut, by the first `rows` of an epoch of the data."""
 
-    Args:
-        model: In the mode in which it is to run; rows must not affect each other.
-        x: What one call of the network takes, of B rows.
-        z: Latents of each row, (B, nodes).
-        of: Takes the outputs (B, …), returns a sum over rows; or several of them, (C,), for a result (C, B, nodes):
-            `lambda output: output.sum(0)` gives the Jacobians of all rows, from C backward passes.
+    def __init__(self, model: IBNN, channels: Channels, source: Source, rows: int, seed: int) -> None:
+        self.model, self.channels, self.source, self.rows, self.seed = model, channels, source, rows, seed
+        self.costs = costs(channels)
+        number = {channel: place for place, channel in enumerate(self.costs)}
+        groups: list[int] = []
+        for name, latent in model.latents.items():
+            known = channels.layers[name].ins.tolist() if name in channels.layers else [-1] * latent.nodes
+            groups += [number.get(channel, -1) for channel in known]
+        self.groups = torch.tensor(groups, device=model.examples.device)  # the channel of every node
 
-    >>> import ibnn
-    >>> net = torch.nn.Linear(2, 1, bias=False)
-    >>> _ = net.weight.data.fill_(3.0)
-    >>> row_gradients(ibnn.convert(net), torch.tensor([[1.0, 2.0], [0.0, 4.0]]), torch.ones(2, 2), torch.sum)
-    tensor([[ 3.,  6.],
-            [ 0., 12.]])
-    """
-    draw = z if isinstance(z, Draws) else Draws(z)
-    leaf = draw.z.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        found = of(model._read(model._run(call_arguments(x), Draws(leaf, draw.at, draw.unit_std))))
-        each = [torch.autograd.grad(sum_, leaf, retain_graph=True)[0] for sum_ in found.reshape(-1)]
-    return torch.stack(each).reshape(*found.shape, *leaf.shape)
+    @cached_property
+    def moments(self) -> Moments:
+        """Second moments of the nodes of each layer; none where nothing can be cut."""
+        inputs = (x for _, x, _ in self._batches())
+        return second_moments(self.model, self.channels, inputs) if self.costs else {}
+
+    def scores(self, given: Mapping[str, Tensor] | None, share: float) -> dict[int, float]:
+        """Returns the score of every channel: the mean of the given scores of its nodes, or by sensitivity and cost.
+
+        Args:
+            given: Scores of all nodes by layer.
+            share: Approximate share of the channels that is left after the cut.
+        """
+        if not self.costs:
+            return {}
+        if given is None:
+            scores = self._sensitivity(share) / torch.tensor(list(self.costs.values())).clamp_min(1)
+        else:
+            nodes = torch.cat([given[name].to(self.groups.device) for name in self.model.latents])
+            scores = self._summed(nodes) / self._summed(torch.ones_like(nodes)).clamp_min(1)
+        if not bool(scores.isfinite().all()):
+            message = "Some channels have scores that are NaN or infinite, so they cannot be ranked."
+            raise ValueError(f"{message} Check the model's outputs and latents, and the scores in `by`.")
+        return dict(zip(self.costs, scores.tolist(), strict=True))
+
+    def _summed(self, nodes: Tensor) -> Tensor:
+        """Returns the sums over the nodes of each channel."""
+        total = nodes.new_zeros(len(self.costs) + 1)
+        return total.index_add_(0, self.groups.where(self.groups >= 0, torch.tensor(len(self.costs))), nodes)[:-1].cpu()
+
+    def _sensitivity(self, share: float) -> Tensor:
+        """Returns the sum over rows of the sensitivity of the loss to each channel; each row misses some others."""
+        model, total, device = self.model, torch.zeros(len(self.costs)), self.groups.device
+        lost = [
+            untold(self.moments[name], latent.nodes) if name in self.moments else torch.ones(latent.nodes)
+            for name, latent in model.latents.items()
+        ]
+        part = torch.cat([each.to(device, torch.float32) for each in lost]).sqrt()
+        for done, x, y in self._batches():
+            count = len(y)
+            z = model.draw_each(-(-count // model.components), self.seed, first=done)[:count]
+            at = words(address(self.seed, Space.PRUNE, torch.arange(done, done + count, device=device)))
+            uniform = numbered_words(at, len(total) + 1) / 2**32
+            mask = uniform[:, 1:] < share + (1 - share) * uniform[:, :1]  # from this share of them to all are left
+            total += sensitivities(model, x, y, z, self.groups, mask, part).sum(0).cpu()
+        return total
+
+    def _batches(self) -> Iterator[tuple[int, Inputs, Tensor]]:
+        """Yields how many rows came before, and the next inputs and targets, while the model is in eval mode."""
+        done = 0
+        with self.model.evaluating():
+            for batch in self.source.epoch(self.seed, 0):
+                whole = batch_length(batch.x)
+                count = min(whole, self.rows - done)
+                x = placed(self.model, slice_rows(batch.x, slice(count), whole))
+                yield done, x, batch.y[:count].to(self.groups.device)
+                done += count
+                if done >= self.rows:
+                    break
 
 
 def sensitivities(
-    model: IBNN, x: Inputs, y: Tensor, z: Tensor | Draws, groups: Tensor, mask: Tensor, part: Tensor
+    model: IBNN, x: Inputs, y: Tensor, draws: Draws, groups: Tensor, mask: Tensor, part: Tensor
 ) -> Tensor:
     """Returns (∂L/∂m)² / 2 of every row and channel, (B, channels): m multiplies z of all nodes of a channel.
 
@@ -50,21 +105,51 @@ def sensitivities(
         model: The converted network.
         x: A batch of inputs.
         y: Its targets.
-        z: Latents of each row, (B, nodes).
+        draws: A draw for each row.
         groups: The channel of every node, (nodes,), numbered from 0; −1 for none.
         mask: m of each row, (B, channels).
-        part: By what the gradient of each node is multiplied, (nodes,): the part that others do not make up for.
+        part: Factor on the gradient of each node, (nodes,): the part that other nodes do not make up for.
     """
-    likelihood, draw = model.likelihood, z if isinstance(z, Draws) else Draws(z)
-    whole, channels = draw.z.detach(), int(groups.max()) + 1
-    at = torch.where(groups < 0, channels, groups).to(whole.device)
+    likelihood, z, channels = model.likelihood, draws.z.detach(), int(groups.max()) + 1
+    at = torch.where(groups < 0, channels, groups).to(z.device)
 
     def loss(output: Tensor) -> Tensor:
         likelihood.check(output, y)
         terms = likelihood.terms(output, y)
         return terms.loss * terms.weight.to(output)
 
-    factors = torch.cat([mask.to(whole), whole.new_ones(len(whole), 1)], 1)
-    draw = Draws(whole * factors[:, at], draw.at, draw.unit_std)
-    each = whole * row_gradients(model, x, draw, loss) * part.to(whole)
+    factors = torch.cat([mask.to(z), z.new_ones(len(z), 1)], 1)
+    masked = Draws(z * factors[:, at], draws.at, draws.unit_std)
+    each = z * row_gradients(model, x, masked, loss) * part.to(z)
     return each.new_zeros(len(each), channels + 1).index_add_(1, at, each)[:, :channels].square() / 2
+
+
+def row_gradients(model: IBNN, x: Inputs, draws: Draws, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Returns the gradient of a function of the network's output with respect to z of each row, (B, nodes).
+
+    Args:
+        model: In the mode in which it is to run; rows must not affect each other.
+        x: What one call of the network takes, of B rows.
+        draws: A draw for each row.
+        of: Takes the outputs (B, …), returns a sum over rows; or several of them, (C,), for a result (C, B, nodes):
+            `lambda output: output.sum(0)` gives the Jacobians of all rows, from C backward passes.
+
+    >>> import ibnn
+    >>> net = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = net.weight.data.fill_(3.0)
+    >>> row_gradients(ibnn.convert(net), torch.tensor([[1.0, 2.0], [0.0, 4.0]]), Draws(torch.ones(2, 2)), torch.sum)
+    tensor([[ 3.,  6.],
+            [ 0., 12.]])
+    """
+    z = draws.z.detach().clone().requires_grad_()
+    rows = Draws(z[None], None if draws.at is None else draws.at[None], draws.unit_std)
+    with torch.enable_grad():
+        found = of(model.outputs(x, rows)[0])
+        each = [torch.autograd.grad(sum_, z, retain_graph=True)[0] for sum_ in found.reshape(-1)]
+    return torch.stack(each).reshape(*found.shape, *z.shape)
+
+
+def placed(model: IBNN, x: Inputs) -> Inputs:
+    """Returns inputs in the network's dtype and on its device."""
+    like = next(model.net.parameters())
+    return tree_map(lambda t: t.to(like.device), as_tensors(x, like.dtype))
