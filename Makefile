@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow bench lint docs format clean
+.PHONY: help setup demo test test-slow bench reproduce lint docs format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,7 +32,10 @@ test-slow: $(STAMP) ## the slow tests
 
 bench: $(STAMP) ## what fit adds to a step, steering to a run, a second worker brings, loading takes; ratios to the plain network
 	@set -e; settings="$$($(RUN) -m ibnn.training.precision)"; for name in fit_overhead steering scaling loading; do \
-		env $$settings $(RUN) benchmarks/$$name.py; done; env $$settings $(RUN) -m ibnn bench
+		env $$settings $(RUN) benchmarks/$$name.py; done; env $$settings $(RUN) benchmarks/bench.py
+
+reproduce: $(STAMP) ## run an experiment of the paper into experiments/results: make reproduce NAME=benchmark; without NAME, a list
+	@$(RUN) experiments/reproduce.py $(NAME) $(OPTIONS)
 
 lint: $(STAMP) ## ruff and mypy
 	@$(RUN) -m ruff check .

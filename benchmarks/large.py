@@ -14,11 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from report import parser, tell
+from report import parser, saved_bytes, tell
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.layers.observe import saved_bytes
 
 TURNS, TOKENS, COMPONENTS, VOCABULARY = 7, 128, 4, 1000
 LARGE = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}

@@ -10,11 +10,10 @@ import time
 
 import torch
 import torch.nn.functional as F
-from report import parser, tell
+from report import parser, saved_bytes, tell
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.layers.observe import saved_bytes
 
 STEPS, TURNS = 64, 25
 

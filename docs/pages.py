@@ -62,7 +62,8 @@ def fill(page: Path, printed: list[str]) -> None:
 
 def main(wanted: list[str]) -> None:
     """Runs the tutorials that are named, or all."""
-    from ibnn.lab.provenance import provenance
+    sys.path.append(str(DOCS.parent / "experiments"))
+    from provenance import provenance
 
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for page in sorted((DOCS / "tutorials").glob("*.md")):

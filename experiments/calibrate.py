@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from common import DOCS, FIGURES, NORM, Data, Results, data_folder, images, parts, scores
+from figures import markdown as markdown_table
 from tables import fill_in
 from torch import Tensor
 from trained import NETS, data, trained
@@ -25,7 +26,6 @@ import ibnn
 from ibnn import metrics
 from ibnn.baselines import Plain, scale_temperature
 from ibnn.data import corrupt, load_idx
-from ibnn.lab.figures import markdown as markdown_table
 
 COMPONENTS, FEW, CORRUPTED, KINDS, SEVERITIES = 4, 1_000, 500, ("blur", "contrast", "noise"), (3, 4, 5)
 METHODS = ("plain", "temperature scaling", "calibrate, no temperature", "calibrate")

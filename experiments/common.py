@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import reproduce
 import torch
+from provenance import commit, provenance
 from torch import Tensor, nn
 
 import ibnn
 from ibnn import metrics
 from ibnn.baselines import Plain
 from ibnn.data import load_cifar10, load_idx
-from ibnn.lab import reproduce
-from ibnn.lab.provenance import commit, provenance
 from ibnn.likelihood import Categorical
 from ibnn.likelihood.temperature import best_temperature
 

@@ -2,10 +2,10 @@
 
     IBNN_DATA=FOLDER python experiments/draws.py
 
-LeNet on 5,000 Fashion-MNIST images, trained as in `ibnn reproduce benchmark`, into the folder runs: the default with 8
-components, and, for ways without draws, which know nothing of units, 16 components with factors of channels. Both are
-compared on the 1,000 held-out images; the smallest tolerance that needs a quarter of the draws, or less, is then
-measured once on the test images. Writes results/draws.json.
+LeNet on 5,000 Fashion-MNIST images, trained as in `make reproduce NAME=benchmark`, into the folder runs: the default
+with 8 components, and, for ways without draws, which know nothing of units, 16 components with factors of channels.
+Both are compared on the 1,000 held-out images; the smallest tolerance that needs a quarter of the draws, or less, is
+then measured once on the test images. Writes results/draws.json.
 """
 
 from functools import cache
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from common import Data, Results, data_folder
+from reproduce import read
 from torch import Tensor
 
 import ibnn
@@ -21,7 +22,6 @@ from ibnn import metrics
 from ibnn.data import Images
 from ibnn.lab.job import Job
 from ibnn.lab.parts import prepare
-from ibnn.lab.reproduce import read
 from ibnn.nets import LeNet
 
 SETTING, METHOD, CHANNELS, SEEDS = "LeNet, 5,000 Fashion-MNIST", "iBNN-8", "iBNN-16, channels", (0, 1, 2)

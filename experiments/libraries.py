@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import Results
+from provenance import provenance
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -26,7 +27,6 @@ from ibnn.inputs import Inputs, logits_of
 from ibnn.lab.evaluation import evaluate
 from ibnn.lab.job import Job
 from ibnn.lab.parts import Splits, make_data
-from ibnn.lab.provenance import provenance
 from ibnn.likelihood import Terms
 from ibnn.nets import LeNet
 from ibnn.normal import numbered_seed

@@ -4,9 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import figures
 from common import RESULTS
-
-from ibnn.lab import figures
 
 SETTING = "LeNet, 5,000 Fashion-MNIST"
 OURS = ("SGD", "iBNN-8", "MC-dropout", "BNN-VI", "Ensemble-4, equal cost", "Ensemble-4")

@@ -1,7 +1,7 @@
 """Pruning: a network thinned by several rankings of its channels to the same multiply–adds, and trained on a little.
 
     IBNN_DATA=FOLDER python experiments/prune.py [--nets lenet] [--keeps 0.5] [--methods ours magnitude]
-    ibnn reproduce converged --methods iBNN-8 --seeds 1 --runs RUNS  # or benchmark, for its VGG-16
+    python experiments/reproduce.py converged --method iBNN-8 --seeds 1 --runs RUNS  # or benchmark, for its VGG-16
     IBNN_DATA=FOLDER IBNN_RUN=RUNS/KEY python experiments/prune.py --nets converged  # or vgg16
 
 All start from one iBNN (four components) trained on 10,000 images, and are trained on for the same few epochs on the
@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from common import FIGURES, Data, Results, data_folder, images, parts, scores
+from figures import style
 from torch import nn
 
 import ibnn
@@ -199,8 +200,8 @@ def draw(cells: dict[str, Any]) -> None:
     faster = {cell: ratio for of in cells.values() for cell, ratio in of.get("faster", {}).items()}
     faster |= {f"{name} dense 1.0 0": 1.0 for name in names}
     cells = {cell: found | {"faster": faster.get(cell, float("nan"))} for cell, found in cells.items()}
-    with display.house_style():
-        figure = display.canvas(2.0 * len(names))
+    with style.house_style():
+        figure = style.canvas(2.0 * len(names))
         axes = figure.subplots(len(names), 3, squeeze=False)
         for (cut, tuned, speed), name in zip(axes, names, strict=True):
             level = 100 * cells[f"{name} dense 1.0 0"]["test"]["error"]
@@ -221,7 +222,7 @@ def panel(axes: Any, cells: dict[str, Any], name: str, of: Callable[[dict[str, A
     """A measure of all methods and shares of a network, from the dense one on."""
     whole = cells[f"{name} dense 1.0 0"]
     axes.axhline(of(whole), color=display.OTHER, linewidth=1, label="dense")
-    for method, colour, marker in zip(METHODS[:3], display.COLOURS, display.MARKERS, strict=False):
+    for method, colour, marker in zip(METHODS[:3], display.COLOURS, style.MARKERS, strict=False):
         found = [c for cell, c in cells.items() if cell.startswith(f"{name} {method} ") and cell.endswith(" 0")]
         found = [whole, *sorted(found, key=lambda c: -c["products"])]
         shares = [c["products"] / whole["products"] for c in found]

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from common import RESULTS, Data, images
+from provenance import provenance
 from torch import Tensor, nn
 
 import ibnn
 from ibnn.files.atomic import write_atomically
-from ibnn.lab.provenance import provenance
 from ibnn.nets import VGG16, LeNet, WideResNet, mlp
 
 RESULT = RESULTS / "robustness.json"

@@ -19,14 +19,15 @@ from typing import Any
 
 import torch
 from common import DOCS, FIGURES, Data, Results, Splits, parts, tempered_scores, train_plain
+from figures import markdown
+from figures.style import house_style
 from sklearn.datasets import load_digits
 from tables import fill_in
 from torch import Tensor, nn
 
 import ibnn
 from ibnn.baselines import Plain
-from ibnn.lab.display import house_style, png
-from ibnn.lab.figures import markdown
+from ibnn.lab.display import png
 
 EPOCHS, SEEDS, SAMPLES = 300, (0, 1, 2), 5
 METRICS = {"error": "error %", "nll": "NLL", "ece": "ECE", "nll + T": "NLL + T", "ece + T": "ECE + T"}

@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import figures
 from libraries_table import libraries
+from reproduce import names, read, results
+from table1 import text as table1
 
-from ibnn.lab import bench, figures
-from ibnn.lab.reproduce import names, read, results
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+import bench
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
@@ -52,6 +55,8 @@ def blocks() -> dict[str, str]:
     for name in names():
         if cells := results(read(name), RESULTS).of(read(name)):
             found[name] = figures.markdown(figures.table(read(name), cells)).rstrip() + "\n"
+    (sizes,) = json.loads((RESULTS / "table1.json").read_text())["cells"].values()
+    found["table1"] = figures.markdown(table1(sizes["rows"])) + "\n"
     found["results"] = _benchmark(SHORT)
     found["readme"] = _benchmark(README, "VGG-16/4, 10,000", ("SGD", "BNN-VI", "Ensemble", "MC", "iBNN-8"))
     chosen = json.loads((RESULTS / "choose.json").read_text())["cells"]

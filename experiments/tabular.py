@@ -26,9 +26,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import figures
 import numpy as np
 import torch
 from common import DOCS, FIGURES, RESULTS, Results
+from figures import style
+from reproduce import Results as Cells
 from scipy.special import softmax
 from scipy.stats import norm
 from sklearn import datasets
@@ -50,9 +53,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tables import fill_in
 
-from ibnn.lab import display as style
-from ibnn.lab import figures
-from ibnn.lab.reproduce import Results as Cells
+from ibnn.lab import display
 from ibnn.latent import inverse_softplus
 from ibnn.likelihood import Categorical, Gaussian, Likelihood
 from ibnn.likelihood.temperature import best_temperature
@@ -320,7 +321,7 @@ def figure(cells: dict[str, Any]) -> bytes:
     ticks = {-0.4: "−.4", -0.2: "−.2", -0.1: "−.1", 0: "0", 0.1: ".1", 0.2: ".2", 0.4: ".4", 1: "1", 2: "2"}
     with style.house_style():
         drawn = style.canvas(6.4)
-        colours = (*style.COLOURS[1:], style.OTHER, style.SOFT)
+        colours = (*display.COLOURS[1:], display.OTHER, style.SOFT)
         drawn_as = [{"color": c, "marker": m} for c, m in zip(colours, style.MARKERS, strict=True)]
         kinds = [[n for n in kind if len(paired(cells, n, OURS, "nll")[0])] for kind in (CLASSES, REALS)]
         every = drawn.subplots(2, 1, sharex=True, height_ratios=[len(names) for names in kinds])
@@ -332,7 +333,7 @@ def figure(cells: dict[str, Any]) -> bytes:
                         continue
                     more, place = theirs - ours, row + 0.11 * (number - 3)
                     axes.errorbar(more.mean(), place, xerr=_error(more), lw=1, ms=3.5, **drawn_as[number])
-            axes.axvline(0, color=style.BLUE, lw=1.2)
+            axes.axvline(0, color=display.BLUE, lw=1.2)
             axes.set_yticks(range(len(names)), names)
             axes.set_ylim(len(names) - 0.5, -0.5)
             axes.set_xscale("symlog", linthresh=0.1, linscale=1.5)
@@ -343,7 +344,7 @@ def figure(cells: dict[str, Any]) -> bytes:
             axes.set_title(title)
         every[-1].set_xlabel("NLL of the rival minus NLL of ibnn (right of the line ibnn is better)")
         style.legend(drawn, [style.mark(name, **own) for name, own in zip(METHODS[1:], drawn_as, strict=True)])
-        return style.png(drawn)
+        return display.png(drawn)
 
 
 def page(check: bool) -> int:

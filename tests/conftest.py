@@ -1,12 +1,14 @@
 import gc
 import os
 import runpy
+import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
 from chromium import browser
 
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("experiments", "benchmarks")]
 # Found out once, before torch is imported; the workers of pytest-xdist inherit both variables.
 if "IBNN_TEST_BF16" not in os.environ:
     precision = runpy.run_path(str(Path(__file__).parents[1] / "src" / "ibnn" / "training" / "precision.py"))

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from networks import Encoder
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import ibnn
-from ibnn.lab.measured import Encoder
 from ibnn.layers.observe import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet, mlp
 

@@ -316,7 +316,7 @@ def test_the_sweep_for_divergence_is_quoted() -> None:
 
 def test_the_scaling_page_quotes_its_result_files() -> None:
     page, scaling, overhead = read("docs/scaling.md"), result("scaling"), result("fit-overhead")
-    sizes = {row["net"]: row for row in result("table1-cpu")["cells"]["iBNN / seed 0"]["rows"]}
+    sizes = {row["net"]: row for row in result("table1")["cells"]["table1"]["rows"]}
     for words in (
         f"1 worker {scaling['steps_per_second']['1 worker']} steps/s",
         f"{scaling['steps_per_second']['2 workers']} steps/s",
@@ -397,7 +397,7 @@ def test_the_pages_on_deploying_and_shift_quote_their_result_files() -> None:
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*-cpu.json")), ids=lambda path: path.stem)
 def test_committed_results_are_those_of_the_recipes(path: Path) -> None:
     """A cell of a recipe that has changed since would be a number nobody can reproduce."""
-    from ibnn.lab.reproduce import read, results
+    from reproduce import read, results
 
     experiment = read(path.stem.removesuffix("-cpu"))
     found = results(experiment, path.parent)

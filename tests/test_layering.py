@@ -113,7 +113,7 @@ def imported() -> dict[str, list[str]]:
         before = set(sys.modules)
         import ibnn
         new = sorted(m for m in set(sys.modules) - before if m.split(".")[0] not in sys.stdlib_module_names)
-        import ibnn.lab.jobs, ibnn.lab.reproduce, ibnn.lab.bench, ibnn.lab.demo, ibnn.app.cli
+        import ibnn.lab.jobs, ibnn.lab.demo, ibnn.app.cli
         by_lab = list(started)
         for name in {names!r}:
             importlib.import_module(name)

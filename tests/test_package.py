@@ -31,8 +31,8 @@ def imported() -> dict[str, list[str]]:
         from ibnn.app.cli.app import app
         app(["--help"], standalone_mode=False)
         note("help")
-        import ibnn.lab.figures
-        note("figures")
+        import ibnn.lab.demo
+        note("demo")
         print(json.dumps(loaded))
     """
     found: dict[str, list[str]] = json.loads(run(code).splitlines()[-1])
@@ -42,7 +42,7 @@ def imported() -> dict[str, list[str]]:
 def test_imports_need_only_torch_and_wait_for_what_is_heavy(imported: dict[str, list[str]]) -> None:
     assert imported["ibnn"] == imported["data"] == ["ibnn"]
     assert not {"accelerate", "matplotlib", "sklearn", "pydantic", "PIL"} & set(imported["help"])
-    assert "matplotlib" not in imported["figures"]
+    assert "matplotlib" not in imported["demo"]
 
 
 @pytest.mark.slow

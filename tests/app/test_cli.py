@@ -35,7 +35,6 @@ from ibnn.lab.runs import HELD_OUT, MODEL, RunFolder
 COMMANDS = [
     "demo",
     "plan",
-    "bench",
     "data",
     "data list",
     "data get",
@@ -46,7 +45,6 @@ COMMANDS = [
     "prune",
     "export",
     "serve",
-    "reproduce",
 ]
 TINY = ["--set", "train.steps=12", "--set", "method_options.components=2", "--set", "net_options.hidden=32"]
 TINY += ["--set", "samples=3"]
@@ -1250,16 +1248,9 @@ def test_damaged_runs_can_be_trained_anew(curve: Path, tmp_path: Path) -> None:
         ("serve RUN --megabytes inf", 2, "--megabytes"),
         ("serve RUN --state .", 2, "`--state` to be a file"),
         ("serve RUN --state bad.json", 2, "bad.json` to be JSON, but got an error: Expecting ',' delimiter: line 2"),
-        ("bench -o bad.json", 1, "bad.json` to be JSON"),
-        ("bench -o list.json", 1, "list.json` to be results to go on with"),
-        ("bench -o file/a.json", 2, "`--out`"),
         ("demo --out file", 2, "`--out` to be a folder, but got the file file"),
         ("data get nothing", 2, "the name of a set"),
         ("data get digits --data file", 2, "is a file"),
-        ("reproduce nothing", 2, "Did you mean"),
-        ("reproduce size --seeds 0", 2, "--seeds"),
-        ("reproduce size --out file", 2, "`--out` to be a folder"),
-        ("reproduce size --runs file", 2, "`--runs` to be a folder"),
         ("plan --model lenet", 2, "--net"),
         ("plan --net lenet --option width=nan", 2, "`width` to be positive and a whole number"),
         ("plan --net mlp --option layers=1.5", 2, "`layers` to be at least 0 and a whole number"),
@@ -1304,33 +1295,6 @@ def test_report_leaves_out_what_is_no_finished_run(curve: Path, tmp_path: Path) 
     alone = tmp_path / "alone.html"
     call("report", curve, "-o", alone)
     assert page.read_bytes() == alone.read_bytes()
-
-
-def test_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ibnn.lab import reproduce
-
-    asked = []
-
-    def stub(name: str, **options: Any) -> reproduce.Reproduced:
-        asked.append((name, options))
-        return reproduce.Reproduced([options["out"] / f"{name}.json"], [["method", "error"], ["ibnn", "1.0"]])
-
-    monkeypatch.setattr(reproduce, "reproduce", stub)
-    assert all(name in call("reproduce", "list").stdout for name in reproduce.names())
-    first = reproduce.names()[0]
-    words = ("--methods", "iBNN-8, SGD", "--methods", "BNN-VI, β = 1")
-    result = call("reproduce", first, *words, "--seeds", 2, "--smoke", "--out", tmp_path, "--json")
-    assert json.loads(result.stdout)[first]["table"][1] == ["ibnn", "1.0"]
-    name, options = asked.pop()
-    assert (name, options["seeds"], options["smoke"]) == (first, 2, True)
-    assert options["methods"] == ["iBNN-8", "SGD", "BNN-VI, β = 1"]
-    assert "ibnn" in call("reproduce", "all", "--out", tmp_path).stdout
-    assert [name for name, _ in asked] == reproduce.names()
-    asked.clear()
-    assert "'SGDD'" in call("reproduce", "all", "--methods", "SGDD", code=2).stderr
-    assert asked == []
-    assert "Did you mean" in call("reproduce", first + "x", code=2).stderr
-    assert "preset" in call("reproduce", first, "--preset", "gpu", code=2).stderr
 
 
 def test_demo_shows_its_table_and_where_its_figures_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1402,26 +1366,3 @@ def test_export_of_normalised_images_and_wrong_exports(run: Path, tmp_path: Path
     assert "job.toml" in call("export", tmp_path, code=2).stderr
     assert "the folder" in call("export", run, "-o", tmp_path, "--format", "torch", code=2).stderr
     assert "tflite" in call("export", run, "--format", "tflite", code=2).stderr
-
-
-def test_bench_prints_ratios(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from ibnn.lab import bench
-
-    tiny = replace(bench.QUICK, nets=("lenet",), batch=4, inputs=3, few=2, seconds=0.0, turns=1)
-    monkeypatch.setattr(bench, "QUICK", tiny)
-    monkeypatch.setattr(bench, "ONE", (2, 2))
-    result = call("bench", "--quick", "-o", tmp_path / "speed.json")
-    assert "lenet / step" in result.stderr
-    assert "above its limit" not in result.stderr
-    assert "Overhead dominates" in result.stderr
-    assert "deep ensemble of 4" in result.stdout
-    content = json.loads(call("bench", "--quick", "--json", "-o", tmp_path / "speed.json").stdout)
-    assert content == json.loads((tmp_path / "speed.json").read_text())
-    content["cells"]["lenet / step"]["ratio"] = 1.4
-    monkeypatch.setattr(bench, "bench", lambda *_, **__: content)
-    whole = call("bench")
-    assert "above its limit: lenet, step 1.400 (1.35)\n" in whole.stderr
-    assert "Overhead dominates" in whole.stderr
-    assert "--quick" not in whole.stderr

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import figures
 import pytest
 
 from ibnn import metrics
-from ibnn.lab import demo, figures
+from ibnn.lab import demo
 
 ROOT = Path(__file__).parents[2]
 SMALL: dict[str, Any] = {"epochs": 3, "samples": 1, "components": 2, "valid_per_class": 10}

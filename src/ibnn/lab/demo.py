@@ -23,7 +23,7 @@ from ibnn.convert import convert
 from ibnn.files.atomic import write_atomically
 from ibnn.lab.display import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, dots, histogram, png
 from ibnn.lab.evaluation import LEVELS, observed
-from ibnn.lab.provenance import commit, provenance
+from ibnn.lab.runs import versions
 from ibnn.network import IBNN
 from ibnn.prediction import CategoricalPrediction
 from ibnn.progress import Bar
@@ -160,7 +160,6 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet: bool = False) -> dict[str, Any]:
     """Trains, chooses on validation data, evaluates on test data once, writes figures and results.json."""
-    commit()  # which may change while it trains
     recipe = RECIPE | (recipe or {})
     start = time.monotonic()
     train, valid, test, ood = load_splits(seed, recipe)
@@ -194,7 +193,7 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
         "recipe": recipe,
         "seed": seed,
         "seconds": round(time.monotonic() - start, 1),
-        "versions": provenance("scikit-learn", "numpy"),
+        "versions": versions(),
     }
     draw_figures(out, model, answers, test)
     draw_novelty(out, inputs, kinds)

@@ -87,7 +87,6 @@ SYNONYMS = {  # what users of other libraries call fields and options
 METHOD_SYNONYMS = {"plain": "sgd", "map": "sgd", "mc_dropout": "dropout", "mcdropout": "dropout", "bnn": "vi"}
 METHOD_SYNONYMS |= {"mean_field": "vi", "meanfield": "vi", "deep_ensemble": "ensemble", "deep_ensembles": "ensemble"}
 _OF_TABLES = ("target", "task", "ignore", "test_share")  # fields that only a .csv file has
-_LATER = ("image_size", "posterior", "sampling", "prune")  # fields that older jobs do not have
 
 
 class Job(BaseModel):
@@ -271,10 +270,8 @@ class Job(BaseModel):
 
     @property
     def key(self) -> str:
-        """A short hash of all fields; later ones (of .csv files, folders, sampling) count only where they are set."""
-        defaults = {name: type(self).model_fields[name].default for name in (*_OF_TABLES, *_LATER)}
-        fields = {name: value for name, value in self.model_dump().items() if defaults.get(name, ...) != value}
-        return short_hash(fields)
+        """A short hash of the fields that differ from their defaults."""
+        return short_hash(self.model_dump(exclude_defaults=True))
 
     @classmethod
     def from_toml(cls, source: str | Path) -> "Job":

@@ -18,8 +18,7 @@ from ibnn.lab.display import COSTS
 from ibnn.lab.evaluation import Evaluation, evaluate, scores_of
 from ibnn.lab.job import METHODS, Job, meanings, merged
 from ibnn.lab.parts import Splits, architecture, check_data, check_weights, make_data, make_method, prepare
-from ibnn.lab.provenance import commit, provenance
-from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder
+from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder, versions
 from ibnn.network import FACTORS, IBNN, NUMBERS
 from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.pruning import prune, resize
@@ -65,7 +64,6 @@ def run(
     with nullcontext() if held else home.lock(note=None if quiet else log.warning):
         if (found := finished(job, home)) is not None:  # by the process that had the lock
             return found
-        commit()  # which may change while it trains
         splits, model = prepare(job, data_folder, splits)
         if job.prune is None:  # else there is nothing to go on with until the network is thin
             _begin(job, splits, home)
@@ -143,7 +141,7 @@ def _result(
     name = f"{job.method} {job.net}{kept} {job.data} seed {job.seed}"
     result = {"name": name, "job": job.model_dump(exclude_unset=True)}
     result |= measured.result | {"costs": spent, "diagnosis": history.summary, "training": _training(history)}
-    result |= {"classes": list(splits.whole.classes), "provenance": provenance()}
+    result |= {"classes": list(splits.whole.classes), "provenance": versions()}
     if job.has_code:
         shape = list(splits.train[0][0].shape)
         result["probe"] = {"shape": shape, "outputs": _probed(model, shape, splits.units)}

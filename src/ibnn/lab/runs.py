@@ -11,6 +11,8 @@ with a warning.
 import hashlib
 import json
 import logging
+import os
+import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +26,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ibnn._version import __version__
 from ibnn.errors import DamagedError, complaint
 from ibnn.files.atomic import locked, read_json, read_text, read_toml, write_atomically
 from ibnn.network import NUMBERS
@@ -39,6 +42,12 @@ _WRITTEN = (RESULT, *_CHECKED[1:], HELD_OUT, RECIPE, "chains/chains.safetensors"
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
 T = TypeVar("T")
 log = logging.getLogger("ibnn")
+
+
+def versions() -> dict[str, Any]:
+    """Returns the versions of Python, torch and ibnn, and the size of the machine."""
+    facts = {"python": platform.python_version(), "torch": torch.__version__, "ibnn": __version__}
+    return facts | {"machine": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
 
 
 @dataclass(frozen=True)

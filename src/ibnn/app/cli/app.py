@@ -6,7 +6,7 @@ import typer
 
 from ibnn._version import __version__
 from ibnn.app.cli.answer import evaluate, export, predict, report, serve
-from ibnn.app.cli.explore import bench, data_get, data_list, demo, plan, reproduce
+from ibnn.app.cli.explore import data_get, data_list, demo, plan
 from ibnn.app.cli.options import Debug, Quiet
 from ibnn.app.cli.screen import register
 from ibnn.app.cli.train import prune, train
@@ -59,11 +59,10 @@ def _everywhere(quiet: Quiet = False, debug: Debug = False, version: Annotated[b
     """Takes options before the command; typer shows `help` above."""
 
 
-for first in (demo, plan, bench):
+for first in (demo, plan):
     register(app, first, panel="Explore")
 app.add_typer(sets, name="data", rich_help_panel="Explore")
 register(sets, data_list, name="list")
 register(sets, data_get, name="get")
 for command in (train, predict, evaluate, report, prune, export, serve):
     register(app, command, panel="Train and predict")
-register(app, reproduce, panel="The paper")

@@ -1,4 +1,4 @@
-"""OTHER LIBRARIES: the same network as they make it Bayesian, for `bench`; none of them is a dependency."""
+"""The same network as other libraries make it Bayesian, for bench.py; none of them is a dependency."""
 
 import copy
 import importlib
@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.baselines import MCDropout
-from ibnn.network import IBNN
-from ibnn.prediction import CategoricalPrediction
 
 N_DATA = 50_000  # training examples that the KL is divided by
 
@@ -40,13 +38,11 @@ def plain(net: nn.Module, draws: int = 1, kl: Callable[[nn.Module], Tensor] | No
     return Rival(list(net.parameters()), loss, lambda x: _mean(net(x) for _ in range(draws)), draws)
 
 
-def converted(model: IBNN, draws: int = 1) -> Rival:
+def converted(model: Any, draws: int = 1) -> Rival:
     """An iBNN, a step of Algorithm 1, and its own `predict`."""
 
     def predict(x: Tensor) -> Tensor:
-        answer = model.predict(x, samples=draws // model.components)
-        assert isinstance(answer, CategoricalPrediction)
-        return answer.probs
+        return model.predict(x, samples=draws // model.components).probs
 
     return Rival(list(model.parameters()), lambda x, y: model.elbo(x, y, n_data=N_DATA).loss, predict, draws)
 

@@ -3,9 +3,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import provenance
 import pytest
 
-from ibnn.lab import provenance
+import ibnn
 
 
 def commit() -> str | None:
@@ -22,11 +23,11 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The module's file, where it takes itself to be."""
-    path = tmp_path / "inside" / "provenance.py"
+    """A file of the library, where it takes itself to be."""
+    path = tmp_path / "inside" / "__init__.py"
     path.parent.mkdir()
-    shutil.copyfile(provenance.__file__, path)
-    monkeypatch.setattr(provenance, "__file__", str(path))
+    shutil.copyfile(ibnn.__file__, path)
+    monkeypatch.setattr(ibnn, "__file__", str(path))
     yield path
     provenance.commit.cache_clear()
 

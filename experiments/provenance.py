@@ -1,4 +1,4 @@
-"""PROVENANCE: what a result needs to be believed: versions, commit, machine."""
+"""What a result needs to be believed: versions, commit, machine."""
 
 import importlib.metadata
 import os
@@ -10,16 +10,12 @@ from typing import Any
 
 import torch
 
-from ibnn._version import __version__
+import ibnn
 
 
 def provenance(*packages: str) -> dict[str, Any]:
-    """Returns the versions of Python, torch, ibnn and the named packages, the commit, and the size of the machine.
-
-    >>> sorted(provenance())
-    ['commit', 'cores', 'ibnn', 'machine', 'python', 'threads', 'torch']
-    """
-    facts: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "ibnn": __version__}
+    """Returns the versions of Python, torch, ibnn and the named packages, the commit, and the size of the machine."""
+    facts: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "ibnn": ibnn.__version__}
     facts |= {package: importlib.metadata.version(package) for package in packages}
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     return facts | {"commit": commit()} | machine
@@ -29,17 +25,17 @@ def provenance(*packages: str) -> dict[str, Any]:
 def commit() -> str | None:
     """Returns the commit that the library runs from, with + if its files are changed; None outside a checkout.
 
-    Asks git only once: call it before a long run, during which the checkout may change.
+    Calls git only once: call it before a long run, during which the checkout may change.
     """
     try:
         # the commit has this file, too: installed below a repository, the library is not part of its commits
-        found, _ = _git("rev-parse", "HEAD", f"HEAD:./{Path(__file__).name}").split()
+        found, _ = _git("rev-parse", "HEAD", "HEAD:./__init__.py").split()
         return found[:12] + ("+" if _git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def _git(*words: str) -> str:
-    here = Path(__file__).parent
+    here = Path(ibnn.__file__).parent
     done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""PANELS: calibration, entropy under noise, regression, the plane of the components, and the draws for images."""
+"""Calibration, entropy under noise, regression, the plane of the components, and the draws for images."""
 
 import math
 import statistics
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ibnn.lab.display import BLUE, ORANGE, SKY, SOFT, VERMILION, canvas, dots, legend, mark, patch, stacked, styles
-from ibnn.lab.figures.grid import Cells, Grid, at, auroc, numbers, outsider, spread
+from figures.grid import Cells, Grid, at, auroc, numbers, outsider, spread
+from figures.style import SOFT, canvas, legend, mark, patch, stacked, styles
+from ibnn.lab.display import BLUE, ORANGE, SKY, VERMILION, dots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

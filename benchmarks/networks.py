@@ -1,4 +1,4 @@
-"""MEASURED: the networks of the benchmark, and the limits of their ratios to the plain network."""
+"""The networks of the benchmark, and the limits of their ratios to the plain network."""
 
 from collections.abc import Callable
 

@@ -1,8 +1,13 @@
-"""BENCH: time and memory of an iBNN relative to its plain network; 1 is as fast and as light.
+"""Time and memory of an iBNN relative to its plain network; 1 is as fast and as light.
 
-What is compared takes turns in one process; a ratio is the median over the turns of the ratio of two times.
+    python benchmarks/bench.py [--out FILE] [--only WORD] [--quick]    # or: make bench
+
+What is compared takes turns in one process; a ratio is the median over the turns of the ratio of two times. With --out
+it writes as it goes and continues where it was stopped. All of it takes half an hour on two cores, --only lenet two
+minutes. It calls public functions only: PYTHONPATH=OTHER/src measures another checkout.
 """
 
+import argparse
 import copy
 import json
 import os
@@ -15,17 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from networks import BARS, CLASSES, NETS
+from report import provenance, ratio, saved_bytes, write
+from rivals import RIVALS, Rival, converted, plain
 from torch import Tensor, nn
 
-from ibnn.budget import cost
-from ibnn.convert import convert
-from ibnn.errors import complaint
-from ibnn.files.atomic import read_json, write_atomically
-from ibnn.lab.measured import BARS, CLASSES, NETS
-from ibnn.lab.provenance import provenance
-from ibnn.lab.rivals import RIVALS, Rival, converted, plain
-from ibnn.layers.observe import saved_bytes
-from ibnn.novelty import fit_novelty
+from ibnn import convert, cost, fit_novelty
 
 COMPONENTS = 8  # by default
 ONE = (16, 5)  # components and draws per component for a single input, and against rivals
@@ -69,16 +69,12 @@ def bench(
     size = size or Size()
     content: dict[str, Any] = {"about": "times and bytes of an iBNN to those of its plain network", "cells": {}}
     if path and path.exists():
-        content = read_json(path)
-        if not isinstance(content, dict) or not isinstance(content.get("cells"), dict):
-            remedy = "Pass a new file, or one that `ibnn bench` wrote."
-            raise ValueError(complaint(str(path), "results to go on with", "another file", remedy))
+        content = json.loads(path.read_text())
     content["recipe"] = {"batch": size.batch, "inputs": size.inputs, "components": COMPONENTS}
     cells = _cells(size)
     chosen = [name for name in cells if not only or any(word in name for word in only)]
     if not chosen:
-        got, remedy = ", ".join(only), f"Pass parts of: {'; '.join(cells)}."
-        raise ValueError(complaint("only", "words in the names of cells", got, remedy))
+        raise ValueError(f"No cell's name contains {' or '.join(only)}. Pass parts of: {'; '.join(cells)}.")
     for name in chosen:
         if name in content["cells"]:
             continue
@@ -87,7 +83,7 @@ def bench(
         found = cells[name]() | {"load": round(os.getloadavg()[0], 2), "provenance": machine}
         content["cells"][name] = found
         if path:
-            write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+            write(path, content)
         note(f"{name}: {json.dumps({key: found[key] for key in found if key not in ('load', 'provenance')})}")
     return content
 
@@ -163,11 +159,6 @@ def turns(calls: Mapping[str, Callable[[], object]], size: Size) -> dict[str, li
             times[name].append(time.perf_counter() - start)
         turn += 1
     return times
-
-
-def ratio(ours: list[float], theirs: list[float]) -> float:
-    """Returns the median ratio over the turns."""
-    return round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 4)
 
 
 def _against_plain(times: dict[str, list[float]], **more: float) -> dict[str, Any]:
@@ -326,3 +317,30 @@ def rivals(size: Size) -> dict[str, Any]:
         for name, rival in made.items()
     }
     return {"net": size.rivals, "batch": size.batch, "inputs": size.few, "methods": methods | missing}
+
+
+def main() -> None:
+    """Reads the command line; prints the ratios and the cells above their limits."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="result file; adds the cells that it lacks")
+    parser.add_argument("--only", action="append", help="a part of cells' names (lenet, lenet / step); may be repeated")
+    parser.add_argument("--quick", action="store_true", help="small networks and batches: half a minute")
+    given = parser.parse_args()
+    cells = bench(given.out, size=QUICK if given.quick else None, only=given.only or (), note=print)["cells"]
+    print("\niBNN to plain network: bytes kept for backward, seconds of the rest")
+    _print(rows(cells))
+    for line in () if given.quick else misses(cells):  # the limits are for the full benchmark
+        print(f"above its limit: {line}")
+    if "rivals" in cells:
+        print(f"\n{cells['rivals']['net']}: methods to the plain network")
+        _print(rival_rows(cells["rivals"]))
+
+
+def _print(table: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+if __name__ == "__main__":
+    main()

@@ -3,17 +3,18 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
+import analysis
 import pytest
+import reproduce
 import torch
+from reproduce import Folders, Results, names, read, results
 from torch import nn
 
 from ibnn.convert import revert
-from ibnn.lab import analysis, reproduce
-from ibnn.lab.jobs import Job, read_run, run
-from ibnn.lab.parts import made_data
-from ibnn.lab.reproduce import Results, names, read, results
+from ibnn.lab.job import Job
+from ibnn.lab.jobs import read_run, run
+from ibnn.lab.parts import made_data, make_data
 from ibnn.network import IBNN
 from ibnn.prediction import GaussianPrediction
 
@@ -26,10 +27,8 @@ def test_every_recipe_describes_valid_jobs(name: str, preset: str) -> None:
     cells = list(experiment.cells())
     assert cells
     assert len({cell.name for cell in cells}) == len(cells)
-    if experiment.kind == "jobs":
-        jobs = [Job(**cell.fields) for cell in cells]
-        assert len({job.key for job in jobs}) == len(cells)
-        assert all(job.seed == cell.seed for job, cell in zip(jobs, cells, strict=True))
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert all(cell.job.seed == cell.seed for cell in cells if not cell.members())
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +51,12 @@ LONG += [
     ("name", "preset"), [pytest.param(*both, marks=pytest.mark.slow if tuple(both) in LONG else ()) for both in BOTH]
 )
 def test_every_recipe_runs(name: str, preset: str, runs: Path, tmp_path: Path) -> None:
-    options = {"preset": preset, "seeds": 1, "runs": runs, "out": tmp_path, "quiet": True}
+    options = {"preset": preset, "seeds": 1, "folders": Folders(runs, tmp_path), "quiet": True}
     written, table = reproduce.reproduce(name, smoke=True, **options)  # type: ignore[arg-type]
     source = "benchmark" if name in ("calibration", "ood") else name
     assert written[0] == tmp_path / f"{source}-{preset}-smoke.json"
     assert all(path.stat().st_size > 100 for path in written)
-    assert len(written) == (1 if name == "table1" else 2)
+    assert len(written) == 2
     cells = json.loads(written[0].read_text())["cells"]
     assert len(cells) == sum(cell.seed == 0 for cell in read(name, preset).cells())
     assert all("commit" in cell["provenance"] for cell in cells.values())
@@ -65,43 +64,103 @@ def test_every_recipe_runs(name: str, preset: str, runs: Path, tmp_path: Path) -
     assert not [path for folder in (tmp_path, runs) for path in folder.rglob("*") if "lock" in path.name]
 
 
-def test_cells_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
+RECIPE = """
+title = "A small grid"
+paper = "none"
+figure = "benchmark"
+[presets.cpu]
+seeds = 2
+job = { net = "mlp", net_options = { hidden = 8 }, data = "two-moons", valid = 50, samples = 2, train = { steps = 3 } }
+[[presets.cpu.methods]]
+name = "SGD"
+method = "sgd"
+[[presets.cpu.methods]]
+name = "iBNN"
+method = "ibnn"
+method_options = { components = 2 }
+seeds = 1
+[[presets.cpu.methods]]
+name = "two SGD"
+of = "SGD"
+members = 2
+seeds = 1
+"""
 
-    def counted() -> list[Any]:
-        calls.append("table1")
-        return []
 
-    monkeypatch.setattr(reproduce.sizes, "table1", counted)
-    for _ in range(2):
-        reproduce.reproduce("table1", runs=tmp_path, out=tmp_path, quiet=True)
-    assert len(calls) == 1
-    path = tmp_path / "table1-cpu.json"
-    content = json.loads(path.read_text())
-    content["cells"]["iBNN / seed 0"]["key"] = "of another recipe"
-    path.write_text(json.dumps(content))
-    experiment = read("table1")
-    assert results(experiment, tmp_path).of(experiment) == {}  # no table shows it
-    reproduce.reproduce("table1", runs=tmp_path, out=tmp_path, quiet=True)
-    assert len(calls) == 2
-    assert set(results(experiment, tmp_path).of(experiment)) == {"iBNN / seed 0"}
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+    """The recipe "small", and the folders of its runs and results."""
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "small.toml").write_text(RECIPE)
+    monkeypatch.setattr(reproduce, "HERE", tmp_path)
+    return Folders(tmp_path / "runs", tmp_path / "out")
 
 
-def test_smoke_runs_keep_to_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_every_cell_has_a_row_and_is_run_once(small: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path, figure), table = reproduce.reproduce("small", folders=small, quiet=True)
+    cells = json.loads(path.read_text())["cells"]
+    assert set(cells) == {"SGD / seed 0", "SGD / seed 1", "iBNN / seed 0", "two SGD / seed 0"}
+    assert all({"scores", "costs", "job", "provenance"} <= set(cell) for cell in cells.values())
+    assert [row[0] for row in table[1:]] == ["SGD", "iBNN", "two SGD"]
+    assert figure.is_file()
+    monkeypatch.setattr(reproduce, "run", None)  # nothing is trained from here on
+    before = path.read_bytes()
+    reproduce.reproduce("small", folders=small, quiet=True)
+    assert path.read_bytes() == before
+    path.unlink()
+    reproduce.reproduce("small", folders=small, quiet=True)  # from the kept runs
+    assert json.loads(path.read_text())["cells"]["iBNN / seed 0"] == cells["iBNN / seed 0"]
 
-    def counted(job: Job, *_: Any, **__: Any) -> dict[str, Any]:
-        asked.append(job.train["steps"])
-        return {"scores": {"nll": 1.0}, "costs": {}, "job": job.model_dump(exclude_unset=True), "provenance": {}}
 
-    monkeypatch.setattr(reproduce, "run", counted)
-    monkeypatch.setitem(analysis.ANALYSES, "curve", lambda *_: {})
-    monkeypatch.setattr("ibnn.lab.figures.draw", lambda *_: [])
-    for smoke in (True, False, True, False):
-        reproduce.reproduce("regression", smoke=smoke, seeds=1, runs=tmp_path, out=tmp_path, quiet=True)
-    assert asked == [2] * 15 + [2000] * 15
-    assert {path.name for path in tmp_path.glob("*.json")} == {"regression-cpu.json", "regression-cpu-smoke.json"}
-    assert read("size").only(None, 1) != read("size", smoke=True).only(None, 1)
+def test_kept_runs_answer_again_without_training(small: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path, _), _ = reproduce.reproduce("small", folders=small, quiet=True)
+    cells = json.loads(path.read_text())["cells"]
+    monkeypatch.setattr(reproduce, "run", None)
+    reproduce.reproduce("small", folders=small, quiet=True, again=True)
+    again = json.loads(path.read_text())["cells"]
+    for name, cell in cells.items():
+        assert again[name]["scores"] == pytest.approx(cell["scores"], abs=1e-6)
+        assert again[name]["provenance"] == cell["provenance"]
+        assert "evaluated" in again[name]
+
+
+def test_an_ensemble_of_kept_runs_averages_their_probabilities(small: Folders) -> None:
+    (path, _), _ = reproduce.reproduce("small", folders=small, quiet=True)
+    cell = json.loads(path.read_text())["cells"]["two SGD / seed 0"]
+    members = [cell for cell in read("small").cells() if cell.method["name"] == "SGD"]
+    test = make_data(members[0].job).whole.test
+    probs = torch.stack(
+        [read_run(small.runs / cell.job.key).model.predict(test.x, novelty=False).probs for cell in members]
+    ).mean(0)
+    nll = -probs[torch.arange(len(test.y)), test.y].log().mean()
+    assert cell["scores"]["nll"] == pytest.approx(nll.item(), rel=1e-4)
+    assert cell["costs"]["forwards"] == 2
+    assert cell["job"]["seeds"] == [0, 1]
+
+
+def test_cells_of_another_recipe_are_stale(small: Folders, tmp_path: Path) -> None:
+    reproduce.reproduce("small", methods=["SGD"], folders=small, quiet=True)
+    (tmp_path / "recipes" / "small.toml").write_text(RECIPE.replace("steps = 3", "steps = 4"))
+    experiment = read("small")
+    assert results(experiment, small.out).of(experiment) == {}  # no table shows them
+    reproduce.reproduce("small", methods=["SGD"], folders=small, quiet=True)
+    assert set(results(experiment, small.out).of(experiment)) == {"SGD / seed 0", "SGD / seed 1"}
+
+
+def test_cells_that_another_process_has_are_left_to_it(small: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = next(iter(read("small").cells()))
+    waited = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        lock.__exit__(None, None, None)  # the other process ends
+
+    monkeypatch.setattr("time.sleep", wait)
+    lock = reproduce.RunFolder(small.runs / taken.job.key).lock()
+    lock.__enter__()
+    reproduce.reproduce("small", methods=["SGD"], folders=small, quiet=True)
+    assert len(waited) == 1
+    assert taken.name in results(read("small"), small.out).cells
 
 
 def test_seeds_are_as_many_as_asked_for() -> None:
@@ -115,7 +174,7 @@ def test_seeds_are_as_many_as_asked_for() -> None:
 
 
 def test_experiments_share_runs(tmp_path: Path) -> None:
-    options = {"seeds": 1, "runs": tmp_path / "runs", "out": tmp_path, "smoke": True, "quiet": True}
+    options = {"seeds": 1, "folders": Folders(tmp_path / "runs", tmp_path), "smoke": True, "quiet": True}
     reproduce.reproduce("lenet-softmax", **options)  # type: ignore[arg-type]
     folders = {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()}
     reproduce.reproduce("components", methods=["iBNN-8"], **options)  # type: ignore[arg-type]
@@ -133,14 +192,14 @@ def test_processes_add_to_one_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"name": "benchmrk"}, "Did you mean 'benchmark'"),
-        ({"name": "size", "preset": "gpu"}, "one of cpu, paper"),
-        ({"name": "size", "methods": ["SGDD"]}, "SGDD"),
+        ({"name": "benchmrk"}, "`name`"),
+        ({"name": "size", "preset": "gpu"}, "`preset`"),
+        ({"name": "size", "methods": ["SGDD"]}, "`methods`"),
     ],
 )
 def test_wrong_names_are_named(options: dict[str, object], words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
-        reproduce.reproduce(**options, out=tmp_path, runs=tmp_path, quiet=True)  # type: ignore[arg-type]
+        reproduce.reproduce(**options, folders=Folders(tmp_path, tmp_path), quiet=True)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
@@ -153,7 +212,7 @@ def test_the_plane_holds_the_components(tmp_path: Path) -> None:
     assert splits is not None
     run(job, tmp_path, splits=splits, quiet=True)
     model = read_run(tmp_path).model
-    found = analysis.pca(tmp_path, None, splits, points=3, rows=4)
+    found = analysis.pca(tmp_path, splits, points=3, rows=4)
     assert isinstance(model, IBNN)
 
     def weights(net: nn.Module) -> torch.Tensor:
@@ -174,7 +233,7 @@ def test_the_curve_is_what_the_run_predicts(tmp_path: Path) -> None:
     options = {"hidden": 8, "layers": 1}
     job = Job(net="mlp", net_options=options, data="toy-regression", samples=2, train={"steps": 5})
     run(job, tmp_path, quiet=True)
-    found = analysis.curve(tmp_path, None, None)
+    found = analysis.curve(tmp_path, make_data(job))
     answer = read_run(tmp_path).model.predict(torch.tensor([found["x"]]).T, samples=2)
     assert isinstance(answer, GaussianPrediction)
     total = [a**2 + e**2 for a, e in zip(found["aleatoric_std"], found["epistemic_std"], strict=True)]

@@ -1,11 +1,12 @@
-"""SCORES: error, NLL and ECE by method, and against the number of components or of parameters."""
+"""Error, NLL and ECE by method, and against the number of components or of parameters."""
 
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ibnn.lab.display import COLOURS, MARKERS, SOFT, canvas, label_ends, legend, mark, styles
-from ibnn.lab.figures.grid import Cells, Grid, numbers, spread
+from figures.grid import Cells, Grid, numbers, spread
+from figures.style import MARKERS, SOFT, canvas, label_ends, legend, mark, styles
+from ibnn.lab.display import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

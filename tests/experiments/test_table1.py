@@ -1,9 +1,8 @@
-import pytest
 import torch
+from table1 import Row, table1
 from torch import nn
 
 import ibnn
-from ibnn.lab.sizes import Row, Size, count, table1
 from ibnn.nets import LeNet
 
 METHOD = {
@@ -16,26 +15,9 @@ METHOD = {
 }
 
 
-def test_count_by_hand() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
-    assert count(net) == Size(weights=112 + 8 + 34, nodes=3 + 16, ratio=154 / 19)
-
-
-def test_count_does_not_need_memory() -> None:
-    with torch.device("meta"):
-        net = LeNet()
-    assert count(net) == count(LeNet()) == (41_806, 207, 41_806 / 207)
-
-
-def test_count_refuses_what_has_no_nodes() -> None:
-    with pytest.raises(ValueError, match="layers to convert"):
-        count(nn.ReLU())
-
-
 def test_table_1_is_the_paper_s() -> None:
     rows = table1()
     assert {row.net: (row.weights, row.nodes) for row in rows} == METHOD
-    assert all(row.ratio == row.weights / row.nodes for row in rows)
     assert rows[0] == Row("LeNet", 41_806, 207, 41_806 / 207, printed=23)
     assert all(row.printed == row.nodes for row in rows[1:])
     assert torch.empty(1).device.type == "cpu"  # the meta device is left again

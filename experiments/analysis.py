@@ -1,4 +1,4 @@
-"""ANALYSIS: what some figures show of a finished run beyond its scores."""
+"""What some figures show of a finished run beyond its scores."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,16 +12,16 @@ from ibnn import metrics
 from ibnn.convert import revert
 from ibnn.data import DataSet, Points
 from ibnn.lab.jobs import read_run
-from ibnn.lab.parts import Splits, make_data
+from ibnn.lab.parts import Splits
 from ibnn.lab.runs import RunFolder
 from ibnn.network import IBNN
 from ibnn.prediction import GaussianPrediction, predict
 
 
-def curve(folder: Path, data: str | Path | None, splits: Splits | None) -> dict[str, Any]:
+def curve(folder: Path, splits: Splits) -> dict[str, Any]:
     """Returns the predictive distribution of y = x³ for x from -6 to 6, and the training points."""
     found = read_run(folder)
-    train = (splits or make_data(found.job, data)).train
+    train = splits.train
     assert isinstance(train, Points)
     line = torch.linspace(-6, 6, 121)[:, None]
     answer = predict(found.model, line, samples=found.job.samples)
@@ -31,7 +31,7 @@ def curve(folder: Path, data: str | Path | None, splits: Splits | None) -> dict[
     return {name: _numbers(values) for name, values in parts.items()}
 
 
-def softmax(folder: Path, data: str | Path | None, splits: Splits | None) -> dict[str, Any]:
+def softmax(folder: Path, splits: Splits) -> dict[str, Any]:
     """Returns the least and the most certain test images, and every draw's probabilities for them."""
     home = RunFolder(folder)
     found, classes = home.answers(), home.result["classes"]
@@ -43,10 +43,10 @@ def softmax(folder: Path, data: str | Path | None, splits: Splits | None) -> dic
     return {"classes": classes, "least": entries[:half], "most": entries[half:]}
 
 
-def pca(folder: Path, data: str | Path | None, splits: Splits | None, *, points: int = 15, rows: int = 1000) -> Any:
+def pca(folder: Path, splits: Splits, *, points: int = 15, rows: int = 1000) -> Any:
     """Returns training loss and test error over the plane that the components' weights U diag(μₖ) span around U."""
     found = read_run(folder)
-    model, splits = found.model, splits or make_data(found.job, data)
+    model = found.model
     assert isinstance(model, IBNN), "only components span a plane"
     assert isinstance(splits.whole, DataSet), "of images"
     members = torch.stack([_flat(model.component(k)) for k in range(model.components)])

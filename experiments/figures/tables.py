@@ -1,20 +1,20 @@
-"""TABLES of results: cells as rows of text, mean ± standard deviation over seeds."""
+"""Tables of results: cells as rows of text, mean ± standard deviation over seeds."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ibnn.lab.experiment import Experiment
-from ibnn.lab.figures.grid import Cells, Grid, auroc, grid_of, numbers, outsider, spread
+from figures.grid import Cells, Grid, auroc, grid_of, numbers, outsider, spread
+
+if TYPE_CHECKING:
+    from reproduce import Experiment
 
 NOTHING = "–"
 Text = Callable[[Cells], str]
 
 
-def table(experiment: Experiment, cells: dict[str, Any]) -> list[list[str]]:
+def table(experiment: "Experiment", cells: dict[str, Any]) -> list[list[str]]:
     """Returns results, by name of the cell, as rows of text, the header first; a method with missing seeds says so."""
     grid = grid_of(experiment, cells)
-    if experiment.figure == "table1":
-        return _sizes(grid)
     if experiment.figure == "regression":
         return _regression(grid)
     wanted = WANTED.get(experiment.figure)
@@ -118,11 +118,3 @@ def _regression(grid: Grid) -> list[list[str]]:
                 layers = cells[0]["job"]["net_options"]["layers"]
                 rows.append([_named(name, cells, grid.seeds[setting, name]), f"{layers}", *scores])
     return rows
-
-
-def _sizes(grid: Grid) -> list[list[str]]:
-    """Returns the paper's Table 1."""
-    found: Cells = next((cells[0]["rows"] for *_, cells in grid.having("rows").groups()), [])
-    names = ("weights", "nodes", "ratio", "printed")
-    rows = [[row["net"], *(f"{row[n]:,.0f}" if row.get(n) is not None else NOTHING for n in names)] for row in found]
-    return [["net", "weights", "nodes", "ratio", "nodes in the paper"], *rows]

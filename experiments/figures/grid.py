@@ -1,13 +1,14 @@
-"""GRID: the results of an experiment by setting and method, and numbers of them."""
+"""The results of an experiment by setting and method, and numbers of them."""
 
 import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ibnn.lab.experiment import Experiment
+if TYPE_CHECKING:
+    from reproduce import Experiment
 
 Cells = list[dict[str, Any]]  # of one setting and method, by seed
 
@@ -41,7 +42,7 @@ def _nested(groups: Iterator[tuple[str, str, Cells]]) -> dict[str, dict[str, Cel
     return nested
 
 
-def grid_of(experiment: Experiment, cells: dict[str, Any]) -> Grid:
+def grid_of(experiment: "Experiment", cells: dict[str, Any]) -> Grid:
     """Groups the cells of an experiment by setting and method."""
     pairs = itertools.product(experiment.settings, experiment.methods)
     found: dict[tuple[str, str], Cells] = {(s["name"], m["name"]): [] for s, m in pairs}
@@ -53,6 +54,7 @@ def grid_of(experiment: Experiment, cells: dict[str, Any]) -> Grid:
             found[group].append(cells[cell.name])
     shared = experiment.job.get("method", "ibnn")
     methods = {method["name"]: method.get("method", shared) for method in experiment.methods}
+    methods |= {m["name"]: methods.get(m["of"], shared) for m in experiment.methods if "of" in m}
     sizes = {setting["name"]: float(setting["size"]) for setting in experiment.settings if "size" in setting}
     return Grid(_nested((*key, group) for key, group in found.items()), methods, sizes, seeds)
 
