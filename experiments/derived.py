@@ -1,6 +1,7 @@
 """Models made of kept runs, without training: rows of a recipe with `of`, by the name in `make`."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +23,14 @@ class Ensemble(nn.Module):
     def forwards(self, samples: int) -> int:
         """Returns the forward passes of a prediction."""
         return self.components * (samples if self.random else 1)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Holds all members in eval mode within a block."""
+        with ExitStack() as stack:
+            for member in self.members:
+                stack.enter_context(member.evaluating())
+            yield
 
     def each_draw(self, x: Any, samples: int = 5, seed: int = 0, **options: Any) -> Iterator[Tensor]:
         """Yields draws of the members' outputs, (J, B, C), member by member."""
