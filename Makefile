@@ -42,7 +42,8 @@ lint: $(STAMP) ## ruff and mypy
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
 
-docs: $(STAMP) ## the pages as HTML, in docs/_build, from nothing
+docs: $(STAMP) ## compare the pages' numbers with the result files, make HTML in docs/_build
+	@$(RUN) docs/check_numbers.py
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@rm -rf docs/_build
 	@$(RUN) -m sphinx -q -W --keep-going docs docs/_build

@@ -1,5 +1,4 @@
 import csv
-import importlib
 import json
 import pydoc
 import re
@@ -18,22 +17,13 @@ import torch
 import ibnn
 
 ROOT = Path(__file__).parents[1]
-DOCS, RESULTS = ROOT / "docs", ROOT / "experiments" / "results"
+DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 pages = SimpleNamespace(**runpy.run_path(str(DOCS / "pages.py")))
 
 
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
-
-
-def result(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def table(page: str, name: str) -> list[str]:
-    """The rows between the page's markers of that name, without the head."""
-    return page.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0].splitlines()[2:]
 
 
 def run(page: str) -> dict[str, Any]:
@@ -48,17 +38,6 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 # -------------------------------------------------------------------------------------------------------------- README
-
-
-def test_the_readme_is_short_and_shows_the_way_in() -> None:
-    page = read("README.md")
-    assert len(page) <= 5000
-    assert 1 <= len(table(page, "readme")) <= 6
-    assert 1 <= len(table(page, "readme-novelty")) <= 6
-    for word in ("make demo", "make test", "make bench", "make docs", "-c constraints.txt", "ibnn demo"):
-        assert word in page
-    for call in ("convert", "calibrate", "fit", "predict", "diagnose", "save_pretrained", "load", "export", "sklearn"):
-        assert re.search(rf"\b{call}\b", page)
 
 
 @pytest.mark.usefixtures("short_profile")
@@ -116,14 +95,6 @@ def test_the_reference_names_what_there_is() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- tutorials
-
-
-@pytest.mark.parametrize("page", sorted((DOCS / "tutorials").glob("*.md")), ids=lambda page: page.stem)
-def test_tutorials_show_what_their_code_printed(page: Path) -> None:
-    """`python docs/pages.py` made both."""
-    assert pages.shown(page) == result("tutorials")[page.stem]["shown"]
-    assert all(output.strip() for output in pages.shown(page))
-    assert f"../figures/tutorial-{page.stem}.png" in page.read_text()
 
 
 @pytest.mark.slow
@@ -287,118 +258,3 @@ def test_the_commands_of_the_tabular_page_run() -> None:
     assert Path("houses.html").exists()
     assert Path("houses.onnx").exists()
     sys.modules.pop("mynets")
-
-
-# ------------------------------------------------------------------------------------------------------------- numbers
-
-
-def test_tables_of_results_are_those_of_the_result_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    tables = importlib.import_module("tables")
-    assert tables.main(check=True) == 0
-    homes = {"readme": "README.md", "results": "docs/results.md"}
-    assert all(f"<!-- {name}:begin -->" in read(homes.get(name, "experiments/README.md")) for name in tables.blocks())
-    assert all(f"<!-- {name}:begin -->" in read("docs/performance.md") for name in tables.performance())
-
-
-@pytest.mark.parametrize("name", ["tabular", "sequences", "sampling"])
-def test_pages_quote_the_result_files_of_their_experiments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    assert importlib.import_module(name).page(check=True) == 0
-
-
-def test_the_sweep_for_divergence_is_quoted() -> None:
-    cells = result("robustness")["cells"]
-    assert f"none of its {len(cells)} cells diverged" in read("docs/findings.md")
-    assert {cell["task"] for cell in cells} >= {"lenet", "mlp-regression", "transformer", "vgg16-eighth", "wrn-10-1"}
-    assert not any(cell["diverged"] for cell in cells)
-
-
-def test_the_scaling_page_quotes_its_result_files() -> None:
-    page, scaling, overhead = read("docs/scaling.md"), result("scaling"), result("fit-overhead")
-    sizes = {row["net"]: row for row in result("table1")["cells"]["table1"]["rows"]}
-    for words in (
-        f"1 worker {scaling['steps_per_second']['1 worker']} steps/s",
-        f"{scaling['steps_per_second']['2 workers']} steps/s",
-        f"a speed-up of {scaling['speedup']} (efficiency {scaling['efficiency']})",
-        f"a step takes {overhead['ratio']} times",
-        f"has {2 * 16 * sizes['VGG16-small']['nodes']:,} latent",
-        f"has {2 * 16 * sizes['WideResNet-28x10']['nodes']:,}, 0.8 %",
-    ):
-        assert words in page
-
-
-def test_the_scaling_page_plans_a_large_model() -> None:
-    page, large = read("docs/scaling.md"), result("large")
-    assert f"{large['large']['cost']['latents']:,} latent parameters" in page
-    for name, parts in large["large_gigabytes_by_arithmetic"].items():
-        assert f"| {name} | {' | '.join(map(str, parts.values()))} |" in page
-    for name, way in large["small"]["ways"].items():
-        seconds = large["scaled_step_seconds_of_one_thread_here"][name]
-        numbers = f"| {way['trained_parameters']:,} | {way['over_plain']} | {way['kept_megabytes']} | {seconds} |"
-        assert numbers in page
-
-
-def test_the_page_on_transformers_quotes_their_speed() -> None:
-    page, ratios = read("docs/transformers.md"), result("sequence-speed")["ratios"]
-    for kind, batches in {"LSTM": (32, 128), "GRU": (32, 128), "RNN": (32, 128), "Transformer": (16, 64)}.items():
-        steps = [f"{ratios[f'{kind}, batch {batch}']['step']:.2f}" for batch in batches]
-        memory = f"{ratios[f'{kind}, batch {batches[1]}']['memory']:.2f}"
-        assert f"| {' | '.join([*steps, memory])} |" in page
-
-
-def test_the_performance_page_quotes_its_result_files() -> None:
-    from ibnn import prediction
-
-    page = read("docs/performance.md")
-    cells = result("draws")["cells"]
-    test = [cell[str(prediction.TOLERANCE)] for name, cell in cells.items() if name.startswith("test")]  # the default
-    for key, words in (
-        ("draws", "{:.3f} of the draws"),
-        ("nll", "an NLL {:.4f} times"),
-        ("equal_labels", "{:.4f} of the labels"),
-    ):
-        assert words.format(sum(cell[key] for cell in test) / len(test)) in page
-    assert f"{1 / result('fit-overhead')['ratio']:.1%} of its time".replace("%", " %") in page
-
-
-def test_the_cost_of_choosing_the_noise_is_quoted() -> None:
-    lenet, vgg = ([100 * share for share in of.values()] for of in result("steering")["share"].values())
-    assert f"one run ({min(lenet + vgg):.0f}–{max(lenet + vgg):.0f} % of it to steer)" in read("docs/results.md")
-    page = read("docs/findings.md")
-    assert f"{min(lenet):.0f} to {max(lenet):.0f} % of the CPU seconds of a short run on LeNet" in page
-    assert f"{min(vgg):.0f} to {max(vgg):.0f} % on a VGG-16" in page
-
-
-def test_the_pages_on_deploying_and_shift_quote_their_result_files() -> None:
-    page, found = read("docs/shift.md"), result("shift")
-    alarms = found["false_alarms"]
-    assert f"rang in {100 * alarms['found']:g} % of {alarms['streams']} streams" in page
-    cells = {s: [d[n][name] for n in ("0", "1000") for name in ("median", "most")] for s, d in found["delays"].items()}
-    assert table(page, "shift") == [
-        f"| {s} | {' | '.join('–' if c is None else str(c) for c in row)} |" for s, row in cells.items()
-    ]
-    soon = {name: found["inverted"][name]["median"] for name in ("novelty", "total", "epistemic")}
-    words = "half of the alarms came within {novelty} images by novelty, {total} by the total, and {epistemic} by the"
-    assert words.format(**soon) in " ".join(page.split())
-    page = read("docs/deploying.md")
-    assert table(page, "export") == [
-        f"| {name} | {row['plain_bytes']:,} | {row['draw_bytes']:,} | {row['bytes']:,} | "
-        f"{row['batch 1']['plain_ms']} | {row['batch 1']['ms']} | {row['batch 1']['ratio']} | "
-        f"{row['batch 64']['plain_ms']} | {row['batch 64']['ms']} | {row['batch 64']['ratio']} |"
-        for name, row in result("export").items()
-        if name not in ("recipe", "versions")
-    ]
-    for name, row in result("int8").items():
-        if name not in ("recipe", "versions"):
-            assert f"| {name} | {row['nll']} | {row['ece']} | {row['error']} | {row['bytes']:,} |" in page
-
-
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*-cpu.json")), ids=lambda path: path.stem)
-def test_committed_results_are_those_of_the_recipes(path: Path) -> None:
-    """A cell of a recipe that has changed since would be a number nobody can reproduce."""
-    from reproduce import read, results
-
-    experiment = read(path.stem.removesuffix("-cpu"))
-    found = results(experiment, path.parent)
-    assert [name for name in found.cells if name not in found.of(experiment)] == []

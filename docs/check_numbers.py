@@ -1,0 +1,189 @@
+"""Compares the numbers in the pages with the result files that they come from: `python docs/check_numbers.py`.
+
+`make docs` runs it. Every function below is one comparison; it returns what is wrong, in words, or nothing.
+"""
+
+import importlib
+import json
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+EXPERIMENTS, RESULTS = ROOT / "experiments", ROOT / "experiments" / "results"
+
+
+def read(name: str) -> str:
+    """Returns a page, by its path in the repository."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def result(name: str) -> Any:
+    """Returns the content of a result file."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def table(page: str, name: str) -> list[str]:
+    """Returns the rows between the page's markers of that name, without the head."""
+    return page.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0].splitlines()[2:]
+
+
+def missing(name: str, *quotes: str) -> Iterator[str]:
+    """Yields quotes that a page does not contain, whatever its line breaks."""
+    page = " ".join(read(name).split())
+    yield from (f"{name} does not say: {quote}" for quote in quotes if " ".join(quote.split()) not in page)
+
+
+def tables() -> Iterator[str]:
+    """The tables of results that `experiments/tables.py` fills in."""
+    filled = importlib.import_module("tables")
+    if filled.main(check=True) != 0:
+        yield "tables are out of date: run python experiments/tables.py"
+    homes = {"readme": "README.md", "results": "docs/results.md"}
+    for name in filled.blocks():
+        yield from missing(homes.get(name, "experiments/README.md"), f"<!-- {name}:begin -->")
+    for name in filled.performance():
+        yield from missing("docs/performance.md", f"<!-- {name}:begin -->")
+
+
+def experiments() -> Iterator[str]:
+    """The tables that single experiments fill in."""
+    for name in ("tabular", "sequences", "sampling"):
+        if importlib.import_module(name).page(check=True) != 0:
+            yield f"docs/{name}.md is out of date: run python experiments/{name}.py --page"
+
+
+def recipes() -> Iterator[str]:
+    """Committed results come from the recipes as they are: others cannot be reproduced."""
+    reproduce = importlib.import_module("reproduce")
+    for path in sorted(RESULTS.glob("*-cpu.json")):
+        experiment = reproduce.read(path.stem.removesuffix("-cpu"))
+        found = reproduce.results(experiment, path.parent)
+        known = set(found.of(experiment))
+        yield from (f"{path.name}: {name} is no cell of the recipe" for name in found.cells if name not in known)
+
+
+def tutorials() -> Iterator[str]:
+    """What tutorials show is what their code printed; `python docs/pages.py` writes both."""
+    shown = runpy.run_path(str(DOCS / "pages.py"))["shown"]
+    for page in sorted((DOCS / "tutorials").glob("*.md")):
+        outputs = shown(page)
+        if outputs != result("tutorials")[page.stem]["shown"] or not all(output.strip() for output in outputs):
+            yield f"docs/tutorials/{page.name} shows other outputs than its result file"
+
+
+def divergence() -> Iterator[str]:
+    """The sweep for divergence."""
+    cells = result("robustness")["cells"]
+    yield from missing("docs/findings.md", f"none of its {len(cells)} cells diverged")
+    if any(cell["diverged"] for cell in cells):
+        yield "robustness.json: a cell diverged"
+
+
+def scaling() -> Iterator[str]:
+    """Speed of workers, and the plan of a large model."""
+    found, overhead, large = result("scaling"), result("fit-overhead"), result("large")
+    sizes = {row["net"]: row for row in result("table1")["cells"]["table1"]["rows"]}
+    yield from missing(
+        "docs/scaling.md",
+        f"1 worker {found['steps_per_second']['1 worker']} steps/s",
+        f"{found['steps_per_second']['2 workers']} steps/s",
+        f"a speed-up of {found['speedup']} (efficiency {found['efficiency']})",
+        f"a step takes {overhead['ratio']} times",
+        f"has {2 * 16 * sizes['VGG16-small']['nodes']:,} latent",
+        f"has {2 * 16 * sizes['WideResNet-28x10']['nodes']:,}, 0.8 %",
+        f"{large['large']['cost']['latents']:,} latent parameters",
+    )
+    for name, parts in large["large_gigabytes_by_arithmetic"].items():
+        yield from missing("docs/scaling.md", f"| {name} | {' | '.join(map(str, parts.values()))} |")
+    for name, way in large["small"]["ways"].items():
+        seconds = large["scaled_step_seconds_of_one_thread_here"][name]
+        row = f"| {way['trained_parameters']:,} | {way['over_plain']} | {way['kept_megabytes']} | {seconds} |"
+        yield from missing("docs/scaling.md", row)
+
+
+def transformers() -> Iterator[str]:
+    """Time and memory of sequence models."""
+    ratios = result("sequence-speed")["ratios"]
+    for kind, batches in {"LSTM": (32, 128), "GRU": (32, 128), "RNN": (32, 128), "Transformer": (16, 64)}.items():
+        steps = [f"{ratios[f'{kind}, batch {batch}']['step']:.2f}" for batch in batches]
+        memory = f"{ratios[f'{kind}, batch {batches[1]}']['memory']:.2f}"
+        yield from missing("docs/transformers.md", f"| {' | '.join([*steps, memory])} |")
+
+
+def performance() -> Iterator[str]:
+    """What drawing until answers settle saves, and what `fit` adds to a step."""
+    prediction = importlib.import_module("ibnn.prediction")
+    cells = [cell[str(prediction.TOLERANCE)] for name, cell in result("draws")["cells"].items() if name[:4] == "test"]
+    for key, words in (
+        ("draws", "{:.3f} of the draws"),
+        ("nll", "an NLL {:.4f} times"),
+        ("equal_labels", "{:.4f} of the labels"),
+    ):
+        yield from missing("docs/performance.md", words.format(sum(cell[key] for cell in cells) / len(cells)))
+    share = f"{1 / result('fit-overhead')['ratio']:.1%} of its time".replace("%", " %")
+    yield from missing("docs/performance.md", share)
+
+
+def steering() -> Iterator[str]:
+    """The cost of choosing the noise."""
+    lenet, vgg = ([100 * share for share in of.values()] for of in result("steering")["share"].values())
+    one = f"one run ({min(lenet + vgg):.0f}–{max(lenet + vgg):.0f} % of it to steer)"
+    yield from missing("docs/results.md", one)
+    yield from missing(
+        "docs/findings.md",
+        f"{min(lenet):.0f} to {max(lenet):.0f} % of the CPU seconds of a short run on LeNet",
+        f"{min(vgg):.0f} to {max(vgg):.0f} % on a VGG-16",
+    )
+
+
+def shift() -> Iterator[str]:
+    """False alarms and delays."""
+    found = result("shift")
+    alarms = found["false_alarms"]
+    soon = {name: found["inverted"][name]["median"] for name in ("novelty", "total", "epistemic")}
+    words = "half of the alarms came within {novelty} images by novelty, {total} by the total, and {epistemic} by the"
+    rang = f"rang in {100 * alarms['found']:g} % of {alarms['streams']} streams"
+    yield from missing("docs/shift.md", rang, words.format(**soon))
+    cells = {s: [d[n][name] for n in ("0", "1000") for name in ("median", "most")] for s, d in found["delays"].items()}
+    rows = [f"| {s} | {' | '.join('–' if c is None else str(c) for c in row)} |" for s, row in cells.items()]
+    if table(read("docs/shift.md"), "shift") != rows:
+        yield "docs/shift.md: its table is not that of shift.json"
+
+
+def deploying() -> Iterator[str]:
+    """Sizes and times of exported files."""
+    facts = ("recipe", "versions")
+    rows = [
+        f"| {name} | {row['plain_bytes']:,} | {row['draw_bytes']:,} | {row['bytes']:,} | "
+        f"{row['batch 1']['plain_ms']} | {row['batch 1']['ms']} | {row['batch 1']['ratio']} | "
+        f"{row['batch 64']['plain_ms']} | {row['batch 64']['ms']} | {row['batch 64']['ratio']} |"
+        for name, row in result("export").items()
+        if name not in facts
+    ]
+    if table(read("docs/deploying.md"), "export") != rows:
+        yield "docs/deploying.md: its table is not that of export.json"
+    for name, row in result("int8").items():
+        if name not in facts:
+            line = f"| {name} | {row['nll']} | {row['ece']} | {row['error']} | {row['bytes']:,} |"
+            yield from missing("docs/deploying.md", line)
+
+
+COMPARISONS = (
+    tables, experiments, recipes, tutorials, divergence, scaling, transformers, performance, steering, shift, deploying,
+)  # fmt: skip
+
+
+def main() -> int:
+    """Runs all comparisons, prints what is wrong, and returns the number of mistakes, at most 1."""
+    sys.path.insert(0, str(EXPERIMENTS))
+    wrong = [f"{compare.__name__}: {words}" for compare in COMPARISONS for words in compare()]
+    print("\n".join(wrong) or f"{len(COMPARISONS)} comparisons of pages with result files: all equal")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
