@@ -1,7 +1,9 @@
+import importlib
 import json
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +66,11 @@ def test_dir_shows_the_public_names_and_nothing_imported_for_own_use(imported: d
 @pytest.mark.parametrize("name", ibnn.__all__)
 def test_public_names_are_documented(name: str) -> None:
     assert getattr(ibnn, name).__doc__
+
+
+def test_modules_do_not_hide_public_functions_of_the_same_name() -> None:
+    """`ibnn.convert` and `ibnn.draws` are modules, too; importing them later must not replace the functions."""
+    for path in sorted(Path(ibnn.__path__[0]).glob("*.py")):
+        if not path.stem.startswith("__"):
+            importlib.import_module(f"ibnn.{path.stem}")
+    assert [name for name in ibnn.__all__ if isinstance(getattr(ibnn, name), types.ModuleType)] == ["metrics"]

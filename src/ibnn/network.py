@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ibnn import mixture, objective
+from ibnn.draws import Draws
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, Pick, batch_length, call_arguments, check_rows, evaluating, repeat_rows, tree_map
 from ibnn.latent import strip
@@ -16,7 +17,6 @@ from ibnn.layers.registry import duplicate, fold
 from ibnn.layers.sides import BiasLatents, Where
 from ibnn.layers.units import UnitFactors
 from ibnn.likelihood import Likelihood
-from ibnn.passes import Draws
 from ibnn.posterior import Posterior
 from ibnn.prediction import predict
 
