@@ -82,7 +82,7 @@ def test_keep_one_returns_an_equal_model() -> None:
 def test_a_thinner_model_is_the_given_one_with_z_zero(
     make: type[nn.Module], draws: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruning, "make_up", lambda *_: None)
+    monkeypatch.setattr(pruning, "compensate", lambda *_: None)
     torch.manual_seed(0)
     model, generator = model_of(make(), draws=draws), torch.random.get_rng_state()
     model.likelihood.set_temperature(1.5)

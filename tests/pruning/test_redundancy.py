@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import ibnn
 from ibnn.pruning.channels import find_channels
 from ibnn.pruning.cutting import without
-from ibnn.pruning.redundancy import make_up, second_moments, untold
+from ibnn.pruning.redundancy import compensate, second_moments, unexplained
 
 
 def test_second_moments_are_those_of_many_draws() -> None:
@@ -35,7 +35,7 @@ def test_what_others_tell_is_that_of_least_squares() -> None:
         others = a[:, [n for n in range(4) if n != node]]
         left = a[:, node] - others @ torch.linalg.lstsq(others, a[:, node]).solution
         expected = left.square().sum() / a[:, node].square().sum()
-        assert float(untold(a.T @ a, 4)[node]) == pytest.approx(float(expected))
+        assert float(unexplained(a.T @ a, 4)[node]) == pytest.approx(float(expected))
 
 
 def _cut(net: nn.Module, x: Tensor, gone: slice, std: float = 0.0) -> tuple[ibnn.IBNN, ibnn.IBNN]:
@@ -45,7 +45,7 @@ def _cut(net: nn.Module, x: Tensor, gone: slice, std: float = 0.0) -> tuple[ibnn
     channels = find_channels(net, x)
     lost = set(channels.layers["0"].outs[gone].tolist())
     bare, whole = without(model, channels, lost), without(model, channels, lost)
-    make_up(whole, model, channels, lost, second_moments(model, channels, [x]))
+    compensate(whole, model, channels, lost, second_moments(model, channels, [x]))
     return bare, whole
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -57,31 +57,26 @@ class _Count:
         outs, all_outs = (1, 1) if layer.depthwise else (outs, len(layer.outs))
         return layer.products * ins * outs // (len(layer.ins) * all_outs)
 
-    def cut(self, channel: int) -> int:
-        """Cuts a channel; returns the multiply–adds that this saves."""
-        return -self._change(channel, -1)
+    def change(self, channels: Iterable[int], sign: int) -> int:
+        """Cuts channels (−1) or puts them back (+1); returns by how much the multiply–adds change."""
+        total = 0
+        for channel in channels:
+            before = sum(self._products(number) for number, _, _ in self.uses[channel])
+            for number, ins, outs in self.uses[channel]:
+                self.ins[number] += sign * ins
+                self.outs[number] += sign * outs
+            total += sum(self._products(number) for number, _, _ in self.uses[channel]) - before
+        return total
 
-    def cut_all(self, lot: Sequence[int]) -> int:
+    def cut(self, lot: Sequence[int]) -> int:
         """Cuts channels and returns what this saves; 0, and none is cut, if a layer would be left without others."""
         saved = 0
         for place, channel in enumerate(lot):
             if not self.spare(channel):
-                for before in lot[:place]:
-                    self.restore(before)
+                self.change(lot[:place], 1)
                 return 0
-            saved += self.cut(channel)
+            saved -= self.change([channel], -1)
         return saved
-
-    def restore(self, channel: int) -> int:
-        """Puts a channel back; returns the multiply–adds that this costs."""
-        return self._change(channel, 1)
-
-    def _change(self, channel: int, sign: int) -> int:
-        before = sum(self._products(number) for number, _, _ in self.uses[channel])
-        for number, ins, outs in self.uses[channel]:
-            self.ins[number] += sign * ins
-            self.outs[number] += sign * outs
-        return sum(self._products(number) for number, _, _ in self.uses[channel]) - before
 
     def spare(self, channel: int) -> bool:
         """Whether every layer that makes a channel has others."""
@@ -93,22 +88,22 @@ def costs(channels: Channels) -> dict[int, int]:
     """Returns the multiply–adds that each channel which can be cut would save alone."""
     count, found = _Count(channels), dict[int, int]()
     for channel in channels.cuttable:
-        count.cut(channel)
-        found[channel] = count.restore(channel)
+        count.change([channel], -1)
+        found[channel] = count.change([channel], 1)
     return found
 
 
 def choose(channels: Channels, scores: Mapping[int, float], products: float, block: int = 1) -> set[int]:
-    """Returns the channels to cut: those of the lowest scores, until at most so many multiply–adds are left.
+    """Returns the channels to cut: those of the lowest scores, until at most `products` multiply–adds are left.
 
-    With a `block` the layers that are cut keep multiples of so many outputs, if that is possible.
+    Layers that are cut keep multiples of `block` outputs, if that is possible.
     """
     count, gone = _Count(channels), list[list[int]]()
     left = sum(layer.products for layer in channels.layers.values())
     for lot in _lots(count, scores, block):
         if left <= products:
             break
-        if saved := count.cut_all(lot):
+        if saved := count.cut(lot):
             left -= saved
             gone.append(lot)
     if left > products:
@@ -116,11 +111,11 @@ def choose(channels: Channels, scores: Mapping[int, float], products: float, blo
             return choose(channels, scores, products)
         raise ValueError(_too_little(channels, left, products))
     for lot in [lot for lot in reversed(gone) if len(lot) == block]:  # the last may have saved more than was needed
-        if left + (back := sum(map(count.restore, lot))) <= products:
+        if left + (back := count.change(lot, 1)) <= products:
             left += back
             gone.remove(lot)
         else:
-            count.cut_all(lot)
+            count.cut(lot)
     return {channel for lot in gone for channel in lot}
 
 

@@ -19,8 +19,8 @@ from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
 from ibnn.pruning.channels import Channels, find_channels
 from ibnn.pruning.cutting import BLOCK, Size, choose, size, why_whole, without
-from ibnn.pruning.redundancy import make_up
-from ibnn.pruning.scores import Ranking, placed
+from ibnn.pruning.redundancy import compensate
+from ibnn.pruning.scores import Ranking, to_device_of
 
 BATCH, TRACED = 128, 2  # rows whose gradients are taken at once, and rows that channels are found with
 ROUNDS, ROWS = 5, 1000  # in which the sensitivity is found anew, and rows of the data that each takes
@@ -81,8 +81,8 @@ def prune(
 
     A node is an input of one layer and an output of another: cutting it shortens both, and BatchNorm between them. The
     thinner network computes what the given one does with z = 0 at the nodes that are gone, which is checked. Then the
-    weights of the other nodes make up for them as well as they can. The given model stays as it is. Train the thinner
-    one on with `fit`; it has no novelty reference until then (see `fit_novelty`).
+    weights of the other nodes compensate for them as well as they can. The given model stays as it is. Train the
+    thinner one on with `fit`; it has no novelty reference until then (see `fit_novelty`).
 
     Args:
         model: Made by `ibnn.convert`, and trained, or converted from a trained network.
@@ -151,7 +151,7 @@ def _few(model: IBNN, source: Source, seed: int) -> Inputs:
     refuse_nan(share.x, argument="data")
     rows = batch_length(share.x)
     few = torch.arange(TRACED) % rows
-    return placed(model, slice_rows(share.x, few, rows))
+    return to_device_of(model, slice_rows(share.x, few, rows))
 
 
 def _channels(model: IBNN, x: Inputs) -> Channels:
@@ -170,7 +170,7 @@ def _thin(ranking: Ranking, scores: dict[int, float], x: Inputs, products: float
         gone = choose(channels, scores, products, block)
         thin = without(model, channels, gone)
         if not (wrong := _difference(model, thin, channels, gone, x)):
-            make_up(thin, model, channels, gone, ranking.moments)
+            compensate(thin, model, channels, gone, ranking.moments)
             return thin
         for layer in channels.layers.values():
             one = next((c for c in layer.outs.tolist() if c in gone), None)

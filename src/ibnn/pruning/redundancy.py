@@ -1,8 +1,8 @@
-"""Lets the nodes of a layer that stay make up for those that are cut.
+"""Compensates for cut nodes by the weights of the other nodes of their layer.
 
-A layer computes U a + b, with a = z ∘ x. Where a node is gone, the others still tell something of it: its best linear
-guess from them, over rows, places and draws, is put into their weights and the bias. So what the layer loses is what
-they could not tell. Noise counts: a node with a noisy z tells less.
+A layer computes U a + b, with a = z ∘ x. The linear least-squares prediction of a cut node from the others, over rows,
+places and draws, is added to their weights and to the bias. The layer loses only what they do not explain. Noise
+counts: a node with a noisy z explains less.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,7 +17,7 @@ from ibnn.inputs import Inputs
 from ibnn.network import IBNN
 from ibnn.pruning.channels import Channels, Layer
 
-MOST = 2048  # nodes of a layer whose second moments are held; those of larger ones are not told by others
+MOST = 2048  # nodes of a layer whose second moments are held; larger layers are not compensated
 RIDGE = 1e-4  # of the mean second moment, added to all, so that there is an inverse
 Moments = dict[str, Tensor]
 
@@ -25,7 +25,7 @@ Moments = dict[str, Tensor]
 def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -> Moments:
     """Returns E[a aᵀ] of the nodes of each layer, over rows, places and draws; a layer with a bias has a last node 1.
 
-    The layers that are left out have too many nodes, outputs of one node each, no latents, or weights that others use.
+    It leaves out layers with too many nodes, depthwise convolutions, and layers without latents.
     """
     own = {name: latent for name, latent in model.latents.items() if name in channels.layers}
     own = {name: latent for name, latent in own.items() if latent.nodes <= MOST and not channels.layers[name].depthwise}
@@ -58,14 +58,14 @@ def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -
 
 
 def _has_constant(layer: Layer) -> bool:
-    """Whether a constant can be put into a layer's bias: outputs of a transposed convolution differ by place."""
+    """Whether a layer's bias can take a constant: outputs of a transposed convolution differ by place."""
     return layer.module.bias is not None and not isinstance(layer.module, nn.modules.conv._ConvTransposeNd)
 
 
-def untold(moments: Tensor, nodes: int) -> Tensor:
-    """Returns the share of each node's second moment that the others do not tell, in (0, 1].
+def unexplained(moments: Tensor, nodes: int) -> Tensor:
+    """Returns the share of each node's second moment that the others do not explain, in (0, 1].
 
-    >>> untold(torch.tensor([[1.0, 0.6], [0.6, 1.0]]), 2)
+    >>> unexplained(torch.tensor([[1.0, 0.6], [0.6, 1.0]]), 2)
     tensor([0.6400, 0.6400])
     """
     share: Tensor = 1 / (moments.diagonal() * torch.linalg.inv(moments).diagonal())
@@ -73,8 +73,8 @@ def untold(moments: Tensor, nodes: int) -> Tensor:
 
 
 @torch.no_grad()
-def make_up(thin: IBNN, model: IBNN, channels: Channels, gone: Collection[int], moments: Moments) -> None:
-    """Puts what the nodes that stay tell of those that are gone into the weights and biases of a thinner model."""
+def compensate(thin: IBNN, model: IBNN, channels: Channels, gone: Collection[int], moments: Moments) -> None:
+    """Adds the predictions of cut nodes to the weights and biases of a thinner model."""
     for name, second in moments.items():
         layer = channels.layers[name]
         lost = torch.tensor([channel in gone for channel in layer.ins.tolist()])
@@ -82,7 +82,7 @@ def make_up(thin: IBNN, model: IBNN, channels: Channels, gone: Collection[int], 
             continue
         stays = torch.cat([~lost, lost.new_ones(len(second) - len(lost))]).nonzero()[:, 0].to(second.device)
         cut = lost.nonzero()[:, 0].to(second.device)
-        guess = torch.linalg.solve(second[stays][:, stays], second[stays][:, cut]).T  # of the lost by those that stay
+        guess = torch.linalg.solve(second[stays][:, stays], second[stays][:, cut]).T  # (cut, staying)
         weight: Tensor = model.net.get_submodule(name).weight  # type: ignore[assignment]
         axis = 0 if isinstance(layer.module, nn.modules.conv._ConvTransposeNd) else 1
         outs = torch.tensor([channel not in gone for channel in layer.outs.tolist()]).nonzero()[:, 0]

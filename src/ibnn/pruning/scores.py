@@ -19,7 +19,7 @@ from ibnn.network import IBNN
 from ibnn.normal import Space, address, numbered_words, words
 from ibnn.pruning.channels import Channels
 from ibnn.pruning.cutting import costs
-from ibnn.pruning.redundancy import Moments, second_moments, untold
+from ibnn.pruning.redundancy import Moments, second_moments, unexplained
 
 
 class Ranking:
@@ -69,7 +69,7 @@ class Ranking:
         """Returns the sum over rows of the sensitivity of the loss to each channel; each row misses some others."""
         model, total, device = self.model, torch.zeros(len(self.costs)), self.groups.device
         lost = [
-            untold(self.moments[name], latent.nodes) if name in self.moments else torch.ones(latent.nodes)
+            unexplained(self.moments[name], latent.nodes) if name in self.moments else torch.ones(latent.nodes)
             for name, latent in model.latents.items()
         ]
         part = torch.cat([each.to(device, torch.float32) for each in lost]).sqrt()
@@ -89,7 +89,7 @@ class Ranking:
             for batch in self.source.epoch(self.seed, 0):
                 whole = batch_length(batch.x)
                 count = min(whole, self.rows - done)
-                x = placed(self.model, slice_rows(batch.x, slice(count), whole))
+                x = to_device_of(self.model, slice_rows(batch.x, slice(count), whole))
                 yield done, x, batch.y[:count].to(self.groups.device)
                 done += count
                 if done >= self.rows:
@@ -108,7 +108,7 @@ def sensitivities(
         draws: A draw for each row.
         groups: The channel of every node, (nodes,), numbered from 0; −1 for none.
         mask: m of each row, (B, channels).
-        part: Factor on the gradient of each node, (nodes,): the part that other nodes do not make up for.
+        part: Factor on the gradient of each node, (nodes,): the part that other nodes do not explain.
     """
     likelihood, z, channels = model.likelihood, draws.z.detach(), int(groups.max()) + 1
     at = torch.where(groups < 0, channels, groups).to(z.device)
@@ -149,7 +149,7 @@ def row_gradients(model: IBNN, x: Inputs, draws: Draws, of: Callable[[Tensor], T
     return torch.stack(each).reshape(*found.shape, *z.shape)
 
 
-def placed(model: IBNN, x: Inputs) -> Inputs:
+def to_device_of(model: IBNN, x: Inputs) -> Inputs:
     """Returns inputs in the network's dtype and on its device."""
     like = next(model.net.parameters())
     return tree_map(lambda t: t.to(like.device), as_tensors(x, like.dtype))
