@@ -16,7 +16,7 @@ import report
 import torch
 
 import ibnn
-from ibnn.app.asking.run import Asked
+from ibnn.app.predictor import Predictor
 from ibnn.data import load
 from ibnn.lab.jobs import make_data
 from ibnn.novelty import measure
@@ -43,11 +43,15 @@ def delays(shift: float, calm: int, generator: torch.Generator) -> dict[str, int
 
 
 def inverted(folder: Path) -> dict[str, dict[str, int]]:
-    asked = Asked.read(folder)
-    model, reference, options = asked.run.model, asked.reference, {"samples": asked.samples, "novelty": False}
-    valid = make_data(asked.run.job, None).valid
+    predictor = Predictor.read(folder)
+    model, reference, options = (
+        predictor.run.model,
+        predictor.reference,
+        {"samples": predictor.samples, "novelty": False},
+    )
+    valid = make_data(predictor.run.job, None).valid
     held = model.predict(valid.__getitems__(list(range(len(valid))))[0], **options)
-    x = asked.normalised(1 - load(asked.run.job.data).test.images.float() / 255)
+    x = predictor.normalised(1 - load(predictor.run.job.data).test.images.float() / 255)
     found = model.predict(x, **options)
     scores = {name: (getattr(held, name), getattr(found, name)) for name in ("epistemic", "total")}
     scores["novelty"] = (-reference.held_out_p_values().log(), -measure(model, x).p_value.log())
@@ -61,7 +65,7 @@ def inverted(folder: Path) -> dict[str, dict[str, int]]:
             alarms.append(monitor.alarm)
         alarms.sort()  # all ring
         result[name] = {"median": alarms[REPEATS // 2], "most": alarms[9 * REPEATS // 10]}
-    return result | {"run": asked.run.result["name"], "images": len(x)}
+    return result | {"run": predictor.run.result["name"], "images": len(x)}
 
 
 def main() -> None:

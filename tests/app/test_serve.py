@@ -24,7 +24,7 @@ from chromium import Browser
 from PIL import Image
 
 from ibnn import data
-from ibnn.app.asking.run import Asked
+from ibnn.app.predictor import Predictor
 from ibnn.lab import jobs
 from ibnn.lab.runs import HELD_OUT, MODEL, RunFolder
 from ibnn.novelty import Reference
@@ -67,7 +67,7 @@ class Running:
     """A service in a thread of this process."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.service = Service(Asked.read(folder), **options)
+        self.service = Service(Predictor.read(folder), **options)
         app = make_app(self.service, megabytes=0.2)
         at = listen("127.0.0.1", 0)
         self.address = at.getsockname()
@@ -410,7 +410,7 @@ def test_the_monitor_rings_for_shifted_images_and_survives_a_restart(
     finally:
         second.stop()
     with pytest.raises(ValueError, match="of another run or false-alarm rate"):
-        Service(Asked.read(folder), false_alarm=0.5, state=state)
+        Service(Predictor.read(folder), false_alarm=0.5, state=state)
 
 
 def test_novel_images_are_withheld_counted_and_ring(folder: Path, pixels: torch.Tensor) -> None:
@@ -447,7 +447,7 @@ def test_a_run_from_before_novelty_is_served_as_it_was(folder: Path, pixels: tor
     finally:
         served.stop()
     with pytest.raises(ValueError, match=r"`novelty` to be 0 for a run that knows no reference data, but got 0\.01"):
-        Service(Asked.read(copy), novelty=0.01)
+        Service(Predictor.read(copy), novelty=0.01)
 
 
 def test_the_monitor_ranks_novelty_as_the_scores_rank() -> None:
@@ -469,7 +469,7 @@ def test_scores_of_other_draws_are_not_compared(folder: Path, tmp_path: Path, mo
     monkeypatch.setattr(jobs, "make_data", gone)
     copy = without_reference(folder, tmp_path / "run")
     for samples, watched in ((3, False), (2, True)):  # the stored test answers have 2
-        service = Service(Asked.read(copy, samples))
+        service = Service(Predictor.read(copy, samples))
         assert service.held_out.source == "test answers of the run folder"
         assert (service.health()["shift"] is not None) == watched
         service.close()
@@ -515,7 +515,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_numbers_are_served_with_intervals(curve: Running) -> None:
     x = torch.tensor([[-3.0], [0.5], [40.0]])
     found = curve.predict(json={"inputs": x.tolist()}, query="?draws=true")
-    expected = curve.service.asked.run.model.predict(x, samples=3, seed=0)
+    expected = curve.service.predictor.run.model.predict(x, samples=3, seed=0)
     low, high = expected.interval(0.9)  # type: ignore[attr-defined]
     named = {name: getattr(expected, name) for name in ("mean", "std", "aleatoric", "epistemic")}
     assert list(found) == ["target", "rows"]
@@ -537,7 +537,7 @@ def test_numbers_are_served_with_intervals(curve: Running) -> None:
 
 
 def test_the_monitor_rings_for_rows_from_elsewhere(curve: Running) -> None:
-    service = Service(curve.service.asked, false_alarm=0.02)
+    service = Service(curve.service.predictor, false_alarm=0.02)
     try:
         service.ask(Question(8 * torch.rand(100, 1) - 4, False)).result(30)
         assert service.health()["shift"]["alarm"] is False
@@ -551,7 +551,7 @@ def test_the_monitor_rings_for_rows_from_elsewhere(curve: Running) -> None:
 def test_too_few_held_out_answers_leave_inputs_unwatched(tmp_path: Path) -> None:
     fields = CURVE.model_dump(exclude_unset=True) | {"valid": 10, "train": {"steps": 2, "beta": 1.0}}
     jobs.run(jobs.Job(**fields), tmp_path / "run", quiet=True)
-    service = Service(Asked.read(tmp_path / "run"))
+    service = Service(Predictor.read(tmp_path / "run"))
     try:
         assert service.monitor is None
         assert "needs 16 held-out answers, and there are 10" in service.unwatched
@@ -562,7 +562,7 @@ def test_too_few_held_out_answers_leave_inputs_unwatched(tmp_path: Path) -> None
 def test_a_single_network_of_numbers_has_nothing_to_watch(tmp_path: Path) -> None:
     fields = CURVE.model_dump(exclude_unset=True) | {"method": "sgd", "method_options": {}, "train": {"steps": 2}}
     jobs.run(jobs.Job(**fields), tmp_path / "run", quiet=True)
-    service = Service(Asked.read(tmp_path / "run"))
+    service = Service(Predictor.read(tmp_path / "run"))
     assert (service.monitor, service.health()["shift"]) == (None, None)
     assert service.unwatched == "a single network is equally uncertain about every number"
     service.close()
@@ -574,7 +574,7 @@ def test_rows_of_a_table_are_labelled_by_order_or_by_name(table: Running) -> Non
     assert [row["label"] for row in found["rows"]] == ["up", "down</script>"]
     named = table.predict(json={"inputs": [{"<b>": 200, "a": 2}, {"a": -2, "<b>": -200}]}, query="?draws=true")
     assert named == found
-    expected = table.service.asked.run.model.predict(torch.tensor([[2.0, 200.0]]), samples=3, seed=0)
+    expected = table.service.predictor.run.model.predict(torch.tensor([[2.0, 200.0]]), samples=3, seed=0)
     assert found["rows"][0]["probabilities"] == pytest.approx(expected.probs[0].tolist(), abs=1e-6)  # type: ignore[attr-defined]
     draws = torch.tensor(found["rows"][0]["draws"])
     torch.testing.assert_close(draws.mean(0), expected.probs[0], rtol=0, atol=1e-6)  # type: ignore[attr-defined]

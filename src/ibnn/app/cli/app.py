@@ -1,13 +1,14 @@
-"""COMMANDS in the order in which a user meets them, and the help that teaches them."""
+"""Registers the commands in the order in which a user meets them, and words the help."""
 
 from typing import Annotated
 
 import typer
 
 from ibnn._version import __version__
-from ibnn.app.cli.answer import evaluate, export, predict, report, serve
 from ibnn.app.cli.explore import data_get, data_list, demo, plan
+from ibnn.app.cli.finished import evaluate, export, report, serve
 from ibnn.app.cli.options import Debug, Quiet
+from ibnn.app.cli.predict import predict
 from ibnn.app.cli.screen import register
 from ibnn.app.cli.train import prune, train
 

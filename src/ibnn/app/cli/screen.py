@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from ibnn.app.asking import finite
+from ibnn.app import finite
 from ibnn.app.cli.options import Debug, Quiet
 from ibnn.errors import DamagedError, complaint, nearest
 

@@ -21,8 +21,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ibnn._version import __version__
-from ibnn.app.asking import finite
-from ibnn.app.asking.run import Asked
+from ibnn.app import finite
+from ibnn.app.predictor import Predictor
 from ibnn.app.serve import requests
 from ibnn.app.serve.requests import Answer, Answers, Health, Number, Numbers, receive, route_options
 from ibnn.app.serve.service import Counts, Question, Row, Service
@@ -58,7 +58,7 @@ def make_app(service: Service, *, megabytes: float = 10) -> FastAPI:
     app = FastAPI(
         title="ibnn",
         version=__version__,
-        description=f"Answers with uncertainty: {service.asked.run.result['name']}.",
+        description=f"Answers with uncertainty: {service.predictor.run.result['name']}.",
         lifespan=lifespan,
         docs_url=None,  # it loads scripts from elsewhere; our /docs does not
         redoc_url=None,
@@ -86,7 +86,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def front() -> HTMLResponse:
-        return _front(service.asked)
+        return _front(service.predictor)
 
     @app.get("/health", summary="What is served, and its state")
     async def health() -> Health:
@@ -101,34 +101,42 @@ def _page(template: str, **values: Any) -> HTMLResponse:
     return HTMLResponse(_TEMPLATES.get_template(template).render(**values), headers=_POLICY)
 
 
-def _front(asked: Asked) -> HTMLResponse:
+def _front(predictor: Predictor) -> HTMLResponse:
     """Returns the page where a user drops an image or fills in a row; fields start at the mean of the training rows."""
-    run, units, fields = asked.run, asked.units, []
+    run, units, fields = predictor.run, predictor.units, []
     if units is not None:
         means = [  # rounded to about a hundredth of the standard deviation
             f"{round(mean, 2 - math.floor(math.log10(std))):.12g}"
             for mean, std in zip(units.centre, units.scale, strict=True)
         ]
         fields = list(zip(units.columns, means, strict=True))
-    falls_back = asked.reference is not None and float(asked.reference.fallback) > 0
-    shown = {"job": run.job, "run": run.result["name"], "classes": asked.classes, "components": run.model.components}
-    return _page("front.html.j2", **shown, form=None if units else asked.form, fields=fields, falls_back=falls_back)
+    falls_back = predictor.reference is not None and float(predictor.reference.fallback) > 0
+    shown = {
+        "job": run.job,
+        "run": run.result["name"],
+        "classes": predictor.classes,
+        "components": run.model.components,
+    }
+    return _page("front.html.j2", **shown, form=None if units else predictor.form, fields=fields, falls_back=falls_back)
 
 
 def _add_predict(app: FastAPI, service: Service, readers: ThreadPoolExecutor) -> None:
-    asked = service.asked
-    post, inputs = partial(app.post, "/predict", **route_options(asked)), "images" if asked.units is None else "rows"
-    most = None if asked.reference is not None else 0  # a run that cannot tell refuses to be asked
+    predictor = service.predictor
+    post, inputs = (
+        partial(app.post, "/predict", **route_options(predictor)),
+        "images" if predictor.units is None else "rows",
+    )
+    most = None if predictor.reference is not None else 0  # a run that cannot tell refuses to be predictor
     level = Query(
         service.novelty, ge=0, lt=1, le=most, description="p-value up to which an input is withheld as novel."
     )
-    if not asked.classes:
+    if not predictor.classes:
 
         @post(summary="Predicts a number for every row, with its uncertainty, and abstains from novel rows")
         async def number(request: Request, novelty: float = level, draws: _Draws = False) -> Numbers:
             rule, _ = service.rule(1, novelty)
             rows = await _answered(service, readers, request, draws, rule)
-            return Numbers(target=asked.run.job.target, rows=[Number(**row) for row in rows])
+            return Numbers(target=predictor.run.job.target, rows=[Number(**row) for row in rows])
 
         return
 
@@ -138,7 +146,9 @@ def _add_predict(app: FastAPI, service: Service, readers: ThreadPoolExecutor) ->
     ) -> Answers:
         rule, _ = service.rule(risk, novelty)
         rows = await _answered(service, readers, request, draws, rule)
-        return Answers(classes=asked.classes, risk=risk, limit=finite(rule.limit), rows=[Answer(**row) for row in rows])
+        return Answers(
+            classes=predictor.classes, risk=risk, limit=finite(rule.limit), rows=[Answer(**row) for row in rows]
+        )
 
 
 async def _answered(
@@ -146,11 +156,13 @@ async def _answered(
 ) -> list[Row]:
     """Reads a request in one of the readers' threads and returns its answers; counts those withheld."""
     try:
-        parts = await receive(request, images=service.asked.units is None)
+        parts = await receive(request, images=service.predictor.units is None)
     except ClientDisconnect:  # nobody reads the reply; 499 is what proxies count
         raise HTTPException(499, "The client has disconnected.") from None
     try:
-        inputs, notes = await asyncio.get_running_loop().run_in_executor(readers, requests.read, parts, service.asked)
+        inputs, notes = await asyncio.get_running_loop().run_in_executor(
+            readers, requests.read, parts, service.predictor
+        )
     except ValueError as error:
         raise HTTPException(422, str(error)) from None
     try:

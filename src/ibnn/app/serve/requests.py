@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from starlette.datastructures import FormData, UploadFile
 from torch import Tensor
 
-from ibnn.app.asking.inputs import LARGEST, PIXELS, Form, decoded, formed, resized
-from ibnn.app.asking.run import Asked
+from ibnn.app.inputs import LARGEST, PIXELS, Form, decoded, formed, resized
+from ibnn.app.predictor import Predictor
 from ibnn.app.serve.service import MOST
 from ibnn.data import Standardisation
 from ibnn.errors import complaint
@@ -105,11 +105,11 @@ _PROBLEMS = {
 }
 
 
-def route_options(asked: Asked) -> dict[str, Any]:
+def route_options(predictor: Predictor) -> dict[str, Any]:
     """Returns what FastAPI needs to know of /predict beyond its function."""
-    inputs = _image_schema(asked.form) if asked.units is None else _table_schema(asked.units)
+    inputs = _image_schema(predictor.form) if predictor.units is None else _table_schema(predictor.units)
     schemas = {"application/json": {"inputs": inputs}}
-    if asked.units is None:
+    if predictor.units is None:
         files = _array({"type": "string", "format": "binary"}, 1, MOST) | {"description": "Image files."}
         schemas["multipart/form-data"] = {"image": files}
     content = {
@@ -176,15 +176,15 @@ async def _files(sent: FormData) -> list[tuple[str, bytes]]:
     return [(n.encode(errors="replace").decode(), await file.read()) for n, file in zip(names, files, strict=True)]
 
 
-def read(parts: Parts, asked: Asked) -> tuple[Tensor, list[str | None]]:
+def read(parts: Parts, predictor: Predictor) -> tuple[Tensor, list[str | None]]:
     """Returns images (N, C, H, W) in [0, 1] or points (N, D), and a note for each that was resized."""
     if not isinstance(parts, bytes):
-        return _images(parts, asked.form, asked.resize)
+        return _images(parts, predictor.form, predictor.resize)
     inputs = _inputs(parts)
-    if asked.units is None:
-        rows = formed(_numbers(inputs).clamp(-LARGEST, LARGEST).float(), "inputs", asked.form)
+    if predictor.units is None:
+        rows = formed(_numbers(inputs).clamp(-LARGEST, LARGEST).float(), "inputs", predictor.form)
     else:
-        rows = _points(inputs, asked.units)
+        rows = _points(inputs, predictor.units)
     return rows, [None] * len(rows)
 
 

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from torch import Tensor
 
 from ibnn._version import __version__
-from ibnn.app.asking import finite
-from ibnn.app.asking.run import Asked, HeldOut
+from ibnn.app import finite
+from ibnn.app.predictor import HeldOut, Predictor
 from ibnn.errors import complaint
 from ibnn.files.atomic import read_json, write_atomically
 from ibnn.monitoring.abstention import Threshold
@@ -46,7 +46,7 @@ class Service:
 
     def __init__(
         self,
-        asked: Asked,
+        predictor: Predictor,
         *,
         risk: float = 0.05,
         novelty: float | None = None,
@@ -55,10 +55,10 @@ class Service:
         state: Path | None = None,
     ) -> None:
         """Reads or computes the held-out answers, and starts the answering thread; options as of `ibnn serve`."""
-        self.asked, self.risk, self._state = asked, risk, state
-        self.novelty = asked.novelty_level(novelty)  # p-value up to which inputs are withheld as novel
-        self.held_out: HeldOut = asked.held_out(data)  # decides where to abstain
-        self.rule = lru_cache(maxsize=64)(lambda risk, level: asked.rule(risk, level, lambda: self.held_out))
+        self.predictor, self.risk, self._state = predictor, risk, state
+        self.novelty = predictor.novelty_level(novelty)  # p-value up to which inputs are withheld as novel
+        self.held_out: HeldOut = predictor.held_out(data)  # decides where to abstain
+        self.rule = lru_cache(maxsize=64)(lambda risk, level: predictor.rule(risk, level, lambda: self.held_out))
         self.rule(risk, self.novelty)
         self.watched = self._score()
         self.unwatched = ""  # why there is no monitor
@@ -69,27 +69,27 @@ class Service:
 
     def _score(self) -> str:
         """Returns the name of the score that the monitor ranks."""
-        held, asked = self.held_out, self.asked
-        if asked.reference is not None:
+        held, predictor = self.held_out, self.predictor
+        if predictor.reference is not None:
             return "novelty"
-        least = 1e-6 if asked.classes else 1e-6 * float(held.total.max())  # variances have units
-        agrees = asked.run.model.components == 1 and not float(held.epistemic.abs().max()) > least
+        least = 1e-6 if predictor.classes else 1e-6 * float(held.total.max())  # variances have units
+        agrees = predictor.run.model.components == 1 and not float(held.epistemic.abs().max()) > least
         return "total" if agrees else "epistemic"
 
     def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
-        asked, held, reference = self.asked, self.held_out, self.asked.reference
+        predictor, held, reference = self.predictor, self.held_out, self.predictor.reference
         scores = -reference.held_out_p_values().log() if reference is not None else getattr(held, self.watched)
         self.against = f"{len(scores):,} {'held-out inputs' if reference is not None else held.source}"
         fewest = fewest_scores(false_alarm)
-        if reference is None and held.stored and (asked.samples, asked.seed) != (asked.run.job.samples, 0):
+        if reference is None and held.stored and (predictor.samples, predictor.seed) != (predictor.run.job.samples, 0):
             self.unwatched = "the stored test answers come from other draws"
-        elif not asked.classes and self.watched == "total":
+        elif not predictor.classes and self.watched == "total":
             self.unwatched = "a single network is equally uncertain about every number"
         elif len(scores) < fewest:
             self.unwatched = f"this false-alarm rate needs {fewest} held-out answers, and there are {len(scores)}"
         if self.unwatched:
             return None
-        fresh = ShiftMonitor(scores, false_alarm=false_alarm, seed=asked.seed)
+        fresh = ShiftMonitor(scores, false_alarm=false_alarm, seed=predictor.seed)
         self._start = hashlib.sha256(json.dumps(fresh.state()).encode()).hexdigest()
         return fresh if self._state is None or not self._state.exists() else self._restored(self._state)
 
@@ -102,7 +102,7 @@ class Service:
         raise ValueError(complaint("state", expected, got, "Pass another file, or delete this one to start over."))
 
     def _answer(self, questions: Sequence[Question]) -> list[list[Row]]:
-        found = self.asked.answer(torch.cat([question.inputs for question in questions]))
+        found = self.predictor.answer(torch.cat([question.inputs for question in questions]))
         if self.monitor is not None:
             novelty = found.novelty if self.watched == "novelty" else None
             self.monitor.update(getattr(found, self.watched).flatten() if novelty is None else -novelty.log())
@@ -122,8 +122,8 @@ class Service:
         if isinstance(found, CategoricalPrediction):
             more["probabilities"] = found.probs.tolist()
         if question.draws:
-            more["draws"] = self.asked.draws(question.inputs).tolist()
-        rows = self.asked.described(found, question.rule)
+            more["draws"] = self.predictor.draws(question.inputs).tolist()
+        rows = self.predictor.described(found, question.rule)
         return [none | row | {name: each[i] for name, each in more.items()} for i, row in enumerate(rows)]
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class Service:
 
     def health(self) -> dict[str, Any]:
         """Returns what is served, where it abstains, and whether inputs have shifted."""
-        run, units, shift = self.asked.run, self.asked.units, None
+        run, units, shift = self.predictor.run, self.predictor.units, None
         if (monitor := self.monitor) is not None:
             shift = {
                 "score": self.watched,
@@ -151,11 +151,11 @@ class Service:
             "status": "ok",
             "version": __version__,
             "run": run.result["name"],
-            "classes": self.asked.classes,
-            "input": self.asked.form._asdict() if units is None else {"columns": list(units.columns)},
+            "classes": self.predictor.classes,
+            "input": self.predictor.form._asdict() if units is None else {"columns": list(units.columns)},
             "components": run.model.components,
-            "samples": self.asked.samples,
-            "seed": self.asked.seed,
+            "samples": self.predictor.samples,
+            "seed": self.predictor.seed,
             "abstention": finite(self.rule(self.risk, self.novelty)[1]),
             "novelty": self._novelty(),
             "shift": shift,
@@ -163,7 +163,7 @@ class Service:
 
     def _novelty(self) -> dict[str, Any] | None:
         """Returns up to which p-value inputs are withheld as novel, what they are ranked among, and how many were."""
-        if (reference := self.asked.reference) is None:
+        if (reference := self.predictor.reference) is None:
             return None
         novel = self.counts.registry.get_sample_value("ibnn_novel_total") or 0
         return {"level": self.novelty, "against": f"{len(reference.scores):,} held-out inputs", "novel": int(novel)}

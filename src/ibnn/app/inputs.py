@@ -1,10 +1,11 @@
-"""INPUT FILES: images as pixels in [0, 1], and rows of numbers, one example after another."""
+"""Reads input files: images as pixels in [0, 1], and rows of numbers."""
 
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from ibnn.errors import complaint
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 KINDS = f"{', '.join(sorted(IMAGES))}, .npy, .csv or a folder of images"
 BATCH = 250  # examples that are read and answered at once
-ALL = slice(None)  # rows of a file
 PIXELS = 25_000_000  # of the largest image that is decoded
 LARGEST = 1e15  # number in a row: what is computed from its square is still finite
 _DIVIDE = "Send pixels that are not normalised, divided by the value of white: 255 for bytes."
@@ -43,10 +43,7 @@ class Example(NamedTuple):
     pixels: Tensor
 
 
-class Reader(Protocol):
-    """Reads the examples of a file, or some rows of an .npy file."""
-
-    def __call__(self, path: Path, rows: slice = ..., /) -> list[Example]: ...  # noqa: D102
+Reader = Callable[[Path], list[Example]]  # reads the examples of a file
 
 
 def listed(paths: list[Path]) -> list[Path]:
@@ -67,22 +64,43 @@ def listed(paths: list[Path]) -> list[Path]:
     return found
 
 
-def examples(files: list[Path], read: Reader, failed: Callable[[Exception], None]) -> Iterator[Example]:
-    """Yields the examples of all files in order; reports a file that cannot be read to `failed`, and goes on."""
-    for path in files:
+def batches(
+    files: list[Path], read: Reader, failed: Callable[[Exception], None], *, rank: int = 0, world: int = 1
+) -> Iterator[tuple[int, list[Example]]]:
+    """Yields every `world`-th batch of examples, in order and with its number, from batch `rank` on.
+
+    A batch is 250 examples, whoever answers it, so that the number of workers changes no answer. Its images are decoded
+    only by the worker that answers it. A file that cannot be read is reported to `failed`, and the others are read.
+    """
+
+    def found(path: Path) -> list[Example]:
         try:
-            yield from read(path)
+            return read(path)
         except (ValueError, OSError) as error:
             failed(error)
+            return []
+
+    def all_examples() -> Iterator[Example | Path]:
+        for path in files:
+            yield from [path] if path.suffix.lower() in IMAGES else found(path)
+
+    stream = all_examples()
+    for number in count():
+        if not (batch := list(islice(stream, BATCH))):
+            return
+        if number % world == rank:
+            examples = [example for each in batch for example in (found(each) if isinstance(each, Path) else [each])]
+            if examples:
+                yield number, examples
 
 
 def image_reader(form: Form, note: Note, scale: float | None = None, resize: int | None = None) -> Reader:
     """Returns a function that reads images and resizes them; it notes each source size once; `scale` is white."""
     noted: set[tuple[int, int]] = set()
 
-    def read(path: Path, rows: slice = ALL, /) -> list[Example]:
+    def read(path: Path) -> list[Example]:
         if path.suffix.lower() not in IMAGES:
-            return _rows(path, _pixels(path, form, scale, note, rows), rows)
+            return _rows(path, _pixels(path, form, scale, note))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pillow warns about large images; we refuse them
             pixels, size = decoded(path, form, name=str(path), resize=resize)
@@ -94,10 +112,10 @@ def image_reader(form: Form, note: Note, scale: float | None = None, resize: int
     return read
 
 
-def read_points(path: Path, rows: slice = ALL, /, *, units: Standardisation, note: Note) -> list[Example]:
+def read_points(path: Path, *, units: Standardisation, note: Note) -> list[Example]:
     """Reads rows of numbers; columns go by name if the network was trained on a table of your own, else by order."""
     if path.suffix.lower() == ".npy":
-        found = _array(path, rows)[0]
+        found = _array(path)[0]
     elif path.suffix.lower() == ".csv":
         found = _table(path, note, () if units.sha256 is None else units.columns)
     else:
@@ -108,13 +126,13 @@ def read_points(path: Path, rows: slice = ALL, /, *, units: Standardisation, not
     if not bool(found.isfinite().all()):
         raise ValueError(complaint(str(path), "finite", "NaN or infinity", "Leave such rows out."))
     if bool((large := (found.abs() > LARGEST).any(1)).any()):
-        got = f"a larger one in row {int(large.nonzero()[0]) + (rows.start or 0)}"
+        got = f"a larger one in row {int(large.nonzero()[0])}"
         raise ValueError(complaint(str(path), f"numbers up to {LARGEST:g}", got, "Leave such rows out."))
-    return _rows(path, found, rows)
+    return _rows(path, found)
 
 
-def _rows(path: Path, values: Tensor, rows: slice) -> list[Example]:
-    return [Example(_name(path), row, x) for row, x in enumerate(values, rows.start or 0)]
+def _rows(path: Path, values: Tensor) -> list[Example]:
+    return [Example(_name(path), row, x) for row, x in enumerate(values)]
 
 
 def _name(path: Path) -> str:
@@ -153,25 +171,25 @@ def decoded(
     return pixels_of(image).float() / 255, size
 
 
-def _array(path: Path, rows: slice) -> tuple[Tensor, np.dtype[Any]]:
-    """Returns rows of an .npy file as floats, and their original type; reads no others."""
+def _array(path: Path) -> tuple[Tensor, np.dtype[Any]]:
+    """Returns the rows of an .npy file as floats, and their original type."""
     try:
-        array = np.load(path, allow_pickle=False) if rows == ALL else np.load(path, "r", allow_pickle=False)[rows]
+        array = np.load(path, allow_pickle=False)
     except Exception as error:  # damaged headers make numpy raise whatever comes
         raise ValueError(complaint(str(path), "an .npy file of numbers", error, "Save it by numpy.save.")) from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf":
         got = getattr(array, "dtype", type(array).__name__)
         raise ValueError(complaint(str(path), "an array of numbers", got, "Convert the array."))
-    return torch.from_numpy(np.require(array, np.float32, ["C", "W"])), array.dtype  # a copy if it is mapped
+    return torch.from_numpy(np.require(array, np.float32, ["C", "W"])), array.dtype
 
 
-def _pixels(path: Path, form: Form, scale: float | None, note: Note, rows: slice) -> Tensor:
+def _pixels(path: Path, form: Form, scale: float | None, note: Note) -> Tensor:
     """Returns the images of a .csv or .npy file."""
     white = 1.0
     if path.suffix.lower() == ".csv":
         values = _table(path, note)
     else:
-        values, dtype = _array(path, rows)
+        values, dtype = _array(path)
         if dtype.str == "|u1":
             white = 255.0
             if scale is None and values.numel() and values.amax() < 128:

@@ -1,4 +1,4 @@
-"""ASKED RUN: a finished run that answers for pixels or points, and abstains above a threshold of uncertainty."""
+"""Answers for pixels or points by a finished run, and abstains above a threshold of uncertainty."""
 
 import hashlib
 import json
@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from ibnn.app.asking.inputs import BATCH, Form
+from ibnn.app.inputs import BATCH, Form, Note, Reader, image_reader, read_points
 from ibnn.data import Images, Points, Standardisation
 from ibnn.data.images import shorter_side
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
@@ -50,7 +50,7 @@ class HeldOut(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Predictor:
     """A finished run, and the draws to predict by."""
 
     folder: Path  # the run folder
@@ -94,6 +94,15 @@ class Asked:
         """Mean and standard deviation of each channel that images are normalised by."""
         data = self.run.job.data
         return (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS
+
+    def reader(self, scale: float | None, note: Note) -> Reader:
+        """Returns a function that reads files of the run's kind of inputs; `scale` is the value of white in images."""
+        if self.units is None:
+            return image_reader(self.form, note, scale, self.resize)
+        if scale is not None:
+            remedy = "Leave it out: points are taken as they are."
+            raise ValueError(complaint("--scale", "absent for a run on points", scale, remedy))
+        return partial(read_points, units=self.units, note=note)
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Returns what the network takes, from images in [0, 1]."""
