@@ -21,7 +21,7 @@ from ibnn.baselines import Plain, scale_temperature
 from ibnn.likelihood import Gaussian
 from ibnn.nets import LeNet, mlp
 from ibnn.training import steering
-from ibnn.training.heldout import held_out_rows
+from ibnn.training.data import held_out_rows
 
 GRID = (0.2, 0.3, 0.45, 0.65)
 COMPONENTS = 8

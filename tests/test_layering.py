@@ -17,7 +17,7 @@ SOURCE = Path(ibnn.__file__).parent
 RINGS = [
     {"_version", "errors"},
     {"check"},
-    {"inputs", "progress", "normal", "metrics", "mixture", "objective", "nets"},
+    {"inputs", "progress", "normal", "generators", "metrics", "mixture", "objective", "nets"},
     {"layers", "batches"},
     {"latent", "prediction"},
     {"likelihood", "sided"},

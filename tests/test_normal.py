@@ -8,18 +8,9 @@ import pytest
 import torch
 from scipy import stats
 
-from ibnn.normal import (
-    Space,
-    Stream,
-    address,
-    consecutive_words,
-    generators_restored,
-    mixed,
-    next_words,
-    normals,
-    seed_generators,
-    words,
-)
+from ibnn.generators import generators_restored, seed_generators
+from ibnn.normal import Space, address, consecutive_words, mixed, next_words, normals, words
+from ibnn.training.loop import Stream
 
 ROWS, NODES = 2000, 1500
 GOLDEN_WORD = 973211550

@@ -1,22 +1,26 @@
-"""BATCHES: what `fit` accepts as data, and in which order it is trained on.
+"""Reads what `fit` accepts as data, and decides in which order it is trained on.
 
 The batches of an epoch are a pure function of (seed, epoch), cut from one order for all workers; each worker computes
 its share of every batch. So the batches are the same for any number of workers, and a run can be resumed at any step.
 """
 
+import ctypes
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, split_inputs, tree_map
-from ibnn.normal import generators_restored, numbered_seed, seed_generators
+from ibnn.generators import generators_restored, seed_generators
+from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, split_inputs, tensors, tree_map
+from ibnn.normal import numbered_seed
 
+SAMPLED = 64  # rows of inputs in a fingerprint
 Pack = Callable[[Any], Tensor]  # makes one tensor of the targets of a batch, as `Likelihood.pack`
 
 
@@ -89,17 +93,33 @@ class Source:
             parts.append(replace(self, data=data, rows=len(part), batch_size=size, numbers=numbers))
         return parts[0], replace(parts[1], shuffled=False, drop_last=False)
 
-    def joined(self, other: "Source") -> "Source":
-        """Returns the data of both, in batches like this one's."""
-        if not (self.divisible and other.divisible) or isinstance(self.data, tuple) != isinstance(other.data, tuple):
-            got = "a sampler or iterable of your own, or two kinds of data"
-            raise ValueError(complaint("refit", "training and validation data alike", got, "Pass refit=False."))
+    def fingerprint(self) -> str:
+        """Returns a hash that tells other data from these: of their sizes, all targets, and some rows of inputs.
+
+        A Dataset is loaded a few rows at a time, and then once more: what differs, because it is augmented at random,
+        does not count. Of an iterable only the length is known.
+        """
+        digest = hashlib.blake2b(str(self.rows).encode(), digest_size=16)
         if isinstance(self.data, tuple):
-            (x, y), (more_x, more_y) = self.data, other.data
-            data: Any = (_cat(x, more_x), torch.cat([y, more_y]))
+            x, y = self.data
+            rows = _sampled(len(y)).to(y.device)
+            parts = [y, *tensors(tree_map(lambda t: t[rows], x))]
+        elif isinstance(self.data, DataLoader):
+            parts = []
         else:
-            data = ConcatDataset([self.data, other.data])
-        return replace(self, data=data, rows=self.rows + other.rows, numbers=None)
+            rows = _sampled(len(self.data))
+            loading = tuple((name, value) for name, value in self.loading if name == "collate_fn")
+            alone, looks = replace(self, loading=loading), []
+            for _ in range(2):
+                with generators_restored():
+                    seed_generators(self.rows)
+                    looks.append(list(tensors(alone.take(rows))))
+            parts = [a for a, b in zip(*looks, strict=True) if a.shape == b.shape and torch.equal(a, b)]
+        for part in parts:
+            part = part.detach().cpu().contiguous()
+            digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            digest.update(ctypes.string_at(part.data_ptr(), part.numel() * part.element_size()))
+        return digest.hexdigest()
 
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
         """Returns this worker's shares of an epoch's batches, from batch `first` on."""
@@ -251,13 +271,9 @@ def _collate(rows: Any) -> Any:
     return rows if isinstance(rows, tuple) else default_collate(rows)
 
 
-def _cat(x: Inputs, more: Inputs) -> Inputs:
-    """Returns two batches of inputs as one."""
-    if isinstance(x, Tensor):
-        return torch.cat([x, more])
-    if isinstance(x, Mapping):
-        return {name: _cat(x[name], more[name]) for name in x}
-    return tuple(_cat(a, b) for a, b in zip(x, more, strict=True))
+def _sampled(rows: int) -> Tensor:
+    """Returns the numbers of the rows that stand for all in a fingerprint."""
+    return torch.linspace(0, rows - 1, min(rows, SAMPLED)).long()
 
 
 def split_batch(batch: Any, pack: Pack | None = None) -> tuple[Inputs, Tensor]:

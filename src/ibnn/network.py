@@ -178,14 +178,6 @@ class IBNN(Posterior):
         ]
         return [group for group in groups if group["params"]]
 
-    def adapt_recipe(self, recipe: Any) -> Any:
-        """Returns how `fit` trains this method: by all of a recipe."""
-        return recipe
-
-    def end_epoch(self, *, collect: bool, last: bool) -> bool:
-        """Tells `fit` that this method averages no weights of its own (see `ibnn.training.trainable`)."""
-        return False
-
     # -------------------------------------------------------------------------------------------------- prediction
 
     predict = predict

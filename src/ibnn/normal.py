@@ -6,12 +6,7 @@ workers, the order of calls or the device, and there is no generator state to sa
 `next_words` and `normals` are operators of their own: a graph calls them as they are, and draws the same numbers.
 """
 
-import hashlib
 import math
-import random
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import IntEnum, unique
 
 import torch
@@ -53,14 +48,6 @@ class Space(IntEnum):
     SEARCH = 101  # calibration: latents of the search, by draw and row
     SEARCH_UNITS = 102  # calibration: units of the search, by draw, row and layer
     PRUNE = 201  # pruning: which channels a row goes without, by row and channel
-
-
-@unique
-class Stream(IntEnum):
-    """Last part of what seeds the global generators in a training step: (seed, step, worker, stream)."""
-
-    LOADING = 1  # augmentation and whatever else loading a batch draws
-    FORWARD = 2  # dropout and whatever else the network draws, however the batch was loaded
 
 
 def check_seed(seed: int, least: int = 0) -> None:
@@ -252,31 +239,3 @@ def mixed(x: Tensor) -> Tensor:
     x.mul_(0x21F0AAAD).bitwise_and_(_WORD).bitwise_xor_(x >> 15)
     x.mul_(0x735A2D97).bitwise_and_(_WORD)
     return x.bitwise_xor_(x >> 15)
-
-
-def seed_generators(*parts: int) -> None:
-    """Seeds the global generators of torch, numpy and Python with a hash of integers."""
-    seed = int.from_bytes(hashlib.blake2b(repr(tuple(map(int, parts))).encode(), digest_size=4).digest(), "big")
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond where there is no GPU
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
-
-
-@contextmanager
-def generators_restored() -> Iterator[None]:
-    """Restores the global generators of torch, numpy and Python at the end of a block."""
-    numpy = sys.modules.get("numpy")
-    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        if numpy:
-            numpy.random.set_state(states[2])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)

@@ -18,7 +18,7 @@ from ibnn.lab.evaluation import Evaluation
 from ibnn.lab.jobs import METHODS, Job, make_data, make_method, merged, read_run, run
 from ibnn.lab.runs import RunFolder
 from ibnn.prediction import GaussianPrediction
-from ibnn.training.heldout import HeldOut
+from ibnn.training.data import HeldOut
 from ibnn.training.trainable import Trainable
 
 DIGITS = Job(
@@ -166,11 +166,11 @@ def test_costs_count_what_was_done(tmp_path: Path) -> None:
     epochs = len((tmp_path / "patience" / "history.csv").read_text().splitlines()) - 1
     assert epochs < 30
     assert read_run(tmp_path / "patience").result["costs"]["rows"] == epochs * 200
-    job = DIGITS.but(method_options={"components": 2}, train={"refit": True, "samples": 2})
-    costs = run(job, tmp_path / "refit", quiet=True)["costs"]
-    assert costs["rows"] == 2 * (2 * 200 + 2 * 400)  # samples, epochs; then with the held-out ones
-    assert not list((tmp_path / "refit").glob("**/checkpoints/*"))
-    costs = run(job.but(valid=0, train={"refit": False}), tmp_path / "split", quiet=True)["costs"]
+    job = DIGITS.but(method_options={"components": 2}, train={"samples": 2})
+    costs = run(job, tmp_path / "steered", quiet=True)["costs"]
+    assert costs["rows"] == 2 * 2 * 200  # samples, epochs
+    assert not list((tmp_path / "steered").glob("**/checkpoints/*"))
+    costs = run(job.but(valid=0), tmp_path / "split", quiet=True)["costs"]
     assert costs["rows"] == 2 * 2 * 400  # fewer than 500: none are held out
     assert costs["steering_rows"] == 0
 
@@ -186,7 +186,7 @@ def test_rows_of_looks_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return outputs, targets
 
     monkeypatch.setattr(HeldOut, "draws", count)
-    job = DIGITS.but(method_options={"components": 3}, train={"refit": True})
+    job = DIGITS.but(method_options={"components": 3})
     assert run(job, tmp_path, quiet=True)["costs"]["steering_rows"] == sum(seen) >= 6 * 3 * 100
 
 

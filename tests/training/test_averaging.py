@@ -4,7 +4,7 @@ from torch import nn
 
 import ibnn
 from ibnn.baselines import SWAG, Plain
-from ibnn.training.session import Average, Best, estimate_statistics
+from ibnn.training.averaging import Average, Best, estimate_statistics
 
 
 def make(value: float = 0.0) -> Plain:
@@ -77,7 +77,7 @@ def test_the_best_is_kept_with_its_state_and_prior() -> None:
     for nll, std in ((2.0, 0.3), (1.0, 0.4), (1.0, 0.5), (3.0, 0.6)):
         model.prior_std = std
         best.update({"valid_nll": nll}, model, keep=True)
-    assert (best.best, best.waited) == ({"valid_nll": 1.0}, 2)
+    assert (best.row, best.waited) == ({"valid_nll": 1.0}, 2)
     model.load_state_dict(best.state)
     assert model.prior_std == 0.4
     plain = Best()

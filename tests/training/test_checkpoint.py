@@ -4,21 +4,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from ibnn.training import session
+from ibnn.training import checkpoint
 
 
 def save(folder: Path, step: int, keep: int = 5) -> Path:
-    return session.save_checkpoint(
-        folder, step, {"a/b": torch.full((3,), step)}, {"step": step, "list": [0.1]}, keep=keep
-    )
+    return checkpoint.save(folder, step, {"a/b": torch.full((3,), step)}, {"step": step, "list": [0.1]}, keep=keep)
 
 
 def test_round_trip_and_newest_wins(tmp_path: Path) -> None:
     save(tmp_path, 9)
     save(tmp_path, 10)
-    found = session.latest_checkpoint(tmp_path)
+    found = checkpoint.latest(tmp_path)
     assert found is not None
-    assert found.data == {"step": 10, "list": [0.1]}
+    assert found.facts == {"step": 10, "list": [0.1]}
     assert torch.equal(found.tensors["a/b"], torch.full((3,), 10))
 
 
@@ -26,6 +24,18 @@ def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
     for step in range(5):
         save(tmp_path, step, keep=2)
     assert [path.name[:14] for path in sorted(tmp_path.iterdir())] == ["step-000000003", "step-000000004"]
+
+
+def test_new_ones_outlive_damaged_ones_of_later_steps(tmp_path: Path) -> None:
+    for step in (7, 8):
+        save(tmp_path, step, keep=2).write_bytes(b"")
+    assert checkpoint.latest(tmp_path) is None
+    for step in (1, 2, 3):
+        assert save(tmp_path, step, keep=2).exists()
+        found = checkpoint.latest(tmp_path)
+        assert found is not None
+        assert found.facts["step"] == step
+    assert [path.stem for path in checkpoint.paths(tmp_path)] == ["step-000000002", "step-000000003"]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
@@ -39,14 +49,14 @@ def test_a_damaged_one_is_named_and_the_one_before_used(
         content[-1] ^= 1
     path.write_bytes(content[: {"truncate": len(content) // 2, "flip": len(content), "empty": 0}[damage]])
     with caplog.at_level(logging.WARNING, logger="ibnn"):
-        found = session.latest_checkpoint(tmp_path)
+        found = checkpoint.latest(tmp_path)
     assert found is not None
-    assert found.data["step"] == 1
+    assert found.facts["step"] == 1
     assert path.name in caplog.text
 
 
 def test_none_where_there_is_none(tmp_path: Path) -> None:
-    assert session.latest_checkpoint(tmp_path / "nowhere") is None
+    assert checkpoint.latest(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize("make", [lambda p: torch.optim.AdamW(p), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)])
@@ -62,10 +72,10 @@ def test_optimisers_go_on_exactly(make: object) -> None:
     first = parameters()
     one = make(first)  # type: ignore[operator]
     step(one, first)
-    tensors, data = session.pack_optimiser(one, "o")
+    tensors, data = checkpoint.pack_optimiser(one, "o")
     second = [torch.nn.Parameter(p.detach().clone()) for p in first]
     two = make(second)  # type: ignore[operator]
-    session.unpack_optimiser(two, "o", {name: tensor.clone() for name, tensor in tensors.items()}, data)
+    checkpoint.unpack_optimiser(two, "o", {name: tensor.clone() for name, tensor in tensors.items()}, data)
     step(one, first)
     step(two, second)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

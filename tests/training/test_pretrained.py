@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import ibnn
-from ibnn import Recipe, fit
+from ibnn import fit
 from ibnn.training import steering
 
 
@@ -110,11 +110,6 @@ def test_held_out_data_are_asked_for_before_anything_is_touched(net: nn.Module, 
         fit(model, TRAIN, recipe="pretrained", run_dir=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
-
-
-def test_refit_and_calibrate_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="one of refit and calibrate"):
-        Recipe(refit=True, calibrate=True)
 
 
 def test_noise_that_was_switched_off_can_be_trained(net: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Weights sharded over two workers (gloo, CPU) train as on one; they are saved in shards, and gathered at the end."""
+"""Weights sharded over two workers (gloo, CPU) train as on one; checkpoints and the end are gathered."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import ibnn
-from ibnn.training import shard, sharding
+from ibnn.training import checkpoint, shard, sharding
 
 
 def test_one_worker_shards_nothing() -> None:
@@ -24,18 +24,6 @@ def test_one_worker_shards_nothing() -> None:
     assert not sharding.is_sharded(model)
     with sharding.whole(model):  # nothing to do
         sharding.reshard(model)
-
-
-def test_checkpoints_of_a_sharded_model_need_one(tmp_path: Path) -> None:
-    place = tmp_path / "checkpoints" / "sharded-000000010"
-    place.mkdir(parents=True)
-    assert sharding.checkpoints(tmp_path / "checkpoints") == []  # not whole yet
-    (place / "data.json").write_text("{}")
-    model = fsdp_job.make()
-    with pytest.raises(ValueError, match=r"one of a sharded model.*ibnn.training.shard"):
-        fsdp_job.train(model, tmp_path, "fixed")
-    sharding.remove(tmp_path / "checkpoints")
-    assert not place.exists()
 
 
 def start(folder: Path, stop: int, kind: str, *, port: int) -> None:
@@ -69,13 +57,14 @@ def test_two_workers_do_what_one_does(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_from_its_shards(tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_sharded(tmp_path: Path) -> None:
     kind = "fixed"
     start(tmp_path / "whole", 0, kind, port=29552)
     start(tmp_path / "parts", 3, kind, port=29553)
     assert not (tmp_path / "parts" / "rows.json").exists()
-    (newest, *_) = reversed(sharding.checkpoints(tmp_path / "parts" / "checkpoints"))
-    assert len(list(newest.glob("*.distcp"))) == 2  # each worker wrote its own
+    saved = checkpoint.latest(tmp_path / "parts" / "checkpoints")
+    assert saved is not None
+    assert saved.tensors["model/net.0.weight"].shape == (16, 6)  # gathered
     start(tmp_path / "parts", 0, kind, port=29554)
     (rows, tensors), (expected, state) = result(tmp_path / "parts"), result(tmp_path / "whole")
     assert [row["loss"] for row in rows] == [row["loss"] for row in expected]

@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import ibnn
-from ibnn import Recipe, fit
+from ibnn import fit
 from ibnn.batches import as_source
 from ibnn.likelihood import Categorical, Gaussian, Likelihood, temperature
 from ibnn.training import steering
-from ibnn.training.heldout import HeldOut
+from ibnn.training.data import HeldOut
 
 X, Y = make_data(600)
 VALID = tuple(part[450:] for part in (X, Y))
@@ -32,24 +32,12 @@ def make_model(kind: str = "linear", components: int = 2, **options: Any) -> ibn
     return ibnn.convert(make_net(kind), components=components, seed=0, **options)
 
 
-@pytest.fixture(autouse=True)
-def no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short as the runs are, all looks are taken."""
-    monkeypatch.setattr(steering, "BUDGET", 1e9)
-
-
-@pytest.fixture
-def few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only their order counts: before steps 2, 5, 8 and 10 of 12."""
-    monkeypatch.setattr(steering, "LOOKS", 4)
-
-
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("options", [{"label_smoothing": 0.3}, {"weight": torch.tensor([0.2, 1.0, 3.0])}])
-def test_looks_compare_plain_losses(options: dict[str, Any], few_looks: None) -> None:
+def test_looks_compare_plain_losses(options: dict[str, Any]) -> None:
     """Where nothing is learnt, looks see and do the same whatever the loss smooths or weighs."""
     runs = []
     for likelihood in (Categorical(), Categorical(**options)):
@@ -65,76 +53,58 @@ def test_looks_compare_plain_losses(options: dict[str, Any], few_looks: None) ->
 # ------------------------------------------------------------------------------------------------- the small laws
 
 
-def test_look_steps_run_from_the_first_to_the_last() -> None:
+def test_look_steps_are_even_and_follow_some_training() -> None:
     steps = sorted(steering.look_steps(10_000))
-    assert (steps[0], steps[-1], len(steps)) == (2000, 9000, 20)
+    assert len(steps) == steering.LOOKS
     gaps = np.diff(steps)
     assert gaps.max() - gaps.min() <= 1
     for total in range(1, 60):
-        looks = steering.look_steps(total)
-        assert all(1 <= step <= 0.9 * total for step in looks), total  # something was seen before each
+        assert all(1 <= step < total for step in steering.look_steps(total)), total  # something was seen before each
 
 
 def test_the_kl_weighs_a_node_alike_for_any_number_of_data_and_nodes() -> None:
-    """β·KL/N of equal posteriors at every node: KL_WEIGHT times the KL of one node, whatever N and the network."""
+    """β·KL/N of equal posteriors at every node is the same, whatever N and the network."""
     found = []
     for width, n_data in ((4, 100), (64, 100), (64, 10_000)):
         model = ibnn.convert(nn.Sequential(nn.Linear(6, width), nn.Linear(width, 3)), components=1, seed=0)
         model.set_posterior(mean=1.2, std=0.1)
         found.append(steering.kl_weight(1.0, n_data=n_data, nodes=model.nodes) * model.kl().item() / n_data)
-    one = 0.5 * (0.1**2 / 0.09 + 0.2**2 / 0.09 - 1 - math.log(0.1**2 / 0.09))
-    assert found == pytest.approx([steering.KL_WEIGHT * one] * 3, rel=1e-5)
-
-
-def test_the_kl_weight_rises_until_the_first_look() -> None:
-    at = [steering.kl_weight(t, n_data=300, nodes=30) for t in (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)]
-    assert at == pytest.approx([0, 50, 100, 200, 200, 200])
+    assert found == pytest.approx([found[0]] * 3, rel=1e-5)
 
 
 def test_the_desired_change_has_the_right_sign() -> None:
-    right = math.exp(-0.5)  # a training NLL with the gap that a network should have at the end
+    def change(
+        likelihood: Likelihood = Categorical(),  # noqa: B008
+        *,
+        temperature: float = 1.0,
+        training: float = 1.0,
+        held_out: float = 1.0,
+        t: float = 1.0,
+    ) -> float:
+        seen = {"temperature": temperature, "training_nll": training, "held_out_nll": held_out}
+        return steering.desired_change(likelihood, **seen, t=t)
 
-    def change(likelihood: Likelihood = Categorical(), **changes: float) -> float:  # noqa: B008
-        given = {"temperature": 1.0, "training_nll": right, "held_out_nll": 1.0, "t": 1.0}
-        return steering.desired_change(likelihood, **given | changes)
-
-    assert change() == pytest.approx(0)
-    assert change(temperature=1.2) == pytest.approx(math.log(1.2))
-    assert change(temperature=0.5) == pytest.approx(math.log(0.5))
-    assert change(temperature=0.9, training_nll=0.4) == pytest.approx(math.log(0.9 / 0.4) - 0.5)  # it fits too well
-    assert change(temperature=0.5, training_nll=1e-6) == pytest.approx(math.log(0.5) + 0.5)  # but no further than that
-    gaussian = change(Gaussian(), temperature=0.9, training_nll=-1.8, held_out_nll=-1.0)  # densities: differences
-    assert gaussian == pytest.approx(math.log(0.9) + 0.8 - 0.5)
-    assert math.isfinite(change(training_nll=0.0))
-    assert math.isfinite(change(held_out_nll=0.0))
-    for name, values in (("temperature", (0.5, 0.9, 1.1)), ("training_nll", (0.7, 0.55, 0.5, 0.45))):
-        found = [change(**{name: value}) for value in values]
+    assert change() < 0  # it does not overfit
+    assert change(t=0.1) > change()  # and has time to
+    assert change(training=0.2) > 0  # it overfits
+    assert change(temperature=2.0, training=1.3) == 0  # overconfident, but it does not overfit
+    assert change(temperature=9.0, training=0.7) == pytest.approx(math.log(1 / 0.7))  # no further than the gap
+    assert change(temperature=0.9) < change()
+    gaussian = Gaussian()  # of densities a good fit has no gap, and gaps are differences
+    assert change(gaussian, temperature=0.9, training=-1.0, held_out=-1.0) == pytest.approx(math.log(0.9))
+    assert change(gaussian, training=-2.0, held_out=-1.0) > 0
+    assert all(math.isfinite(change(**{name: 0.0})) for name in ("training", "held_out"))
+    for name, values in (("temperature", (0.5, 0.9, 1.1)), ("training", (0.7, 0.55, 0.5, 0.45))):
+        found = [change(**{"training": 0.6} | {name: value}) for value in values]
         assert found == sorted(set(found)), name
 
 
-def test_noise_rises_only_with_overfitting_and_falls_without() -> None:
-    def change(training_nll: float, temperature: float = 1.0, t: float = 1.0) -> float:
-        seen = {"temperature": temperature, "training_nll": training_nll, "held_out_nll": 1.0}
-        return steering.desired_change(Categorical(), **seen, t=t)
-
-    assert change(0.7, 3.0) == pytest.approx(math.log(1 / 0.7))  # as far as the gap
-    assert change(1.3, 2.0) == 0  # overconfident, but it does not overfit
-    assert change(1.0) == pytest.approx(-0.25)  # at most so much
-    assert change(0.7) == pytest.approx(math.log(1 / 0.7) - 0.5)
-    assert change(1.0, t=0.4) == pytest.approx(-0.2)  # it has time
-    assert change(1.0, 0.9) == pytest.approx(math.log(0.9) - 0.25)
-    fits = {"temperature": 0.9, "training_nll": 1.0, "held_out_nll": 1.0}
-    assert steering.desired_change(Gaussian(), **fits, t=1.0) == pytest.approx(math.log(0.9))  # no gap is needed
-
-
-def test_next_std_follows_within_its_bounds() -> None:
+def test_noise_follows_the_desired_change_within_bounds() -> None:
+    found = [steering.next_std(0.3, wanted) for wanted in np.linspace(-2, 2, 81)]
+    assert found == sorted(found)
     assert steering.next_std(0.3, 0.0) == 0.3
-    wanted = np.linspace(-2, 2, 81)
-    changes = [math.log(steering.next_std(0.3, w) / 0.3) for w in wanted]
-    assert changes == pytest.approx([min(max(0.75 * w, -0.12), 0.4) for w in wanted])
-    assert steering.next_std(1.5, 1.0) == 1.5
-    assert steering.next_std(1.4, 1.0) == 1.5
-    assert steering.next_std(0.02, -1.0) == 0.02
+    assert steering.next_std(steering.MAX_STD, 1.0) == steering.MAX_STD
+    assert steering.next_std(steering.MIN_STD, -1.0) == steering.MIN_STD
 
 
 # ------------------------------------------------------------------------------------------------ held-out data
@@ -163,7 +133,7 @@ NOT_STEERED = {
 @pytest.mark.parametrize("case", NOT_STEERED)
 def test_what_cannot_be_steered_has_beta_1_and_says_so(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     train, valid, reason = NOT_STEERED[case]
-    options = {"steps": 7, "batch_size": 90, "refit": True}
+    options = {"steps": 7, "batch_size": 90}
     auto, fixed = make_model(), make_model()
     history = fit(auto, train, valid, **options)
     said = capsys.readouterr().err
@@ -171,7 +141,7 @@ def test_what_cannot_be_steered_has_beta_1_and_says_so(case: str, capsys: pytest
     assert reason in said
     assert history.looks == ()
     assert (auto.prior_std, auto.likelihood.temperature) == (0.3, 1)
-    assert fit(fixed, train, valid, **options | {"refit": False}, beta=1.0, quiet=True).rows == history.rows
+    assert fit(fixed, train, valid, **options, beta=1.0, quiet=True).rows == history.rows
     assert capsys.readouterr().err == ""
     assert same(auto, fixed)
 
@@ -198,25 +168,11 @@ def test_auto_trains_on_the_rest_and_a_fixed_beta_on_everything() -> None:
     assert rows == [1000, 1200]
 
 
-@pytest.mark.usefixtures("few_looks")
 def test_the_callers_n_data_is_shared_out_with_the_rows() -> None:
-    for valid, refit, expected in ((None, False, 500), (VALID, False, 600), (VALID, True, 800), (None, True, 600)):
-        row = fit(
-            make_model(), (X, Y) if valid is None else TRAIN, valid, n_data=600, refit=refit, **SHORT | {"steps": 1}
-        ).rows[0]
-        nodes = make_model().nodes
-        assert row["beta"] == pytest.approx(steering.KL_WEIGHT * expected / nodes), (valid is None, refit)
-
-
-def test_refit_counts_targets_that_are_ignored() -> None:
-    """All rows in a batch, and held-out rows with more labels than the rest."""
-    y = Y.clone()
-    _, out = as_source((torch.arange(600), Y), batch_size=32).split(100, 0)
-    y[: len(y) // 2] = -100
-    y[out.data[0]] = Y[out.data[0]]
-    history = fit(make_model(), (X, y), steps=2, batch_size=600, refit=True, quiet=True)
-    labels = int((y != -100).sum())
-    assert history.rows[0]["beta"] == pytest.approx(steering.KL_WEIGHT * labels / make_model().nodes)
+    nodes = make_model().nodes
+    for data, expected in ((((X, Y), None), 500), ((TRAIN, VALID), 600)):
+        row = fit(make_model(), *data, n_data=600, **SHORT | {"steps": 1}).rows[0]
+        assert row["beta"] == pytest.approx(steering.KL_WEIGHT * expected / nodes)
 
 
 # ------------------------------------------------------------------------------------------------------ a look
@@ -236,8 +192,9 @@ def test_unsteered_looks_leave_a_run_of_fixed_beta(monkeypatch: pytest.MonkeyPat
         assert row == pytest.approx(other | {"prior_std": 0.3 * steering.START}, rel=1e-4)
 
 
-def test_a_look_is_written_out() -> None:
+def test_a_look_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step an epoch: rows and looks check each other; without latent steps σ is moved by s alone."""
+    monkeypatch.setattr(steering, "BUDGET", 1e9)  # all held-out rows are asked, as in a long run
     model = make_model()
     before = model.posterior().std.clone()
     states: dict[int, dict[str, Tensor]] = {}
@@ -271,20 +228,17 @@ def test_a_look_is_written_out() -> None:
     assert len(weaker) == 1
 
 
-def test_looks_keep_to_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering, "BUDGET", 0.12)
+def test_looks_keep_to_a_budget() -> None:
     for training in (40_000, 45_000, 90_000, 400_000, 10**7):
-        looks, rows, end_rows = steering.look_budget(training)
-        assert looks * rows * steering.DRAWS <= 0.12 * training
-        assert end_rows == 200 or end_rows * steering.END_DRAWS <= 0.035 * training
-    assert steering.look_budget(10**7) == (20, 1000, 2000)
-    assert steering.look_budget(1_000) == (12, 100, 200)
-    assert steering.look_budget(300_000) == (20, 450, 656)
-    assert steering.look_budget(300_000, calibrated=True) == (20, 450, 2000)  # `calibrate` took more
+        plan = steering.look_budget(training)
+        assert plan.looks * plan.rows * steering.DRAWS <= steering.BUDGET * training
+        least = steering.END_ROWS[0]
+        assert plan.end_rows == least or plan.end_rows * steering.END_DRAWS <= steering.END * training
+    assert steering.look_budget(300_000, calibrated=True).end_rows > steering.look_budget(300_000).end_rows
 
 
 @pytest.mark.slow
-def test_a_calibrated_start_ends_with_more_held_out_examples(monkeypatch: pytest.MonkeyPatch, few_looks: None) -> None:
+def test_a_calibrated_start_ends_with_more_held_out_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(steering.Steering, "settle", lambda self: asked.append(self.plan.end_rows))
     for calibrate in (False, True):
@@ -300,7 +254,7 @@ def test_looks_take_turns_and_cost_the_same_for_any_number_of_components(compone
     (a, a_targets), (b, b_targets) = (steered._draws(4, 120, turn=turn) for turn in (0, 1))
     each = max(4 // components, 1)
     assert a.shape[:3] == b.shape[:3] == (min(components, 4), each, 120)
-    assert steered.found.looked == 2 * min(components, 4) * each * 120
+    assert steered.state.looked == 2 * min(components, 4) * each * 120
     assert not torch.equal(a_targets, b_targets)  # other examples
     _, rows = held_out.source.split(120, 1)
     chosen = [4, 5, 6, 7] if components == 16 else list(range(components))
@@ -416,7 +370,6 @@ def test_plenty_of_clean_labels_ask_for_less_noise() -> None:
 # ------------------------------------------------------------------------------------------- the end of training
 
 
-@pytest.mark.usefixtures("few_looks")
 def test_the_temperature_found_acts_and_is_saved(tmp_path: Path) -> None:
     model = make_coins(64)
     fit(model, coins(100, 1, 0.25), coins(200, 2, 0.25), **TOY | {"steps": 40})
@@ -436,7 +389,6 @@ def test_the_temperature_found_acts_and_is_saved(tmp_path: Path) -> None:
     assert torch.equal(loaded.eval()(x), warm)
 
 
-@pytest.mark.usefixtures("few_looks")
 def test_the_settled_temperature_is_that_of_the_held_out_draws() -> None:
     model = make_coins(64)
     valid = coins(200, 2, 0.25)
@@ -465,7 +417,6 @@ def test_every_task_is_steered(kind: str, components: int) -> None:
     assert history["valid_nll"][-1] < history["valid_nll"][0] - 0.1
 
 
-@pytest.mark.usefixtures("few_looks")
 @pytest.mark.parametrize("extra", [{"ema": 0.9}, {"swa": 0.5}], ids=str)
 def test_averages_are_settled(extra: dict[str, float]) -> None:
     """The temperature is that of the average, not of the last weights."""
@@ -491,19 +442,9 @@ def test_patience_goes_back_to_the_prior_of_the_best(tmp_path: Path) -> None:
     assert again.prior_std == model.prior_std
 
 
-def test_patience_that_ends_before_the_first_look_can_be_refitted() -> None:
-    y = torch.randint(3, (150,))  # nothing to learn: the first evaluation is the best
-    history = fit(
-        make_model(), TRAIN, (VALID[0], y), epochs=30, batch_size=450, lr=0.1, patience=1, refit=True, quiet=True
-    )
-    assert history.stopped == "finished"
-    assert history.looks == ()
-
-
 # ---------------------------------------------------------------------------------------- same bits, and resume
 
 
-@pytest.mark.usefixtures("few_looks")
 def test_same_seed_same_bits_other_seed_another_part() -> None:
     a, b, c = (make_model("full") for _ in range(3))
     looks = [
@@ -534,7 +475,6 @@ def stop_at(step: int) -> Any:
     return stop
 
 
-@pytest.mark.usefixtures("few_looks")
 @pytest.mark.parametrize(
     "extra",
     [{}, {"ema": 0.9}, {"patience": 50}],
@@ -554,7 +494,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, extra: dict[
     assert same(whole, parts)
 
 
-@pytest.mark.usefixtures("few_looks")
 @pytest.mark.parametrize("dataset", [False, True])
 def test_every_checkpoint_leads_to_the_same_end(tmp_path: Path, dataset: bool) -> None:
     """As after SIGKILL at any step: before, at and after looks; also where the part held out is split off anew."""
@@ -576,7 +515,6 @@ def test_every_checkpoint_leads_to_the_same_end(tmp_path: Path, dataset: bool) -
         assert model.prior_std == whole.prior_std
 
 
-@pytest.mark.usefixtures("few_looks")
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = make_model(), make_model()
     a = fit(first, (X, Y), run_dir=tmp_path, **SHORT)
@@ -590,7 +528,6 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest
         fit(make_model(), (X, Y), run_dir=tmp_path, beta=1.0, **SHORT)
 
 
-@pytest.mark.usefixtures("few_looks")
 def test_a_run_stopped_before_its_first_look_keeps_its_prior(tmp_path: Path) -> None:
     """However the model is converted that takes it up: the state has the latents of the first one."""
     whole, other = make_model(prior_std=0.3), make_model(prior_std=0.1)
@@ -602,116 +539,12 @@ def test_a_run_stopped_before_its_first_look_keeps_its_prior(tmp_path: Path) -> 
     assert same(whole, other)
 
 
-# -------------------------------------------------------------------------------------------------------- refit
-
-
-@pytest.mark.usefixtures("few_looks")
-@pytest.mark.parametrize("kind", ["split", "tensors", "datasets"])
-def test_refit_trains_on_everything_with_the_noise_found(kind: str) -> None:
-    data: tuple[Any, ...] = {
-        "split": ((X, Y),),
-        "tensors": (TRAIN, VALID),
-        "datasets": (TensorDataset(*TRAIN), TensorDataset(*VALID)),
-    }[kind]
-    once, model = make_model("full"), make_model("full")
-    found = fit(once, *data, **SHORT)
-    rows: list[int] = []
-    history = fit(model, *data, refit=True, callbacks=[lambda row, m: rows.append(int(m.examples))], **SHORT)
-    assert [look["prior_std"] for look in history.looks] == [look["prior_std"] for look in found.looks]
-    assert model.prior_std == once.prior_std
-    assert torch.equal(model.likelihood.temperature, once.likelihood.temperature)
-    assert not same(model, once)
-    assert "valid_nll" not in history.rows[0]
-    # 12 steps of 90 rows; 450 rows have 5 batches, 500 rows have 6 with one of 50, 600 have 7 with one of 60
-    assert rows[-1] == 600 + 5 * 90
-    assert history.rows[0]["beta"] > found.rows[0]["beta"]
-    assert history.rows[-1]["beta"] == pytest.approx(steering.KL_WEIGHT * 600 / model.nodes)
-
-
-@pytest.mark.usefixtures("few_looks")
-def test_refit_is_a_run_from_the_start_with_given_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written out: a fixed model, all data, s set at every look."""
-    once, model, slow = make_model("full"), make_model("full"), make_model("full")
-    found = fit(once, TRAIN, VALID, **SHORT)
-    fit(model, TRAIN, VALID, refit=True, **SHORT)
-    told = iter([look["prior_std"] for look in found.looks])
-    monkeypatch.setattr(steering, "next_std", lambda prior_std, change: next(told))
-    monkeypatch.setattr(steering, "settled_temperature", lambda *arguments: once.likelihood.temperature.item())
-    fit(slow, (torch.cat([TRAIN[0], VALID[0]]), torch.cat([TRAIN[1], VALID[1]])), VALID, novelty=False, **SHORT)
-    assert same(model, slow)
-    assert model.prior_std == slow.prior_std
-
-
-@pytest.mark.usefixtures("few_looks")
-def test_refit_is_taken_up_again(tmp_path: Path) -> None:
-    """Stopped in the first run, then in the second, then finished; and then not trained again."""
-    options = SHORT | {"refit": True, "checkpoint_every": 3}
-    whole, parts = make_model("full"), make_model("full")
-    expected = fit(whole, TRAIN, VALID, **options)
-    attempts = []
-
-    def stop(row: dict[str, Any], model: ibnn.IBNN) -> None:
-        attempts.append("valid_nll" in row)
-        if len(attempts) in (2, 5):
-            raise Stop
-
-    for resume in ("auto", "must"):  # there is a first run to go on with, but no second one yet
-        with pytest.raises(Stop):
-            fit(make_model("full"), TRAIN, VALID, run_dir=tmp_path, resume=resume, callbacks=[stop], **options)
-    assert attempts == [True, True, True, True, False]
-    history = fit(parts, TRAIN, VALID, run_dir=tmp_path, resume="must", **options)
-    assert history == expected
-    assert same(whole, parts)
-    assert whole.prior_std == parts.prior_std != pytest.approx(0.3 * steering.START)
-    last = make_model("full")
-    assert fit(last, TRAIN, VALID, run_dir=tmp_path, callbacks=[stop_at(0)], **options) == expected
-    assert same(whole, last)
-    assert last.prior_std == whole.prior_std
-
-
-@pytest.mark.usefixtures("few_looks")
-def test_a_new_start_forgets_the_old_refit(tmp_path: Path) -> None:
-    """Other data of the same size: what was refitted before must not come back after a crash."""
-    options = SHORT | {"refit": True, "checkpoint_every": 3}
-    fit(make_model(), TRAIN, VALID, run_dir=tmp_path, **options)
-    other = (TRAIN[0].flip(1), TRAIN[1])
-    whole, parts = make_model(), make_model()
-    fit(whole, other, VALID, **options)
-    with pytest.raises(Stop):
-        fit(make_model(), other, VALID, run_dir=tmp_path, resume="never", callbacks=[stop_at(0)], **options)
-    fit(parts, other, VALID, run_dir=tmp_path, **options)
-    assert same(whole, parts)
-
-
-@pytest.mark.usefixtures("few_looks")
-@pytest.mark.parametrize("case", ["kinds", "sampler"])
-def test_refit_refuses_what_cannot_be_joined_before_anything_is_touched(tmp_path: Path, case: str) -> None:
-    data = TensorDataset(*TRAIN)
-    sampled = DataLoader(data, batch_size=90, sampler=WeightedRandomSampler([1.0] * 450, 450))
-    train = {"kinds": data, "sampler": sampled}[case]
-    valid = {"kinds": VALID, "sampler": TensorDataset(*VALID)}[case]
-    model, untouched = make_model(), make_model()
-    folder = tmp_path / "run"
-    with pytest.raises(ValueError, match=r"`refit` .*alike.*Pass refit=False"):
-        fit(model, train, valid, refit=True, run_dir=folder, **SHORT)
-    assert same(model, untouched)
-    assert not folder.exists()
-    assert len(fit(model, train, valid, **SHORT).looks) == 4  # it is steered all the same
-
-
-def test_refit_belongs_to_auto() -> None:
-    with pytest.raises(ValueError, match="refit"):
-        Recipe(beta=1.0, refit=True)
-    assert Recipe.from_toml(Recipe(refit=True).to_toml()) == Recipe(refit=True)
-
-
 # -------------------------------------------------------------------------------------------------- several workers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("refit", [False, True])
-def test_two_workers_are_steered_as_one_is(tmp_path: Path, refit: bool) -> None:
-    options = ["--net=linear", "--epochs=3", "--batch_size=48", "--samples=2", "--rows=360", f"--refit={refit}"]
+def test_two_workers_are_steered_as_one_is(tmp_path: Path) -> None:
+    options = ["--net=linear", "--epochs=3", "--batch_size=48", "--samples=2", "--rows=360"]
     assert run(tmp_path / "one.pt", *options).wait(120) == 0
     launcher = ["torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
@@ -742,7 +575,6 @@ def make_images() -> tuple[tuple[Tensor, Tensor], ibnn.IBNN]:
     return (X.repeat(1, 6).reshape(-1, 1, 6, 6), Y), ibnn.convert(net, components=2, seed=0, draws="both")
 
 
-@pytest.mark.usefixtures("few_looks")
 def test_units_are_steered_with_the_channels() -> None:
     data, model = make_images()
     stds: list[list[float]] = []
@@ -759,7 +591,6 @@ def test_units_are_steered_with_the_channels() -> None:
     assert any(model.unit_std[1].item() == pytest.approx(s * depth * factor) for factor in steering.SHRINKAGES)
 
 
-@pytest.mark.usefixtures("few_looks")
 def test_a_run_with_units_goes_on_to_the_bit(tmp_path: Path) -> None:
     data, whole = make_images()
     fit(whole, data, **SHORT)
@@ -800,7 +631,6 @@ def test_a_fixed_beta_gives_units_their_prior() -> None:
     assert channel.prior_factors.tolist() == [1.0] * 3
 
 
-@pytest.mark.usefixtures("few_looks")
 @pytest.mark.parametrize("how", ["calibrated", "again"])
 def test_units_of_a_model_with_noise_start_from_it(how: str) -> None:
     data, model = make_images()
@@ -826,7 +656,6 @@ def test_units_of_a_model_with_noise_start_from_it(how: str) -> None:
     assert stds == pytest.approx([before[1] / s] * len(stds))  # steered by the same factor, without a rise
 
 
-@pytest.mark.usefixtures("few_looks")
 def test_a_run_does_not_go_on_with_other_draws(tmp_path: Path) -> None:
     data, model = make_images()
     fit(model, data, **SHORT, run_dir=tmp_path)

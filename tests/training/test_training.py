@@ -1,11 +1,14 @@
 import copy
+import inspect
 import itertools
+import logging
 import math
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 
 import ibnn
 from ibnn import Recipe, fit
-from ibnn.training import session
+from ibnn.training import checkpoint
 from ibnn.training.recipe import Schedule
 
 X, Y = make_data()
@@ -283,7 +286,7 @@ def test_divergence_names_step_layer_and_remedy_and_keeps_the_checkpoint(tmp_pat
             callbacks=[poison],
             checkpoint_every=7,
         )
-    found = session.latest_checkpoint(tmp_path / "checkpoints")
+    found = checkpoint.latest(tmp_path / "checkpoints")
     assert found is not None
     assert found.data["progress"]["step"] == 7
     assert all(tensor.isfinite().all() for tensor in found.tensors.values())
@@ -385,7 +388,8 @@ def test_bad_validation_data_are_refused_before_the_first_step(valid: Any, match
         ({"callbacks": ["print"]}, "`callbacks` to be a list of functions"),
         ({"resume": "yes"}, "`resume`"),
         ({"recipe": 3}, "`recipe` to be a Recipe, the name of one, or None, but got int"),
-        ({"learning_rate": 0.1}, "Did you mean 'lr'"),
+        ({"learning_rate": 0.1}, "unexpected keyword argument 'learning_rate'"),
+        ({"lr": -1.0}, "`lr`"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused_before_the_first_step(arguments: dict[str, Any], match: str) -> None:
@@ -453,11 +457,68 @@ def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     fit(make_model(), (X, Y), run_dir=tmp_path, **OPTIONS)
     with pytest.raises(ValueError, match=r"`run_dir` .*one with lr = 0.001"):
         fit(make_model(), (X, Y), run_dir=tmp_path, lr=0.5, **OPTIONS)
-    with pytest.raises(ValueError, match=r"one with examples = 203, n_data = 203"):
+    with pytest.raises(ValueError, match=r"one with examples = 203, n_data = 203, other data"):
         fit(make_model(), (X[:100], Y[:100]), run_dir=tmp_path, **OPTIONS)
     fit(make_model(), (X, Y), run_dir=tmp_path, lr=0.5, resume="never", **OPTIONS)
     with pytest.raises(ValueError, match="a folder with a whole checkpoint"):
         fit(make_model(), (X, Y), run_dir=tmp_path / "new", resume="must", **OPTIONS)
+
+
+@pytest.mark.parametrize("part", ["inputs", "targets", "valid"])
+@pytest.mark.parametrize("wrap", [tuple, lambda pair: TensorDataset(*pair)], ids=["tensors", "dataset"])
+def test_other_data_of_the_same_size_in_the_same_folder_are_refused(tmp_path: Path, part: str, wrap: Any) -> None:
+    train, valid = [X[:150], Y[:150]], [X[150:], Y[150:]]
+    fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, **OPTIONS)
+    fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, resume="must", **OPTIONS)
+    if part == "inputs":
+        train[0] = train[0] + 1
+    elif part == "targets":
+        train[1] = (train[1] + 1) % 3
+    else:
+        valid[1] = (valid[1] + 1) % 3
+    with pytest.raises(ValueError, match=r'`run_dir` .*other data.*resume="never"'):
+        fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, **OPTIONS)
+    fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, resume="never", **OPTIONS)
+
+
+def test_checkpoints_of_a_run_whose_old_ones_are_all_damaged_are_kept(tmp_path: Path) -> None:
+    options = OPTIONS | {"checkpoint_every": 2}
+    fit(make_model(), (X, Y), run_dir=tmp_path, **options)
+    for path in checkpoint.paths(tmp_path / "checkpoints"):
+        path.write_bytes(path.read_bytes()[:-1])
+
+    def stop(row: dict[str, Any], model: ibnn.IBNN) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        fit(make_model(), (X, Y), run_dir=tmp_path, callbacks=[stop], **options)
+    assert checkpoint.latest(tmp_path / "checkpoints") is not None
+
+
+def test_a_second_process_waits_for_the_first_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first holds the lock until it is released here; the second then finds a finished run."""
+    fit(expected := make_model(), (X, Y), run_dir=tmp_path, **OPTIONS)
+    hold = "import sys; from pathlib import Path; from ibnn.files.atomic import locked\n"
+    hold += "with locked(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    lock = str(tmp_path / "checkpoints" / ".lock")
+    first = subprocess.Popen([sys.executable, "-c", hold, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdin is not None
+    assert first.stdout is not None
+    first.stdout.readline()
+    release = threading.Timer(0.5, first.stdin.close)
+    release.start()
+    with caplog.at_level(logging.WARNING, logger="ibnn"):
+        fit(second := make_model(), (X, Y), run_dir=tmp_path, **OPTIONS)
+    assert release.finished.is_set()
+    assert f"process {first.pid}" in caplog.text
+    assert first.wait(10) == 0
+    assert same(expected, second)
+
+
+def test_every_field_of_the_recipe_is_an_argument_of_fit() -> None:
+    parameters = inspect.signature(fit).parameters
+    assert set(Recipe.model_fields) <= set(parameters)
+    assert not [p for p in parameters.values() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
 
 class Jittered(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -554,7 +615,7 @@ def test_signals_finish_the_step_save_and_say_how_to_go_on(
     said = f"Stopped at step 4 of 21; saved in {tmp_path}: the same call goes on from there.\n"
     assert capsys.readouterr().err == said
     assert signal.getsignal(number) is handler
-    assert session.latest_checkpoint(tmp_path / "checkpoints") is not None
+    assert checkpoint.latest(tmp_path / "checkpoints") is not None
     assert fit(parts, (X, Y), run_dir=tmp_path, **OPTIONS).rows == expected.rows
     assert same(whole, parts)
 

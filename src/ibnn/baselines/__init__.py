@@ -1,4 +1,4 @@
-"""BASELINES: the methods that iBNN is compared with.
+"""The methods that iBNN is compared with.
 
 Every method offers draws of its network's output to `ibnn.predict` and an objective with named terms to `ibnn.fit`.
 Temperature scaling can be added to any of them; SWA is `fit` with `swa=0.75` on a `Plain`.

@@ -1,7 +1,7 @@
-"""SGD/MAP: a plain network, the base class of the other baselines; deep ensembles and temperature scaling."""
+"""A plain network, the base class of the other baselines; deep ensembles and temperature scaling."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from ibnn.normal import check_seed, numbered_seed
 from ibnn.novelty.observer import Observer
 from ibnn.prediction import draws, predict
 from ibnn.training.trainable import Trainable
-
-if TYPE_CHECKING:
-    from ibnn.training.recipe import Recipe
 
 
 class Plain(Observer):
@@ -102,17 +99,6 @@ class Plain(Observer):
             {"name": "likelihood", "params": list(self.likelihood.parameters()), "lr": lr, "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
-
-    def adapt_recipe(self, recipe: "Recipe") -> "Recipe":
-        """Adapts a recipe to a baseline: latent settings are ignored and a steered β is 1."""
-        if recipe.calibrate or recipe.refit:
-            got = "a recipe with calibrate or refit"
-            raise ValueError(complaint("recipe", "one for a network without latents", got, "Leave them out."))
-        return recipe.but(beta=1.0) if recipe.beta == "auto" else recipe
-
-    def end_epoch(self, *, collect: bool, last: bool) -> bool:
-        """Leaves averages of the weights to `fit`."""
-        return False
 
     def draw_logits(
         self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None

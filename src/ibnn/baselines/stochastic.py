@@ -1,4 +1,4 @@
-"""RANDOM WEIGHTS: MC-dropout, mean-field variational inference and SWAG."""
+"""Methods with random weights: MC-dropout, mean-field variational inference and SWAG."""
 
 import math
 from collections.abc import Iterator

@@ -21,12 +21,13 @@ from ibnn.calibration.plan import SWEEP, Plan, plan
 from ibnn.calibration.race import Race
 from ibnn.calibration.report import Calibration, Point
 from ibnn.errors import complaint
+from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, check_rows, evaluating, slice_rows
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Heads
 from ibnn.likelihood.temperature import helpful_temperature
 from ibnn.network import IBNN
-from ibnn.normal import check_seed, generators_restored
+from ibnn.normal import check_seed
 from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar

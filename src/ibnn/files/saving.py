@@ -19,13 +19,13 @@ from ibnn import nets
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
 from ibnn.files import model_folder
+from ibnn.generators import generators_restored
 from ibnn.inputs import Pick
 from ibnn.latent import Latent
 from ibnn.layers.registry import duplicate, layer_type, sides
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.nets.dense import Affine
 from ibnn.network import IBNN, NUMBERS
-from ibnn.normal import generators_restored
 from ibnn.novelty.observer import Observer
 
 Folder = str | os.PathLike[str]

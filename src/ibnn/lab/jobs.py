@@ -159,7 +159,6 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
     """
     first = first or {"train_seconds": 0.0, "rows": 0}
     method, recipe = METHODS[job.method], job.full_recipe()
-    trainings = [history.first, history] if history.first else [history]
     passes = recipe.samples if method.noisy_training else model.components  # of a training row
     latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
     numbers = [
@@ -169,9 +168,9 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
     ]
     stored = sum(value.numel() for value in numbers if value.is_floating_point())
     return {
-        "train_seconds": round(first["train_seconds"] + sum(training.seconds for training in trainings), 3),
-        "rows": first["rows"] + passes * sum(_rows(job, training) for training in trainings),
-        "steering_rows": sum(training.looked for training in trainings),
+        "train_seconds": round(first["train_seconds"] + history.seconds, 3),
+        "rows": first["rows"] + passes * _rows(job, history),
+        "steering_rows": history.looked,
         "parameters": sum(p.numel() for p in model.parameters()),
         "latents": latents,
         "stored": stored - method.repeated(model),

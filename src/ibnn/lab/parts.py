@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from ibnn import check, data, nets
 from ibnn.data.sets import KNOWN, data_folder
 from ibnn.errors import complaint
+from ibnn.generators import generators_restored, seed_generators
 from ibnn.inputs import logits_of
 from ibnn.lab.imported_net import make_net, takes
 from ibnn.lab.job import METHODS, Job
 from ibnn.likelihood import Gaussian
 from ibnn.nets.dense import Affine
-from ibnn.normal import generators_restored, seed_generators
 from ibnn.training.trainable import Trainable
 
 State = dict[str, Tensor]

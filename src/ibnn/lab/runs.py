@@ -35,10 +35,9 @@ CONFIG, JOB, TABLE, RECIPE, HISTORY = "config.json", "job.toml", "table.json", "
 MODEL, ANSWERS, HELD_OUT, RESULT = "model.safetensors", "answers.safetensors", "held_out.safetensors", "result.json"
 FORMAT_VERSION = 1
 _CHECKED = (JOB, TABLE, HISTORY, MODEL, CONFIG, ANSWERS)
-_KINDS = ("checkpoints/step-*.safetensors", "checkpoints/sharded-*")
-_CHECKPOINTS = (*_KINDS, *(f"refit/{kind}" for kind in _KINDS))
+_CHECKPOINTS = "checkpoints/step-*.safetensors"
 # All but job.toml; result.json first: it says "finished".
-_WRITTEN = (RESULT, *_CHECKED[1:], HELD_OUT, RECIPE, "chains/chains.safetensors", *_CHECKPOINTS)
+_WRITTEN = (RESULT, *_CHECKED[1:], HELD_OUT, RECIPE, "chains/chains.safetensors", _CHECKPOINTS)
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
 T = TypeVar("T")
 log = logging.getLogger("ibnn")
@@ -100,7 +99,7 @@ class RunFolder:
         sums = {name: self.checksum(name) for name in _CHECKED if self.has(name)}
         content["sha256"] = sums | {RESULT: _checksum_of(content)}
         self.write(RESULT, (json.dumps(content, indent=1) + "\n").encode())
-        self._remove(_CHECKPOINTS)  # there is nothing left to resume
+        self._remove([_CHECKPOINTS])  # there is nothing left to resume
         return content
 
     def clear(self) -> None:

@@ -36,6 +36,12 @@ class Terms(NamedTuple):
     count: Tensor  # type: ignore[assignment]
     weight: Tensor
 
+    @classmethod
+    def plain(cls, loss: Tensor, target: Tensor) -> Self:
+        """Returns the terms of a loss that is the mean of −log p over every entry of the target."""
+        count = torch.tensor(float(target.numel()))
+        return cls(loss, loss, count, count)
+
 
 class Likelihood(nn.Module, ABC):
     """p(target | output of the network).
@@ -199,9 +205,3 @@ def by_row(values: Tensor) -> Tensor:
 def as_rows(target: Tensor) -> Tensor:
     """Returns targets (B,) or (B, outputs) as rows of outputs, in double precision; those of more axes one by one."""
     return target.double().reshape(len(target), -1) if target.dim() <= 2 else target.double().reshape(-1, 1)
-
-
-def plain_terms(loss: Tensor, target: Tensor) -> Terms:
-    """Returns the terms of a mean loss that neither weighs nor smooths, over every entry of the target."""
-    count = torch.tensor(float(target.numel()))
-    return Terms(loss, loss, count, count)

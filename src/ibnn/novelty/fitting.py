@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from ibnn.batches import Source, as_source
 from ibnn.errors import complaint, nearest
+from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tree_map
 from ibnn.layers.observe import explaining_shapes, places
 from ibnn.layers.registry import layer_type
 from ibnn.likelihood import Likelihood
-from ibnn.normal import check_seed, generators_restored
+from ibnn.normal import check_seed
 from ibnn.novelty.measure import Seen, fallback_weight, see
 from ibnn.novelty.nodes import observable
 from ibnn.novelty.ranks import cautious, p_values

@@ -12,9 +12,10 @@ from ibnn import check
 from ibnn.batches import Source, as_source
 from ibnn.convert import revert
 from ibnn.errors import complaint
+from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, batch_length, slice_rows
 from ibnn.network import IBNN
-from ibnn.normal import check_seed, generators_restored, numbered_seed
+from ibnn.normal import check_seed, numbered_seed
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
 from ibnn.pruning.channels import Channels, find_channels

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
+from ibnn.generators import generators_restored
 from ibnn.likelihood import Likelihood
-from ibnn.normal import generators_restored
 from ibnn.novelty.fitting import FEWEST, fit_novelty_if_possible
 from ibnn.novelty.measure import measure
 from ibnn.sklearn.line import Line

@@ -1,4 +1,4 @@
-"""TRAINING: Algorithm 1 and what surrounds it."""
+"""Algorithm 1 and what surrounds it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""DIVERGENCE: stops training on numbers that are not finite, and says where they come from."""
+"""Stops training on numbers that are not finite, and says where they come from."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""ENGINE: accelerate's devices, workers, precision and trackers for the length of a run, and the optimisers."""
+"""accelerate's devices, workers, precision and trackers for the length of a run, and the optimisers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,26 +1,29 @@
-"""HISTORY: adds up what the steps report, shows a run while it goes on, and leaves a row for each evaluation."""
+"""The history of a run: adds up what steps report, shows it, and leaves a row for each evaluation."""
 
 import csv
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
 from ibnn.batches import Share
 from ibnn.diagnosis import diagnose
 from ibnn.files.atomic import replaced
+from ibnn.generators import generators_restored
 from ibnn.inputs import batch_length, slice_rows
-from ibnn.normal import generators_restored
+from ibnn.network import IBNN
 from ibnn.progress import Bar
+from ibnn.training.data import HeldOut, Split
 from ibnn.training.engine import Engine
-from ibnn.training.heldout import Callback, HeldOut, Split
 from ibnn.training.recipe import Recipe
 from ibnn.training.session import State
-from ibnn.training.steering import Found
+from ibnn.training.steering import SteeringState
+
+Callback = Callable[[dict[str, Any], Any], None]  # called with a row and the model
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,6 @@ class History:
         seconds: Training time, over all resumed parts.
         examples: Number of training examples.
         looked: Forward passes, in rows, for the looks and for the temperature that is set at the end.
-        first: With `refit`, the history of the training that found the noise.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -49,7 +51,6 @@ class History:
     seconds: float = field(default=0.0, compare=False)
     examples: int = field(default=0, repr=False)
     looked: int = field(default=0, repr=False)
-    first: "History | None" = field(default=None, repr=False)
 
     def __getitem__(self, column: str) -> list[Any]:
         """Returns a column, over the rows that have it."""
@@ -111,7 +112,11 @@ class Journal:
         self.monitor.step({**rates, **shown}, share.total)
 
     def write(
-        self, epoch: int, rates: Mapping[str, float], held_out: HeldOut | None, callbacks: Sequence[Callback]
+        self,
+        epoch: int,
+        rates: Mapping[str, float],
+        held_out: HeldOut | None,
+        callbacks: Sequence[Callable[[dict[str, Any], Any], None]],
     ) -> None:
         """Evaluates the held-out data, and adds a row."""
         model, progress, recipe = self.state.model, self.state.progress, self.recipe
@@ -144,15 +149,17 @@ def _means(loss: float, nll: float, kl: float, weight: float, count: float) -> d
 def summarise(state: State, data: Split, monitor: Monitor) -> History:
     """Leaves the model in eval mode, examines its latents, if it has any, and returns the history."""
     model, words, progress = state.model.eval(), "", state.progress
-    if model.nodes:
+    if isinstance(model, IBNN):
         with generators_restored():
             inputs = next((data.held_out or data.train).epoch(0, 0)).x
         rows = batch_length(inputs)
         inputs = slice_rows(inputs, slice(0, EXAMINED), rows) if rows > EXAMINED else inputs
-        diagnosis = diagnose(cast(Any, model), optimiser=state.optimisers, inputs=inputs)
+        diagnosis = diagnose(model, optimiser=state.optimisers, inputs=inputs)
         words = str(diagnosis)
         if not diagnosis.healthy:
             monitor.say(words)
-    found = state.steering.found if state.steering is not None else Found()
-    ending = state.best.best or progress.rows[-1], progress.finished, words
-    return History(tuple(progress.rows), *ending, tuple(found.looks), progress.seconds, data.train.rows, found.looked)
+    steered = state.steering.state if state.steering is not None else SteeringState()
+    ending = state.best.row or progress.rows[-1], progress.finished, words
+    return History(
+        tuple(progress.rows), *ending, tuple(steered.looks), progress.seconds, data.train.rows, steered.looked
+    )

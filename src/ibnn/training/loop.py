@@ -1,38 +1,50 @@
-"""ALGORITHM 1: what a step of training is. accelerate does devices, workers and precision.
+"""`fit`: Algorithm 1, step by step. accelerate does devices, workers and precision.
 
 Everything random in a step is a pure function of (seed, step): order, dropout, draws. So a run that was stopped at any
 moment and resumed from a checkpoint ends with the same bits as one that was not.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
+from enum import IntEnum, unique
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ibnn.batches import Share, Source
-from ibnn.normal import Stream, generators_restored, seed_generators
+from ibnn import check
+from ibnn.batches import Share
+from ibnn.errors import complaint
+from ibnn.generators import generators_restored, seed_generators
+from ibnn.mixture import KLKind
+from ibnn.network import IBNN
 from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.objective import ELBO
+from ibnn.training.averaging import estimate_statistics
+from ibnn.training.data import HeldOut, Split, count_targets, read_data
 from ibnn.training.divergence import Guard
 from ibnn.training.engine import Engine, make_optimisers, rates_at, set_rates
-from ibnn.training.heldout import Callback, HeldOut, Split, check_options, count_targets, read_data
-from ibnn.training.history import History, Journal, Monitor, summarise
-from ibnn.training.recipe import Recipe
-from ibnn.training.session import Session, State, estimate_statistics
+from ibnn.training.history import Callback, History, Journal, Monitor, summarise
+from ibnn.training.recipe import Recipe, Schedule
+from ibnn.training.session import Session, State
 from ibnn.training.sharding import average_gradients, clip_gradients, reshard, whole
-from ibnn.training.steering import LEAST_STD, START, Found, Steering, start_calibrated, start_divided
-from ibnn.training.trainable import Steerable, Trainable, as_trainable, restored_on_error
+from ibnn.training.steering import LEAST_STD, START, Steering, start_calibrated, start_divided
+from ibnn.training.trainable import Trainable, as_trainable, restored_on_error
 
 DEFAULT_EPOCHS = 30
 
 
-def fit(
+@unique
+class Stream(IntEnum):
+    """Last part of what seeds the global generators in a training step: (seed, step, worker, stream)."""
+
+    LOADING = 1  # augmentation and whatever else loading a batch draws
+    FORWARD = 2  # dropout and whatever else the network draws, however the batch was loaded
+
+
+def fit(  # noqa: D417  fields of the recipe are described there
     model: Trainable,
     train: Any,
     valid: Any = None,
@@ -41,84 +53,130 @@ def fit(
     run_dir: str | Path | None = None,
     resume: Literal["auto", "never", "must"] = "auto",
     quiet: bool = False,
-    **options: Any,
+    callbacks: Sequence[Callback] = (),
+    n_data: int | None = None,
+    novelty: bool = True,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    samples: int | None = None,
+    optimiser: Literal["adam", "sgd"] | None = None,
+    lr: float | None = None,
+    noise_lr: float | None = None,
+    latent_optimiser: Literal["adam", "sgd"] | None = None,
+    latent_lr: float | None = None,
+    undo_k: bool | None = None,
+    momentum: float | None = None,
+    weight_decay: float | None = None,
+    schedule: Schedule | None = None,
+    latent_schedule: Schedule | None = None,
+    clip: float | None = None,
+    latent_clip: float | None = None,
+    beta: float | Literal["auto"] | None = None,
+    beta_warmup: float | None = None,
+    calibrate: bool | None = None,
+    freeze_batchnorm: bool | None = None,
+    gamma: float | None = None,
+    kl: KLKind | None = None,
+    spread: bool | None = None,
+    precision: Literal["no", "bf16", "fp16"] | None = None,
+    accumulate: int | None = None,
+    seed: int | None = None,
+    workers: int | None = None,
+    evaluate_every: int | None = None,
+    eval_samples: int | None = None,
+    patience: int | None = None,
+    ema: float | None = None,
+    swa: float | None = None,
+    checkpoint_every: int | None = None,
+    keep: int | None = None,
+    sync_batchnorm: bool | None = None,
+    trackers: tuple[str, ...] | None = None,
 ) -> History:
     """Trains a converted network with Algorithm 1, or a baseline with its own objective.
 
     Held-out labels steer the noise unless the recipe has a fixed `beta`: those of `valid`, or of a tenth of the
     training data, which is then not trained on. If training fails, train and eval modes are restored.
 
+    All arguments from `epochs` on are fields of the recipe, and described there; None keeps the recipe's value.
+
     Args:
         model: Made by `ibnn.convert`, or a method of `ibnn.baselines`; trained in place.
         train: A Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays.
         valid: Held-out data, likewise, but never the test set; evaluated as training goes on.
         recipe: A `Recipe`, the name of one, or None for the defaults.
-        run_dir: Folder for checkpoints, recipe.toml and history.csv. The same call on the same folder resumes the run.
+        run_dir: Folder for checkpoints, recipe.toml and history.csv. The same call on the same folder resumes the run;
+            other data or another recipe is an error. A second process waits for the first.
         resume: "auto" resumes if there is a checkpoint, "never" starts anew, "must" requires a checkpoint.
         quiet: Shows nothing.
-        **options: `callbacks`, called as `callback(row, model)` after every row of the history; `n_data`, the number of
-            training targets if it cannot be counted; `novelty=False`, for no `fit_novelty`; else fields of the recipe.
+        callbacks: Functions, called as `callback(row, model)` after every row of the history.
+        n_data: Number of training targets, if it cannot be counted.
+        novelty: Whether `fit_novelty` is called at the end, if enough data are held out.
 
     Returns:
         The history. The model is left in eval mode: the best one with `patience`, the average with `ema` or `swa`.
     """
-    model = as_trainable(model)
-    callbacks, n_data, novelty = options.pop("callbacks", ()), options.pop("n_data", None), options.pop("novelty", True)
+    arguments = locals()
+    fields = {name: value for name in Recipe.model_fields if (value := arguments[name]) is not None}
+    model, folder = as_trainable(model), Path(run_dir) if run_dir else None
     given = Recipe.named(recipe) if isinstance(recipe, str) else Recipe() if recipe is None else recipe
-    folder = Path(run_dir) if run_dir else None
-    check_options(given, folder, resume, callbacks, n_data)
-    recipe = cast(Recipe, model.adapt_recipe(given.but(**options) if options else given))
-    data = read_data(model, train, valid, recipe)
-    recipe = recipe.but(beta=1.0, refit=False) if data.note else recipe
+    _check_arguments(given, folder, resume, callbacks, n_data)
+    given = given.but(**fields) if fields else given
+    given = given if isinstance(model, IBNN) else _without_latents(given)
+    data = read_data(model, train, valid, given)
+    given = given.but(beta=1.0) if data.note else given
     n_data = n_data and max(round(n_data * data.train.rows / data.given), 1)
-    start = copy.deepcopy(model.state_dict()) if recipe.refit else {}
     with restored_on_error(model):
-        run = _Run(model, data, recipe, folder, n_data, quiet)
-        history = run.run(resume, callbacks)
-        if recipe.refit and run.state.steering is not None:
-            model.load_state_dict(start)
-            resume = "auto" if resume == "must" else resume
-            return replace(_again(run, n_data, quiet).run(resume, callbacks), first=history)
+        history = _Run(model, data, given, folder, n_data, quiet).run(resume, callbacks)
         if novelty and data.held_out is not None:
-            _learn_novelty(model, data.train, data.held_out, recipe.seed)
+            with whole(model):
+                fit_novelty_if_possible(model, data.train, data.held_out, seed=given.seed)
     return history
 
 
-def _learn_novelty(model: Trainable, train: Source, held_out: Source, seed: int) -> None:
-    with whole(model):
-        fit_novelty_if_possible(model, train, held_out, seed=seed)
+def _check_arguments(
+    recipe: Any, folder: Path | None, resume: str, callbacks: Sequence[Callback], n_data: int | None
+) -> None:
+    """Raises if an argument of `fit` makes no sense, whatever the data."""
+    if not isinstance(recipe, Recipe):
+        got, remedy = type(recipe).__name__, "Pass fields: fit(..., lr=0.01)."
+        raise TypeError(complaint("recipe", "a Recipe, the name of one, or None", got, remedy))
+    check.choice("resume", resume, ("auto", "never", "must"))
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        got, remedy = repr(callbacks), "Pass callbacks=[function]: it is called as function(row, model)."
+        raise TypeError(complaint("callbacks", "a list of functions", got, remedy))
+    if n_data is not None:
+        remedy = "Pass the number of targets in the training set, or leave it out: they are counted."
+        check.integer("n_data", n_data, remedy=remedy)
+    for place in () if folder is None else (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(complaint("run_dir", "a folder", f"the file {place}", "Pass another name."))
 
 
-def _again(run: "_Run", n_data: int | None, quiet: bool) -> "_Run":
-    """Returns a run on all data, with the noise that another has found."""
-    assert run.state.steering is not None
-    n_data = n_data and round(n_data * run.data.whole.rows / run.data.train.rows)
-    whole, folder = run.data._replace(train=run.data.whole, held_out=None), run.folder and run.folder / "refit"
-    return _Run(run.model, whole, run.recipe, folder, n_data, quiet, replay=run.state.steering.found)
+def _without_latents(recipe: Recipe) -> Recipe:
+    """Adapts a recipe to a method without latents: their settings are ignored, and a steered β is 1."""
+    if recipe.calibrate:
+        remedy = "Leave calibrate out."
+        raise ValueError(complaint("recipe", "one for a network without latents", "one with calibrate", remedy))
+    return recipe.but(beta=1.0) if recipe.beta == "auto" else recipe
 
 
 class _Run:
     """One training run: Algorithm 1, and the collaborators that it calls."""
 
     def __init__(
-        self,
-        model: Trainable,
-        data: Split,
-        recipe: Recipe,
-        folder: Path | None,
-        n_data: int | None,
-        quiet: bool,
-        replay: Found | None = None,
+        self, model: Trainable, data: Split, recipe: Recipe, folder: Path | None, n_data: int | None, quiet: bool
     ) -> None:
         self.model, self.data, self.recipe, self.source = model, data, recipe, data.train
+        self.latents = model if isinstance(model, IBNN) else None  # the same model, if it has any
         self.n_data = n_data or count_targets(model.likelihood, self.source)
         self.total = recipe.steps or (recipe.epochs or DEFAULT_EPOCHS) * self.source.steps
         self.engine = engine = Engine(recipe, folder, self.source.rows)
         self.held_out = HeldOut(model, data.held_out, engine.device, recipe.seed) if data.held_out else None
-        steering, steered_by = None, replay or self.held_out
-        if recipe.beta == "auto" and steered_by is not None:
+        steering = None
+        if recipe.beta == "auto" and self.latents is not None and self.held_out is not None:
             sizes = {"total": self.total, "batch_size": self.source.batch_size, "n_data": self.n_data}
-            steering = Steering(cast(Steerable, model), steered_by, **sizes, calibrated=recipe.calibrate)
+            steering = Steering(self.latents, self.held_out, **sizes, calibrated=recipe.calibrate)
         model.kl_kind = recipe.kl or model.kl_kind
         self.untrained = int(model.examples) == 0
         self.calibrates = recipe.calibrate and self.untrained
@@ -127,23 +185,25 @@ class _Run:
             model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
         reshard(model)  # the data were tried on it; optimisers take the parts
         self.state = state = State(model, make_optimisers(model, recipe), steering)
-        self.objective = _Loss(model, recipe)
-        self.loss, self.steppers = engine.prepare(self.objective, state.optimisers)
+        self.loss, self.steppers = engine.prepare(_Loss(model, recipe), state.optimisers)
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
         self.guard = Guard(model, self.source, recipe, folder)
-        facts: dict[str, Any] = {"components": model.components, "nodes": model.nodes, "prior_std": model.prior_std}
-        if steering is not None or recipe.calibrate:
-            del facts["prior_std"]  # training changes it
-        facts |= (
-            {name: getattr(model, name, None) for name in ("draws", "where", "bias_latents")} if model.nodes else {}
-        )
-        facts |= {"examples": self.source.rows, "n_data": self.n_data}
-        self.session = Session(state, engine, recipe, folder, facts, self.total)
+        self.session = Session(state, engine, recipe, folder, self._facts() if folder else {}, self.total)
         self.folder, self.quiet = folder, quiet or not engine.main
+
+    def _facts(self) -> dict[str, Any]:
+        """Returns what besides the recipe makes a run what it is: a folder with other facts is of another run."""
+        model, recipe = self.model, self.recipe
+        facts: dict[str, Any] = {"components": model.components}
+        if self.latents is not None:
+            facts |= {name: getattr(model, name) for name in ("nodes", "draws", "where", "bias_latents")}
+        if self.state.steering is None and not recipe.calibrate:  # else training changes it
+            facts["prior_std"] = model.prior_std
+        return facts | {"examples": self.source.rows, "n_data": self.n_data, "data": self.data.fingerprint()}
 
     def run(self, resume: str, callbacks: Sequence[Callback]) -> History:
         """Resumes or starts, trains, and returns the history."""
-        with generators_restored(), self.session.interruptible(), closing(self.engine):
+        with generators_restored(), self.session.locked(), self.session.interruptible(), closing(self.engine):
             self.session.resume(resume)
             with closing(Monitor(self.total, self.state.progress.step, quiet=self.quiet)) as monitor:
                 self.journal = Journal(self.state, self.engine, self.recipe, self.folder, monitor)
@@ -160,16 +220,17 @@ class _Run:
 
     def _start(self, monitor: Monitor) -> None:
         """Clears old gradients, calibrates untrained latents if asked to, and gives latents without noise a little."""
-        model = cast(Steerable, self.model)
-        model.zero_grad()  # of a failed run, or of the caller
-        if self.state.progress.step == 0 and model.nodes:
-            self._start_noise(model, monitor)
-        if model.nodes and not bool(model.posterior().std.all()):  # `ibnn.calibrate` may have chosen σ = 0
-            model.set_posterior(std=model.posterior().std.clamp_min(LEAST_STD))
+        self.model.zero_grad()  # of a failed run, or of the caller
+        if self.latents is not None:
+            if self.state.progress.step == 0:
+                self._start_noise(self.latents, monitor)
+            std = self.latents.posterior().std
+            if not bool(std.all()):  # `ibnn.calibrate` may have chosen σ = 0
+                self.latents.set_posterior(std=std.clamp_min(LEAST_STD))
         if self.data.note:
             monitor.say(f'beta = 1 stands in for "auto": {self.data.note}.')
 
-    def _start_noise(self, model: Steerable, monitor: Monitor) -> None:
+    def _start_noise(self, model: IBNN, monitor: Monitor) -> None:
         """Calibrates untrained latents, or divides the prior's noise among them; tells steering that of the units."""
         steering, held_out = self.state.steering, self.data.held_out
         if self.calibrates and held_out is not None:
@@ -177,8 +238,8 @@ class _Run:
         elif self.untrained:
             start_divided(model, START if steering is not None else 1.0)
         if steering is not None:
-            steering.found.unit_std = model.unit_std.tolist()
-            steering.found.rising = self.untrained and not self.calibrates
+            steering.state.unit_std = model.unit_std.tolist()
+            steering.state.rising = self.untrained and not self.calibrates
 
     # ------------------------------------------------------------------------------------------------- Algorithm 1
 

@@ -1,4 +1,4 @@
-"""PRECISION: whether bfloat16 works on this CPU.
+"""Finds out whether bfloat16 works on this CPU.
 
 Some CPUs, in virtual machines, announce instructions (AMX) that kill the process that uses them; in bfloat16 torch then
 dies with "Illegal instruction". So bfloat16 is tried in a process of its own. `python -m ibnn.training.precision`

@@ -1,4 +1,4 @@
-"""RECIPE: every number of a training run, as frozen, validated data that reads and writes TOML."""
+"""Every number of a training run, as frozen, validated data that reads and writes TOML."""
 
 import math
 import tomllib
@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ibnn import check
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
 from ibnn.mixture import KLKind
@@ -81,8 +82,6 @@ class Recipe(_Frozen):
             (`training.steering`). Without validation data a tenth of the training data is held out;
             where that is impossible (fewer than 500 examples, a sampler of your own) "auto" stands for 1.
         beta_warmup: Share of training over which a fixed β rises linearly from 0.
-        refit: With "auto": trains a second time from the start, on training and held-out data together, with the
-            noise that the first training found.
         calibrate: Starts untrained latents from what `ibnn.calibrate` finds on the held-out data; for trained weights.
         freeze_batchnorm: Keeps BatchNorm's running statistics, and normalises by them in training too.
         gamma: Weight of the posterior's entropy.
@@ -127,7 +126,6 @@ class Recipe(_Frozen):
 
     beta: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     beta_warmup: float = Field(2 / 3, ge=0, le=1)
-    refit: bool = False
     calibrate: bool = False
     freeze_batchnorm: bool = False
     gamma: float = Field(0.0, ge=0)
@@ -161,10 +159,6 @@ class Recipe(_Frozen):
             raise ValueError("give epochs or steps, not both")
         if (self.ema > 0) + (self.swa < 1) + (self.patience > 0) > 1:
             raise ValueError("give one of ema, swa and patience: each decides which weights remain")
-        if self.refit and self.beta != "auto":
-            raise ValueError('give refit with beta = "auto" alone: it trains again with the noise found')
-        if self.refit and self.calibrate:
-            raise ValueError("give one of refit and calibrate: what starts from trained weights is not trained anew")
         return self
 
     def beta_at(self, t: float) -> float:
@@ -217,9 +211,7 @@ class Recipe(_Frozen):
         >>> Recipe.named("paper-vgg16-cifar10").latent_lr
         1.2
         """
-        if name not in cls.names():
-            remedy = f"Did you mean {nearest(name, cls.names())!r}?"
-            raise ValueError(complaint("recipe", f"one of {', '.join(cls.names())}", repr(name), remedy))
+        check.choice("recipe", name, cls.names())
         return cls.from_toml((_RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
 
     @classmethod

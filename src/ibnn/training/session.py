@@ -1,184 +1,31 @@
-"""SESSION: what training changes, which weights remain, and how a run is saved, resumed, and stopped by a signal.
+"""The state of a run: what a checkpoint holds, when one is saved, how a run is resumed and stopped by a signal."""
 
-A checkpoint is tensors and plain data in one safetensors file, atomic, checked, the last few kept. Its name carries the
-first half of its SHA-256, so that a file that is damaged, or was never finished, is known by its name alone. Nothing is
-unpickled.
-"""
-
-import hashlib
-import json
 import logging
 import signal
 import sys
 import threading
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.swa_utils import update_bn
 
 from ibnn.errors import complaint
-from ibnn.files.atomic import write_atomically
-from ibnn.inputs import call_arguments
-from ibnn.training import sharding
+from ibnn.files.atomic import locked, write_atomically
+from ibnn.files.sealed import Sealed
+from ibnn.training import checkpoint
+from ibnn.training.averaging import Average, Best
 from ibnn.training.engine import Engine
 from ibnn.training.recipe import Recipe
-from ibnn.training.steering import Found, Steering
+from ibnn.training.sharding import gathered, sharded_like
+from ibnn.training.steering import Steering, SteeringState
 from ibnn.training.trainable import Trainable
 
-
-class Average:
-    """An average of a model's floating-point parameters and buffers, by name; empty until the first update."""
-
-    def __init__(self) -> None:
-        self.state: dict[str, Tensor] = {}
-        self.count = 0  # updates so far
-
-    def update(self, model: Trainable, decay: float | None = None) -> None:
-        """Moves the average towards the model: by 1 − decay (EMA), or so that it is the mean of all so far (SWA).
-
-        The decay of an EMA starts small, so that short runs are not averages of their start. Numbers of the state that
-        are neither parameters nor buffers (an IBNN's `prior_std`) are not averaged.
-        """
-        self.count += 1
-        share = 1 / self.count if decay is None else 1 - min(decay, self.count / (9 + self.count))
-        kinds = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-        tensors = {name for named in kinds for name, _ in named}
-        for name, value in model.state_dict().items():
-            if name in tensors and value.is_floating_point():
-                self.state.setdefault(name, value.clone()).lerp_(value, share)
-
-    def end_epoch(self, model: Trainable, *, collect: bool, last: bool) -> bool:
-        """Collects the weights into an SWA, or has the method do it (see `Trainable.end_epoch`).
-
-        Returns whether an average took the weights' place.
-        """
-        own = model.end_epoch(collect=collect, last=last)
-        if collect and not own:
-            self.update(model)
-        if last and not own and self.state:
-            model.load_state_dict(self.state, strict=False)
-        return last and (own or bool(self.state))
-
-
-@dataclass
-class Best:
-    """The evaluation with the lowest validation NLL so far."""
-
-    best: dict[str, Any] | None = None  # its row of the history
-    waited: int = 0  # evaluations since
-    state: dict[str, Tensor] = field(default_factory=dict)  # the model's then, by name, if it was kept
-
-    def update(self, row: dict[str, Any], model: Trainable, *, keep: bool) -> None:
-        """Compares an evaluation with the best; `keep` copies the model's state if it is better."""
-        self.waited += 1
-        if self.best is None or row["valid_nll"] < self.best["valid_nll"]:
-            self.best, self.waited = row, 0
-            if keep:
-                self.state = {name: value.clone() for name, value in model.state_dict().items()}
-
-
-class _Call(nn.Module):
-    """A model that takes all its inputs as one argument, as torch's `update_bn` passes them."""
-
-    def __init__(self, model: Trainable) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Any) -> Any:
-        args, kwargs = call_arguments(inputs)
-        return self.model(*args, **kwargs)
-
-
-def estimate_statistics(model: Trainable, inputs: Iterable[Any]) -> None:
-    """Estimates BatchNorm's running statistics anew, as plain means over batches; an average of weights needs it."""
-    examples = model.examples.clone()
-    update_bn(([x] for x in inputs), _Call(model))
-    model.examples.copy_(examples)
-
-
 log = logging.getLogger("ibnn")
-
-
-class Checkpoint(NamedTuple):
-    """What was saved at a step."""
-
-    tensors: dict[str, Tensor]
-    data: dict[str, Any]
-
-    def state(self, kind: str, names: Container[str] = ()) -> dict[str, Tensor]:
-        """Returns the tensors of a kind ("model", "average", "best") by their own names.
-
-        Runs from before `prior_std` was part of a model's state saved it beside: it is added if it is one of `names`.
-        """
-        found = {name.partition("/")[2]: v for name, v in self.tensors.items() if name.startswith(f"{kind}/")}
-        progress = self.data["progress"]
-        beside = (progress if kind == "model" else progress.get("best") or {}).get("prior_std")
-        if found and beside and "prior_std" in names:
-            found.setdefault("prior_std", torch.tensor(beside, dtype=torch.float64))
-        return found
-
-
-def save_checkpoint(
-    folder: Path, step: int, tensors: Mapping[str, Tensor], data: Mapping[str, Any], *, keep: int
-) -> Path:
-    """Saves a checkpoint and removes all but the last `keep`."""
-    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    content = safetensors.torch.save(whole, metadata={"data": json.dumps(data)})
-    path = folder / f"step-{step:09d}-{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
-    write_atomically(path, content)
-    for old in _paths(folder)[:-keep]:
-        old.unlink()
-    return path
-
-
-def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Returns the newest undamaged checkpoint of a folder; damaged ones are named in the log."""
-    for path in reversed(_paths(folder)):
-        content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest()[:32] != path.stem.rpartition("-")[2]:
-            log.warning("%s is damaged or truncated; using the one before it.", path)
-            continue
-        with safetensors.safe_open(path, "pt") as file:
-            data = json.loads(file.metadata()["data"])
-        return Checkpoint(safetensors.torch.load(content), data)
-    return None
-
-
-def _paths(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*-*.safetensors"))
-
-
-def pack_optimiser(optimiser: Optimizer, prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns an optimiser's state as named tensors and plain data."""
-    state = optimiser.state_dict()
-    tensors: dict[str, Tensor] = {}
-    scalars: dict[str, dict[str, Any]] = {}
-    for number, entries in state["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{prefix}/{number}/{name}"] = value
-            else:
-                scalars.setdefault(str(number), {})[name] = value
-    return tensors, {"groups": state["param_groups"], "scalars": scalars}
-
-
-def unpack_optimiser(optimiser: Optimizer, prefix: str, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
-    """Restores what `pack_optimiser` took."""
-    state: dict[int, dict[str, Any]] = {int(number): dict(entries) for number, entries in data["scalars"].items()}
-    for key, value in tensors.items():
-        if key.startswith(prefix + "/"):
-            _, number, name = key.split("/", 2)
-            state.setdefault(int(number), {})[name] = value
-    optimiser.load_state_dict({"state": state, "param_groups": data["groups"]})
 
 
 class Interrupts:
@@ -229,36 +76,41 @@ class State:
     best: Best = field(default_factory=Best)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns it as named tensors and plain data."""
+        """Returns it as named tensors and plain data; all workers of a sharded model take part."""
         states = {"model": self.model.state_dict(), "average": self.average.state, "best": self.best.state}
         tensors: dict[str, Tensor] = {f"{kind}/{n}": value for kind, s in states.items() for n, value in s.items()}
         optimisers = []
         for number, optimiser in enumerate(self.optimisers):
-            packed, data = pack_optimiser(optimiser, f"optimiser{number}")
+            packed, data = checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
             tensors |= packed
             optimisers.append(data)
-        found = asdict(self.steering.found) if self.steering is not None else {}
-        progress = asdict(self.progress) | found | {"best": self.best.best, "waited": self.best.waited}
-        return tensors, {"progress": progress, "optimisers": optimisers, "averaged": self.average.count}
+        facts = {
+            "progress": asdict(self.progress),
+            "steering": asdict(self.steering.state) if self.steering is not None else {},
+            "best": {"row": self.best.row, "waited": self.best.waited},
+            "averaged": self.average.count,
+            "optimisers": optimisers,
+        }
+        return {name: gathered(tensor) for name, tensor in tensors.items()}, facts
 
-    def restore(self, saved: Checkpoint, engine: Engine) -> None:
+    def restore(self, saved: Sealed, engine: Engine) -> None:
         """Takes over a checkpoint."""
-        names, progress = self.model.state_dict().keys(), saved.data["progress"]
-        self.model.load_state_dict(saved.state("model", names))
-        self.average.state, self.average.count = engine.to_device(saved.state("average")), saved.data["averaged"]
-        self.best = Best(**_fields(Best, progress), state=saved.state("best", names))
-        self.progress = Progress(**_fields(Progress, progress))
+        tensors = {name: sharded_like(name, t, self.model, self.optimisers) for name, t in saved.tensors.items()}
+
+        def state(kind: str) -> dict[str, Tensor]:
+            return {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{kind}/")}
+
+        facts = saved.facts
+        self.model.load_state_dict(state("model"))
+        self.average = Average(engine.to_device(state("average")), facts["averaged"])
+        self.best = Best(**facts["best"], state=state("best"))
+        self.progress = Progress(**facts["progress"])
         if self.steering is not None:
-            self.steering.found = Found(**_fields(Found, progress))
-        for number, (optimiser, data) in enumerate(zip(self.optimisers, saved.data["optimisers"], strict=True)):
-            unpack_optimiser(optimiser, f"optimiser{number}", saved.tensors, data)
-        if not engine.main:
+            self.steering.state = SteeringState(**facts["steering"])
+        for number, (optimiser, data) in enumerate(zip(self.optimisers, facts["optimisers"], strict=True)):
+            checkpoint.unpack_optimiser(optimiser, f"optimiser{number}", tensors, data)
+        if not engine.main:  # the main worker's are the sums over all
             self.progress.sums, self.progress.seen = [0.0] * 5, [0.0] * 2
-
-
-def _fields(cls: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries of a checkpoint that are fields of a dataclass."""
-    return {field.name: data[field.name] for field in fields(cls) if field.name in data}
 
 
 class Stopped(SystemExit):
@@ -278,6 +130,16 @@ class Session:
     interrupts: Interrupts = field(default_factory=Interrupts)
     _since: float = field(default_factory=time.monotonic)
 
+    def locked(self) -> AbstractContextManager[Any]:
+        """Keeps other processes out of the run folder; waits, and says so, if one is in it."""
+        if self.folder is None or not self.engine.main:
+            return nullcontext()
+
+        def waiting(process: str) -> None:
+            log.warning("%s is in use: waiting for process %s to finish.", self.folder, process)
+
+        return locked(self.folder / "checkpoints" / ".lock", waiting=waiting)
+
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """With a run folder, a signal lets the current step of a block finish; then it says how to go on, and exits."""
@@ -293,44 +155,30 @@ class Session:
         """Restores the newest checkpoint, if there is one and it is wanted; writes recipe.toml."""
         saved = None
         if self.folder is not None:
-            places = [self.folder / "checkpoints", self.folder / "refit" / "checkpoints"]
+            place = self.folder / "checkpoints"
             if how == "never" and self.engine.main:
-                for place in places:
-                    sharding.remove(place)
-                    for old in _paths(place):
-                        old.unlink()
+                for old in checkpoint.paths(place):
+                    old.unlink()
             self.engine.accelerator.wait_for_everyone()
-            saved = self._latest(places[0])
+            saved = checkpoint.latest(place)
         if saved is None and how == "must":
             remedy = 'Pass resume="auto".'
             raise ValueError(complaint("run_dir", "a folder with a whole checkpoint", self.folder, remedy))
         if saved is not None:
-            self._check_same_run(saved)
+            self._check_same_run(saved.facts)
             self.state.restore(saved, self.engine)
         if self.folder is not None and self.engine.main:
             write_atomically(self.folder / "recipe.toml", self.recipe.to_toml().encode())
         self._since = time.monotonic()
 
-    def _latest(self, folder: Path) -> Checkpoint | None:
-        """Returns the newest checkpoint; raises if those that are there are of the other kind."""
-        whole, parts, sharded = _paths(folder), sharding.checkpoints(folder), self.engine.sharded
-        if (whole and sharded) or (parts and not sharded):
-            got = "of a sharded model" if parts else "of a model that is not sharded"
-            remedy = "Call ibnn.training.shard(model) first." if parts else "Leave ibnn.training.shard out."
-            raise ValueError(complaint("run_dir", "a folder of checkpoints like the model", f"one {got}", remedy))
-        if not sharded:
-            return latest_checkpoint(folder)
-        state = self.state.model.state_dict()
-        return Checkpoint(*sharding.load(parts[-1], state, self.state.optimisers)) if parts else None
-
-    def _check_same_run(self, saved: Checkpoint) -> None:
+    def _check_same_run(self, saved: Mapping[str, Any]) -> None:
         mine = self.recipe.model_dump() | dict(self.facts)
-        theirs = Recipe.from_toml(saved.data["recipe"]).model_dump() | saved.data["facts"]
-        changed = [name for name in mine if name in theirs and mine[name] != theirs[name]]
+        theirs = Recipe.from_toml(saved["recipe"]).model_dump() | saved["facts"]
+        changed = [name for name in mine if mine[name] != theirs.get(name)]
         if changed:
-            names = ", ".join(f"{name} = {theirs[name]}" for name in changed)
+            got = ", ".join("other data" if name == "data" else f"{name} = {theirs.get(name)}" for name in changed)
             remedy = 'Use another run_dir, or resume="never" to start anew.'
-            raise ValueError(complaint("run_dir", "a folder of the same run", f"one with {names}", remedy))
+            raise ValueError(complaint("run_dir", "a folder of the same run", f"one with {got}", remedy))
 
     def after_step(self, *, at_epoch: bool = False) -> None:
         """Saves a checkpoint where one is due, and exits if a signal came."""
@@ -343,10 +191,9 @@ class Session:
         progress.seconds, self._since = progress.seconds + now - self._since, now
         if self.folder is not None and (due or stop or progress.finished):
             progress.sums, progress.seen = map(self.engine.moved_to_main, (progress.sums, progress.seen))
-            if self.engine.main or self.engine.sharded:
-                tensors, data = self.state.packed()
-                data |= {"recipe": self.recipe.to_toml(), "facts": self.facts}
-                save = sharding.save if self.engine.sharded else save_checkpoint
-                save(self.folder / "checkpoints", progress.step, tensors, data, keep=self.recipe.keep)
+            tensors, facts = self.state.packed() if self.engine.main or self.engine.sharded else ({}, {})
+            if self.engine.main:
+                facts |= {"recipe": self.recipe.to_toml(), "facts": dict(self.facts)}
+                checkpoint.save(self.folder / "checkpoints", progress.step, tensors, facts, keep=self.recipe.keep)
         if stop and not progress.finished:
             raise Stopped(128 + stop)

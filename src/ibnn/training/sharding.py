@@ -1,18 +1,14 @@
-"""SHARDING: weights spread over workers by torch's `fully_shard` (FSDP2); latents are whole on every worker.
+"""Spreads weights over workers by torch's `fully_shard` (FSDP2); latents are whole on every worker.
 
 A sharded parameter is a DTensor, of which a worker holds its part. It is gathered where a block's forward or backward
 needs it. Latents are small, and the KL reads them outside of any forward: they are left whole, and their gradients are
-averaged here. Checkpoints are in torch.distributed.checkpoint's format, written and read by all workers.
+averaged here.
 """
 
-import json
 import os
-import re
-import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +18,9 @@ from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.files.atomic import read_json, write_atomically
 from ibnn.latent import Latent
 
 # torch.distributed's sharding takes more than a second to import: only where a model is sharded.
-_DATA = "data.json"  # written last: with it a checkpoint is whole
 
 
 def shard(model: Any, blocks: Sequence[str | type[nn.Module]] = (), **options: Any) -> None:
@@ -132,54 +126,29 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
     return norm
 
 
-# -------------------------------------------------------------------------------------------------------- checkpoints
+def gathered(tensor: Any) -> Tensor:
+    """Returns a tensor that may be sharded as a whole; all workers take part."""
+    return tensor.full_tensor() if _is_part(tensor) else tensor  # type: ignore[no-any-return]
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], data: Mapping[str, Any], *, keep: int) -> None:
-    """Saves a checkpoint, each worker its part, and removes all but the last `keep`."""
-    from torch.distributed.checkpoint import state_dict_saver
+def sharded_like(name: str, tensor: Tensor, model: Any, optimisers: Sequence[torch.optim.Optimizer]) -> Tensor:
+    """Returns a tensor of a checkpoint sharded as what it belongs to: a parameter, or an optimiser's state of one.
 
-    path = folder / f"sharded-{step:09d}"
-    main = dist.get_rank() == 0
-    if main and path.exists():  # a part of one, from an interrupted run
-        shutil.rmtree(path)
-    dist.barrier()
-    state_dict_saver.save(dict(tensors), checkpoint_id=path)
-    if main:
-        write_atomically(path / _DATA, json.dumps(data).encode())
-        for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old)
-    dist.barrier()
+    Args:
+        name: Its name in a checkpoint, such as "model/net.0.weight" or "optimiser0/3/exp_avg".
+        tensor: The whole tensor.
+        model: The model.
+        optimisers: The optimisers of its parameters.
+    """
+    if not is_sharded(model):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
 
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Returns the whole checkpoints of a folder, the oldest first."""
-    return sorted(path.parent for path in folder.glob(f"sharded-*/{_DATA}"))
-
-
-def load(path: Path, state: Mapping[str, Any], optimisers: Sequence[torch.optim.Optimizer]) -> Any:
-    """Returns the tensors and data of a checkpoint, sharded as the model's state and parameters are now."""
-    from torch.distributed.checkpoint import filesystem, state_dict_loader
-
-    stored = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
-    tensors = {name: _like(name, entry, state, optimisers) for name, entry in stored.items()}
-    state_dict_loader.load(tensors, checkpoint_id=path)
-    return tensors, read_json(path / _DATA)
-
-
-def _like(name: str, entry: Any, state: Mapping[str, Any], optimisers: Sequence[torch.optim.Optimizer]) -> Tensor:
-    """Returns zeros to load a tensor into."""
     kind, _, key = name.partition("/")
-    like = state.get(key)
-    if number := re.fullmatch(r"optimiser(\d+)", kind):
-        parameters = [p for group in optimisers[int(number[1])].param_groups for p in group["params"]]
-        like = parameters[int(key.partition("/")[0])]
-    if like is not None and like.shape == entry.size:
-        return torch.zeros_like(like.detach(), dtype=entry.properties.dtype)
-    return torch.zeros(entry.size, dtype=entry.properties.dtype)
-
-
-def remove(folder: Path) -> None:
-    """Removes all sharded checkpoints of a folder."""
-    for path in folder.glob("sharded-*"):
-        shutil.rmtree(path)
+    like = model.state_dict().get(key)
+    if kind.startswith("optimiser"):
+        groups = optimisers[int(kind.removeprefix("optimiser"))].param_groups
+        like = [p for group in groups for p in group["params"]][int(key.partition("/")[0])]
+    if not _is_part(like) or like.shape != tensor.shape:
+        return tensor
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)

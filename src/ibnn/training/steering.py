@@ -1,4 +1,4 @@
-"""STEERING: held-out labels decide, while training goes on, how large the prior's standard deviation s is.
+"""Lets held-out labels decide, while training goes on, how large the prior's standard deviation s is.
 
 A *look* is an evaluation on held-out data that moves s. A network needs more noise if it is overconfident there (the
 temperature T that minimises its held-out NLL is above 1), and less if T is below 1; more if it overfits (its training
@@ -19,8 +19,8 @@ from ibnn.batches import Source
 from ibnn.calibration import Calibration, calibrate
 from ibnn.likelihood import Heads, Likelihood
 from ibnn.likelihood.temperature import confidence, nll, settled_temperature
-from ibnn.training.heldout import HeldOut
-from ibnn.training.trainable import Steerable
+from ibnn.network import IBNN
+from ibnn.training.data import HeldOut
 
 START = 0.6  # s at the start of training, as a part of the converted `prior_std`
 WARM = 0.2  # share of training in which β, and the noise of the units of an untrained model, rise
@@ -37,9 +37,8 @@ DRAWS, END_DRAWS = 4, 16  # for each held-out example of a look, and at the end
 MIN_LOOKS, ROWS, END_ROWS = 12, (100, 1000), (200, 2000)  # fewest looks; fewest and most examples, as there are any
 
 
-def look_steps(total: int, looks: int | None = None) -> frozenset[int]:
+def look_steps(total: int, looks: int = LOOKS) -> frozenset[int]:
     """Returns the steps before which there is a look."""
-    looks = looks or LOOKS
     steps = (int(total * (FIRST + (LAST - FIRST) * look / max(looks - 1, 1))) for look in range(looks))
     return frozenset(step for step in steps if step)  # a look needs a training NLL
 
@@ -105,14 +104,11 @@ def next_std(prior_std: float, change: float) -> float:
 
 
 @dataclass
-class Found:
-    """What steering has found so far. A checkpoint holds it; a refit repeats it."""
+class SteeringState:
+    """What steering has found so far; a checkpoint holds it."""
 
     looks: list[dict[str, float]] = field(default_factory=list)  # what each saw and did (see `History.looks`)
     looked: int = 0  # forward passes for the looks and at the end, in rows
-    temperature: float = 1.0  # set at the end
-    weaker: float = 1.0  # the factor on σ at the end
-    relative: list[float] = field(default_factory=list)  # temperatures of several heads, over the common one
     unit_std: list[float] = field(default_factory=list)  # τ of each layer
     rising: bool = False  # whether it rises to that from 0
 
@@ -122,30 +118,25 @@ class Steering:
 
     def __init__(
         self,
-        model: Steerable,
-        data: HeldOut | Found,
+        model: IBNN,
+        held_out: HeldOut,
         *,
         total: int,
         batch_size: int,
         n_data: int,
         calibrated: bool = False,
     ) -> None:
-        """Plans the looks of `total` steps by held-out data, or by what another run found, to repeat it."""
-        self.model, self.n_data, self.total, self.found = model, n_data, total, Found()
-        self.replay = data if isinstance(data, Found) else None
-        if isinstance(data, Found):
-            looks = len(data.looks)  # none, if patience ended that run before its first look
-        else:
-            self.held_out = data
-            self.plan = look_budget(total * batch_size, calibrated=calibrated)
-            looks = self.plan.looks
-        self.steps = look_steps(total, looks) if looks else frozenset()
+        """Plans the looks of `total` steps."""
+        self.model, self.held_out, self.n_data, self.total = model, held_out, n_data, total
+        self.state = SteeringState()
+        self.plan = look_budget(total * batch_size, calibrated=calibrated)
+        self.steps = look_steps(total, self.plan.looks)
 
     def set_units(self, t: float) -> None:
         """Sets the units' noise when the share t of training is done: that of an untrained model rises as β does."""
-        if any(self.found.unit_std):
-            part = min(1.0, t / WARM) if self.found.rising else 1.0
-            self.model.unit_std.copy_(torch.tensor(self.found.unit_std) * part)
+        if any(self.state.unit_std):
+            part = min(1.0, t / WARM) if self.state.rising else 1.0
+            self.model.unit_std.copy_(torch.tensor(self.state.unit_std) * part)
 
     def beta(self, t: float) -> float:
         """Returns β when the share t of training is done."""
@@ -153,21 +144,18 @@ class Steering:
 
     def look(self, step: int, training_nll: float) -> None:
         """Moves s, and σ with it, by held-out labels and the mean training NLL since the last look."""
-        model, looks = self.model, self.found.looks
-        if self.replay is not None:
-            look = self.replay.looks[min(len(looks), len(self.replay.looks) - 1)] | {"step": step}
-        else:
-            draws, targets = self._draws(DRAWS, self.plan.rows, turn=len(looks))
-            best, lowest = confidence(model.likelihood, draws, targets)
-            look = {"step": step, "temperature": best, "training_nll": training_nll, "held_out_nll": lowest}
-            change = self._change(look)
-            if looks:  # held-out scores jump about: noise rises only as far as two looks in a row ask for
-                change = min(change, max(0.0, self._change(looks[-1])))
-            look["prior_std"] = next_std(model.prior_std, change)
+        model, looks = self.model, self.state.looks
+        draws, targets = self._draws(DRAWS, self.plan.rows, turn=len(looks))
+        best, lowest = confidence(model.likelihood, draws, targets)
+        look = {"step": step, "temperature": best, "training_nll": training_nll, "held_out_nll": lowest}
+        change = self._change(look)
+        if looks:  # held-out scores jump about: noise rises only as far as two looks in a row ask for
+            change = min(change, max(0.0, self._change(looks[-1])))
+        look["prior_std"] = next_std(model.prior_std, change)
         ratio = look["prior_std"] / model.prior_std
         model.set_posterior(std=model.posterior().std * ratio)
         model.prior_std = look["prior_std"]
-        self.found.unit_std = [std * ratio for std in self.found.unit_std]
+        self.state.unit_std = [std * ratio for std in self.state.unit_std]
         looks.append(look)
 
     def _change(self, look: dict[str, float]) -> float:
@@ -182,17 +170,11 @@ class Steering:
         """
         model, likelihood = self.model, self.model.likelihood
         std, unit_std = model.posterior().std.detach(), model.unit_std.clone()
-        if self.replay is not None:
-            self.found.weaker, self.found.temperature = self.replay.weaker, self.replay.temperature
-            if isinstance(likelihood, Heads):
-                likelihood.relative.copy_(torch.tensor(self.replay.relative))
-        else:
-            if isinstance(likelihood, Heads):
-                likelihood.balance(*self._draws(END_DRAWS, self.plan.end_rows), settled_temperature)
-                self.found.relative = likelihood.relative.tolist()
-            self.found.weaker, self.found.temperature = self._shrunk(std, unit_std)
-        model.set_posterior(std=std * self.found.weaker, unit_std=unit_std * self.found.weaker)
-        likelihood.set_temperature(self.found.temperature)
+        if isinstance(likelihood, Heads):
+            likelihood.balance(*self._draws(END_DRAWS, self.plan.end_rows), settled_temperature)
+        factor, temperature = self._shrunk(std, unit_std)
+        model.set_posterior(std=std * factor, unit_std=unit_std * factor)
+        likelihood.set_temperature(temperature)
 
     def _shrunk(self, std: Tensor, unit_std: Tensor) -> tuple[float, float]:
         """Returns the factor on σ and τ with the lowest held-out NLL, and its temperature; stops where T reaches 1."""
@@ -216,11 +198,11 @@ class Steering:
         components = self.model.components
         chosen = [(turn * draws + number) % components for number in range(min(draws, components))]
         outputs, targets = self.held_out.draws(max(draws // components, 1), rows, components=chosen, turn=turn)
-        self.found.looked += math.prod(outputs.shape[:3])
+        self.state.looked += math.prod(outputs.shape[:3])
         return outputs, targets
 
 
-def start_divided(model: Steerable, part: float = 1.0) -> None:
+def start_divided(model: IBNN, part: float = 1.0) -> None:
     """Divides a part of the prior's noise, and starts latents with less of it than others as much nearer to 1."""
     model.prior_std *= part
     unit_std = model.divide_noise()
@@ -230,9 +212,9 @@ def start_divided(model: Steerable, part: float = 1.0) -> None:
         model.set_posterior(mean=1 + (q.mean - 1) * share, std=q.std * share)
 
 
-def start_calibrated(model: Steerable, held_out: Source, *, seed: int, progress: bool) -> Calibration:
+def start_calibrated(model: IBNN, held_out: Source, *, seed: int, progress: bool) -> Calibration:
     """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights."""
-    found = calibrate(model, held_out, seed=seed, progress=progress)  # type: ignore[arg-type]
+    found = calibrate(model, held_out, seed=seed, progress=progress)
     model.prior_std = max(found.scale / model.depth_factor, MIN_STD)
     share = model.divide_noise() > 0  # of the units; it is the prior's that is divided
     unit_std = torch.where(share, model.unit_std.clamp_min(LEAST_STD), 0.0)

@@ -1,15 +1,14 @@
-"""TRAINABLE: what `fit` asks of a method. Whatever has this is trained by the one loop, which names no method."""
+"""What `fit` needs of a method: IBNN, the baselines, and any class of yours that has it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs
 from ibnn.likelihood import Likelihood
-from ibnn.mixture import Mixture
 from ibnn.objective import ELBO
 from ibnn.prediction import Method
 
@@ -39,15 +38,8 @@ class Trainable(_Module, Method, Protocol):
     def likelihood(self) -> Likelihood:
         """What the network's output says about a target."""
 
-    @property
-    def nodes(self) -> int:
-        """Number of latent variables, which `fit` examines at the end; 0 for a method without."""
-
     def reseed(self, seed: int) -> None:
         """Starts the noise of training, and the count of examples, anew."""
-
-    def adapt_recipe(self, recipe: Any) -> Any:
-        """Returns the recipe that this method follows when it is given one; raises if it cannot follow it."""
 
     def parameter_groups(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
         """Prepares gradients, and returns groups named "weights", "latents", "likelihood" (see `IBNN`)."""
@@ -55,49 +47,25 @@ class Trainable(_Module, Method, Protocol):
     def elbo(self, *args: Any, **options: Any) -> ELBO:
         """Returns the loss of a batch, or of a part of one, and its terms (see `IBNN`)."""
 
-    def end_epoch(self, *, collect: bool, last: bool) -> bool:
-        """Averages weights in the method's own way at an epoch's end; returns False to leave averaging to `fit`.
-
-        `collect` puts the weights into the average; at the `last` epoch's end the average takes their place.
-        """
-
     def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0, *, batch_size: int | None = None) -> Tensor:
         """Returns draws of the network's output in eval mode, (J, B, …), component-major."""
 
 
-class Steerable(Trainable, Protocol):
-    """A method whose noise can be steered: a mixture of Gaussians around 1, and a prior of that kind."""
+@runtime_checkable
+class Averaging(Protocol):
+    """A method that averages weights in its own way, as SWAG does."""
 
-    unit_std: Tensor  # standard deviation of the factors of single units, of each layer
+    def end_epoch(self, *, collect: bool, last: bool) -> bool:
+        """Acts at an epoch's end; returns False to leave averaging to `fit`.
 
-    @property
-    def depth_factor(self) -> float:
-        """By what the noise of a layer differs from the prior's, for the number of layers."""
-
-    @property
-    def prior_stds(self) -> Tensor | float:
-        """Standard deviation of the prior of every node, or of all."""
-
-    def divide_noise(self) -> Tensor:
-        """Divides the prior's noise among layers, channels and units; returns the `unit_std` that goes with it."""
-
-    def posterior(self) -> Mixture:
-        """The mixture over all nodes."""
-
-    def set_posterior(
-        self,
-        *,
-        mean: Tensor | float | None = None,
-        std: Tensor | float | None = None,
-        unit_std: Tensor | float | None = None,
-    ) -> None:
-        """Overwrites means and standard deviations."""
+        `collect` puts the weights into the average; at the `last` epoch's end the average takes their place.
+        """
 
 
 def as_trainable(model: Any) -> Trainable:
     """Returns a model, or what torch.compile wraps, if `fit` can train it; raises TypeError if not."""
     model = getattr(model, "_orig_mod", model)
-    needed = ("elbo", "parameter_groups", "adapt_recipe", "end_epoch", "reseed", "each_draw")
+    needed = ("elbo", "parameter_groups", "reseed", "each_draw")
     if not isinstance(model, nn.Module) or not all(hasattr(model, name) for name in needed):
         expected = "made by ibnn.convert, or one of ibnn.baselines"
         raise TypeError(complaint("model", expected, type(model).__name__, "Convert the network first."))

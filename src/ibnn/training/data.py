@@ -1,8 +1,7 @@
-"""HELD-OUT DATA: checks what is trained on and what is held out, how that scores, and what steering draws for it."""
+"""The data of a run: read, checked, and divided into what is trained on and what is held out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -11,35 +10,13 @@ from torch.utils.data import default_collate
 
 from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
+from ibnn.generators import generators_restored
 from ibnn.inputs import batch_length, check_rows, tree_map
 from ibnn.layers.observe import explaining_shapes
 from ibnn.likelihood import Likelihood
-from ibnn.normal import generators_restored
 from ibnn.prediction import draws, predict, refuse_nan
 from ibnn.training.recipe import Recipe
 from ibnn.training.trainable import Trainable
-
-Callback = Callable[[dict[str, Any], Any], None]
-
-
-def check_options(
-    recipe: Any, folder: Path | None, resume: str, callbacks: Sequence[Callback], n_data: int | None
-) -> None:
-    """Raises if an argument of `fit` makes no sense, whatever the data."""
-    if not isinstance(recipe, Recipe):
-        got, remedy = type(recipe).__name__, "Pass fields: fit(..., lr=0.01)."
-        raise TypeError(complaint("recipe", "a Recipe, the name of one, or None", got, remedy))
-    if resume not in ("auto", "never", "must"):
-        raise ValueError(complaint("resume", '"auto", "never" or "must"', repr(resume), 'Pass "auto".'))
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        got, remedy = repr(callbacks), "Pass callbacks=[function]: it is called as function(row, model)."
-        raise TypeError(complaint("callbacks", "a list of functions", got, remedy))
-    if n_data is not None and (isinstance(n_data, bool) or not isinstance(n_data, int) or n_data < 1):
-        remedy = "Pass the number of targets in the training set, or leave it out: they are counted."
-        raise ValueError(complaint("n_data", "an integer of at least 1", repr(n_data), remedy))
-    for place in () if folder is None else (folder, *folder.parents):
-        if place.exists() and not place.is_dir():
-            raise ValueError(complaint("run_dir", "a folder", f"the file {place}", "Pass another name."))
 
 
 def check_data(model: Trainable, source: Source, name: str) -> None:
@@ -95,9 +72,12 @@ class Split(NamedTuple):
 
     train: Source
     held_out: Source | None  # evaluated, and steered by
-    whole: Source  # both together, which `refit` trains on
     given: int  # number of training examples before some were held out
     note: str = ""  # why the noise is not steered although the recipe asks for it
+
+    def fingerprint(self) -> str:
+        """Returns a hash by which a run folder recognises other data."""
+        return " ".join(source.fingerprint() for source in (self.train, self.held_out) if source is not None)
 
 
 def read_data(model: Trainable, train: Any, valid: Any, recipe: Recipe) -> Split:
@@ -112,13 +92,11 @@ def read_data(model: Trainable, train: Any, valid: Any, recipe: Recipe) -> Split
     check_data(model, source, "train")
     if held_out is not None:
         check_data(model, held_out, "valid")
-    split = Split(source, held_out, source, source.rows)
+    split = Split(source, held_out, source.rows)
     if recipe.beta == "auto":
         split = hold_out(source, held_out, recipe.seed)
         if held_out is None and split.held_out is not None:
             check_padding(split.held_out)
-        if recipe.refit and held_out is not None and not split.note:
-            split = split._replace(whole=source.joined(held_out))
     if recipe.calibrate and split.held_out is None:
         raise ValueError(complaint("valid", "held-out data to calibrate by", None, "Pass valid=(x, y)."))
     return split
@@ -135,8 +113,8 @@ def hold_out(source: Source, held_out: Source | None, seed: int) -> Split:
         note = f"no held-out data, and only {source.rows} examples"
     else:
         train, held_out = source.split(held_out_rows(source.rows), seed)
-        return Split(train, held_out, source, source.rows)
-    return Split(source, held_out, source, source.rows, note)
+        return Split(train, held_out, source.rows)
+    return Split(source, held_out, source.rows, note)
 
 
 def held_out_rows(rows: int) -> int:
