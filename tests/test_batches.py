@@ -135,5 +135,3 @@ def test_a_dataset_that_makes_whole_batches_is_not_collated() -> None:
         torch.testing.assert_close(share.x, images.__getitems__(share.y.tolist())[0])
     part, rest = source.split(3, seed=0)
     assert sorted(y for s in (part, rest) for share in s.epoch(0, 0) for y in share.y.tolist()) == list(range(10))
-    both = part.joined(rest)
-    assert sorted(y for share in both.epoch(0, 0) for y in share.y.tolist()) == list(range(10))

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 
 import ibnn
 from ibnn import Recipe, fit
+from ibnn.likelihood import Temperature, Terms
 from ibnn.training import checkpoint
 from ibnn.training.recipe import Schedule
 
@@ -288,7 +289,7 @@ def test_divergence_names_step_layer_and_remedy_and_keeps_the_checkpoint(tmp_pat
         )
     found = checkpoint.latest(tmp_path / "checkpoints")
     assert found is not None
-    assert found.data["progress"]["step"] == 7
+    assert found.facts["progress"]["step"] == 7
     assert all(tensor.isfinite().all() for tensor in found.tensors.values())
 
 
@@ -501,17 +502,16 @@ def test_a_second_process_waits_for_the_first_and_says_so(tmp_path: Path, caplog
     hold = "import sys; from pathlib import Path; from ibnn.files.atomic import locked\n"
     hold += "with locked(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     lock = str(tmp_path / "checkpoints" / ".lock")
-    first = subprocess.Popen([sys.executable, "-c", hold, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert first.stdin is not None
-    assert first.stdout is not None
-    first.stdout.readline()
-    release = threading.Timer(0.5, first.stdin.close)
-    release.start()
-    with caplog.at_level(logging.WARNING, logger="ibnn"):
-        fit(second := make_model(), (X, Y), run_dir=tmp_path, **OPTIONS)
+    with subprocess.Popen([sys.executable, "-c", hold, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        first.stdout.readline()
+        release = threading.Timer(0.5, first.stdin.close)
+        release.start()
+        with caplog.at_level(logging.WARNING, logger="ibnn"):
+            fit(second := make_model(), (X, Y), run_dir=tmp_path, **OPTIONS)
     assert release.finished.is_set()
     assert f"process {first.pid}" in caplog.text
-    assert first.wait(10) == 0
     assert same(expected, second)
 
 
@@ -701,13 +701,13 @@ def test_the_doctor_fails_no_run_of_a_likelihood_of_your_own() -> None:
         def check(self, output: Tensor, target: Tensor) -> None:
             pass
 
-        def nll(self, output: Tensor, target: Tensor) -> Tensor:
-            return (output.exp() - target * output).mean()
+        def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
+            return Terms.plain((output.exp() - target * output).mean(), target)
 
-        def combine(self, draws: Tensor) -> Tensor:
+        def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
             return draws.exp().mean(0)
 
-        def summarise(self, draws: Tensor) -> Rate:
+        def summarise(self, draws: Tensor, temperature: Temperature = None) -> Rate:
             return Rate(draws.exp().mean((0, 1)))
 
         def score(self, prediction: Rate, target: Tensor) -> dict[str, float]:

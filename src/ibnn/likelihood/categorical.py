@@ -21,7 +21,6 @@ from ibnn.likelihood.base import (
     check_shape,
     full,
     log_mean,
-    plain_terms,
 )
 from ibnn.likelihood.running import RunningProbabilities, Split, entropy
 from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, Prediction, mass_above
@@ -304,7 +303,7 @@ class Bernoulli(Discrete):
     def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns the binary cross-entropy, mean over all labels."""
         output = self._tempered(output, temperature)
-        return plain_terms(F.binary_cross_entropy_with_logits(output, target.to(output.dtype)), target)
+        return Terms.plain(F.binary_cross_entropy_with_logits(output, target.to(output.dtype)), target)
 
     def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
         """Returns the logit of the mean probability, of the output's shape."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.likelihood.base import Likelihood, Temperature, Terms, as_rows, by_row, check_shape, full, plain_terms
+from ibnn.likelihood.base import Likelihood, Temperature, Terms, as_rows, by_row, check_shape, full
 from ibnn.likelihood.running import standard_error
 from ibnn.prediction import GaussianPrediction
 
@@ -82,7 +82,7 @@ class Gaussian(Likelihood):
         """Returns −log N(target; mean, std²), mean over all targets."""
         mean, std = self.split(output, temperature)
         loss = (0.5 * ((target - mean) / std).square() + std.log()).mean() + 0.5 * math.log(2 * math.pi)
-        return plain_terms(loss, target)
+        return Terms.plain(loss, target)
 
     def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
         """Returns the predictive mean."""

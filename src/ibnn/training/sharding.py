@@ -127,8 +127,11 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
 
 
 def gathered(tensor: Any) -> Tensor:
-    """Returns a tensor that may be sharded as a whole; all workers take part."""
-    return tensor.full_tensor() if _is_part(tensor) else tensor  # type: ignore[no-any-return]
+    """Returns a tensor that may be sharded as a whole, in the main worker's memory; all workers take part."""
+    if not _is_part(tensor):
+        return tensor  # type: ignore[no-any-return]
+    whole = tensor.full_tensor()
+    return whole.cpu() if dist.get_rank() == 0 else whole.new_empty(0)  # type: ignore[no-any-return]
 
 
 def sharded_like(name: str, tensor: Tensor, model: Any, optimisers: Sequence[torch.optim.Optimizer]) -> Tensor:
