@@ -140,7 +140,7 @@ def test_plan_options() -> None:
     [
         (["--net", "resnet5"], "Did you mean 'resnet50'?"),
         (["--net", "lenet", "--option", "widht=2"], "Did you mean 'width'?"),
-        (["--net", "lenet", "--option", "width=wide"], "a number"),
+        (["--net", "lenet", "--option", "width=wide"], "`width`"),
         (["--net", "lenet", "--option", "width"], "key=value"),
         (["--net", "lenet", "--option", "width=-1"], "`width`"),
         (["--net", "alexnet", "--option", "dropout=-1"], "`dropout`"),
@@ -1210,7 +1210,7 @@ def test_damaged_runs_can_be_trained_anew(curve: Path, tmp_path: Path) -> None:
         ("serve RUN --port 99999", 2, "--port"),
         ("serve RUN --megabytes inf", 2, "--megabytes"),
         ("serve RUN --state .", 2, "`--state`"),
-        ("serve RUN --state bad.json", 2, "bad.json` to be JSON, but got an error: Expecting ',' delimiter: line 2"),
+        ("serve RUN --state bad.json", 1, "bad.json"),
         ("demo --out file", 2, "`--out`"),
         ("data get nothing", 2, "the name of a set"),
         ("data get digits --data file", 2, "is a file"),

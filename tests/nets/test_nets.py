@@ -301,7 +301,7 @@ def test_options_reach_the_net() -> None:
     [
         ("resnet-18", {}, ["`name`", "one of mlp, lenet", "'resnet-18'", "Did you mean 'resnet18'?"]),
         ("vgg16-smal", {}, ["`name`", "'vgg16-smal'", "Did you mean 'vgg16-small'?"]),
-        ("wideresnet", {"widht": 2}, ["`options`", "depth, width for 'wideresnet'", "'widht'", "mean 'width'?"]),
+        ("wideresnet", {"widht": 2}, ["`options`", "depth, width", "'widht'", "mean 'width'?"]),
         ("resnet18", {"depth": 50}, ["`options`", "none for 'resnet18'", "'depth'", "Leave it out."]),
     ],
 )

@@ -1,6 +1,5 @@
 """Answers for pixels or points by a finished run, and abstains above a threshold of uncertainty."""
 
-import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -17,15 +16,15 @@ from ibnn.app.inputs import BATCH, Form, Note, Reader, image_reader, read_points
 from ibnn.data import Images, Points, Standardisation
 from ibnn.data.images import shorter_side
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
-from ibnn.errors import complaint
+from ibnn.errors import DamagedError, complaint
+from ibnn.files import sealed
 from ibnn.lab import jobs
-from ibnn.lab.runs import RunFolder
+from ibnn.lab.runs import HELD_OUT, RunFolder
 from ibnn.monitoring.abstention import CONFIDENCE, NOVEL, Threshold, threshold
 from ibnn.novelty import Reference
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
 
 MOST = 2000  # validation images that decide where to abstain
-ANSWERS = 2  # version of the cached answers: 2 since they have p-values of novelty, and fall back where these are low
 
 
 class HeldOut(NamedTuple):
@@ -42,11 +41,6 @@ class HeldOut(NamedTuple):
     def tensors(self) -> dict[str, Tensor]:
         """The answers by name."""
         return {name: getattr(self, name) for name in ("total", "epistemic", "wrong", "novelty")}
-
-    @property
-    def checksum(self) -> str:
-        """SHA-256 of the numbers."""
-        return hashlib.sha256(b"".join(part.numpy().tobytes() for part in self.tensors.values())).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -148,7 +142,7 @@ class Predictor:
 
     @property
     def reference(self) -> Reference | None:
-        """What the model tells novel inputs by; None for runs from before there was novelty, or with too few data."""
+        """What novel inputs are recognised by; None for runs with too few data."""
         return getattr(self.run.model, "reference", None)
 
     @property
@@ -198,8 +192,7 @@ class Predictor:
         source = "validation images" if self.units is None else "validation points"
         found = HeldOut(total, epistemic, wrong, novelty, source)
         with suppress(OSError):  # a read-only folder
-            facts = {"key": self._key, "source": found.source, "sha256": found.checksum}
-            RunFolder(self.folder).write_held_out(found.tensors, facts)
+            sealed.write_tensors(self.folder / HELD_OUT, found.tensors, {"key": self._key, "source": source})
         return found
 
     def _validation(self, data: Path | None) -> Images | Points | None:
@@ -214,12 +207,12 @@ class Predictor:
     @cached_property
     def _key(self) -> str:
         """Names all that the cached answers depend on."""
-        return json.dumps([RunFolder(self.folder).checksum(), self.run.job.key, self.samples, self.seed, MOST, ANSWERS])
+        return json.dumps([RunFolder(self.folder).checksum(), self.run.job.key, self.samples, self.seed, MOST])
 
     def _cached(self) -> HeldOut | None:
         tensors: Any
-        tensors, facts = RunFolder(self.folder).held_out()
-        if facts.get("key") != self._key:
+        try:
+            tensors, facts = sealed.read_tensors(self.folder / HELD_OUT)
+        except (OSError, DamagedError):
             return None
-        found = HeldOut(**tensors, source=facts["source"])
-        return found if facts.get("sha256") == found.checksum else None
+        return HeldOut(**tensors, source=facts["source"]) if facts["key"] == self._key else None

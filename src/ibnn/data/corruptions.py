@@ -1,4 +1,4 @@
-"""CORRUPTIONS: images degraded by known severities, to test whether a network notices.
+"""Corrupts images: degraded by known severities, to test whether a network notices.
 
 Pure functions. Randomness is addressed by seed, kind and index of the image, where `first` is the index of the first
 one. So an image gets the same noise in every batch and at every severity.
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ibnn import check
 from ibnn.errors import complaint
 from ibnn.normal import Space, address, normals, words
 
@@ -39,10 +40,8 @@ def corrupt(pixels: Tensor, kind: str, severity: int, *, seed: int = 0, first: i
         seed: Decides noise and the directions of rotations.
         first: Index of the first image in its set.
     """
-    if kind not in SEVERITIES:
-        raise ValueError(complaint("kind", f"one of {', '.join(KINDS)}", repr(kind), 'Pass kind="noise".'))
-    if severity not in range(1, 6):
-        raise ValueError(complaint("severity", "an integer from 1 to 5", severity, "Pass severity=3."))
+    check.choice("kind", kind, KINDS)
+    check.integer("severity", severity, most=5, remedy="Pass severity=3.")
     _check(pixels)
     amount, index = SEVERITIES[kind][severity - 1], _indices(pixels, first)
     if kind == "noise":
@@ -69,8 +68,7 @@ def salt_and_pepper(pixels: Tensor, p: float, *, seed: int = 0, first: int = 0) 
     [0.0, 1.0]
     """
     _check(pixels)
-    if not 0 <= p <= 1:
-        raise ValueError(complaint("p", "a probability", p, "Pass p=0.1."))
+    check.number("p", p, least=0, most=1, remedy="Pass p=0.1.")
     place = torch.arange(pixels[0].numel(), device=pixels.device)
     word = words(address(seed, Space.SALT, _indices(pixels, first)[:, None], place)).view(pixels.shape)
     half = round(p / 2 * 2**32)
@@ -84,8 +82,7 @@ def gaussian_mix(x: Tensor, gamma: float, *, seed: int = 0, first: int = 0) -> T
     >>> torch.equal(gaussian_mix(x, 0.0), x), bool((gaussian_mix(x, 1.0) == gaussian_mix(0 * x, 1.0)).all())
     (True, True)
     """
-    if not 0 <= gamma <= 1:
-        raise ValueError(complaint("gamma", "a number from 0 to 1", gamma, "Pass gamma=0.5."))
+    check.number("gamma", gamma, least=0, most=1, remedy="Pass gamma=0.5.")
     return (1 - gamma) * x + gamma * _normals(x, address(seed, Space.MIX, _indices(x, first)))
 
 

@@ -1,4 +1,4 @@
-"""POINTS: rows of numbers, each with a class or a number to predict, and the sets of them that need no file."""
+"""Holds points, rows of numbers with a class or a number to predict, and the sets of them that need no file."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""SHARING: models on the Hugging Face hub."""
+"""Shares models on the Hugging Face hub."""
 
 import functools
 import tempfile

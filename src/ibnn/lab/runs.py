@@ -89,10 +89,6 @@ class RunFolder:
         whole = {key: value.contiguous() for key, value in tensors.items()}
         self.write(name, safetensors.torch.save(whole, metadata=dict(facts) if facts else None))
 
-    def write_held_out(self, answers: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-        """Writes answers for held-out data, and facts that tell whether they still hold."""
-        self.write_tensors(HELD_OUT, answers, facts)
-
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Writes result.json with the checksums of all files, removes the checkpoints, and returns its content."""
         content = {**result, "format_version": FORMAT_VERSION}
@@ -199,14 +195,6 @@ class RunFolder:
             state |= {name: state[kept] for name, kept in config["tied"].items()}
             numbers = {name: config.get(name) for name in NUMBERS}
         return {k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items() if v is not None} | state
-
-    def held_out(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Reads answers for held-out data, and the facts beside them; both are empty if there are none to read."""
-        try:
-            with safetensors.safe_open(self.path / HELD_OUT, "pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-        except (OSError, safetensors.SafetensorError):
-            return {}, {}
 
     def checksum(self, name: str = MODEL) -> str:
         """Returns the SHA-256 of a file."""

@@ -1,4 +1,4 @@
-"""NETWORKS: plain modules that know nothing of ibnn, for experiments, benchmarks and tests; a file per family."""
+"""Offers plain modules that know nothing of ibnn, for experiments, benchmarks and tests; a file per family."""
 
 from ibnn.nets.convnets import VGG16, AlexNet, LeNet, VGG16Large
 from ibnn.nets.dense import mlp

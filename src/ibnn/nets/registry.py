@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import inf
 from typing import NamedTuple
 
 from torch import nn
 
-from ibnn.errors import complaint, nearest
+from ibnn import check
+from ibnn.errors import complaint
 from ibnn.nets.convnets import VGG16, AlexNet, LeNet, VGG16Large
 from ibnn.nets.dense import mlp
 from ibnn.nets.resnet import CifarResNet, ResNet, WideResNet
@@ -82,23 +82,19 @@ def input_shape(name: str, **options: float) -> tuple[int, ...]:
 
 def _entry(name: str, options: Mapping[str, float]) -> _Entry:
     """Returns the net of that name; raises unless it knows all these options."""
-    if name not in _NETS:
-        remedy = f"Did you mean {nearest(name, _NETS)!r}?"
-        raise ValueError(complaint("name", f"one of {', '.join(_NETS)}", repr(name), remedy))
+    check.choice("name", name, _NETS)
     known = _NETS[name].options
     for option, value in options.items():
-        if option not in known:
-            expected = f"among {', '.join(known)} for {name!r}" if known else f"none for {name!r}"
-            remedy = f"Did you mean {nearest(option, known, _SYNONYMS)!r}?" if known else "Leave it out."
-            raise ValueError(complaint("options", expected, repr(option), remedy))
-        if not isinstance(value, int | float):
-            raise ValueError(complaint(option, "a number, true or false", repr(value), f"Pass e.g. {option}=1."))
-        expected = "positive" if option in _SIZES else "at least 0"
-        fits = 0 < value < inf if option in _SIZES else 0 <= value < inf  # nor NaN
+        if not known:
+            raise ValueError(complaint("options", f"none for {name!r}", repr(option), "Leave it out."))
+        check.choice("options", option, known, _SYNONYMS)
+        if isinstance(value, bool) and option == "batchnorm":
+            continue
+        remedy = "Leave it out for the default."
         if option == "dropout":
-            expected, fits = "at least 0 and at most 1", 0 <= value <= 1
-        elif (name, option) not in (("vgg16-small", "width"), ("resnet20", "width")):
-            expected, fits = f"{expected} and a whole number", fits and isinstance(value, int)
-        if not fits:
-            raise ValueError(complaint(option, expected, value, "Leave it out for the default."))
+            check.number(option, value, least=0, most=1, remedy=remedy)
+        elif (name, option) in (("vgg16-small", "width"), ("resnet20", "width")):
+            check.number(option, value, above=0, remedy=remedy)
+        else:
+            check.integer(option, value, least=int(option in _SIZES), remedy=remedy)
     return _NETS[name]

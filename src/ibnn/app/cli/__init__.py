@@ -1,4 +1,4 @@
-"""COMMAND LINE: `ibnn …`. `app` lists the commands, each group has a file, `screen` prints results and errors."""
+"""The command line, `ibnn …`: `app` lists the commands, each group has a file, `screen` prints results and errors."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""OPTIONS that several commands share."""
+"""Defines the options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""SCREEN: prints results to stdout and the rest to stderr; turns errors into a message and an exit code."""
+"""Prints results to stdout and the rest to stderr; turns errors into a message and an exit code."""
 
 import functools
 import inspect

@@ -1,4 +1,4 @@
-"""TRAIN: trains a job (a file or a name, changed by `--set`) into a run folder, or `prune`s a run into another one."""
+"""The commands `train` (a job, changed by `--set`, into a run folder) and `prune` (a run into another one)."""
 
 import shlex
 import tomllib
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibnn import nets
+from ibnn import check, nets
 from ibnn.app.cli.options import Data, Json, TrustCode
 from ibnn.app.cli.options import RunFolder as Finished
 from ibnn.app.cli.screen import Screen, check_out, misuse
@@ -74,9 +74,9 @@ def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
         nets.input_shape(job.net, **job.net_options)
     options = METHODS[job.method].options
     for option in job.method_options:
-        if option not in options:
-            remedy = f"Did you mean {nearest(option, options, _SYNONYMS)!r}?" if options else "Leave it out."
-            raise ValueError(complaint("method_options", f"options of {job.method!r}", repr(option), remedy))
+        if not options:
+            raise ValueError(complaint("method_options", f"empty for {job.method!r}", repr(option), "Leave it out."))
+        check.choice("method_options", option, options, _SYNONYMS)
     return job
 
 
@@ -177,8 +177,7 @@ def _thinner(folder: Path, keep: float, epochs: int, trust_code: bool) -> "Job":
     """Returns the job that prunes a run; raises if the run is none that can be pruned."""
     from ibnn.lab.jobs import read_run
 
-    if not 0 < keep < 1:
-        raise ValueError(complaint("--keep", "a share above 0 and below 1", keep, "Pass 0.5 for half."))
+    check.share("--keep", keep, remedy="Pass 0.5 for half.")
     job = read_run(folder, trust_code=trust_code).job
     if job.method != "ibnn":
         remedy = f"Train one: ibnn train … --set method=ibnn, or convert its network ({job.net}) in Python."

@@ -1,1 +1,1 @@
-"""SERVING a finished run over HTTP: answers with uncertainty, abstentions, and a monitor of the inputs."""
+"""Serves a finished run over HTTP: answers with uncertainty, abstentions, and a monitor of the inputs."""

@@ -1,4 +1,4 @@
-"""ROUTES of the service, its pages, which load nothing else, and the gate before them."""
+"""Defines the routes of the service, its pages, which load nothing else, and the limit on the size of requests."""
 
 import asyncio
 import base64

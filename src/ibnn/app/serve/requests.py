@@ -1,4 +1,4 @@
-"""REQUESTS and replies as OpenAPI documents them, and bodies of /predict as tensors; nothing in a body is trusted."""
+"""Describes requests and replies for OpenAPI, and turns request bodies into tensors; nothing in a body is trusted."""
 
 import io
 import json

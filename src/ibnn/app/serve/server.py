@@ -1,4 +1,4 @@
-"""SERVER: listens on a socket and runs the service until SIGTERM or Ctrl-C."""
+"""Listens on a socket and runs the service until SIGTERM or Ctrl-C."""
 
 import errno
 import signal

@@ -1,4 +1,4 @@
-"""SERVICE: answers for a run, its abstention threshold, the monitor of its inputs, and its counters."""
+"""Answers questions about a run in batches, abstains, monitors the inputs, and counts."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from ibnn._version import __version__
 from ibnn.app import finite
 from ibnn.app.predictor import HeldOut, Predictor
 from ibnn.errors import complaint
-from ibnn.files.atomic import read_json, write_atomically
+from ibnn.files import sealed
 from ibnn.monitoring.abstention import Threshold
 from ibnn.monitoring.shift import ShiftMonitor, fewest_scores
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction
@@ -94,7 +94,7 @@ class Service:
         return fresh if self._state is None or not self._state.exists() else self._restored(self._state)
 
     def _restored(self, path: Path) -> ShiftMonitor:
-        kept = read_json(path)
+        kept = sealed.read_json(path, remedy="Delete it to start over, or pass another file.")
         with suppress(ValueError, TypeError, KeyError):
             if kept["begin"] == self._start:
                 return ShiftMonitor.restored(kept["monitor"])
@@ -130,8 +130,7 @@ class Service:
         """Answers the waiting questions, then writes the monitor's state."""
         self._batcher.close()
         if self._state is not None and self.monitor is not None:
-            kept = {"begin": self._start, "monitor": self.monitor.state()}
-            write_atomically(self._state, json.dumps(kept, allow_nan=False).encode())
+            sealed.write_json(self._state, {"begin": self._start, "monitor": self.monitor.state()})
 
     def health(self) -> dict[str, Any]:
         """Returns what is served, where it abstains, and whether inputs have shifted."""
