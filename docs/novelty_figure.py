@@ -57,7 +57,7 @@ def main() -> None:
     grid = torch.cartesian_prod(width, height)
     with plt.style.context(["default", STYLE]):
         figure, axes = plt.subplots(1, 3, figsize=(9, 2.9), width_ratios=(1, 1.15, 1.2), layout="constrained")
-        for place, (title, fallback) in zip(axes, (("without fallback", 0), ("with fallback", None)), strict=False):
+        for place, (title, fallback) in zip(axes, (("without fallback", None), ("with fallback", 0.01)), strict=False):
             largest = model.predict(grid, fallback=fallback).probs.amax(1).reshape(len(width), len(height)).T
             image = place.pcolormesh(
                 width, height, largest, vmin=0.5, vmax=1, cmap="Blues", shading="nearest", rasterized=True

@@ -61,7 +61,7 @@ def cell(name: str, seed: int, rows: int, draws: Any) -> dict[str, Any]:
         report = ibnn.calibrate(model, valid, seed=seed, progress=False)
     seconds = time.process_time() - began
     print(report, flush=True)
-    logs = [m.predict(scored.x, progress=False, fallback=0).log_probs for m in (plain, model)]
+    logs = [m.predict(scored.x, progress=False).log_probs for m in (plain, model)]
     gain = torch.stack([F.nll_loss(log, scored.y, reduction="none") for log in logs])
     gain = gain[0] - gain[1]
     return {

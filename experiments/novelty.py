@@ -2,8 +2,9 @@
 
     IBNN_DATA=FOLDER python experiments/novelty.py [--cells lenet-89 digits …] [--seeds 0]
 
-AUROC of each score on pairs that chose nothing (experiments/novelty_choice.py has chosen, on others), and NLL and ECE
-with and without the fallback. All networks, held-out inputs and statistics are the same for all scores of a method.
+AUROC of each score on pairs that chose nothing (experiments/novelty_choice.py has chosen, on others), and NLL, ECE and
+error of answers, without and with `fallback=0.01`. All networks, held-out inputs and statistics are the same for all
+scores of a method.
 Writes results/novelty.json.
 """
 
@@ -24,12 +25,13 @@ from ibnn import baselines, metrics
 from ibnn.data import toy_regression
 from ibnn.likelihood.temperature import best_temperature
 from ibnn.nets import LeNet, mlp
-from ibnn.novelty.measure import fallen_back, measure, see
+from ibnn.novelty.measure import measure, see
 from ibnn.novelty.nodes import observable
 from ibnn.novelty.reference import shrunk_covariance
 
 NUMBERS = ("cubic", "friedman1", "concrete")
 ROWS = 1000  # test inputs, and foreign ones of each kind
+FALLBACK = 0.01  # p-value below which answers are mixed with the base rates
 FEW = 300  # the same for networks on CIFAR-10
 
 
@@ -206,15 +208,15 @@ def rivals(model: baselines.Plain, task: Task) -> Callable[[Tensor], dict[str, T
 
 
 def own(model: Any, x: Tensor) -> Tensor:
-    """The score of novelty: minus the log of its p-value, continued."""
-    return torch.cat([-measure(model, part).log_tail for part in x.split(500)])
+    """The score of novelty."""
+    return torch.cat([measure(model, part).score for part in x.split(500)])
 
 
 def answers(model: Any, task: Task) -> dict[str, Any]:
     """NLL, ECE and error of a method on test and corrupted inputs, without and with the fallback."""
-    found: dict[str, Any] = {"fallback": float(model.reference.fallback), "false alarms at 0.01": None}
+    found: dict[str, Any] = {"fallback": FALLBACK}
     for name, given in {"test": task.test, **task.corrupted}.items():
-        off, on = (model.predict(given.x, fallback=f, progress=False) for f in (0, None))
+        off, on = (model.predict(given.x, fallback=f, progress=False) for f in (None, FALLBACK))
         found[name] = {"without": scores(off.log_probs, given.y), "with": scores(on.log_probs, given.y)}
         found[name]["flagged at 0.01"] = float(on.novel(0.01).double().mean())
     return found
@@ -235,9 +237,8 @@ def cell(name: str, seed: int) -> dict[str, Any]:
     plain = baselines.Plain(task.trained if task.trained is not None else made(seed))
     if task.trained is None:
         ibnn.fit(plain, task.train, task.valid, **options)
-    ibnn.fit_novelty(plain, task.train, task.valid)
     baselines.scale_temperature(plain, task.valid)
-    ibnn.fit_novelty(plain, task.train, task.valid)  # once more: the fallback is chosen at the temperature
+    ibnn.fit_novelty(plain, task.train, task.valid)
     methods["SGD, temperature"] = plain
     if task.trained is None:
         model = ibnn.convert(made(seed), seed=seed)
@@ -257,11 +258,8 @@ def cell(name: str, seed: int) -> dict[str, Any]:
     scored = {kind: by["test"](x) | {"novelty": own(plain, x)} for kind, x in {"test": task.test.x, **foreign}.items()}
     for method, given in methods.items():
         for kind, x in {"test": task.test.x, **foreign}.items():
-            off, on = (given.predict(x, fallback=f, progress=False) for f in (0, None))
             if method != "SGD, temperature":
-                scored[kind][f"{method}, epistemic"] = off.epistemic
-            scored[kind][f"{method}, total with fallback"] = on.total
-            scored[kind][f"{method}, epistemic with fallback"] = on.epistemic
+                scored[kind][f"{method}, epistemic"] = given.predict(x, progress=False).epistemic
             if method.startswith("iBNN"):
                 scored[kind]["iBNN, novelty"] = own(given, x)
     auroc = {k: {s: metrics.auroc(scored["test"][s], v) for s, v in scored[k].items()} for k in foreign}
@@ -289,36 +287,6 @@ def plain(name: str, seed: int) -> dict[str, Any]:
         "kinds": {k: "far" if k in task.far else "corrupted" for k in kinds},
         "answers": {"SGD, temperature": answers(model, task)},
     }
-
-
-def again(name: str, seed: int, stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored cell with the iBNN's scores and answers made anew; other methods' with the fallback are left out."""
-    torch.manual_seed(seed)
-    task = CELLS[name](seed)
-    torch.manual_seed(seed)
-    model = ibnn.convert(task.make(), seed=seed)
-    ibnn.fit(
-        model, task.train, task.valid, epochs=task.epochs, lr=task.lr, seed=seed, quiet=True, evaluate_every=task.epochs
-    )
-    level, kinds = float(model.reference.fallback), task.near | task.far | {k: v.x for k, v in task.corrupted.items()}
-    found: dict[str, dict[str, Tensor]] = {}
-    answered: dict[str, Any] = {"fallback": level, "false alarms at 0.01": None}
-    for kind, x in {"test": task.test.x, **kinds}.items():
-        off: Any = model.predict(x, fallback=0, progress=False)
-        log_p = -own(model, x)
-        on = fallen_back(model.likelihood, off, log_p, level, model.reference.base)
-        found[kind] = {"iBNN, epistemic": off.epistemic, "iBNN, novelty": -log_p}
-        found[kind] |= {"iBNN, total with fallback": on.total, "iBNN, epistemic with fallback": on.epistemic}
-        if kind == "test" or kind in task.corrupted:
-            answered[kind] = {"without": scores(off.log_probs, task.test.y), "with": scores(on.log_probs, task.test.y)}
-            answered[kind]["flagged at 0.01"] = float(off.novel(0.01).double().mean())
-    auroc = {
-        kind: {s: v for s, v in stored["auroc"][kind].items() if not s.endswith("with fallback")}
-        | {s: metrics.auroc(found["test"][s], v) for s, v in found[kind].items()}
-        for kind in kinds
-    }
-    others = {"other methods": stored.get("provenance")}
-    return {**stored, **others, "auroc": auroc, "answers": {"iBNN": answered}}
 
 
 # ---------------------------------------------------------------------------------------------------------- coverage
@@ -363,12 +331,9 @@ if __name__ == "__main__":
     parser.add_argument("--cells", nargs="+", choices=[*CELLS, *NUMBERS], default=[*CELLS, *NUMBERS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--plain", action="store_true", help="trained networks alone")
-    parser.add_argument("--again", action="store_true", help="only the iBNN's part of cells that are stored")
     options = parser.parse_args()
     results = Results("novelty", str(__doc__))
     for seed in options.seeds:
         for name in options.cells:
             work = coverage if name in NUMBERS else partial(plain if options.plain else cell, seed=seed)
-            if options.again and (stored := results.cells.pop(f"{name} {seed}", None)):
-                work = partial(again, seed=seed, stored=stored)
             results.run(f"{name} {seed}", partial(work, name))

@@ -143,7 +143,7 @@ def growth() -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for known, out in ((100, 1000), (300, 1000), (1000, 1000), (3000, 1000), (5000, 1000), (5000, 100), (5000, 300)):
         ibnn.fit_novelty(model, Data(train.x[:known], train.y[:known]), Data(held.x[:out], held.y[:out]))
-        score = {k: -measure(model, x).log_tail for k, x in {"test": test.x, **foreign}.items()}
+        score = {k: measure(model, x).score for k, x in {"test": test.x, **foreign}.items()}
         auroc = {k: metrics.auroc(score["test"], score[k]) for k in foreign}
         rows[f"{known} known, {out} held out"] = auroc | {
             "false alarms at 0.05": float((measure(model, test.x).p_value <= 0.05).double().mean())

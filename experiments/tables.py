@@ -173,11 +173,6 @@ SCORES = {  # columns of the table of scores, and what they are in the result fi
     "**novelty**, SGD": "novelty",
     "**novelty**, iBNN": "iBNN, novelty",
 }
-PARTS = {
-    "epistemic alone": ", epistemic",
-    "total with fallback": ", total with fallback",
-    "epistemic with fallback": ", epistemic with fallback",
-}
 
 
 def novelty() -> dict[str, str]:
@@ -190,11 +185,8 @@ def novelty() -> dict[str, str]:
         for cell, found in cells.items()
         for pair, kind in found["kinds"].items()
     ]
-    found = {"pairs": _scores(pairs, SCORES), "epistemic": _scores(pairs, PARTS, of="iBNN")}
+    found = {"pairs": _scores(pairs, SCORES), "choice": _candidates(choice), "growth": _growth(choice["rows"]["rows"])}
     found["coverage"] = _coverage({name: cell for name, cell in every.items() if "coverage" in cell})
-    found |= {"fallback": _fallback(cells), "choice": _candidates(choice), "growth": _growth(choice["rows"]["rows"])}
-    settled = json.loads((RESULTS / "novelty-fallback.json").read_text())["cells"]
-    found |= {"split": _split(settled), "small": _small(settled), "unharmed": _unharmed(settled)}
     made = {f"novelty-{name}": figures.markdown(rows).rstrip() + "\n" for name, rows in found.items()}
     return made | {"readme-novelty": figures.markdown(_means(pairs)).rstrip() + "\n"}
 
@@ -226,12 +218,11 @@ def _means(pairs: list[Any]) -> list[list[str]]:
     return rows
 
 
-def _scores(pairs: list[Any], columns: dict[str, str], of: str = "") -> list[list[str]]:
+def _scores(pairs: list[Any], columns: dict[str, str]) -> list[list[str]]:
     """AUROC of every near and far pair, and the means over each kind, corruptions too."""
     rows, every = [["data", "against", "kind", *columns]], dict[str, list[list[float | None]]]()
     for cell, pair, kind, auroc in pairs:
-        own = f"{of}, calibrated" if any(score.startswith("iBNN, calibrated") for score in auroc) else of
-        values = [auroc.get(f"{own}{score}" if of else score) for score in columns.values()]
+        values = [auroc.get(score) for score in columns.values()]
         every.setdefault(kind, []).append(values)
         if kind != "corrupted":
             rows.append([cell, pair, kind, *map(_three, values)])
@@ -260,21 +251,6 @@ def _three(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _fallback(cells: dict[str, Any]) -> list[list[str]]:
-    """NLL and ECE without and with the fallback, on test inputs and over the corrupted ones."""
-    rows = [["data", "method", "p", "NLL", "with", "corrupted NLL", "with ", "corrupted ECE", "with  "]]
-    for name, cell in cells.items():
-        for method, found in cell["answers"].items():
-            hard = [v for key, v in found.items() if isinstance(v, dict) and key != "test"]
-            values = [found["test"][how]["nll"] for how in ("without", "with")]
-            for score in ("nll", "ece"):
-                values += [
-                    sum(v[how][score] for v in hard) / len(hard) if hard else None for how in ("without", "with")
-                ]
-            rows.append([name, method, f"{found['fallback']:.2g}", *map(_three, values)])
-    return rows
-
-
 def _candidates(cells: dict[str, Any]) -> list[list[str]]:
     """Means over the pairs of each data set, the best first."""
     head = ["score", "MNIST: classes", "corrupted", "CIFAR-10: classes", "corrupted ", "mean"]
@@ -297,46 +273,6 @@ def _growth(rows: dict[str, Any]) -> list[list[str]]:
         changed = [v for key, v in found.items() if key not in ("classes", head[-1])]
         made.append([name, _three(found["classes"]), _three(sum(changed) / len(changed)), _three(found[head[-1]])])
     return [head, *made]
-
-
-def _split(cells: dict[str, Any]) -> list[list[str]]:
-    """AUROC of the epistemic part in each form, means over the pairs of each kind of data."""
-    kinds = {k: [c for n, c in cells.items() if n.startswith(k)] for k in ("digits", "synthetic", "mnist")}
-    pairs = {k: [pair for cell in many for pair in cell["auroc"].values()] for k, many in kinds.items()}
-    behind = {form: sum(p[form] < p["total"] for many in pairs.values() for p in many) for form in pairs["digits"][0]}
-    rows = [["share of the aleatoric part that stays", *(f"{k} ({len(p)} pairs)" for k, p in pairs.items()), "behind"]]
-    for form, number in behind.items():
-        values = [sum(p[form] for p in many) / len(many) for many in pairs.values()]
-        rows.append([form, *map(_three, values), "" if form == "total" else str(number)])
-    return rows
-
-
-def _small(cells: dict[str, Any]) -> list[list[str]]:
-    """Cost of the fallback on clean inputs, in % of the NLL, and the answer's weight far away."""
-    tables = {name.removeprefix("small-"): c["rules"] for name, c in cells.items() if name.startswith("small-")}
-    settings = [
-        (name, n) for name, rules in tables.items() for n in (60, 120, 240) if f"{n} held out, Lomax, bound" in rules
-    ]
-    head = ["tail, level", *(f"{name}, {n}" for name, n in settings), "mean", "weight at 100 x, at most"]
-    made = []
-    for rule in (key.split(" held out, ")[1] for key in tables["wine"]):
-        found = [tables[name][f"{n} held out, {rule}"] for name, n in settings]
-        costs = [100 * f["cost"] / f["nll"] for f in found]
-        far = max(f["weight at 100 x"] for f in found)
-        made.append([rule, *(f"{cost:.2f}" for cost in [*costs, sum(costs) / len(costs)]), f"{far:.2f}"])
-    return [head, *made]
-
-
-def _unharmed(cells: dict[str, Any]) -> list[list[str]]:
-    """NLL of MNIST training images, changed, without and with fallbacks."""
-    many = [cell["nll"] for name, cell in cells.items() if name.startswith("mnist")]
-    shown = {"error %": "error", "without": "without", "exponential tail": "exponential", "with": "with"}
-    shown |= {"unless the answer is sure": "with, unless the answer is sure"}
-    rows = [["images", *shown]]
-    for kind in (kind for kind in many[0] if kind != "classes"):
-        values = [sum(found[kind][key] for found in many) / len(many) for key in shown.values()]
-        rows.append([kind, f"{100 * values[0]:.1f}", *map(_three, values[1:])])
-    return rows
 
 
 DIVERSITY = {"labels differ %": "disagreement", "between %": "between", "spread of μ": "spread"}

@@ -445,7 +445,7 @@ def novelty() -> Numbers:
     ibnn.fit_novelty(model, (x, y), held)
     p = ibnn.predict(model, odd)
     assert isinstance(p, ibnn.CategoricalPrediction)
-    found["p_values"] = digest(p.novelty)
+    found["p_values"] = digest(p.p_value)
     found["sets"] = digest(p.set(0.9).double())
     found["sets_by_class"] = digest(p.set(0.8, by_class=True).double())
     found |= _named("answer", _answer(model, odd))
@@ -455,14 +455,14 @@ def novelty() -> Numbers:
     ibnn.fit_novelty(model, values(200), values(150, phase=9.0))
     q = ibnn.predict(model, odd)
     assert isinstance(q, ibnn.GaussianPrediction)
-    found["numbers.p_values"] = digest(q.novelty)
+    found["numbers.p_values"] = digest(q.p_value)
     found["numbers.intervals"] = digest(torch.stack(q.interval(0.9, conformal=True)))
     found["numbers.quantiles"] = digest(torch.stack(q.interval(0.8)))
     model = converted(cnn()).eval()
     images = waves(160, 2, 6, 6), classes(160)[1]
     ibnn.fit_novelty(model, images, (waves(120, 2, 6, 6, phase=3.0), classes(120, phase=3.0)[1]))
     seen = ibnn.predict(model, waves(12, 2, 6, 6, phase=7.0))
-    return found | {"images.p_values": digest(seen.novelty)}
+    return found | {"images.p_values": digest(seen.p_value)}
 
 
 def files() -> Numbers:

@@ -77,7 +77,7 @@ def test_abstain_is_the_threshold_of_totals() -> None:
 
 def test_novel_inputs_are_withheld_and_not_counted() -> None:
     novelty = torch.linspace(0.001, 1, 600)
-    p, y = answers(600, novelty=novelty)
+    p, y = answers(600, p_value=novelty)
     rule = ibnn.abstain(p, y)  # 0.01 by default, for there are p-values
     novel = novelty <= 0.01
     assert 0 < int(novel.sum()) < 10
@@ -95,21 +95,21 @@ def test_novel_inputs_are_withheld_and_not_counted() -> None:
     pairs = zip(novel.tolist(), (p.total > rule.limit).tolist(), strict=True)
     assert rule.reasons(p) == [words[pair] for pair in pairs]
     assert set(rule.reasons(p)) == set(words.values())
-    assert ibnn.abstain(p, y, novelty=0) == ibnn.abstain(replace(p, novelty=None), y)
+    assert ibnn.abstain(p, y, novelty=0) == ibnn.abstain(replace(p, p_value=None), y)
 
 
 def test_a_p_value_at_the_level_is_novel() -> None:
     """10 / 200 in single precision is above 0.05 in double precision."""
-    p, _ = answers(1, novelty=torch.tensor([10 / 200]))
-    assert float(p.novelty) > 0.05  # type: ignore[arg-type]
+    p, _ = answers(1, p_value=torch.tensor([10 / 200]))
+    assert float(p.p_value) > 0.05  # type: ignore[arg-type]
     assert Threshold(math.inf, 1.0, 0, 1.0, 0.05).reasons(p) == ["novel"]
 
 
 def test_numbers_are_withheld_as_novel_only() -> None:
     found = ibnn.Gaussian().summarise(torch.randn(2, 3, 4, 1))
     rule = Threshold(math.inf, 1.0, 0, 1.0, novelty=0.02)
-    assert rule(replace(found, novelty=torch.tensor([0.01, 0.02, 0.03, 1]))).tolist() == [True, True, False, False]
-    with pytest.raises(RuntimeError, match="has seen reference data"):
+    assert rule(replace(found, p_value=torch.tensor([0.01, 0.02, 0.03, 1]))).tolist() == [True, True, False, False]
+    with pytest.raises(RuntimeError, match="reference data"):
         rule(found)
 
 

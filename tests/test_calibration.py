@@ -133,9 +133,7 @@ def test_it_never_ends_worse_than_temperature_scaling(rows: int, seed: int) -> N
     assert report.after["nll"] <= report.temperature_scaling["nll"]
     assert ("is temperature scaling, without noise." in report.reason) == (report.scale == 0)
     assert report.scale > 0 or report.cross_nll[0] == report.cross_nll[1]
-    assert model.likelihood.score(model.predict(x, samples=2, seed=seed, fallback=0), y) == pytest.approx(
-        report.after, abs=1e-5
-    )
+    assert model.likelihood.score(model.predict(x, samples=2, seed=seed), y) == pytest.approx(report.after, abs=1e-5)
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         both = net(x[order])[None], model.draw_logits(x[order], 2, seed)
@@ -273,7 +271,7 @@ def test_eval_mode_and_predict_give_the_reported_scores() -> None:
     with torch.no_grad():
         log_probs = model.eval()(x)
     assert F.nll_loss(log_probs, y).item() == pytest.approx(report.after["nll"], abs=1e-5)
-    prediction = model.predict(x, samples=3, seed=5, fallback=0)
+    prediction = model.predict(x, samples=3, seed=5)
     assert model.likelihood.score(prediction, y) == pytest.approx(report.after, abs=1e-5)
     assert float(model.likelihood.temperature) == pytest.approx(report.temperature)
     assert list(report.profile) == ["0", "4"]
@@ -392,7 +390,7 @@ def test_gaussian_noise_is_scaled_to_the_errors() -> None:
     model, report = quick(net, x, y, likelihood=Gaussian(init_std=0.05))
     assert report.curve[0].temperature == pytest.approx((y - net(x)).square().mean().sqrt().item() / 0.05, rel=1e-3)
     assert report.after["nll"] == pytest.approx(0.5 * math.log(2 * math.pi * math.e * 0.25), abs=0.1)
-    prediction = model.predict(x, fallback=0)
+    prediction = model.predict(x)
     assert -prediction.log_prob(y).mean().item() == pytest.approx(report.after["nll"], abs=1e-4)
 
 

@@ -86,7 +86,7 @@ def test_answers_of_few_draws_are_scored_as_predict_answers() -> None:
     net, x, y = problem(1200, 3)
     model, report = quick(net, x, y, components=8)
     assert report.scale > 0
-    found = model.likelihood.score(model.predict(x, fallback=0), y)
+    found = model.likelihood.score(model.predict(x), y)
     assert found["nll"] == pytest.approx(report.after["nll"], abs=0.03)  # few nodes, much noise: 8 draws differ by 0.02
     assert found["nll"] <= report.temperature_scaling["nll"]
 

@@ -243,14 +243,12 @@ def test_held_out_rows_give_novelty_and_conformal_intervals(weight: Any) -> None
     low, high = model.predict_interval(x[new], 0.9, conformal=True)
     covered = ((low <= y[new]) & (y[new] <= high)).mean()
     assert abs(covered - 0.9) < 4 * np.sqrt(0.09 / 300 + 0.09 / 600)
-    p = model.novelty(x[new])
+    p = model.p_value(x[new])
     assert (p.shape, p.dtype) == ((600,), np.float64)
     for level in (0.05, 0.2):
-        assert abs((p <= level).mean() - level) < 4 * np.sqrt(level * (1 - level) * (1 / 150 + 1 / 600))
-    assert (model.novelty(100 * x[new]) == pytest.approx(1 / 151)) is True
-    np.testing.assert_allclose(model.novelty(x[new][:1]), p[:1])
-    answer = model.predict_distribution(1e4 * x[new][:5])  # falls back to the training targets
-    np.testing.assert_allclose(answer.mean.numpy(), y[known].mean(), rtol=0.1)
+        assert abs((p <= level).mean() - level) < 4 * np.sqrt(level * (1 - level) * (1 / 300 + 1 / 600))
+    assert (model.p_value(100 * x[new]) == pytest.approx(1 / 301)) is True
+    np.testing.assert_allclose(model.p_value(x[new][:1]), p[:1])
 
 
 def test_conformal_intervals_follow_the_noise_that_is_set_in_the_end() -> None:
@@ -286,23 +284,23 @@ def test_sets_cover_the_true_class() -> None:
 def test_early_stopping_holds_out_rows_for_novelty_too() -> None:
     x, labels = make_moons(600, noise=0.2, random_state=0)
     model = IBNNClassifier(epochs=10, early_stopping=True, **QUICK).fit(x, labels)
-    assert model.novelty([[50.0, 50.0]]) == pytest.approx(1 / 31)
-    assert np.array_equal(pickle.loads(pickle.dumps(model)).novelty(x[:9]), model.novelty(x[:9]))
+    assert model.p_value([[50.0, 50.0]]) == pytest.approx(1 / 61)
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).p_value(x[:9]), model.p_value(x[:9]))
     model.partial_fit(x, labels)
     with pytest.raises(ValueError, match="X_val"):
-        model.novelty(x)
+        model.p_value(x)
 
 
 def test_too_few_held_out_rows_are_refused(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:
     few = IBNNClassifier(epochs=2, **QUICK).fit(X, NAMES, X_val=X[:49], y_val=NAMES[:49])
-    for ask in (few.novelty, few.predict_set, classifier.novelty, classifier.predict_set, regressor.novelty):
+    for ask in (few.p_value, few.predict_set, classifier.p_value, classifier.predict_set, regressor.p_value):
         with pytest.raises(ValueError, match=r"at least 50 rows held out.*X_val"):
             ask(X)
     with pytest.raises(ValueError, match="but got 49"):
-        few.novelty(X)
+        few.p_value(X)
     more = IBNNClassifier(epochs=2, **QUICK).fit(X, NAMES, X_val=X, y_val=NAMES).partial_fit(X, NAMES)
     with pytest.raises(ValueError, match="no partial_fit since, but got 0"):
-        more.novelty(X)
+        more.p_value(X)
     with pytest.raises(ValueError, match=r"conformal.*X_val"):
         regressor.predict_interval(X, conformal=True)
 

@@ -49,7 +49,7 @@ COMMANDS = [
 TINY = ["--set", "train.steps=12", "--set", "method_options.components=2", "--set", "net_options.hidden=32"]
 TINY += ["--set", "samples=3"]
 UMASK = 0o027  # of a run, and of what is made of it
-FIELDS = ["file", "row", "label", "probability", "total", "aleatoric", "epistemic", "novelty", "abstain", "withheld"]
+FIELDS = ["file", "row", "label", "probability", "total", "aleatoric", "epistemic", "p_value", "abstain", "withheld"]
 
 
 def call(*words: object, code: int = 0) -> Any:
@@ -795,13 +795,18 @@ def test_novel_numbers_are_withheld(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x\n0.5\n40\n")
     result = call("predict", tmp_path / "run", tmp_path / "a.csv", "--novelty", 0.02)
     rows = rows_of(result.stdout)
-    assert list(rows[0])[-3:] == ["novelty", "abstain", "withheld"]
+    assert list(rows[0])[-3:] == ["p_value", "abstain", "withheld"]
     assert [(row["abstain"], row["withheld"]) for row in rows] == [("no", ""), ("yes", "novel")]
-    assert float(rows[1]["novelty"]) == pytest.approx(1 / 56, rel=1e-5)  # 55 are ranked
+    assert float(rows[1]["p_value"]) == pytest.approx(1 / 111, rel=1e-5)
     assert "Answers 1 of 2 inputs; withheld: 1 novel." in result.stderr
-    result = call("predict", tmp_path / "run", tmp_path / "a.csv")
-    assert "No input is withheld as novel at 0.01: with 55 ranked held-out inputs, p-values go down to" in result.stderr
-    assert [row["withheld"] for row in rows_of(result.stdout)] == ["", ""]
+    refused = call("predict", tmp_path / "run", tmp_path / "a.csv", "--novelty", 0.005, code=2)
+    assert "`novelty` to be at least 0.0091 with 110 held-out inputs" in refused.stderr
+    plain, mixed = (
+        rows_of(call("predict", tmp_path / "run", tmp_path / "a.csv", *more).stdout)
+        for more in ([], ["--fallback", 0.02])
+    )
+    assert plain[0]["mean"] == mixed[0]["mean"]
+    assert plain[1]["mean"] != mixed[1]["mean"]
 
 
 def test_runs_of_points_are_evaluated_and_reported(curve: Path, tmp_path: Path) -> None:
@@ -1052,7 +1057,7 @@ def test_smaller_risk_abstains_more_and_none_abstains_all(run: Path, tmp_path: P
     np.save(tmp_path / "a.npy", test.images.numpy())
     given = []
     for risk in (0.0001, 0.1, 0.3, 0.9):
-        result = call("predict", run, tmp_path / "a.npy", "--risk", risk, "--json")
+        result = call("predict", run, tmp_path / "a.npy", "--risk", risk, "--novelty", 0, "--json")
         rows, facts = json.loads(result.stdout)["rows"], json.loads(result.stdout)["risk"]
         given.append([row["file"] for row in rows if not row["abstain"]])
         assert all(row["abstain"] == (facts["limit"] is None or row["total"] > facts["limit"]) for row in rows)
@@ -1073,7 +1078,7 @@ def test_novel_images_are_withheld_with_the_reason(run: Path, tmp_path: Path, pi
 
     reasons, facts, words = ask("--risk", 1)
     assert reasons == [(None, False)] * 5 + [("novel", True)] * 5
-    assert facts == {"level": 0.01, "examples": 150, "novel": 5}
+    assert facts == {"level": 0.01, "examples": 300, "novel": 5}
     assert "Answers 5 of 10 inputs; withheld: 5 novel." in words
     reasons, facts, words = ask("--risk", 1, "--novelty", 0)
     assert (set(reasons), facts["novel"]) == ({(None, False)}, 0)
@@ -1082,12 +1087,12 @@ def test_novel_images_are_withheld_with_the_reason(run: Path, tmp_path: Path, pi
     assert reasons == [("uncertain", True)] * 5 + [("novel and uncertain", True)] * 5
     assert "Answers 0 of 10 inputs; withheld: 5 novel and uncertain, 5 uncertain." in words
     _, _, words = ask("--risk", 0.9)
-    assert " or novelty ≤ 0.01: this answers " in words
+    assert " or p-value ≤ 0.01: this answers " in words
     rows = rows_of(call("predict", run, tmp_path / "a.npy", "--risk", 1).stdout)
     assert [row["withheld"] for row in rows] == [""] * 5 + ["novel"] * 5
     x = data.load("digits").normalise(torch.from_numpy(np.concatenate([pixels, 255 - pixels]))[:, None])
-    expected = jobs.read_run(run).model.predict(x, samples=3).novelty
-    assert [float(row["novelty"]) for row in rows] == pytest.approx(expected.tolist(), rel=1e-5)
+    expected = jobs.read_run(run).model.predict(x, samples=3).p_value
+    assert [float(row["p_value"]) for row in rows] == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 def test_without_validation_data_the_stored_test_answers_serve(

@@ -136,9 +136,8 @@ def test_answers_are_those_of_predict(running: Running, folder: Path, pixels: to
     assert [row["label"] for row in rows] == [str(label) for label in expected.labels.tolist()]
     draws = torch.tensor([row["draws"] for row in rows])
     assert draws.shape == (20, 4, 10)  # 2 components of the job's 2 draws
-    plain = model.predict(inputs, samples=2, seed=0, fallback=0).probs  # draws do not fall back
-    torch.testing.assert_close(draws.mean(1), plain, rtol=0, atol=1e-6)
-    assert [row["novelty"] for row in rows] == expected.novelty.tolist()
+    torch.testing.assert_close(draws.mean(1), expected.probs, rtol=0, atol=1e-6)
+    assert [row["p_value"] for row in rows] == expected.p_value.tolist()
     assert found["risk"] == 0.3
     novel = expected.novel(0.01).tolist()
     assert [row["abstain"] for row in rows] == [
@@ -180,7 +179,7 @@ def test_health_metrics_and_documents(running: Running) -> None:
     assert health["input"] == {"channels": 1, "height": 8, "width": 8}
     assert health["abstention"]["by"] == "validation images"
     assert health["shift"]["score"] == "novelty"
-    assert health["shift"]["against"] == "150 held-out inputs"  # the other half of 300 ranks the layers
+    assert health["shift"]["against"] == "300 held-out inputs"
     reply = running.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain; version=")
     assert re.search(r'^ibnn_requests_total\{path="/health",status="200"\} \d', reply.text, re.MULTILINE)
@@ -418,16 +417,15 @@ def test_novel_images_are_withheld_counted_and_ring(folder: Path, pixels: torch.
     try:
         rows = served.predict(json={"inputs": (1 - pixels[:40]).tolist()})["rows"]
         assert all(row["abstain"] and row["withheld"].startswith("novel") for row in rows)
-        assert {row["novelty"] for row in rows} == {torch.tensor(1 / 151).item()}
+        assert {row["p_value"] for row in rows} == {torch.tensor(1 / 301).item()}
         health = served.get("/health").json()
-        assert health["novelty"] == {"level": 0.01, "against": "150 held-out inputs", "novel": 40}
+        assert health["novelty"] == {"level": 0.01, "against": "300 held-out inputs", "novel": 40}
         assert health["shift"]["alarm_at"] <= 5
         assert health["shift"]["direction"] == "higher"
         metrics = served.get("/metrics").text
         assert "\nibnn_novel_total 40.0\n" in metrics
         assert "\nibnn_abstained_total 40.0\n" in metrics
-        rows = served.predict(json={"inputs": (1 - pixels[:40]).tolist()}, query="?risk=1&novelty=0.005")["rows"]
-        assert not any(row["abstain"] for row in rows)  # below 1 / 151
+        served.predict(422, query="?risk=1&novelty=0.003", json={"inputs": pixels[:1].tolist()})  # below 1 / 301
     finally:
         served.stop()
 
@@ -438,7 +436,7 @@ def test_a_run_from_before_novelty_is_served_as_it_was(folder: Path, pixels: tor
     try:
         found = served.predict(json={"inputs": (1 - pixels[:40]).tolist()})
         for row in found["rows"]:
-            assert row["novelty"] is None
+            assert row["p_value"] is None
             assert row["withheld"] == ("uncertain" if row["total"] > found["limit"] else None)
             assert row["abstain"] == (row["withheld"] is not None)
         health = served.get("/health").json()
@@ -451,12 +449,12 @@ def test_a_run_from_before_novelty_is_served_as_it_was(folder: Path, pixels: tor
 
 
 def test_the_monitor_ranks_novelty_as_the_scores_rank() -> None:
-    """New inputs rank among held-out p-values as their scores do among the scores, so the p-values are uniform."""
-    reference = Reference(scores=torch.arange(150.0))
+    """New inputs rank among held-out p-values of a group as their scores do among the scores."""
+    reference = Reference(scores=torch.arange(150.0)[None])
     held = reference.held_out_p_values()
     torch.testing.assert_close(held, torch.arange(150, 0, -1).double() / 150, rtol=0, atol=1e-6)
     new = torch.arange(150) + 0.5
-    p = p_values(reference.scores, new).double()
+    p = p_values(reference.scores[0], new).double()
     higher = (reference.scores > new[:, None]).sum(1)
     assert torch.equal((held < p[:, None]).sum(1), higher)
     assert torch.equal((held <= p[:, None]).sum(1), higher)  # no ties
@@ -531,7 +529,7 @@ def test_numbers_are_served_with_intervals(curve: Running) -> None:
     assert health["shift"]["seen"] == 4
     parameters = curve.get("/openapi.json").json()["paths"]["/predict"]["post"]["parameters"]
     assert [parameter["name"] for parameter in parameters] == ["novelty", "draws"]
-    assert {(row["novelty"], row["abstain"], row["withheld"]) for row in found["rows"]} == {(None, False, None)}
+    assert {(row["p_value"], row["abstain"], row["withheld"]) for row in found["rows"]} == {(None, False, None)}
     assert health["novelty"] is None  # 30 points to train on are too few to tell
     assert "novelty" in curve.predict(422, json={"inputs": [[1.0]]}, query="?novelty=0.01")["detail"]
 

@@ -245,9 +245,9 @@ def test_baselines_have_several_heads(make: Callable[..., Plain]) -> None:
     model = make(TwoHeads(), ibnn.Heads({"kind": ibnn.Categorical(), "size": ibnn.Gaussian()}))
     history = fit(model, (x, y), (x, y), **(STEPS | {"swa": 0.5}))  # type: ignore[arg-type]
     assert {"valid_kind.error", "valid_size.rmse"} <= set(history.rows[-1])
-    before = model.likelihood.score(model.predict(x, fallback=0), y)["nll"]
+    before = model.likelihood.score(model.predict(x), y)["nll"]
     assert scale_temperature(model, (x, y)) == model.likelihood.temperature
-    assert model.likelihood.score(model.predict(x, fallback=0), y)["nll"] < before + 1e-6
+    assert model.likelihood.score(model.predict(x), y)["nll"] < before + 1e-6
     outputs = model.eval()(x)
     assert {name: tuple(output.shape) for name, output in outputs.items()} == {"kind": (N, C), "size": (N, 1)}
 

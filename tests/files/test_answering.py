@@ -130,28 +130,28 @@ SLOW = [(f, name) for name in CASES for f in ("onnx", "torch") if (f, name) not 
 
 @pytest.mark.parametrize(("format", "name"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
 def test_files_tell_novelty_and_fall_back_as_predict_does(format, name, tmp_path):
-    model, x = made(name, fallback=0.2)
+    model, x = made(name)
     path = tmp_path / "file"
-    written = ibnn.export(model, x, path, samples=2, format=format)
+    written = ibnn.export(model, x, path, samples=2, format=format, fallback=0.2)
     assert written.difference < 1e-4
     for part in (slice(0, 5), slice(3, 4)):
         new = rows_of(x, part)
         answers = READERS[format](path.read_bytes(), new)
-        wanted, p = expected(model, new)
-        assert list(answers)[-1] == "novelty"
-        assert answers["novelty"].shape == p.novelty.shape
-        torch.testing.assert_close(answers.pop("novelty"), p.novelty, rtol=1e-6, atol=0)
+        wanted, p = expected(model, new, fallback=0.2)
+        assert list(answers)[-1] == "p_value"
+        assert answers["p_value"].shape == p.p_value.shape
+        torch.testing.assert_close(answers.pop("p_value"), p.p_value, rtol=1e-6, atol=0)
         for output, value in answers.items():
             torch.testing.assert_close(value, wanted[output], rtol=1e-4, atol=1e-5)
-    known, novel = (expected(model, rows_of(x, part))[1].novelty for part in (slice(0, 2), slice(3, 5)))
+    known, novel = (expected(model, rows_of(x, part))[1].p_value for part in (slice(0, 2), slice(3, 5)))
     assert novel.max() < 0.2 < known.max()  # else nothing has fallen back
-    off, on = expected(model, x, novelty=False)[0], expected(model, x)[0]
+    off, on = expected(model, x, novelty=False)[0], expected(model, x, fallback=0.2)[0]
     assert any((on[n] - off[n]).abs().max() > 1e-3 for n in on if on[n] is not None)
 
 
 @pytest.mark.slow
 def test_files_without_novelty_are_as_before(tmp_path):
-    model, x = made("mlp", fallback=0.2)
+    model, x = made("mlp")
     plain = ibnn.export(model, x, tmp_path / "a", samples=2, format="torch", novelty=False)
     answers, wanted = READERS["torch"](plain.path.read_bytes(), x), expected(model, x, novelty=False)[0]
     assert list(answers) == ["probabilities", "total", "aleatoric", "epistemic"]
@@ -164,24 +164,24 @@ def test_files_without_novelty_are_as_before(tmp_path):
 
 
 def test_the_file_says_what_novelty_is(tmp_path):
-    model, x = made("mlp", fallback=0.2)
+    model, x = made("mlp")
     ibnn.export(model, x, tmp_path / "a", samples=2, format="torch", metadata={"classes": ["a", "b", "c"]})
     facts = {"ibnn.json": ""}
     torch.export.load(tmp_path / "a", extra_files=facts)
     found = json.loads(facts["ibnn.json"])
-    assert found["outputs"][-1] == "novelty"
+    assert found["outputs"][-1] == "p_value"
     assert found["classes"] == ["a", "b", "c"]
-    says = found["novelty"].pop("says")
+    says = found["p_value"].pop("says")
     assert says.startswith("p-value")
-    assert found["novelty"] == {"held_out": 60, "smallest": 1 / 61, "fallback": pytest.approx(0.2)}
+    assert found["p_value"] == {"held_out": 120, "smallest": 1 / 121, "fallback": None}
 
 
 def test_a_file_that_tells_another_novelty_is_refused(tmp_path, monkeypatch):
-    model, x = made("mlp", fallback=0.2)
-    true = ibnn.novelty.Reference.sums
+    model, x = made("mlp")
+    true = ibnn.novelty.Reference.distances
     monkeypatch.setattr(
-        "ibnn.novelty.Reference.sums",
-        lambda self, d: true(self, d * 0 if torch.compiler.is_exporting() else d),
+        "ibnn.novelty.Reference.distances",
+        lambda self, fold, x: true(self, fold, x) * (0 if torch.compiler.is_exporting() else 1),
     )
     with pytest.raises(ValueError, match="novelty=False"):
         ibnn.export(model, x, tmp_path / "a", samples=2, format="torch")

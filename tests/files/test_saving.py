@@ -412,7 +412,7 @@ def test_every_adapter_has_a_reference_of_its_own(tmp_path: Path) -> None:
     x = torch.randn(240, next(net.parameters()).shape[1])
     models = {"a": ibnn.convert(net, components=2, seed=1), "b": ibnn.convert(net, components=3, seed=2)}
     for (name, model), scale in zip(models.items(), (1.0, 5.0), strict=True):
-        ibnn.fit_novelty(model, (scale * x, torch.randint(3, (240,))), fallback=0.1)
+        ibnn.fit_novelty(model, (scale * x, torch.randint(3, (240,))))
         save_pretrained(model, tmp_path / name, latents_only=True)
     for name in ("b", "a"):
         adapters.load(name, tmp_path / name)
@@ -763,11 +763,11 @@ def test_the_reference_goes_to_the_hub_and_the_card_tells_of_it(latents_only: bo
     push_to_hub(model, "me/none")
     assert "| novelty | not told" in (hub / "me/none/README.md").read_text()
     many = torch.randn(200, *x.shape[1:])
-    ibnn.fit_novelty(model, (many, torch.randint(3, (200,))), fallback=0.02)
+    ibnn.fit_novelty(model, (many, torch.randint(3, (200,))))
     push_to_hub(model, "me/net", latents_only=latents_only)
     assert_same(model, from_pretrained("me/net", plain(model)), x)
     card = (hub / "me/net/README.md").read_text()
-    assert "p-values among 50 held-out inputs; answers fall back to the base rates below 0.02 |" in card
+    assert "p-values among 200 held-out inputs |" in card
 
 
 def test_a_card_that_is_there_is_kept_and_a_foreign_repository_refused(hub: Path) -> None:

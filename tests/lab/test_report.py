@@ -112,9 +112,12 @@ def know(folder: Path) -> Path:
     stored = {}
     for prefix, name, rows in (("", "test", 300), ("ood__noise__", "noise", 150)):
         p = (torch.arange(rows) + 1) / rows if name == "test" else torch.full((rows,), 1 / 200)
-        tail = p.log() - (0 if name == "test" else torch.arange(rows) % 7)
-        stored |= {f"{prefix}novelty": p, f"{prefix}log_tail": tail}
-        stored |= {f"novel__{name}__rows": tail.argsort(stable=True)[:2], f"novel__{name}__images": images.clone()}
+        score = -p.log() + (0 if name == "test" else torch.arange(rows) % 7)
+        stored |= {f"{prefix}p_value": p, f"{prefix}score": score}
+        stored |= {
+            f"novel__{name}__rows": score.argsort(descending=True, stable=True)[:2],
+            f"novel__{name}__images": images.clone(),
+        }
     change_tensors(folder, **stored)
     return folder
 
@@ -456,7 +459,7 @@ def test_novelty_has_a_section_where_it_was_stored(tmp_path: Path) -> None:
         ["noise", "100.0", "100.0", "0.005", "150"],
     ]
     stored = safetensors.torch.load_file(runs[0] / "answers.safetensors")
-    auroc = metrics.auroc(-stored["log_tail"], -stored["ood/noise/log_tail"])
+    auroc = metrics.auroc(stored["score"], stored["ood/noise/score"])
     detection = next(table for table in page.tables if "AUROC novelty" in table[0])
     assert detection[1][detection[0].index("AUROC novelty")] == f"{auroc:.3f}"
     assert "row\xa06, p\xa0=\xa00.005" in page.words  # the first of those with the lowest tail
@@ -474,7 +477,7 @@ def test_regression_shows_novel_rows_without_pictures(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", name="boston")
     change(run, scores={"nll": 2.468, "rmse": 3.125, "coverage": 0.91}, classes=[])
     p = torch.tensor([0.5, 0.002, 1.0])
-    stored = {"mean": torch.zeros(3, 1), "novelty": p, "log_tail": p.log(), "novel/test/rows": torch.tensor([1, 0])}
+    stored = {"mean": torch.zeros(3, 1), "p_value": p, "score": -p.log(), "novel/test/rows": torch.tensor([1, 0])}
     safetensors.torch.save_file(stored, run / "answers.safetensors")
     page = made_page([run], tmp_path)
     assert re.findall(r'<li><a href="#(\w+)">', page)[:2] == ["summary", "novelty"]
@@ -485,9 +488,9 @@ def test_regression_shows_novel_rows_without_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"novelty": torch.zeros(300)}, "novelty of 300 p-values"),
-        ({"novelty": torch.ones(299)}, "novelty of 300 p-values"),
-        ({"log_tail": torch.full((300,), torch.nan)}, "log_tail with 300 finite numbers"),
+        ({"p_value": torch.zeros(300)}, "p_value of 300 p-values"),
+        ({"p_value": torch.ones(299)}, "p_value of 300 p-values"),
+        ({"score": torch.full((300,), torch.nan)}, "score with 300 finite numbers"),
         ({"novel__test__rows": torch.tensor([300, 0])}, "whole numbers from 0 to 299"),
         ({"novel__noise__images": torch.zeros(2, 28, 28)}, "novel/noise/images uint8"),
     ],

@@ -401,5 +401,5 @@ def test_doctor_calibration_and_novelty_understand_them() -> None:
     y = model.net.eval()(x).argmax(1).detach()
     found = ibnn.calibrate(model, (x, y), samples=2, profile=False, progress=False)
     assert found.after["nll"] <= found.temperature_scaling["nll"] + 1e-6
-    assert model.predict(x[:9], samples=2, progress=False).novelty is not None
+    assert model.predict(x[:9], samples=2, progress=False).p_value is not None
     assert model.predict(100 * x[:9], samples=2, progress=False).novel(0.05).all()

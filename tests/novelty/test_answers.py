@@ -1,6 +1,5 @@
-"""Answers that know how novel their inputs are: what is epistemic then, and what observing an input takes."""
+"""Answers with p-values, the fallback to base rates, and what observing an input takes."""
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,73 +8,62 @@ from torch import nn
 
 import ibnn
 from ibnn import baselines, nets
-from ibnn.novelty import fitting, nodes
-from ibnn.novelty.measure import fallen_back, known_share, measure
-
-P_VALUES = [1.0, 0.4, 0.1, 0.01, 1e-9]
+from ibnn.novelty import nodes
+from ibnn.novelty.measure import measure
 
 
-@pytest.mark.parametrize("p", [0.001, 0.02, 0.2, 0.36, 0.4, 0.9])
-def test_the_known_share_is_the_least_bayes_factor(p):
-    """Novel inputs' p-values of density ξ p^(ξ − 1), 0 < ξ ≤ 1: the factor 1 / density at its least, over a grid."""
-    xi = torch.linspace(1e-4, 1, 100_001, dtype=torch.float64)
-    factors = 1 / (xi * p ** (xi - 1))
-    found = known_share(torch.tensor(p, dtype=torch.float64).log())
-    torch.testing.assert_close(found, factors.min(), rtol=1e-6, atol=0)
+def test_the_split_is_that_of_the_draws_whatever_the_p_value(knowing):
+    """Entropies of draws computed by hand, on inputs near and far, with and without a reference."""
+    model, x = knowing
+    inputs = torch.cat([x[:20], 3 * x[20:40], 100 * x[40:60]])
+    probs = model.draw_logits(inputs).softmax(-1).unflatten(0, (2, 5)).detach().double()
+
+    def entropy(p):
+        return torch.special.entr(p).sum(-1)
+
+    total, aleatoric = entropy(probs.mean((0, 1))), entropy(probs).mean((0, 1))
+    between = total - entropy(probs.mean(1)).mean(0)
+    for p in (model.predict(inputs), model.predict(inputs, novelty=False)):
+        torch.testing.assert_close(p.probs.double(), probs.mean((0, 1)), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(p.total.double(), total, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(p.aleatoric.double(), aleatoric, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(p.between.double(), between, rtol=1e-3, atol=1e-5)
+    assert (model.predict(inputs).p_value[40:] < 0.01).all()
 
 
-def test_the_known_share_of_an_input_beyond_all_bounds_is_nothing():
-    assert known_share(torch.tensor([-math.inf, -1e4])).tolist() == pytest.approx([0, 0], abs=1e-30)
+def test_the_fallback_mixes_answers_below_its_level_with_the_base_rates(knowing):
+    model, x = knowing
+    inputs = torch.cat([x, 1.5 * x, 2 * x, 100 * x])
+    plain, found = model.predict(inputs), model.predict(inputs, fallback=0.1)
+    p, least, base = plain.p_value, 1 / (model.reference.ranked + 1), model.reference.base
+    assert torch.equal(found.p_value, p)
+    assert torch.equal(found.probs[p >= 0.1], plain.probs[p >= 0.1])
+    assert ((p > least) & (p < 0.1)).any()  # or nothing is between
+    w = ((p - least) / (0.1 - least)).clamp(0, 1)[:, None]
+    torch.testing.assert_close(found.probs, w * plain.probs + (1 - w) * base)
+    torch.testing.assert_close(found.total, torch.special.entr(found.probs).sum(1), rtol=1e-4, atol=1e-5)
+    smallest = p < 1.5 * least
+    torch.testing.assert_close(found.probs[smallest], base.expand(int(smallest.sum()), 2), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("fallback", [0.001, 0.05])
-def test_the_split_of_a_class_answer(fallback):
-    draws = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0)).double()
-    likelihood, base = ibnn.Categorical(), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
-    plain, p = likelihood.summarise(draws), torch.tensor(P_VALUES).double()
-    found = fallen_back(likelihood, plain, p.log(), fallback, base)
-    w = (p / fallback).clamp_max(1)[:, None]
-    probs = w * plain.probs + (1 - w) * base
-    torch.testing.assert_close(found.probs, probs)
-    torch.testing.assert_close(found.total, -(probs * probs.log()).sum(1), rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(found.aleatoric, w[:, 0] * known_share(p.log()) * plain.aleatoric)
-    assert all((part >= 0).all() for part in (found.aleatoric, found.between, found.within))
-    assert torch.equal(found.epistemic[0], plain.epistemic[0])  # not novel: that of the draws
-    assert torch.equal(found.between[1], plain.between[1])
-    assert found.aleatoric[4] < 1e-6
+def test_a_level_that_no_p_value_reaches_is_refused(knowing):
+    model, x = knowing
+    p = model.predict(x[:5])
+    assert p.ranked == 150
+    p.novel(1 / 151)
+    for call in (lambda: p.novel(0.005), lambda: model.predict(x, fallback=0.005)):
+        with pytest.raises(ValueError, match=r"at least 0\.0067 with 150 held-out inputs.*hold out 199"):
+            call()
 
 
-def test_identical_members_and_no_novelty_have_no_epistemic_part():
-    draws = torch.randn(1, 1, 5, 4).expand(2, 3, 5, 4)
-    likelihood, base = ibnn.Categorical(), torch.full((4,), 0.25)
-    found = fallen_back(
-        likelihood, likelihood.summarise(draws), torch.tensor([0.5, 1, 0.9, 0.4, 0.1]).log(), 0.01, base
-    )
-    assert found.epistemic[:4].abs().max() < 1e-6
-    assert found.epistemic[4] > 0.1
-
-
-def test_the_split_of_a_number_keeps_its_variance():
-    draws = torch.randn(2, 3, 5, 1, generator=torch.Generator().manual_seed(0)).double()
-    likelihood, base = ibnn.Gaussian(init_std=0.5).double(), torch.tensor([2.0, 3.0]).double()
-    plain, log_p = likelihood.summarise(draws), torch.tensor(P_VALUES).double().log()
-    found = fallen_back(likelihood, plain, log_p, 1e-3, base)
-    torch.testing.assert_close(found.variance[:4], plain.variance[:4])
-    torch.testing.assert_close(found.aleatoric[:4], known_share(log_p)[:4, None] * plain.aleatoric[:4])
-    torch.testing.assert_close(found.std[4], torch.tensor([3.0]).double(), rtol=1e-4, atol=0)
-    assert torch.equal(found.mean[:4], plain.mean[:4])
-
-
-def test_every_head_is_split():
+@pytest.fixture(scope="module")
+def knowing():
+    """A converted network with a reference of 150 rows, and others."""
     torch.manual_seed(0)
-    heads = ibnn.Heads({"a": ibnn.Categorical(), "b": ibnn.Gaussian()})
-    target = heads.pack({"a": torch.tensor([0, 0, 0, 1, 1, 2]), "b": torch.randn(6, 1)})
-    p = heads.summarise(heads.read({"a": torch.randn(6, 3), "b": torch.randn(6, 1)})[None, None])
-    found = fallen_back(heads, p, torch.full((6,), 0.05).log(), 0.01, heads.base_rates(target))
-    share = known_share(torch.tensor(0.05).log())
-    for name in ("a", "b"):
-        torch.testing.assert_close(found[name].aleatoric, share * p[name].aleatoric)
-        torch.testing.assert_close(found[name].total, p[name].total)
+    model, x = ibnn.convert(nets.mlp(3, 2, hidden=8), components=2, init_std=0.4, seed=0), torch.randn(450, 3)
+    y = (x[:, 0] > 0.4).long()
+    ibnn.fit_novelty(model, (x[:150], y[:150]), (x[150:300], y[150:300]))
+    return model, x[300:]
 
 
 # ------------------------------------------------------------------------------------------------------- observing
@@ -112,24 +100,7 @@ def test_a_layer_put_in_anothers_place_is_found():
 def test_threads_do_not_see_each_others_inputs():
     model, x = fitted()
     parts = [x[:100], 5 * x[:40], x[100:], x[:7]] * 10
-    expected = [measure(model, part).log_tail for part in parts]
+    expected = [measure(model, part).score for part in parts]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda part: measure(model, part).log_tail, parts))
+        found = list(pool.map(lambda part: measure(model, part).score, parts))
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-
-
-# ---------------------------------------------------------------------------------------------------- few held out
-
-
-def test_the_level_where_few_are_held_out_follows_from_what_known_inputs_would_pay():
-    """Answers of probability q for the right one of four classes: a mean loss of the mixtures at uniform weights."""
-    q, base, target = 0.97, torch.full((4,), 0.25), torch.zeros(60).long()
-    rest = (1 - q) / 3
-    log_probs = torch.tensor([q, rest, rest, rest]).log().expand(60, 4)
-    likelihood = ibnn.Categorical()
-    answer = likelihood.summarise(log_probs[None, None])
-    found = fitting._affordable(likelihood, answer, target, torch.zeros(60), base)
-    lost = [math.log(q) - math.log(w * q + (1 - w) * 0.25) for w in (0.1, 0.3, 0.5, 0.7, 0.9)]
-    assert found == pytest.approx(0.005 * -math.log(q) / (sum(lost) / 5) / 4, rel=1e-4)
-    bad = likelihood.summarise(torch.tensor([rest, q, rest, rest]).log().expand(60, 4)[None, None])
-    assert fitting._affordable(likelihood, bad, target, torch.zeros(60), base) == 0.001 / 4  # the base rates are better

@@ -135,7 +135,7 @@ def test_answers_made_otherwise_promise_nothing(classifier):
     model = copy.deepcopy(classifier)
     model.set_posterior(std=0.5)
     assert model.predict(x).conformal is None
-    assert model.predict(x).novelty is not None
+    assert model.predict(x).p_value is not None
 
 
 def test_without_held_out_labels_there_is_nothing_to_promise():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ibnn.novelty.ranks import cautious, log_tail, p_values
+from ibnn.novelty.ranks import log_tail, p_values
 
 
 def counted(known, new):
@@ -68,38 +68,3 @@ def test_rounding_does_not_make_a_score_novel():
     rounded = known[:1] + 2e-8
     assert rounded > known[0]
     assert log_tail(known, rounded) == 0
-    assert cautious(torch.ones(1), known, rounded) == 0
-
-
-@pytest.mark.parametrize("power", [1, 2])  # of exponential scores: as light, and heavier than that
-@pytest.mark.parametrize("size", [30, 120])
-def test_a_cautious_tail_is_rarely_left_by_known_scores(power, size):
-    """Of new scores of the same distribution at most 0.001 have a p-value below that, within four standard errors."""
-    splits, new, generator = 400, 500, torch.Generator().manual_seed(size)
-    shares = []
-    for _ in range(splits):
-        drawn = -torch.rand(size + new, generator=generator, dtype=torch.float64).log()
-        scores, others = (drawn**power).split([size, new])
-        known = scores.sort().values
-        shares.append((cautious(p_values(known, others), known, others) < math.log(0.001)).double().mean())
-    found = torch.stack(shares)
-    assert found.mean() <= 0.001 + 4 * found.std() / splits**0.5
-
-
-def test_a_cautious_tail_agrees_with_the_ranks_and_is_heavier_than_an_exponential_one():
-    known = -torch.linspace(0.995, 0.005, 100).log()  # exponential
-    new = torch.tensor([0.1, 3.0, 6.0, 30.0, 1e4, math.inf])
-    p = p_values(known, new)
-    found, light = cautious(p, known, new), log_tail(known, new)
-    torch.testing.assert_close(found[:2], p[:2].log())
-    assert (found.diff() < 0).all()
-    assert (found[2:5] > light[2:5]).all()
-    assert found[4] < math.log(1e-6)
-    assert found[5] == -math.inf
-
-
-def test_a_cautious_tail_of_equal_scores():
-    known = torch.ones(50)
-    at, beyond = cautious(torch.tensor([1.0, 1 / 51]), known, torch.tensor([1.0, 2.0]))
-    assert at == 0
-    assert beyond < -10

@@ -33,7 +33,7 @@ def made(rows, labels=None, widths=None):
     raw = sum(width for width, _ in widths)
     return Reference(
         layers=torch.arange(len(rows)), axes=torch.zeros(len(rows)), widths=torch.tensor(widths),
-        shift=torch.zeros(raw), scale=torch.ones(raw), whiten=whiten, centres=centres,
+        shift=torch.zeros(raw), scale=torch.ones(raw), whiten=whiten[None], centres=centres[None],
     )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def test_distances_are_those_of_mahalanobis():
     generator = torch.Generator().manual_seed(1)
     layers = [torch.randn(200, width, generator=generator) * torch.arange(1.0, width + 1) for width in (3, 5)]
     new = [torch.randn(4, width, generator=generator) * 3 for width in (3, 5)]
-    found = made(layers).distances(new)
+    found = made(layers).distances(0, new)
     for number in range(2):
         known = layers[number].double().numpy()
         covariance, _ = ledoit_wolf(known)
@@ -56,7 +56,7 @@ def test_distances_are_to_the_nearest_class():
     centres = torch.tensor([[0.0, 0.0], [5.0, 0.0], [0.0, 5.0]])
     known = centres[labels] + torch.randn(300, 2, generator=generator)
     new = torch.tensor([[5.0, 0.5], [2.5, 2.5]])
-    found = made([known], labels).distances([new])[0]
+    found = made([known], labels).distances(0, [new])[0]
     x = known.double().numpy()
     means = np.stack([x[labels.numpy() == c].mean(0) for c in range(3)])
     covariance, _ = ledoit_wolf(x - means[labels.numpy()], assume_centered=True)

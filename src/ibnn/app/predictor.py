@@ -20,9 +20,9 @@ from ibnn.errors import DamagedError, complaint
 from ibnn.files import sealed
 from ibnn.lab import jobs
 from ibnn.lab.runs import HELD_OUT, RunFolder
-from ibnn.monitoring.abstention import CONFIDENCE, NOVEL, Threshold, threshold
+from ibnn.monitoring.abstention import CONFIDENCE, Threshold, default_level, threshold
 from ibnn.novelty import Reference
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction, predict
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, check_fallback, check_level, predict
 
 MOST = 2000  # validation images that decide where to abstain
 
@@ -33,14 +33,14 @@ class HeldOut(NamedTuple):
     total: Tensor  # entropy, or the variance of a predicted number
     epistemic: Tensor  # the part of it that comes from disagreement among the draws
     wrong: Tensor  # whether the label was wrong; False for numbers
-    novelty: Tensor  # p-values; 1 where the model cannot tell
+    p_value: Tensor  # p-values of novelty; 1 where the model cannot tell
     source: str  # describes the inputs
     stored: bool = False  # whether the run stored them, with the job's number of draws and seed 0
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The answers by name."""
-        return {name: getattr(self, name) for name in ("total", "epistemic", "wrong", "novelty")}
+        return {name: getattr(self, name) for name in ("total", "epistemic", "wrong", "p_value")}
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,23 @@ class Predictor:
     run: jobs.Run  # its content
     samples: int  # draws per component
     seed: int = 0  # of the draws
+    fallback: float | None = None  # p-value below which answers are mixed with the base rates
 
     @classmethod
-    def read(cls, folder: Path, samples: int | None = None, seed: int = 0, *, trust_code: bool = False) -> Self:
+    def read(
+        cls,
+        folder: Path,
+        samples: int | None = None,
+        seed: int = 0,
+        *,
+        fallback: float | None = None,
+        trust_code: bool = False,
+    ) -> Self:
         """Reads a folder that `ibnn train` has finished; `samples` defaults to the job's."""
         run = jobs.read_run(folder, trust_code=trust_code)
-        return cls(folder, run, samples or run.job.samples, seed)
+        if fallback is not None:
+            check_fallback(fallback, getattr(run.model, "reference", None))
+        return cls(folder, run, samples or run.job.samples, seed, fallback)
 
     @property
     def classes(self) -> list[str]:
@@ -108,7 +119,9 @@ class Predictor:
         return self._answer(self.normalised(inputs) if self.units is None else inputs)
 
     def _answer(self, x: Tensor) -> CategoricalPrediction | GaussianPrediction:
-        found = predict(self.run.model, x, samples=self.samples, seed=self.seed, batch_size=BATCH)
+        found = predict(
+            self.run.model, x, samples=self.samples, seed=self.seed, batch_size=BATCH, fallback=self.fallback
+        )
         assert isinstance(found, CategoricalPrediction | GaussianPrediction), "as for all runs"
         return found
 
@@ -133,9 +146,9 @@ class Predictor:
             rows = [{"label": self.classes[number]} for number in found.labels.tolist()]
             numbers = {"probability": found.probs.amax(1)}
             numbers |= {name: getattr(found, name) for name in ("total", "aleatoric", "epistemic")}
-        numbers |= {} if found.novelty is None else {"novelty": found.novelty}
+        numbers |= {} if found.p_value is None else {"p_value": found.p_value}
         rows = [row | {name: float(values[i]) for name, values in numbers.items()} for i, row in enumerate(rows)]
-        if not self.classes and found.novelty is None:  # nothing is ever withheld
+        if not self.classes and found.p_value is None:  # nothing is ever withheld
             return rows
         why = rule.reasons(found)
         return [row | {"abstain": w is not None, "withheld": w} for row, w in zip(rows, why, strict=True)]
@@ -145,17 +158,19 @@ class Predictor:
         """What novel inputs are recognised by; None for runs with too few data."""
         return getattr(self.run.model, "reference", None)
 
-    @property
-    def least_p_value(self) -> float:
-        """The smallest p-value of novelty that the run can give; 1 if it cannot tell."""
-        return 1.0 if self.reference is None else 1 / (len(self.reference.scores) + 1)
-
     def novelty_level(self, given: float | None) -> float:
-        """Returns the p-value up to which inputs are withheld as novel; by default 0.01, 0 if the run cannot tell."""
-        if given and self.reference is None:
-            remedy = "Leave it out, or train again with at least 50 validation examples."
-            raise ValueError(complaint("novelty", "0 for a run that knows no reference data", given, remedy))
-        return (0.0 if self.reference is None else NOVEL) if given is None else given
+        """Returns the p-value up to which inputs are withheld as novel; 0 if the run cannot tell.
+
+        By default 0.01, or the smallest p-value that the run can give if that is larger.
+        """
+        if self.reference is None:
+            if given:
+                remedy = "Leave it out, or train again with at least 50 validation examples."
+                raise ValueError(complaint("novelty", "0 for a run that knows no reference data", given, remedy))
+            return 0.0
+        if given:
+            check_level("novelty", given, self.reference.ranked)
+        return default_level(self.reference.ranked) if given is None else given
 
     def rule(
         self, risk: float, novelty: float, held_out: Callable[[], HeldOut]
@@ -167,7 +182,7 @@ class Predictor:
         if risk == 1 or not self.classes:  # every answer is certain enough
             return Threshold(math.inf, 1.0, 0, 1.0, novelty), None
         held = held_out()
-        found = threshold(held.total, held.wrong, risk, novel=held.novelty <= novelty)._replace(novelty=novelty)
+        found = threshold(held.total, held.wrong, risk, novel=held.p_value <= novelty)._replace(novelty=novelty)
         facts = {"risk": risk, "confidence": CONFIDENCE, "by": held.source, "examples": len(held.total)}
         return found, facts | found._asdict()
 
@@ -181,16 +196,16 @@ class Predictor:
             epistemic = (stored["between"] + stored["within"]).flatten()
             total = stored["aleatoric"].flatten() + epistemic
             wrong = stored["probs"].argmax(1) != stored["labels"] if self.classes else epistemic < 0
-            novelty = stored.get("novelty", torch.ones_like(total))
-            return HeldOut(total, epistemic, wrong, novelty, "test answers of the run folder", stored=True)
+            p_value = stored.get("p_value", torch.ones_like(total))
+            return HeldOut(total, epistemic, wrong, p_value, "test answers of the run folder", stored=True)
         index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
         x, y = valid.__getitems__(index.sort().values.tolist())
         answer = self._answer(x)
         total, epistemic = answer.total.flatten(), answer.epistemic.flatten()
         wrong = answer.labels != y if isinstance(answer, CategoricalPrediction) else epistemic < 0
-        novelty = torch.ones_like(total) if answer.novelty is None else answer.novelty
+        p_value = torch.ones_like(total) if answer.p_value is None else answer.p_value
         source = "validation images" if self.units is None else "validation points"
-        found = HeldOut(total, epistemic, wrong, novelty, source)
+        found = HeldOut(total, epistemic, wrong, p_value, source)
         with suppress(OSError):  # a read-only folder
             sealed.write_tensors(self.folder / HELD_OUT, found.tensors, {"key": self._key, "source": source})
         return found
@@ -207,7 +222,8 @@ class Predictor:
     @cached_property
     def _key(self) -> str:
         """Names all that the cached answers depend on."""
-        return json.dumps([RunFolder(self.folder).checksum(), self.run.job.key, self.samples, self.seed, MOST])
+        draws = [self.samples, self.seed, self.fallback]
+        return json.dumps([RunFolder(self.folder).checksum(), self.run.job.key, *draws, MOST])
 
     def _cached(self) -> HeldOut | None:
         tensors: Any

@@ -33,7 +33,7 @@ from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
 
 FEWEST = 20  # labels
-RANKED = 5000  # most rows of either half that `fit_novelty` sees
+RANKED = 5000  # most rows that `fit_novelty` sees
 
 
 def calibrate(
@@ -54,7 +54,7 @@ def calibrate(
     their means, and their standard deviations are scaled. The result is never worse than temperature scaling, neither
     on all labels nor cross-fitted over two halves of them; docs/calibration.md tells how the scale is chosen, in 40
     passes over the held-out rows, or over 1,000 rows if there are fewer. From 100 rows on `fit_novelty` makes a new
-    reference of them; scores are those without its fallback.
+    reference of them.
 
     Args:
         model: What `ibnn.convert` made of the network.
@@ -196,13 +196,11 @@ class _Search:
 
 
 def _tell_novel(model: IBNN, x: Inputs, y: Tensor, answers: Tensor, *, seed: int, batch_size: int) -> None:
-    """Makes a reference of the first half of the rows, and ranks the second, whose answers are known."""
-    half, rows = len(y) // 2, len(y)
-    known, held = slice(0, min(half, RANKED)), slice(half, min(rows, half + RANKED))
-    data = [(slice_rows(x, part, rows), y[part]) for part in (known, held)]
-    ranked = as_source(data[1], batch_size=batch_size, shuffled=False)
-    given = model.likelihood.summarise(answers[:, :, held]).to(torch.device("cpu"))
-    fit_novelty_if_possible(model, data[0], ranked, answers=given, seed=seed, batch_size=batch_size)
+    """Makes a reference of the held-out rows: each half is ranked with statistics of the other."""
+    part = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:RANKED].sort().values
+    data = as_source((slice_rows(x, part, len(y)), y[part]), batch_size=batch_size, shuffled=False)
+    given = model.likelihood.summarise(answers[:, :, part.to(answers.device)]).to(torch.device("cpu"))
+    fit_novelty_if_possible(model, data, answers=given, seed=seed, batch_size=batch_size)
 
 
 def _check_arguments(model: IBNN, samples: int, batch_size: int, seed: int) -> None:

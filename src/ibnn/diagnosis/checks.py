@@ -328,9 +328,9 @@ def _novelty(case: Case) -> Findings:
             remedy = "Call ibnn.fit_novelty(model, train, valid) with data it was not trained on; ibnn.fit does it too."
             yield Finding("note", None, "The model cannot tell novel inputs: it has no reference data.", remedy)
         return
-    least, rows = 1 / (len(reference.scores) + 1), 2 * math.ceil(1 / _NOVEL - 1)
+    least, rows = 1 / (reference.ranked + 1), math.ceil(1 / _NOVEL - 1)
     if least > _NOVEL:
-        what = f"No input has a p-value of novelty below {least:.3g}: too few inputs were held out."
+        what = f"No input has a p-value below {least:.3g}: too few inputs were held out."
         remedy = f"Hold out {rows} or more: ibnn.fit_novelty(model, train, valid). Or use p.novel({least:.3g})."
         yield Finding("note", None, what, remedy)
 

@@ -20,7 +20,7 @@ from ibnn.layers.units import Units, windows
 from ibnn.likelihood import Heads, Likelihood
 from ibnn.network import IBNN
 from ibnn.novelty import Reference
-from ibnn.novelty.measure import fallen_back
+from ibnn.novelty.measure import fallback_weight
 from ibnn.novelty.nodes import observable, padding, watched
 from ibnn.prediction import (
     CategoricalPrediction,
@@ -50,9 +50,17 @@ class Answering(nn.Module):
     draw_bytes = 0  # size of the draws
 
     def __init__(
-        self, model: IBNN | OneNetwork, samples: int, seed: int, pixels: Pixels | None, *, novelty: bool
+        self,
+        model: IBNN | OneNetwork,
+        samples: int,
+        seed: int,
+        pixels: Pixels | None = None,
+        *,
+        novelty: bool = True,
+        fallback: float | None = None,
     ) -> None:
         super().__init__()
+        self.fallback = fallback
         self.name, self.components, self.pixels = type(model).__name__, model.components, pixels
         self.likelihood: Likelihood = copy.deepcopy(model.likelihood)
         self.logits: Pick | None = getattr(model, "logits", None)
@@ -76,7 +84,7 @@ class Answering(nn.Module):
             return None
         own = copy.deepcopy(reference)
         self.observed, self.axes = own.layers.tolist(), own.axes.tolist()
-        self.fallback, base = float(own.fallback), own.base.cpu()
+        base = own.base.cpu()
         self.base: Any = self.likelihood.rates_by_head(base) if isinstance(self.likelihood, Heads) else base
         own.errors, own.classes, own.base = (torch.zeros(0) for _ in range(3))
         return own
@@ -141,7 +149,7 @@ class Answering(nn.Module):
             return named(answer)
         mean = torch.stack([output[-1] for output in by_copy]).mean(0)
         novelty = self.reference(list(seen.values()), self.likelihood.surprise(mean))
-        return named(self.fallen_back(answer, novelty.log_tail)) | {"novelty": novelty.p_value}
+        return named(self.fallen_back(answer, novelty.p_value)) | {"p_value": novelty.p_value}
 
     @contextmanager
     def _watched(self, call: Call) -> Iterator[dict[str, Tensor]]:
@@ -156,12 +164,12 @@ class Answering(nn.Module):
         with watched(layers, axes, batch_length(call), padding(net, call), self.copies) as seen:
             yield seen
 
-    def fallen_back(self, answer: Prediction, log_p: Tensor) -> Prediction:
+    def fallen_back(self, answer: Any, p_value: Tensor) -> Any:
         """Returns what is answered to inputs of these p-values."""
-        if self.reference is None or not self.fallback:
+        if self.reference is None or self.fallback is None:
             return answer
-        found: Prediction = fallen_back(self.likelihood, answer, log_p, self.fallback, self.base)
-        return found
+        weight = fallback_weight(p_value, self.fallback, self.reference.ranked)
+        return self.likelihood.fall_back(answer, weight, self.base)
 
     def _repeated(self, x: Tensor) -> Tensor:
         return x.repeat(self.copies, *[1] * (x.dim() - 1)) if self.copies > 1 else x
@@ -177,10 +185,10 @@ class Answering(nn.Module):
         facts |= {"pixels": self.pixels and {"mean": list(self.pixels[0]), "std": list(self.pixels[1])}}
         if self.reference is None:
             return facts
-        held_out = len(self.reference.scores)
-        says = "p-value: of inputs like the held-out ones a share of at most p has p or less; near 0 for novel inputs"
+        held_out = self.reference.ranked
+        says = "p-value: of inputs like the held-out ones a share of about p has p or less; near 0 for novel inputs"
         own = {"says": says, "held_out": held_out, "smallest": 1 / (held_out + 1), "fallback": self.fallback}
-        return facts | {"novelty": own}
+        return facts | {"p_value": own}
 
 
 def named(answers: Prediction) -> dict[str, Tensor]:

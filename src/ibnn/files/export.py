@@ -29,7 +29,7 @@ from ibnn.layers.attention import no_fast_path
 from ibnn.network import IBNN
 from ibnn.normal import check_seed
 from ibnn.novelty.measure import measure
-from ibnn.prediction import predict
+from ibnn.prediction import check_fallback, predict
 
 Format = Literal["onnx", "torch"]
 RANKS = 0.01  # difference of p-values that rounding may make, beside that of two ranks
@@ -67,13 +67,13 @@ def export(
     pixels: Pixels | None = None,
     metadata: Mapping[str, Any] | None = None,
     novelty: bool = True,
+    fallback: float | None = None,
 ) -> Exported:
     """Writes a model as one file that gives the answers of `predict` at the same seed, for any batch size.
 
     It returns probabilities, total, aleatoric and epistemic (nats); for a Gaussian mean, std, aleatoric and epistemic
     (variances); for several heads "age.mean" and so on. If the model has a reference (see `ibnn.fit_novelty`), the file
-    also returns `novelty`, the p-value of every input, and its answers to novel inputs fall back to the base rates as
-    `predict`'s do. Its answers on the example are first compared with `predict`'s.
+    also returns `p_value`, the p-value of every input. Its answers on the example are first compared with `predict`'s.
 
     Args:
         model: A converted network, or a baseline of one network per component (`Plain`, `Ensemble`).
@@ -86,6 +86,7 @@ def export(
         pixels: Mean and standard deviation of each channel. The file, like the example, then takes images in [0, 1].
         metadata: More facts to keep in the file, such as the names of classes; whatever JSON can hold.
         novelty: Whether the file returns p-values, if the model has a reference.
+        fallback: p-value below which answers are mixed with the base rates, as for `predict`.
 
     Raises:
         ValueError: If the file would not give the answers of `predict`, or cannot be made; nothing is written.
@@ -101,7 +102,10 @@ def export(
     example, facts = as_tensors(example, next(model.parameters()).dtype), dict(metadata or {})
     _check_example(example, pixels)
     _check(model, Path(path), samples, seed, format, facts)
-    answering = Answering(model, samples, seed, pixels, novelty=novelty).eval().cpu().requires_grad_(False)
+    if fallback is not None:
+        check_fallback(fallback, getattr(model, "reference", None) if novelty else None)
+    answering = Answering(model, samples, seed, pixels, novelty=novelty, fallback=fallback)
+    answering.eval().cpu().requires_grad_(False)
     shown = tree_map(lambda t: t.detach().cpu()[torch.arange(3) % batch_length(example)], example)
     answering.find_batch(shown)
     facts |= answering.facts() | {"samples": samples, "seed": seed, "format": format}
@@ -132,27 +136,22 @@ def _checked(
     """Returns the content of the file, and how far its answers are from those of `predict`; raises if it is far."""
     inputs = answering.normalised(shown)
     expected = predict(model, inputs, samples=facts["samples"], seed=facts["seed"], novelty=False)
-    facts["outputs"] = [*named(expected), *(["novelty"] if answering.reference is not None else [])]
+    facts["outputs"] = [*named(expected), *(["p_value"] if answering.reference is not None else [])]
     content, found = _written(answering, shown, facts["format"], facts)
     if answering.reference is not None:
-        expected = answering.fallen_back(expected, _checked_novelty(found["novelty"], model, inputs))
+        expected = answering.fallen_back(expected, _checked_p_value(found["p_value"], model, inputs))
     return content, _largest_difference(found, named(expected))
 
 
-def _checked_novelty(found: Tensor, model: Any, x: Inputs) -> Tensor:
-    """Returns log p of the inputs, as the file's p-values have it; raises if these are not the model's.
-
-    They are ranks, of which rounding may change one, and with it the weight of the fallback.
-    """
+def _checked_p_value(found: Tensor, model: Any, x: Inputs) -> Tensor:
+    """Returns the file's p-values; raises if they are not the model's. Rounding may change a rank by one or two."""
     device = next(model.parameters()).device
-    expected = measure(model, tree_map(lambda t: t.to(device), x))
-    p, log_tail = expected.p_value.cpu(), expected.log_tail.cpu()
-    apart = (found - p).abs().max().item()
-    if not apart <= RANKS + 2 / (len(model.reference.scores) + 1):
+    apart = (found - measure(model, tree_map(lambda t: t.to(device), x)).p_value.cpu()).abs().max().item()
+    if not apart <= RANKS + 2 / (model.reference.ranked + 1):
         remedy = "Pass novelty=False, to leave it out."
         wanted = "a network whose novelty can be exported"
         raise ValueError(complaint("model", wanted, f"p-values {apart:.2g} apart", remedy))
-    return torch.where(found == p, log_tail, found.log())
+    return found
 
 
 def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:

@@ -77,6 +77,4 @@ def _novelty(reference: Reference | None) -> str:
     """Says how a model tells novel inputs."""
     if reference is None:
         return "not told: the model has seen no reference data"
-    level, held_out = float(reference.fallback), len(reference.scores)
-    falls = f"answers fall back to the base rates below {level:.2g}" if level else "answers do not fall back"
-    return f"`prediction.novelty`, p-values among {held_out:,} held-out inputs; {falls}"
+    return f"`prediction.p_value`, p-values among {reference.ranked:,} held-out inputs"

@@ -2,16 +2,15 @@
 
 On the test set, on corrupted and ever noisier versions of its first images, and on images of another kind; each time
 as the method answers, and with the temperature that held-out labels ask for (temperature scaling). For points, on the
-test points alone. Draws are made once and read at both temperatures. If the method can tell novel inputs, answers fall
-back as those of `predict` do, the p-values of novelty are measured too, and the scores that there would be without the
-fallback (`fallback=0`), to compare with methods that have none.
+test points alone. Draws are made once and read at both temperatures. If the method can tell novel inputs, the p-values
+of novelty are measured, too.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from ibnn import data, metrics
 from ibnn.baselines.plain import find_temperature
 from ibnn.novelty import Novelty
-from ibnn.novelty.measure import fallen_back, measure
+from ibnn.novelty import measure as novelty_of
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, Prediction, draws
 from ibnn.training.trainable import Trainable
 
@@ -29,7 +28,7 @@ GAMMAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the mix with Gaussian noise, in no
 SALTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # probabilities that a pixel turns black or white
 SHIFTED = 300  # test images that are corrupted
 SHOWN = 8  # of the least certain test images, of the most certain ones, and of the most novel inputs of each kind
-LEAST = -1e9  # what is stored of a logarithm of p that is lower still
+MOST = 1e9  # what is stored of a score of novelty that is higher still
 LEVELS = (0.01, 0.05)  # p-values from which down inputs are called novel
 BATCH = 250
 
@@ -89,33 +88,33 @@ class _Answered:
     """Answers for some inputs by temperature, and how novel the inputs are, where the method can tell."""
 
     at: dict[float, Any]
-    alone: dict[float, Any]  # the same without the fallback
     novelty: Novelty | None
 
     @classmethod
     def cat(cls, parts: "list[_Answered]") -> "_Answered":
         """Joins the answers for several lots of inputs."""
-        at, alone = (
-            {t: type(answer).cat([of[t] for of in answers]) for t, answer in answers[0].items()}
-            for answers in ([part.at for part in parts], [part.alone for part in parts])
-        )
+        at = {t: type(answer).cat([part.at[t] for part in parts]) for t, answer in parts[0].at.items()}
         known = [part.novelty for part in parts if part.novelty is not None]
-        return cls(at, alone, Novelty(*map(torch.cat, zip(*known, strict=True))) if known else None)
+        return cls(at, Novelty(*map(torch.cat, zip(*known, strict=True))) if known else None)
 
     def tensors(self, temperature: float) -> dict[str, Tensor]:
         """Returns what a run stores of them."""
-        known = {} if self.novelty is None else {"novelty": self.novelty.p_value, "log_tail": self.novelty.log_tail}
+        known = {} if self.novelty is None else {"p_value": self.novelty.p_value, "score": self.novelty.score}
         return _fields(self.at[temperature]) | known
 
     def doubts(self, temperature: float) -> dict[str, Tensor]:
         """Returns scores that grow with uncertainty."""
         answer: CategoricalPrediction = self.at[temperature]
-        known = {} if self.novelty is None else {"novelty": -self.novelty.log_tail}
+        known = {} if self.novelty is None else {"novelty": self.novelty.score}
         return {"max_prob": 1 - answer.probs.amax(1), "total": answer.total, "epistemic": answer.epistemic} | known
 
     def most_novel(self) -> Tensor:
         """Returns the rows of the most novel inputs, the most novel first; none where novelty is not known."""
-        return torch.zeros(0).long() if self.novelty is None else self.novelty.log_tail.argsort(stable=True)[:SHOWN]
+        return (
+            torch.zeros(0).long()
+            if self.novelty is None
+            else self.novelty.score.argsort(descending=True, stable=True)[:SHOWN]
+        )
 
 
 def _novelty(kinds: dict[str, _Answered]) -> dict[str, Any]:
@@ -128,15 +127,12 @@ def _novelty(kinds: dict[str, _Answered]) -> dict[str, Any]:
     return {"novelty": shares} if shares else {}
 
 
-def observed(model: Any, x: Tensor, answers: dict[float, Any]) -> tuple[dict[float, Any], Novelty | None]:
-    """Lets answers for a batch fall back as those of `predict` do; also returns how novel the inputs are, if known."""
-    if (reference := getattr(model, "reference", None)) is None:
-        return answers, None
-    found = measure(model, x)
-    if level := float(reference.fallback):
-        base = reference.base
-        answers = {t: fallen_back(model.likelihood, a, found.log_tail, level, base) for t, a in answers.items()}
-    return answers, Novelty(found.p_value.cpu(), found.log_tail.clamp_min(LEAST).cpu())
+def observed(model: Any, x: Tensor) -> Novelty | None:
+    """Returns how novel the inputs of a batch are, where the method can tell."""
+    if getattr(model, "reference", None) is None:
+        return None
+    found = novelty_of(model, x)
+    return Novelty(found.p_value.cpu(), found.score.clamp_max(MOST).cpu())
 
 
 @dataclass(frozen=True)
@@ -157,10 +153,8 @@ class _Answers:
 
     def _batch(self, x: Tensor) -> _Answered:
         drawn = draws(self.model, x, samples=self.samples, batch_size=BATCH)
-        alone = {t: self.model.likelihood.summarise(drawn, t) for t in self.temperatures}
-        answers, novelty = observed(self.model, x, alone)
-        at, alone = ({t: answer.to("cpu") for t, answer in of.items()} for of in (answers, alone))
-        return _Answered(at, alone, novelty)
+        at = {t: self.model.likelihood.summarise(drawn, t).to("cpu") for t in self.temperatures}
+        return _Answered(at, observed(self.model, x))
 
 
 class _Points:
@@ -240,11 +234,9 @@ class _Images:
         """Returns everything that is measured at a temperature."""
         clean, labels = self.clean.at[temperature], self.whole.test.labels
         doubts = self.clean.doubts(temperature)
-        alone = {} if self.clean.novelty is None else {"without fallback": self._labelled(temperature, "alone")}
         return {
             "temperature": temperature,
-            **self._labelled(temperature, "at"),
-            **alone,
+            **self._labelled(temperature),
             "reliability": _reliability(clean, labels),
             "gaussian": self._noisy([answered.at[temperature] for answered in self.gaussian], GAMMAS),
             "salt": self._noisy([answered.at[temperature] for answered in self.salt], SALTS),
@@ -254,10 +246,10 @@ class _Images:
             },
         }
 
-    def _labelled(self, temperature: float, which: Literal["at", "alone"]) -> dict[str, Any]:
+    def _labelled(self, temperature: float) -> dict[str, Any]:
         """Returns the scores of test images, and of corrupted ones by kind and of all kinds."""
-        clean = getattr(self.clean, which)[temperature]
-        corrupted = {kind: [getattr(a, which)[temperature] for a in of] for kind, of in self.corrupted.items()}
+        clean = self.clean.at[temperature]
+        corrupted = {kind: [answered.at[temperature] for answered in of] for kind, of in self.corrupted.items()}
         corrupted["all"] = [answer for of in corrupted.values() for answer in of]
         pooled = {kind: self._pooled(answers) for kind, answers in corrupted.items()}
         return {"scores": _scores(clean, self.whole.test.labels), "corrupted": pooled}

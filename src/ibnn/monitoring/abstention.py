@@ -65,7 +65,8 @@ def abstain(
         target: Their labels, (B,).
         risk: Share of wrong answers among those given that is accepted.
         novelty: p-value of novelty up to which answers are withheld, whatever their uncertainty; 0 for never. Default:
-            0.01 if the prediction has p-values (see `ibnn.fit_novelty`), else 0.
+            0.01 if the prediction has p-values (see `ibnn.fit_novelty`), or the smallest possible p-value if that is
+            larger; 0 without p-values.
         confidence: Probability that the guarantee holds.
 
     Returns:
@@ -87,9 +88,14 @@ def abstain(
     if target.shape != p.labels.shape:
         expected, remedy = f"of shape {tuple(p.labels.shape)}", "Pass the label of every input of the prediction."
         raise ValueError(complaint("target", expected, f"shape {tuple(target.shape)}", remedy))
-    level = (0.0 if p.novelty is None else NOVEL) if novelty is None else novelty
+    level = (0.0 if p.p_value is None else default_level(p.ranked)) if novelty is None else novelty
     found = threshold(p.total, p.labels != target, risk, novel=p.novel(level) if level else None, confidence=confidence)
     return found._replace(novelty=level)
+
+
+def default_level(ranked: int) -> float:
+    """Returns the p-value up to which inputs are withheld as novel by default, with this many held-out inputs."""
+    return max(NOVEL, 1 / (ranked + 1)) if ranked else NOVEL
 
 
 def _check(p: Any, risk: float, novelty: float | None, confidence: float) -> None:

@@ -1,10 +1,14 @@
-"""REFERENCE: what inputs look like to the layers of a network, and how novel another input is.
+"""The reference: what known inputs look like to the layers of a network, and how novel another input is.
 
-Of every layer it holds the mean (of each class, where labels were given) and the covariance of the summaries of its
-input (see `nodes`); an input's distance from them is Mahalanobis's, to the nearest mean. The distances' p-values among
-held-out inputs are combined as Fisher does, their sum once more with the p-value of how unsure the network's answer is,
-and the result is ranked among other held-out inputs. So an input is novel if layers see in it what they saw in no
-other, or if the network has no answer to it.
+For every layer it holds the mean (of each class, where labels were given) and the covariance of the summaries of its
+input (see `nodes`). An input's distance from them is Mahalanobis's, to the nearest mean. The distances' p-values among
+held-out inputs are combined as Fisher does. Their sum is combined once more with the p-value of how unsure the
+network's answer is. The result is an input's score, which is ranked among the scores of held-out inputs. So an input is
+novel if its activations differ from all known ones, or if the network has no answer to it.
+
+All held-out inputs are ranked, in groups: those of one group are scored with statistics and ranks of other inputs. A
+new input is scored in the same way for each group, and the numbers of held-out scores at or above its own are added up
+(cross-conformal prediction; Vovk, 2015).
 """
 
 import math
@@ -17,7 +21,7 @@ from torch import Tensor, nn
 from ibnn.errors import complaint
 from ibnn.normal import Space, address, words
 from ibnn.novelty.nodes import observable
-from ibnn.novelty.ranks import cautious, log_tail, p_values
+from ibnn.novelty.ranks import at_or_above, log_tail, p_values
 
 WIDEST = 256  # numbers that describe a layer: wider summaries are projected to so many
 MEMORY = 2**24  # bytes that all covariances may take, and as many all class means
@@ -27,16 +31,20 @@ class Novelty(NamedTuple):
     """How novel inputs are.
 
     Attributes:
-        p_value: Exact conformal p-value of "like those known", (B,): small for novel inputs.
-        log_tail: Its logarithm, which goes on falling beyond the most novel held-out input; see `ranks.cautious`.
+        p_value: Conformal p-value of "like those known", (B,): small for novel inputs.
+        score: The score behind it, (B,), the mean over groups: it goes on rising where no p-value can be smaller.
     """
 
     p_value: Tensor
-    log_tail: Tensor
+    score: Tensor
 
 
 class Reference(nn.Module):
     """Statistics of known inputs, all of them buffers; made by `ibnn.fit_novelty`.
+
+    There are F folds of statistics: one if they come from other data than the held-out inputs, else two, each made of
+    one half of the inputs and used for the other. The held-out inputs of a fold form two groups of m inputs; the inputs
+    of one group rank the distances of the other's.
 
     Attributes:
         layers: Numbers of the layers that are observed, among those of the network that could be, (L,).
@@ -44,13 +52,12 @@ class Reference(nn.Module):
         widths: Width of the summary of each layer, and how many numbers describe it, (L, 2).
         shift: Where each number of the summaries is centred, one layer after the other.
         scale: What it is multiplied by after that.
-        whiten: W of each layer, with W Wᵀ the inverse of its covariance, one after the other.
-        centres: Whitened means (M, P) of each layer, of all inputs or of every class, one after the other.
-        ranks: Of some held-out inputs: sorted distances, their sorted sums of −log p, and, where the likelihood tells,
-            how unsure the answers are, (L + 1 or L + 2, n).
-        scores: Sorted scores of the other held-out inputs, (m,).
-        fallback: Below which p-value answers fall back to the base rates; 0 if they never do.
-        base: The base rates, as the likelihood makes them.
+        whiten: W of each layer, with W Wᵀ the inverse of its covariance, one after the other, (F, …).
+        centres: Whitened means (M, P) of each layer, of all inputs or of every class, one after the other, (F, …).
+        ranks: For each group, of the other group's inputs: sorted distances, their sorted sums of −log p, and, where
+            the likelihood tells, how unsure the answers are, (2F, L + 1 or L + 2, m).
+        scores: Sorted scores of each group, (2F, m).
+        base: The base rates, as the likelihood makes them; empty without labels.
         errors: How far held-out targets were from their answers, (N,) or (N, outputs); see `prediction.conformal`.
         classes: Labels of the same, where they are classes, (N,).
         temperature: Of the likelihood when they were answered.
@@ -65,7 +72,6 @@ class Reference(nn.Module):
     centres: Tensor
     ranks: Tensor
     scores: Tensor
-    fallback: Tensor
     base: Tensor
     errors: Tensor
     classes: Tensor
@@ -75,11 +81,8 @@ class Reference(nn.Module):
         """Takes the buffers by name; those left out are empty."""
         super().__init__()
         for name in self.names():
-            self.register_buffer(
-                name, statistics.get(name, torch.zeros(() if name in ("fallback", "temperature") else 0))
-            )
+            self.register_buffer(name, statistics.get(name, torch.zeros(() if name == "temperature" else 0)))
         self._parts: list[_Part] = []  # found when they are needed
-        self._views: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
     def names(cls) -> list[str]:
@@ -97,35 +100,14 @@ class Reference(nn.Module):
         for name, buffer in self._buffers.items():
             assert buffer is not None
             self._buffers[name] = buffer.to(fn(buffer.flatten()[:0]).device)
-        self._parts, self._views = [], []
+        self._parts = []
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets a buffer; what was found out of the old ones is forgotten."""
+        """Sets a buffer; the places of layers in the old ones are forgotten."""
         super().__setattr__(name, value)
         if name in self._buffers:
-            self._parts, self._views = [], []
-
-    def distances(self, summaries: Sequence[Tensor]) -> Tensor:
-        """Returns the squared distances of inputs from what is known, layer by layer, (L, B)."""
-        views = zip(summaries, self.views(), strict=True)
-        found = [
-            _nearest(self.reduce(number, seen) @ whiten, means) for number, (seen, (whiten, means)) in enumerate(views)
-        ]
-        return torch.stack(found).nan_to_num(nan=math.inf, posinf=math.inf)
-
-    def views(self) -> list[tuple[Tensor, Tensor]]:
-        """Returns the whitening matrix (P, P) and the centres (M, P) of each layer."""
-        if self._views and not torch.compiler.is_exporting():
-            return self._views
-        means, views = self.means, []
-        for part in self.parts:
-            whiten = self.whiten[part.squares : part.squares + part.width**2].view(part.width, part.width)
-            centres = self.centres[means * part.before : means * (part.before + part.width)].view(means, part.width)
-            views.append((whiten, centres))
-        if not torch.compiler.is_exporting():
-            self._views = views
-        return views
+            self._parts = []
 
     @property
     def parts(self) -> "list[_Part]":
@@ -140,9 +122,21 @@ class Reference(nn.Module):
         return self._parts
 
     @property
+    def ranked(self) -> int:
+        """How many held-out inputs are ranked, n: no p-value is below 1 / (n + 1)."""
+        return self.scores.numel()
+
+    @property
     def means(self) -> int:
         """How many means a layer has: 1, or the number of classes."""
-        return self.centres.numel() // sum(part.width for part in self.parts)
+        return self.centres.shape[1] // sum(part.width for part in self.parts)
+
+    def layers_of(self, net: nn.Module) -> dict[str, nn.Module]:
+        """Returns the observed layers of a network by name."""
+        layers, numbers = list(observable(net).items()), self.layers.tolist()
+        if max(numbers) >= len(layers):
+            raise ValueError(foreign(f"{len(layers)} layers that can be observed"))
+        return dict(layers[number] for number in numbers)
 
     def reduce(self, number: int, summary: Tensor) -> Tensor:
         """Returns the numbers that describe a layer's input, (B, P): centred, scaled, and projected if many."""
@@ -157,42 +151,33 @@ class Reference(nn.Module):
         grouped: Tensor = (scaled[:, entries] * signs).unflatten(1, (-1, part.width))
         return grouped.sum(1)
 
-    def layers_of(self, net: nn.Module) -> dict[str, nn.Module]:
-        """Returns the observed layers of a network by name."""
-        layers, numbers = list(observable(net).items()), self.layers.tolist()
-        if max(numbers) >= len(layers):
-            raise ValueError(foreign(f"{len(layers)} layers that can be observed"))
-        return dict(layers[number] for number in numbers)
-
-    def rank(self, distances: Tensor, surprise: Tensor | None) -> None:
-        """Takes the distances (L, n) of held-out inputs, and how unsure their answers are, to rank others by."""
-        self.ranks = distances.sort(1).values
-        rows = [self.sums(distances), *([] if surprise is None else [surprise.to(distances)])]
-        self.ranks = torch.cat([self.ranks, torch.stack(rows).sort(1).values])
-
-    def sums(self, distances: Tensor) -> Tensor:
-        """Returns the sum over layers of −log p, (B,), from distances (L, B)."""
-        return -log_tail(self.ranks[: len(distances)], distances).sum(0)
-
-    def score(self, distances: Tensor, surprise: Tensor | None) -> Tensor:
-        """Returns the score of novelty, (B,), from distances (L, B) and how unsure the answers are."""
-        sums = self.sums(distances)
-        parts = sums[None] if surprise is None else torch.stack([sums, surprise.to(sums)])
-        return -log_tail(self.ranks[len(distances) :], parts).sum(0)
-
-    def held_out_p_values(self) -> Tensor:
-        """Returns the p-values of the held-out inputs whose scores are ranked, each among the others, (m,).
-
-        New inputs rank among them as their scores do among the scores, so both make exact streams for a shift monitor.
-        """
-        number = len(self.scores)
-        return (p_values(self.scores, self.scores).double() * (number + 1) - 1) / number
+    def distances(self, fold: int, reduced: Sequence[Tensor]) -> Tensor:
+        """Returns the squared distances of inputs from the known ones of a fold, layer by layer, (L, B)."""
+        means, found = self.means, []
+        for part, x in zip(self.parts, reduced, strict=True):
+            whiten = self.whiten[fold, part.squares : part.squares + part.width**2].view(part.width, part.width)
+            centres = self.centres[fold, means * part.before : means * (part.before + part.width)]
+            found.append(_nearest(x @ whiten, centres.view(means, part.width)))
+        return torch.stack(found).nan_to_num(nan=math.inf, posinf=math.inf)
 
     def forward(self, summaries: Sequence[Tensor], surprise: Tensor | None) -> Novelty:
-        """Returns how novel inputs are, from what their layers see, and how unsure their answers are."""
-        score = self.score(self.distances(summaries), surprise)
-        p_value = p_values(self.scores, score)
-        return Novelty(p_value, cautious(p_value, self.scores, score))
+        """Returns how novel inputs are, from the summaries of layers' inputs, and how unsure their answers are."""
+        reduced = [self.reduce(number, summary) for number, summary in enumerate(summaries)]
+        higher, scores = torch.zeros((), dtype=torch.int64, device=self.scores.device), []
+        for fold in range(self.whiten.shape[0]):
+            distances = self.distances(fold, reduced)
+            for group in (2 * fold, 2 * fold + 1):
+                scores.append(score(self.ranks[group], distances, surprise))
+                higher = higher + at_or_above(self.scores[group], scores[-1])
+        return Novelty((1 + higher) / (self.ranked + 1), torch.stack(scores).mean(0))
+
+    def held_out_p_values(self) -> Tensor:
+        """Returns the p-values of the held-out inputs, each among the others of its group, (n,).
+
+        They are the calibration scores of a shift monitor that watches the p-values of new inputs.
+        """
+        number = self.scores.shape[1]
+        return torch.cat([(p_values(group, group).double() * (number + 1) - 1) / number for group in self.scores])
 
 
 class _Part(NamedTuple):
@@ -203,6 +188,20 @@ class _Part(NamedTuple):
     before: int  # how many describe the layers before it, and their squares
     squares: int
     projection: tuple[Tensor, ...] | None
+
+
+def ranks_of(distances: Tensor, surprise: Tensor | None) -> Tensor:
+    """Returns sorted rows to rank others by, (L + 1 or L + 2, n), from distances (L, n) and how unsure answers are."""
+    by_layer = distances.sort(1).values
+    rows = [-log_tail(by_layer, distances).sum(0), *([] if surprise is None else [surprise.to(distances)])]
+    return torch.cat([by_layer, torch.stack(rows).sort(1).values])
+
+
+def score(ranks: Tensor, distances: Tensor, surprise: Tensor | None) -> Tensor:
+    """Returns the score of novelty, (B,), from distances (L, B) and how unsure the answers are."""
+    sums = -log_tail(ranks[: len(distances)], distances).sum(0)
+    parts = sums[None] if surprise is None else torch.stack([sums, surprise.to(sums)])
+    return -log_tail(ranks[len(distances) :], parts).sum(0)
 
 
 def _projection(layer: int, width: int, narrow: int) -> tuple[Tensor, Tensor]:
@@ -267,13 +266,7 @@ def fit_layers(summaries: Iterable[Tensor], labels: Tensor | None) -> tuple[Tens
     return torch.cat(whiten), torch.cat(centres)
 
 
-def no_reference() -> str:
-    """Words what is missing where novelty is asked of a prediction without it."""
-    got, remedy = "none", "Call ibnn.fit_novelty(model, train, valid) after training, or ibnn.fit, which does."
-    return complaint("novelty", "of a model that has seen reference data", got, remedy)
-
-
 def foreign(got: str) -> str:
-    """Words that a reference was made with another network."""
+    """Says that a reference was made with another network."""
     remedy = "Make its own: ibnn.fit_novelty(model, train, valid)."
     return complaint("model.reference", "made with this network", got, remedy)

@@ -8,9 +8,11 @@ from ibnn.prediction.answers import (
     JointPrediction,
     Prediction,
     Running,
+    check_level,
+    no_reference,
 )
 from ibnn.prediction.conformal import Conformal, mass_above
-from ibnn.prediction.predict import TOLERANCE, Method, Summary, draws, predict, refuse_nan
+from ibnn.prediction.predict import TOLERANCE, Method, Summary, check_fallback, draws, predict, refuse_nan
 
 __all__ = [
     "TOLERANCE",
@@ -24,8 +26,11 @@ __all__ = [
     "Prediction",
     "Running",
     "Summary",
+    "check_fallback",
+    "check_level",
     "draws",
     "mass_above",
+    "no_reference",
     "predict",
     "refuse_nan",
 ]

@@ -22,21 +22,31 @@ class Prediction:
     """Answers for a batch of inputs; the first axis of every field is the batch, unless its metadata says otherwise.
 
     Attributes:
-        novelty: p-value of the hypothesis that an input is like those known, (B,): near 0 where an input is novel,
-            uniform among known ones. None if the model has seen no reference data. See `ibnn.fit_novelty`.
+        p_value: p-value of the hypothesis that an input is like those known, (B,): near 0 where an input is novel,
+            uniform among known ones. None if the model has no reference data. See `ibnn.fit_novelty`.
+        ranked: Number of held-out inputs, n, that p-values are ranks among; no p-value is below 1 / (n + 1).
         conformal: Scores of held-out examples that sets and intervals with guaranteed coverage are made of; or None.
     """
 
-    novelty: Tensor | None = field(default=None, kw_only=True)
+    p_value: Tensor | None = field(default=None, kw_only=True)
+    ranked: int = field(default=0, kw_only=True, repr=False)
     conformal: Conformal | None = field(default=None, kw_only=True, repr=False)
 
     def novel(self, level: float = 0.01) -> Tensor:
-        """Whether each input is novel, (B,): of inputs like those known at most this share is called so."""
+        """Whether each input is novel, (B,): its p-value is at most `level`.
+
+        Of inputs like those held out, a share of about `level` is called novel, on average over held-out sets. With
+        one set of n held-out inputs, that share is spread about like Beta(k, n + 1 − k), k = ⌊level · (n + 1)⌋. With
+        50 inputs and a level of 2 % it is 2 % on average, and above 5.8 % in one set of 20.
+
+        Raises:
+            ValueError: If no p-value can be as small as `level`: with n held-out inputs none is below 1 / (n + 1).
+        """
         check.share("level", level, remedy="Pass level=0.01.")
-        if self.novelty is None:
-            remedy = "Call ibnn.fit_novelty(model, train, valid) before you predict; ibnn.fit does so at its end."
-            raise RuntimeError(complaint("novelty", "of a model that has seen reference data", "none", remedy))
-        return self.novelty <= level
+        if self.p_value is None:
+            raise RuntimeError(no_reference("p.novel()"))
+        check_level("level", level, self.ranked)
+        return self.p_value <= level
 
     def __len__(self) -> int:
         """How many inputs were answered."""
@@ -81,8 +91,7 @@ class CategoricalPrediction(Prediction):
     Attributes:
         probs: Mean of the draws' probabilities, of the shape of the network's output: (B, C), (B, C, …) or (B, …, C).
         log_probs: Its logarithm, computed without underflow.
-        aleatoric: Mean entropy of the draws, (B, …): what no more training data would take away. Of novel inputs only a
-            share of it counts, see docs/novelty.md; the rest is epistemic, in `between`.
+        aleatoric: Mean entropy of the draws, (B, …): what no more training data would take away.
         between: Mutual information of label and component: how much the components disagree.
         within: Mutual information of label and draw, given the component.
         standard_error: Monte Carlo standard error of `probs`; too large with a single draw per component, whose spread
@@ -102,7 +111,7 @@ class CategoricalPrediction(Prediction):
 
     @property
     def epistemic(self) -> Tensor:
-        """What the draws disagree about (mutual information), (B, …), and what is not known of a novel input."""
+        """What the draws disagree about (mutual information), (B, …)."""
         return self.between + self.within
 
     @property
@@ -123,8 +132,8 @@ class CategoricalPrediction(Prediction):
         """Returns which classes are in a set that holds the true one with probability `level`, (B, C).
 
         That holds for any number of held-out examples if inputs are exchangeable with them and predicted as they were
-        (5 draws, the model's own fallback), but for the few numbers that were fitted to the same labels. The set goes
-        down the order of probability, and the less sure the answer, the further (Romano et al., 2020).
+        (5 draws, no fallback), but for the few numbers that were fitted to the same labels. The set goes down the order
+        of probability, and the less sure the answer, the further (Romano et al., 2020).
 
         Args:
             level: Probability of covering the true class.
@@ -215,7 +224,7 @@ class GaussianPrediction(Prediction):
 
     @property
     def epistemic(self) -> Tensor:
-        """Variance of the draws' means, and what is not known of a novel input."""
+        """Variance of the draws' means."""
         return self.between + self.within
 
     @property
@@ -314,15 +323,15 @@ class JointPrediction(Prediction):
 
     def _map(self, function: Callable[[str, Tensor, int], Tensor]) -> Self:
         heads = {name: head._map(function) for name, head in self.heads.items()}
-        novelty = self.novelty if self.novelty is None else function("novelty", self.novelty, 0)
-        return type(self)(heads, novelty=novelty, conformal=self.conformal)
+        p_value = self.p_value if self.p_value is None else function("p_value", self.p_value, 0)
+        return replace(self, heads=heads, p_value=p_value)
 
     @classmethod
     def cat(cls, parts: list[Self]) -> Self:
         """Joins the answers for consecutive batches."""
         heads = {name: type(head).cat([part[name] for part in parts]) for name, head in parts[0].heads.items()}
-        novelties = [part.novelty for part in parts if part.novelty is not None]
-        return cls(heads, novelty=torch.cat(novelties) if novelties else None, conformal=parts[0].conformal)
+        p_values = [part.p_value for part in parts if part.p_value is not None]
+        return replace(parts[0], heads=heads, p_value=torch.cat(p_values) if p_values else None)
 
 
 class Running(Protocol):
@@ -349,3 +358,24 @@ class Collected:
     def result(self) -> Prediction:
         """The prediction made of all draws."""
         return self.summarise(torch.cat(self.parts).unflatten(0, (self.components, -1)))
+
+
+def check_level(name: str, level: float, ranked: int) -> None:
+    """Raises unless a p-value among `ranked` held-out inputs can be as small as a level.
+
+    >>> check_level("level", 0.01, ranked=60)
+    Traceback (most recent call last):
+    ValueError: Expected `level` to be at least 0.0164 with 60 held-out inputs, but got 0.01. Pass it, or hold out 99.
+    """
+    if ranked and level * (ranked + 1) < 1 - 1e-9:
+        least, rows = math.ceil(1e4 / (ranked + 1)) / 1e4, math.ceil(1 / level - 1e-9) - 1
+        expected = f"at least {least:g} with {ranked} held-out inputs"
+        raise ValueError(complaint(name, expected, level, f"Pass it, or hold out {rows}."))
+
+
+def no_reference(what: str) -> str:
+    """Says what is missing where the novelty of inputs is asked for."""
+    return (
+        f"{what} needs reference data, and this model has none. Call ibnn.fit_novelty(model, train, valid) before you "
+        "predict; ibnn.fit and ibnn.calibrate do so at their end if they hold out enough rows."
+    )

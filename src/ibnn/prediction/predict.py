@@ -28,7 +28,7 @@ from ibnn.inputs import (
     tree_map,
 )
 from ibnn.layers.observe import explaining_shapes, out_of_memory
-from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running
+from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running, check_level
 from ibnn.progress import track
 
 TOLERANCE = 0.1  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
@@ -102,7 +102,8 @@ def predict(
             memory are halved. Draws for a few inputs pass together. None never cuts a batch and never copies it: for
             networks whose rows depend on each other, such as the nodes of a graph.
         novelty: Whether to add p-values of novelty and held-out scores, if the model has reference data.
-        fallback: p-value below which answers fall back to the base rates; default the model's own, 0 for never.
+        fallback: p-value below which answers are mixed with the base rates, such as 0.01: at the smallest possible
+            p-value the answer is the base rate. Default: answers are the network's, whatever the p-value.
         progress: Shows a bar while it goes through a loader in a terminal.
 
     Returns:
@@ -115,7 +116,7 @@ def predict(
     if tolerance is not None:
         _check_tolerance(tolerance, samples, batch_size)
     if fallback is not None:
-        _check_fallback(fallback, reference)
+        check_fallback(fallback, reference)
 
     def answer(piece: Inputs, first: int, size: int | None) -> Prediction:
         if tolerance is None:
@@ -180,11 +181,13 @@ def _check_tolerance(tolerance: float, samples: int, batch_size: int | None) -> 
         raise ValueError(complaint("tolerance", expected, got, "Leave tolerance out."))
 
 
-def _check_fallback(fallback: float, reference: Any) -> None:
-    check.number("fallback", fallback, least=0, below=1, remedy="Pass 0.01, 0 for never, or leave it out.")
-    if fallback and (reference is None or not len(reference.base)):
+def check_fallback(fallback: float, reference: Any) -> None:
+    """Raises unless a model with this reference can mix answers with its base rates below a p-value."""
+    check.share("fallback", fallback, remedy="Pass fallback=0.01, or leave it out.")
+    if reference is None or not len(reference.base):
         remedy = "Call ibnn.fit_novelty(model, train, valid) with labels before you predict."
-        raise ValueError(complaint("fallback", "0 for a model that knows no base rates", fallback, remedy))
+        raise ValueError(complaint("fallback", "None for a model without base rates", fallback, remedy))
+    check_level("fallback", fallback, reference.ranked)
 
 
 def refuse_nan(inputs: Inputs, first: int = 0, argument: str = "", *, infinity: bool = False) -> None:

@@ -68,7 +68,7 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     ((2, 3), True)
     >>> known, held = slice(0, 150, 2), slice(1, 150, 2)
     >>> model = model.fit(X[known], y[known], X_val=X[held], y_val=y[held])
-    >>> model.novelty([[5.1, 3.5, 1.4, 0.2], [51.0, 3.5, 1.4, 0.2]]) < 0.05
+    >>> model.p_value([[5.1, 3.5, 1.4, 0.2], [51.0, 3.5, 1.4, 0.2]]) < 0.05
     array([False,  True])
     >>> model.predict_set(X[held], level=0.9).shape
     (75, 3)
@@ -90,7 +90,7 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     ) -> Self:
         """Trains anew on rows (n, inputs) and their labels, of any kind; a row of weight 2 counts as two.
 
-        Rows `X_val` with labels `y_val` are not trained on: `novelty` and `predict_set` need 50 of them, and early
+        Rows `X_val` with labels `y_val` are not trained on: `p_value` and `predict_set` need 50 of them, and early
         stopping goes by them instead of rows of its own.
         """
         x, labels, weight = self._rows(X, y, sample_weight, start=True)
@@ -159,7 +159,7 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         """Returns which classes are in a set that holds the true one with probability `level`, (n, classes).
 
         That holds for rows like the held-out ones, whatever the network is worth; with `by_class` also within every
-        class. See `ibnn.CategoricalPrediction.set`; for the rows it takes, `novelty`.
+        class. See `ibnn.CategoricalPrediction.set`; for the rows it takes, `p_value`.
         """
         answer = self.predict_distribution(X)
         self._check_held("predict_set", known=answer.conformal is not None)
@@ -209,7 +209,7 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
     ) -> Self:
         """Trains anew on rows (n, inputs) and targets, (n,) or (n, targets); a row of weight 2 counts as two.
 
-        Rows `X_val` with targets `y_val` are not trained on: `novelty` and conformal intervals need 50 of them, and
+        Rows `X_val` with targets `y_val` are not trained on: `p_value` and conformal intervals need 50 of them, and
         early stopping goes by them instead of rows of its own.
         """
         rows = self._rows(X, y, sample_weight, start=True)
@@ -292,7 +292,7 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         """Returns the ends of every row's central interval that holds its target with probability `level`.
 
         With `conformal` it is as wide as held-out rows need it, and so right whatever the network is worth, for rows
-        like those; infinite if they are too few for the level. For the rows it takes, see `novelty`.
+        like those; infinite if they are too few for the level. For the rows it takes, see `p_value`.
         """
         answer = self.predict_distribution(X)
         if conformal:

@@ -266,15 +266,15 @@ class Table(BaseEstimator):  # type: ignore[misc]
         x = validate_data(self, x, reset=False, dtype=np.float64)
         return self.model_.predict(torch.tensor(self.scaler_.transform(x)), samples=int(self.samples), progress=False)
 
-    def novelty(self, X: Any) -> Array:  # noqa: N803
-        """Returns how novel every row is: p-values (n,), near 0 for rows unlike the held-out ones.
+    def p_value(self, X: Any) -> Array:  # noqa: N803
+        """Returns the p-value of every row, (n,): near 0 for rows unlike the held-out ones.
 
-        Of rows like those a share of at most α has a p-value of α or less. It takes 50 rows that were not trained on,
-        of `early_stopping` or `fit(..., X_val=, y_val=)`; p-values go down to 2 / (2 + their number).
+        Of rows like those a share of about α has a p-value of α or less. It takes 50 rows that were not trained on,
+        of `early_stopping` or `fit(..., X_val=, y_val=)`; p-values go down to 1 / (1 + their number).
         """
         check_is_fitted(self)
         x = torch.tensor(self.scaler_.transform(validate_data(self, X, reset=False, dtype=np.float64)))
-        self._check_held("novelty", known=self.model_.reference is not None)
+        self._check_held("p_value", known=self.model_.reference is not None)
         found = [measure(self.model_, part).p_value for part in x.split(AT_ONCE)]
         return torch.cat(found).double().numpy()
 

@@ -10,7 +10,7 @@ import typer
 from torch import Tensor
 
 from ibnn import check
-from ibnn.app.cli.options import Data, Json, Novelty, Risk, RunFolder, Samples, Seed, TrustCode
+from ibnn.app.cli.options import Data, Fallback, Json, Novelty, Risk, RunFolder, Samples, Seed, TrustCode
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse
 from ibnn.app.cli.train import show
 from ibnn.baselines import Plain
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from ibnn.app.predictor import Predictor
 
 
-def read(folder: Path, samples: int | None, seed: int = 0, trust_code: bool = False) -> "Predictor":
+def read(
+    folder: Path, samples: int | None, seed: int = 0, trust_code: bool = False, fallback: float | None = None
+) -> "Predictor":
     """Reads a finished run; a folder without one is misuse."""
     from ibnn.app.predictor import Predictor
 
     with misuse():
-        return Predictor.read(folder, samples, seed, trust_code=trust_code)
+        return Predictor.read(folder, samples, seed, fallback=fallback, trust_code=trust_code)
 
 
 def check_shares(risk: float, novelty: float | None) -> None:
@@ -43,7 +45,7 @@ def worded(facts: dict[str, Any]) -> str:
     by = f"{facts['examples']:,} {facts['by']}"
     if not facts["coverage"]:
         return f"All abstain: by the {by}, no threshold keeps the error at or below {facts['risk']:g}."
-    novel = f" or novelty ≤ {facts['novelty']:g}" if facts["novelty"] else ""
+    novel = f" or p-value ≤ {facts['novelty']:g}" if facts["novelty"] else ""
     return (
         f"Abstains where total > {facts['limit']:.4g}{novel}: this answers {facts['coverage']:.0%} of the {by}; with "
         f"{facts['confidence']:.0%} confidence at most {facts['bound']:.2%} of such answers are wrong "
@@ -51,14 +53,10 @@ def worded(facts: dict[str, Any]) -> str:
     )
 
 
-def note_novelty(screen: Screen, predictor: "Predictor", level: float) -> None:
+def note_novelty(screen: Screen, predictor: "Predictor") -> None:
     """Says so if novel inputs are not told."""
     if predictor.reference is None:
         screen.note("Novelty detection is off: this run stored no reference data. Retrain to enable it.")
-    elif level and level < predictor.least_p_value:
-        held = len(predictor.reference.scores)
-        words = f"with {held:,} ranked held-out inputs, p-values go down to {predictor.least_p_value:.2g}"
-        screen.note(f"No input is withheld as novel at {level:g}: {words}. Pass a larger --novelty.")
 
 
 def evaluate(
@@ -152,6 +150,7 @@ def export(
     seed: Seed = 0,
     format: Annotated[Literal["onnx", "torch"], typer.Option(help="For onnxruntime or torch.export.load.")] = "onnx",
     pixels: Annotated[bool, typer.Option("--pixels", help="The file takes images in [0, 1], not normalised.")] = False,
+    fallback: Fallback = None,
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
@@ -161,16 +160,16 @@ def export(
 
     For points and tables: the file takes rows of numbers in their original units, columns in the order given in its
     metadata. It returns probabilities, total, aleatoric and epistemic; for a predicted number mean, std, aleatoric and
-    epistemic.
+    epistemic; and p_value, if the run can tell novel inputs.
 
     The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
     """
     out = out or Path("model.onnx" if format == "onnx" else "model.pt2")
     check_out("--out", out)
-    predictor = read(folder, samples, seed, trust_code)
+    predictor = read(folder, samples, seed, trust_code, fallback)
     example, facts = _example(predictor, pixels)
     assert isinstance(predictor.run.model, IBNN | Plain), "as for all methods of jobs"
-    draws: Any = {"samples": predictor.samples, "seed": predictor.seed}
+    draws: Any = {"samples": predictor.samples, "seed": predictor.seed, "fallback": fallback}
     normal = predictor.normalisation if pixels else None
     with misuse():
         written = write(predictor.run.model, example, out, format=format, pixels=normal, metadata=facts, **draws)
@@ -210,6 +209,7 @@ def serve(
     seed: Seed = 0,
     risk: Risk = 0.05,
     novelty: Novelty = None,
+    fallback: Fallback = None,
     false_alarm: Annotated[float, typer.Option(help=_FALSE_ALARM)] = 0.01,
     state: Annotated[Path | None, typer.Option(help=_STATE)] = None,
     megabytes: Annotated[float, typer.Option(help="Largest request that is accepted.")] = 10,
@@ -230,16 +230,16 @@ def serve(
     from ibnn.app.serve.app import make_app
     from ibnn.app.serve.service import Service
 
-    predictor = read(folder, samples, seed, trust_code)
+    predictor = read(folder, samples, seed, trust_code, fallback)
     with misuse():
         at = server.listen(host, port)
     with at:
         with misuse():
             service = Service(predictor, risk=risk, novelty=novelty, false_alarm=false_alarm, data=data, state=state)
         facts = service.rule(risk, service.novelty)[1]
-        never = f"Abstains where novelty ≤ {service.novelty:g}." if service.novelty else "Never abstains."
+        never = f"Abstains where p-value ≤ {service.novelty:g}." if service.novelty else "Never abstains."
         screen.note(worded(facts) if facts else never)
-        note_novelty(screen, predictor, service.novelty)
+        note_novelty(screen, predictor)
         if service.monitor is None:
             screen.note(f"Inputs are not monitored for a shift: {service.unwatched}.")
         ready = f"Serving at http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"

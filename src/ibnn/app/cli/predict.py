@@ -19,7 +19,7 @@ import typer
 from ibnn import check
 from ibnn.app import finite
 from ibnn.app.cli.finished import check_shares, note_novelty, read, worded
-from ibnn.app.cli.options import Data, Json, Novelty, Risk, RunFolder, Samples, Seed, TrustCode
+from ibnn.app.cli.options import Data, Fallback, Json, Novelty, Risk, RunFolder, Samples, Seed, TrustCode
 from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.app.inputs import batches, listed
 from ibnn.errors import complaint
@@ -41,6 +41,7 @@ def predict(
     seed: Seed = 0,
     risk: Risk = 0.05,
     novelty: Novelty = None,
+    fallback: Fallback = None,
     scale: Annotated[float | None, typer.Option(help=_SCALE)] = None,
     data: Data = None,
     trust_code: TrustCode = False,
@@ -51,7 +52,7 @@ def predict(
     The guarantee of --risk holds with 95 % confidence, and only for inputs like the run's held-out ones. It is slightly
     optimistic if these inputs also steered the training.
 
-    Novel inputs are withheld, too: those whose p-value (column `novelty`) is at most --novelty. Of inputs like the
+    Novel inputs are withheld, too: those whose p-value (column `p_value`) is at most --novelty. Of inputs like the
     held-out ones at most that share is. The column `withheld` has the reason; the exit code stays 0.
 
     Images are resized to the network's input; transparent parts become white, 16-bit greys become 8-bit. A file that
@@ -72,7 +73,7 @@ def predict(
         if scale is not None:
             check.number("--scale", scale, above=0, remedy="Pass 255 for bytes.")
         files = listed(inputs)
-    predictor = read(folder, samples, seed, trust_code)
+    predictor = read(folder, samples, seed, trust_code, fallback)
     unread: list[str] = []
     answers: list[tuple[int, list[Row]]] = []
     with _workers() as (rank, world):
@@ -98,14 +99,14 @@ def predict(
         facts = rule()[1]
         if facts is not None:
             screen.note(worded(facts))
-        note_novelty(screen, predictor, level)
+        note_novelty(screen, predictor)
         withheld = Counter(row.get("withheld") or "" for row in rows)
         if "withheld" in rows[0]:
             screen.note(_summary(withheld))
         told = None
         if predictor.reference is not None:
             novel = sum(count for reason, count in withheld.items() if "novel" in reason)
-            told = {"level": level, "examples": len(predictor.reference.scores), "novel": novel}
+            told = {"level": level, "examples": predictor.reference.ranked, "novel": novel}
         result = {"run": predictor.run.result["name"], "samples": predictor.samples, "seed": predictor.seed}
         _write(screen, result | {"risk": facts, "novelty": told, "rows": rows}, out, json)
     if unread or not rows:

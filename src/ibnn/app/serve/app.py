@@ -110,14 +110,15 @@ def _front(predictor: Predictor) -> HTMLResponse:
             for mean, std in zip(units.centre, units.scale, strict=True)
         ]
         fields = list(zip(units.columns, means, strict=True))
-    falls_back = predictor.reference is not None and float(predictor.reference.fallback) > 0
     shown = {
         "job": run.job,
         "run": run.result["name"],
         "classes": predictor.classes,
         "components": run.model.components,
     }
-    return _page("front.html.j2", **shown, form=None if units else predictor.form, fields=fields, falls_back=falls_back)
+    return _page(
+        "front.html.j2", **shown, form=None if units else predictor.form, fields=fields, falls_back=predictor.fallback
+    )
 
 
 def _add_predict(app: FastAPI, service: Service, readers: ThreadPoolExecutor) -> None:
@@ -134,7 +135,7 @@ def _add_predict(app: FastAPI, service: Service, readers: ThreadPoolExecutor) ->
 
         @post(summary="Predicts a number for every row, with its uncertainty, and abstains from novel rows")
         async def number(request: Request, novelty: float = level, draws: _Draws = False) -> Numbers:
-            rule, _ = service.rule(1, novelty)
+            rule = _rule(service, 1, novelty)
             rows = await _answered(service, readers, request, draws, rule)
             return Numbers(target=predictor.run.job.target, rows=[Number(**row) for row in rows])
 
@@ -144,11 +145,19 @@ def _add_predict(app: FastAPI, service: Service, readers: ThreadPoolExecutor) ->
     async def label(
         request: Request, risk: _Risk = service.risk, novelty: float = level, draws: _Draws = False
     ) -> Answers:
-        rule, _ = service.rule(risk, novelty)
+        rule = _rule(service, risk, novelty)
         rows = await _answered(service, readers, request, draws, rule)
         return Answers(
             classes=predictor.classes, risk=risk, limit=finite(rule.limit), rows=[Answer(**row) for row in rows]
         )
+
+
+def _rule(service: Service, risk: float, novelty: float) -> Threshold:
+    """Returns where to abstain; raises for a p-value that is smaller than the run can give."""
+    try:
+        return service.rule(risk, service.predictor.novelty_level(novelty))[0]
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from None
 
 
 async def _answered(

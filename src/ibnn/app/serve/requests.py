@@ -24,7 +24,8 @@ Parts = bytes | list[tuple[str, bytes]]  # JSON, or names and contents of image 
 class Answer(BaseModel):
     """The answer for one input; entropies in nats, total = aleatoric + epistemic.
 
-    `novelty` is a p-value, null if the run cannot tell; `withheld` says why it abstains: "novel", "uncertain" or both.
+    `p_value` is that of novelty, null if the run cannot tell. `withheld` says why it abstains: "novel", "uncertain" or
+    both.
     """
 
     label: str
@@ -32,7 +33,7 @@ class Answer(BaseModel):
     total: float
     aleatoric: float
     epistemic: float
-    novelty: float | None
+    p_value: float | None
     abstain: bool
     withheld: str | None
     probabilities: list[float]
@@ -52,7 +53,7 @@ class Answers(BaseModel):
 class Number(BaseModel):
     """The answer for one input: the 90 % interval is from low to high; aleatoric and epistemic are variances.
 
-    `novelty` is a p-value, null if the run cannot tell; answers for novel inputs are withheld.
+    `p_value` is that of novelty, null if the run cannot tell; answers for novel inputs are withheld.
     """
 
     mean: float
@@ -61,7 +62,7 @@ class Number(BaseModel):
     high: float
     aleatoric: float
     epistemic: float
-    novelty: float | None
+    p_value: float | None
     abstain: bool
     withheld: str | None
     draws: list[float] | None = None

@@ -104,8 +104,8 @@ class Service:
     def _answer(self, questions: Sequence[Question]) -> list[list[Row]]:
         found = self.predictor.answer(torch.cat([question.inputs for question in questions]))
         if self.monitor is not None:
-            novelty = found.novelty if self.watched == "novelty" else None
-            self.monitor.update(getattr(found, self.watched).flatten() if novelty is None else -novelty.log())
+            p = found.p_value if self.watched == "novelty" else None
+            self.monitor.update(getattr(found, self.watched).flatten() if p is None else -p.log())
         self.counts.batch.observe(len(found))
         self.counts.inputs.inc(len(found))
         answers, first = [], 0
@@ -117,7 +117,7 @@ class Service:
 
     def _rows(self, question: Question, found: CategoricalPrediction | GaussianPrediction) -> list[Row]:
         """Returns the answers to one question as plain data."""
-        none = {"novelty": None, "abstain": False, "withheld": None}
+        none = {"p_value": None, "abstain": False, "withheld": None}
         more: dict[str, list[Any]] = {}
         if isinstance(found, CategoricalPrediction):
             more["probabilities"] = found.probs.tolist()
@@ -165,7 +165,7 @@ class Service:
         if (reference := self.predictor.reference) is None:
             return None
         novel = self.counts.registry.get_sample_value("ibnn_novel_total") or 0
-        return {"level": self.novelty, "against": f"{len(reference.scores):,} held-out inputs", "novel": int(novel)}
+        return {"level": self.novelty, "against": f"{reference.ranked:,} held-out inputs", "novel": int(novel)}
 
     def metrics(self) -> bytes:
         """Returns the counters in Prometheus' text format."""

@@ -56,7 +56,7 @@ class Novel:
     """How novel the inputs of one set are, and the most novel of them, the first the most."""
 
     p_values: Tensor  # (N,)
-    log_tail: Tensor  # their logarithms, which go on falling beyond the lowest p-value, (N,)
+    score: Tensor  # the scores behind them, which go on rising where no p-value can be lower, (N,)
     rows: Tensor  # of the set (n,)
     images: Tensor | None  # uint8 (n, channels, H, W)
 
@@ -200,21 +200,21 @@ def _novel(tensors: Mapping[str, Tensor], expect: _Expect) -> dict[str, Novel]:
     found = {}
     sets = {"test set": ("", "novel/test/")} | {name: (f"ood/{name}/", f"novel/{name}/") for name in _others(tensors)}
     for name, (prefix, novel) in sets.items():
-        if f"{prefix}novelty" not in tensors:
+        if f"{prefix}p_value" not in tensors:
             continue
-        p = tensors[f"{prefix}novelty"].float()  # as they are compared with a level
-        tail = tensors.get(f"{prefix}log_tail", p.log()).double()
+        p = tensors[f"{prefix}p_value"].float()  # as they are compared with a level
+        score = tensors.get(f"{prefix}score", -p.log()).double()
         count = len(tensors[f"{prefix}probs"] if f"{prefix}probs" in tensors else tensors.get(f"{prefix}mean", p))
         good = p.shape == (count,) and bool(((p > 0) & (p <= 1)).all())
-        expect(good, f"{prefix}novelty of {count} p-values in (0, 1]", f"shape {tuple(p.shape)} or values beyond")
-        good = tail.shape == p.shape and bool(tail.isfinite().all())
-        expect(good, f"{prefix}log_tail with {count} finite numbers", f"shape {tuple(tail.shape)} or other values")
+        expect(good, f"{prefix}p_value of {count} p-values in (0, 1]", f"shape {tuple(p.shape)} or values beyond")
+        good = score.shape == p.shape and bool(score.isfinite().all())
+        expect(good, f"{prefix}score with {count} finite numbers", f"shape {tuple(score.shape)} or other values")
         rows, images = tensors.get(f"{novel}rows", torch.zeros(0).long()), tensors.get(f"{novel}images")
         good = rows.ndim == 1 and not rows.is_floating_point() and bool(((rows >= 0) & (rows < count)).all())
         expect(good, f"{novel}rows of whole numbers from 0 to {count - 1}", f"{rows.dtype} {tuple(rows.shape)}")
         if images is not None:
             _check_images(f"{novel}images", images, len(rows), expect)
-        found[name] = Novel(p, tail, rows.long(), images)
+        found[name] = Novel(p, score, rows.long(), images)
     return found
 
 

@@ -69,7 +69,7 @@ def intervals(answers: Answers, labels: Tensor) -> dict[str, Interval]:
 
 def _uncertainties(answers: Answers, novel: Novel | None) -> dict[str, Tensor | None]:
     """Returns scores (N,) that grow with uncertainty; None where the method has no such score."""
-    novelty = None if novel is None else -novel.log_tail
+    novelty = None if novel is None else novel.score
     scores = (1 - answers.probs.max(1).values.double(), answers.total, answers.epistemic, novelty)
     return dict(zip(UNCERTAINTIES, scores, strict=True))
 

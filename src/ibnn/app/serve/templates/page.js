@@ -57,7 +57,7 @@ function showLabel(found) {
     + row.aleatoric.toFixed(3) + ' + epistemic ' + row.epistemic.toFixed(3) + '.';
 }
 
-const novelty = row => row.novelty === null ? '' : ' Novelty: p = ' + row.novelty.toPrecision(2) + '.';
+const novelty = row => row.p_value === null ? '' : ' Novelty: p = ' + row.p_value.toPrecision(2) + '.';
 
 function abstain(row, risk) {
   const reasons = { novel: 'the input is unlike those that the model knows',
