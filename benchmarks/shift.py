@@ -18,7 +18,7 @@ import torch
 import ibnn
 from ibnn.app.predictor import Predictor
 from ibnn.data import load
-from ibnn.lab.jobs import make_data
+from ibnn.lab.parts import make_data
 from ibnn.novelty import measure
 
 CALIBRATION, STREAMS, LENGTH, REPEATS, SHIFTS, CALM = 300, 400, 1000, 40, (0.5, 1.0, 2.0), (0, 1000)

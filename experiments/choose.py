@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from common import Results
 
-from ibnn.lab.jobs import Job, Splits, make_data, make_method
+from ibnn.lab.job import Job
+from ibnn.lab.parts import Splits, make_data, make_method
 from ibnn.training.loop import fit
 
 BETAS = (0.1, 0.01, 0.001)  # weights of the KL of BNN-VI below 1, with the prior that is best at 1

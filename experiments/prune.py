@@ -38,7 +38,8 @@ import ibnn
 from ibnn.convert import revert
 from ibnn.data import Images, subset
 from ibnn.lab import display
-from ibnn.lab.jobs import make_data, read_run
+from ibnn.lab.jobs import read_run
+from ibnn.lab.parts import make_data
 from ibnn.nets import CifarResNet, LeNet
 from ibnn.pruning import Size
 from ibnn.pruning.channels import Channels, find_channels

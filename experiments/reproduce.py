@@ -25,6 +25,7 @@ import torch
 from analysis import ANALYSES
 from derived import DERIVED
 from provenance import provenance
+from smoke import cut_down, made_data
 
 from ibnn import check
 from ibnn.errors import complaint
@@ -32,7 +33,7 @@ from ibnn.files.atomic import locked, read_json, write_atomically
 from ibnn.lab.evaluation import evaluate
 from ibnn.lab.job import Job, merged, short_hash
 from ibnn.lab.jobs import read_run, run
-from ibnn.lab.parts import Splits, made_data, make_data
+from ibnn.lab.parts import Splits, make_data
 from ibnn.lab.runs import RunFolder
 from ibnn.progress import Bar
 
@@ -45,11 +46,6 @@ KEPT = (  # parts of an evaluation that a row keeps
 )
 _NO_FIELDS = ("name", "with", "seeds", "skip", "size")  # entries of settings and methods that are no fields of a job
 _DERIVED = ("of", "make", "members", "samples")  # entries of a method that answers with kept runs of another
-_SMALL = {  # options for smoke runs
-    "wideresnet": {"depth": 10, "width": 1},
-    "vgg16-small": {"width": 0.125},
-    "resnet20": {"width": 0.5},  # torch 2.13 crashes in 1 × 1 convolutions of stride 2, channels last, of fewer than 8
-}
 
 
 # ------------------------------------------------------------------------------------------------ recipes
@@ -145,16 +141,6 @@ class Cell:
             options = {name: self.method[name] for name in _DERIVED if name in self.method}
             return short_hash(options | {"members": [member.key for member in members]})
         return "-".join(filter(None, (self.job.key, self.experiment.analysis)))
-
-
-def cut_down(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a job with two steps, a small network and few components."""
-    quick: dict[str, Any] = {"steps": 2, "batch_size": 8, "evaluate_every": 1}
-    given = {name: fields[name] for name in ("train", "first") if fields.get(name)}
-    trains = {name: {k: v for k, v in table.items() if k != "epochs"} | quick for name, table in given.items()}
-    few = {name: min(n, 2) for name, n in fields.get("method_options", {}).items() if name in ("components", "members")}
-    small = {"samples": 1, "net_options": _SMALL.get(fields["net"], {}), "method_options": few}
-    return merged(fields, small) | {"train": quick, "examples": None, "weights": None} | trains
 
 
 def names() -> list[str]:

@@ -29,7 +29,7 @@ from ibnn.app.cli.screen import Screen
 from ibnn.app.cli.train import names as recipe_names
 from ibnn.app.cli.train import parsed, read_job, show
 from ibnn.app.inputs import Form, decoded
-from ibnn.lab import jobs
+from ibnn.lab import jobs, parts
 from ibnn.lab.runs import HELD_OUT, MODEL, RunFolder
 
 COMMANDS = [
@@ -265,7 +265,7 @@ def test_broken_recipe_and_missing_data(tmp_path: Path) -> None:
 def test_a_finished_run_is_read_and_another_job_refused(run: Path) -> None:
     before = (run / "result.json").stat().st_mtime_ns
     result = json.loads(call("train", "digits-mlp", *TINY, "--out", run, "--json").stdout)
-    assert result == json.loads((run / "result.json").read_text())
+    assert result == RunFolder(run).result
     assert "--fresh" in call("train", "digits-mlp", *TINY, "--set", "seed=1", "--out", run, code=2).stderr
     assert (run / "result.json").stat().st_mtime_ns == before
 
@@ -1102,7 +1102,7 @@ def test_without_validation_data_the_stored_test_answers_serve(
         raise FileNotFoundError
 
     path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
-    monkeypatch.setattr(jobs, "make_data", gone)
+    monkeypatch.setattr(parts, "make_data", gone)
     found = json.loads(call("predict", run, path, "--json", "--samples", 1).stdout)["risk"]
     assert (found["by"], found["examples"]) == ("test answers of the run folder", 360)
 
@@ -1111,8 +1111,8 @@ def test_validation_answers_are_kept_in_the_run_folder(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    real = jobs.make_data
-    monkeypatch.setattr(jobs, "make_data", lambda *a: made.append(a) or real(*a))
+    real = parts.make_data
+    monkeypatch.setattr(parts, "make_data", lambda *a: made.append(a) or real(*a))
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / HELD_OUT).unlink(missing_ok=True)
     path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]

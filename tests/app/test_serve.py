@@ -25,7 +25,8 @@ from PIL import Image
 
 from ibnn import data
 from ibnn.app.predictor import Predictor
-from ibnn.lab import jobs
+from ibnn.lab import jobs, parts
+from ibnn.lab.job import Job
 from ibnn.lab.runs import HELD_OUT, MODEL, RunFolder
 from ibnn.novelty import Reference
 from ibnn.novelty.ranks import p_values
@@ -38,7 +39,7 @@ from ibnn.app.serve.app import make_app  # noqa: E402
 from ibnn.app.serve.server import listen  # noqa: E402
 from ibnn.app.serve.service import Batcher, Question, Service  # noqa: E402
 
-TINY = jobs.Job(
+TINY = Job(
     net="mlp",
     net_options={"inputs": 64, "hidden": 32},
     data="digits",
@@ -464,7 +465,7 @@ def test_scores_of_other_draws_are_not_compared(folder: Path, tmp_path: Path, mo
     def gone(*_: object) -> None:
         raise FileNotFoundError
 
-    monkeypatch.setattr(jobs, "make_data", gone)
+    monkeypatch.setattr(parts, "make_data", gone)
     copy = without_reference(folder, tmp_path / "run")
     for samples, watched in ((3, False), (2, True)):  # the stored test answers have 2
         service = Service(Predictor.read(copy, samples))
@@ -475,7 +476,7 @@ def test_scores_of_other_draws_are_not_compared(folder: Path, tmp_path: Path, mo
 
 # ------------------------------------------------------------------------------------------------- points and tables
 
-CURVE = jobs.Job(
+CURVE = Job(
     net="mlp",
     net_options={"hidden": 16},
     data="toy-regression",
@@ -504,7 +505,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     lines = [f"{a},{100 * b},{'up' if a + b > 0 else 'down</script>'}" for a, b in x.tolist()]
     (folder / "t.csv").write_text("\n".join(["a,<b>,way", *lines]) + "\n")
     fields = CURVE.model_dump(exclude_unset=True) | {"data": "t.csv", "target": "way", "examples": None, "valid": 60}
-    jobs.run(jobs.Job(**fields), folder / "run", data_folder=folder, quiet=True)
+    jobs.run(Job(**fields), folder / "run", data_folder=folder, quiet=True)
     served = Running(folder / "run", risk=0.3)
     yield served
     served.stop()
@@ -548,7 +549,7 @@ def test_the_monitor_rings_for_rows_from_elsewhere(curve: Running) -> None:
 
 def test_too_few_held_out_answers_leave_inputs_unwatched(tmp_path: Path) -> None:
     fields = CURVE.model_dump(exclude_unset=True) | {"valid": 10, "train": {"steps": 2, "beta": 1.0}}
-    jobs.run(jobs.Job(**fields), tmp_path / "run", quiet=True)
+    jobs.run(Job(**fields), tmp_path / "run", quiet=True)
     service = Service(Predictor.read(tmp_path / "run"))
     try:
         assert service.monitor is None
@@ -559,7 +560,7 @@ def test_too_few_held_out_answers_leave_inputs_unwatched(tmp_path: Path) -> None
 
 def test_a_single_network_of_numbers_has_nothing_to_watch(tmp_path: Path) -> None:
     fields = CURVE.model_dump(exclude_unset=True) | {"method": "sgd", "method_options": {}, "train": {"steps": 2}}
-    jobs.run(jobs.Job(**fields), tmp_path / "run", quiet=True)
+    jobs.run(Job(**fields), tmp_path / "run", quiet=True)
     service = Service(Predictor.read(tmp_path / "run"))
     assert (service.monitor, service.health()["shift"]) == (None, None)
     assert service.unwatched == "a single network is equally uncertain about every number"

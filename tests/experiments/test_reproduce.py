@@ -9,12 +9,13 @@ import pytest
 import reproduce
 import torch
 from reproduce import Folders, Results, names, read, results
+from smoke import made_data
 from torch import nn
 
 from ibnn.convert import revert
 from ibnn.lab.job import Job
 from ibnn.lab.jobs import read_run, run
-from ibnn.lab.parts import made_data, make_data
+from ibnn.lab.parts import make_data
 from ibnn.network import IBNN
 from ibnn.prediction import GaussianPrediction
 

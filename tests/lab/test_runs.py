@@ -1,7 +1,7 @@
-"""Run folders: what is damaged is refused by name, what is from before is read with a warning."""
+"""Run folders: what is damaged is refused by name."""
 
 import json
-import logging
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,8 @@ import torch
 from ibnn.errors import DamagedError
 from ibnn.files.saving import load
 from ibnn.lab import runs
-from ibnn.lab.jobs import Job, read_run, run
+from ibnn.lab.job import Job
+from ibnn.lab.jobs import read_run, run
 from ibnn.lab.report.runs import read_runs
 from ibnn.lab.runs import ANSWERS, CONFIG, HISTORY, JOB, MODEL, RESULT, RunFolder
 
@@ -64,7 +65,7 @@ def noise(path: Path) -> None:
 def test_what_is_damaged_is_not_read(name: str, damage: Callable[[Path], None], folder: Path) -> None:
     read_run(folder)
     damage(folder / name)
-    with pytest.raises(DamagedError, match=f"Expected `{folder / name}` to be"):
+    with pytest.raises(DamagedError, match=re.escape(str(folder / name))):
         read_run(folder)
 
 
@@ -73,64 +74,24 @@ def test_what_is_damaged_is_not_read(name: str, damage: Callable[[Path], None], 
 def test_what_is_damaged_is_not_reported(name: str, damage: Callable[[Path], None], folder: Path) -> None:
     read_runs([folder])
     damage(folder / name)
-    with pytest.raises(DamagedError, match=f"Expected `{folder / name}` to be"):
+    with pytest.raises(DamagedError, match=re.escape(str(folder / name))):
         read_runs([folder])
-
-
-@pytest.mark.parametrize("name", [MODEL, ANSWERS])
-@pytest.mark.parametrize("damage", [cut, empty, noise])
-def test_without_checksums_what_is_no_safetensors_file_is_named(
-    name: str, damage: Callable[[Path], None], folder: Path
-) -> None:
-    (folder / RESULT).write_text(json.dumps(_without_checksums(folder)))
-    damage(folder / name)
-    with pytest.raises(DamagedError, match=f"Expected `{folder / name}` to be a safetensors file"):
-        RunFolder(folder).tensors(name)
-
-
-def _without_checksums(folder: Path) -> dict[str, object]:
-    content = json.loads((folder / RESULT).read_text())
-    return {key: value for key, value in content.items() if key not in ("sha256", "format_version")}
 
 
 def test_a_changed_score_is_noticed(folder: Path) -> None:
     content = json.loads((folder / RESULT).read_text())
-    assert set(content["sha256"]) == {JOB, HISTORY, MODEL, CONFIG, ANSWERS, RESULT}
+    assert set(content["sha256"]) == {JOB, HISTORY, CONFIG, ANSWERS}
     content["scores"]["nll"] += 1e-9
-    (folder / RESULT).write_text(json.dumps(content))
-    with pytest.raises(DamagedError, match=r"result\.json` to be as the run wrote it, but got a damaged or changed"):
+    (folder / RESULT).write_text(json.dumps(content, indent=2) + "\n")
+    with pytest.raises(DamagedError, match=RESULT):
         read_run(folder)
 
 
-def test_runs_from_before_are_read_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / RESULT).write_text(json.dumps(_without_checksums(folder)))
-    with caplog.at_level(logging.WARNING, "ibnn"):
-        model = read_run(folder).model
-        read_runs([folder])
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{folder} has no checksums (an earlier version wrote it): damage to its files would go unnoticed."
-    ]
-    assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
-
-
-def test_a_result_without_content_is_named(folder: Path) -> None:
-    (folder / RESULT).write_text("{}")
-    with pytest.raises(DamagedError, match=r"result\.json` to be the result of a run, but got one without classes"):
-        read_run(folder)
-
-
-def test_a_newer_format_is_refused(folder: Path) -> None:
-    content = json.loads((folder / RESULT).read_text()) | {"format_version": 2}
-    (folder / RESULT).write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"of format version 1, but got 2\. Upgrade"):
-        read_run(folder)
-
-
-def test_weights_of_another_network_are_named(folder: Path) -> None:
-    home = RunFolder(folder)
-    home.write_tensors(MODEL, {"net.weight": torch.ones(2)})
-    home.finish(_without_checksums(folder))
-    with pytest.raises(DamagedError, match=r"model\.safetensors` to be weights of the 'mlp' in job\.toml"):
+def test_the_model_of_another_run_is_refused(folder: Path, tmp_path: Path) -> None:
+    run(TINY.but(seed=1), tmp_path / "other", quiet=True)
+    for name in (CONFIG, MODEL):  # a whole and undamaged save
+        shutil.copy(tmp_path / "other" / name, folder)
+    with pytest.raises(DamagedError, match=CONFIG):
         read_run(folder)
 
 

@@ -18,7 +18,7 @@ from ibnn.data.images import shorter_side
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import DamagedError, complaint
 from ibnn.files import sealed
-from ibnn.lab import jobs
+from ibnn.lab import jobs, parts
 from ibnn.lab.runs import HELD_OUT, RunFolder
 from ibnn.monitoring.abstention import CONFIDENCE, Threshold, default_level, threshold
 from ibnn.novelty import Reference
@@ -213,7 +213,7 @@ class Predictor:
     def _validation(self, data: Path | None) -> Images | Points | None:
         """Returns the validation split, or None if the run had none, or if its data are missing or have changed."""
         try:
-            return jobs.make_data(self.run.job, data, self.units).valid if self.run.job.valid else None
+            return parts.make_data(self.run.job, data, self.units).valid if self.run.job.valid else None
         except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
             if isinstance(error, ValueError) and not self.run.job.has_file:
                 raise

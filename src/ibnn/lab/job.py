@@ -1,61 +1,22 @@
-"""JOB: one training run as data: which network, data, method and recipe; and the methods it can name."""
+"""One training run as data: network, data, method and recipe."""
 
-import inspect
 import json
 import math
 import tomllib
-from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import nn
 
-from ibnn import nets
-from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
-from ibnn.convert import convert
+from ibnn import check, nets
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
+from ibnn.lab import methods
 from ibnn.lab.imported_net import FORM, is_import_path
 from ibnn.sampling.settings import SAMPLERS, Settings
 from ibnn.training.recipe import Recipe, explain, to_toml
-from ibnn.training.trainable import Trainable
 
-Make = Callable[[int], nn.Module]  # makes the plain network of an ensemble's member, 0 for the only one
-
-
-class Method(NamedTuple):
-    """One method: how it is built of plain networks, and what it costs."""
-
-    build: Callable[..., Trainable]  # keyword arguments are its options
-    options: tuple[str, ...] = ()  # their names
-    noisy_training: bool = False  # each of a recipe's S copies of an example has its own noise, else it trains once
-    noisy_answers: bool = False  # a component answers differently from draw to draw
-    repeated: Callable[[Any], int] = lambda model: 0  # numbers in its state that its network holds already
-
-
-def _options(maker: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(maker).parameters)[1:]  # the first is the network
-
-
-def _ensemble(make: Make, members: int = 4, **options: Any) -> Ensemble:
-    return Ensemble([make(member) for member in range(members)], **options)
-
-
-def _one(method: Callable[..., Trainable]) -> Callable[..., Trainable]:
-    return lambda make, **options: method(make(0), **options)
-
-
-METHODS: dict[str, Method] = {
-    "sgd": Method(_one(Plain)),
-    "swa": Method(_one(Plain)),  # with `swa` in its recipe
-    "swag": Method(_one(SWAG), _options(SWAG), noisy_answers=True, repeated=lambda model: model.mean.numel()),
-    "dropout": Method(_one(MCDropout), _options(MCDropout), True, True),
-    "vi": Method(_one(MeanField), _options(MeanField), True, True),
-    "ensemble": Method(_ensemble, ("members",)),
-    "ibnn": Method(_one(lambda net, **options: convert(net, copy=False, **options)), _options(convert), True, True),
-}
 SYNONYMS = {  # what users of other libraries call fields and options
     word: name
     for name, words in {
@@ -84,8 +45,6 @@ SYNONYMS = {  # what users of other libraries call fields and options
     }.items()
     for word in words.split()
 }
-METHOD_SYNONYMS = {"plain": "sgd", "map": "sgd", "mc_dropout": "dropout", "mcdropout": "dropout", "bnn": "vi"}
-METHOD_SYNONYMS |= {"mean_field": "vi", "meanfield": "vi", "deep_ensemble": "ensemble", "deep_ensembles": "ensemble"}
 _OF_TABLES = ("target", "task", "ignore", "test_share")  # fields that only a .csv file has
 
 
@@ -158,56 +117,33 @@ class Job(BaseModel):
         except ValidationError as error:
             raise ValueError(explain(error, type(self))) from None
         if not is_import_path(self.net):
-            _check_known("net", self.net, nets.names(), f", or {FORM}")
-        _check_known("method", self.method, tuple(METHODS))
-        self._check_table()
-        self._check_sampling()
-        self._check_prune()
+            check.choice("net", self.net, [*nets.names(), FORM])
+        check.choice("method", self.method, methods.METHODS, methods.SYNONYMS)
+        check.choice("posterior", self.posterior, ("mixture", *SAMPLERS))
+        self._check_absent(_OF_TABLES, "data is a .csv file", self.has_file)
+        self._check_absent(("posterior", "prune"), 'method = "ibnn"', self.method == "ibnn")
+        self._check_absent(("sampling",), "posterior names a sampler", self.posterior != "mixture")
+        alike = 'the method is no "ensemble": its members would stay alike'
+        self._check_absent(("first", "weights"), alike, self.method != "ensemble")
+        if self.has_file and self.target is None:
+            raise ValueError(complaint("target", f"the column of {self.data} to predict", "none", "Set target."))
+        if self.prune is not None:
+            check.share("prune.keep", self.prune.get("keep"), remedy="Pass 0.5 for half of the multiply–adds.")
+        if self.posterior != "mixture":
+            try:
+                Settings(self.posterior, **(self.sampling | {"seed": self.seed}))
+            except TypeError as error:
+                raise ValueError(str(error)) from None
         _check_plain("net_options", self.net_options)
-        for field in ("first", "weights"):
-            if self.method == "ensemble" and getattr(self, field) is not None:
-                got = "a start that all members would share, so that they stay alike"
-                remedy = "Leave it out: members start apart."
-                raise ValueError(complaint(field, 'absent where method = "ensemble"', got, remedy))
         self.full_recipe()  # checks `train`
         self.before()  # checks `first`
 
-    def _check_table(self) -> None:
-        """Raises for a .csv file without a target, and for a target without a .csv file."""
-        if self.has_file and self.target is None:
-            raise ValueError(complaint("target", f"the column of {self.data} to predict", "none", "Set target."))
-        given = [name for name in _OF_TABLES if getattr(self, name) != type(self).model_fields[name].default]
-        if given and not self.has_file:
-            expected = f"absent unless data is a .csv file, which {self.data!r} is not"
-            raise ValueError(complaint(given[0], expected, repr(getattr(self, given[0])), "Leave it out."))
-
-    def _check_sampling(self) -> None:
-        """Raises for a posterior or options of sampling that do not exist."""
-        _check_known("posterior", self.posterior, ("mixture", *SAMPLERS))
-        if self.posterior == "mixture":
-            if self.sampling:
-                remedy = 'Set posterior = "sghmc", or leave it out.'
-                raise ValueError(complaint("sampling", 'absent where posterior = "mixture"', self.sampling, remedy))
-            return
-        if self.method != "ibnn":
-            got, remedy = f"{self.posterior!r} for {self.method!r}", "Leave posterior out."
-            raise ValueError(complaint("posterior", 'given for method = "ibnn" alone', got, remedy))
-        try:
-            Settings(self.posterior, **(self.sampling | {"seed": self.seed}))
-        except TypeError as error:
-            raise ValueError(str(error)) from None
-
-    def _check_prune(self) -> None:
-        """Raises for a network without latents that is to be pruned, and for a share that is none."""
-        if self.prune is None:
-            return
-        if self.method != "ibnn":
-            remedy = 'Set method = "ibnn", or leave prune out.'
-            raise ValueError(complaint("prune", 'given for method = "ibnn" alone', repr(self.method), remedy))
-        keep = self.prune.get("keep")
-        if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep < 1:
-            remedy = "Pass 0.5 for half of the multiply–adds."
-            raise ValueError(complaint("prune.keep", "a share above 0 and below 1", repr(keep), remedy))
+    def _check_absent(self, names: tuple[str, ...], unless: str, true: bool) -> None:
+        """Raises for a field that is set although the condition which it needs is not true."""
+        given = [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+        if given and not true:
+            got = repr(getattr(self, given[0]))
+            raise ValueError(complaint(given[0], f"absent unless {unless}", got, "Leave it out."))
 
     @property
     def has_file(self) -> bool:
@@ -319,12 +255,6 @@ def _check_names(fields: dict[str, Any]) -> None:
             expected = f"absent: the seed of a job also decides its first weights and stands outside {table}"
             remedy = f"Set seed = {given['seed']} instead (--set seed={given['seed']})."
             raise ValueError(complaint(f"{table}.seed", expected, given["seed"], remedy))
-
-
-def _check_known(field: str, value: str, known: Sequence[str], more: str = "") -> None:
-    if value not in known:
-        remedy = f"Did you mean {nearest(value, known, METHOD_SYNONYMS)!r}?"
-        raise ValueError(complaint(field, f"one of {', '.join(known)}{more}", repr(value), remedy))
 
 
 def _check_plain(name: str, value: Any) -> None:

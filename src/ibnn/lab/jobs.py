@@ -1,4 +1,4 @@
-"""RUNNING: trains and evaluates a job into a run folder, and reads run folders back."""
+"""Trains and evaluates a job into a run folder, and reads run folders back."""
 
 import copy
 import logging
@@ -12,13 +12,13 @@ import torch
 
 from ibnn.data import TABLES, Images, Points, Standardisation
 from ibnn.diagnosis import diagnose
-from ibnn.errors import complaint
+from ibnn.errors import DamagedError, complaint
 from ibnn.files.saving import save_pretrained
-from ibnn.lab.display import COSTS
 from ibnn.lab.evaluation import Evaluation, evaluate, scores_of
-from ibnn.lab.job import METHODS, Job, meanings, merged
-from ibnn.lab.parts import Splits, architecture, check_data, check_weights, make_data, make_method, prepare
-from ibnn.lab.runs import ANSWERS, JOB, MODEL, RESULT, TABLE, RunFolder, versions
+from ibnn.lab.job import Job
+from ibnn.lab.methods import METHODS
+from ibnn.lab.parts import Splits, architecture, make_method, prepare
+from ibnn.lab.runs import ANSWERS, JOB, RESULT, TABLE, RunFolder, versions
 from ibnn.network import FACTORS, IBNN, NUMBERS
 from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.pruning import prune, resize
@@ -26,9 +26,6 @@ from ibnn.sampling import Sampler, sample
 from ibnn.training.history import History
 from ibnn.training.loop import fit
 from ibnn.training.trainable import Trainable
-
-__all__ = ["Job", "METHODS", "Splits", "make_data", "make_method", "meanings", "merged"]
-__all__ += ["COSTS", "Run", "check", "check_data", "check_weights", "costs", "finished", "job_of", "read_run", "run"]
 
 log = logging.getLogger("ibnn")
 
@@ -193,11 +190,6 @@ def _training(history: History) -> dict[str, Any]:
     return last | ({"lowest_valid_nll": min(valid)} if valid else {}) | steered
 
 
-def check(job: Job, data_folder: str | Path | None = None) -> Splits:
-    """Returns the data of a job; raises if the job cannot run with them."""
-    return prepare(job, data_folder)[0]
-
-
 def finished(job: Job, home: RunFolder) -> dict[str, Any] | None:
     """Returns the result of a folder where this job has finished; raises for a folder of another job or program."""
     if not home.begun:
@@ -215,7 +207,7 @@ def job_of(home: RunFolder) -> Job:
     try:
         return Job(**fields)
     except ValueError as error:
-        raise home.damaged(JOB, "a job", f"one that is none ({error})") from None
+        raise DamagedError(f"{home.path / JOB} is no job of this version of ibnn. {error}") from None
 
 
 def _keep_units(units: Standardisation, home: RunFolder) -> None:
@@ -227,11 +219,10 @@ def _keep_units(units: Standardisation, home: RunFolder) -> None:
 
 
 def _read_units(home: RunFolder) -> Standardisation:
-    text = home.text(TABLE)
     try:
-        return Standardisation.from_json(text)
-    except ValueError as error:
-        raise home.damaged(TABLE, "what `ibnn train` wrote of the table", error) from error
+        return Standardisation.from_json(home.text(TABLE))
+    except ValueError as error:  # of a run that has not finished: there is no checksum yet
+        raise DamagedError(f"{home.path / TABLE} is damaged: {error}") from error
 
 
 @torch.no_grad()
@@ -264,8 +255,6 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
     home = RunFolder(Path(folder))
     home.require()
     job, result = job_of(home), home.result
-    if "classes" not in result:  # there are no checksums in it either
-        raise home.damaged(RESULT, "the result of a run", "one without classes")
     if job.has_code and not trust_code:
         got = f"one whose network is code, {job.net}"
         remedy = "If you trust that module of the current folder, pass --trust-code (trust_code=True) to import it."
@@ -277,10 +266,9 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
             resize(cast(IBNN, model), state)
         model.load_state_dict(state)
     except RuntimeError as error:
-        got = f"other ones ({str(error).splitlines()[-1].strip()})"
-        if job.has_code:
-            raise _other_code(job, got) from error
-        raise home.damaged(MODEL, f"weights of the {job.net!r} in {JOB}", got) from error
+        if not job.has_code:
+            raise
+        raise _other_code(job, f"other weights ({str(error).splitlines()[-1].strip()})") from error
     if job.has_code:
         _check_code(job, model, result.get("probe", {}), units)
     return Run(job, model.eval(), result, units)

@@ -1,4 +1,4 @@
-"""PARTS of a job: its data, the same for all seeds, and its untrained network and method, if they fit the data."""
+"""Makes the parts of a job: its data, the same for all seeds, and its untrained network and method."""
 
 import math
 from dataclasses import dataclass
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ibnn import check, data, nets
-from ibnn.data.sets import KNOWN, data_folder
+from ibnn.data.sets import data_folder
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored, seed_generators
 from ibnn.inputs import logits_of
 from ibnn.lab.imported_net import make_net, takes
-from ibnn.lab.job import METHODS, Job
+from ibnn.lab.job import Job
+from ibnn.lab.methods import METHODS
 from ibnn.likelihood import Gaussian
 from ibnn.nets.dense import Affine
 from ibnn.training.trainable import Trainable
@@ -111,25 +112,6 @@ def _side(job: Job) -> int:
         remedy = "Pass 3072 for images of 32 × 32."
         raise ValueError(complaint("net_options.inputs", "3 · side² for a folder of images", shape[0], remedy))
     return side
-
-
-def made_data(job: Job) -> Splits | None:
-    """Returns random images of a job's shape and classes, of 224 × 224 pixels only 64; None for points."""
-    if job.data in data.TABLES:
-        return None
-    channels, *size = nets.input_shape(job.net)
-    size = [min(side, 64) for side in size]
-    classes = KNOWN[job.data].classes if job.data in KNOWN else tuple(map(str, range(1000)))
-    generator = torch.Generator().manual_seed(0)
-
-    def made(rows: int) -> data.Split:
-        images = torch.randint(256, (rows, channels, *size), generator=generator, dtype=torch.uint8)
-        return data.Split(images, torch.randint(len(classes), (rows,), generator=generator))
-
-    mean, std = (0.5,) * channels, (0.25,) * channels
-    whole = data.DataSet(job.data, made(32), made(4), mean, std, classes, True)
-    valid = data.Images(made(24), mean=mean, std=std) if job.valid else None
-    return Splits(data.Images(whole.train, mean=mean, std=std, augment=job.augment), valid, whole)
 
 
 def make_method(

@@ -74,7 +74,7 @@ def evaluate(
     90 % intervals. A run on a table of your own needs that table, unchanged, in the current folder or in --data.
     """
     from ibnn.lab.evaluation import evaluate as measure
-    from ibnn.lab.jobs import make_data
+    from ibnn.lab.parts import make_data
 
     predictor = read(folder, samples, trust_code=trust_code)
     run, name = predictor.run, predictor.run.result["name"]
@@ -94,7 +94,7 @@ def evaluate(
 
 def _other(screen: Screen, name: str, folder: Path | None, predictor: "Predictor") -> DataSet:
     """Returns another data set; raises unless its images and classes are like the run's."""
-    from ibnn.lab.jobs import check_data
+    from ibnn.lab.parts import check_data
 
     with misuse():
         if predictor.units is not None:

@@ -151,7 +151,7 @@ class _Command(TyperCommand):
         given = (option for each in self.params for option in (*each.opts, *each.secondary_opts))
         known = {option.lstrip("-"): option for option in given if option.startswith("--")}
         if "set" in known:
-            from ibnn.lab.jobs import meanings
+            from ibnn.lab.job import meanings
 
             if (name := word.lower().replace("-", "_")) in meanings():
                 return f"--set {meanings()[name]}=…"

@@ -19,7 +19,8 @@ from ibnn.lab.imported_net import find
 from ibnn.lab.runs import RunFolder
 
 if TYPE_CHECKING:
-    from ibnn.lab.jobs import Job, Splits
+    from ibnn.lab.job import Job
+    from ibnn.lab.parts import Splits
 
 SAME = 0.02  # relative difference of temperatures that is not worth a row
 _JOBS = resources.files("ibnn.lab") / "job_files"
@@ -57,7 +58,9 @@ def names() -> list[str]:
 
 def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     """Returns a job by file or by name, with changes; checks all that can be checked without data."""
-    from ibnn.lab.jobs import METHODS, Job, check_data, check_weights, merged
+    from ibnn.lab.job import Job, merged
+    from ibnn.lab.methods import METHODS
+    from ibnn.lab.parts import check_data, check_weights
 
     changes = parsed(settings, "--set")
     fields = merged(_fields(name), changes)
@@ -191,7 +194,7 @@ def _thinner(folder: Path, keep: float, epochs: int, trust_code: bool) -> "Job":
 def _run(
     screen: Screen, job: "Job", home: RunFolder, data: Path | None, *, fresh: bool, first: Path | None = None
 ) -> dict[str, Any]:
-    from ibnn.lab import jobs
+    from ibnn.lab import jobs, parts
 
     with misuse((ValueError,)):
         home.check_free()
@@ -200,7 +203,7 @@ def _run(
             if (result := jobs.finished(job, home)) is not None:
                 return result
     with misuse((ValueError,)):  # missing data are a FileNotFoundError: the command is right
-        splits = jobs.check(job, data)
+        splits, _ = parts.prepare(job, data)
     if job.has_file:
         screen.note(_described(splits, job))
     with home.lock(note=screen.note):

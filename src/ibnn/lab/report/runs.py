@@ -1,45 +1,39 @@
-"""REPORTED RUNS: what a report reads from run folders. The files are not trusted: plain data, checked before use."""
+"""What a report reads from run folders, whose files are verified by their checksums."""
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ibnn import metrics
 from ibnn.errors import complaint
 from ibnn.lab.display import COLOURS
 from ibnn.lab.runs import ANSWERS, HISTORY, JOB, RESULT, RunFolder
 
 PARTS = ("aleatoric", "between", "within")
-_Expect = Callable[[bool, str, object], None]  # raises unless true: expected, got
 _ROUNDING = 1e-5  # nats: what float32 leaves of a difference of equal entropies
-_KINDS = {"name": str, "diagnosis": str, "classes": list}
-_KINDS |= dict.fromkeys(("job", "scores", "costs", "provenance"), dict)
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Probabilities for one set of inputs and, if the method has draws, the entropies behind them."""
+    """Probabilities for one set of inputs, and the entropies behind them."""
 
     probs: Tensor  # (N, C)
-    parts: Tensor | None  # (3, N): aleatoric, between, within
+    parts: Tensor  # (3, N): aleatoric, between, within
 
     @property
     def total(self) -> Tensor:
         """Entropy of the answers in nats, (N,)."""
-        return torch.special.entr(self.probs.double()).sum(1) if self.parts is None else self.parts.sum(0)
+        return self.parts.sum(0)
 
     @property
     def epistemic(self) -> Tensor | None:
         """Disagreement of the draws in nats, (N,); None if they never disagree, as those of a plain network."""
-        if self.parts is None or self.parts[1:].max() < _ROUNDING:
-            return None
-        return self.parts[1:].sum(0)
+        return None if self.parts[1:].max() < _ROUNDING else self.parts[1:].sum(0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class Shown:
 
     rows: Tensor  # of the test set (n,)
     draws: Tensor  # (n, J, C)
-    images: Tensor | None  # uint8 (n, channels, H, W)
+    images: Tensor  # uint8 (n, channels, H, W)
 
 
 @dataclass(frozen=True)
@@ -72,10 +66,10 @@ class Run:
     scores: Mapping[str, float]
     costs: Mapping[str, float]
     diagnosis: str
-    temperature: float | None
+    temperature: float
     provenance: Mapping[str, Any]
     history: Mapping[str, list[float]]
-    novel: Mapping[str, Novel] = field(default_factory=dict)  # by set; empty if the method cannot tell
+    novel: Mapping[str, Novel]  # by set; empty if the method cannot tell
 
     @property
     def colour(self) -> str:
@@ -101,7 +95,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         raise ValueError(complaint("runs", "a list of one or more run folders", got, "Pass [Path('runs/mine')]."))
     homes = [RunFolder(Path(folder)) for folder in folders]
     for home in homes:
-        home.require([JOB, RESULT, HISTORY])
+        home.require([JOB, RESULT, HISTORY, ANSWERS])
     runs = [_read(home, number) for number, home in enumerate(homes)]
     for labels in ([home.path.name for home in homes], [f"#{i}" for i in range(1, len(runs) + 1)]):
         count = Counter(run.name for run in runs)
@@ -111,148 +105,61 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def _read(home: RunFolder, number: int) -> Run:
-    result = _result(home)
-    scores = _numbers(result["scores"])
+    result = home.result
     shared: dict[str, Any] = {
         "number": number,
-        "name": result["name"].strip() or home.path.name,
+        "name": result["name"],
         "job_text": home.text(JOB),
-        "job": home.job(),
-        "scores": scores,
-        "costs": _numbers(result["costs"]),
+        **{name: result[name] for name in ("job", "scores", "costs", "temperature", "provenance")},
         "diagnosis": result["diagnosis"].strip(),
-        "temperature": _numbers({"T": result.get("temperature")}).get("T"),
-        "provenance": result["provenance"],
         "history": _history(home),
     }
-    if "rmse" in scores:
-        novel = _novel(home.tensors(ANSWERS), _expecting(home)) if home.has(ANSWERS) else {}
-        return Run(**shared, novel=novel)
-    return Classifier(**shared, **_answered(home, tuple(map(str, result["classes"]))))
-
-
-def _result(home: RunFolder) -> dict[str, Any]:
-    result = dict(home.result)
-    if missing := {"name", "scores"} - set(result):
-        raise home.damaged(RESULT, "an object with name and scores", f"none of {' and '.join(sorted(missing))}")
-    for key, kind in _KINDS.items():
-        if not isinstance(result.setdefault(key, kind()), kind):
-            raise home.damaged(RESULT, f"an object whose {key} is a {kind.__name__}", type(result[key]).__name__)
-    return result
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the entries that are finite numbers."""
-    numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return {k: float(v) for k, v in numbers.items() if abs(v) < 1e300}  # false for nan and for giant integers
+    answers = home.answers()
+    others = sorted({key[4:].rpartition("/")[0] for key in answers if key.startswith("ood/")})
+    shared["novel"] = _novel(answers, others)
+    if not result["classes"]:
+        return Run(**shared)
+    return Classifier(
+        **shared,
+        classes=tuple(map(str, result["classes"])),
+        labels=answers["labels"],
+        test=_answers(answers, ""),
+        ood={name: _answers(answers, f"ood/{name}/") for name in others},
+        shown=_shown(answers),
+    )
 
 
 def _history(home: RunFolder) -> dict[str, list[float]]:
     """Returns the columns of the CSV, with nan for empty cells."""
-    lines = home.text(HISTORY).splitlines()
-    try:
-        rows = list(csv.DictReader(lines))
-        columns = [column for column in (rows[0] if rows else ()) if column]
-        return {column: [float(row[column] or "nan") for row in rows] for column in columns}
-    except (csv.Error, ValueError) as error:
-        raise home.damaged(HISTORY, "CSV with numbers in all columns", error) from None
+    rows = list(csv.DictReader(home.text(HISTORY).splitlines()))
+    return {column: [float(row[column] or "nan") for row in rows] for column in (rows[0] if rows else ())}
 
 
-def _answered(home: RunFolder, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the fields of a classifier that its stored answers give."""
-    tensors, expect = home.tensors(ANSWERS), _expecting(home)
-    missing = [name for name in ("labels", "probs") if name not in tensors]
-    expect(not missing, "tensors with labels and probs", f"no {' and no '.join(missing)}")
-    test = _answers(tensors, "", tensors["labels"], expect)
-    width = test.probs.shape[1]
-    expect(len(classes) in (0, width), f"probs for the {len(classes)} classes of result.json", f"{width} columns")
-    ood: dict[str, Answers] = {}
-    for name in _others(tensors):
-        expect(f"ood/{name}/probs" in tensors, f"tensors with ood/{name}/probs", "the set's other tensors only")
-        ood[name] = _answers(tensors, f"ood/{name}/", None, expect)
-        columns = ood[name].probs.shape[1]
-        expect(columns == width, f"ood/{name}/probs with {width} columns", columns)
+def _answers(tensors: Mapping[str, Tensor], prefix: str) -> Answers:
+    parts = torch.stack([tensors[prefix + part].double() for part in PARTS])
+    return Answers(tensors[f"{prefix}probs"], parts.clamp_min(0))
+
+
+def _novel(tensors: Mapping[str, Tensor], others: Sequence[str]) -> dict[str, Novel]:
+    """Returns how novel the inputs of every set are; nothing if the method cannot tell."""
+    if "p_value" not in tensors:
+        return {}
+    sets = {"test set": ("", "novel/test/")} | {name: (f"ood/{name}/", f"novel/{name}/") for name in others}
     return {
-        "classes": classes or tuple(f"class {c}" for c in range(width)),
-        "labels": tensors["labels"].long(),
-        "test": test,
-        "ood": ood,
-        "shown": _shown(tensors, test, expect),
-        "novel": _novel(tensors, expect),
+        name: Novel(
+            tensors[f"{prefix}p_value"].float(),  # as they are compared with a level
+            tensors[f"{prefix}score"].double(),
+            tensors[f"{novel}rows"],
+            tensors.get(f"{novel}images"),
+        )
+        for name, (prefix, novel) in sets.items()
     }
 
 
-def _expecting(home: RunFolder) -> _Expect:
-    def expect(true: bool, expected: str, got: object) -> None:
-        if not true:
-            raise home.damaged(ANSWERS, expected, got)
-
-    return expect
-
-
-def _others(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Returns the names of the sets beside the test set."""
-    return sorted({key[4:].rpartition("/")[0] for key in tensors if key.startswith("ood/")} - {""})
-
-
-def _novel(tensors: Mapping[str, Tensor], expect: _Expect) -> dict[str, Novel]:
-    """Returns how novel the inputs of every set are, as far as that was stored."""
-    found = {}
-    sets = {"test set": ("", "novel/test/")} | {name: (f"ood/{name}/", f"novel/{name}/") for name in _others(tensors)}
-    for name, (prefix, novel) in sets.items():
-        if f"{prefix}p_value" not in tensors:
-            continue
-        p = tensors[f"{prefix}p_value"].float()  # as they are compared with a level
-        score = tensors.get(f"{prefix}score", -p.log()).double()
-        count = len(tensors[f"{prefix}probs"] if f"{prefix}probs" in tensors else tensors.get(f"{prefix}mean", p))
-        good = p.shape == (count,) and bool(((p > 0) & (p <= 1)).all())
-        expect(good, f"{prefix}p_value of {count} p-values in (0, 1]", f"shape {tuple(p.shape)} or values beyond")
-        good = score.shape == p.shape and bool(score.isfinite().all())
-        expect(good, f"{prefix}score with {count} finite numbers", f"shape {tuple(score.shape)} or other values")
-        rows, images = tensors.get(f"{novel}rows", torch.zeros(0).long()), tensors.get(f"{novel}images")
-        good = rows.ndim == 1 and not rows.is_floating_point() and bool(((rows >= 0) & (rows < count)).all())
-        expect(good, f"{novel}rows of whole numbers from 0 to {count - 1}", f"{rows.dtype} {tuple(rows.shape)}")
-        if images is not None:
-            _check_images(f"{novel}images", images, len(rows), expect)
-        found[name] = Novel(p, score, rows.long(), images)
-    return found
-
-
-def _check_images(name: str, images: Tensor, size: int, expect: _Expect) -> None:
-    good = images.ndim == 4 and len(images) == size and images.dtype == torch.uint8 and images[:1].numel() > 0
-    expect(good, f"{name} uint8 ({size}, channels, H, W)", f"{images.dtype} {tuple(images.shape)}")
-
-
-def _answers(tensors: Mapping[str, Tensor], prefix: str, labels: Tensor | None, expect: _Expect) -> Answers:
-    probs = tensors[f"{prefix}probs"]
-    probs = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
-    expect(probs.ndim == 2, f"{prefix}probs of shape (N, C)", f"shape {tuple(probs.shape)}")
-    try:
-        metrics.error(probs, torch.zeros(len(probs), dtype=torch.int64) if labels is None else labels)
-    except ValueError as error:
-        expect(False, f"{prefix}probs and labels to measure", f"this: {error}")
-    found = [part for part in PARTS if f"{prefix}{part}" in tensors]
-    if not found:
-        return Answers(probs, None)
-    expect(len(found) == 3, f"all or none of {', '.join(prefix + part for part in PARTS)}", f"only {', '.join(found)}")
-    for part in PARTS:
-        values = tensors[prefix + part]
-        good = values.shape == probs[:, 0].shape and bool(values.double().isfinite().all())
-        expect(good, f"{prefix}{part} with {len(probs)} finite numbers", f"shape {tuple(values.shape)}")
-    return Answers(probs, torch.stack([tensors[prefix + part].double() for part in PARTS]).clamp_min(0))
-
-
-def _shown(tensors: Mapping[str, Tensor], test: Answers, expect: _Expect) -> Shown | None:
-    if "shown/rows" not in tensors or "shown/draws" not in tensors:
+def _shown(tensors: Mapping[str, Tensor]) -> Shown | None:
+    """Returns the stored examples, from the most to the least certain; those of points were not stored."""
+    if "shown/rows" not in tensors:
         return None
-    rows, draws, images = tensors["shown/rows"], tensors["shown/draws"].double(), tensors.get("shown/images")
-    count, width = test.probs.shape
-    good = rows.ndim == 1 and not rows.is_floating_point() and bool(((rows >= 0) & (rows < count)).all())
-    expect(good, f"shown/rows of whole numbers from 0 to {count - 1}", f"{rows.dtype} {tuple(rows.shape)}")
-    size = len(rows)
-    good = draws.ndim == 3 and draws.shape[::2] == (size, width) and draws.shape[1] > 0 and bool((draws >= 0).all())
-    expect(good, f"shown/draws of probabilities ({size}, J, {width})", f"shape {tuple(draws.shape)}")
-    if images is not None and size:
-        _check_images("shown/images", images, size, expect)
-    order = test.total[rows.long()].argsort(stable=True)
-    return Shown(rows.long()[order], draws[order], None if images is None else images[order]) if size else None
+    rows, draws, images = (tensors[f"shown/{name}"] for name in ("rows", "draws", "images"))
+    order = sum(tensors[part][rows].double() for part in PARTS).argsort(stable=True)  # type: ignore[union-attr]
+    return Shown(rows[order], draws[order].double(), images[order])

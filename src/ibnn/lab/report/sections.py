@@ -1,4 +1,4 @@
-"""SECTIONS: the tables, figures and sentences of a report's sections as plain data; the template arranges them."""
+"""The tables, figures and sentences of a report's sections as plain data; the template arranges them."""
 
 import json
 import math
@@ -143,17 +143,11 @@ def _short(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
-def warnings(run: Classifier, found: Mapping[str, Interval]) -> list[str]:
-    """Describes scores of result.json that disagree with the stored answers, and other suspicious ones."""
-    words = []
-    for name, (value, _, _) in found.items():
-        stored = run.scores.get(name, value)
-        ways = (stored, 100 * stored) if name == "error" else (stored,)  # a share or in %
-        if min(abs(way - value) for way in ways) > 1e-3 * max(1, abs(value)):
-            words.append(f"{SCORES[name]} is {stored:.4g} in result.json but {value:.4g} by the stored answers")
-    if lost := int((run.test.probs.gather(1, run.labels[:, None]) == 0).sum()):
-        words.append(f"{lost} true classes have a stored probability of 0, which the NLL counts as the smallest number")
-    return words
+def warnings(run: Classifier) -> list[str]:
+    """Describes what makes a score suspicious."""
+    lost = int((run.test.probs.gather(1, run.labels[:, None]) == 0).sum())
+    words = f"{lost} true classes have a stored probability of 0, which the NLL counts as the smallest number"
+    return [words] if lost else []
 
 
 def reliability(runs: Sequence[Classifier]) -> list[Card]:
@@ -248,14 +242,12 @@ def risk(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
 
 
 def split(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
-    """Returns the mean aleatoric and epistemic uncertainty of the runs that stored it, as bars and as a table."""
+    """Returns the mean aleatoric and epistemic uncertainty, as bars and as a table."""
     cards, rows = [], []
     for run in runs:
-        if run.test.parts is None:
-            continue
         wrong = run.test.probs.argmax(1) != run.labels
         sets = {"right answers": run.test.parts[:, ~wrong], "wrong answers": run.test.parts[:, wrong]}
-        sets |= {name: answers.parts for name, answers in run.ood.items() if answers.parts is not None}
+        sets |= {name: answers.parts for name, answers in run.ood.items()}
         parts = {name: values.mean(1) for name, values in sets.items() if values.shape[1]}  # (3,) of each set
         shares = {name: float(values[1:].sum() / values.sum().clamp_min(1e-12)) for name, values in parts.items()}
         note = "Epistemic share of " + ", ".join(f"{name}: {100 * share:.0f} %" for name, share in shares.items()) + "."
@@ -283,15 +275,13 @@ def _example(run: Classifier, shown: Shown, i: int) -> Example:
     mean, tally = draws.mean(0), _tally(draws, run.classes)
     order = [c for c in mean.argsort(descending=True, stable=True).tolist() if mean[c] >= 0.01][:4] or [guess]
     alt = f"{tally}; the predicted class has {100 * float(mean[guess]):.0f} %."
-    pictures = [("strips", figures.strips(draws, order), alt)]
-    if shown.images is not None:
-        alt = f"Test row {row}: true {run.classes[true]}, predicted {run.classes[guess]}."
-        pictures.insert(0, ("photo", figures.photo(shown.images[i]), alt))
+    said = f"Test row {row}: true {run.classes[true]}, predicted {run.classes[guess]}."
+    pictures = [("photo", figures.photo(shown.images[i]), said), ("strips", figures.strips(draws, order), alt)]
     shares = [(COLOURS[rank], run.classes[c], *_range(draws[:, c])) for rank, c in enumerate(order)]
     if 1 - float(mean[order].sum()) >= 0.005:
         shares.append((OTHER, "all others", *_range(draws.sum(1) - draws[:, order].sum(1))))
-    epistemic = "" if run.test.parts is None else f", epistemic {float(run.test.parts[1:, row].sum()):.3f}"
-    note = f"Test row {row}; total {float(run.test.total[row]):.3f} nats{epistemic}. {tally}."
+    total, epistemic = (float(part[row]) for part in (run.test.total, run.test.parts[1:].sum(0)))
+    note = f"Test row {row}; total {total:.3f} nats, epistemic {epistemic:.3f}. {tally}."
     return Example(pictures, true == guess, run.classes[guess], run.classes[true], shares, note)
 
 

@@ -1,0 +1,48 @@
+"""The methods that a job can name: how each is built of plain networks, and what it costs."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
+from ibnn.convert import convert
+from ibnn.training.trainable import Trainable
+
+Make = Callable[[int], nn.Module]  # makes the plain network of an ensemble's member, 0 for the only one
+
+
+class Method(NamedTuple):
+    """How a method is built, and what it costs."""
+
+    build: Callable[..., Trainable]  # of a `Make`; keyword arguments are its options
+    options: tuple[str, ...] = ()  # their names
+    noisy_training: bool = False  # each of a recipe's S copies of an example has its own noise, else it trains once
+    noisy_answers: bool = False  # a component answers differently from draw to draw
+    repeated: Callable[[Any], int] = lambda model: 0  # numbers in its state that its network holds already
+
+
+def _options(maker: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(maker).parameters)[1:]  # the first is the network
+
+
+def _ensemble(make: Make, members: int = 4, **options: Any) -> Ensemble:
+    return Ensemble([make(member) for member in range(members)], **options)
+
+
+def _one(method: Callable[..., Trainable]) -> Callable[..., Trainable]:
+    return lambda make, **options: method(make(0), **options)
+
+
+METHODS: dict[str, Method] = {
+    "sgd": Method(_one(Plain)),
+    "swa": Method(_one(Plain)),  # with `swa` in its recipe
+    "swag": Method(_one(SWAG), _options(SWAG), noisy_answers=True, repeated=lambda model: model.mean.numel()),
+    "dropout": Method(_one(MCDropout), _options(MCDropout), True, True),
+    "vi": Method(_one(MeanField), _options(MeanField), True, True),
+    "ensemble": Method(_ensemble, ("members",)),
+    "ibnn": Method(_one(lambda net, **options: convert(net, copy=False, **options)), _options(convert), True, True),
+}
+SYNONYMS = {"plain": "sgd", "map": "sgd", "mc_dropout": "dropout", "mcdropout": "dropout", "bnn": "vi"}
+SYNONYMS |= {"mean_field": "vi", "meanfield": "vi", "deep_ensemble": "ensemble", "deep_ensembles": "ensemble"}
