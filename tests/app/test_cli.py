@@ -1169,7 +1169,7 @@ def test_damaged_runs_are_refused(name: str, damage: Callable[[Path], None], run
     commands += [("report", copy, "-o", tmp_path / "r.html")] if name != "model.safetensors" else []
     for words in commands:
         result = call(*words, code=1)
-        assert f"Error: Expected `{copy / name}` to be" in result.stderr
+        assert str(copy / name) in result.stderr
         assert result.stdout == ""
     assert not (tmp_path / "r.html").exists()
 

@@ -1,4 +1,4 @@
-"""EVALUATION: everything that is measured of a trained method, the same for each.
+"""Everything that is measured of a trained method, the same for each.
 
 On the test set, on corrupted and ever noisier versions of its first images, and on images of another kind; each time
 as the method answers, and with the temperature that held-out labels ask for (temperature scaling). For points, on the
@@ -127,7 +127,7 @@ def _novelty(kinds: dict[str, _Answered]) -> dict[str, Any]:
     return {"novelty": shares} if shares else {}
 
 
-def observed(model: Any, x: Tensor) -> Novelty | None:
+def _observed(model: Any, x: Tensor) -> Novelty | None:
     """Returns how novel the inputs of a batch are, where the method can tell."""
     if getattr(model, "reference", None) is None:
         return None
@@ -154,7 +154,7 @@ class _Answers:
     def _batch(self, x: Tensor) -> _Answered:
         drawn = draws(self.model, x, samples=self.samples, batch_size=BATCH)
         at = {t: self.model.likelihood.summarise(drawn, t).to("cpu") for t in self.temperatures}
-        return _Answered(at, observed(self.model, x))
+        return _Answered(at, _observed(self.model, x))
 
 
 class _Points:

@@ -1,4 +1,4 @@
-"""PAGES: Jinja templates rendered to single HTML files: every value is escaped, styles and scripts are inlined."""
+"""Jinja templates rendered to single HTML files: every value is escaped, styles and scripts are inlined."""
 
 import re
 from importlib import resources

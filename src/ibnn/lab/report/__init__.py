@@ -1,4 +1,4 @@
-"""REPORT: one self-contained HTML page about one or more runs: no network, no scripts, reproducible to the byte."""
+"""One self-contained HTML page about one or more runs: no network, no scripts, reproducible to the byte."""
 
 from ibnn.lab.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""REPORT FIGURES: SVG and PNG as data URIs, the same bytes for the same numbers; matplotlib's settings are restored.
+"""Figures of a report: SVG and PNG as data URIs, the same bytes for the same numbers; matplotlib's settings are restored.
 
 Dashes, hatches and order say the same as colours do.
 """

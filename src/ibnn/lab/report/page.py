@@ -1,4 +1,4 @@
-"""REPORT PAGE: reads the runs, and writes the template that arranges their sections."""
+"""Reads the runs, and writes the template that arranges their sections."""
 
 from collections.abc import Sequence
 from pathlib import Path
