@@ -29,8 +29,9 @@ from ibnn.app.cli.screen import Screen
 from ibnn.app.cli.train import names as recipe_names
 from ibnn.app.cli.train import parsed, read_job, show
 from ibnn.app.inputs import Form, decoded
+from ibnn.files.saving import save_pretrained
 from ibnn.lab import jobs, parts
-from ibnn.lab.runs import HELD_OUT, MODEL, RunFolder
+from ibnn.lab.runs import HELD_OUT, RunFolder
 
 COMMANDS = [
     "demo",
@@ -1135,11 +1136,11 @@ def test_validation_answers_are_kept_in_the_run_folder(
     assert ask() == first
     assert len(made) == 4
     home = RunFolder(copy)
-    state = home.tensors(MODEL)
-    name = next(name for name in state if name.endswith("weight"))
-    state[name] = state[name].flip(0)  # another model
-    home.write_tensors(MODEL, state)
-    home.finish({key: value for key, value in home.result.items() if key != "sha256"})
+    model = jobs.read_run(copy).model
+    weight = next(p for name, p in model.named_parameters() if name.endswith("weight"))
+    weight.data = weight.data.flip(0)  # another model
+    save_pretrained(model, copy)
+    home.finish(home.result)
     assert ask() != first
     assert len(made) == 5
 

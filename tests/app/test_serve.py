@@ -25,9 +25,10 @@ from PIL import Image
 
 from ibnn import data
 from ibnn.app.predictor import Predictor
+from ibnn.files.saving import save_pretrained
 from ibnn.lab import jobs, parts
 from ibnn.lab.job import Job
-from ibnn.lab.runs import HELD_OUT, MODEL, RunFolder
+from ibnn.lab.runs import HELD_OUT, RunFolder
 from ibnn.novelty import Reference
 from ibnn.novelty.ranks import p_values
 
@@ -104,12 +105,13 @@ def running(folder: Path) -> Iterator[Running]:
 
 
 def without_reference(folder: Path, copy: Path) -> Path:
-    """A copy of a run as it was before there was novelty."""
+    """A copy of a run without reference data, as one on few data is."""
     home = RunFolder(shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(HELD_OUT)))
-    state = {name: value for name, value in home.tensors(MODEL).items() if "reference." not in name}
-    assert len(state) < len(home.tensors(MODEL))
-    home.write_tensors(MODEL, state)
-    home.finish({key: value for key, value in home.result.items() if key != "sha256"})
+    model = jobs.read_run(copy).model
+    assert model.reference is not None
+    model.reference = None
+    save_pretrained(model, copy)
+    home.finish(home.result)
     return copy
 
 
@@ -431,7 +433,7 @@ def test_novel_images_are_withheld_counted_and_ring(folder: Path, pixels: torch.
         served.stop()
 
 
-def test_a_run_from_before_novelty_is_served_as_it_was(folder: Path, pixels: torch.Tensor, tmp_path: Path) -> None:
+def test_a_run_without_reference_data_is_served(folder: Path, pixels: torch.Tensor, tmp_path: Path) -> None:
     copy = without_reference(folder, tmp_path / "run")
     served = Running(copy, risk=0.3)
     try:

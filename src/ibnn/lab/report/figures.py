@@ -1,4 +1,4 @@
-"""Figures of a report: SVG and PNG as data URIs, the same bytes for the same numbers; matplotlib's settings are restored.
+"""Figures of a report: SVG and PNG as data URIs, the same bytes for the same numbers.
 
 Dashes, hatches and order say the same as colours do.
 """
