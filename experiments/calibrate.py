@@ -82,7 +82,7 @@ def method_scores(model: Any, clean: Data, corrupted: dict[str, Data], outside: 
 
 def report_of(report: ibnn.Calibration) -> dict[str, Any]:
     """A calibration as JSON."""
-    names = ("scale", "temperature", "profile", "reason", "rows", "cross_nll", "before", "temperature_scaling", "after")
+    names = ("scale", "temperature", "std", "reason", "rows", "cross_nll", "before", "temperature_scaling", "after")
     return {"curve": [list(point) for point in report.curve]} | {name: getattr(report, name) for name in names}
 
 
@@ -99,7 +99,7 @@ def cell(name: str, seed: int, *, dev: bool = False) -> dict[str, Any]:
             continue
         began = time.monotonic()
         models[method] = ibnn.convert(net, components=COMPONENTS, seed=seed)
-        reports[method] = ibnn.calibrate(models[method], valid, temperature=tempered, profile=tempered, seed=seed)
+        reports[method] = ibnn.calibrate(models[method], valid, temperature=tempered, seed=seed)
         seconds = time.monotonic() - began
         print(name, seed, method, reports[method], sep="\n", flush=True)
     sets = evaluation(name, seed, dev=dev)

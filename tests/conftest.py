@@ -42,12 +42,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("bfloat16 does not work on this CPU")
 
 
-@pytest.fixture
-def short_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that calibrate, but not how well: a tenth of the descent on the layers' scales."""
-    monkeypatch.setattr("ibnn.calibration.profile.STEPS", 8)
-
-
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

@@ -1,6 +1,5 @@
 import copy
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ibnn
-from ibnn.calibration import Calibration, calibrate, check, choose, plan, profile, race, search
+from ibnn.calibration import Calibration, calibrate, choose, search
 from ibnn.files.saving import Adapters, load
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Likelihood, Temperature, Terms
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "STEPS", 16)
 
 
 def problem(rows: int = 250, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
@@ -40,24 +34,22 @@ def problem(rows: int = 250, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
 def quick(net: nn.Module, x: Any, y: Any, **options: Any) -> tuple[ibnn.IBNN, Calibration]:
     components, likelihood = options.pop("components", 4), options.pop("likelihood", "categorical")
     model = ibnn.convert(net, components=components, seed=0, likelihood=likelihood)
-    return model, calibrate(model, (x, y), **({"profile": False} | options))
+    return model, calibrate(model, (x, y), **options)
 
 
 # ------------------------------------------------------------------------------------------------- the right choice
 
 
-def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form() -> None:
     """y ~ N(w·x, s² + a²·Σ(w x)²): the mixture over z is Gaussian, and its best a on given data is a line search."""
-    monkeypatch.setattr(plan, "DRAWS", (128, 128))
-    monkeypatch.setattr(plan, "PASSES", 1600)
     x = torch.randn(400, 4)
     net = nn.Linear(4, 1, bias=False)
     with torch.no_grad():
         net.weight.copy_(torch.tensor([[1.0, -2.0, 0.5, 1.5]]))
         spread = (net.weight * x).square().sum(1, keepdim=True)
         y = net(x) + (1 + 0.5**2 * spread).sqrt() * torch.randn(400, 1)
-    model = ibnn.convert(net, components=1, seed=0, likelihood=Gaussian(init_std=1.0))
-    report = calibrate(model, (x, y), samples=128, profile=False, temperature=False)
+    model = ibnn.convert(net, components=8, seed=0, likelihood=Gaussian(init_std=1.0))
+    report = calibrate(model, (x, y), temperature=False)
 
     def nll(a: float) -> float:
         return -torch.distributions.Normal(net(x), (1 + a**2 * spread).sqrt()).log_prob(y).mean().item()
@@ -65,19 +57,15 @@ def test_the_scale_of_a_linear_regression_is_the_one_in_closed_form(monkeypatch:
     grid = [0.005 * i for i in range(200)]
     best = min(grid, key=nll)
     assert 0.35 < best < 0.65
-    assert abs(math.log2(report.scale / best)) <= 0.3  # neighbours on the search's grid are a quarter apart
-    assert nll(report.scale) < nll(best) + 0.003
+    assert abs(math.log2(report.scale / best)) <= 0.5  # neighbours on the refined grid are that far apart
+    assert nll(report.scale) < nll(best) + 0.03
+    assert nll(best) < nll(0.0) - 0.1  # so the test can fail
     assert report.curve[0].nll == pytest.approx(nll(0.0), abs=1e-4)
-    near = [point for point in report.curve if 0.8 < point.scale / best < 1.3]  # elsewhere 128 draws miss the tails
-    assert len(near) > 1
-    assert all(point.nll == pytest.approx(nll(point.scale), abs=0.03) for point in near)
     assert report.temperature == 1.0
 
 
 @pytest.mark.slow
-def test_the_scale_of_a_classifier_is_that_of_a_dense_grid_of_public_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "DRAWS", (48, 48))
-    monkeypatch.setattr(plan, "PASSES", 1000)
+def test_the_scale_of_a_classifier_is_that_of_a_dense_grid_of_public_draws() -> None:
     net, x, y = problem()
     _, report = quick(net, x, y, temperature=False, samples=16)
     other = ibnn.convert(net, components=4, seed=0)
@@ -90,7 +78,7 @@ def test_the_scale_of_a_classifier_is_that_of_a_dense_grid_of_public_draws(monke
 
     grid = {a: nll(a) for a in torch.logspace(-1.5, 0.3, 25).tolist()}
     assert 0.1 < min(grid, key=grid.__getitem__) < 1.5
-    assert nll(report.scale) < min(grid.values()) + 0.01
+    assert nll(report.scale) < min(grid.values()) + 0.02
     assert min(grid.values()) < nll(0.0) - 0.05  # so the test can fail
 
 
@@ -114,10 +102,10 @@ def test_without_use_for_noise_it_is_temperature_scaling() -> None:
     grid = torch.linspace(2, 8, 3001)
     with torch.no_grad():
         nlls = torch.stack([F.cross_entropy(net(x) / t, y) for t in grid])
-    assert report.curve[0].temperature == pytest.approx(grid[nlls.argmin()].item(), abs=0.005)
+    assert report.curve[0].temperature == pytest.approx(grid[nlls.argmin()].item(), rel=0.1)  # of a part of the rows
     assert report.temperature_scaling["nll"] == pytest.approx(nlls.min().item(), abs=1e-5)
-    nearly = {point.scale: point.tempered_nll - nlls.min().item() for point in report.curve}
-    assert nearly.get(report.scale, 0.0) < 0.001 + 1e-5  # what noise may cost; less of it may be taken than was tried
+    nearly = {point.scale: point.tempered_nll - report.curve[0].tempered_nll for point in report.curve}
+    assert nearly[report.scale] < 0.001 + 1e-5  # what noise may cost
     assert report.scale < 0.15
     assert report.temperature == pytest.approx(grid[nlls.argmin()].item(), rel=0.05)
 
@@ -131,7 +119,7 @@ def test_it_never_ends_worse_than_temperature_scaling(rows: int, seed: int) -> N
     model, report = quick(net, x, y, seed=seed, samples=2)
     assert report.cross_nll[1] <= report.cross_nll[0]
     assert report.after["nll"] <= report.temperature_scaling["nll"]
-    assert ("is temperature scaling, without noise." in report.reason) == (report.scale == 0)
+    assert bool(report.reason) == (report.scale == 0)
     assert report.scale > 0 or report.cross_nll[0] == report.cross_nll[1]
     assert model.likelihood.score(model.predict(x, samples=2, seed=seed), y) == pytest.approx(report.after, abs=1e-5)
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
@@ -141,28 +129,17 @@ def test_it_never_ends_worse_than_temperature_scaling(rows: int, seed: int) -> N
         assert _crossed(draws, y[order]) == pytest.approx(found, rel=3e-3)
 
 
-@pytest.mark.parametrize("tries", [1, 4])
-def test_noise_that_is_worse_than_temperature_scaling_is_not_kept(tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The curve goes on until it is clearly too much: were its end chosen, less would be taken, and it would say so."""
-    monkeypatch.setattr(race, "choose", lambda losses, counts, largest, part: len(losses) - 1)
-    monkeypatch.setattr(check, "LESS", check.LESS[:tries])
-    monkeypatch.setattr(plan, "PASSES", 200)
+def test_noise_that_is_worse_than_temperature_scaling_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The curve goes on until noise is clearly too much: were its end chosen, the check would drop it and say so."""
+    monkeypatch.setattr(search, "choose", lambda losses, counts, largest, part: len(losses) - 1)
     net, x, y = problem(400)
     model, report = quick(net, x, y)
-    found = re.search(r"Noise of scale (\S+) is worse than temperature scaling \(NLL", report.reason)
-    assert found is not None
-    most = float(found[1])
-    assert report.after["nll"] <= report.temperature_scaling["nll"]
-    assert report.cross_nll[1] <= report.cross_nll[0]
+    assert report.scale == 0
+    assert f"Noise of scale {report.curve[-1].scale:.3g} is worse" in report.reason
     assert report.reason in str(report)
-    if tries == 1:
-        assert report.scale == 0
-        assert report.reason.endswith("and so is less of it: this is temperature scaling, without noise.")
-        assert report.after == report.temperature_scaling
-        assert model.predict(x, novelty=False).epistemic.max() < 1e-6
-    else:
-        assert min(abs(report.scale * divisor / most - 1) for divisor in (2, 8, 32)) < 0.01
-        assert report.reason.endswith(f": {report.scale:.3g} is not.")
+    assert report.after == report.temperature_scaling
+    assert report.cross_nll[0] == report.cross_nll[1]
+    assert model.predict(x, novelty=False).epistemic.max() < 1e-6
 
 
 def _crossed(draws: Tensor, y: Tensor) -> float:
@@ -177,24 +154,6 @@ def crossed_rows(draws: Tensor, y: Tensor) -> Tensor:
     losses = -log_probs[:, range(len(y)), y]  # (T, N)
     first, second = losses[:, :half], losses[:, half:]
     return torch.cat([first[second.sum(1).argmin()], second[first.sum(1).argmin()]])
-
-
-def test_the_profile_finds_the_layer_that_the_data_were_drawn_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Targets are draws of the model itself: σ = 0.4 in the first layer, none in the second, noise 0.3."""
-    monkeypatch.setattr(profile, "STEPS", 80)
-    monkeypatch.setattr(plan, "PASSES", 200)
-    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
-    with torch.no_grad():
-        net[0].weight.copy_(torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
-        net[1].weight.fill_(1.0)
-        x = torch.randn(1000, 2)
-        y = net(x * (1 + 0.4 * torch.randn(1000, 2))) + 0.3 * torch.randn(1000, 1)
-    _, report = quick(net, x, y, likelihood=Gaussian(init_std=0.3), profile=True)
-    assert report.profile_kept
-    assert report.reason.startswith("A scale for each layer")
-    assert report.profile["0"] > 1.5 * report.profile["1"]
-    _, flat = quick(net, x, y, likelihood=Gaussian(init_std=0.3))
-    assert report.cross_nll[1] < flat.cross_nll[1]
 
 
 def test_choose_by_hand() -> None:
@@ -258,11 +217,11 @@ def test_weights_statistics_modes_and_generators_stay() -> None:
 @pytest.mark.slow
 def test_calibrating_twice_gives_the_same_and_the_seed_counts() -> None:
     net, x, y = problem(80)
-    (first, a), (second, b), (third, _) = (quick(net, x, y, profile=True, seed=s) for s in (3, 3, 4))
+    (first, a), (second, b), (third, _) = (quick(net, x, y, seed=s) for s in (3, 3, 4))
     assert a == b
     assert all(torch.equal(v, second.state_dict()[n]) for n, v in first.state_dict().items())
     assert not torch.equal(first.posterior().std, third.posterior().std)
-    assert calibrate(first, (x, y), profile=True, seed=3) == a  # what it was calibrated to before leaves no trace
+    assert calibrate(first, (x, y), seed=3) == a  # what it was calibrated to before leaves no trace
 
 
 def test_eval_mode_and_predict_give_the_reported_scores() -> None:
@@ -274,8 +233,8 @@ def test_eval_mode_and_predict_give_the_reported_scores() -> None:
     prediction = model.predict(x, samples=3, seed=5)
     assert model.likelihood.score(prediction, y) == pytest.approx(report.after, abs=1e-5)
     assert float(model.likelihood.temperature) == pytest.approx(report.temperature)
-    assert list(report.profile) == ["0", "4"]
-    assert model.latents["0"].std.mean().item() == pytest.approx(report.profile["0"], rel=1e-4)
+    assert list(report.std) == ["0", "4"]
+    assert model.latents["0"].std.mean().item() == pytest.approx(report.std["0"], rel=1e-4)
     plain = F.cross_entropy(net(x), y).item()
     assert report.before["nll"] == pytest.approx(plain, abs=1e-5)
 
@@ -287,7 +246,7 @@ def test_trained_latents_keep_their_means_and_are_scaled() -> None:
     mean, std = (t.clone() for t in model.posterior())
     with torch.no_grad():
         came = model.likelihood.score(model.predict(x), y)
-    report = calibrate(model, (x, y), profile=False)
+    report = calibrate(model, (x, y))
     assert torch.equal(model.posterior().mean, mean)
     assert torch.allclose(model.posterior().std, report.scale * std, rtol=1e-3, atol=1e-6)
     assert report.before == pytest.approx(came, abs=1e-5)
@@ -300,7 +259,7 @@ def test_trained_latents_keep_their_means_and_are_scaled() -> None:
 def test_untrained_latents_are_centred_on_the_network() -> None:
     net, x, y = problem()
     model = ibnn.convert(net, components=2, init_std=0.5, seed=0)
-    calibrate(model, (x, y), profile=False)
+    calibrate(model, (x, y))
     assert torch.equal(model.posterior().mean, torch.ones(2, 30))
 
 
@@ -315,7 +274,7 @@ def test_a_failure_leaves_everything_as_it_was(when: str, monkeypatch: pytest.Mo
     else:
         y = y + 1
     with pytest.raises((ValueError, KeyError)):
-        calibrate(model, (x, y), profile=False)
+        calibrate(model, (x, y))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert (model.eval_samples, model.eval_seed) == (1, 0)
 
@@ -347,9 +306,9 @@ def test_arrays_datasets_and_loaders_give_the_same() -> None:
     reports = []
     for kind in kinds:
         model = ibnn.convert(net, components=2, seed=0)
-        reports.append(calibrate(model, kind, profile=False))
+        reports.append(calibrate(model, kind))
     assert all(report == reports[0] for report in reports[1:])
-    small = calibrate(ibnn.convert(net, components=2, seed=0), (x, y), profile=False, batch_size=50)
+    small = calibrate(ibnn.convert(net, components=2, seed=0), (x, y), batch_size=50)
     assert small.after["nll"] == pytest.approx(reports[0].after["nll"], abs=1e-4)
 
 
@@ -369,14 +328,14 @@ def test_inputs_by_name() -> None:
     net, x, y = problem()
     rows = [{"features": f, "scale": torch.ones(1), "labels": label} for f, label in zip(x, y, strict=True)]
     model = ibnn.convert(Named(net), components=2, seed=0)
-    report = calibrate(model, DataLoader(rows, batch_size=256), profile=False)  # type: ignore[arg-type]
+    report = calibrate(model, DataLoader(rows, batch_size=256))  # type: ignore[arg-type]
     assert report.before["nll"] == pytest.approx(F.cross_entropy(net(x), y).item(), abs=1e-5)
 
 
 def test_bernoulli() -> None:
     net, x, y = problem(120)
     yes = F.one_hot(y, 3).float()
-    model, report = quick(net, x, yes, likelihood="bernoulli", profile=True)
+    model, report = quick(net, x, yes, likelihood="bernoulli")
     assert report.after["nll"] < report.before["nll"]
     logit = model.eval()(x)
     assert F.binary_cross_entropy_with_logits(logit, yes).item() == pytest.approx(report.after["nll"], abs=1e-4)
@@ -388,7 +347,7 @@ def test_gaussian_noise_is_scaled_to_the_errors() -> None:
     net = nn.Linear(3, 2)
     y = net(x).detach() + 0.5 * torch.randn(1000, 2)
     model, report = quick(net, x, y, likelihood=Gaussian(init_std=0.05))
-    assert report.curve[0].temperature == pytest.approx((y - net(x)).square().mean().sqrt().item() / 0.05, rel=1e-3)
+    assert report.curve[0].temperature == pytest.approx((y - net(x)).square().mean().sqrt().item() / 0.05, rel=0.1)
     assert report.after["nll"] == pytest.approx(0.5 * math.log(2 * math.pi * math.e * 0.25), abs=0.1)
     prediction = model.predict(x)
     assert -prediction.log_prob(y).mean().item() == pytest.approx(report.after["nll"], abs=1e-4)
@@ -401,7 +360,7 @@ def test_dense_outputs_and_ignored_pixels() -> None:
         net[2].weight.mul_(20)
     x, y = torch.randn(40, 2, 5, 5), torch.randint(3, (40, 5, 5))
     y[:, 0] = -100
-    model, report = quick(net, x, y, profile=True)
+    model, report = quick(net, x, y)
     assert report.after["nll"] < report.before["nll"]
     with torch.no_grad():
         assert F.nll_loss(model.eval()(x), y).item() == pytest.approx(report.after["nll"], abs=1e-4)
@@ -435,11 +394,9 @@ class Own(Likelihood):
 
 def test_a_likelihood_of_the_users_own() -> None:
     net, x, y = problem(100)
-    _, report = quick(net, x, y, likelihood=Own(tempered=False), profile=True)
+    _, report = quick(net, x, y, likelihood=Own(tempered=False))
     assert report.temperature == 1.0
     assert report.after["nll"] < report.before["nll"] - 0.05
-    assert "likelihood" in report.reason
-    assert not report.profile_kept
 
 
 @pytest.mark.slow
@@ -471,7 +428,7 @@ class SequenceFirst(nn.Module):
 
 def test_layers_that_do_not_see_the_batch_first() -> None:
     _, x, y = problem(100)
-    model, report = quick(SequenceFirst(), x, y, profile=True)
+    model, report = quick(SequenceFirst(), x, y)
     assert report.after["nll"] < report.before["nll"]
     with torch.no_grad():
         assert F.nll_loss(model.eval()(x), y).item() == pytest.approx(report.after["nll"], abs=1e-4)
@@ -487,7 +444,7 @@ def test_report_and_figure(tmp_path: Path) -> None:
     scales = [point.scale for point in report.curve]
     assert scales == sorted(scales)
     assert scales[0] == 0.0
-    assert any(report.scale in (scale, scale / 2, scale / 8) for scale in scales)
+    assert report.scale in scales
     text = str(report)
     for number in (report.before["nll"], report.after["ece"], report.temperature_scaling["error"], *report.cross_nll):
         assert f"{number:.4f}" in text

@@ -40,7 +40,6 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 # -------------------------------------------------------------------------------------------------------------- README
 
 
-@pytest.mark.usefixtures("short_profile")
 def test_the_code_of_the_readme_runs() -> None:
     x, y = torch.randn(120, 4), torch.randint(3, (120,))
     names = {"ibnn": ibnn, "x": x, "X": x.numpy(), "labels": y.numpy(), "net": torch.nn.Linear(4, 3)}
@@ -98,7 +97,6 @@ def test_the_reference_names_what_there_is() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("short_profile")
 def test_the_tutorial_on_images_runs() -> None:
     names = run("tutorials/images.md")
     assert names["report"].after["nll"] < names["report"].before["nll"] - 0.1
@@ -155,7 +153,6 @@ def test_the_tutorial_on_deploying_runs() -> None:
 # --------------------------------------------------------------------------------------------------------------- pages
 
 
-@pytest.mark.usefixtures("short_profile")
 def test_the_calibration_page_runs() -> None:
     report = run("calibration.md")["report"]
     assert report.after["nll"] < report.before["nll"] - 0.1

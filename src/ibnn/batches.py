@@ -276,6 +276,28 @@ def _sampled(rows: int) -> Tensor:
     return torch.linspace(0, rows - 1, min(rows, SAMPLED)).long()
 
 
+def gather(source: Source, seed: int, name: str) -> tuple[Inputs, Tensor]:
+    """Returns all inputs and targets of one epoch of a source; `name` is the argument's."""
+    batches = [(share.x, share.y) for share in source.epoch(seed, 0)]
+    try:
+        return _cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+    except (RuntimeError, TypeError) as error:
+        remedy = "Pad them to one length."
+        raise ValueError(complaint(name, "batches of rows of one shape", str(error), remedy)) from error
+
+
+def _cat(batches: list[Any]) -> Any:
+    """Returns batches of inputs as one; what has no rows is the first batch's."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat(batches) if first.dim() else first
+    if isinstance(first, Mapping):
+        return {name: _cat([batch[name] for batch in batches]) for name in first}
+    if isinstance(first, tuple | list):
+        return tuple(_cat(list(parts)) for parts in zip(*batches, strict=True))
+    return first
+
+
 def split_batch(batch: Any, pack: Pack | None = None) -> tuple[Inputs, Tensor]:
     """Returns inputs and targets of a loader's batch: (x, y), (x1, x2, …, y), or a mapping with "labels"."""
     target = batch.get("labels") if isinstance(batch, Mapping) else None

@@ -47,7 +47,6 @@ LONG += [
 # as their smaller presets; the last two are the benchmark's runs
 
 
-@pytest.mark.usefixtures("short_profile")
 @pytest.mark.parametrize(
     ("name", "preset"), [pytest.param(*both, marks=pytest.mark.slow if tuple(both) in LONG else ()) for both in BOTH]
 )

@@ -15,9 +15,8 @@ SMALL: dict[str, Any] = {"epochs": 3, "samples": 1, "components": 2, "valid_per_
 
 
 def run(out: Path) -> dict[str, Any]:
-    """The demo, with a short descent in its calibration and few resamples in its intervals."""
+    """The demo, with few resamples in its intervals."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ibnn.calibration.profile.STEPS", 8)
         patch.setattr(metrics, "bootstrap", functools.partial(metrics.bootstrap, resamples=20))
         return demo.run(out, seed=0, recipe=SMALL)
 

@@ -81,7 +81,6 @@ def test_trained_latents_are_not_calibrated_again(net: nn.Module) -> None:
     torch.testing.assert_close(model.posterior().std, std)
 
 
-@pytest.mark.usefixtures("short_profile")
 @pytest.mark.parametrize("beta", ["auto", pytest.param(1.0, marks=pytest.mark.slow)])
 def test_an_interrupted_run_ends_with_the_same_bits(net: nn.Module, tmp_path: Path, beta: Any) -> None:
     options: dict[str, Any] = {"epochs": 4, "evaluate_every": 1, "beta": beta}

@@ -1,7 +1,6 @@
-"""NOISE WITHOUT TRAINING: held-out labels choose a network's noise and temperature."""
+"""Noise and temperature of a trained network, chosen on held-out labels without training."""
 
-from ibnn.calibration.choice import choose
 from ibnn.calibration.report import Calibration, Point
-from ibnn.calibration.search import calibrate
+from ibnn.calibration.search import calibrate, choose
 
 __all__ = ["Calibration", "Point", "calibrate", "choose"]

@@ -1,4 +1,4 @@
-"""CALIBRATION RESULT: what a calibration chose, and how good that is."""
+"""What `calibrate` chose, and how good that is."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,36 +21,32 @@ class Point(NamedTuple):
 class Calibration:
     """What `calibrate` chose and how good it is; `print` it.
 
-    Scores are the likelihood's own ("nll" always, "error" and "ece" for classes), of the labels that were chosen by:
-    a scale and a temperature (and a number a layer) are fitted to them, so they flatter a little. `cross_nll` flatters
-    less: each half of the labels is scored at the temperature that the other half fits, both at the chosen scale.
-    `after["nll"]` is never above `temperature_scaling["nll"]`, nor `cross_nll[1]` above `cross_nll[0]` (unless
-    calibrated without a temperature).
+    Scores are the likelihood's own ("nll" always, "error" and "ece" for classes), on the labels that chose scale and
+    temperature, so they are slightly optimistic. `cross_nll` is less so: each half of the labels is scored at the
+    temperature that the other half fits. `after["nll"]` is never above `temperature_scaling["nll"]`, nor `cross_nll[1]`
+    above `cross_nll[0]` (calibrated without a temperature, both are at temperature 1).
 
     Attributes:
-        curve: The scales that were tried, in order.
+        curve: The scales that were tried, in order, the first without noise; NLLs of the rows of the search.
         scale: a, the chosen one. For latents that were never trained it is their standard deviation.
         temperature: T, the chosen one.
-        profile: Mean standard deviation of the latents of each layer, by its name.
-        unit_profile: That of the factors of a layer's units, by its name, for layers whose units have some.
-        profile_kept: Whether layers have scales of their own.
-        reason: Why, or why not; and why it is no more than temperature scaling, if so.
+        std: Mean standard deviation of the latents of each layer, by its name.
+        unit_std: That of the factors of a layer's units, by its name, for layers whose units have some.
+        reason: Why there is no noise; empty if there is some.
         before: Scores of the network as it came: without noise if its latents were never trained.
         temperature_scaling: Scores without noise at the best temperature.
         after: Scores from now on.
-        cross_nll: NLL of temperature scaling and of the calibrated network with the draws that answers are made of,
-            cross-fitted over the two halves; of a network without temperature each half at the other half's scale.
+        cross_nll: NLL without noise and of the calibrated network, cross-fitted over two halves.
         gain: The first of these less the second, and the standard error of that difference, in nats.
-        rows: How many held-out rows it was chosen by.
-        passes: What that took: rows that went through the network, those with a gradient three times, over `rows`.
+        rows: How many held-out rows there were.
+        passes: Rows that went through the network, over `rows`.
     """
 
     curve: tuple[Point, ...]
     scale: float
     temperature: float
-    profile: dict[str, float]
-    unit_profile: dict[str, float]
-    profile_kept: bool
+    std: dict[str, float]
+    unit_std: dict[str, float]
     reason: str
     before: dict[str, float]
     temperature_scaling: dict[str, float]
@@ -63,49 +59,36 @@ class Calibration:
     def __str__(self) -> str:
         """A table."""
         entries = {"before": self.before, "temperature": self.temperature_scaling, "calibrated": self.after}
-        names = list(self.after)
-        lines = [f"{'':<12}" + "".join(f"{name:>9}" for name in names)]
-        lines += [f"{e:<12}" + "".join(f"{scores[name]:>9.4f}" for name in names) for e, scores in entries.items()]
-        layers = f"latents: {_span(self.profile)}"
-        if self.unit_profile:
-            layers += f", of their units' factors: {_span(self.unit_profile)}"
-        return "\n".join(
-            [
-                *lines,
-                f"scale {self.scale:.3g} (standard deviation of the layers' {layers}), "
-                f"temperature {self.temperature:.3g}, chosen on {self.rows:,} rows",
-                "NLL cross-fitted: temperature {:.4f}, calibrated {:.4f}".format(*self.cross_nll) + self._gain,
-                self.reason,
-            ]
-        )
-
-    @property
-    def _gain(self) -> str:
-        """What is gained over temperature scaling, in words."""
-        gain, error = self.gain
-        if not error:
-            return ""
-        if (alone := self.cross_nll[0]) > 0:
-            return f": gains {100 * gain / alone:.1f} ± {100 * error / alone:.1f} % of the NLL"
-        return f": gains {gain:.4f} ± {error:.4f} nats"
+        lines = [f"{'':<12}" + "".join(f"{name:>9}" for name in self.after)]
+        for entry, scores in entries.items():
+            lines.append(f"{entry:<12}" + "".join(f"{scores[name]:>9.4f}" for name in self.after))
+        layers = f"latents: {_span(self.std)}"
+        if self.unit_std:
+            layers += f", of their units' factors: {_span(self.unit_std)}"
+        (alone, noisy), (gain, error), gained = self.cross_nll, self.gain, ""
+        if error:
+            unit, per = ("% of the NLL", 100 / alone) if alone > 0 else ("nats", 1.0)
+            gained = f": gains {per * gain:.{1 if alone > 0 else 4}f} ± {per * error:.{1 if alone > 0 else 4}f} {unit}"
+        lines += [
+            f"scale {self.scale:.3g} (standard deviation of the layers' {layers}), "
+            f"temperature {self.temperature:.3g}, chosen on {self.rows:,} rows",
+            f"NLL cross-fitted: temperature {alone:.4f}, calibrated {noisy:.4f}{gained}",
+        ]
+        return "\n".join([*lines, *filter(None, [self.reason])])
 
     def plot(self, path: str | Path | None = None) -> "Figure":
         """Draws the curve as a matplotlib figure; writes it to a file if a path is given."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        scales = [point.scale for point in self.curve]
-        axes.plot(scales, [p.nll for p in self.curve], "o-", color="#56B4E9", ms=4, label="temperature 1")
-        tempered = [p.tempered_nll for p in self.curve]
+        scales, plain, _, tempered = zip(*self.curve, strict=True)
+        axes.plot(scales, plain, "o-", color="#56B4E9", ms=4, label="temperature 1")
         axes.plot(scales, tempered, "o-", color="#0072B2", ms=4, label="best temperature of each scale")
-        axes.axhline(self.temperature_scaling["nll"], color="#E69F00", lw=1, ls="--", label="temperature scaling")
-        axes.plot([self.scale], [self.after["nll"]], "*", color="#D55E00", ms=14, label="chosen")
-        top = min(max(p.nll for p in self.curve), 2.5 * max(min(tempered), 0.0) + max(tempered) - min(tempered))
-        if top > min(tempered):
-            axes.set_ylim(min(tempered) - 0.05 * (top - min(tempered)), top * 1.02)
+        axes.axhline(tempered[0], color="#E69F00", lw=1, ls="--", label="temperature scaling")
+        axes.axvline(self.scale, color="#D55E00", lw=1, ls=":", label="chosen")
+        spread = max(tempered) - min(tempered) or 1.0
+        axes.set_ylim(min(tempered) - 0.1 * spread, max(tempered) + spread)
         axes.set(xlabel="scale of the latents' noise", ylabel="held-out NLL (nats)")
         axes.legend(frameon=False, fontsize=9)
         if path is not None:

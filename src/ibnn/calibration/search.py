@@ -1,39 +1,50 @@
-"""CALIBRATION: how much noise a trained network's latents bear, and its temperature, chosen on held-out labels.
+"""Chooses a trained network's noise and temperature on held-out labels, without training.
 
-The weights stay as they are. With z ~ N(μ, (a·w·σ)²) in every layer the held-out NLL is a curve over the scale a; every
-point of it has a best temperature T(a). Noise that costs no NLL is worth having: it averages networks, so it lowers the
-error, and its disagreement is the epistemic uncertainty.
+Latents become z ~ N(μ, (a·σ)²), and the factors of single units, where there are any, u ~ N(1, (a·τ)²). Trained latents
+keep μ, σ and τ; for others μ is 1, and σ and τ are the layers' shares of the noise. The scale a and a temperature T are
+chosen in three steps:
+
+1. The NLL of some rows is measured on a grid of scales, each at its best temperature, until noise is clearly too much.
+2. The largest scale within one standard error of the lowest NLL is taken (`choose`), then refined once.
+3. All rows are answered with `predict`'s own draws. Noise that is worse than temperature scaling is dropped.
+
+Noise that costs no NLL is worth having: it averages networks, and their disagreement is the epistemic uncertainty.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ibnn.batches import Source, as_source
-from ibnn.calibration import profile as descent
-from ibnn.calibration.check import Check, Settled
-from ibnn.calibration.choice import measured
-from ibnn.calibration.outputs import Outputs
-from ibnn.calibration.plan import SWEEP, Plan, plan
-from ibnn.calibration.race import Race
+from ibnn import check
+from ibnn.batches import Source, as_source, gather
 from ibnn.calibration.report import Calibration, Point
+from ibnn.draws import Draws
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
-from ibnn.inputs import Inputs, check_rows, evaluating, slice_rows
+from ibnn.inputs import Inputs, check_rows, slice_rows, tree_map
 from ibnn.layers.observe import explaining_shapes
-from ibnn.likelihood import Heads
+from ibnn.layers.units import MIRRORED
+from ibnn.likelihood import Heads, Likelihood
 from ibnn.likelihood.temperature import helpful_temperature
 from ibnn.network import IBNN
-from ibnn.normal import check_seed
+from ibnn.normal import Space, address, check_seed, normals, numbered_words, words
 from ibnn.novelty.fitting import fit_novelty_if_possible
+from ibnn.posterior import by_node, noise_shares
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
 
 FEWEST = 20  # labels
-RANKED = 5000  # most rows that `fit_novelty` sees
+SCALES, SMALLEST = 8, {False: 0.02, True: 0.25}  # of the grid; the smallest by whether latents were trained
+DRAWS = 8  # of each row in the search
+PASSES, LEAST = 60, 1000  # passes over the held-out rows, or over this many if there are fewer
+TOO_MUCH = 4  # standard errors above the lowest NLL, where the grid ends
+NEGLIGIBLE = 0.001  # nats per datum that noise may cost: even a little separates known inputs from unknown ones
+RANKED = 5000  # most rows that novelty is fitted with
 
 
 def calibrate(
@@ -42,7 +53,6 @@ def calibrate(
     *,
     samples: int = 5,
     seed: int = 0,
-    profile: bool = True,
     temperature: bool = True,
     batch_size: int = 256,
     progress: bool = True,
@@ -51,10 +61,12 @@ def calibrate(
 
     Afterwards `predict` and the network in eval mode give calibrated answers; weights and running statistics are as
     they were. Latents that were never trained get the mean 1 and a standard deviation by layer; trained ones keep
-    their means, and their standard deviations are scaled. The result is never worse than temperature scaling, neither
-    on all labels nor cross-fitted over two halves of them; docs/calibration.md tells how the scale is chosen, in 40
-    passes over the held-out rows, or over 1,000 rows if there are fewer. From 100 rows on `fit_novelty` makes a new
-    reference of them.
+    their means, and their standard deviations are scaled. On the held-out labels the result is never worse than
+    temperature scaling, neither on all of them nor cross-fitted over two halves; docs/calibration.md says how the scale
+    is chosen. From 100 rows on `fit_novelty` makes a new reference of them.
+
+    It takes about 60 passes over the held-out rows, or over 1,000 rows if there are fewer; trained latents take up to
+    twice that.
 
     Args:
         model: What `ibnn.convert` made of the network.
@@ -62,7 +74,6 @@ def calibrate(
             DataLoader. Held in memory with outputs from all draws of an answer: for dense outputs pass few rows.
         samples: Draws per component of later answers: what is passed to `predict`. `model.eval_samples` is set to it.
         seed: Decides the draws; `model.eval_seed` is set to it.
-        profile: Also looks for a scale of each layer, and keeps it if that lowers the NLL of a second half of the data.
         temperature: False leaves the temperature at 1 and takes the scale of the lowest NLL.
         batch_size: Rows that go through the network at once.
         progress: Shows a bar in a terminal.
@@ -70,198 +81,292 @@ def calibrate(
     >>> import ibnn
     >>> x, y = torch.randn(100, 4), torch.randint(3, (100,))  # nothing to know
     >>> net = torch.nn.Linear(4, 3)
-    >>> _ = net.weight.data.mul_(10)  # and quite sure of itself
+    >>> _ = net.weight.data.mul_(10)  # and overconfident
     >>> report = calibrate(ibnn.convert(net, components=2, seed=0), (x, y))
     >>> report.after["nll"] < report.before["nll"]
     True
     """
-    _check_arguments(model, samples, batch_size, seed)
-    with generators_restored():
-        x, y = _held_out(valid, batch_size, seed, model.likelihood.pack)
-    outputs = Outputs(model, x, samples=samples, seed=seed, batch_size=batch_size)
-    with model._lock, _restored_on_error(model), evaluating(model), torch.no_grad():
-        search = _Search(outputs, y, temper=temperature, profile=profile)
-        with Bar("calibrate", search.plan.total, shown=progress) as bar:
-            outputs.tick = lambda done: bar.update(done=done)
-            found = search.run()
-        _tell_novel(model, x, y, search.answers, seed=seed, batch_size=batch_size)
-    return found
-
-
-class _Search:
-    """Chooses a scale; rows come in random order, so that the first half of them is a random half."""
-
-    def __init__(self, outputs: Outputs, y: Tensor, *, temper: bool, profile: bool) -> None:
-        self.outputs, self.model, self.likelihood = outputs, outputs.model, outputs.model.likelihood
-        self.y, self.temper, self.profile = y.to(outputs.device), temper, profile
-        self.first = 0.25 if outputs.trained else 0.02  # the smallest scale that is tried
-        sizes = {"components": self.model.components, "samples": outputs.samples, "batch_size": outputs.batch_size}
-        steps = descent.STEPS if profile else 0
-        self.plan: Plan = plan(len(y), trained=outputs.trained, steps=steps, **sizes)
-        self.answers = torch.empty(0)  # outputs that are answered with, (K, S, N, …)
-
-    def run(self) -> Calibration:
-        """Finds curve, choice and scores; then, at last, sets the model."""
-        outputs, flat = self.outputs, self.outputs.flat
-        self.model.set_posterior(mean=outputs.mean)
-        plain = self._checked_plain()
-        self._find_rows(flat)
-        check = Check(outputs, self.y, plain, self.plan, temper=self.temper)
-        before = check.scores(plain, 1.0)
-        if outputs.trained:
-            before = check.scores(check.cycled(check.drawn(flat, 1.0)), None)
-        if isinstance(self.likelihood, Heads) and self.temper:
-            self.likelihood.balance(plain, self.y, helpful_temperature)
-        race, scale, reason = self._raced(flat, plain)
-        zero = measured(self.likelihood, plain, 0.0, self.y)
-        found, self.answers = check.settled(race, scale, zero)
-        outputs.set_noise(race.factors, found.scale)
-        self.likelihood.set_temperature(found.temperature)
-        self.model.eval_samples, self.model.eval_seed = outputs.samples, outputs.seed
-        return self._report(race, found, before, reason, race.points(zero))
-
-    def _report(
-        self, race: Race, found: Settled, before: dict[str, float], reason: str, curve: tuple[Point, ...]
-    ) -> Calibration:
-        std, names = self.outputs.std(race.factors, found.scale), list(self.model.latents)
-        means = [float(part.mean()) for part in std.split(self.outputs.layers.tolist(), 1)]
-        units = zip(names, self.model.unit_std.tolist(), self.model.has_units.tolist(), strict=True)
-        return Calibration(
-            curve=curve,
-            scale=found.scale,
-            temperature=found.temperature,
-            profile=dict(zip(names, means, strict=True)),
-            unit_profile={name: std for name, std, own in units if own},
-            profile_kept=race.factors is not self.outputs.flat,
-            reason=" ".join(filter(None, (reason, found.reason))),
-            before=before,
-            temperature_scaling=found.scaled,
-            after=found.scores,
-            cross_nll=found.cross_nll,
-            gain=found.gain,
-            rows=len(self.y),
-            passes=self.outputs.passed / len(self.y),
-        )
-
-    def _checked_plain(self) -> Tensor:
-        """Returns the outputs without noise; raises if they do not fit the labels, or labels are too few."""
-        with explaining_shapes(self.model.net, self.outputs.inputs(self.outputs.everything[:256]), "valid"):
-            plain = self.outputs.plain(self.outputs.everything)
-            check_rows(plain[0, 0], len(self.y))
-        self.likelihood.check(plain[0, 0], self.y)
-        if (labels := self.likelihood.count(self.y)) < FEWEST:
-            remedy = "Hold out more: targets that are ignored do not count."
-            raise ValueError(complaint("valid", f"data of at least {FEWEST} labels", labels, remedy))
-        if plain.isnan().any() or plain.isposinf().any():  # −∞ masks a class
-            got = "NaN or infinity in the network's outputs"
-            raise ValueError(complaint("valid", "data that the network can answer", got, "Check the inputs' scale."))
-        return plain
-
-    def _find_rows(self, flat: Tensor) -> None:
-        """Finds out whether each row can have its own draw: layers that do not see the batch first refuse that."""
-        try:
-            self.outputs.noisy(flat, self.first, self.outputs.everything[: min(2, self.outputs.batch_size)], 2)
-        except ValueError:
-            self.outputs.by_row = False
-
-    def _raced(self, flat: Tensor, plain: Tensor) -> tuple[Race, float, str]:
-        """Returns the race with the layers' factors that won, the scale to take, and why these factors."""
-
-        def race(factors: Tensor) -> Race:
-            return Race(self.outputs, factors, plain, self.y, self.plan, temper=self.temper)
-
-        one = race(flat)
-        reserve = self.plan.steps * descent.COST
-        curve = one.narrow(one.begin(self.first, SWEEP), reserve)
-        if not self.profile:
-            return one, one.finish(curve), "One scale for all layers, as asked for."
-        best, first_half = one.best(curve), self.y[: len(self.y) // 2]
-        start, temperature = 2 * best.scale or self.first, best.temperature if self.temper else 1.0
-        options: Any = {"temper": self.temper, "steps": self.plan.steps}
-        try:
-            std = descent.layer_scales(self.outputs, first_half, start, temperature, **options)
-        except (NotImplementedError, RuntimeError, ValueError) as error:
-            reason = f"One scale for all layers: scales of their own could not be fitted ({error})."
-            return one, one.finish(curve), reason
-        scale = float(std[self.outputs.noisy_parts].log().mean().exp())
-        own = race(std / scale)
-        own.rows = one.rows
-        layers = own.begin(scale, 2)
-        without, nll = (float(best.losses(self.temper).sum() / best.counts.sum()) for best in (best, own.best(layers)))
-        if not nll < without:
-            reason = f"One scale for all layers: scales of their own did not help ({nll:.4f} to {without:.4f})."
-            return one, one.finish(curve), reason
-        reason = f"A scale for each layer: the NLL of a second half fell from {without:.4f} to {nll:.4f}."
-        return own, own.finish(layers), reason
-
-
-def _tell_novel(model: IBNN, x: Inputs, y: Tensor, answers: Tensor, *, seed: int, batch_size: int) -> None:
-    """Makes a reference of the held-out rows: each half is ranked with statistics of the other."""
-    part = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:RANKED].sort().values
-    data = as_source((slice_rows(x, part, len(y)), y[part]), batch_size=batch_size, shuffled=False)
-    given = model.likelihood.summarise(answers[:, :, part.to(answers.device)]).to(torch.device("cpu"))
-    fit_novelty_if_possible(model, data, answers=given, seed=seed, batch_size=batch_size)
-
-
-def _check_arguments(model: IBNN, samples: int, batch_size: int, seed: int) -> None:
     if not isinstance(model, IBNN):
         remedy = "Convert it first: calibrate(ibnn.convert(net), valid)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
     model.posterior()  # refuses a reverted one
     model.require_mixture()
-    for name, value in (("samples", samples), ("batch_size", batch_size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(complaint(name, "an integer of at least 1", value, f"Leave {name} out."))
+    check.integer("samples", samples, remedy="Pass samples=5.")
+    check.integer("batch_size", batch_size, remedy="Pass batch_size=256.")
     check_seed(seed)
-
-
-def _held_out(
-    valid: Any, batch_size: int, seed: int, pack: Callable[[Any], Tensor] | None = None
-) -> tuple[Inputs, Tensor]:
-    """All inputs and targets, in an order of their own."""
-    known = isinstance(valid, Source)
-    source = valid if known else as_source(valid, batch_size=batch_size, name="valid", shuffled=False, pack=pack)
-    batches = [(share.x, share.y) for share in source.epoch(seed, 0)]
-    rows = sum(len(y) for _, y in batches)
-    if rows < FEWEST:
+    with generators_restored():
+        options: Any = {"batch_size": batch_size, "shuffled": False, "pack": model.likelihood.pack}
+        x, y = gather(valid if isinstance(valid, Source) else as_source(valid, name="valid", **options), seed, "valid")
+    if len(y) < FEWEST:
         remedy = "Hold out more: a few hundred do, 2,000 are plenty."
-        raise ValueError(complaint("valid", f"at least {FEWEST} labelled rows", rows, remedy))
-    try:
-        x, y = _joined([x for x, _ in batches]), torch.cat([y for _, y in batches])
-    except (RuntimeError, TypeError) as error:
-        remedy = "Pad them to one length."
-        raise ValueError(complaint("valid", "batches of rows of one shape", str(error), remedy)) from error
+        raise ValueError(complaint("valid", f"at least {FEWEST} labelled rows", len(y), remedy))
     refuse_nan(x, argument="valid")
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    return slice_rows(x, order, rows), y[order]
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))  # the first rows are random ones
+    x, y = slice_rows(x, order, len(y)), y[order]
+    with _restored_on_error(model), model.evaluating(), torch.no_grad(), Bar("calibrate", shown=progress) as bar:
+        outputs = _Outputs(model, x, len(y), samples=samples, seed=seed, batch_size=batch_size, bar=bar)
+        report, answers = _calibrated(outputs, y.to(outputs.device), temper=temperature)
+        known = (slice_rows(x, slice(0, RANKED), len(y)), y[:RANKED])
+        given = model.likelihood.summarise(answers[:, :, :RANKED]).to(torch.device("cpu"))
+        source = as_source(known, batch_size=batch_size, shuffled=False)
+        fit_novelty_if_possible(model, source, answers=given, seed=seed, batch_size=batch_size)
+    return report
 
 
-def _joined(parts: list[Any]) -> Any:
-    """Batches of inputs as one; what is not a tensor of the batch's length is the first batch's."""
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(parts) if first.dim() else first
-    if isinstance(first, Mapping):
-        return {name: _joined([part[name] for part in parts]) for name in first}
-    if isinstance(first, tuple | list):
-        return tuple(_joined(list(part)) for part in zip(*parts, strict=True))
-    return first
+def _calibrated(outputs: "_Outputs", y: Tensor, *, temper: bool) -> tuple[Calibration, Tensor]:
+    """Sets the model; returns the report, and the outputs (K, S, N, …) that answers are made of."""
+    model, likelihood = outputs.model, outputs.model.likelihood
+
+    def scores(draws: Tensor, temperature: float | None) -> dict[str, float]:
+        return likelihood.score(likelihood.summarise(draws, temperature), y)
+
+    model.set_posterior(mean=outputs.mean)
+    plain = _checked_plain(outputs, y)
+    before = scores(outputs.answers(1.0), None) if outputs.trained else scores(plain, 1.0)
+    if isinstance(likelihood, Heads) and temper:
+        likelihood.balance(plain, y, helpful_temperature)
+    scaled = scores(plain, helpful_temperature(likelihood, plain, y))
+    without = measure(likelihood, plain, 0.0, y, temper=temper)
+    cross, counts = crossed(likelihood, plain, y, temper=temper)
+    curve = _curve(outputs, plain, y, temper=temper)
+    kept, answers, after, noisy_cross = without, plain, scores(plain, without.temperature), cross
+    reason = "Noise does not lower the NLL: this is temperature scaling, without noise."
+    if scale := _chosen(curve, outputs, temper):
+        draws = outputs.answers(scale)
+        noisy = measure(likelihood, draws, scale, y, temper=temper)
+        tried, tried_cross = scores(draws, noisy.temperature), crossed(likelihood, draws, y, temper=temper)[0]
+        if tried["nll"] <= after["nll"] and tried_cross.sum() <= cross.sum():
+            kept, answers, after, noisy_cross, reason = noisy, draws, tried, tried_cross, ""
+        else:
+            reason = f"Noise of scale {scale:.3g} is worse than none: this is temperature scaling, without noise."
+    outputs.set_noise(kept.scale)
+    likelihood.set_temperature(kept.temperature)
+    model.eval_samples, model.eval_seed = outputs.samples, outputs.seed
+    units = zip(model.latents, model.unit_std.tolist(), model.has_units.tolist(), strict=True)
+    report = Calibration(
+        curve=tuple(candidate.point for candidate in curve),
+        scale=kept.scale,
+        temperature=kept.temperature,
+        std={name: float(part.mean()) for name, _, part in model.by_layer(model.posterior().std)},
+        unit_std={name: std for name, std, has_units in units if has_units},
+        reason=reason,
+        before=before,
+        temperature_scaling=scaled,
+        after=after,
+        cross_nll=(float(cross.sum() / counts.sum()), float(noisy_cross.sum() / counts.sum())),
+        gain=paired(cross, noisy_cross, counts),
+        rows=outputs.rows,
+        passes=outputs.passed / outputs.rows,
+    )
+    return report, answers
+
+
+class Candidate(NamedTuple):
+    """A scale, its temperature, and sums of losses over groups of rows (G,), at temperature 1 and at that one."""
+
+    scale: float
+    temperature: float
+    counts: Tensor  # data in each group
+    plain: Tensor
+    losses: Tensor
+
+    @property
+    def point(self) -> Point:
+        """The mean losses."""
+        plain, losses = (float(part.sum() / self.counts.sum()) for part in (self.plain, self.losses))
+        return Point(self.scale, plain, self.temperature, losses)
+
+
+def measure(likelihood: Likelihood, draws: Tensor, scale: float, y: Tensor, *, temper: bool) -> Candidate:
+    """Returns the losses of draws (K, S, N, …) at a scale, at their best temperature or, without `temper`, at 1."""
+    plain, counts = likelihood.losses(draws, y, 1.0)
+    best = helpful_temperature(likelihood, draws, y) if temper else 1.0
+    return Candidate(scale, best, counts, plain, likelihood.losses(draws, y, best)[0])
+
+
+def _curve(outputs: "_Outputs", plain: Tensor, y: Tensor, *, temper: bool) -> list[Candidate]:
+    """Returns candidates of growing scale, the first without noise, measured on the first rows."""
+    y, smallest = y[: outputs.searched], SMALLEST[outputs.trained]
+
+    def tried(scale: float) -> Candidate:
+        draws = outputs.mirrored(scale) if scale else plain[:, :, : outputs.searched]
+        return measure(outputs.model.likelihood, draws, scale, y, temper=temper)
+
+    curve = [tried(0.0)]
+    for number in range(SCALES):
+        curve.append(tried(smallest * 2**number))
+        lowest = min(curve, key=lambda candidate: _total(candidate.losses))
+        difference, error = paired(curve[-1].losses, lowest.losses, lowest.counts)
+        if not difference <= TOO_MUCH * error:
+            break
+    chosen = _chosen(curve, outputs, temper)
+    beside = (chosen / 2**0.5, chosen * 2**0.5) if chosen else (smallest / 2,)
+    return sorted([*curve, *map(tried, beside)], key=lambda candidate: candidate.scale)
+
+
+def _chosen(curve: list[Candidate], outputs: "_Outputs", temper: bool) -> float:
+    losses, part = [candidate.losses for candidate in curve], outputs.searched / outputs.rows
+    return curve[choose(losses, curve[0].counts, largest=temper, part=part)].scale
+
+
+def choose(losses: list[Tensor], counts: Tensor, *, largest: bool, part: float = 1.0) -> int:
+    """Returns which of some growing scales to take, the first without noise, by the losses of groups of rows (G,).
+
+    That is the scale of the lowest NLL; with `largest` the largest that is within one standard error of it (of the
+    paired differences) and keeps half of its gain over the first, or is within a quarter of one, or 0.001 nats, of it.
+    The rows are this `part` of all held-out rows: it is the standard error of all of them that counts.
+
+    >>> import torch
+    >>> losses = [torch.tensor(pair) for pair in ([4.0, 2.0], [2.0, 2.0], [2.0, 2.5], [3.0, 4.0])]
+    >>> [choose(losses, torch.ones(2), largest=largest) for largest in (False, True)]
+    [1, 2]
+    """
+    totals = [_total(loss) for loss in losses]
+    best = min(range(len(totals)), key=totals.__getitem__)
+    if not largest:
+        return best
+    for at in reversed(range(best, len(totals))):
+        difference, error = paired(losses[at], losses[best], counts)
+        error *= part**0.5
+        halfway = totals[at] <= (totals[0] + totals[best]) / 2
+        if difference <= max(error if halfway else error / 4, NEGLIGIBLE):
+            return at
+    return best
+
+
+def _total(losses: Tensor) -> float:
+    return float(losses.sum()) if losses.isfinite().all() else math.inf
+
+
+def paired(losses: Tensor, others: Tensor, counts: Tensor) -> tuple[float, float]:
+    """Returns the difference of two NLLs, and its standard error, from the groups' differences."""
+    difference = losses - others
+    mean = difference.sum() / counts.sum()
+    spread = (difference - mean * counts).square().sum() * len(counts) / max(len(counts) - 1, 1)
+    return float(mean), float(spread.sqrt() / counts.sum())
+
+
+def crossed(likelihood: Likelihood, draws: Tensor, y: Tensor, *, temper: bool) -> tuple[Tensor, Tensor]:
+    """Returns losses and counts of groups of rows (G,), each half of the rows at the best temperature of the other."""
+    halves = slice(0, len(y) // 2), slice(len(y) // 2, None)
+    parts = []
+    for here, other in (halves, halves[::-1]):
+        best = helpful_temperature(likelihood, draws[:, :, other], y[other]) if temper else 1.0
+        parts.append(likelihood.losses(draws[:, :, here], y[here], best))
+    losses, counts = (torch.cat(part) for part in zip(*parts, strict=True))
+    return losses, counts
+
+
+class _Outputs:
+    """Runs the network on the held-out rows with noise of a given scale.
+
+    Attributes:
+        trained: Whether the latents were trained.
+        searched: How many rows the search uses: what `PASSES` leaves beside an answer for each row.
+        by_row: Whether every row can have its own draw; layers that do not see the batch refuse that.
+        passed: How many rows went through the network.
+    """
+
+    def __init__(self, model: IBNN, x: Inputs, rows: int, *, samples: int, seed: int, batch_size: int, bar: Bar):
+        self.model, self.x, self.rows, self.device = model, x, rows, model.examples.device
+        self.samples, self.seed, self.batch_size, self.bar, self.passed = samples, seed, batch_size, bar, 0
+        left = PASSES * max(rows, LEAST) - model.components * samples * rows
+        self.searched = min(max(left // ((SCALES + 2) * DRAWS), rows // 4), rows)
+        self.by_row, self.trained = True, int(model.examples) > 0
+        q = model.posterior()
+        self.mean, self.std, self.unit_std = q.mean.clone(), q.std.clone(), model.unit_std.clone()
+        if not self.trained:
+            channels, units = torch.tensor(noise_shares(model.latents.values(), model.draws)).to(self.mean)
+            self.mean, self.unit_std = torch.ones_like(self.mean), units.to(model.unit_std)
+            self.std = by_node(model.latents.values(), channels).expand_as(self.mean).clone()
+
+    def set_noise(self, scale: float) -> None:
+        """Sets the model's σ and τ."""
+        self.model.set_posterior(std=scale * self.std, unit_std=scale * self.unit_std)
+
+    def plain(self) -> Tensor:
+        """Returns the outputs without noise, (K, 1, N, …); components that were never trained are alike, and K is 1."""
+        z = Draws(self.mean if self.trained else self.mean[:1])
+        return self._by_batch(self.rows, lambda rows: z)[:, None]
+
+    def answers(self, scale: float) -> Tensor:
+        """Sets the noise; returns the outputs that `predict` makes its answers of, (K, S, N, …)."""
+        self.set_noise(scale)
+        draws = self.model.draw_each(self.samples, self.seed)
+        outputs = self._by_batch(self.rows, lambda rows: draws)
+        return outputs.unflatten(0, (self.model.components, self.samples))  # type: ignore[no-any-return]
+
+    def mirrored(self, scale: float) -> Tensor:
+        """Returns outputs of the search's rows, (1, J, R, …), each row with its own draws, in mirrored pairs.
+
+        What is linear in the noise cancels in a pair. Draws are the same at every scale, so that the curve is smooth.
+        They differ between rows, so that it does not depend on a few lucky ones.
+        """
+        pairs = [self._by_batch(self.searched, functools.partial(self.pair, scale, j)) for j in range(DRAWS // 2)]
+        return torch.cat(pairs)[None]
+
+    def pair(self, scale: float, number: int, rows: Tensor) -> Draws:
+        """Returns a draw and its mirror image for each row; number and row choose the component."""
+        rows = rows.to(self.device) if self.by_row else torch.zeros(1, dtype=torch.int64, device=self.device)
+        k = (number + rows) % self.model.components
+        offset = normals(address(self.seed, Space.SEARCH, number, rows), self.model.nodes).view(len(rows), -1)
+        offset = scale * self.std[k] * offset
+        z, at = torch.stack([self.mean[k] + offset, self.mean[k] - offset]), None
+        if self.model.draws != "channel":
+            at = words(address(self.seed, Space.SEARCH_UNITS, number, rows))
+            at = numbered_words(at, len(self.model.latents)).view(len(rows), -1)
+            at = torch.stack([at, at + MIRRORED])
+        if not self.by_row:  # one for all rows
+            z, at = z[:, 0], None if at is None else at[:, 0]
+        return Draws(z, at, scale * self.unit_std)
+
+    def _by_batch(self, rows: int, draws: Callable[[Tensor], Draws]) -> Tensor:
+        """Returns the outputs of the first rows, (J, N, …), given the draws for each batch's rows."""
+        parts: list[Tensor] = []
+        for batch in torch.arange(rows).split(self.batch_size):
+            parts.append(self.model.outputs(self.inputs(batch), draws(batch)))
+            self.passed += len(parts[-1]) * len(batch)
+            self.bar.update(done=self.passed)
+        return torch.cat(parts, 1)
+
+    def inputs(self, rows: Tensor) -> Inputs:
+        """Returns some rows of the inputs, on the model's device."""
+        return tree_map(lambda t: t.to(self.device), slice_rows(self.x, rows, self.rows))
+
+
+def _checked_plain(outputs: _Outputs, y: Tensor) -> Tensor:
+    """Returns the outputs without noise; raises if they do not fit the labels, or labels are too few."""
+    likelihood, few = outputs.model.likelihood, torch.arange(min(256, outputs.rows))
+    with explaining_shapes(outputs.model.net, outputs.inputs(few), "valid"):
+        plain = outputs.plain()
+        check_rows(plain[0, 0], outputs.rows)
+    likelihood.check(plain[0, 0], y)
+    if (labels := likelihood.count(y)) < FEWEST:
+        remedy = "Hold out more: targets that are ignored do not count."
+        raise ValueError(complaint("valid", f"data of at least {FEWEST} labels", labels, remedy))
+    if plain.isnan().any() or plain.isposinf().any():  # −∞ masks a class
+        got = "NaN or infinity in the network's outputs"
+        raise ValueError(complaint("valid", "data that the network can answer", got, "Check the inputs' scale."))
+    two = few[: min(2, outputs.batch_size)]
+    try:
+        outputs.model.outputs(outputs.inputs(two), outputs.pair(0.01, 0, two))
+    except ValueError:
+        outputs.by_row = False
+    return plain
 
 
 @contextmanager
 def _restored_on_error(model: IBNN) -> Iterator[None]:
     """Puts latents, temperature and eval settings back if the block fails."""
-    likelihood = model.likelihood
-    kept: list[tuple[Tensor, Tensor]] = [
-        (p, p.detach().clone()) for latent in model.latents.values() for p in latent.parameters()
-    ]
-    kept += [(buffer, buffer.clone()) for buffer in likelihood.buffers()]
-    settings, reference = (model.eval_samples, model.eval_seed), model.reference
+    tensors: list[Tensor] = [parameter for latent in model.latents.values() for parameter in latent.parameters()]
+    tensors += [*model.likelihood.buffers(), model.unit_std]
+    values = [tensor.detach().clone() for tensor in tensors]
+    settings = model.eval_samples, model.eval_seed, model.reference
     try:
         yield
     except BaseException:
         with torch.no_grad():
-            for tensor, value in kept:
+            for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
-        (model.eval_samples, model.eval_seed), model.reference = settings, reference
+        model.eval_samples, model.eval_seed, model.reference = settings
         raise
