@@ -726,7 +726,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         def hf_hub_download(self, repo_id: str, filename: str, *, revision: str | None) -> str:
             return str(root / repo_id / filename)
 
-        def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str = "") -> None:
+        def upload_folder(self, *, repo_id: str, folder_path: str, **_: object) -> None:
             shutil.copytree(folder_path, root / repo_id, dirs_exist_ok=True)
 
     def snapshot_download(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:

@@ -12,6 +12,8 @@ from ibnn.errors import complaint
 from ibnn.files.model_folder import CONFIG, FILES, check_replaceable, read_config
 from ibnn.files.saving import Architecture, Folder, load, save_pretrained
 from ibnn.files.sealed import extra
+from ibnn.inputs import Pick
+from ibnn.likelihood import Likelihood
 from ibnn.network import IBNN
 from ibnn.novelty import Reference
 
@@ -23,14 +25,25 @@ def push_to_hub(
     latents_only: bool = False,
     architecture: Architecture | None = None,
     private: bool | None = None,
-    **upload: Any,
+    revision: str | None = None,
+    commit_message: str | None = None,
+    create_pr: bool = False,
 ) -> str:
     """Saves a model to a repository of the Hugging Face hub ("user/name"), made if need be; returns its address.
 
-    A model card is written if there is none. Log in first (`hf auth login`, or the variable HF_TOKEN). `upload` takes
-    more options of `huggingface_hub.HfApi.upload_folder`: revision, commit_message, create_pr.
+    A model card is written if there is none. Log in first (`hf auth login`, or the variable HF_TOKEN).
+
+    Args:
+        model: As in `save_pretrained`, and so are `latents_only` and `architecture`.
+        repo_id: The repository.
+        latents_only: Leaves the weights out.
+        architecture: How `load` builds the network.
+        private: Whether a new repository is private; None for the account's default.
+        revision: Branch to write to.
+        commit_message: Message of the commit.
+        create_pr: Opens a pull request and changes no branch.
     """
-    api, revision = extra("huggingface_hub").HfApi(), upload.get("revision")
+    api = extra("huggingface_hub").HfApi()
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(model, folder, latents_only=latents_only, architecture=architecture)
         url = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -40,12 +53,20 @@ def push_to_hub(
             Path(folder, "README.md").write_text(
                 _card(read_config(Path(folder)), repo_id, model.reference), encoding="utf-8"
             )
-        api.upload_folder(repo_id=repo_id, folder_path=folder, **upload)
+        to = {"revision": revision, "commit_message": commit_message, "create_pr": create_pr}
+        api.upload_folder(repo_id=repo_id, folder_path=folder, **to)
     return str(url)
 
 
 def from_pretrained(
-    source: Folder, net: nn.Module | None = None, *, revision: str | None = None, **options: Any
+    source: Folder,
+    net: nn.Module | None = None,
+    *,
+    revision: str | None = None,
+    force: bool = False,
+    likelihood: Likelihood | None = None,
+    logits: Pick | None = None,
+    copy: bool = True,
 ) -> IBNN:
     """Loads a model as `load` does, from a folder or else a repository of the Hugging Face hub ("user/name").
 
@@ -58,7 +79,7 @@ def from_pretrained(
         fetch = functools.partial(extra("huggingface_hub").snapshot_download, source, revision=revision)
         config = read_config(Path(fetch(allow_patterns=[CONFIG])))
         folder = Path(fetch(allow_patterns=[CONFIG, FILES[config["latents_only"]]]))
-    return load(folder, net, **options)
+    return load(folder, net, force=force, likelihood=likelihood, logits=logits, copy=copy)
 
 
 def _card(config: dict[str, Any], repo_id: str, reference: Reference | None) -> str:
