@@ -15,6 +15,7 @@ import ibnn
 import ibnn.likelihood.running
 import ibnn.network
 from ibnn import Bernoulli, Categorical, Gaussian, Heads
+from ibnn.baselines import Plain
 
 B, T, C, D = 6, 5, 3, 4
 
@@ -453,7 +454,7 @@ def test_inputs_by_keyword_come_as_a_dict() -> None:
     outputs = [model.draw(component=k, index=s)(**inputs) for k in range(8) for s in range(5)]
     torch.testing.assert_close(expected.probs, torch.stack(outputs).softmax(-1).mean(0))
     assert torch.equal(ibnn.predict(model, inputs).probs, expected.probs)
-    plain = ibnn.baselines.Plain(Named())
+    plain = Plain(Named())
     torch.testing.assert_close(plain.predict(inputs).probs, plain.net(**inputs).softmax(-1))
     with pytest.raises(TypeError, match="sample"):
         model.predict(inputs, sample=3)

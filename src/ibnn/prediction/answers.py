@@ -5,7 +5,7 @@ part ≥ 0.
 """
 
 import math
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
@@ -282,7 +282,7 @@ class GaussianPrediction(Prediction):
 
 
 @dataclass(frozen=True)
-class JointPrediction(Prediction):
+class JointPrediction(Prediction, Mapping[str, Any]):
     """A prediction for each of several outputs of a network, by name: `p["age"].mean`, `dict(p)`.
 
     It is read like a mapping, but its length is the number of inputs, as of every prediction.
@@ -300,22 +300,6 @@ class JointPrediction(Prediction):
     def __iter__(self) -> Iterator[str]:
         """Iterates over the names of the outputs."""
         return iter(self.heads)
-
-    def __contains__(self, name: object) -> bool:
-        """Whether an output has this name."""
-        return name in self.heads
-
-    def keys(self) -> KeysView[str]:
-        """The names of the outputs."""
-        return self.heads.keys()
-
-    def values(self) -> ValuesView[Any]:
-        """The predictions."""
-        return self.heads.values()
-
-    def items(self) -> ItemsView[str, Any]:
-        """The names of the outputs with their predictions."""
-        return self.heads.items()
 
     def __len__(self) -> int:
         """How many inputs were answered."""
