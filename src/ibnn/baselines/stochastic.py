@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
+from ibnn import check
 from ibnn.baselines.plain import Plain, generator, mean_terms
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, batch_length, repeat_rows, tree_map
@@ -60,8 +61,8 @@ class MCDropout(Plain):
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None, *, rate: float | None = None) -> None:
         super().__init__(net, likelihood)
         self.rate = rate
-        if rate is not None and not 0 < rate < 1:
-            raise ValueError(complaint("rate", "between 0 and 1", rate, "Pass 0.1, or None for the network's own."))
+        if rate is not None:
+            check.share("rate", rate, remedy="Pass 0.1, or None for the network's own.")
         own = [(m, n, c) for m in net.modules() for n, c in m._modules.items() if isinstance(c, _DropoutNd)]
         if rate is None and not any(child.p > 0 for _, _, child in own):
             raise ValueError(complaint("rate", "given", "a network without dropout", "Pass rate=0.1."))
@@ -117,8 +118,7 @@ class MeanField(Plain):
     ) -> None:
         super().__init__(net, likelihood)
         for name, value in (("prior_std", prior_std), ("init_std", init_std)):
-            if not 0 < value < math.inf:
-                raise ValueError(complaint(name, "positive", value, f"Pass {name}=0.1."))
+            check.number(name, value, above=0, remedy=f"Pass {name}=0.1.")
         self.prior_std = prior_std
         layers = [(name, m) for name, m in net.named_modules() if layer_type(m)]
         if not layers:
@@ -196,8 +196,7 @@ class SWAG(Plain):
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None, *, rank: int = 20) -> None:
         super().__init__(net, likelihood)
-        if not isinstance(rank, int) or rank < 2:
-            raise ValueError(complaint("rank", "an integer of at least 2", rank, "Pass rank=20."))
+        check.integer("rank", rank, least=2, remedy="Pass rank=20.")
         weights = self._weights()
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=weights.device))
         self.register_buffer("mean", torch.zeros_like(weights))

@@ -23,7 +23,14 @@ from ibnn.latent import Latent
 # torch.distributed's sharding takes more than a second to import: only where a model is sharded.
 
 
-def shard(model: Any, blocks: Sequence[str | type[nn.Module]] = (), **options: Any) -> None:
+def shard(
+    model: Any,
+    blocks: Sequence[str | type[nn.Module]] = (),
+    *,
+    reshard_after_forward: bool | int | None = None,
+    mp_policy: Any = None,
+    offload_policy: Any = None,
+) -> None:
     """Spreads the weights of a converted network over the workers, in place; `fit` then trains it.
 
     Call it on every worker (torchrun, accelerate launch) before `fit`. The first worker's values count.
@@ -32,7 +39,9 @@ def shard(model: Any, blocks: Sequence[str | type[nn.Module]] = (), **options: A
         model: Made by `ibnn.convert`, or a method of `ibnn.baselines`.
         blocks: Names or classes of modules in `model.net` whose weights are gathered one block at a time, such as a
             Transformer's layers; what is in none of them is gathered together.
-        **options: Those of torch's `fully_shard`, such as `mp_policy` and `reshard_after_forward`.
+        reshard_after_forward: As of torch's `fully_shard`, like those that follow; None for its default.
+        mp_policy: Mixed precision.
+        offload_policy: Whether shards are kept in the CPU's memory.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -53,8 +62,10 @@ def shard(model: Any, blocks: Sequence[str | type[nn.Module]] = (), **options: A
         dist.broadcast(tensor.data, 0)
     latents = {p for module in model.modules() if isinstance(module, Latent) for p in module.parameters()}
     mesh = init_device_mesh(next(model.parameters()).device.type, (world,))
+    options = {"reshard_after_forward": reshard_after_forward, "mp_policy": mp_policy, "offload_policy": offload_policy}
+    given = {name: value for name, value in options.items() if value is not None}
     for module in (*reversed(inside), model.net):  # from the inside out
-        fully_shard(module, **{"mesh": mesh, "ignored_params": latents, **options})
+        fully_shard(module, mesh=mesh, ignored_params=latents, **given)
 
 
 def is_sharded(model: Any) -> bool:
