@@ -1,4 +1,4 @@
-"""Searches for the temperature T that minimises a held-out NLL, and what is decided by it.
+"""Finds the temperature T that minimises a held-out NLL, and decides by it.
 
 Draws (K, S, N, …) are raw outputs of a network, targets are as `Likelihood.losses` takes them.
 """

@@ -203,7 +203,7 @@ class _Run:
 
     def run(self, resume: str, callbacks: Sequence[Callback]) -> History:
         """Resumes or starts, trains, and returns the history."""
-        with generators_restored(), self.session.locked(), self.session.interruptible(), closing(self.engine):
+        with generators_restored(), closing(self.engine), self.session.locked(), self.session.interruptible():
             self.session.resume(resume)
             with closing(Monitor(self.total, self.state.progress.step, quiet=self.quiet)) as monitor:
                 self.journal = Journal(self.state, self.engine, self.recipe, self.folder, monitor)
