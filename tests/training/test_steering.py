@@ -344,7 +344,7 @@ def test_few_noisy_labels_ask_for_more_noise() -> None:
 
 @pytest.mark.slow
 def test_the_best_of_a_grid_is_nearly_reached() -> None:
-    """Nine tenths of what there is to gain. The noise of the grid is fixed, has the same KL weight, and may be settled, too."""
+    """Nine tenths of the gain; the noise of the grid is fixed, has the same KL weight, and may be settled, too."""
     train, valid = coins(300, 1, 0.15), coins(300, 2, 0.15)
     auto = make_coins(64)
     fit(auto, train, valid, **TOY | {"steps": 300})
