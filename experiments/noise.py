@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn import metrics
-from ibnn.layers.units import MIRRORED
+from ibnn.draws import Draws
 from ibnn.nets import LeNet
-from ibnn.passes import Draws
+from ibnn.units import MIRRORED
 
 REPEATS, SAMPLES, REFERENCE = 16, (1, 2, 5), 400  # the last: draws of all components together
 Signs = Tensor  # of each draw's noise, (K, S)

@@ -53,8 +53,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tables import fill_in
 
+from ibnn.autograd import inverse_softplus
 from ibnn.lab import display
-from ibnn.latent import inverse_softplus
 from ibnn.likelihood import Categorical, Gaussian, Likelihood
 from ibnn.likelihood.temperature import best_temperature
 from ibnn.sklearn import IBNNClassifier, IBNNRegressor

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ibnn.inputs import tensors
-from ibnn.layers.convolution import kept_memory
-from ibnn.layers.units import pools
+from ibnn.units import _POOLS
 
 
 class Peak(TorchDispatchMode):
@@ -19,7 +18,7 @@ class Peak(TorchDispatchMode):
         """Takes tensors made before: views of them do not count, nor memory that `layers` keeps between passes."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self._alive = 0
-        self._known = {tensor.untyped_storage()._cdata for tensor in (*known, *pools(), *kept_memory())}
+        self._known = {tensor.untyped_storage()._cdata for tensor in (*known, *_POOLS.values())}
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -13,6 +13,7 @@ from cases import K
 from torch import Tensor, nn
 
 import ibnn
+from ibnn.latent import Latent
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -24,8 +25,8 @@ def captured(model: ibnn.IBNN) -> Iterator[dict[str, list[Tensor]]]:
 
     def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def see(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            if layer.latent.z is not None:  # not in a run that looks for the batch
-                met[name].append(layer.latent.z.detach().clone())
+            if (z := layer.latent.current()[0]) is not None:  # not in a run that looks for the batch
+                met[name].append(z.detach().clone())
 
         return see
 
@@ -35,6 +36,12 @@ def captured(model: ibnn.IBNN) -> Iterator[dict[str, list[Tensor]]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def give(latent: Latent, z: Tensor | None) -> None:
+    """Lets a layer multiply its input by z until it is given None."""
+    latent.now.z = None if z is None else {latent.number: z}
+    latent.now.units = {latent.number: None}
 
 
 def multiplied(net: nn.Module, z: dict[str, Tensor]) -> nn.Module:

@@ -17,14 +17,15 @@ SOURCE = Path(ibnn.__file__).parent
 RINGS = [
     {"_version", "errors"},
     {"check"},
-    {"inputs", "progress", "normal", "generators", "metrics", "mixture", "objective", "nets"},
-    {"layers", "batches"},
+    {"inputs", "progress", "normal", "metrics", "mixture", "objective", "nets", "autograd", "generators"},
+    {"units", "batches"},
+    {"draws", "kernels"},
+    {"layers"},
     {"latent", "prediction"},
-    {"likelihood", "sided"},
-    {"novelty", "monitoring"},
-    {"passes"},
-    {"posterior", "draws"},
+    {"likelihood", "noise"},
+    {"labelled", "monitoring"},
     {"network"},
+    {"novelty"},
     {"convert"},
     {"budget", "calibration"},
     {"files"},
@@ -39,7 +40,13 @@ RINGS = [
     {"__init__", "__main__"},  # the doors
 ]
 # What is imported upwards, inside of a function that runs only where it is asked for.
-ON_DEMAND = {("prediction.predict", "novelty")}
+ON_DEMAND = {
+    ("convert", "contrib"),  # latents on outputs and biases
+    ("files.saving", "contrib"),
+    ("network", "files"),  # save_pretrained, push_to_hub, from_pretrained
+    ("network", "novelty"),  # a state with a reference
+    ("prediction.predict", "novelty"),
+}
 LEVEL = {room: number for number, ring in enumerate(RINGS) for room in ring}
 # Packages that only some rings may import, and the modules below that do so when they draw a figure.
 LOWEST = {"accelerate": "training", "pydantic": "training", "matplotlib": "lab"}

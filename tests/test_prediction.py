@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ibnn
 from ibnn.baselines import Ensemble, Plain
+from ibnn.draws import _noise
 from ibnn.inputs import evaluating, tensors
 
 FIELDS = ("probs", "log_probs", "total", "aleatoric", "between", "within", "standard_error")
@@ -456,54 +457,37 @@ def test_rows_of_draws_are_as_many_as_caches_hold(monkeypatch: pytest.MonkeyPatc
     )
     whole = model.draw_logits(x, 2)
     for entries, expected in ((2**24, [16]), (24 * 3, [6, 6, 4]), (24, [2] * 8), (10, [2] * 8)):  # 24 = 2 · (5 + 7)
-        monkeypatch.setattr(ibnn.passes, "CACHED", entries)
+        monkeypatch.setattr("ibnn.network.CACHED", entries)
         model.draw_logits(x, 2, batch_size=100)
         seen = rows_seen(model)
         torch.testing.assert_close(model.draw_logits(x, 2, batch_size=100), whole)
         assert seen == expected
 
 
-def test_noise_is_kept_for_the_next_input_and_never_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = make_model(), torch.randn(1, 5)
-    asked: list[object] = []
-    normals = ibnn.posterior.normals
-    monkeypatch.setattr(ibnn.posterior, "normals", lambda *at: asked.append(at) or normals(*at))
+def test_noise_is_kept_for_the_next_input_and_never_mistaken() -> None:
+    def make() -> ibnn.IBNN:
+        return ibnn.convert(nn.Sequential(nn.Conv2d(5, 6, 3), nn.Flatten(1)), components=3, seed=0)
+
+    model, x = make(), torch.randn(1, 5, 3, 3)
     with torch.inference_mode():
         first = model.draw_logits(x, 2)
     model.draw_logits(x, 2).sum().backward()  # not an inference tensor
     assert torch.equal(model.draw_logits(x, 2), first)
-    assert len(asked) == 1
-    for change in ({"seed": 1}, {"first": 1}, {"samples": 3}):
-        options = {"samples": 2, **change}
-        assert torch.equal(model.draw_logits(x, **options), make_model().draw_logits(x, **options))
+    assert model.draw_each(2).at is model.draw_each(2).at
+    changes = ({"seed": 1}, {"first": 1}, {"samples": 3}, {"components": [2, 0]}, {})
+    fresh = []
+    for options in changes:
+        _noise.cache_clear()
+        fresh.append(model.draw_each(**{"samples": 2, **options}))
+    for options, expected in zip(changes, fresh, strict=True):
+        again = model.draw_each(**{"samples": 2, **options})
+        assert torch.equal(again.at, expected.at)
+        assert torch.equal(again.z, expected.z)
     model.set_posterior(std=0.3)  # moves the draws, not their noise
     torch.testing.assert_close(model.draw_logits(x, 3)[2], model.draw(component=0, index=2)(x))
-    asked.clear()
-    copy.deepcopy(model).draw_logits(x, 3)
-    assert len(asked) == 1  # a copy keeps none
-    monkeypatch.setattr(ibnn.posterior, "_KEPT", 10)
-    model.draw_logits(x, 4)
-    asked.clear()
-    model.draw_logits(x, 4)
-    assert len(asked) == 1
 
 
-def test_words_of_units_are_kept_with_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make() -> ibnn.IBNN:
-        return ibnn.convert(nn.Sequential(nn.Conv2d(5, 6, 3), nn.Flatten(1)), components=3, seed=0)
-
-    model = make()
-    first = model.draw_each(2)
-    for options in ({"seed": 1}, {"first": 1}, {"samples": 3}, {"components": [2, 0]}, {}):
-        again = model.draw_each(**{"samples": 2, **options})
-        assert torch.equal(again.at, make().draw_each(**{"samples": 2, **options}).at)
-    assert torch.equal(again.at, first.at)
-    assert model.draw_latents(2).equal(first.z)
-    monkeypatch.setattr(ibnn.posterior, "words", None)
-    assert model.draw_each(2).at is again.at
-
-
-def test_weights_are_multiplied_where_that_is_cheaper_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_multiplied_where_that_is_cheaper_and_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))  # 42 and 24 weights, biases included
     model = ibnn.convert(net, components=3, seed=0).eval()
     own, linear = list(model.net.parameters()), torch.nn.functional.linear
@@ -516,10 +500,10 @@ def test_weights_are_multiplied_where_that_is_cheaper_and_come_back(monkeypatch:
     monkeypatch.setattr(torch.nn.functional, "linear", noting)
     with torch.no_grad():
         model.draw_logits(torch.randn(4, 5), samples=1)  # 20 and 28 inputs
-        assert folded == [False, False] + 2 * [False, True]
+        assert folded == 3 * [False, True]
         folded.clear()
         model.draw_logits(torch.randn(9, 5), samples=1)
-        assert folded == [False, False] + 2 * [True, True]
+        assert folded == 3 * [True, True]
     folded.clear()
     model.draw_logits(torch.randn(9, 5), samples=1).sum().backward()  # weights have gradients to get
     assert not any(folded)
@@ -533,7 +517,7 @@ def test_weights_are_multiplied_where_that_is_cheaper_and_come_back(monkeypatch:
     with pytest.raises(KeyboardInterrupt), torch.no_grad():
         model.draw_logits(torch.randn(9, 5), samples=1)
     assert all(a is b for a, b in zip(own, model.net.parameters(), strict=True))
-    assert not any(latent.folding or latent.after for latent in model.latents.values())
+    assert all(latent.current() == (None, None) for latent in model.latents.values())
 
 
 # ------------------------------------------------------------------------------------------------------ bounded memory

@@ -11,11 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from ibnn.convert import plan
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, logits_of
-from ibnn.layers.convolution import gradient_by_rows
-from ibnn.layers.direct import DIRECT
-from ibnn.layers.observe import input_shapes, saved_bytes
+from ibnn.kernels import KERNELS
+from ibnn.kernels.convolution import gradient_by_rows
+from ibnn.layers.batch_axis import input_shapes
+from ibnn.layers.memory import saved_bytes
 from ibnn.layers.registry import duplicate, layer_type
-from ibnn.passes import FEW
+from ibnn.network import FEW
 
 _COPIES = 3  # tensors of the posterior's size that σ and the KL "components" keep for their backward pass
 
@@ -75,7 +76,7 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
     flops = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mkldnn_rnn_layer: _lstm_operations})
     spared: list[int] = []
     watch = partial(_count_spared, spared)
-    hooks = [layer.register_forward_hook(watch) for layer in layers.values() if type(layer) in DIRECT]
+    hooks = [layer.register_forward_hook(watch) for layer in layers.values() if type(layer) in KERNELS]
     with torch.enable_grad(), torch.random.fork_rng(), input_shapes(layers) as shapes, saved_bytes(own) as saved, flops:
         output = logits_of(net(*args, **kwargs))
     for hook in hooks:

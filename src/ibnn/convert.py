@@ -1,11 +1,9 @@
-"""SURGERY: plan · convert · revert. Everything is checked before anything is touched."""
+"""Turns a plain network into an iBNN and back. Everything is checked before anything is touched."""
 
 import copy as copying
-import inspect
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import nn
@@ -13,21 +11,20 @@ from torch.nn.parameter import is_lazy
 
 import ibnn.layers.attention
 import ibnn.layers.recurrent  # noqa: F401  # both register their layer types
-from ibnn.errors import complaint, nearest
+from ibnn import check
+from ibnn.errors import complaint
 from ibnn.inputs import Inputs, Pick
-from ibnn.latent import Latent, strip
-from ibnn.layers.registry import duplicate, layer_type, sides
+from ibnn.latent import Latent, attach, strip
+from ibnn.layers.registry import duplicate, layer_type
 from ibnn.layers.selection import Patterns, reasons
-from ibnn.layers.sides import BiasLatents, Sides, Where
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.mixture import CLOSED_FORMS, KLKind
 from ibnn.network import IBNN
+from ibnn.noise import DrawsPer
 from ibnn.normal import check_seed
-from ibnn.posterior import DrawsPer
-from ibnn.sided import attach_at
 
-_PLACES = ("where", "bias_latents")
-_NO_OUTPUT = 'has no output side (where="output"): several inputs or weights, or a forward of its own'
+Where = Literal["input", "output", "both"]
+BiasLatents = Literal["none", "layer", "node"]
 
 
 @dataclass(frozen=True)
@@ -115,48 +112,29 @@ def plan(
     _check_plain(net)
     modules = {name: m for name, m in net.named_modules() if "parametrizations" not in name.split(".")}
     why_not = reasons(net, modules, include, exclude, example)
-    at = {name: sides(modules[name], where, bias_latents) for name, reason in why_not.items() if reason is None}
-    if where == "output":
-        why_not |= {name: _NO_OUTPUT for name, own in at.items() if _place(modules[name], own) == "input"}
+    if (where, bias_latents) != ("input", "none"):
+        from ibnn.contrib import sides
+
+        return sides.planned(net, modules, why_not, where, bias_latents)
+    return planned(net, modules, why_not)
+
+
+def planned(net: nn.Module, modules: Mapping[str, nn.Module], why_not: Mapping[str, str | None]) -> Plan:
+    """Returns the plan of a network, from the reasons why modules get no latent."""
     layers, skipped = [], []
     for name, module in modules.items():
         kind, reason, type_name = layer_type(module), why_not[name], type(module).__name__
         if kind is not None and reason is None:
-            weights, place = sum(parameter.numel() for parameter in module.parameters()), _place(module, at[name])
-            layers.append(PlannedLayer(name, type_name, at[name].nodes, weights, place))
+            weights = sum(parameter.numel() for parameter in module.parameters())
+            place = "output" if set(kind.ports(module)) == {"output"} else "input"  # of an embedding
+            layers.append(PlannedLayer(name, type_name, kind.nodes(module), weights, place))
         elif kind is not None or any(True for _ in module.parameters(recurse=False)):
             skipped.append(SkippedLayer(name, type_name, str(reason)))
     if not layers:
         found = ", ".join(f"{e.name or '(net)'} ({e.reason})" for e in skipped[:5]) or "no weights at all"
         remedy = "Register your layer: ibnn.register_layer."
         raise ValueError(complaint("net", "a network with layers to convert", found, remedy))
-    _check_found(layers, where, bias_latents)
     return Plan(tuple(layers), tuple(skipped), sum(p.numel() for p in net.parameters()))
-
-
-class Options(TypedDict, total=False):
-    """The less common options of `convert`."""
-
-    logits: Pick | None
-    draws: DrawsPer
-    where: Where
-    bias_latents: BiasLatents
-    include: Patterns | None
-    exclude: Patterns | None
-    copy: bool
-    example: Inputs | None
-
-
-_DEFAULTS: Options = {
-    "logits": None,
-    "draws": "both",
-    "where": "input",
-    "bias_latents": "none",
-    "include": None,
-    "exclude": None,
-    "copy": True,
-    "example": None,
-}
 
 
 def convert(
@@ -168,57 +146,77 @@ def convert(
     likelihood: str | Likelihood | Mapping[str, str | Likelihood] = "categorical",
     kl: KLKind = "components",
     seed: int | None = None,
-    **options: Unpack[Options],
+    draws: DrawsPer = "both",
+    logits: Pick | None = None,
+    include: Patterns | None = None,
+    exclude: Patterns | None = None,
+    example: Inputs | None = None,
+    copy: bool = True,
+    where: Where = "input",
+    bias_latents: BiasLatents = "none",
 ) -> IBNN:
     """Turns any network into an implicit Bayesian neural network; its weights keep their values and names.
 
     Args:
         net: Any network; pretrained is fine.
         components: K, the number of Gaussians in the posterior's mixture.
-        prior_std: s, standard deviation of the prior of every latent; where `fit` steers it, it starts at 0.6 of it.
+        prior_std: s, standard deviation of the prior of every latent. Where `fit` steers it, it starts at 0.6 of it.
         init_std: σ0, how far the component means start from 1: about 0.1 for a pretrained network, up to 0.75 from
             scratch. At 0 every component mean starts as exactly the given network.
         likelihood: "categorical", "gaussian", "bernoulli", or a `Likelihood`. For several outputs, a dict of these by
             name, {"age": "gaussian", "sex": "bernoulli"}; targets and predictions are then dicts of the same names.
         kl: The KL of the training loss: "components", "mean" (the paper's), "pairwise" or "montecarlo".
         seed: Decides the start of the latents and every draw of training; default from torch's global generator.
-        **options: `draws`: what a factor of a convolution's input is drawn for: "channel" (the paper's), "unit" (a
-            channel at one place) or "both" (the default), a factor of the channel times one of the unit; where no layer
-            has places all are "channel". `where`: which nodes of layers have latents: "input" (the paper's), "output"
-            or "both". `bias_latents`: whether biases have latents: "none", one for each "layer" (the authors' code) or
-            "node". `logits`: which part of the network's output is predicted, if it is not the output itself or its
-            `logits`: a path of keys, attributes or numbers ("heads.age", "0"), or a function of the output. `include`,
-            `exclude`, `example`: as in `plan`. `copy`: False converts the given network itself, not a copy.
+        draws: What a factor of a convolution's input is drawn for: "channel" (the paper's), "unit" (a channel at one
+            place) or "both", a factor of the channel times one of the unit. Without places all are "channel".
+        logits: Which part of the network's output is predicted, if it is not the output itself or its `logits`: a path
+            of keys, attributes or numbers ("heads.age", "0"), or a function of the output.
+        include: Layers to convert, as in `plan`.
+        exclude: Layers to leave out, as in `plan`.
+        example: Inputs for one forward pass, as in `plan`.
+        copy: False converts the given network itself, not a copy.
+        where: Which nodes of layers have latents: "input" (the paper's), "output" or "both".
+        bias_latents: Whether biases have latents: "none", one for each "layer" (the authors' code) or "node".
 
     >>> model = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), components=4, seed=0)
     >>> model.eval()(torch.zeros(2, 4)).shape
     torch.Size([2, 3])
     """
-    more = _completed(options)
-    _check_options(components, prior_std, init_std, kl, more)
+    check.integer("components", components, remedy="Pass components=8.")
+    check.number("prior_std", prior_std, above=0, remedy="Pass prior_std=0.3.")
+    check.number("init_std", init_std, least=0, remedy="Pass init_std=0 to start all components alike.")
+    check.choice("kl", kl, [*CLOSED_FORMS, "montecarlo"])
+    check.choice("draws", draws, get_args(DrawsPer))
+    if logits is not None and not callable(logits) and not (isinstance(logits, str) and logits):
+        remedy = 'Pass e.g. logits="heads.age", or a function of the output.'
+        raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))
     speaks = _likelihood(likelihood)
     check_seed(0 if seed is None else seed)
-    planned = plan(net, **{name: more[name] for name in ("include", "exclude", "example", *_PLACES)})  # type: ignore[literal-required]
+    found = plan(net, include=include, exclude=exclude, example=example, where=where, bias_latents=bias_latents)
     _check_has_weights(net)
     seed = int(torch.randint(2**31, ())) if seed is None else seed
-    net, speaks = (duplicate(net), copying.deepcopy(speaks)) if more["copy"] else (net, speaks)
-    places: Any = {name: more[name] for name in _PLACES}  # type: ignore[literal-required]
-    for layer, name in ((net.get_submodule(entry.name), entry.name) for entry in planned.layers):
-        attach_at(layer, name, components, sides(layer, **places))
-    start: dict[str, Any] = {"prior_std": float(prior_std), "init_std": float(init_std), "kl_kind": kl, "seed": seed}
-    start |= {"components": components, "logits": more["logits"], "draws": more["draws"], **places}
-    return IBNN(net, speaks.to(next(net.parameters()).device), **start)
+    net, speaks = (duplicate(net), copying.deepcopy(speaks)) if copy else (net, speaks)
+    if (where, bias_latents) != ("input", "none"):
+        from ibnn.contrib.sides import attach_at
 
-
-def _spelt_out(function: Any) -> inspect.Signature:
-    """Returns the signature of `convert` with all its options, for `help` and `inspect`."""
-    own, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
-    fields = zip(_DEFAULTS.items(), Options.__annotations__.values(), strict=True)
-    more = [inspect.Parameter(name, keyword, default=value, annotation=kind) for (name, value), kind in fields]
-    return own.replace(parameters=[*list(own.parameters.values())[:-1], *more])
-
-
-convert.__signature__ = _spelt_out(convert)  # type: ignore[attr-defined]
+        for entry in found.layers:
+            attach_at(net.get_submodule(entry.name), entry.name, components, where, bias_latents)
+    else:
+        for entry in found.layers:
+            attach(net.get_submodule(entry.name), entry.name, components)
+    return IBNN(
+        net,
+        speaks.to(next(net.parameters()).device),
+        components=components,
+        prior_std=float(prior_std),
+        init_std=float(init_std),
+        kl_kind=kl,
+        seed=seed,
+        draws=draws,
+        logits=logits,
+        where=where,
+        bias_latents=bias_latents,
+    )
 
 
 def revert(model: IBNN) -> nn.Module:
@@ -233,6 +231,7 @@ def revert(model: IBNN) -> nn.Module:
     if not isinstance(model, IBNN):
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, "Pass the model itself."))
     strip(model.net)
+    model.latents.clear()
     return model.net
 
 
@@ -241,9 +240,7 @@ def _likelihood(named: str | Likelihood | Mapping[str, str | Likelihood]) -> Lik
     if isinstance(named, Mapping):
         return Heads({name: _likelihood(head) for name, head in named.items()})
     if isinstance(named, str):
-        if named not in LIKELIHOODS:
-            names, remedy = ", ".join(LIKELIHOODS), f"Did you mean {nearest(named, LIKELIHOODS)!r}?"
-            raise ValueError(complaint("likelihood", f"one of {names}, or a Likelihood", repr(named), remedy))
+        check.choice("likelihood", named, LIKELIHOODS)
         return LIKELIHOODS[named]()
     if not isinstance(named, Likelihood):
         expected, got = "a name, a Likelihood object, or a dict of them", type(named).__name__
@@ -251,69 +248,17 @@ def _likelihood(named: str | Likelihood | Mapping[str, str | Likelihood]) -> Lik
     return named
 
 
-def _completed(options: Options) -> Options:
-    """Returns the options with their defaults; raises a TypeError for names that `convert` does not have."""
-    if unknown := sorted(set(options) - set(_DEFAULTS)):
-        known = [*inspect.signature(convert).parameters][1:]
-        remedy = f"Did you mean {nearest(unknown[0], known)!r}?"
-        raise TypeError(f"convert() got an unexpected keyword argument {unknown[0]!r}. {remedy}")
-    return _DEFAULTS | options
-
-
-def _check_options(components: int, prior_std: float, init_std: float, kl: str, more: Options) -> None:
-    if isinstance(components, bool) or not isinstance(components, int) or components < 1:
-        raise ValueError(complaint("components", "an integer of at least 1", repr(components), "Pass components=8."))
-    if not (isinstance(prior_std, int | float) and 0 < prior_std < math.inf):
-        raise ValueError(complaint("prior_std", "positive and finite", repr(prior_std), "Pass prior_std=0.3."))
-    if not (isinstance(init_std, int | float) and 0 <= init_std < math.inf):
-        remedy = "Pass init_std=0 to start all components alike."
-        raise ValueError(complaint("init_std", "finite and not negative", repr(init_std), remedy))
-    kinds = [*CLOSED_FORMS, "montecarlo"]
-    if kl not in kinds:
-        remedy = f"Did you mean {nearest(kl, kinds)!r}?"
-        raise ValueError(complaint("kl", f"one of {', '.join(kinds)}", repr(kl), remedy))
-    if more["draws"] not in (forms := get_args(DrawsPer)):
-        remedy = f"Did you mean {nearest(str(more['draws']), forms)!r}?"
-        raise ValueError(complaint("draws", f"one of {', '.join(forms)}", repr(more["draws"]), remedy))
-    logits = more["logits"]
-    if logits is not None and not callable(logits) and not (isinstance(logits, str) and logits):
-        remedy = 'Pass e.g. logits="heads.age", or a function of the output.'
-        raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))
-
-
 def check_sides(where: str, bias_latents: str) -> None:
     """Raises unless these are words for where latents are."""
-    for name, value, kind in (("where", where, Where), ("bias_latents", bias_latents, BiasLatents)):
-        if value not in (known := get_args(kind)):
-            remedy = f"Did you mean {nearest(str(value), known)!r}?"
-            raise ValueError(complaint(name, f"one of {', '.join(known)}", repr(value), remedy))
-
-
-def _check_found(layers: list[PlannedLayer], where: str, bias_latents: str) -> None:
-    """Raises if latents are asked for on sides that no layer has."""
-    asked = (
-        ("where", where, where == "both", "output"),
-        ("bias_latents", bias_latents, bias_latents != "none", "bias"),
-    )
-    for name, value, wanted, side in asked:
-        if wanted and not any(side in layer.where for layer in layers):
-            found = ", ".join(f"{layer.name or '(net)'} ({layer.type})" for layer in layers[:3])
-            expected = f"of a network with a layer whose {side} can have latents"
-            remedy = f"Leave it out: {found} and the like have latents on their inputs alone."
-            raise ValueError(complaint(name, expected, repr(value), remedy))
-
-
-def _place(layer: nn.Module, at: Sides) -> str:
-    """Returns where the latents of a layer are, in words; an embedding has no input to multiply."""
-    kind = layer_type(layer)
-    return "output" if kind is not None and set(kind.ports(layer)) == {"output"} else str(at)
+    check.choice("where", where, get_args(Where))
+    check.choice("bias_latents", bias_latents, get_args(BiasLatents))
 
 
 def _check_plain(net: nn.Module) -> None:
     """Raises unless a network is an nn.Module of plain Python, not converted yet, whose parameters have shapes."""
     if not isinstance(net, nn.Module):
         raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))
-    if hasattr(net, "_orig_mod"):  # latents are hooks, which a compiled graph would not see
+    if hasattr(net, "_orig_mod"):
         remedy = "Convert first, then compile: torch.compile(ibnn.convert(net))."
         raise TypeError(complaint("net", "a plain network", "one that torch.compile returned", remedy))
     if isinstance(net, torch.jit.ScriptModule):

@@ -1,5 +1,139 @@
-"""What layers' inputs are multiplied by in a pass."""
+"""Draws of the latents: one z for every node of the network, by address.
 
-from ibnn.passes import Draws
+Where the single units of a convolution's input have factors, a draw also has a word for every layer, from which these
+factors come (`units`). Three sources of draws have one form, `Draws`: `training` draws for the rows of a batch
+(Algorithm 1), `predictive` draws by component and number, and `banked` takes rows of a bank of sampled z.
+"""
 
-__all__ = ["Draws"]
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ibnn.mixture import Mixture
+from ibnn.normal import Space, address, next_words, normals, normals_of, numbered_words, words
+from ibnn.units import MIRRORED
+
+KEPT = 2**20  # entries of predictive noise that are worth keeping for the next prediction
+
+
+class Draws:
+    """What layers' inputs are multiplied by: some draws, or one.
+
+    Attributes:
+        z: Factors of the nodes: (J, nodes), J draws; (J, B, nodes), each with a z for every row; or one of these.
+        at: Words that the factors of single units come from, (…, layers); None if units have none.
+        unit_std: τ of each layer, (layers,), if not the network's own.
+    """
+
+    def __init__(self, z: Tensor, at: Tensor | None = None, unit_std: Tensor | None = None) -> None:
+        self.z, self.at, self.unit_std = z, at, unit_std
+
+    def __len__(self) -> int:
+        return self.z.shape[0]
+
+    def __getitem__(self, index: int | slice) -> "Draws":
+        return Draws(self.z[index], None if self.at is None else self.at[index], self.unit_std)
+
+    def split(self, size: int) -> "list[Draws]":
+        """Splits into chunks of at most `size` draws and nearly equal length."""
+        size = -(-len(self) // -(-len(self) // size))
+        return [self[first : first + size] for first in range(0, len(self), size)]
+
+    def each_row(self, rows: int) -> "Draws":
+        """Returns draws (J, …) as a z for each row of J copies of a batch."""
+        at = None if self.at is None else self.at.repeat_interleave(rows, 0)
+        return Draws(self.z.repeat_interleave(rows, 0), at, self.unit_std)
+
+
+def training(
+    q: Mixture,
+    seed: Tensor,
+    examples: Tensor,
+    *,
+    rows: int,
+    samples: int = 1,
+    spread: bool = False,
+    part: tuple[int, int] | None = None,
+    layers: int = 0,
+) -> Draws:
+    """Draws for the rows of S copies of a batch, copy-major: z (S·rows, nodes).
+
+    Args:
+        q: The posterior.
+        seed: Of the training run.
+        examples: How many examples were drawn for before.
+        rows: Rows of the batch, or of the part of it that is computed here.
+        samples: S.
+        spread: Sends the copies of an example to different components, not to one.
+        part: (first row, rows of the whole batch) of a part.
+        layers: How many layers have words; 0 if units have no factors.
+    """
+    first, total = part or (0, rows)
+    place = assign(seed, examples, total, len(q.mean))[first : first + rows]
+    if spread:
+        place = place * samples + torch.arange(samples, device=place.device)[:, None]
+    component = (place if spread else place.expand(samples, -1)) % len(q.mean)
+    noise = normals_of(next_words(seed, examples, Space.TRAIN, first, rows, samples), q.mean.shape[1])
+    z = q.draw(component.flatten(), noise)
+    if not layers:
+        return Draws(z)
+    return Draws(z, numbered_words(next_words(seed, examples, Space.TRAIN_UNITS, first, rows, samples), layers))
+
+
+def assign(seed: Tensor, examples: Tensor, rows: int, components: int) -> Tensor:
+    """Returns places of a batch's examples in the endless round of components, (rows,); place mod K is the component.
+
+    A batch takes up the round where the last one stopped, so counts differ by at most one and even out. Examples change
+    places at random within each K in a row: a repeated batch does not give a component the same examples.
+    """
+    groups = -(-rows // components)
+    count = groups * components
+    shuffle = next_words(seed, examples, Space.ASSIGN, 0, count)
+    if count > rows:
+        position = torch.arange(count, device=shuffle.device)
+        shuffle = torch.where(position < rows, shuffle, 2**32)  # places beyond the batch stay behind those in it
+    first = torch.arange(0, count, components, device=shuffle.device)[:, None]
+    return (shuffle.view(groups, components).argsort(1) + first + examples).flatten()[:rows]
+
+
+def predictive(
+    q: Mixture, seed: int, *, components: Sequence[int], samples: int, first: int = 0, layers: int = 0
+) -> Draws:
+    """Returns draws first … first + S − 1 of some components, component-major: z (len(components)·S, nodes).
+
+    Draw s of component k depends on (seed, k, s) and the posterior alone. Every second component has the noise of the
+    one before it with the other sign: what is odd in the noise cancels in their mean.
+    """
+    noise = _noise.__wrapped__ if torch.compiler.is_compiling() or q.mean.shape[1] * samples > KEPT else _noise
+    component, normal, at = noise(seed, tuple(components), samples, first, q.mean.shape[1], layers, q.mean.device)
+    return Draws(q.draw(component, normal), at)
+
+
+@lru_cache(maxsize=2)  # input after input asks for the same
+def _noise(
+    seed: int, components: tuple[int, ...], samples: int, first: int, nodes: int, layers: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns the component of every draw (J,), its standard normals (J, nodes), and its words (J, layers)."""
+    with torch.inference_mode(False):  # others may need gradients
+        k, s = numbers(components, samples, first, device)
+        pair, mirrored = (k - k % 2)[:, None], (k % 2).repeat_interleave(samples)[:, None]
+        normal = (1 - 2 * mirrored) * normals(address(seed, Space.PREDICT, pair, s), nodes)
+        at = numbered_words(words(address(seed, Space.PREDICT_UNITS, pair, s)), layers) + MIRRORED * mirrored
+        return k.repeat_interleave(samples), normal, at if layers else None
+
+
+def banked(bank: Tensor, seed: int, *, components: Sequence[int], samples: int, first: int = 0) -> Draws:
+    """Returns rows of a bank (K, S, nodes) in an order that the seed decides, each once before any comes again."""
+    with torch.inference_mode(False):
+        k, s = numbers(components, samples, first, bank.device)
+        kept = bank.shape[1]
+        row = torch.arange(kept, device=k.device)
+        order = words(address(seed, Space.BANK, k[:, None], row)).view(len(k), kept).argsort(1)
+        return Draws(bank[k[:, None], order[:, s % kept]].flatten(0, 1))
+
+
+def numbers(components: Sequence[int], samples: int, first: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns the numbers of components and of draws, as tensors."""
+    return torch.tensor(list(components), device=device), torch.arange(first, first + samples, device=device)

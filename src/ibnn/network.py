@@ -1,33 +1,63 @@
-"""WHOLE: a converted network. Ties the component across layers; forward, KL, draws, plain networks back out."""
+"""A converted network: a mixture over the nodes of all its layers, and forward passes with its draws.
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+The component of a draw is tied across layers: a component is one whole network. Draws come from `draws`, their KL from
+`mixture`, the division of noise among layers from `noise`. `IBNN._run` gives every layer its part of a draw, and
+`Latent.run` multiplies the layer's input by it.
+"""
+
+import functools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ibnn import mixture, objective
+from ibnn import check, draws, mixture, noise, objective
+from ibnn.autograd import scale_gradient
 from ibnn.draws import Draws
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, Pick, batch_length, call_arguments, check_rows, evaluating, repeat_rows, tree_map
-from ibnn.latent import strip
-from ibnn.layers.observe import explaining_shapes
+from ibnn.inputs import (
+    Call,
+    Inputs,
+    Pick,
+    batch_length,
+    call_arguments,
+    check_rows,
+    evaluating,
+    pick,
+    repeat_rows,
+    slice_rows,
+    tensors,
+    tree_map,
+)
+from ibnn.latent import Latent, Pass, backward_pass, runs, strip
+from ibnn.layers.attention import no_fast_path
+from ibnn.layers.batch_axis import find_batch
+from ibnn.layers.bypass import bypassed
+from ibnn.layers.explain import explaining_shapes
 from ibnn.layers.registry import duplicate, fold
-from ibnn.layers.sides import BiasLatents, Where
-from ibnn.layers.units import UnitFactors
 from ibnn.likelihood import Likelihood
-from ibnn.posterior import Posterior
+from ibnn.mixture import KLKind, Mixture
+from ibnn.noise import DrawsPer
+from ibnn.normal import Space, address, check_seed, normals
 from ibnn.prediction import predict
+from ibnn.units import UnitFactors, Units
 
 if TYPE_CHECKING:
-    from ibnn.files import hub, saving
+    from ibnn.files import saving
+    from ibnn.novelty.reference import Reference
 
 NUMBERS = ("prior_std", "gradient_scale")  # plain attributes that are part of the state
-FACTORS = ("prior_factors", "unit_std")  # buffers that states from before did not have
+FEW = 16  # rows of a batch that is worth repeating for several draws at once
+LITTLE = 2**18  # entries of a pass that computes so little that Python's calls matter: it is worth repeating, too
+CACHED = 2**24  # entries of the rows of one pass that caches hold; more of them would go through memory
+_SEARCHES = 4  # for the batch in inputs that are folded differently from those before
 
 
-class IBNN(Posterior):
+class IBNN(nn.Module):
     """An implicit Bayesian neural network: a plain network whose layers' inputs are multiplied by latents z.
 
     Made by `ibnn.convert`. In train mode a call runs Algorithm 1: the rows of the batch are spread evenly over the K
@@ -38,6 +68,7 @@ class IBNN(Posterior):
         net: The converted network; its weights keep their names.
         likelihood: What its output says about a target.
         logits: Which part of the network's output that is: a path, a function, or None for all of it.
+        latents: Latents by the name of their layer, in the order of the nodes.
         components: K.
         prior_std: s, standard deviation of the prior of every latent; like `gradient_scale` a plain number that is
             part of the state dict.
@@ -55,49 +86,368 @@ class IBNN(Posterior):
         seed: Decides every draw of training (a buffer, so that it is saved).
         examples: How many training examples have been drawn for so far (a buffer); with `seed` it addresses the next
             draws, so a restored state dict goes on exactly where it stopped.
+        reference: Statistics of known inputs (see `ibnn.fit_novelty`); None without them, and after more training.
     """
 
-    random = True  # there are draws
-    if TYPE_CHECKING:  # `ibnn.files` gives the class these methods
-        save_pretrained = saving.save_pretrained
-        push_to_hub = hub.push_to_hub
-        from_pretrained = staticmethod(hub.from_pretrained)
+    seed: Tensor
+    examples: Tensor
+    prior_factors: Tensor
+    unit_std: Tensor
+    bank: Tensor | None
+    reference: "Reference | None"
 
     def __init__(
         self,
         net: nn.Module,
         likelihood: Likelihood,
         *,
+        components: int,
+        prior_std: float,
+        init_std: float,
+        kl_kind: KLKind,
+        seed: int,
+        draws: DrawsPer = "channel",
         logits: Pick | None = None,
-        where: Where = "input",
-        bias_latents: BiasLatents = "none",
-        **posterior: Any,
+        where: str = "input",
+        bias_latents: str = "none",
     ) -> None:
         """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
-        super().__init__(net, likelihood, **posterior)
-        self.logits, self.where, self.bias_latents = logits, where, bias_latents
-        self.eval_samples, self.eval_seed = 1, 0
+        super().__init__()
+        self.net, self.likelihood, self.logits = net, likelihood, logits
+        self.components, self.prior_std, self.kl_kind = components, prior_std, kl_kind
+        self.where, self.bias_latents, self.random = where, bias_latents, True
+        self.eval_samples, self.eval_seed, self.gradient_scale = 1, 0, 1.0
+        self.latents = {name.rpartition(".")[0]: m for name, m in net.named_modules() if isinstance(m, Latent)}
+        self._now = Pass()
+        for number, latent in enumerate(self.latents.values()):
+            latent.now, latent.number = self._now, number
+        self.draws: DrawsPer = draws if any(latent.placed for latent in self.latents.values()) else "channel"
+        self._lock = threading.RLock()  # one forward pass at a time
+        self._checked: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which the layers' calls were checked
+        self._searches = 0  # for the batch in layers' inputs
+        self._entries_per_value: float | None = None  # of a draw as rows; 0 if rows affect each other, None if unknown
+        device = next(net.parameters()).device
+        self.register_buffer("unit_std", torch.zeros(len(self.latents), device=device))
+        self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("prior_factors", torch.ones(len(self.latents), device=device))
+        self.register_buffer("bank", None)
+        self.register_module("reference", None)
+        self.init_seed = seed  # decided the latents' start
+        self.reseed(seed)
+        for_mean, for_std = initial_noise(self)
+        self.set_posterior(mean=1 + init_std * for_mean, std=noise.initial_std(for_std), unit_std=noise.START)
         self.training = net.training  # of the modules in it, each keeps its own mode
         likelihood.train(net.training)
 
-    # --------------------------------------------------------------------------------------------- forward passes
+    @property
+    def nodes(self) -> int:
+        """Number of latent variables of one draw, over all layers."""
+        return sum(latent.nodes for latent in self.latents.values())
+
+    # --------------------------------------------------------------------------------------------------- posterior
+
+    def posterior(self) -> Mixture:
+        """Returns the mixture over the nodes of all layers, (K, nodes)."""
+        latents = list(self.latents.values())
+        if not latents:
+            raise RuntimeError("This model was reverted: its network has no latents. Convert it again.")
+        mean, rho = torch.cat([latent.mean for latent in latents], 1), torch.cat([latent.rho for latent in latents], 1)
+        scale = self.gradient_scale
+        return Mixture(scale_gradient(mean, scale), scale_gradient(F.softplus(rho), scale))  # σ as a `Latent` has it
+
+    def set_posterior(
+        self,
+        *,
+        mean: Tensor | float | None = None,
+        std: Tensor | float | None = None,
+        unit_std: Tensor | float | None = None,
+    ) -> None:
+        """Overwrites μ and/or σ of all latents with a number, or with a tensor that broadcasts to (K, nodes).
+
+        A bank is dropped: draws come from the mixture again, whose μ and σ are the bank's where they are not given.
+        `set_posterior(mean=1.0, std=0.0)` switches all noise off: every component is the network before conversion.
+
+        Args:
+            mean: μ.
+            std: σ.
+            unit_std: τ, a number, or one for each layer, (layers,); only layers whose units have factors take it.
+        """
+        if isinstance(unit_std, Tensor) and unit_std.dim():
+            check.shape(
+                "unit_std", unit_std, tuple(self.unit_std.shape), remedy="Pass one for each layer, or a number."
+            )
+        for name, value in (("std", std), ("unit_std", unit_std)):
+            if value is not None and not bool((torch.as_tensor(value) >= 0).all()):
+                raise ValueError(complaint(name, "not negative", value, "Pass 0 for no noise."))
+        if unit_std is None and std is not None and not bool(torch.as_tensor(std).any()):
+            unit_std = 0.0
+        given = {name: value for name, value in (("mean", mean), ("std", std)) if value is not None}
+        shape = (self.components, self.nodes)
+        parts = {name: by_layer(self, torch.as_tensor(value).expand(shape)) for name, value in given.items()}
+        before, self.bank = self.posterior().mean.detach(), None
+        for name, layers in parts.items():
+            for _, latent, part in layers:
+                latent.set(**{name: part})
+        if unit_std is not None:
+            self.unit_std.copy_(torch.as_tensor(unit_std).to(self.unit_std) * has_units(self))
+        self._forget(answers_alone=torch.equal(self.posterior().mean, before))
+
+    def set_bank(self, z: Tensor) -> None:
+        """Makes samples of z the posterior: draws are rows of them, and μ and σ of component k the moments of chain k.
+
+        `set_posterior()` goes back to a mixture, that of these moments. A bank has no factors of units; the mixture
+        keeps its τ.
+
+        Args:
+            z: S samples from each of K chains, (K, S, nodes), in the order in which they were drawn.
+        """
+        check.shape("z", z, (self.components, "samples", self.nodes), remedy="Pass a chain for each component.")
+        if not z.shape[1] or not bool(z.isfinite().all()):
+            raise ValueError(complaint("z", "of one sample or more, all finite", "others", "Leave those out."))
+        z = z.detach().to(self.posterior().mean)
+        self.set_posterior(mean=z.mean(1), std=z.std(1, correction=0), unit_std=self.unit_std.clone())
+        self.bank = z.clone()
+
+    def reseed(self, seed: int) -> None:
+        """Starts the draws of training anew from a seed."""
+        check_seed(seed)
+        self.seed.fill_(seed)
+        self.examples.zero_()
+
+    def kl(self, kind: KLKind | None = None) -> Tensor:
+        """KL of the posterior to the prior in nats, summed over nodes and layers. Divide by the training-set size only.
+
+        Args:
+            kind: "mean" (the paper's surrogate), "components" or "pairwise" (upper bounds: β = 1 gives a true lower
+                bound of the evidence), or "montecarlo" (unbiased, one draw per component); default `kl_kind`.
+        """
+        return self._kl(self.posterior(), kind or self.kl_kind)
+
+    def _kl(self, q: Mixture, kind: KLKind) -> Tensor:
+        check.choice("kind", kind, [*mixture.CLOSED_FORMS, "montecarlo"])
+        if kind == "montecarlo":
+            row = torch.arange(self.components, device=self.examples.device)
+            eps = normals(address(self.seed, Space.KL, self.examples, row), self.nodes)
+            return mixture.kl_montecarlo(q, prior_stds(self), eps)
+        return mixture.CLOSED_FORMS[kind](q, prior_stds(self))
+
+    def draw_each(
+        self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
+    ) -> Draws:
+        """Returns the draws that `predict` makes, z (K·S, nodes), component-major.
+
+        z of (seed, k, s) depends on nothing else but the posterior. Its noise is that of (seed, k − 1, s) with the
+        other sign where k is odd. Of a bank it is sample s of chain k in an order that the seed decides, beginning
+        again after the last.
+
+        Args:
+            samples: S.
+            seed: Decides the draws.
+            components: Which components; default all.
+            first: Index of the first draw of every component.
+        """
+        chosen = range(self.components) if components is None else components
+        if not len(chosen) or not all(0 <= k < self.components for k in chosen):
+            remedy = "Count components from 0, or leave them out for all."
+            raise IndexError(complaint("components", f"some of 0 … {self.components - 1}", list(chosen), remedy))
+        if not torch.compiler.is_compiling():
+            check.integer("seed", seed, least=-(2**63), most=2**63 - 1)
+        if self.bank is not None:
+            return draws.banked(self.bank, seed, components=chosen, samples=samples, first=first)
+        layers = self._layers_with_words()
+        return draws.predictive(self.posterior(), seed, components=chosen, samples=samples, first=first, layers=layers)
+
+    def _layers_with_words(self) -> int:
+        return 0 if self.draws == "channel" else len(self.latents)
+
+    def _training_draws(
+        self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
+    ) -> Draws:
+        require_mixture(self)
+        self._forget()
+        options: Any = {"samples": samples, "spread": spread, "part": part, "layers": self._layers_with_words()}
+        return draws.training(q, self.seed, self.examples, rows=rows, **options)
+
+    def _forget(self, *, answers_alone: bool = False) -> None:
+        """Drops the reference: the weights are about to change. Or drops what it holds about answers alone."""
+        reference = self.reference
+        if reference is not None and answers_alone:
+            reference.forget_answers()
+        elif reference is not None:  # else nothing is set: that is slow in a module
+            self.reference = None
+
+    # ---------------------------------------------------------------------------------------------- forward passes
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Takes what the network takes. Train mode: its output type. Eval mode: one tensor of its output's shape.
 
         Given `labels`, networks that return their loss (Hugging Face's) do so in eval mode too, for all draws together.
         """
+        call = (args, kwargs)
         if self.training:
-            rows = batch_length((args, kwargs))
-            with self._unchanged_on_error():
-                output = self._run((args, kwargs), self._training_draws(self.posterior(), rows))
+            rows = batch_length(call)
+            output = self._run(call, self._training_draws(self.posterior(), rows))
             self.examples.add_(rows)
             return output
         means_only = self.eval_samples == 0
-        z = Draws(self.posterior().mean) if means_only else self.draw_each(self.eval_samples, self.eval_seed)
-        draws = self._all_outputs((args, kwargs), z)
-        labelled = kwargs.get("labels") is not None and not torch.compiler.is_compiling()
-        return self._with_loss((args, kwargs), z[0], draws) if labelled else self.likelihood.combine(draws)
+        drawn = Draws(self.posterior().mean) if means_only else self.draw_each(self.eval_samples, self.eval_seed)
+        combined = self.likelihood.combine(self._outputs(call, drawn))
+        if kwargs.get("labels") is None or torch.compiler.is_compiling():
+            return combined
+        from ibnn.labelled import with_loss
+
+        return with_loss(self, functools.partial(self._run, call, drawn[0]), combined, kwargs["labels"])
+
+    def outputs(self, x: Inputs, z: Tensor | Draws, batch_size: int | None = None) -> Tensor:
+        """Returns the outputs of the network in its present mode for given latents, (J, B, …).
+
+        Args:
+            x: What one call of the network takes, of B rows.
+            z: J draws of the latents, (J, nodes); or (J, B, nodes), a draw for each row.
+            batch_size: Lets several draws for a few inputs pass as one batch of at most this many rows.
+        """
+        return self._outputs(call_arguments(x), z if isinstance(z, Draws) else Draws(z), batch_size)
+
+    def _outputs(self, call: Call, drawn: Draws, batch_size: int | None = None) -> Tensor:
+        with self._locked():
+            return torch.cat(list(self._each_output(call, drawn, batch_size)))
+
+    def _each_output(self, call: Call, drawn: Draws, batch_size: int | None = None) -> Iterator[Tensor]:
+        """Yields what `outputs` returns, some draws at a time."""
+        rows = batch_length(call)
+        most = min((batch_size or 0) // rows, len(drawn)) if drawn.z.dim() == 2 and not self.training else 1
+        at_once = self._draws_at_once(call, drawn[0], most) if most > 1 else 1
+        if at_once > 1:
+            first, *rest = drawn.split(at_once)
+            try:
+                output = self._rows_of_draws(call, first)
+            except ValueError:  # a layer does not see the batch: masks of the same shape may be others
+                self._entries_per_value = 0
+            else:
+                yield output
+                yield from (self._rows_of_draws(call, part) for part in rest)
+                return
+        yield from (self._read(self._run(call, drawn[number]))[None] for number in range(len(drawn)))
+
+    def _rows_of_draws(self, call: Call, drawn: Draws) -> Tensor:
+        """Returns the outputs of J draws from one forward pass on J copies of the batch."""
+        rows = batch_length(call)
+        copies = tree_map(lambda t: _copies(t, rows, len(drawn)), call)
+        output = self._read(self._run(copies, drawn.each_row(rows)))
+        return output.reshape(len(drawn), rows, *output.shape[1:])
+
+    def _draws_at_once(self, call: Call, draw: Draws, most: int) -> int:
+        """Returns how many draws pass as rows of one batch: several if rows are few, or the network computes little."""
+        rows = batch_length(call)
+        if self._entries_per_value is None:
+            self._entries_per_value = self._probe(slice_rows(call, slice(0, 2), rows), draw)
+        entries = int(self._entries_per_value * sum(tensor.numel() for tensor in tensors(call)))
+        if not entries or (rows > FEW and entries > LITTLE):
+            return 1
+        return min(most, max(CACHED // entries, 1))
+
+    def _probe(self, call: Call, draw: Draws) -> float:
+        """Runs two draws both ways on two rows; returns entries per input value, 0 if rows affect each other."""
+        at = None if draw.at is None else torch.stack([draw.at, draw.at + 1])
+        pair = Draws(torch.stack([draw.z, 1.5 * draw.z]), at, draw.unit_std)
+        try:
+            expected = torch.cat([self._read(self._run(call, pair[number]))[None] for number in (0, 1)])
+            output = self._rows_of_draws(call, pair)
+        except (ValueError, RuntimeError, IndexError):  # the batch is not first everywhere, or has one length only
+            return 0.0
+        gap = (output - expected).abs().max()
+        if not bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max()):
+            return 0.0
+        return max(output.numel(), self._now.entries) / 2 / sum(tensor.numel() for tensor in tensors(call))
+
+    def _read(self, output: Any) -> Tensor:
+        """Returns the tensor in the network's output that the likelihood is about."""
+        return self.likelihood.read(pick(output, self.logits))
+
+    def _run(self, call: Call, draw: Draws) -> Any:
+        """Runs the network once with z (nodes,) for all rows, or (R, nodes), a row each."""
+        args, kwargs = call
+        if torch.compiler.is_compiling():
+            with self._multiplied_by(draw):
+                return self.net(*args, **kwargs)
+        each_row = draw.z.dim() == 2
+        with self._locked(), no_fast_path():
+            if each_row and not self._searches:
+                self._search(call)
+            first = (self.training, each_row) not in self._checked
+            with self._multiplied_by(draw, call if each_row else None), self._checking() if first else nullcontext():
+                output = self.net(*args, **kwargs)
+            self._checked.add((self.training, each_row))
+        if torch.is_grad_enabled():
+            for tensor in tensors(output):
+                if tensor.requires_grad:  # its gradient comes first, before any layer is run again (checkpointing)
+                    tensor.register_hook(functools.partial(self._recall, draw))
+        return output
+
+    @contextmanager
+    def _multiplied_by(self, draw: Draws, searched: Call | None = None) -> Iterator[None]:
+        """Gives every latent its part of a draw within a block."""
+        now = self._now
+        now.units, now.entries = self._units(draw), 0
+        now.settle = None if searched is None else functools.partial(self._settle, searched)
+        try:
+            now.z = [part for _, _, part in by_layer(self, draw.z)]
+            yield
+        finally:
+            now.z, now.settle = None, None
+
+    def _units(self, draw: Draws) -> list[Units | None]:
+        """Returns the unit factors of every layer in a draw."""
+        at = draw.at
+        if at is None:
+            return [None] * len(self.latents)
+        stds = (self.unit_std.clone() if draw.unit_std is None else draw.unit_std).unbind()
+        latents = enumerate(self.latents.values())
+        return [Units(stds[n], at[..., n]) if latent.placed else None for n, latent in latents]
+
+    def _recall(self, draw: Draws, gradient: Tensor) -> None:
+        """Lets layers that the backward pass runs again find the draw of their forward pass."""
+        parts = [part for _, _, part in by_layer(self, draw.z)]
+        self._now.recall = (backward_pass(), parts, self._units(draw))
+
+    @contextmanager
+    def _checking(self) -> Iterator[None]:
+        """Raises if the network reads weights of converted layers past their latents in the block."""
+        layers = {name: self.net.get_submodule(name) for name in self.latents}
+        if replaced := [name for name, layer in layers.items() if not runs(layer, self.latents[name])]:
+            raise RuntimeError(
+                f"The forward of layers {replaced} was replaced after conversion, so their latents would be skipped. "
+                "Replace it before you convert."
+            )
+        with bypassed(self.net, self.latents) as names:
+            yield
+        if names:
+            got = f"one that reads the weight of {sorted(names)} directly, past their latents"
+            remedy = f"Leave them out: convert(..., exclude={sorted(names)})."
+            raise RuntimeError(complaint("net", "a network that calls the layers it converts", got, remedy))
+
+    def _search(self, call: Call) -> None:
+        """Finds out where layers see the batch."""
+        if torch._C._functorch.peek_interpreter_stack() is None:  # where shapes are those of single rows
+            find_batch(self.net, self.latents, call)
+            self._searches += 1
+
+    def _settle(self, call: Call, latent: Latent, times: int) -> None:
+        """Lets a layer see `times` entries for each row; searches for the batch again the first few times."""
+        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())  # others would wait
+        if alone and self._searches < _SEARCHES:
+            self._search(call)
+        latent.folds |= {times}
+
+    def _locked(self) -> AbstractContextManager[Any]:
+        return nullcontext() if torch.compiler.is_compiling() else self._lock
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Holds the model in eval mode, and locked for other threads, within a block."""
+        with self._lock, evaluating(self):
+            yield
 
     # --------------------------------------------------------------------------------------------------- training
 
@@ -113,7 +463,7 @@ class IBNN(Posterior):
         spread: bool = False,
         part: tuple[int, int] | None = None,
     ) -> objective.ELBO:
-        """The loss of Algorithm 1 on a batch, and its terms.
+        """Returns the loss of Algorithm 1 on a batch, and its terms.
 
         Args:
             x: What one call of the network takes: a tensor, a tuple (positional) or a dict (by keyword).
@@ -138,14 +488,13 @@ class IBNN(Posterior):
             raise ValueError(complaint("y", f"of {rows} rows like x", got, "Pass a target for every row."))
         call = call_arguments(tree_map(lambda t: repeat_rows(t, rows, samples), x))
         q = self.posterior()
-        with self._unchanged_on_error():
-            z = self._training_draws(q, rows, samples, spread, part)
-            with nullcontext() if compiling else explaining_shapes(self.net, x):
-                output = self._read(self._run(call, z))
-                check_rows(output, rows * samples)
-            if not compiling:
-                self.likelihood.check(output, y)
-            terms = self.likelihood.terms(output, repeat_rows(y, rows, samples))
+        drawn = self._training_draws(q, rows, samples, spread, part)
+        with nullcontext() if compiling else explaining_shapes(self.net, x):
+            output = self._read(self._run(call, drawn))
+            check_rows(output, rows * samples)
+        if not compiling:
+            self.likelihood.check(output, y)
+        terms = self.likelihood.terms(output, repeat_rows(y, rows, samples))
         kl = self._kl(q, self.kl_kind)
         entropy = mixture.entropy_bound(q) if gamma else torch.zeros_like(kl)
         if part is None:
@@ -178,14 +527,14 @@ class IBNN(Posterior):
         ]
         return [group for group in groups if group["params"]]
 
-    # -------------------------------------------------------------------------------------------------- prediction
+    # ------------------------------------------------------------------------------------------------- prediction
 
     predict = predict
 
     def draw_logits(
         self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
     ) -> Tensor:
-        """Outputs of `samples` networks per component, (K·S, B, …), component-major, in eval mode.
+        """Returns outputs of `samples` networks per component, (K·S, B, …), component-major, in eval mode.
 
         Row k·S + s is the network `draw(component=k, index=first + s, seed=seed)`, whatever the batch or `samples`.
 
@@ -194,8 +543,8 @@ class IBNN(Posterior):
             samples: S.
             seed: Decides the draws.
             first: Index of the first draw of every component.
-            batch_size: Lets several draws for a few inputs pass as one batch of at most so many rows; faster, and equal
-                up to rounding. None passes draw by draw.
+            batch_size: Lets several draws for a few inputs pass as one batch of at most this many rows; faster, and
+                equal up to rounding. None passes draw by draw.
         """
         return torch.cat(list(self.each_draw(x, samples, seed, first=first, batch_size=batch_size)))
 
@@ -213,45 +562,57 @@ class IBNN(Posterior):
 
         The model stays in eval mode, and locked for other threads, until the last one is taken or the iterator closed.
         """
-        with self._lock, evaluating(self):
-            z = self.draw_each(samples, seed, components=components, first=first)
-            yield from self._each_output(call_arguments(x), z, batch_size)
+        with self.evaluating():
+            drawn = self.draw_each(samples, seed, components=components, first=first)
+            yield from self._each_output(call_arguments(x), drawn, batch_size)
 
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the output of one pass in the present mode, with every z at its posterior mean, over components."""
-        return self._read(self._run(call_arguments(x), self.mean_latents()))
+        return self._read(self._run(call_arguments(x), Draws(mean_latents(self))))
 
     def component(self, k: int) -> nn.Module:
-        """The plain network at the mean of component k, W = U diag(μₖ), in eval mode: no trace of ibnn is left."""
-        return self.folded(self.posterior().mean[self._component_index(k)])
+        """Returns the plain network at the mean of component k, W = U diag(μₖ), in eval mode."""
+        if not 0 <= k < self.components:
+            raise IndexError(complaint("k", f"in 0 … {self.components - 1}", k, "Count components from 0."))
+        return folded(self, Draws(self.posterior().mean[k]))
 
     def draw(self, component: int, index: int = 0, seed: int = 0) -> nn.Module:
-        """The network of one draw, in eval mode: it computes row component·S + index of `draw_logits`.
+        """Returns the network of one draw, in eval mode: it computes row component·S + index of `draw_logits`.
 
         It is a plain network, but that a layer whose units have factors has a module that multiplies its input.
         """
         if index < 0:
             raise IndexError(complaint("index", "0 or more", index, "Count draws from 0."))
-        return self.folded(self.draw_each(1, seed, components=[self._component_index(component)], first=index)[0])
+        return folded(self, self.draw_each(1, seed, components=[component], first=index)[0])
 
-    def _component_index(self, k: int) -> int:
-        if not 0 <= k < self.components:
-            raise IndexError(complaint("component", f"in 0 … {self.components - 1}", k, "Count components from 0."))
-        return k
+    # ------------------------------------------------------------------------------------------------------- state
 
-    def folded(self, z: Tensor | Draws) -> nn.Module:
-        """Returns a copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
-        draw = z if isinstance(z, Draws) else Draws(z)
-        parts = self.by_layer(draw.z.detach())
-        found = {name: (latent, part, own) for (name, latent, part), own in zip(parts, self._units(draw), strict=True)}
-        net = duplicate(self.net).eval()
-        for name, layer in strip(net):
-            latent, part, units = found[name]
-            fold(layer, part, name, latent.sides)
-            if units is not None:
-                layer.add_module("unit_factors", factors := UnitFactors(units.std, units.at, latent.axis))
-                layer.register_forward_pre_hook(factors.hook, with_kwargs=True)
-        return net
+    def save_pretrained(
+        self,
+        directory: "saving.Folder",
+        *,
+        latents_only: bool = False,
+        architecture: "saving.Architecture | None" = None,
+    ) -> None:
+        """Writes the model into a folder that `ibnn.load` reads; see `ibnn.files.saving.save_pretrained`."""
+        from ibnn.files.saving import save_pretrained
+
+        save_pretrained(self, directory, latents_only=latents_only, architecture=architecture)
+
+    def push_to_hub(self, repo_id: str, **upload: Any) -> str:
+        """Uploads the model to the Hugging Face hub; see `ibnn.files.hub.push_to_hub`."""
+        from ibnn.files.hub import push_to_hub
+
+        return push_to_hub(self, repo_id, **upload)
+
+    @staticmethod
+    def from_pretrained(
+        source: "saving.Folder", net: nn.Module | None = None, *, revision: str | None = None, **options: Any
+    ) -> "IBNN":
+        """Loads a model from a folder or the Hugging Face hub; see `ibnn.files.hub.from_pretrained`."""
+        from ibnn.files.hub import from_pretrained
+
+        return from_pretrained(source, net, revision=revision, **options)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Adds the numbers of the state as the bits of a double, in an integer: some devices have no float64."""
@@ -260,13 +621,9 @@ class IBNN(Posterior):
             destination[prefix + name] = torch.tensor(float(getattr(self, name)), dtype=torch.float64).view(torch.int64)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """States without the numbers, from before they were part of it, leave the present ones."""
-        older = {"prior_factors": torch.ones_like(self.prior_factors), "unit_std": torch.zeros_like(self.unit_std)}
-        self.expect_bank(state_dict, prefix)
-        for name in FACTORS:
-            state_dict.setdefault(prefix + name, older[name])
-        loaded = state_dict[prefix + "unit_std"]
-        if self.draws == "channel" and not loaded.is_meta and bool(loaded.any()):
+        make_room(self, state_dict, prefix)
+        loaded = state_dict.get(prefix + "unit_std")
+        if self.draws == "channel" and loaded is not None and not loaded.is_meta and bool(loaded.any()):
             remedy = 'Convert it with draws="both" (or "unit"), as the saved one was.'
             expected = "of a model whose units have no noise, as this one"
             raise ValueError(complaint("state_dict", expected, "one with unit_std above 0", remedy))
@@ -274,6 +631,14 @@ class IBNN(Posterior):
             if (found := state_dict.pop(prefix + name, None)) is not None:
                 setattr(self, name, float(found if found.is_floating_point() else found.cpu().view(torch.float64)))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles get a lock of their own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._lock = threading.RLock()
 
     def extra_repr(self) -> str:
         """What `print` shows of the model."""
@@ -284,3 +649,90 @@ class IBNN(Posterior):
             f"eval_samples={self.eval_samples}, eval_seed={self.eval_seed}"
             f"{elsewhere if (self.where, self.bias_latents) != ('input', 'none') else ''}"
         )
+
+
+def _copies(tensor: Tensor, rows: int, copies: int) -> Tensor:
+    """Returns copies of an input; those of one image are in the same memory, so that convolutions know them as such."""
+    one_image = rows == 1 and tensor.dim() > 3 and len(tensor) == 1
+    return tensor.expand(copies, *tensor.shape[1:]) if one_image else repeat_rows(tensor, rows, copies)
+
+
+def folded(model: IBNN, draw: Draws) -> nn.Module:
+    """Returns a copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
+    units = model._units(draw)
+    parts = {name: (latent, part) for name, latent, part in by_layer(model, draw.z.detach())}
+    net = duplicate(model.net).eval()
+    for name, layer in strip(net):
+        latent, part = parts[name]
+        fold(layer, part, name, latent.folded)
+        if (own := units[latent.number]) is not None:
+            layer.add_module("unit_factors", factors := UnitFactors(own.std, own.at, latent.axis))
+            layer.register_forward_pre_hook(factors.hook, with_kwargs=True)
+    return net
+
+
+def by_layer(model: IBNN, values: Tensor) -> list[tuple[str, Latent, Tensor]]:
+    """Returns every layer's name, its latent, and its part of values (…, nodes)."""
+    parts = values.split([latent.nodes for latent in model.latents.values()], dim=-1)
+    return [(name, latent, part) for (name, latent), part in zip(model.latents.items(), parts, strict=True)]
+
+
+def prior_stds(model: IBNN) -> Tensor | float:
+    """Returns the standard deviation of every node's prior, (nodes,): s times its layer's factor; s if all are 1."""
+    if model.draws == "channel":
+        return model.prior_std
+    return model.prior_std * noise.by_node(model.latents.values(), model.prior_factors)
+
+
+def mean_latents(model: IBNN) -> Tensor:
+    """Returns the posterior mean of every latent, over components, (nodes,)."""
+    return torch.cat([latent.mean.mean(0) for latent in model.latents.values()])
+
+
+def has_units(model: IBNN) -> Tensor:
+    """Returns whether the units of each layer's input have factors of their own, (layers,)."""
+    placed = [latent.placed and model.draws != "channel" for latent in model.latents.values()]
+    return torch.tensor(placed, device=model.unit_std.device)
+
+
+def divide_noise(model: IBNN) -> Tensor:
+    """Divides the prior's noise among layers, channels and units; returns τ of each layer, (layers,).
+
+    Where units have no noise, all layers have the same, as in the paper.
+    """
+    if not bool(has_units(model).any()):
+        return torch.zeros_like(model.unit_std)
+    channels, units = torch.tensor(noise.shares(model.latents.values(), model.draws)).to(model.unit_std)
+    depth = noise.depth_factor(model.latents.values(), model.draws)
+    model.prior_factors.copy_(channels.clamp(min=noise.TRAINED) * depth)
+    unit_std: Tensor = model.prior_std * depth * units
+    return unit_std
+
+
+def initial_noise(model: IBNN) -> tuple[Tensor, Tensor]:
+    """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
+    row, seed, nodes = torch.arange(model.components), model.init_seed, model.nodes
+    return normals(address(seed, Space.INIT_MEAN, row), nodes), normals(address(seed, Space.INIT_STD, row), nodes)
+
+
+def require_mixture(model: IBNN) -> None:
+    """Raises if there is a bank, which what comes next would not change along with the mixture."""
+    if model.bank is not None:
+        raise ValueError(
+            f"This model's posterior is a bank of {model.bank.shape[1]} samples for each component, and this needs a "
+            "mixture. Call model.set_posterior() to go on from the mixture of the bank's moments."
+        )
+
+
+def make_room(model: Any, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+    """Makes room for the bank and the reference in a state that is to be loaded; a state without them leaves none."""
+    device = next(model.net.parameters()).device
+    if hasattr(model, "bank"):
+        bank = state_dict.get(f"{prefix}bank")
+        model.bank = None if bank is None else torch.empty_like(bank, device=device)
+    model.reference = None
+    if any(name.startswith(f"{prefix}reference.") for name in state_dict):
+        from ibnn.novelty.reference import Reference
+
+        loaded = Reference.like(state_dict, f"{prefix}reference.")
+        model.reference = loaded and loaded.to(device)

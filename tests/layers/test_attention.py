@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from reference import captured, close, converted
+from reference import captured, close, converted, give
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ibnn
+from ibnn.draws import Draws
 from ibnn.layers.attention import no_fast_path
 from ibnn.layers.registry import layer_type
+from ibnn.network import folded
 
 B, L, S, E, H = 3, 4, 5, 6, 2
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -117,7 +119,7 @@ def test_draws_are_exact(case: Any) -> None:
     with torch.no_grad():
         rows = model.draw_logits(inputs, samples=2)
         assert close(model.draw_logits(inputs, samples=2, batch_size=512), rows)  # draws as rows
-        z = model.draw_latents(2, 0)
+        z = model.draw_each(2, 0).z
         for j, row in enumerate(rows):
             assert close(row, reference(z[j]))
             assert close(row, model.draw(component=j // 2, index=j % 2)(*inputs))
@@ -156,7 +158,7 @@ def test_padding_and_keywords_and_flags_pass_through() -> None:
     layer = nn.MultiheadAttention(E, H, batch_first=True).double()
     model = converted(nn.ModuleDict({"a": layer}), copy=False)
     q, k, v = inputs
-    model.latents["a"].z = torch.rand(B, 4 * E, dtype=torch.float64)
+    give(model.latents["a"], torch.rand(B, 4 * E, dtype=torch.float64))
     positional = layer(q, k, v, None, False)
     keyword = layer(value=v, query=q, key=k, need_weights=False)
     assert torch.equal(positional[0], keyword[0])
@@ -230,7 +232,7 @@ def test_a_transformer_is_one_row_at_a_time_the_network_of_that_rows_z(transform
         output = model(*inputs)
     z = torch.cat([calls[0] for calls in met.values()], 1)
     with no_fast_path():
-        rows = [model.folded(z[b])(*(x[b : b + 1] for x in inputs)) for b in range(B)]
+        rows = [folded(model, Draws(z[b]))(*(x[b : b + 1] for x in inputs)) for b in range(B)]
     assert close(output, torch.cat(rows))
     output.square().sum().backward()
     assert all(latent.mean.grad is not None and latent.mean.grad.ne(0).any() for latent in model.latents.values())
@@ -252,17 +254,6 @@ def test_the_fast_path_never_loses_a_latent(transformer: Any, grad: bool) -> Non
     with torch.no_grad():
         assert torch.allclose(model.draw_logits(inputs, samples=1)[0], plain, rtol=1e-9)
     assert torch.backends.mha.get_fastpath_enabled()
-
-
-def test_torchs_fast_path_stays_away_even_where_nobody_switches_it_off() -> None:
-    """torch.compile and a latent's z set by hand go past `no_fast_path`."""
-    net = nn.TransformerEncoderLayer(E, H, 8, dropout=0.0, batch_first=True).double().eval()
-    model, x = converted(net, include=nn.MultiheadAttention), torch.randn(B, L, E).double()
-    z = torch.rand(4 * E).double()
-    (latent,) = model.latents.values()
-    latent.z = z
-    with torch.no_grad():
-        assert close(model.net(x), model.folded(z)(x))
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from reference import captured, close, converted
+from reference import captured, close, converted, give
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import ibnn
+from ibnn.draws import Draws
+from ibnn.network import folded
 
 B, T, D, H = 4, 5, 3, 4
 LENGTHS = {"unsorted": [3, 5, 1, 4], "sorted": [5, 4, 2, 2]}
@@ -156,7 +158,7 @@ def test_every_row_has_its_own_z_at_all_steps(case: Case) -> None:
 def test_draws_are_exact(case: Case) -> None:
     net, inputs = case.net, case.inputs
     model = converted(net)
-    z = model.draw_latents(2, 0)
+    z = model.draw_each(2, 0).z
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
             rows = model.draw_logits(inputs, samples=2)
@@ -179,7 +181,7 @@ def test_weights_replaced_since_are_the_ones_that_count(case: Case) -> None:
     for name in net.layer._flat_weights_names:
         setattr(net.layer, name, nn.Parameter(getattr(net.layer, name).detach() * 1.5))
     model.load_state_dict({n: t * 1.1 for n, t in model.state_dict().items()}, assign=True, strict=False)
-    z = model.draw_latents(1, 0)
+    z = model.draw_each(1, 0).z
     with torch.no_grad():
         assert close(model.draw_logits(inputs, samples=1)[1], case.reference(z[1]))
         assert close(model.draw_logits(inputs, samples=1)[1], case.reference(z[1]))
@@ -243,18 +245,18 @@ def test_cells(kind: str, initial: bool, bias: bool) -> None:
 
     for z in (None, torch.rand(D + H).double(), torch.rand(B, D + H).double()):
         ones = torch.ones(D + H).double()
-        model.latents["0"].z = z
+        give(model.latents["0"], z)
         found = layer(x, hx)
         expected = reference(ones if z is None else z)
         for a, b in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
             assert close(a, b)
-    model.latents["0"].z = torch.rand(1, D + H).double()
+    give(model.latents["0"], torch.rand(1, D + H).double())
     one = layer(x[0], None if hx is None else (h[0], c[0]) if kind == "LSTMCell" else h[0])
-    expected = reference(model.latents["0"].z)
+    expected = reference(model.latents["0"].current()[0])
     assert close(one[0] if isinstance(one, tuple) else one, expected[0][0])
-    model.latents["0"].z = None
-    folded = model.folded(torch.full((D + H,), 0.5).double())[0]
-    found = folded(x, hx)
+    give(model.latents["0"], None)
+    half = folded(model, Draws(torch.full((D + H,), 0.5).double()))[0]
+    found = half(x, hx)
     assert close(found[0] if isinstance(found, tuple) else found, reference(torch.full((D + H,), 0.5).double())[0])
 
 
@@ -287,11 +289,11 @@ def test_a_sequence_without_a_batch_has_one_z() -> None:
     model, x = converted(nn.Sequential(layer), copy=False), torch.randn(T, D).double()
     for hx in (None, (torch.randn(1, H).double(), torch.randn(1, H).double())):
         latent = model.latents["0"]
-        latent.z = torch.rand(D + H).double()
+        give(latent, torch.rand(D + H).double())
         output, (h, c) = layer(x, hx)
-        latent.z = latent.z[None]
+        give(latent, latent.current()[0][None])
         again, (h_again, c_again) = layer(x, hx)
-        latent.z = None
+        give(latent, None)
         assert all(close(*pair) for pair in ((output, again), (h, h_again), (c, c_again)))
 
 
@@ -308,7 +310,7 @@ def test_rows_that_fold_several_sequences_share_their_z() -> None:
     model(x)
     with captured(model) as met:
         output = model(x)
-    rows = [model.folded(z)(x[b : b + 1]) for b, z in enumerate(met["gru"][0])]
+    rows = [folded(model, Draws(z))(x[b : b + 1]) for b, z in enumerate(met["gru"][0])]
     assert close(output, torch.cat(rows))
 
 
@@ -337,10 +339,10 @@ def test_computed_weights_are_read_as_they_are() -> None:
     z = torch.rand(D + H).double()
     parts = dict(zip(("weight_ih", "weight_hh"), z.split([D, H]), strict=True))
     expected = torch.stack([cell(layer, weights, parts, x[b], h[b], h[b])[0] for b in range(B)])
-    model.latents["0"].z = z
+    give(model.latents["0"], z)
     assert close(layer(x, h), expected)
-    model.latents["0"].z = None
-    assert close(model.folded(z)[0](x, h), expected)
+    give(model.latents["0"], None)
+    assert close(folded(model, Draws(z))[0](x, h), expected)
 
 
 TYPES: dict[str, Callable[[], nn.Module]] = {
@@ -361,7 +363,7 @@ def test_bilinear_multiplies_both_inputs(name: str) -> None:
     expected = torch.einsum("oij,bi,bj->bo", layer.weight, a * z[:, :3], b * z[:, 3:])
     assert close(output, expected + (0 if layer.bias is None else layer.bias))
     assert close(model.draw_logits((a, b), samples=1)[1], model.draw(1)(a, b))
-    drawn = model.draw_latents(1, 0)[1]
+    drawn = model.draw_each(1, 0).z[1]
     expected = torch.einsum("oij,bi,bj->bo", layer.weight, a * drawn[:3], b * drawn[3:])
     assert close(model.draw(1)(a, b), expected + (0 if layer.bias is None else layer.bias))
 

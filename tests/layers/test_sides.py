@@ -17,9 +17,10 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import ibnn
+from ibnn.contrib.sides import OUTPUTS, Output, SidedLatent, register_output
 from ibnn.layers import registry as layers
-from ibnn.layers.sides import Output
-from ibnn.sided import SidedLatent
+from ibnn.network import by_layer, divide_noise, prior_stds
+from ibnn.noise import depth_factor
 
 SINGLES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(4, 6), (B, 4)),
@@ -95,19 +96,21 @@ def test_training_gives_every_row_its_own_factors(single: tuple[nn.Module, Tenso
     assert close(output, torch.cat(rows))
 
 
-def test_draws_fold_and_are_those_written_out(single: tuple[nn.Module, Tensor], places: dict[str, str]) -> None:
+def test_draws_fold_and_are_those_written_out(
+    single: tuple[nn.Module, Tensor], places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     net, x = single
     if net.bias is None:
         places = {"where": "both", "bias_latents": "none"}
     model = converted(net, **places).eval()
-    z, outputs = model.draw_latents(2, 9), model.draw_logits(x, 2, 9)
+    z, outputs = model.draw_each(2, 9).z, model.draw_logits(x, 2, 9)
     for j in range(2 * K):
         assert close(outputs[j], written_out(net, x, parts(net, z[j], **places)))
     with torch.no_grad():  # weights are multiplied where that is cheaper; draws as rows of one batch
         latent = next(iter(model.latents.values()))
-        latent.folding = True
+        monkeypatch.setattr(type(latent), "_folding_pays", lambda *_: True)
         folded = model.outputs(x, z[:1])
-        latent.folding = False
+        monkeypatch.undo()
         for same in (model.draw_logits(x, 2, 9), model.draw_logits(x, 2, 9, batch_size=256)):
             assert torch.allclose(same, outputs, rtol=1e-9, atol=1e-11)
     assert torch.allclose(folded[0], outputs[0], rtol=1e-9, atol=1e-11)
@@ -236,7 +239,7 @@ def test_the_batch_may_be_elsewhere(make: Callable[[], nn.Module]) -> None:
         assert close(together[i], model.outputs(x[i : i + 1], z[i : i + 1])[0, 0])
 
 
-def test_other_hooks_see_the_product() -> None:
+def test_other_hooks_see_the_output() -> None:
     net, seen = make_net(), []
     net[0].register_forward_hook(lambda layer, args, output: seen.append(output))
     model = ibnn.convert(net, components=K, seed=5, copy=False, **ALL)
@@ -258,8 +261,7 @@ def test_a_computed_bias_is_multiplied_and_folds() -> None:
     model = converted(nn.Sequential(layer), **ALL).eval()
     outputs = model.draw_logits(x, 2)
     with torch.no_grad():
-        model.latents["0"].folding = True
-        assert close(model.outputs(x, model.draw_latents(2)), outputs)
+        assert close(model.outputs(x.expand(20, *x.shape).flatten(0, 1), model.draw_each(2).z)[:, :B], outputs)
     assert close(model.draw(1, 0)(x), outputs[2])
     assert type(model.component(0)[0]) is nn.Linear
 
@@ -319,10 +321,12 @@ class Backward(nn.Module):
 @pytest.mark.parametrize("known", [True, False])
 def test_a_registered_layer_may_have_an_output_side(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     monkeypatch.setattr(layers, "REGISTRY", dict(layers.REGISTRY))
+    monkeypatch.setattr("ibnn.contrib.sides.OUTPUTS", dict(OUTPUTS))
     made = type("Conv1D", (Backward,), {"__module__": "transformers.pytorch_utils" if known else "mine"})  # GPT-2's
     if not known:
         side = Output(lambda layer: 3, lambda layer, weight, r: weight * r)
-        ibnn.register_layer(made, nodes="nx", fold=lambda layer, z: layer.weight * z[:, None], output=side)
+        ibnn.register_layer(made, nodes="nx", fold=lambda layer, z: layer.weight * z[:, None])
+        register_output(made, side)
     model, x = converted(made(), where="both", bias_latents="node"), torch.randn(B, 4)
     z, r, v = model.posterior().mean[1].detach().split([4, 3, 3])
     expected = ((x * z) @ model.net.weight + v * model.net.bias) * r
@@ -352,14 +356,14 @@ def test_what_cannot_be_is_refused(net: nn.Module, options: dict[str, object], m
 
 def test_noise_of_units_is_divided_among_inputs_alone() -> None:
     model = made(draws="both", prior_std=1.0)
-    model.divide_noise()
-    stds = model.prior_stds
+    divide_noise(model)
+    stds = prior_stds(model)
     assert stds.shape == (model.nodes,)
-    by_layer = [part for _, _, part in model.by_layer(stds)]
-    depth = model.depth_factor
+    parts = [part for _, _, part in by_layer(model, stds)]
+    depth = depth_factor(model.latents.values(), model.draws)
     assert depth == pytest.approx((4 / 2) ** 0.5)  # one channel has hardly any noise
-    assert by_layer[0].tolist() == pytest.approx([0.03 * depth, *[1.0] * 10])  # outputs and bias have the prior's
-    assert by_layer[1].tolist() == pytest.approx([*[0.5 * depth] * 9, *[1.0] * 4])
+    assert parts[0].tolist() == pytest.approx([0.03 * depth, *[1.0] * 10])  # outputs and bias have the prior's
+    assert parts[1].tolist() == pytest.approx([*[0.5 * depth] * 9, *[1.0] * 4])
     outputs = model.eval().draw_logits(X, 1, 3)
     assert torch.allclose(model.draw(2, 0, 3)(X), outputs[2], atol=1e-5)
 

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from cases import Windows
 from torch import Tensor, nn
-from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 import ibnn
-from ibnn.layers.observe import saved_bytes
-from ibnn.layers.units import LONGEST, MIRRORED, POOL, UnitProduct, Units, pool, product, windows
+from ibnn.draws import Draws
+from ibnn.layers.memory import saved_bytes
+from ibnn.network import by_layer, divide_noise, has_units
+from ibnn.noise import shares
 from ibnn.normal import Space, address, normals, numbered_words, words
-from ibnn.passes import Draws
-from ibnn.posterior import layer_noise
+from ibnn.units import LONGEST, MIRRORED, POOL, Units, pool, windows
 
 B, K = 4, 3
 
@@ -44,11 +44,11 @@ def reference(model: ibnn.IBNN, x: Tensor, z: Tensor, at: Tensor) -> Tensor:
     """The network's output for one row, layer by layer, unit by unit."""
     conv1, _, conv2, _, _, linear = model.net
     for number, layer in enumerate((conv1, conv2)):
-        part = model.by_layer(z)[number][2]
+        part = by_layer(model, z)[number][2]
         noise = windows(at[number : number + 1], x.numel()).view(x.shape).double()
         factor = torch.stack([part[c] * (1 + model.unit_std[number] * noise[c]) for c in range(len(part))])
         x = F.conv2d((x * factor)[None], layer.weight, layer.bias, layer.stride, layer.padding)[0].relu()
-    return F.linear(x.flatten() * model.by_layer(z)[2][2], linear.weight, linear.bias)
+    return F.linear(x.flatten() * by_layer(model, z)[2][2], linear.weight, linear.bias)
 
 
 # ------------------------------------------------------------------------------------------------------- the noise
@@ -90,26 +90,6 @@ def test_noise_does_not_depend_on_the_memory_format(shape: tuple[int, ...]) -> N
         found = units.noise(last)
         assert found.stride() == last.stride()
         assert torch.equal(found, units.noise(torch.zeros(shape)))
-
-
-@pytest.mark.parametrize("rows", [B, pytest.param(1, marks=pytest.mark.slow)])
-def test_first_and_second_derivatives_of_the_product(rows: int) -> None:
-    z, std = torch.randn(rows, 8, 1, 1).double().requires_grad_(), torch.tensor(0.3).double().requires_grad_()
-    units = Units(std, torch.arange(B) if rows > 1 else torch.tensor(7)).placed(X.shape, -3, 0)
-    x = X.clone().requires_grad_()
-    apply = lambda x, z, std: UnitProduct.apply(x, z, std, units.at, units.shape)  # noqa: E731
-    assert torch.allclose(apply(x, z, std), x * z * (1 + std * units.noise(x)))
-    assert gradcheck(apply, (x, z, std))
-    assert gradgradcheck(apply, (x, z, std))
-
-
-def test_the_product_in_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    units = Units(torch.tensor(0.3), torch.arange(B)).placed(X.shape, -3, 0)
-    x, z = X.float(), torch.randn(B, 8, 1, 1)
-    whole = product(x, z, units)
-    monkeypatch.setattr("ibnn.layers.units._AT_ONCE", 1)
-    assert torch.equal(product(x, z, units), whole)
-    assert torch.allclose(whole, x * z * units.factors(x))
 
 
 # ----------------------------------------------------------------------------------------------------- the network
@@ -163,7 +143,7 @@ def test_units_do_not_change_the_kl_and_priors_of_layers_do() -> None:
 
 def test_linear_layers_and_channels_have_no_units() -> None:
     model, channel = converted(), converted(draws="channel")
-    assert model.has_units.tolist() == [True, True, False]
+    assert has_units(model).tolist() == [True, True, False]
     assert model.unit_std.tolist() == [0.25, 0.5, 0.0]
     assert channel.unit_std.tolist() == [0.0] * 3
     assert channel.draw_each().at is None
@@ -234,14 +214,8 @@ def test_the_network_of_one_draw_has_fixed_factors(make: Callable[[nn.Module], n
     assert torch.allclose(model.component(1)(X), model.outputs(X, model.posterior().mean[1:2])[0])
 
 
-def test_states_from_before_have_no_units(tmp_path: Path) -> None:
+def test_states_hold_the_noise_of_units(tmp_path: Path) -> None:
     model = converted(draws="both")
-    state = {name: value for name, value in model.state_dict().items() if name not in ("unit_std", "prior_factors")}
-    for draws in ("channel", "both"):
-        other = converted(draws=draws)
-        other.load_state_dict(state)
-        assert other.unit_std.tolist() == [0.0] * 3
-        assert other.prior_factors.tolist() == [1.0] * 3
     with pytest.raises(ValueError, match=r"state_dict.*units have no noise"):
         converted(draws="channel").load_state_dict(model.state_dict())
     model.prior_factors.fill_(0.5)
@@ -264,7 +238,7 @@ def test_a_compiled_network_draws_the_same() -> None:
     model = converted().eval()
     model.eval_samples = 2
     expected = model(X)
-    ibnn.layers.units._POOLS.clear()  # a graph can be the first that needs it
+    ibnn.units._POOLS.clear()  # a graph can be the first that needs it
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert torch.allclose(compiled(X), expected)
     assert type(pool(X.device)) is Tensor
@@ -274,10 +248,9 @@ def test_a_compiled_network_draws_the_same() -> None:
 def test_how_layers_share_the_noise() -> None:
     model = ibnn.convert(nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 3), nn.Flatten(), nn.Linear(8, 2)))
     latents = model.latents.values()
-    found = {draws: [layer_noise(latent, draws) for latent in latents] for draws in ("channel", "unit", "both")}
-    assert found["channel"] == [(1e-3, 0.0), (1.0, 0.0), (1.0, 0.0)]
-    assert found["unit"] == [(1e-3, 0.0), (1e-3, 1.0), (1.0, 0.0)]
-    assert found["both"] == [(1e-3, 0.0), (0.5, 1.0), (1.0, 0.0)]
+    assert shares(latents, "channel") == ([1e-3, 1.0, 1.0], [0.0, 0.0, 0.0])
+    assert shares(latents, "unit") == ([1e-3, 1e-3, 1.0], [0.0, 1.0, 0.0])
+    assert shares(latents, "both") == ([1e-3, 0.5, 1.0], [0.0, 1.0, 0.0])
 
 
 def test_draws_may_bring_their_own_deviation() -> None:
@@ -361,7 +334,7 @@ def test_the_network_of_one_draw_is_an_ordinary_module() -> None:
 def test_the_pool_is_never_a_fake() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from ibnn.layers import units
+    from ibnn import units
 
     units._POOLS.clear()
     with FakeTensorMode():
@@ -375,14 +348,14 @@ def test_the_pool_is_never_a_fake() -> None:
 def test_a_network_of_few_channels_alone_has_noise() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3), nn.Flatten())
     model = ibnn.convert(net, draws="both", seed=0)
-    assert model.divide_noise().tolist() == [0.0, 0.0]
+    assert divide_noise(model).tolist() == [0.0, 0.0]
     assert model.prior_factors.tolist() == [1.0, 1.0]
 
 
 def test_deviations_of_units_are_checked_before_anything_changes() -> None:
     model = converted()
     before = model.posterior().mean.clone()
-    with pytest.raises(ValueError, match=r"unit_std.*3 layers.*\(7,\)"):
+    with pytest.raises(ValueError, match="`unit_std`"):
         model.set_posterior(mean=2.0, unit_std=torch.ones(7))
     assert torch.equal(model.posterior().mean, before)
 

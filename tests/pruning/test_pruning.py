@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn.draws import Draws
+from ibnn.network import mean_latents
 from ibnn.pruning import pruning, rebuild
 from ibnn.pruning.channels import find_channels
 from ibnn.pruning.cutting import choose
@@ -96,7 +97,7 @@ def test_a_thinner_model_is_the_given_one_with_z_zero(
     assert found.after.products == sum(layer.products for layer in find_channels(rebuilt, X).layers.values())
     assert float(thin.likelihood.temperature) == 1.5
     z = torch.zeros(model.nodes)
-    at, places = model.mean_latents(), 0
+    at, places = mean_latents(model), 0
     for name, latent in model.latents.items():  # where each layer's remaining means were
         kept = thin.latents[name].mean
         rows = [next(i for i in range(latent.nodes) if torch.equal(latent.mean[:, i], column)) for column in kept.T]
@@ -105,7 +106,7 @@ def test_a_thinner_model_is_the_given_one_with_z_zero(
         places += latent.nodes
     with torch.no_grad():
         expected = model.outputs(X, z[None])[0]
-        torch.testing.assert_close(thin.outputs(X, thin.mean_latents()[None])[0], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(thin.outputs(X, mean_latents(thin)[None])[0], expected, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(expected, model.outputs(X, at[None])[0])
     assert thin.predict(X).probs.shape == (4, 3)
 
@@ -193,7 +194,7 @@ def test_latents_elsewhere_are_refused(options: dict[str, str]) -> None:
 
 def test_samples_of_latents_are_refused() -> None:
     model = ibnn.convert(nn.Linear(3, 3), components=2)
-    model.set_bank(model.draw_latents(4).view(2, 4, 3))
+    model.set_bank(model.draw_each(4).z.view(2, 4, 3))
     with pytest.raises(ValueError, match=r"set_posterior\(\)"):
         ibnn.prune(model, (torch.randn(4, 3), Y))
 

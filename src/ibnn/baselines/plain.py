@@ -1,27 +1,31 @@
 """A plain network, the base class of the other baselines; deep ensembles and temperature scaling."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ibnn import objective
+from ibnn.autograd import scale_gradient
 from ibnn.batches import as_source
 from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
 from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating
-from ibnn.latent import scale_gradient
-from ibnn.layers.observe import explaining_shapes
+from ibnn.layers.explain import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood, Terms
 from ibnn.likelihood.temperature import best_temperature
+from ibnn.network import make_room
 from ibnn.normal import check_seed, numbered_seed
-from ibnn.novelty.observer import Observer
 from ibnn.prediction import draws, predict
 from ibnn.training.trainable import Trainable
 
+if TYPE_CHECKING:
+    from ibnn.novelty.reference import Reference
 
-class Plain(Observer):
+
+class Plain(nn.Module):
     """One deterministic network; with weight decay it is the MAP estimate.
 
     Attributes:
@@ -35,9 +39,11 @@ class Plain(Observer):
     components, nodes, prior_std, random = 1, 0, 0.0, False
     kl_kind: Any = None  # there is no choice
     examples: Tensor
+    reference: "Reference | None"
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None) -> None:
         super().__init__()
+        self.register_module("reference", None)
         if not isinstance(net, nn.Module):
             raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))
         self.net, self.likelihood = net, likelihood or Categorical()
@@ -61,7 +67,7 @@ class Plain(Observer):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Train mode: the network's output, with the method's noise. Eval mode: the output of one fixed draw."""
         if self.training:
-            self.forget()
+            self.reference = None
             return self._noisy(args, kwargs)
         return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
 
@@ -78,7 +84,7 @@ class Plain(Observer):
         part: tuple[int, int] | None = None,
     ) -> objective.ELBO:
         """Returns the loss on a batch and its terms; arguments as of `IBNN.elbo`, those of latents without effect."""
-        self.forget()
+        self.reference = None
         y = self.likelihood.pack(y)
         objective.check_weights(n_data=n_data, data=self.likelihood.count(y), samples=samples, beta=beta, gamma=0.0)
         terms, kl = self._terms(x, y, samples), self.kl()
@@ -122,6 +128,16 @@ class Plain(Observer):
         return self.likelihood.read(self.net(*args, **kwargs))
 
     predict = predict
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Holds the model in eval mode within a block."""
+        with evaluating(self):
+            yield
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        make_room(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     # ------------------------------------------------------------------------------------- what other methods override
 

@@ -27,16 +27,16 @@ from ibnn.draws import Draws
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, check_rows, slice_rows, tree_map
-from ibnn.layers.observe import explaining_shapes
-from ibnn.layers.units import MIRRORED
+from ibnn.layers.explain import explaining_shapes
 from ibnn.likelihood import Heads, Likelihood
 from ibnn.likelihood.temperature import helpful_temperature
-from ibnn.network import IBNN
+from ibnn.network import IBNN, by_layer, has_units, require_mixture
+from ibnn.noise import by_node, shares
 from ibnn.normal import Space, address, check_seed, normals, numbered_words, words
 from ibnn.novelty.fitting import fit_novelty_if_possible
-from ibnn.posterior import by_node, noise_shares
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
+from ibnn.units import MIRRORED
 
 FEWEST = 20  # labels
 SCALES, SMALLEST = 8, {False: 0.02, True: 0.25}  # of the grid; the smallest by whether latents were trained
@@ -90,7 +90,7 @@ def calibrate(
         remedy = "Convert it first: calibrate(ibnn.convert(net), valid)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
     model.posterior()  # refuses a reverted one
-    model.require_mixture()
+    require_mixture(model)
     check.integer("samples", samples, remedy="Pass samples=5.")
     check.integer("batch_size", batch_size, remedy="Pass batch_size=256.")
     check_seed(seed)
@@ -142,13 +142,13 @@ def _calibrated(outputs: "_Outputs", y: Tensor, *, temper: bool) -> tuple[Calibr
     outputs.set_noise(kept.scale)
     likelihood.set_temperature(kept.temperature)
     model.eval_samples, model.eval_seed = outputs.samples, outputs.seed
-    units = zip(model.latents, model.unit_std.tolist(), model.has_units.tolist(), strict=True)
+    units = zip(model.latents, model.unit_std.tolist(), has_units(model).tolist(), strict=True)
     report = Calibration(
         curve=tuple(candidate.point for candidate in curve),
         scale=kept.scale,
         temperature=kept.temperature,
-        std={name: float(part.mean()) for name, _, part in model.by_layer(model.posterior().std)},
-        unit_std={name: std for name, std, has_units in units if has_units},
+        std={name: float(part.mean()) for name, _, part in by_layer(model, model.posterior().std)},
+        unit_std={name: std for name, std, placed in units if placed},
         reason=reason,
         before=before,
         temperature_scaling=scaled,
@@ -276,7 +276,7 @@ class _Outputs:
         q = model.posterior()
         self.mean, self.std, self.unit_std = q.mean.clone(), q.std.clone(), model.unit_std.clone()
         if not self.trained:
-            channels, units = torch.tensor(noise_shares(model.latents.values(), model.draws)).to(self.mean)
+            channels, units = torch.tensor(shares(model.latents.values(), model.draws)).to(self.mean)
             self.mean, self.unit_std = torch.ones_like(self.mean), units.to(model.unit_std)
             self.std = by_node(model.latents.values(), channels).expand_as(self.mean).clone()
 

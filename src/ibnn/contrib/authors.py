@@ -15,12 +15,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from ibnn.convert import check_sides
+from ibnn.contrib.sides import sides_of
+from ibnn.convert import Where, check_sides
 from ibnn.errors import complaint
 from ibnn.files.saving import converted
 from ibnn.files.sealed import extra
-from ibnn.layers.registry import layer_type, sides
-from ibnn.layers.sides import Where
+from ibnn.layers.registry import layer_type
 from ibnn.network import IBNN
 
 _OWN = ("posterior_U_mean", "posterior_U_std", "posterior_B_mean", "posterior_B_std", "prior_mean", "prior_std")
@@ -140,7 +140,7 @@ def _in_order(net: nn.Module, layers: Layers, where: Where, bias_latents: Any) -
         if name not in modules or layer_type(modules[name]) is None:
             got = f"a {type(modules[name]).__name__}" if name in modules else "none of that name"
             raise ValueError(complaint("net", f"a network with a layer {name!r} that can have latents", got, _BUILD))
-        fits = {form: sides(modules[name], form, bias_latents).nodes for form in get_args(Where)}
+        fits = {form: sides_of(modules[name], form, bias_latents).nodes for form in get_args(Where)}
         sizes = {key: tuple(tensor.shape) for key, tensor in own.items() if not key.startswith("prior")}
         nodes = _joined(own, "mean").shape[1] if _agree(own) else -1
         if nodes != fits[where]:
@@ -148,7 +148,7 @@ def _in_order(net: nn.Module, layers: Layers, where: Where, bias_latents: Any) -
             remedy = f"Pass where={others[0]!r}." if others else _BUILD
             expected = f"one with {fits[where]} latents on layer {name!r} (where={where!r})"
             raise ValueError(complaint("checkpoint", expected, f"shapes {sizes}", remedy))
-    return {name: sides(module, where, bias_latents).nodes for name, module in modules.items() if name in layers}
+    return {name: sides_of(module, where, bias_latents).nodes for name, module in modules.items() if name in layers}
 
 
 def _agree(own: Mapping[str, Tensor]) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.normal import Space, address, normals, words
+from ibnn.normal import Address, Space, address, normals, words
 
 SEVERITIES = {  # 1 to 5; noise, blur and contrast are those of CIFAR-10-C
     "noise": (0.04, 0.06, 0.08, 0.09, 0.1),  # standard deviation of the noise
@@ -99,7 +99,7 @@ def _indices(x: Tensor, first: int) -> Tensor:
     return torch.arange(first, first + len(x), device=x.device)
 
 
-def _normals(x: Tensor, at: Tensor) -> Tensor:
+def _normals(x: Tensor, at: Address) -> Tensor:
     noise: Tensor = normals(at, x[0].numel())
     return noise.view(x.shape).to(x.dtype)
 

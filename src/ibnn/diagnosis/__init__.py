@@ -16,7 +16,7 @@ from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.likelihood import Categorical
 from ibnn.mixture import CLOSED_FORMS, Mixture
-from ibnn.network import IBNN
+from ibnn.network import IBNN, prior_stds
 from ibnn.prediction import JointPrediction
 
 __all__ = ["Diagnosis", "Finding", "LayerDiagnosis", "Severity", "diagnose"]
@@ -140,7 +140,7 @@ def _splitting(kind: str) -> str:
 
 def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
     sizes = [latent.nodes for latent in model.latents.values()]
-    stds = torch.as_tensor(model.prior_stds, dtype=torch.float64).to(q.std).expand(sum(sizes)).split(sizes)
+    stds = torch.as_tensor(prior_stds(model), dtype=torch.float64).to(q.std).expand(sum(sizes)).split(sizes)
     parts = list(zip(q.mean.split(sizes, 1), q.std.split(sizes, 1), strict=True))
     kl_of = CLOSED_FORMS[_splitting(model.kl_kind)]
     kls = [kl_of(Mixture(mean, std.clamp_min(_TINY)), s).item() for (mean, std), s in zip(parts, stds, strict=True)]

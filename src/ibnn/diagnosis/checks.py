@@ -12,11 +12,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import LBFGS, SGD, Optimizer
 
-from ibnn.latent import Latent, inverse_softplus
+from ibnn.autograd import inverse_softplus
+from ibnn.latent import Latent
 from ibnn.likelihood import Bernoulli, Categorical
 from ibnn.mixture import Mixture, kl_components
-from ibnn.network import IBNN
-from ibnn.posterior import initial_std
+from ibnn.network import IBNN, initial_noise, prior_stds
+from ibnn.noise import initial_std
 from ibnn.sampling.chains import MOST, disagreement, effective_size
 from ibnn.sampling.settings import FEWEST
 
@@ -152,7 +153,7 @@ def _pull(case: Case) -> float:
 
 def _kl_per_node(case: Case) -> float:
     """Returns the KL of the components to the prior, or to the optimum of the model's own KL if that is nearer."""
-    prior = torch.as_tensor(case.model.prior_stds).to(case.q.std)
+    prior = torch.as_tensor(prior_stds(case.model)).to(case.q.std)
     stds = (prior, _pull(case) * prior)
     return min(kl_components(case.q, std).item() for std in stds) / case.model.nodes
 
@@ -201,7 +202,7 @@ def _moved(case: Case) -> Findings:
 def _at_start(case: Case) -> set[int]:
     """Returns the ids of latent parameters that have their initial values: ρ = f(seed), μ = 1 + init_std · g(seed)."""
     model, still = case.model, set()
-    noises = [noise.split([layer.nodes for layer in case.layers], 1) for noise in model.initial_noise()]
+    noises = [noise.split([layer.nodes for layer in case.layers], 1) for noise in initial_noise(model)]
     for latent, mean_noise, std_noise in zip(model.latents.values(), *noises, strict=True):
         g, mean = mean_noise.double(), latent.mean.cpu().double()
         init_std = ((mean - 1) * g).sum() / g.square().sum()  # the model does not keep it: the one that fits best

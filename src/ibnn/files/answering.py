@@ -14,11 +14,10 @@ from ibnn.errors import complaint
 from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, tree_map
 from ibnn.latent import Latent
 from ibnn.layers.attention import no_fast_path
-from ibnn.layers.observe import find_batch, input_shapes
+from ibnn.layers.batch_axis import find_batch, input_shapes
 from ibnn.layers.registry import duplicate
-from ibnn.layers.units import Units, windows
 from ibnn.likelihood import Heads, Likelihood
-from ibnn.network import IBNN
+from ibnn.network import IBNN, by_layer, mean_latents
 from ibnn.novelty import Reference
 from ibnn.novelty.measure import fallback_weight
 from ibnn.novelty.nodes import observable, padding, watched
@@ -29,6 +28,7 @@ from ibnn.prediction import (
     Method,
     Prediction,
 )
+from ibnn.units import Units, windows
 
 Pixels = tuple[Sequence[float], Sequence[float]]  # mean and standard deviation of each channel
 
@@ -60,6 +60,7 @@ class Answering(nn.Module):
         fallback: float | None = None,
     ) -> None:
         super().__init__()
+        self._draws: list[tuple[Tensor, Units | None]] = []  # of each layer, until the shapes of inputs are known
         self.fallback = fallback
         self.name, self.components, self.pixels = type(model).__name__, model.components, pixels
         self.likelihood: Likelihood = copy.deepcopy(model.likelihood)
@@ -72,9 +73,11 @@ class Answering(nn.Module):
         self.draws = self.copies = 1  # of the batch: those that answers are made of, and all
         if isinstance(model, IBNN):
             drawn = model.draw_each(samples, seed)
-            mean = [] if self.reference is None else [model.mean_latents().detach()[None]]
+            mean = [] if self.reference is None else [mean_latents(model).detach()[None]]
             self.draws, self.copies = len(drawn), len(drawn) + len(mean)
-            self._hold(torch.cat([drawn.z.detach(), *mean]), model.unit_std, drawn.at)
+            units = model._units(drawn)
+            parts = by_layer(model, torch.cat([drawn.z.detach(), *mean]))
+            self._draws = [(part.to(latent.mean.dtype).contiguous(), units[latent.number]) for _, latent, part in parts]
         for name, values in zip(("centre", "spread"), pixels or (), strict=False):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1))
 
@@ -89,26 +92,20 @@ class Answering(nn.Module):
         own.errors, own.classes, own.base = (torch.zeros(0) for _ in range(3))
         return own
 
-    def _hold(self, z: Tensor, unit_std: Tensor, at: Tensor | None) -> None:
-        """Gives every latent its part of the draws (J, nodes), in place of its distribution."""
-        latents = [module for module in self.nets.modules() if isinstance(module, Latent)]
-        for number, part in enumerate(z.split([latent.nodes for latent in latents], 1)):
-            latent = latents[number]
-            held = part.to(latent.mean.dtype).contiguous()
-            del latent.mean, latent.rho, latent.z
-            latent.register_buffer("z", held)
-            self.draw_bytes += held.nbytes
-            if at is not None and latent.placed:
-                latent.units = Units(unit_std[number].detach(), at[:, number])
-
-    def _hold_units(self, latent: Latent, units: Units, shape: Sequence[int]) -> None:
-        """Makes the factors of a layer's units, now that the shape of its input is known, (J, C, …)."""
-        inner = list(shape[latent.axis :])
-        made = 1 + units.std * windows(units.at, math.prod(inner)).view(-1, *inner)
-        ones = torch.ones(self.copies - len(made), *inner)  # at the posterior mean units have no noise
-        held = torch.cat([made.cpu(), ones]).to(latent.z)
-        latent.register_buffer("unit_factors", held)
-        self.draw_bytes += held.nbytes
+    def _hold(self, latent: Latent, z: Tensor, units: Units | None, shapes: Sequence[Sequence[int]]) -> None:
+        """Gives a latent its part of the draws in place of its distribution: z (J, D), and u (J, C, …) of its units."""
+        factors = None
+        if units is not None:
+            inner = list(shapes[0][latent.axis :])
+            if any(list(shape[latent.axis :]) != inner for shape in shapes):
+                got, remedy = f"called with {[*map(tuple, shapes)]}", 'Convert it with draws="channel".'
+                raise ValueError(complaint(f"layer {latent.name!r}", "called with inputs of one size", got, remedy))
+            factors = 1 + units.std * windows(units.at, math.prod(inner)).view(-1, *inner)
+            ones = torch.ones(self.copies - len(factors), *inner)  # at the posterior mean units have no noise
+            factors = torch.cat([factors.cpu(), ones]).to(z)
+            self.draw_bytes += factors.nbytes
+        self.draw_bytes += z.nbytes
+        latent.hold(z, factors)
 
     @torch.no_grad()
     def find_batch(self, x: Inputs) -> None:
@@ -117,9 +114,6 @@ class Answering(nn.Module):
         for net in self.nets:
             latents = {name.rpartition(".")[0]: m for name, m in net.named_modules() if isinstance(m, Latent)}
             layers = {name: net.get_submodule(name) for name in latents}
-            units = {name: latent.units for name, latent in latents.items() if latent.units is not None}
-            for name in units:
-                latents[name].units = None
             with no_fast_path():
                 find_batch(net, latents, (args, kwargs))
                 if copied := [name for name, latent in latents.items() if latent.copied]:
@@ -128,11 +122,9 @@ class Answering(nn.Module):
                     raise ValueError(complaint("net", expected, got, remedy))
                 with input_shapes(layers) as shapes:
                     net(*args, **kwargs)
-            for name, own in units.items():
-                if len({shape[latents[name].axis :] for shape in shapes[name]}) > 1:
-                    got, remedy = f"called with {[*map(tuple, shapes[name])]}", 'Convert it with draws="channel".'
-                    raise ValueError(complaint(f"layer {name!r}", "called with inputs of one size", got, remedy))
-                self._hold_units(latents[name], own, shapes[name][0])
+            for (name, latent), (z, units) in zip(latents.items(), self._draws, strict=True):
+                self._hold(latent, z, units, shapes[name])
+            self._draws = []
         if self.reference is not None:
             _ = self.reference.parts  # found before it is traced
 

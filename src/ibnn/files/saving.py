@@ -22,11 +22,10 @@ from ibnn.files import model_folder
 from ibnn.generators import generators_restored
 from ibnn.inputs import Pick
 from ibnn.latent import Latent
-from ibnn.layers.registry import duplicate, layer_type, sides
+from ibnn.layers.registry import duplicate, layer_type
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
 from ibnn.nets.dense import Affine
-from ibnn.network import IBNN, NUMBERS
-from ibnn.novelty.observer import Observer
+from ibnn.network import IBNN, NUMBERS, make_room
 
 Folder = str | os.PathLike[str]
 M = TypeVar("M", bound=nn.Module)
@@ -263,10 +262,7 @@ def _tensors(folder: Path, config: dict[str, Any], other: nn.Module | None) -> d
 
 def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False) -> M:
     """Returns a model with the saved tensors, in their saved dtype."""
-    if isinstance(model, Observer):
-        model.expect_reference(tensors)
-    if isinstance(model, IBNN):
-        model.expect_bank(tensors)
+    make_room(model, tensors)
     state = _saved_state(model, latents_only)
     _check_tensors(state, tensors)
     for name, tensor in state.items():
@@ -313,9 +309,11 @@ def _likelihood(
 
 def _check_net(net: nn.Module, config: dict[str, Any], force: bool) -> None:
     """Raises unless a network has the saved layers, tensors with values and, for latents alone, the saved weights."""
+    from ibnn.contrib.sides import sides_of
+
     saved: dict[str, int] = config["layers"]
     at = [config[name] for name in ("where", "bias_latents")]
-    found = {name: sides(module, *at).nodes for name, module in net.named_modules() if layer_type(module)}
+    found = {name: sides_of(module, *at).nodes for name, module in net.named_modules() if layer_type(module)}
     plan(net, include=[glob.escape(name) for name in saved if name in found] or None)  # is it a plain network?
     remedy = "Build it as it was when the model was saved (and register its own layer types: ibnn.register_layer)."
     for name, nodes in saved.items():

@@ -1,4 +1,4 @@
-"""ATTENTION: latents of nn.MultiheadAttention, on the inputs of its query, key, value and output projections."""
+"""Latents of nn.MultiheadAttention, on the inputs of its query, key, value and output projections."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.layers.fused import Product, linears, runs_here
-from ibnn.layers.registry import REGISTRY, LayerType, batch_axis
+from ibnn.layers.registry import REGISTRY, LayerType, batch_axis, stand_in
 
 if TYPE_CHECKING:
+    from ibnn.kernels.linear import Product
     from ibnn.latent import Latent
 
 Ports = dict[str, Tensor]  # z by port
@@ -68,11 +68,14 @@ def _run(
     return projected(heads if axis == 0 else heads.transpose(0, 1), [output])[0], attention
 
 
-def _projected(latent: "Latent", axis: int, x: Tensor, products: Sequence[Product]) -> tuple[Tensor, ...]:
+def _projected(latent: "Latent", axis: int, x: Tensor, products: "Sequence[Product]") -> tuple[Tensor, ...]:
     """Returns (x ∘ z) Wᵀ + b for each product."""
+    from ibnn.kernels.autograd import runs_here
+    from ibnn.kernels.linear import linears
+
     tensors = [tensor for part in products for tensor in part]
     if all(z.shape == (x.shape[axis], x.shape[-1]) for z, _, _ in products) and runs_here(x, *tensors):
-        latent.entries += x.numel() * len(products)
+        latent.now.entries += x.numel() * len(products)
         return linears(x, axis, products)
     return tuple(F.linear(latent.multiply(x, z, axis), w, b) for z, w, b in products)
 
@@ -145,12 +148,9 @@ def _through_identity(
     """Runs the layer's own forward on inputs times z up to its output projection, then multiplies by z and projects."""
     axis, (query, key, value, *args) = batch_axis(layer), inputs
     query, key, value = (latent.multiply(x, z[port], axis) for port, x in zip(_APART, (query, key, value), strict=True))
-    projection = layer.out_proj
-    layer._modules["out_proj"] = _Identity(projection.weight)
-    try:
-        heads, attention = type(layer).forward(layer, query, key, value, *args, **kwargs)
-    finally:
-        layer._modules["out_proj"] = projection
+    projection, without = layer.out_proj, stand_in(layer, {})
+    without._modules["out_proj"] = _Identity(projection.weight)
+    heads, attention = type(layer).forward(without, query, key, value, *args, **kwargs)  # type: ignore[arg-type]
     return F.linear(latent.multiply(heads, z["output"], axis), projection.weight, projection.bias), attention
 
 

@@ -1,4 +1,4 @@
-"""RECURRENCE: latents of recurrent layers and cells, on the inputs of each of their weight matrices.
+"""Latents of recurrent layers and cells, on the inputs of each of their weight matrices.
 
 A row has the same z at all time steps. Where every row has its own z, the product with the state's weights is computed
 step by step, the product with the input's weights for all steps at once: in `scan`, or, where that cannot run, by
@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ibnn.layers import scan
-from ibnn.layers.fused import runs_here
 from ibnn.layers.registry import REGISTRY, LayerType, batch_axis
 
 if TYPE_CHECKING:
@@ -128,6 +126,9 @@ def _direction(
     reverse: bool,
 ) -> tuple[Tensor, State]:
     """Returns the outputs of all steps, in the form of x ∘ z (T, B, …) or packed (N, …), and the last state."""
+    from ibnn.kernels import scan
+    from ibnn.kernels.autograd import runs_here
+
     weights, state_z = [own[name] for name in _WEIGHTS], z["weight_hh"].to(x.dtype)
     if not layer.proj_size and runs_here(x, state_z, *weights, *first):
         rows = sizes or (x.shape[1],) * x.shape[0]

@@ -1,4 +1,4 @@
-"""REGISTRY: which layer types can carry a latent, where their nodes are, and how z folds into their weights.
+"""Which layer types can carry a latent, where their nodes are, and how z folds into their weights.
 
 Most layers multiply one input by one weight: z multiplies the input before the layer's own forward. Others have several
 *ports*, places where nodes are multiplied by a weight: attention those of queries, keys, values and output, a recurrent
@@ -7,7 +7,6 @@ all rows goes into the weights; where each row has its own z, the type's `run` c
 """
 
 import copy
-import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ibnn.errors import complaint
-from ibnn.layers.sides import BiasLatents, Output, Sides, Where
 
 if TYPE_CHECKING:
     from ibnn.latent import Latent
@@ -39,7 +37,6 @@ class LayerType:
     batch_axis: Callable[[Any], int] | None = None  # of a layer's input, if the layer itself determines it
     fused: bool = False  # whether folding is faster than `run` where one z serves all rows
     optional: str = ""  # why layers of this type get no latent unless included by name or class; empty if they do
-    output: Output | None = None  # where a latent on the output or the bias goes; None for a type that cannot have one
 
     def nodes(self, layer: nn.Module) -> int:
         """Returns the number of input nodes D of a layer."""
@@ -61,7 +58,6 @@ def register_layer(
     fold: Callable[[nn.Module, Tensor], Tensor],
     axis: int = -1,
     weight: str = "weight",
-    output: Output | None = None,
 ) -> None:
     """Lets `convert` put latents on a layer type of your own, and on its subclasses.
 
@@ -73,7 +69,6 @@ def register_layer(
         fold: Returns the layer's weight with z (D,) multiplied in.
         axis: The node axis of the input, counted from its end (negative).
         weight: Name of the parameter that `fold` replaces.
-        output: An `ibnn.layers.Output`: lets the layer have latents on its output and its bias, too.
 
     >>> class Scale(nn.Module):
     ...     def __init__(self) -> None:
@@ -97,13 +92,12 @@ def register_layer(
         axis=axis,
         fold=lambda module, z: {weight: fold(module, z)},
         weights=lambda module: (weight,),
-        output=output,
     )
 
 
 def layer_type(layer: nn.Module) -> LayerType | None:
     """Returns the nearest registered type of a layer, or None."""
-    return next(filter(None, map(_lookup, type(layer).__mro__)), None)
+    return REGISTRY.get(type(layer)) or next(filter(None, map(_lookup, type(layer).__mro__)), None)
 
 
 def carried_type(layer: nn.Module) -> LayerType:
@@ -152,27 +146,9 @@ def duplicate(net: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module
 
 
 def foldable(layer: nn.Module) -> bool:
-    """Whether W = U diag(z) on an unchanged input gives what x ∘ z does, and no other hook sees the input."""
-    kind = layer_type(layer)
-    if kind is None or kind.run is not None or len(layer._forward_pre_hooks) != 1:
-        return False
-    return weights_are_parameters(layer, kind) and has_forward_of_its_type(layer)
-
-
-def sides(layer: nn.Module, where: Where, bias_latents: BiasLatents) -> Sides:
-    """Returns where a layer has latents; on its input alone if its type has no output side, or its forward is its own.
-
-    >>> sides(nn.Linear(4, 3), "both", "layer"), sides(nn.LSTM(4, 3), "both", "layer").outputs
-    (Sides(inputs=4, outputs=3, biases=1), 0)
-    """
+    """Whether W = U diag(z) on an unchanged input gives what x ∘ z does."""
     kind = carried_type(layer)
-    output, inputs = kind.output, kind.nodes(layer)
-    if output is None or (where, bias_latents) == ("input", "none") or not has_forward_of_its_type(layer):
-        return Sides(inputs)
-    outputs = output.nodes(layer)
-    has_bias = bias_latents != "none" and getattr(layer, output.bias, None) is not None
-    biases = 0 if not has_bias else 1 if bias_latents == "layer" else outputs
-    return Sides(0 if where == "output" else inputs, 0 if where == "input" else outputs, biases)
+    return kind.run is None and weights_are_parameters(layer, kind) and has_forward_of_its_type(layer)
 
 
 def weights_are_parameters(layer: nn.Module, kind: LayerType) -> bool:
@@ -181,38 +157,17 @@ def weights_are_parameters(layer: nn.Module, kind: LayerType) -> bool:
     return all(owner._parameters.get(name) is not None for owner, name in places)
 
 
-def folded_weights(layer: nn.Module, z: Tensor, at: Sides | None = None) -> dict[str, Tensor]:
-    """Returns the weights U diag(z) of a layer by name, in its dtype; with sides, diag(r) U diag(z) and r ∘ v ∘ b."""
-    kind = carried_type(layer)
-    name = kind.weights(layer)[0]
-    owner, key = _place(layer, name)
-    like = getattr(owner, key)
-    z = z.to(dtype=like.dtype, device=like.device)
-    if at is None or kind.output is None:
-        return kind.fold(layer, z)
-    inputs, r, v = at.split(z)
-    folded = {name: like} if inputs is None else kind.fold(layer, inputs)
-    if r is not None:
-        folded = {name: kind.output.fold(layer, weight, r) for name, weight in folded.items()}
-    bias = getattr(layer, kind.output.bias, None)
-    if bias is not None and (factors := [factor for factor in (v, r) if factor is not None]):
-        folded[kind.output.bias] = bias * math.prod(factors)
-    return folded
-
-
-def replace_weights(layer: nn.Module, weights: dict[str, Tensor]) -> Callable[[], None]:
-    """Substitutes tensors for parameters of a layer; returns a function that restores them."""
-    before = []
+def stand_in(layer: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
+    """Returns a shallow copy of a layer with other weights, to run its forward once; the layer itself is unchanged."""
+    copied = object.__new__(type(layer))
+    copied.__dict__.update(layer.__dict__, _parameters=dict(layer._parameters), _modules=dict(layer._modules))
     for name, weight in weights.items():
-        owner, key = _place(layer, name)
-        before.append((owner._parameters, key, owner._parameters[key]))
-        owner._parameters[key] = weight  # type: ignore[assignment]
-
-    def restore() -> None:
-        for parameters, key, weight in before:
-            parameters[key] = weight
-
-    return restore
+        child, _, key = name.partition(".")
+        if key:  # of a module in the layer
+            copied._modules[child] = stand_in(layer.get_submodule(child), {key: weight})
+        else:
+            copied._parameters[name] = weight  # type: ignore[assignment]
+    return copied
 
 
 def _place(layer: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -222,12 +177,12 @@ def _place(layer: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 @torch.no_grad()
-def fold(layer: nn.Module, z: Tensor, name: str, at: Sides | None = None) -> None:
+def fold(layer: nn.Module, z: Tensor, name: str, folded_of: Callable[[nn.Module, Tensor], dict[str, Tensor]]) -> None:
     """Replaces the layer's weights U by U diag(z), in place; ties and parametrisations of these weights end."""
     kind = carried_type(layer)
     for weight in kind.weights(layer):
         _materialise(*_place(layer, weight))
-    folded = folded_weights(layer, z, at)
+    folded = folded_of(layer, z)
     probe = _probe(layer, kind, z.to(next(iter(folded.values()))))
     for key, value in folded.items():
         owner, weight = _place(layer, key)
@@ -275,31 +230,17 @@ def _fold_transposed(layer: Any, z: Tensor) -> Tensor:
     return torch.mul(layer.weight, z.view(-1, *[1] * (layer.weight.dim() - 1)))  # (D, out / groups, …)
 
 
-def _fold_output(layer: Any, weight: Tensor, r: Tensor) -> Tensor:
-    return torch.mul(weight, r.view(-1, *[1] * (weight.dim() - 1)))  # (out, D, …)
-
-
-def _fold_transposed_output(layer: Any, weight: Tensor, r: Tensor) -> Tensor:
-    r = r.view(layer.groups, 1, -1).expand(-1, weight.shape[0] // layer.groups, -1)  # a group's nodes make its own r
-    return torch.mul(weight, r.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2)))  # (D, out / groups, …)
-
-
-_FEATURES = Output(operator.attrgetter("out_features"), _fold_output)
-_CHANNELS = Output(operator.attrgetter("out_channels"), _fold_output)
-_TRANSPOSED = Output(operator.attrgetter("out_channels"), _fold_transposed_output)
-_LAST = Output(lambda layer: layer.weight.shape[1], lambda layer, weight, r: weight * r)
 register_layer(
     nn.Linear,
     nodes="in_features",
     fold=lambda layer, z: torch.mul(layer.weight, z),  # type: ignore[arg-type]
-    output=_FEATURES,
 )
 for _axis, _conv in ((-2, nn.Conv1d), (-3, nn.Conv2d), (-4, nn.Conv3d)):
-    register_layer(_conv, nodes="in_channels", fold=_fold_convolution, axis=_axis, output=_CHANNELS)
+    register_layer(_conv, nodes="in_channels", fold=_fold_convolution, axis=_axis)
 for _axis, _transposed in ((-2, nn.ConvTranspose1d), (-3, nn.ConvTranspose2d), (-4, nn.ConvTranspose3d)):
-    register_layer(_transposed, nodes="in_channels", fold=_fold_transposed, axis=_axis, output=_TRANSPOSED)
+    register_layer(_transposed, nodes="in_channels", fold=_fold_transposed, axis=_axis)
 _GPT2 = "transformers.pytorch_utils.Conv1D"  # GPT-2's linear layer, (D, out)
-register_layer(_GPT2, nodes="nx", fold=_fold_transposed, output=_LAST)
+register_layer(_GPT2, nodes="nx", fold=_fold_transposed)
 
 
 def _run_bilinear(layer: nn.Bilinear, latent: "Latent", z: dict[str, Tensor], input1: Any, input2: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""SELECTION: which modules of a network get a latent, and why the others do not."""
+"""Which modules of a network get a latent, and why the others do not."""
 
 import fnmatch
 import glob
@@ -10,7 +10,7 @@ from torch import nn
 
 from ibnn.errors import complaint, nearest
 from ibnn.inputs import Inputs, call_arguments, evaluating
-from ibnn.layers.observe import bypassed
+from ibnn.layers.bypass import bypassed
 from ibnn.layers.registry import has_forward_of_its_type, layer_type
 
 Pattern = str | type[nn.Module]

@@ -13,7 +13,8 @@ from ibnn.batches import Source, as_source
 from ibnn.errors import complaint, nearest
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tree_map
-from ibnn.layers.observe import explaining_shapes, places
+from ibnn.layers.batch_axis import places
+from ibnn.layers.explain import explaining_shapes
 from ibnn.layers.registry import layer_type
 from ibnn.normal import check_seed
 from ibnn.novelty.measure import Seen, see

@@ -84,6 +84,10 @@ class Reference(nn.Module):
             self.register_buffer(name, statistics.get(name, torch.zeros(() if name == "temperature" else 0)))
         self._parts: list[_Part] = []  # found when they are needed
 
+    def forget_answers(self) -> None:
+        """Drops the errors of held-out answers: answers are made differently from now on."""
+        self.errors = self.errors[:0]
+
     @classmethod
     def names(cls) -> list[str]:
         """Names of the buffers."""

@@ -27,7 +27,7 @@ from ibnn.inputs import (
     tensors,
     tree_map,
 )
-from ibnn.layers.observe import explaining_shapes, out_of_memory
+from ibnn.layers.explain import explaining_shapes, out_of_memory
 from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running, check_level
 from ibnn.progress import track
 

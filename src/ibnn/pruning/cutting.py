@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ibnn.errors import complaint
 from ibnn.latent import Latent
 from ibnn.layers.registry import duplicate
-from ibnn.network import IBNN
+from ibnn.network import IBNN, has_units
 from ibnn.pruning.channels import LAYERS, Channels, Layer
 
 LEAST = 0.1  # of a layer's outputs always stay, and at least one
@@ -156,7 +156,7 @@ def without(model: IBNN, channels: Channels, gone: Collection[int]) -> IBNN:
         _cut_layer(thin.net.get_submodule(name), staying(layer.ins, gone), staying(layer.outs, gone))
     for name, ids in channels.norms.items():
         _cut_norm(thin.net.get_submodule(name), staying(ids, gone))
-    thin.unit_std.mul_(thin.has_units)
+    thin.unit_std.mul_(has_units(thin))
     return thin
 
 

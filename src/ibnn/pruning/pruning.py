@@ -14,7 +14,7 @@ from ibnn.convert import revert
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, batch_length, slice_rows
-from ibnn.network import IBNN
+from ibnn.network import IBNN, mean_latents, require_mixture
 from ibnn.normal import check_seed, numbered_seed
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
@@ -136,7 +136,7 @@ def _check(model: Any, keep: Any, by: Any, seed: int) -> None:
         where = f"where={model.where!r}, bias_latents={model.bias_latents!r}"
         remedy = "Convert with the defaults: a node is an input that can be cut."
         raise ValueError(complaint("model", "one with latents on inputs alone", where, remedy))
-    model.require_mixture()
+    require_mixture(model)
     if by is not None:
         sizes = {name: latent.nodes for name, latent in model.latents.items()}
         got = {name: len(scores) for name, scores in by.items()} if isinstance(by, Mapping) else repr(by)
@@ -188,7 +188,7 @@ def _difference(model: IBNN, thin: IBNN, channels: Channels, gone: set[int], x: 
     of = {name: channels.layers[name].ins.tolist() for name in model.latents if name in channels.layers}
     each = (of.get(name, [-1] * latent.nodes) for name, latent in model.latents.items())
     stay = torch.tensor([channel not in gone for ids in each for channel in ids], device=model.examples.device)
-    z = model.mean_latents().detach()
+    z = mean_latents(model).detach()
     try:
         with torch.no_grad(), model.evaluating(), thin.evaluating():
             expected, found = model.outputs(x, (z * stay)[None]), thin.outputs(x, z[stay][None])

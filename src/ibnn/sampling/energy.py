@@ -17,8 +17,8 @@ from torch import Tensor
 from ibnn.batches import Source
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, check_rows, repeat_rows, slice_rows, tree_map
-from ibnn.layers.observe import explaining_shapes
-from ibnn.network import IBNN
+from ibnn.layers.explain import explaining_shapes
+from ibnn.network import IBNN, prior_stds
 from ibnn.normal import Space, address, words
 
 PROBED = 32  # rows of a minibatch to try things on, where steps take all data
@@ -56,7 +56,7 @@ class Energy:
     def __init__(self, model: IBNN, source: Source, batch_size: int | None, temperature: float, seed: int) -> None:
         self.model, self.source, self.temperature, self.seed = model, source, temperature, seed
         self.device, self.dtype = model.examples.device, model.posterior().mean.dtype
-        self.prior_std = torch.as_tensor(model.prior_stds).to(self.device, self.dtype)
+        self.prior_std = torch.as_tensor(prior_stds(model)).to(self.device, self.dtype)
         self.batch_size = None if batch_size is None or 4 * batch_size >= source.rows else batch_size
         self._probe_rows = self.batch_size or min(PROBED, source.rows)
         self._whole: list[Piece] = []

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from sklearn.linear_model import RidgeCV
 from torch import Tensor, nn
 
-from ibnn.latent import inverse_softplus
+from ibnn.autograd import inverse_softplus
 
 ALPHAS = tuple(10.0**power for power in range(-2, 5))  # penalties that leave-one-out errors choose from
 LEAST = 0.01  # of the scale of what the line leaves, in standard deviations of the target

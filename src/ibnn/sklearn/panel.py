@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ibnn.autograd import inverse_softplus
 from ibnn.convert import convert
-from ibnn.latent import inverse_softplus
 from ibnn.layers.registry import register_layer
 from ibnn.likelihood import Likelihood
 from ibnn.likelihood.base import Temperature, Terms

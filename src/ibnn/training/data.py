@@ -12,7 +12,7 @@ from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import batch_length, check_rows, tree_map
-from ibnn.layers.observe import explaining_shapes
+from ibnn.layers.explain import explaining_shapes
 from ibnn.likelihood import Likelihood
 from ibnn.prediction import draws, predict, refuse_nan
 from ibnn.training.recipe import Recipe

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ibnn.batches import Share, Source
 from ibnn.errors import complaint
 from ibnn.inputs import batch_length, call_arguments, tensors
-from ibnn.layers.observe import returned
+from ibnn.layers.bypass import returned
 from ibnn.training.recipe import Recipe
 from ibnn.training.trainable import Trainable
 

@@ -19,7 +19,8 @@ from ibnn.batches import Source
 from ibnn.calibration import Calibration, calibrate
 from ibnn.likelihood import Heads, Likelihood
 from ibnn.likelihood.temperature import confidence, nll, settled_temperature
-from ibnn.network import IBNN
+from ibnn.network import IBNN, divide_noise, prior_stds
+from ibnn.noise import depth_factor
 from ibnn.training.data import HeldOut
 
 START = 0.6  # s at the start of training, as a part of the converted `prior_std`
@@ -205,18 +206,19 @@ class Steering:
 def start_divided(model: IBNN, part: float = 1.0) -> None:
     """Divides a part of the prior's noise, and starts latents with less of it than others as much nearer to 1."""
     model.prior_std *= part
-    unit_std = model.divide_noise()
+    unit_std = divide_noise(model)
     model.set_posterior(unit_std=unit_std)
-    if isinstance(model.prior_stds, Tensor):
-        q, share = model.posterior(), (model.prior_stds / model.prior_std).clamp(max=1.0)
+    stds = prior_stds(model)
+    if isinstance(stds, Tensor):
+        q, share = model.posterior(), (stds / model.prior_std).clamp(max=1.0)
         model.set_posterior(mean=1 + (q.mean - 1) * share, std=q.std * share)
 
 
 def start_calibrated(model: IBNN, held_out: Source, *, seed: int, progress: bool) -> Calibration:
     """Starts untrained latents from the noise and the temperature that `calibrate` finds for the weights."""
     found = calibrate(model, held_out, seed=seed, progress=progress)
-    model.prior_std = max(found.scale / model.depth_factor, MIN_STD)
-    share = model.divide_noise() > 0  # of the units; it is the prior's that is divided
+    model.prior_std = max(found.scale / depth_factor(model.latents.values(), model.draws), MIN_STD)
+    share = divide_noise(model) > 0  # of the units; it is the prior's that is divided
     unit_std = torch.where(share, model.unit_std.clamp_min(LEAST_STD), 0.0)
     model.set_posterior(std=model.posterior().std.clamp_min(LEAST_STD), unit_std=unit_std)
     return found

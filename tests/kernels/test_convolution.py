@@ -1,16 +1,16 @@
 """Layers that compute their output from x and a z for each row at once, against products that autograd knows."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from reference import converted
+from reference import converted, give
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.layers import convolution, direct, product, units
+from ibnn import kernels, units
+from ibnn.kernels import convolution
 
 B, C = 3, 4
 CONVOLUTIONS: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -69,7 +69,7 @@ def test_many_channels_in_each_memory_format(
 ) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(convolution, "_AT_ONCE", at_once)
-    wide = units.WIDE
+    wide = 16
     layer = nn.Conv2d(wide, 2, 3, padding=1).double().to(memory_format=layout)
     x, z = double(5, wide, 6, 4, grad=False).contiguous(memory_format=layout), double(5, wide, 1, 1)
     x.requires_grad_()
@@ -83,9 +83,6 @@ def test_many_channels_in_each_memory_format(
     torch.testing.assert_close(
         torch.autograd.grad(found, wanted, gradient), torch.autograd.grad(expected, wanted, gradient)
     )
-    one = units.Units(drawn.std, drawn.at[1]).placed(x.shape, -3, 0)
-    with torch.no_grad():  # one draw for all rows
-        torch.testing.assert_close(convolution.convolved(layer, x, z[:1], one), layer(x * z[:1] * factors[1]))
 
 
 @pytest.mark.parametrize("at_once", [1, 2**18])
@@ -125,24 +122,8 @@ def test_copies_of_one_input_are_convolved_once(
     expected = layer(x.clone() * z)
     torch.testing.assert_close(made, expected)
     assert made.stride() == expected.stride()
-    monkeypatch.setattr(convolution, "_Rows", None)  # nothing is multiplied, row by row
+    monkeypatch.setattr(convolution, "_product", None)  # nothing is multiplied, row by row
     convolution.convolved(layer, x, z)
-
-
-def test_memory_that_is_kept_is_small_and_serves_any_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "_AT_ONCE", 64)
-    monkeypatch.setattr(convolution, "_OWN", kept := threading.local())
-    layer, z = nn.Conv2d(2, 2, 1), torch.ones(3, 2, 1, 1)
-    with torch.inference_mode():
-        convolution.convolved(layer, torch.ones(3, 2, 4, 4), z)
-    (memory,) = kept.__dict__.values()
-    x = torch.randn(3, 2, 4, 4)
-    first = convolution.convolved(layer, x, z)
-    second = convolution.convolved(layer, -x, z)  # in the same memory
-    torch.testing.assert_close(first, layer(x))
-    second.sum().backward()
-    convolution.convolved(layer, torch.ones(3, 2, 16, 16), z)  # 512 entries a row: too large to keep
-    assert [value.numel() for value in kept.__dict__.values()] == [memory.numel()]
 
 
 def layer_of(layer: Any, x: Tensor, own: list[Tensor]) -> Tensor:
@@ -178,26 +159,25 @@ def test_networks_train_as_by_products(
     layout: torch.memory_format, frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(product, "_AT_ONCE", 64)
     model = converted(Several().double()).to(memory_format=layout).train()
     x, y = torch.randn(5, 2, 8, 8, dtype=torch.float64).contiguous(memory_format=layout), torch.randn(5, 3).double()
     if frozen:
         for name, p in model.net.named_parameters():
             p.requires_grad_("latent" in name)
     calls: list[str] = []
-    for kind, run in direct.DIRECT.items():
+    for kind, (run, takes) in list(kernels.KERNELS.items()):
 
         def counted(layer: Any, *args: Any, run: Any = run) -> Tensor:
             calls.append(type(layer).__name__)
             made: Tensor = run(layer, *args)
             return made
 
-        monkeypatch.setitem(direct.DIRECT, kind, counted)
+        monkeypatch.setitem(kernels.KERNELS, kind, (counted, takes))
     found = outcome(model, x, y)
     assert calls == ["Conv2d", "Conv2d", "Linear", "Linear", "Linear"]
     with torch.no_grad():
         without_graph = model.elbo(x, y, n_data=15, samples=2).loss
-    monkeypatch.setattr("ibnn.latent.goes_direct", lambda *_: False)
+    monkeypatch.setattr(kernels, "find", lambda *_: None)
     torch.testing.assert_close(found, outcome(model, x, y))
     assert len(calls) == 10
     model.examples.zero_().add_(5)
@@ -207,22 +187,21 @@ def test_networks_train_as_by_products(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda net: net.second.register_forward_pre_hook(lambda layer, args: None),
-        lambda net: net.second.register_full_backward_hook(lambda *_: None),
         lambda net: setattr(net.second, "padding_mode", "circular"),
         lambda net: net.double(),  # the input stays float32
     ],
-    ids=["later hook", "backward hook", "padding", "dtype"],
+    ids=["padding", "dtype"],
 )
 def test_what_does_not_suit_is_multiplied_first(
     change: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = converted(Several()).train()
     change(model.net)
-    monkeypatch.setitem(direct.DIRECT, nn.Conv2d, lambda *_: pytest.fail("direct"))
+    monkeypatch.setitem(kernels.KERNELS, nn.Conv2d, (lambda *_: pytest.fail("kernel"), kernels.KERNELS[nn.Conv2d][1]))
     x = model.net.first(torch.randn(4, 2, 8, 8).to(model.net.first.weight)).detach().float()
     latent = model.latents["second"]
-    latent.z = torch.randn(4, 4).to(latent.mean)
+    give(latent, torch.randn(4, 4).to(latent.mean))
     found = model.net.second(x)
-    z, latent.z = latent.z, None
+    z = latent.current()[0]
+    give(latent, None)
     torch.testing.assert_close(found, model.net.second(x.to(z) * z[:, :, None, None]))

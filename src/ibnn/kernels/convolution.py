@@ -1,32 +1,30 @@
-"""CONVOLUTION: conv(x ∘ z), or conv(x ∘ z ∘ u), with a z for each row, and its gradients, as one operation.
+"""conv(x ∘ z), or conv(x ∘ z ∘ u), with a z for each row, and its gradients, as one operation.
 
-Only x is kept for the backward pass, and x ∘ z is made again there. On a CPU a large batch goes through in pieces, of
-which all that is made stays in the cache: fresh memory costs more than the arithmetic, also that which torch's
-convolutions take for copies of their inputs. An input that needs no gradient, as that of a first layer, gets none: the
-gradients of the weights of each row hold those of z, too.
+Only x is kept for the backward pass, and x ∘ z is made again there. On a CPU a large batch goes through in pieces that
+stay in the cache. An input that needs no gradient, as that of a first layer, gets none: the gradients of the weights of
+each row hold those of z, too.
 """
 
 import math
-import threading
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ibnn.layers.fused import differentiable
-from ibnn.layers.units import Placed, channels_last, pieces
+from ibnn.kernels.autograd import differentiable
+from ibnn.units import Placed, channels_last
 
-_AT_ONCE = 2**19  # entries of an input that are convolved at once, for each thread
+_AT_ONCE = 2**19  # entries of an input that are convolved at once, for each thread of a CPU
 _PATCHES = 2**18  # entries of patches that are made at once
 How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]  # stride, padding, dilation, groups
 
 
 def convolved(layer: Any, x: Tensor, z: Tensor, units: Placed | None = None) -> Tensor:
-    """Returns what a convolution (Conv1d, Conv2d, Conv3d) gives for x ∘ z (∘ u), z broadcast, (B, D, 1, …).
+    """Returns what a convolution (Conv1d, Conv2d, Conv3d) gives for x ∘ z (∘ u), with z (B, D, 1, …).
 
-    Without gradients there may be one draw for all rows, z (1, D, 1, …). The deviation of units gets no gradient.
+    The deviation of the units gets no gradient.
     """
     how: How = layer.stride, layer.padding, layer.dilation, layer.groups
     if not torch.is_grad_enabled():
@@ -36,71 +34,27 @@ def convolved(layer: Any, x: Tensor, z: Tensor, units: Placed | None = None) -> 
 
 
 def _pieces(x: Tensor, weight: Tensor) -> list[slice]:
-    """Returns rows to be convolved at once: of about so many entries, and not fewer than there are weights."""
+    """Returns rows to be convolved at once: about `_AT_ONCE` entries, and not fewer than there are weights."""
     if not x.is_cpu:
         return [slice(None)]
-    return pieces(x, max(_AT_ONCE * torch.get_num_threads(), weight.numel()))
+    rows, entries = x.shape[0], max(_AT_ONCE * torch.get_num_threads(), weight.numel())
+    count = min(rows, -(-x.numel() // entries))
+    if count < 2:
+        return [slice(None)]
+    at_once = -(-rows // count)
+    return [slice(begin, begin + at_once) for begin in range(0, rows, at_once)]
 
 
-_OWN = threading.local()  # memory of each thread for products; fresh memory costs more than the arithmetic
+def _times_units(x: Tensor, units: Placed | None, noise: Tensor | None) -> Tensor:
+    """Multiplies an input by u, from the noise of its units, in place."""
+    return x if units is None or noise is None else units.times_(x, noise)
 
 
-def _memory(like: Tensor) -> Tensor:
-    """Returns a tensor of an input's form, whose entries may be anything, until the thread's next call."""
-    size, key = like.numel(), (like.dtype, like.device)
-    if not like.is_cpu or size > 4 * _AT_ONCE:
-        return torch.empty_like(like)
-    kept: dict[Any, Tensor] = _OWN.__dict__
-    if key not in kept or kept[key].numel() < size:
-        with torch.inference_mode(False):
-            kept[key] = torch.empty(size, dtype=like.dtype)
-    return kept[key].as_strided(like.shape, torch.empty_like(like, device="meta").stride())
-
-
-def kept_memory() -> list[Tensor]:
-    """Returns the memory that this thread keeps for products, at most 8 MB for float32."""
-    return list(_OWN.__dict__.values())
-
-
-class _Rows(NamedTuple):
-    """Some rows of an input, and what they are multiplied by."""
-
-    x: Tensor
-    z: Tensor
-    units: Placed | None
-    noise: Tensor | None
-
-    @staticmethod
-    def of(x: Tensor, z: Tensor, units: Placed | None, rows: slice) -> "_Rows":
-        x, z = x[rows], z[rows] if z.shape[0] > 1 else z
-        if units is None:
-            return _Rows(x, z, None, None)
-        units = units.of_rows(rows)
-        return _Rows(x, z, units, units.noise(x))
-
-    def product(self, memory: Tensor) -> Tensor:
-        """Returns x ∘ z (∘ u)."""
-        made = torch.mul(self.x, self.z, out=memory[: self.x.shape[0]])
-        return self._times_units(made)
-
-    def gradients(self, gradient: Tensor, to_x: Tensor | None, memory: Tensor) -> Tensor:
-        """Returns the gradient of z from that of the product, which changes; writes that of x."""
-        to_z = _over_places(torch.mul(self._times_units(gradient), self.x, out=memory)).view_as(self.z)
-        if to_x is not None:
-            torch.mul(gradient, self.z, out=to_x)
-        return to_z
-
-    def _times_units(self, x: Tensor) -> Tensor:
-        """Multiplies by u, in place."""
-        return x if self.units is None or self.noise is None else self.units.times(x, self.noise, x)
-
-
-def _over_places(x: Tensor) -> Tensor:
-    """Returns sums over the places of every row and node."""
-    if not x.is_contiguous():
-        return x.flatten(2).sum(2)
-    places = math.prod(x.shape[2:])
-    return torch.mv(x.view(-1, places), x.new_ones(places))  # where there are few, faster than a sum
+def _product(x: Tensor, z: Tensor, units: Placed | None, rows: slice) -> tuple[Tensor, Tensor | None]:
+    """Returns x ∘ z (∘ u) of some rows, and the noise of their units."""
+    product = x[rows] * z[rows]
+    noise = None if units is None else units.of_rows(rows).noise(product)
+    return _times_units(product, units, noise), noise
 
 
 def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, units: Placed | None) -> Tensor:
@@ -109,23 +63,23 @@ def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How
     few = 8 * x.shape[1] <= z.shape[0]  # nodes, beside rows
     if few and units is None and groups == 1 and x.stride(0) == 0:
         return _of_copies(x[:1], z.flatten(1), weight, bias, how)
-    if z.shape[0] < x.shape[0] and units is not None:  # one draw for all rows
-        z, units = z * units.factors(x), None
     parts = _pieces(x, weight)
-    memory = _memory(x[parts[0]])
-    made = torch.convolution(_Rows.of(x, z, units, parts[0]).product(memory), *more)
+    made = torch.convolution(_product(x, z, units, parts[0])[0], *more)
     if len(parts) == 1:
         return made
     # in the memory format of the pieces, and no view: what follows may change it in place
     output = made.new_empty_strided((x.shape[0], *made.shape[1:]), (made[0].numel(), *made.stride()[1:]))
     output[parts[0]] = made
     for rows in parts[1:]:
-        output[rows] = torch.convolution(_Rows.of(x, z, units, rows).product(memory), *more)
+        output[rows] = torch.convolution(_product(x, z, units, rows)[0], *more)
     return output
 
 
 def _of_copies(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
-    """Returns what `_forward` does of copies of one example x (1, D, …) with z (R, D): Σ_c z_c conv(x_c, U_c)."""
+    """Returns what `_forward` does of copies of one example x (1, D, …) with z (R, D): Σ_c z_c conv(x_c, U_c).
+
+    A seventh of the time of one image's prediction by a LeNet, whose first layer it is.
+    """
     (stride, padding, dilation, _), (rows, nodes) = how, z.shape
     each = weight.transpose(0, 1).flatten(0, 1)[:, None]  # (D · O, 1, …)
     made = torch.convolution(x, each, None, stride, padding, dilation, False, (0,) * len(stride), nodes)
@@ -169,18 +123,19 @@ def _backward(
     more = (weight, [len(weight)], stride, padding, dilation, False, (0,) * len(stride), groups, mask)
     parts = _pieces(x, weight)
     to_x = torch.empty_like(x) if needed[0] and len(parts) > 1 else None
-    memory, to_zs = _memory(x[parts[0]]), []
-    sums: list[Tensor | None] = [None, None]
+    to_zs, sums = [], [None, None]
     for rows in parts:
-        part = _Rows.of(x, z, units, rows)
-        product = part.product(memory) if needed[2] else memory[: part.x.shape[0]]  # says its shape
-        found, *others = torch.ops.aten.convolution_backward(gradient[rows], product, *more)
+        product, noise = _product(x, z, units, rows)
+        to_product, *others = torch.ops.aten.convolution_backward(gradient[rows], product, *more)
         sums = [new if total is None else total.add_(new) for total, new in zip(sums, others, strict=True)]
         if mask[0]:
-            target = None if not needed[0] else found if to_x is None else to_x[rows]
-            to_zs.append(part.gradients(found, target, product))
+            scaled = _times_units(to_product, units, noise)
+            to_zs.append((scaled * x[rows]).flatten(2).sum(2).view_as(z[rows]))
+            if needed[0]:
+                target = scaled if to_x is None else to_x[rows]
+                torch.mul(scaled, z[rows], out=target)
     if needed[0] and to_x is None:
-        to_x = found
+        to_x = scaled
     return to_x, torch.cat(to_zs) if needed[1] else None, *sums
 
 

@@ -1,4 +1,4 @@
-"""SCAN: one direction of one recurrent layer whose state is multiplied by a z for each row.
+"""One direction of one recurrent layer whose state is multiplied by a z for each row.
 
 No fused kernel of torch takes a z for each row. This one works in place on a few buffers and has a backward pass of its
 own: the factors of a step's gradients are computed for many steps at once, which leaves a step with one product of
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ibnn.layers.fused import differentiable
+from ibnn.kernels.autograd import differentiable
 
 State = tuple[Tensor, ...]  # h, and c of an LSTM, (B, H) each
 Weights = Sequence[Any]  # those of inputs and of states, and their biases, (G · H, …) each; biases may be None

@@ -1,49 +1,20 @@
-"""FUSED: the product of inputs with a z for each row and with weights, (x ∘ z) Wᵀ + b, a few rows at a time.
+"""The product of inputs with a z for each row and with weights, (x ∘ z) Wᵀ + b, a few rows at a time.
 
 Neither x ∘ z nor its gradient is ever whole in memory: parts of them stay in the cache, and several products of one
-input read it once. `runs_here` and `differentiable` also serve `scan`, which has a backward pass of its own too.
+input read it once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
-_AT_ONCE = 2**19  # entries of inputs that are multiplied at once, for each thread
+from ibnn.kernels.autograd import differentiable
+
+_AT_ONCE = 2**19  # entries of inputs that are multiplied at once, for each thread of a CPU
 Product = tuple[Tensor, Tensor, Tensor | None]  # z, W and b
-
-
-def runs_here(*tensors: Tensor | None) -> bool:
-    """Whether an operation with its own backward pass may run: eagerly, without transforms, in one precision."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    return (
-        not torch.compiler.is_compiling()
-        and not torch._C._is_tracing()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-        and not torch.is_autocast_enabled(given[0].device.type)
-        and all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given)
-        and len({(tensor.dtype, tensor.device) for tensor in given}) == 1
-    )
-
-
-def differentiable(
-    slow: Callable[..., tuple[Tensor, ...]],
-    inputs: Sequence[Any],
-    gradients: Sequence[Tensor | None],
-    needed: Sequence[bool],
-) -> list[Tensor | None]:
-    """Returns the inputs' gradients by operations that autograd knows, so that they can be differentiated again."""
-    pairs = [(made, g) for made, g in zip(slow(*inputs), gradients, strict=True) if g is not None]
-    if not pairs:
-        return [None] * len(inputs)
-    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
-    made, given = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(made, wanted, given, create_graph=True, allow_unused=True))
-    return [next(found) if need else None for need in needed]
 
 
 def linears(x: Tensor, axis: int, products: Sequence[Product]) -> tuple[Tensor, ...]:
@@ -134,9 +105,11 @@ def _part(z: Tensor, axis: int, rows: slice) -> Tensor:
 
 
 def _chunks(x: Tensor, count: int) -> Iterator[Any]:
-    """Yields slices of the input's first axis, and so many tensors of a slice's shape, in the same memory each time."""
+    """Yields slices of the input's first axis, and `count` tensors of a slice's shape, in the same memory each time."""
     rows = x.shape[0]
-    at_once = min(rows, max(1, _AT_ONCE * torch.get_num_threads() * rows // max(1, x.numel())))
+    at_once = rows
+    if x.is_cpu:  # what a piece needs stays in the cache
+        at_once = min(rows, max(1, _AT_ONCE * torch.get_num_threads() * rows // max(1, x.numel())))
     memory = [x.new_empty(at_once, *x.shape[1:]) for _ in range(count)]
     for start in range(0, rows, at_once):
         length = min(at_once, rows - start)

@@ -1,0 +1,70 @@
+"""How the prior's noise is divided among layers, channels and units.
+
+Where no layer's input has places, or `draws` is "channel" (the paper's form), every node has the prior N(1, s²). Else a
+convolution's noise is divided between its channels and its units, and less goes to each layer of a deep network.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ibnn.latent import Latent
+
+DrawsPer = Literal["channel", "unit", "both"]
+
+START = 0.05  # where σ and τ start
+HARDLY = 1e-3  # share of the noise that a few channels get
+TRAINED = 0.03  # the least share in training: learning rates could not keep to a smaller one
+CHANNELS = 0.5  # noise of channels relative to that of units, where both have some
+LAYERS = 4  # layers of a network whose units have noise s in each; the noise of all layers adds up
+
+
+def shares(latents: Iterable[Latent], draws: DrawsPer) -> tuple[list[float], list[float]]:
+    """Returns the noise of each layer's channels (or only nodes) and of its units, relative to the network's.
+
+    >>> shares([Latent(1, 16, axis=-3), Latent(1, 3, axis=-3)], "both")
+    ([0.5, 0.001], [1.0, 0.0])
+    """
+    found = [_share(latent, draws) for latent in latents]
+    if all(channels == HARDLY and not units for channels, units in found):  # a few channels are all there is
+        found = [(1.0, 0.0)] * len(found)
+    return [channels for channels, _ in found], [units for _, units in found]
+
+
+def _share(latent: Latent, draws: DrawsPer) -> tuple[float, float]:
+    if latent.narrow:
+        return HARDLY, 0.0
+    if draws == "channel" or not latent.placed:
+        return 1.0, 0.0
+    return (HARDLY, 1.0) if draws == "unit" else (CHANNELS, 1.0)
+
+
+def depth_factor(latents: Iterable[Latent], draws: DrawsPer) -> float:
+    """Returns √(`LAYERS` / L) for L layers with noise, where units have some, else 1.
+
+    What noise does to the output adds up over layers, so a deep network takes less in each.
+    """
+    channels, units = shares(latents, draws)
+    if draws == "channel" or not any(units):
+        return 1.0
+    return math.sqrt(LAYERS / sum(c > HARDLY or u > 0 for c, u in zip(channels, units, strict=True)))
+
+
+def by_node(latents: Iterable[Latent], factors: Tensor) -> Tensor:
+    """Returns factors of layers' inputs (layers,) for every node, (nodes,): latents of outputs and biases have 1.
+
+    >>> by_node([Latent(1, 2, axis=-1), Latent(1, 3, axis=-1)], torch.tensor([0.5, 1.0]))
+    tensor([0.5000, 0.5000, 1.0000, 1.0000, 1.0000])
+    """
+    inputs = [(latent.inputs, latent.nodes) for latent in latents]
+    counts = torch.tensor([count for own, nodes in inputs for count in (own, nodes - own)], device=factors.device)
+    both = torch.stack([factors, torch.ones_like(factors)], 1).flatten()
+    return both.repeat_interleave(counts, output_size=sum(nodes for _, nodes in inputs))
+
+
+def initial_std(noise: Tensor) -> Tensor:
+    """Returns the σ that a latent starts with, |N(0.05, 0.02²)|, from standard normals."""
+    return (START + 0.02 * noise).abs()

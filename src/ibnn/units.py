@@ -1,0 +1,154 @@
+"""A random factor for every entry of a convolution's input, beside the one of its channel.
+
+A unit is a channel at one place. Its factor is u = 1 + τ ε, with a standard deviation τ for the layer and standard
+normals ε. These come from a pool that is the same everywhere: a draw's address is hashed to where its window of the
+pool begins. So the noise of millions of units costs a copy and no hashing, does not depend on batch or order, and is
+made again in the backward pass instead of being kept for it. The pool is followed by its negative, so that the mirror
+image of a draw costs no more.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ibnn.normal import Space, address, normals, numbered_words
+
+POOL, LONGEST = 2**20, 2**16  # normals in the pool, and in one window: longer noise has several windows
+MIRRORED = 2**32  # the bit of a word whose noise is minus that of the word without it
+
+
+_POOLS: dict[torch.device, Tensor] = {}
+
+
+def pool(device: torch.device) -> Tensor:
+    """Returns the pool of standard normals and their negatives, (2 · POOL,) float32."""
+    if device in _POOLS:
+        return _POOLS[device]
+    with torch.inference_mode(False):
+        at = address(0, Space.POOL, torch.arange(POOL // 1024, device="cpu"))
+        made = normals(at, 1024).flatten().to(device)
+        made = torch.cat([made, -made])
+    if type(made) is Tensor:  # not a fake one
+        _POOLS[device] = made
+    return made
+
+
+# A graph reads the pool where it is, in the loop that multiplies: as torch.compiler.assume_constant_result would say,
+# which takes more than a second to import.
+pool._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def windows(at: Tensor, entries: int) -> Tensor:
+    """Returns a row of standard normals for each word (R,): (R, entries).
+
+    >>> rows = windows(torch.tensor([5, 6, 5]), 4)
+    >>> bool((rows[0] == rows[2]).all()), bool((rows[0] == rows[1]).any())
+    (True, False)
+    >>> torch.equal(windows(torch.tensor([5 | MIRRORED]), 4)[0], -rows[0])
+    True
+    """
+    if entries > LONGEST:
+        each = numbered_words(at, -(-entries // LONGEST)) | (at & MIRRORED)[:, None]
+        return windows(each.flatten(), LONGEST).view(len(at), -1)[:, :entries].contiguous()
+    every = pool(at.device).as_strided((2 * POOL - entries, entries), (1, 1))
+    return every.index_select(0, (at & (MIRRORED - 1)) % (POOL - entries) + (at >> 32) * POOL)
+
+
+class Units(NamedTuple):
+    """The unit factors of one layer in one pass."""
+
+    std: Tensor  # τ, ()
+    at: Tensor  # words: (), one draw for all rows, or (R,), one for each
+
+    def placed(self, shape: Sequence[int], axis: int, batch_axis: int, copied: bool = False) -> "Placed":
+        """Returns the factors of an input of some shape; windows or copies of one example share them."""
+        at, view = self.at.reshape(-1), [1] * len(shape)
+        view[axis:] = shape[axis:]
+        if self.at.dim():
+            view[batch_axis] = shape[batch_axis]
+            times = shape[batch_axis] // at.shape[0]
+            many = at[None].expand(times, -1) if copied else at[:, None].expand(-1, times)
+            at = many.flatten() if times > 1 else at
+        return Placed(self.std, at, tuple(view))
+
+
+class Placed(NamedTuple):
+    """Unit factors that broadcast to an input."""
+
+    std: Tensor
+    at: Tensor  # (R,)
+    shape: tuple[int, ...]  # of the factors
+
+    def of_rows(self, rows: slice) -> "Placed":
+        """Returns the factors of some rows of an input."""
+        if self.shape[0] != self.at.shape[0] or self.shape[0] == 1:  # one for all, or the channels of an input alone
+            return self
+        at = self.at[rows]
+        return Placed(self.std, at, (at.shape[0], *self.shape[1:]))
+
+    def noise(self, like: Tensor) -> Tensor:
+        """Returns ε in the shape of the factors, in the dtype of an input, and in its memory format."""
+        entries = math.prod(self.shape) // self.at.shape[0]
+        noise = windows(self.at, entries).view(self.shape).to(like.dtype)
+        last = len(self.at) == self.shape[0] and not torch.compiler.is_compiling() and channels_last(like)
+        return noise.movedim(1, -1).contiguous().movedim(-1, 1) if last else noise
+
+    def factors(self, like: Tensor) -> Tensor:
+        """Returns u = 1 + τ ε like `noise`."""
+        return 1 + self.std.to(like.dtype) * self.noise(like)
+
+    def times_(self, x: Tensor, noise: Tensor) -> Tensor:
+        """Multiplies an input, which has a row for each word, by u in place."""
+        if self.std.is_cpu:  # a number spares a pass
+            return x.addcmul_(x, noise, value=float(self.std))
+        return x.addcmul_(x, noise * self.std.to(x.dtype))  # without waiting for the device
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether channels are last in memory."""
+    return not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+
+
+class UnitFactors(nn.Module):
+    """Multiplies the input of a layer by the factors of one draw: in a plain network, what weights cannot hold.
+
+    Attributes:
+        std: τ.
+        at: The draw's word.
+        factors: u of the last input, (C, …): made for the first input, and again for inputs of another size.
+    """
+
+    std: Tensor
+    at: Tensor
+    factors: Tensor
+
+    def __init__(self, std: Tensor, at: Tensor, axis: int) -> None:
+        """Takes τ and the draw's word, and the node axis of the layer's input."""
+        super().__init__()
+        self.axis = axis
+        self.register_buffer("std", std.detach().clone())
+        self.register_buffer("at", at.detach().reshape(1).clone())
+        self.register_buffer("factors", std.new_zeros(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x ∘ u."""
+        shape, factors = x.shape[self.axis :], self.factors
+        if factors.shape != shape:
+            with torch.inference_mode(False), torch.no_grad():
+                noise = windows(self.at.clone(), math.prod(shape)).view(shape)
+                self.factors = factors = 1 + self.std.to(torch.float64) * noise.to(torch.float64)
+        return x * factors.to(x.dtype)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Makes the factors again, of the draw that was loaded."""
+        super()._load_from_state_dict(*args)
+        self.factors = self.std.new_zeros(0)
+
+    def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward pre-hook of the layer, whose input comes first or by name."""
+        if args:
+            return (self(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "input": self(kwargs["input"])}
