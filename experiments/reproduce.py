@@ -42,7 +42,7 @@ RESULTS = HERE / "results"
 PROVENANCE = "provenance.json"  # of the training, in a run folder
 KEPT = (  # parts of an evaluation that a row keeps
     *("scores", "temperature", "tempered", "reliability", "corrupted", "gaussian", "salt", "outsiders", "novelty"),
-    *("without fallback", "costs", "training"),
+    *("costs", "training"),
 )
 _NO_FIELDS = ("name", "with", "seeds", "skip", "size")  # entries of settings and methods that are no fields of a job
 _DERIVED = ("of", "make", "members", "samples")  # entries of a method that answers with kept runs of another

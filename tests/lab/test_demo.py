@@ -11,7 +11,7 @@ from ibnn import metrics
 from ibnn.lab import demo
 
 ROOT = Path(__file__).parents[2]
-SMALL: dict[str, Any] = {"epochs": 3, "samples": 1, "components": 2, "valid_per_class": 10}
+SMALL: dict[str, Any] = {"epochs": 3, "samples": 1, "components": 2, "valid_per_class": 13}
 
 
 def run(out: Path) -> dict[str, Any]:

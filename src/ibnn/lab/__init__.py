@@ -1,1 +1,1 @@
-"""LAB: jobs, experiments, and what is shown of them."""
+"""Jobs, run folders, evaluation, reports and the demo."""
