@@ -114,21 +114,21 @@ def test_numbers_are_withheld_as_novel_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "argument"),
     [
-        ({"risk": 0}, "`risk` to be between 0 and 1, but got 0"),
-        ({"risk": 1.0}, "`risk` to be between 0 and 1"),
-        ({"confidence": 1.5}, "`confidence` to be between 0 and 1"),
-        ({"novelty": -0.1}, r"`novelty` to be in \[0, 1\), but got -0.1"),
-        ({"target": torch.zeros(3)}, r"`target` to be of shape \(20,\), but got shape \(3,\)"),
-        ({"p": torch.zeros(3)}, "`p` to be predictions of one class for each of some inputs, but got Tensor"),
-        ({"p": ibnn.Bernoulli().summarise(torch.zeros(1, 1, 20, 3))}, "got BernoulliPrediction of shape"),
-        ({"p": ibnn.Categorical().summarise(torch.zeros(1, 1, 0, 3))}, "one class for each of some inputs"),
+        ({"risk": 0}, "risk"),
+        ({"risk": 1.0}, "risk"),
+        ({"confidence": 1.5}, "confidence"),
+        ({"novelty": -0.1}, "novelty"),
+        ({"target": torch.zeros(3)}, "target"),
+        ({"p": torch.zeros(3)}, "p"),
+        ({"p": ibnn.Bernoulli().summarise(torch.zeros(1, 1, 20, 3))}, "p"),
+        ({"p": ibnn.Categorical().summarise(torch.zeros(1, 1, 0, 3))}, "p"),
     ],
 )
-def test_wrong_arguments(change: dict[str, Any], words: str) -> None:
+def test_wrong_arguments(change: dict[str, Any], argument: str) -> None:
     p, y = answers(20)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"`{argument}`"):
         ibnn.abstain(**{"p": p, "target": y} | change)
 
 

@@ -1,4 +1,4 @@
-"""BUDGET: what a converted network will cost in memory and arithmetic, before it is built."""
+"""Estimates what a converted network costs in memory and arithmetic, before it is built."""
 
 from functools import partial
 from math import prod
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from ibnn import check
 from ibnn.convert import plan
-from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, logits_of
 from ibnn.kernels import KERNELS
 from ibnn.kernels.convolution import gradient_by_rows
@@ -65,9 +65,8 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
     >>> found.weights, found.latents, found.step_products == 3 * 32 * (8 * 16 + 16 * 2)
     (178, 192, True)
     """
-    for name, value in (("components", components), ("samples", samples)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(complaint(name, "an integer of at least 1", value, f"Pass {name}=5 or leave it out."))
+    check.integer("components", components, remedy="Pass components=8.")
+    check.integer("samples", samples, remedy="Pass samples=5.")
     planned = plan(net)
     net, x = duplicate(net).train(), as_tensors(x)
     args, kwargs = call_arguments(x)

@@ -1,4 +1,4 @@
-"""ABSTENTION: which answers to withhold, so that those given are seldom wrong."""
+"""Decides which answers to withhold, so that those given are seldom wrong."""
 
 import math
 from typing import Any, NamedTuple
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ibnn import check
 from ibnn.errors import complaint
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction
 
@@ -103,11 +104,10 @@ def _check(p: Any, risk: float, novelty: float | None, confidence: float) -> Non
         got = f"{type(p).__name__} of shape {tuple(p.total.shape)}" if hasattr(p, "total") else type(p).__name__
         remedy = "Labels of one input are not independent of each other: choose a limit for p.total on your own data."
         raise ValueError(complaint("p", "predictions of one class for each of some inputs", got, remedy))
-    for name, value, usual in (("risk", risk, 0.05), ("confidence", confidence, CONFIDENCE)):
-        if not 0 < value < 1:
-            raise ValueError(complaint(name, "between 0 and 1", value, f"Pass {usual}."))
-    if novelty is not None and not 0 <= novelty < 1:
-        raise ValueError(complaint("novelty", "in [0, 1)", novelty, f"Pass {NOVEL}, or 0 for never."))
+    check.share("risk", risk, remedy="Pass risk=0.05.")
+    check.share("confidence", confidence, remedy=f"Pass confidence={CONFIDENCE}.")
+    if novelty is not None:
+        check.number("novelty", novelty, least=0, below=1, remedy=f"Pass novelty={NOVEL}, or 0 for never.")
 
 
 def threshold(

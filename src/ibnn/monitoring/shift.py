@@ -1,4 +1,4 @@
-"""SHIFT: do the inputs still look like those the model was checked on? A test that may run forever.
+"""Detects when inputs no longer look like those the model was checked on, by a test that may run forever.
 
 Every input has a score, such as its epistemic uncertainty. Its conformal p-value says how high the score ranks among
 all scores so far, those of a calibration set first. A *test martingale* bets on these p-values being uneven: while the
@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from ibnn import check
 from ibnn.errors import complaint
 from ibnn.normal import Space, address, check_seed, words
 
@@ -69,13 +70,12 @@ class ShiftMonitor:
         self._begin(_checked(calibration, "calibration"), false_alarm, seed)
         if self._size < (fewest := fewest_scores(false_alarm)):
             wanted = f"at least {fewest} scores for false_alarm={false_alarm}"
-            remedy = "With fewer even a complete shift would hardly ring. Pass scores of more held-out inputs."
+            remedy = "With fewer, even a complete shift would rarely raise the alarm. Pass more held-out scores."
             raise ValueError(complaint("calibration", wanted, self._size, remedy))
 
     def _begin(self, scores: list[float], false_alarm: float, seed: int) -> None:
         """Ranks the first scores."""
-        if not 0 < false_alarm < 1:
-            raise ValueError(complaint("false_alarm", "between 0 and 1", false_alarm, "Pass 0.01."))
+        check.share("false_alarm", false_alarm, remedy="Pass false_alarm=0.01.")
         check_seed(seed)
         self.false_alarm, self.seed = false_alarm, seed
         self.seen, self.alarm = 0, None
