@@ -103,6 +103,7 @@ class Latent(nn.Module):
         axis: int,
         *,
         name: str = "",
+        ports: bool = False,
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> None:
@@ -113,11 +114,13 @@ class Latent(nn.Module):
             nodes: D.
             axis: The input's node axis, counted from its end: −1 for a linear layer, −3 for a 2-d convolution.
             name: The layer's name in its network, for messages.
+            ports: Whether the layer has several inputs or weights and its type's `run` multiplies them.
             dtype: The layer's.
             device: The layer's.
         """
         super().__init__()
-        self.components, self.nodes, self.inputs, self.axis, self.name = components, nodes, nodes, axis, name
+        self.components, self.nodes, self.inputs, self.axis = components, nodes, nodes, axis
+        self.name, self.ports = name, ports
         self.mean = nn.Parameter(torch.ones(components, nodes, dtype=dtype, device=device))
         self.rho = nn.Parameter(torch.empty(components, nodes, dtype=dtype, device=device))
         self.set(std=torch.tensor(0.05))
@@ -181,20 +184,18 @@ class Latent(nn.Module):
 
     def run(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Forward of the layer: its own on x ∘ z, or a kernel that computes the same."""
-        z, units = self.current()
-        return self.run_input(layer, z, units, *args, **kwargs)
+        return self.run_input(layer, *self.current(), *args, **kwargs)
 
     def run_input(self, layer: nn.Module, z: Tensor | None, units: Units | None, *args: Any, **kwargs: Any) -> Any:
         """Returns what the layer gives for x ∘ z."""
         if z is None:
             return self.own_forward(layer, *args, **kwargs)
-        kind = carried_type(layer)
-        if kind.run is not None:
-            return self._run_ports(kind, layer, z, *args, **kwargs)
-        name = input_name(args, kwargs)
+        if self.ports:
+            return self._run_ports(carried_type(layer), layer, z, *args, **kwargs)
+        name = None if args else input_name(kwargs)
         x = args[0] if name is None else kwargs[name]
         if z.dim() == 2 and self.now.settle is not None:
-            self.settle(x, z, self.batch_axis)
+            self._settle(x, z, self.batch_axis)
         if not torch.compiler.is_compiling():
             self.now.entries += x.numel()
             alone = len(args) + len(kwargs) == 1 and self.before is None
@@ -220,7 +221,7 @@ class Latent(nn.Module):
             return type(layer).forward(stand_in(layer, self.folded(layer, z)), *args, **kwargs)
         if z.dim() == 2 and self.now.settle is not None:
             axis = kind.batch_axis(layer) if kind.batch_axis else self.batch_axis
-            self.settle(args[0] if args else next(iter(kwargs.values()), None), z, axis)
+            self._settle(args[0] if args else next(iter(kwargs.values()), None), z, axis)
         return kind.run(layer, self, kind.split(layer, z.reshape(-1, self.nodes)), *args, **kwargs)
 
     def folded(self, layer: nn.Module, z: Tensor) -> dict[str, Tensor]:
@@ -234,8 +235,8 @@ class Latent(nn.Module):
         eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         return eager and x.numel() > entries and foldable(layer)
 
-    def settle(self, x: Any, z: Tensor, axis: int) -> None:
-        """Asks where the batch is in an input that has more or fewer entries for a row than those before."""
+    def _settle(self, x: Any, z: Tensor, axis: int) -> None:
+        """Has the batch searched for in an input that has more or fewer entries for a row than those before."""
         if isinstance(x, Tensor) and x.dim() > axis and x.shape[axis] // z.shape[0] not in self.folds:
             assert self.now.settle is not None
             self.now.settle(self, x.shape[axis] // z.shape[0])
@@ -294,10 +295,8 @@ class Latent(nn.Module):
         return f"components={self.components}, nodes={self.nodes}"
 
 
-def input_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Returns the name of a layer's input among its keyword arguments, None if it comes first."""
-    if args:
-        return None
+def input_name(kwargs: dict[str, Any]) -> str:
+    """Returns the name of a layer's input among its keyword arguments."""
     return "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
 
 
@@ -312,7 +311,8 @@ def _kernels() -> Any:
 def attach(layer: nn.Module, name: str, components: int, make: Callable[..., Latent] = Latent) -> Latent:
     """Gives a layer its latent, whose `run` becomes the layer's forward."""
     kind, like = carried_type(layer), next(layer.parameters())  # its weight may be computed, with side effects
-    latent = make(components, kind.nodes(layer), kind.axis, name=name, dtype=like.dtype, device=like.device)
+    form: Any = {"name": name, "ports": kind.run is not None, "dtype": like.dtype, "device": like.device}
+    latent = make(components, kind.nodes(layer), kind.axis, **form)
     layer.add_module("latent", latent.train(layer.training))
     latent.before = vars(layer).get("forward")
     layer.forward = partial(latent.run, layer)

@@ -34,10 +34,9 @@ from ibnn.inputs import (
     tree_map,
 )
 from ibnn.latent import Latent, Pass, backward_pass, runs, strip
-from ibnn.layers.attention import no_fast_path
 from ibnn.layers.batch_axis import find_batch
 from ibnn.layers.bypass import bypassed
-from ibnn.layers.explain import explaining_shapes
+from ibnn.layers.explain import explain
 from ibnn.layers.registry import duplicate, fold
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
@@ -153,8 +152,10 @@ class IBNN(nn.Module):
         if not latents:
             raise RuntimeError("This model was reverted: its network has no latents. Convert it again.")
         mean, rho = torch.cat([latent.mean for latent in latents], 1), torch.cat([latent.rho for latent in latents], 1)
-        scale = self.gradient_scale
-        return Mixture(scale_gradient(mean, scale), scale_gradient(F.softplus(rho), scale))  # σ as a `Latent` has it
+        std, scale = F.softplus(rho), self.gradient_scale  # σ as a `Latent` has it
+        if scale == 1.0 or not torch.is_grad_enabled():
+            return Mixture(mean, std)
+        return Mixture(scale_gradient(mean, scale), scale_gradient(std, scale))
 
     def set_posterior(
         self,
@@ -255,18 +256,16 @@ class IBNN(nn.Module):
             check.integer("seed", seed, least=-(2**63), most=2**63 - 1)
         if self.bank is not None:
             return draws.banked(self.bank, seed, components=chosen, samples=samples, first=first)
-        layers = self._layers_with_words()
+        layers = 0 if self.draws == "channel" else len(self.latents)  # that have words
         return draws.predictive(self.posterior(), seed, components=chosen, samples=samples, first=first, layers=layers)
-
-    def _layers_with_words(self) -> int:
-        return 0 if self.draws == "channel" else len(self.latents)
 
     def _training_draws(
         self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
     ) -> Draws:
         require_mixture(self)
         self._forget()
-        options: Any = {"samples": samples, "spread": spread, "part": part, "layers": self._layers_with_words()}
+        layers = 0 if self.draws == "channel" else len(self.latents)
+        options: Any = {"samples": samples, "spread": spread, "part": part, "layers": layers}
         return draws.training(q, self.seed, self.examples, rows=rows, **options)
 
     def _forget(self, *, answers_alone: bool = False) -> None:
@@ -489,9 +488,12 @@ class IBNN(nn.Module):
         call = call_arguments(tree_map(lambda t: repeat_rows(t, rows, samples), x))
         q = self.posterior()
         drawn = self._training_draws(q, rows, samples, spread, part)
-        with nullcontext() if compiling else explaining_shapes(self.net, x):
+        try:
             output = self._read(self._run(call, drawn))
             check_rows(output, rows * samples)
+        except (RuntimeError, IndexError, ValueError) as error:
+            explain(error, self.net, x)
+            raise
         if not compiling:
             self.likelihood.check(output, y)
         terms = self.likelihood.terms(output, repeat_rows(y, rows, samples))
@@ -649,6 +651,17 @@ class IBNN(nn.Module):
             f"eval_samples={self.eval_samples}, eval_seed={self.eval_seed}"
             f"{elsewhere if (self.where, self.bias_latents) != ('input', 'none') else ''}"
         )
+
+
+@contextmanager
+def no_fast_path() -> Iterator[None]:
+    """Disables torch's fused attention, which reads weights past their layers, within a block."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _copies(tensor: Tensor, rows: int, copies: int) -> Tensor:

@@ -15,9 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ibnn
 from ibnn.draws import Draws
-from ibnn.layers.attention import no_fast_path
 from ibnn.layers.registry import layer_type
-from ibnn.network import folded
+from ibnn.network import folded, no_fast_path
 
 B, L, S, E, H = 3, 4, 5, 6, 2
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

@@ -13,11 +13,10 @@ from ibnn._version import __version__
 from ibnn.errors import complaint
 from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, tree_map
 from ibnn.latent import Latent
-from ibnn.layers.attention import no_fast_path
 from ibnn.layers.batch_axis import find_batch, input_shapes
 from ibnn.layers.registry import duplicate
 from ibnn.likelihood import Heads, Likelihood
-from ibnn.network import IBNN, by_layer, mean_latents
+from ibnn.network import IBNN, by_layer, mean_latents, no_fast_path
 from ibnn.novelty import Reference
 from ibnn.novelty.measure import fallback_weight
 from ibnn.novelty.nodes import observable, padding, watched

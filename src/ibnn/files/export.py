@@ -25,8 +25,7 @@ from ibnn.errors import complaint
 from ibnn.files.answering import Answering, OneNetwork, Pixels, named
 from ibnn.files.atomic import write_atomically
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tensors, tree_map
-from ibnn.layers.attention import no_fast_path
-from ibnn.network import IBNN
+from ibnn.network import IBNN, no_fast_path
 from ibnn.normal import check_seed
 from ibnn.novelty.measure import measure
 from ibnn.prediction import check_fallback, predict

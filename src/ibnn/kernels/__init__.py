@@ -7,9 +7,10 @@ the layer's own forward gives for x ∘ z, and `find` returns None for every cas
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-from ibnn.kernels.autograd import runs_here
 from ibnn.kernels.convolution import convolved
 from ibnn.kernels.linear import linears
 from ibnn.units import Placed
@@ -64,4 +65,18 @@ def find(layer: Any, x: Any, z: Tensor, axis: int) -> Kernel | None:
     return kernel if takes(layer, x, z, axis) else None
 
 
-__all__ = ["KERNELS", "Kernel", "find"]
+def runs_here(*tensors: Tensor | None) -> bool:
+    """Whether an operation with its own backward pass may run: eagerly, without transforms, in one precision."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._is_tracing()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and not torch.is_autocast_enabled(given[0].device.type)
+        and all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given)
+        and len({(tensor.dtype, tensor.device) for tensor in given}) == 1
+    )
+
+
+__all__ = ["KERNELS", "Kernel", "find", "runs_here"]

@@ -1,25 +1,10 @@
-"""When an operation with its own backward pass may run, and gradients of its gradients."""
+"""Gradients of gradients, for operations with a backward pass of their own."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-
-
-def runs_here(*tensors: Tensor | None) -> bool:
-    """Whether an operation with its own backward pass may run: eagerly, without transforms, in one precision."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    return (
-        not torch.compiler.is_compiling()
-        and not torch._C._is_tracing()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-        and not torch.is_autocast_enabled(given[0].device.type)
-        and all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given)
-        and len({(tensor.dtype, tensor.device) for tensor in given}) == 1
-    )
 
 
 def differentiable(

@@ -45,16 +45,13 @@ def _pieces(x: Tensor, weight: Tensor) -> list[slice]:
     return [slice(begin, begin + at_once) for begin in range(0, rows, at_once)]
 
 
-def _times_units(x: Tensor, units: Placed | None, noise: Tensor | None) -> Tensor:
-    """Multiplies an input by u, from the noise of its units, in place."""
-    return x if units is None or noise is None else units.times_(x, noise)
-
-
 def _product(x: Tensor, z: Tensor, units: Placed | None, rows: slice) -> tuple[Tensor, Tensor | None]:
     """Returns x ∘ z (∘ u) of some rows, and the noise of their units."""
     product = x[rows] * z[rows]
-    noise = None if units is None else units.of_rows(rows).noise(product)
-    return _times_units(product, units, noise), noise
+    if units is None:
+        return product, None
+    noise = units.of_rows(rows).noise(product)
+    return units.times_(product, noise), noise
 
 
 def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, units: Placed | None) -> Tensor:
@@ -129,7 +126,7 @@ def _backward(
         to_product, *others = torch.ops.aten.convolution_backward(gradient[rows], product, *more)
         sums = [new if total is None else total.add_(new) for total, new in zip(sums, others, strict=True)]
         if mask[0]:
-            scaled = _times_units(to_product, units, noise)
+            scaled = to_product if units is None or noise is None else units.times_(to_product, noise)
             to_zs.append((scaled * x[rows]).flatten(2).sum(2).view_as(z[rows]))
             if needed[0]:
                 target = scaled if to_x is None else to_x[rows]

@@ -1,7 +1,6 @@
 """Latents of nn.MultiheadAttention, on the inputs of its query, key, value and output projections."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -70,7 +69,7 @@ def _run(
 
 def _projected(latent: "Latent", axis: int, x: Tensor, products: "Sequence[Product]") -> tuple[Tensor, ...]:
     """Returns (x ∘ z) Wᵀ + b for each product."""
-    from ibnn.kernels.autograd import runs_here
+    from ibnn.kernels import runs_here
     from ibnn.kernels.linear import linears
 
     tensors = [tensor for part in products for tensor in part]
@@ -166,14 +165,3 @@ class _Identity(nn.Module):
 
 ATTENTION = LayerType(ports=_ports, axis=-1, fold=_fold, weights=_weights, run=_run, batch_axis=batch_axis, fused=True)
 REGISTRY[nn.MultiheadAttention] = ATTENTION
-
-
-@contextmanager
-def no_fast_path() -> Iterator[None]:
-    """Disables torch's fused attention, which reads weights past their layers, within a block."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

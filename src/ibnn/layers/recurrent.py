@@ -126,8 +126,7 @@ def _direction(
     reverse: bool,
 ) -> tuple[Tensor, State]:
     """Returns the outputs of all steps, in the form of x ∘ z (T, B, …) or packed (N, …), and the last state."""
-    from ibnn.kernels import scan
-    from ibnn.kernels.autograd import runs_here
+    from ibnn.kernels import runs_here, scan
 
     weights, state_z = [own[name] for name in _WEIGHTS], z["weight_hh"].to(x.dtype)
     if not layer.proj_size and runs_here(x, state_z, *weights, *first):

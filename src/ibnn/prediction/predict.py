@@ -27,7 +27,7 @@ from ibnn.inputs import (
     tensors,
     tree_map,
 )
-from ibnn.layers.explain import explaining_shapes, out_of_memory
+from ibnn.layers.explain import explain, out_of_memory
 from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running, check_level
 from ibnn.progress import track
 
@@ -268,14 +268,14 @@ def _by_pieces(method: Method, x: Inputs, answer: _Answer[T], batch_size: int | 
         home, (rank, world) = torch.device("cpu"), _worker()
         batches = (as_tensors(split_inputs(b), dtype) for b in (track(x, "predict") if progress else x))
     answers: list[tuple[int, T]] = []  # with the number of their batch
-    size, first = batch_size, 0
+    size, first, device = batch_size, 0, next(method.parameters()).device
     with method.evaluating(), torch.no_grad():
         for number, batch in enumerate(batches):
             rows = batch_length(batch)
             if number % world == rank:
                 refuse_nan(batch, first=first)
                 parts, size = _batch_by_pieces(method, batch, first, size, answer)
-                answers += [(number, part.to(home)) for part in parts]
+                answers += [(number, part if home == device else part.to(home)) for part in parts]
             first += rows
     if world > 1:
         everyone: list[Any] = [None] * world
@@ -338,10 +338,14 @@ def _each_draw(
     rows, net = batch_length(piece), getattr(method, "net", nn.Identity())
     only: dict[str, Any] = {} if components is None else {"components": components}
     each = method.each_draw(piece, samples, seed, first=first, batch_size=size, **only)
-    with explaining_shapes(net, piece), closing(each) as drawn:  # type: ignore[type-var]
-        for part in drawn:
-            check_rows(part[0], rows)
-            yield part
+    try:
+        with closing(each) as drawn:  # type: ignore[type-var]
+            for part in drawn:
+                check_rows(part[0], rows)
+                yield part
+    except (RuntimeError, IndexError, ValueError) as error:
+        explain(error, net, piece)
+        raise
 
 
 def _answer(method: Method, piece: Inputs, first: int, size: int | None, samples: int, seed: int) -> Prediction:
