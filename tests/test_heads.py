@@ -134,7 +134,7 @@ def test_targets_tell_where_the_classes_are() -> None:
     assert model.likelihood.axis == -1
     assert model.predict(x).probs.shape == (40, T, C)
     calibrated = ibnn.convert(Tokens(), components=2, seed=0)
-    ibnn.calibrate(calibrated, (x, y), samples=1, profile=False)
+    ibnn.calibrate(calibrated, (x, y), samples=1)
     assert calibrated.likelihood.axis == -1
     assert ibnn.convert(Tokens(1), seed=0).elbo(x, y, n_data=200).loss.isfinite()
 
@@ -334,7 +334,7 @@ def test_heads_are_trained_calibrated_and_saved(tmp_path: Path) -> None:
     rows = [(row, {"age": y["age"][i], "sex": y["sex"][i]}) for i, row in enumerate(x)]
     loader = torch.utils.data.DataLoader(rows, batch_size=64)
     ibnn.fit(model, loader, epochs=1, beta=1.0, quiet=True)
-    ibnn.calibrate(model, valid, samples=2, profile=False)
+    ibnn.calibrate(model, valid, samples=2)
     model.save_pretrained(tmp_path)
     again = ibnn.load(tmp_path, Two())
     for name, field in (("age", "std"), ("sex", "probs")):
@@ -361,7 +361,7 @@ def test_calibration_gives_every_head_its_own_temperature() -> None:
         out = net(x)["heads"]
         y = {"age": out["age"] + 3 * torch.randn(2000, 1), "sex": out["sex"].softmax(1).multinomial(1)[:, 0]}
     model = ibnn.convert(net, components=1, seed=0, likelihood=KINDS, logits="heads")  # noise of 1 where it is 3
-    ibnn.calibrate(model, (x, y), samples=2, profile=False)
+    ibnn.calibrate(model, (x, y), samples=2)
     (_, age), (_, sex) = model.likelihood.each()
     assert float(age.temperature) == pytest.approx(3.0, rel=0.1)
     assert float(sex.temperature) == pytest.approx(1.0, rel=0.2)

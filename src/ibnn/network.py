@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ibnn.novelty.reference import Reference
 
 NUMBERS = ("prior_std", "gradient_scale")  # plain attributes that are part of the state
+STATE = (*NUMBERS, "prior_factors", "unit_std")  # what the state holds besides weights, latents and counters
 FEW = 16  # rows of a batch that is worth repeating for several draws at once
 LITTLE = 2**18  # entries of a pass that computes so little that Python's calls matter: it is worth repeating, too
 CACHED = 2**24  # entries of the rows of one pass that caches hold; more of them would go through memory

@@ -33,7 +33,7 @@ def elbo(terms: "Terms", kl: Tensor, entropy: Tensor, *, n_data: int, beta: floa
     >>> import ibnn, torch
     >>> terms = ibnn.Gaussian().terms(torch.ones(2, 1), torch.zeros(2, 1))
     >>> found = elbo(terms, torch.tensor(10.0), torch.tensor(0.0), n_data=100, beta=1.0, gamma=0.0)
-    >>> round(float(found.loss - found.nll), 4)
+    >>> round((found.loss - found.nll).item(), 4)
     0.1
     """
     return ELBO(terms.loss + (beta * kl - gamma * entropy) / n_data, terms.nll, kl, entropy)

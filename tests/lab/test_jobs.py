@@ -286,7 +286,7 @@ def test_wrong_options_of_a_method_are_named() -> None:
             r"`net` .* \(1, 8, 8\), which digits has, but got 'lenet' for \(1, 28, 28\)",
         ),
         ({"net_options": {"inputs": 63}}, r"'mlp' for \(63,\).* net_options.inputs = 64"),
-        ({"net_options": {"hidden": -1}}, "`hidden` to be positive"),
+        ({"net_options": {"hidden": -1}}, "`hidden`"),
         ({"net": "lenet", "net_options": {}, "data": "two-moons"}, r"\(2,\), which two-moons has"),
         ({"data": "photos"}, r"photos/train/CLASS/\*\.jpg .* IBNN_DATA"),
         ({"method": "sgd", "weights": "none.safetensors"}, r"`weights`.* no file none\.safetensors.*save_file"),

@@ -403,7 +403,7 @@ def test_doctor_calibration_and_novelty_understand_them() -> None:
     assert [row.nodes for row in report.layers] == [11, 13, 20]
     x = torch.randn(150, 1, 6, 6, generator=torch.Generator().manual_seed(2))
     y = model.net.eval()(x).argmax(1).detach()
-    found = ibnn.calibrate(model, (x, y), samples=2, profile=False, progress=False)
+    found = ibnn.calibrate(model, (x, y), samples=2, progress=False)
     assert found.after["nll"] <= found.temperature_scaling["nll"] + 1e-6
     assert model.predict(x[:9], samples=2, progress=False).p_value is not None
     assert model.predict(100 * x[:9], samples=2, progress=False).novel(0.05).all()

@@ -19,7 +19,7 @@ from ibnn.lab.job import Job
 from ibnn.lab.methods import METHODS
 from ibnn.lab.parts import Splits, architecture, make_method, prepare
 from ibnn.lab.runs import ANSWERS, JOB, RESULT, TABLE, RunFolder, versions
-from ibnn.network import IBNN, NUMBERS
+from ibnn.network import IBNN, STATE
 from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.pruning import prune, resize
 from ibnn.sampling import Sampler, sample
@@ -158,9 +158,7 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
     method, recipe = METHODS[job.method], job.full_recipe()
     passes = recipe.samples if method.noisy_training else model.components  # of a training row
     latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
-    numbers = [
-        value for name, value in model.state_dict().items() if name not in NUMBERS and not name.startswith("reference.")
-    ]
+    numbers = [value for name, value in model.state_dict().items() if not name.startswith((*STATE, "reference."))]
     stored = sum(value.numel() for value in numbers if value.is_floating_point())
     return {
         "train_seconds": round(first["train_seconds"] + history.seconds, 3),
