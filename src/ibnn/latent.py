@@ -82,6 +82,9 @@ class Latent(nn.Module):
         rho: ρ, (K, D); the standard deviation is σ = softplus(ρ).
         axis: The node axis of the layer's input, counted from its end.
         inputs: Number of latents on the layer's input; others are on its output or bias (`contrib.sides`).
+        placed: Whether the nodes of the input have places, as a convolution's do, and units can have factors.
+        narrow: Whether the input has places but fewer than 5 channels, such as RGB. A factor on such a channel rescales
+            the whole image. So its units have no factors, and it gets almost no noise if other layers have them.
         batch_axis: The batch axis of the layer's input, where each row has its own z.
         copied: Whether what is folded into that axis comes as copies of the batch, and not row by row.
         folds: How many entries of that axis a row may have.
@@ -119,8 +122,8 @@ class Latent(nn.Module):
             device: The layer's.
         """
         super().__init__()
-        self.components, self.nodes, self.inputs, self.axis = components, nodes, nodes, axis
-        self.name, self.ports = name, ports
+        self.components, self.nodes, self.axis, self.name, self.ports = components, nodes, axis, name, ports
+        self.set_inputs(nodes)
         self.mean = nn.Parameter(torch.ones(components, nodes, dtype=dtype, device=device))
         self.rho = nn.Parameter(torch.empty(components, nodes, dtype=dtype, device=device))
         self.set(std=torch.tensor(0.05))
@@ -136,20 +139,6 @@ class Latent(nn.Module):
         """σ = softplus(ρ), (K, D)."""
         return F.softplus(self.rho)
 
-    @property
-    def narrow(self) -> bool:
-        """Whether the input has places but few channels, such as an image's colours.
-
-        A factor on such a channel rescales the whole image. So its units have no factors, and it gets almost no noise
-        if other layers have unit factors.
-        """
-        return self.axis < -1 and 0 < self.inputs < NARROW
-
-    @property
-    def placed(self) -> bool:
-        """Whether the nodes of the input have places, as a convolution's do, and units can have factors."""
-        return self.axis < -1 and self.inputs >= NARROW
-
     def set(self, mean: Tensor | None = None, std: Tensor | None = None) -> None:
         """Overwrites μ and/or σ with what broadcasts to (K, D)."""
         with torch.no_grad():
@@ -158,9 +147,15 @@ class Latent(nn.Module):
             if std is not None:
                 self.rho.copy_(inverse_softplus(std.double()))
 
+    def set_inputs(self, count: int) -> None:
+        """Sets how many latents are on the layer's input, and what follows from that."""
+        self.inputs = count
+        self.narrow, self.placed = self.axis < -1 and 0 < count < NARROW, self.axis < -1 and count >= NARROW
+
     def keep(self, nodes: Tensor) -> None:
         """Leaves out all other nodes."""
-        self.nodes = self.inputs = len(nodes)
+        self.nodes = len(nodes)
+        self.set_inputs(self.nodes)
         for name, parameter in list(self.named_parameters()):
             kept = parameter.detach().index_select(1, nodes.to(parameter.device))
             setattr(self, name, nn.Parameter(kept, requires_grad=parameter.requires_grad))

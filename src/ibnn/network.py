@@ -321,18 +321,17 @@ class IBNN(nn.Module):
         if at_once > 1:
             first, *rest = drawn.split(at_once)
             try:
-                output = self._rows_of_draws(call, first)
+                output = self._rows_of_draws(call, first, rows)
             except ValueError:  # a layer does not see the batch: masks of the same shape may be others
                 self._entries_per_value = 0
             else:
                 yield output
-                yield from (self._rows_of_draws(call, part) for part in rest)
+                yield from (self._rows_of_draws(call, part, rows) for part in rest)
                 return
         yield from (self._read(self._run(call, drawn[number]))[None] for number in range(len(drawn)))
 
-    def _rows_of_draws(self, call: Call, drawn: Draws) -> Tensor:
+    def _rows_of_draws(self, call: Call, drawn: Draws, rows: int) -> Tensor:
         """Returns the outputs of J draws from one forward pass on J copies of the batch."""
-        rows = batch_length(call)
         copies = tree_map(lambda t: _copies(t, rows, len(drawn)), call)
         output = self._read(self._run(copies, drawn.each_row(rows)))
         return output.reshape(len(drawn), rows, *output.shape[1:])
@@ -353,7 +352,7 @@ class IBNN(nn.Module):
         pair = Draws(torch.stack([draw.z, 1.5 * draw.z]), at, draw.unit_std)
         try:
             expected = torch.cat([self._read(self._run(call, pair[number]))[None] for number in (0, 1)])
-            output = self._rows_of_draws(call, pair)
+            output = self._rows_of_draws(call, pair, batch_length(call))
         except (ValueError, RuntimeError, IndexError):  # the batch is not first everywhere, or has one length only
             return 0.0
         gap = (output - expected).abs().max()
@@ -372,7 +371,7 @@ class IBNN(nn.Module):
             with self._multiplied_by(draw):
                 return self.net(*args, **kwargs)
         each_row = draw.z.dim() == 2
-        with self._locked(), no_fast_path():
+        with self._lock, no_fast_path():
             if each_row and not self._searches:
                 self._search(call)
             first = (self.training, each_row) not in self._checked

@@ -121,7 +121,8 @@ class SidedLatent(Latent):
     def __init__(self, components: int, nodes: int, axis: int, *, sides: Sides, **more: Any) -> None:
         """Takes what `Latent` takes, and the numbers of latents on each side; `nodes` is not used."""
         super().__init__(components, sides.nodes, axis, **more)
-        self.sides, self.inputs = sides, sides.inputs
+        self.sides = sides
+        self.set_inputs(sides.inputs)
 
     def run(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Forward of the layer: r ∘ (U (z ∘ x) + v ∘ b)."""

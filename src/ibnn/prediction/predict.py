@@ -130,7 +130,7 @@ def predict(
         return cast(Prediction, annotated(method, piece, found, fallback))
 
     parts = _by_pieces(method, x, answer, batch_size, progress=progress)
-    return type(parts[0]).cat(parts)
+    return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
 
 
 def draws(
