@@ -489,3 +489,11 @@ def test_numbers_of_any_dtype_are_answered_alike(dtype: torch.dtype, net: nn.Mod
 def test_a_compiled_network_is_converted_before() -> None:
     with pytest.raises(TypeError, match=r"torch.compile\(ibnn.convert\(net\)\)"):
         ibnn.convert(torch.compile(nn.Linear(3, 2)))
+
+
+def test_shapes_of_outputs_are_not_remembered_for_ever() -> None:
+    likelihood = Heads({"a": Gaussian()})
+    for width in range(1, 2000):
+        likelihood.read({"a": torch.zeros(1, width)})
+    assert len(likelihood._shapes["output"]) <= 1024
+    assert likelihood.terms(torch.zeros(1, 1999), likelihood.pack({"a": torch.zeros(1, 1999)})).count == 1999

@@ -49,7 +49,7 @@ ON_DEMAND = {
 }
 LEVEL = {room: number for number, ring in enumerate(RINGS) for room in ring}
 # Packages that only some rings may import, and the modules below that do so when they draw a figure.
-LOWEST = {"accelerate": "training", "pydantic": "training", "matplotlib": "lab"}
+LOWEST = {"accelerate": "training", "pydantic": "files", "matplotlib": "lab"}
 PLOTS = {("calibration", "matplotlib"), ("sampling", "matplotlib")}
 
 

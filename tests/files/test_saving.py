@@ -2,14 +2,17 @@ import copy
 import hashlib
 import inspect
 import json
+import math
 import multiprocessing
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +297,8 @@ def test_a_save_with_its_architecture_needs_no_network(tmp_path: Path) -> None:
         (True, {"name": "lenet"}, "the save holds latents only, but got None"),
         (False, {"name": "os:abort"}, r"its code is your own \(os:abort\), which load does not import, but got None"),
         (False, {"name": "mpl"}, "Did you mean 'mlp'"),
-        (False, {"name": "mlp"}, "a layer '0' of 5 nodes"),
+        (False, {"name": "mlp"}, "numbers, and the file holds"),
+        (False, {"name": "mlp", "options": {"inputs": 1, "hidden": 7, "layers": 1}}, "a layer '0' of 5 nodes"),
     ],
 )
 def test_without_a_network_it_is_said_why_one_is_needed(
@@ -515,12 +519,62 @@ def test_truncated_and_missing_files_are_named(saved: tuple[ibnn.IBNN, Tensor, P
         load(folder, fresh("mlp"))
 
 
-@pytest.mark.parametrize("key", ["layers", "components", "draws", "logits", "tied", "sha256"])
-def test_a_config_without_a_key_is_refused(saved: tuple[ibnn.IBNN, Tensor, Path], key: str) -> None:
-    path = saved[2] / "config.json"
-    sealed.write_json(path, {name: value for name, value in sealed.read_json(path).items() if name != key})
-    with pytest.raises(ValueError, match=rf"config\.json` .*{key}"):
-        load(saved[2], fresh("mlp"))
+WRONG = [None, True, -1, 10**5, 1e308, math.nan, "x", [1], {"x": 1}]
+
+
+def leaves(tree: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all keys in a config."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield (*place, key)
+        yield from leaves(value, (*place, key))
+
+
+def hostile(config: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any, dict[str, Any]]]:
+    """Configs with one key that is missing, new, or has another value."""
+    yield ("new",), 1, config | {"new": 1}
+    for place in leaves(config):
+        for value in ["missing", *WRONG]:
+            edited = copy.deepcopy(config)
+            inner = edited
+            for key in place[:-1]:
+                inner = inner[key]
+            if value == "missing":
+                del inner[place[-1]]
+            else:
+                inner[place[-1]] = value
+            yield place, value, edited
+
+
+def make_mlp() -> nn.Module:
+    return ibnn.nets.make("mlp", 3, inputs=4, hidden=6, layers=2)
+
+
+class TwoHeads(nn.Sequential):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return dict(zip("ab", super().forward(x).split([1, 2], 1), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["converted", "heads", "baseline"])
+def test_any_wrong_value_in_a_config_is_one_clear_error(kind: str, tmp_path: Path) -> None:
+    x, folder = torch.randn(3, 4), tmp_path / "save"
+    net = TwoHeads(make_mlp()) if kind == "heads" else make_mlp()
+    likelihood = ibnn.Heads({"a": ibnn.Gaussian(), "b": ibnn.Categorical()}) if kind == "heads" else ibnn.Categorical()
+    model: Any = Ensemble([net, make_mlp()]) if kind == "baseline" else ibnn.convert(net, likelihood=likelihood)
+    part = {"name": "mlp", "options": {"classes": 3, "inputs": 4, "hidden": 6, "layers": 2}}
+    save_pretrained(model, folder, architecture=None if kind == "heads" else part)
+    config = sealed.read_json(folder / "config.json")
+    began = time.process_time()
+    raw = []
+    for place, value, edited in hostile(config):
+        sealed.write_json(folder / "config.json", edited)
+        try:
+            load(folder, net if kind == "heads" else None).predict(x)
+        except Exception as error:
+            known = isinstance(error, ValueError | FileNotFoundError)
+            if not known or not re.search(r"config\.json|Expected `", str(error)):
+                raw.append((place, value, error))
+    assert not raw
+    assert time.process_time() - began < 60
 
 
 def test_a_future_format_is_refused(saved: tuple[ibnn.IBNN, Tensor, Path]) -> None:

@@ -230,6 +230,9 @@ def test_a_folder_of_other_chains_is_refused(tmp_path: Any) -> None:
     quick(model, data, run_dir=tmp_path, seed=1)
     with pytest.raises(ValueError, match=r"run_dir.*seed = 1"):
         quick(model, data, run_dir=tmp_path, seed=2)
+    for other in ((data[0], 1 - data[1]), (data[0] + 1, data[1])):  # as many rows of other targets, or inputs
+        with pytest.raises(ValueError, match=r"run_dir.*data"):
+            quick(model, other, run_dir=tmp_path, seed=1)
     with torch.no_grad():
         next(model.net.parameters()).mul_(2)
     with pytest.raises(ValueError, match=r"run_dir.*weights"):

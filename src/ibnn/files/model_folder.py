@@ -5,7 +5,6 @@ it is in place. A save that is killed at any moment leaves the older model or th
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from ibnn.files.atomic import locked, remove_leftovers, replaced
 
 FORMAT_VERSION, CONFIG = 1, "config.json"
 FILES = {False: "model.safetensors", True: "latents.safetensors"}  # by latents_only
-_SHARED = {"latents_only", "likelihood", "tied", "fingerprint", "sha256"}  # keys that every config has
 _AGAIN = "Copy or download it again."
 
 
@@ -73,13 +71,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if (version := config.get("format_version")) != FORMAT_VERSION:
         got, remedy = f"{version} (by ibnn {config.get('ibnn_version')})", "Upgrade: pip install -U ibnn."
         raise ValueError(complaint(str(path), f"of format version {FORMAT_VERSION}", got, remedy))
-    return require(config, _SHARED, folder)
-
-
-def require(config: dict[str, Any], keys: Iterable[str], folder: Path) -> dict[str, Any]:
-    """Returns a config; raises unless it has all keys."""
-    if missing := sorted(set(keys) - set(config)):
-        raise ValueError(complaint(str(folder / CONFIG), "complete", f"one without {missing}", _AGAIN))
+    sealed.extra("ibnn.files.schema").check_config(config, path)
     return config
 
 
@@ -95,6 +87,8 @@ def read_tensors(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = sealed.extra("safetensors.torch").load_file(path)
     except Exception as error:  # whatever safetensors finds wrong with it
         raise ValueError(complaint(str(path), "a safetensors file", str(error), "Get it from its author.")) from error
+    if unknown := sorted(set(config["tied"].values()) - set(tensors)):
+        raise ValueError(complaint(str(folder / CONFIG), "about tensors of the file", f"ties to {unknown}", _AGAIN))
     return tensors | {name: tensors[kept] for name, kept in config["tied"].items()}
 
 

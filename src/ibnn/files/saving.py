@@ -8,7 +8,8 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -105,22 +106,28 @@ def load(
     True
     """
     folder, config = Path(directory), model_folder.read_config(Path(directory))
-    net, copy = (_build(config), False) if net is None else (net, copy)
-    if (method := config.get("method")) is None:
-        model_folder.require(config, {*_ATTRIBUTES, "layers", "logits"}, folder)
-        _check_net(net, config, force)
-        logits = _logits(config, logits)
-    elif method not in METHODS:
+    method = config.get("method")
+    if method is not None and method not in METHODS:
         remedy = f"Import it first: from ibnn.baselines import {method}."
         raise ValueError(complaint("directory", "a save of a method that is imported", method, remedy))
-    tensors = _tensors(folder, config, net if force else None)
-    likelihood = _likelihood(config["likelihood"], likelihood, tensors)
-    shared = {} if copy else {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
-    net = duplicate(net, shared)
+    tensors = model_folder.read_tensors(folder, config)
+    if net is None:
+        net, copy = _build(config, tensors), False
+    if method is None:
+        _check_net(net, config, force)
+        logits = _logits(config, logits)
+    with _refused_as("likelihood"):
+        likelihood = _likelihood(config["likelihood"], likelihood, tensors)
+    net = duplicate(net, {} if copy else {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())})
     if method is not None:
+        _check_size(config["components"] * sum(p.numel() for p in net.parameters()), tensors)
         members = [net, *(duplicate(net) for _ in range(1, config["components"]))]
-        baseline = METHODS[method](members if len(members) > 1 else net, likelihood, **config["options"])
+        with _refused_as("options"):
+            baseline = METHODS[method](members if len(members) > 1 else net, likelihood, **config["options"])
         return cast(IBNN, _filled(baseline, tensors))
+    _check_size(2 * config["components"] * sum(config["layers"].values()), tensors)
+    if config["latents_only"] and force and fingerprint(net) != config["fingerprint"]:  # reference data do not fit
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("reference.")}
     model = _filled(converted(net, config, likelihood), tensors, latents_only=config["latents_only"])
     model.eval_samples, model.eval_seed, model.logits = config["eval_samples"], config["eval_seed"], logits
     model.gradient_scale = config["gradient_scale"]
@@ -199,7 +206,7 @@ def _checked_architecture(architecture: Architecture) -> Architecture:
     return architecture
 
 
-def _build(config: dict[str, Any]) -> nn.Module:
+def _build(config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     """Returns a network of the saved architecture, in eval mode; code that a save names is never imported."""
     architecture, remedy = config.get("architecture"), "Build the network yourself: load(directory, net)."
     if config["latents_only"] or architecture is None:
@@ -209,15 +216,36 @@ def _build(config: dict[str, Any]) -> nn.Module:
     if code := [part["name"] for part in parts if ":" in part["name"]]:
         expected = f"given: its code is your own ({code[0]}), which load does not import"
         raise ValueError(complaint("net", expected, None, remedy))
-    with generators_restored():  # initial weights are replaced
-        built = [_part(part["name"], part.get("options", {})) for part in parts]
-    return (nn.Sequential(*built) if isinstance(architecture, list) else built[0]).eval()
+
+    def built() -> nn.Module:
+        made = [_part(part["name"], part.get("options", {})) for part in parts]
+        return nn.Sequential(*made) if isinstance(architecture, list) else made[0]
+
+    with _refused_as("architecture"), generators_restored():  # initial weights are replaced
+        with torch.device("meta"):  # takes no memory
+            _check_size(sum(tensor.numel() for tensor in built().state_dict().values()), tensors)
+        return built().eval()
 
 
 def _part(name: str, options: dict[str, Any]) -> nn.Module:
     if name == "affine":
         return Affine(**{key: torch.tensor(value) for key, value in options.items()})
     return nets.make(name, **options)
+
+
+@contextmanager
+def _refused_as(key: str) -> Iterator[None]:
+    """Turns whatever a constructor raises about its options into one error that names their key in the config."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"The {key} in {model_folder.CONFIG} cannot be built: {error}") from error
+
+
+def _check_size(numbers: int, tensors: dict[str, Tensor]) -> None:
+    """Raises if a config describes more numbers than the file of tensors holds, before memory is taken for them."""
+    if numbers > (held := sum(tensor.numel() for tensor in tensors.values())):
+        raise ValueError(f"{model_folder.CONFIG} describes {numbers:,} numbers, and the file holds {held:,}.")
 
 
 def _description(model: nn.Module) -> dict[str, Any]:
@@ -250,14 +278,6 @@ def converted(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) ->
         expected, remedy = f"a network with layers in the order {list(layers)}", "Define its layers in that order."
         raise ValueError(complaint("net", expected, order, remedy))
     return model
-
-
-def _tensors(folder: Path, config: dict[str, Any], other: nn.Module | None) -> dict[str, Tensor]:
-    """Returns the saved tensors; without the reference if other weights than the saved ones are to have the latents."""
-    tensors = model_folder.read_tensors(folder, config)
-    if other is None or not config["latents_only"] or fingerprint(other) == config["fingerprint"]:
-        return tensors
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith("reference.")}
 
 
 def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False) -> M:

@@ -14,6 +14,8 @@ from ibnn.likelihood.base import Likelihood, Temperature, Terms
 from ibnn.likelihood.categorical import Categorical
 from ibnn.prediction import JointPrediction, Prediction
 
+MOST_WIDTHS = 1024  # sizes of outputs whose shapes are remembered
+
 
 class Heads(Likelihood):
     """Several outputs of one network, each with a likelihood of its own, by name.
@@ -97,6 +99,8 @@ class Heads(Likelihood):
             got = f"{shapes} after {self._shapes[what][width]}"
             raise ValueError(complaint("y", "of one shape where sizes are alike", got, "Pad the targets alike."))
         self._shapes[what][width] = shapes
+        if len(self._shapes[what]) > MOST_WIDTHS:
+            self._shapes[what].pop(next(iter(self._shapes[what])), None)
         return joined
 
     def _parts(self, joined: Tensor, what: str, leading: int = 0) -> dict[str, Tensor]:

@@ -67,6 +67,7 @@ def make(name: str, classes: int = 10, **options: float) -> nn.Module:
     >>> make("lenet", classes=3, width=2).fc2
     Linear(in_features=128, out_features=3, bias=True)
     """
+    check.integer("classes", classes)
     return _entry(name, options).build(classes, **options)
 
 
@@ -96,5 +97,6 @@ def _entry(name: str, options: Mapping[str, float]) -> _Entry:
         elif (name, option) in (("vgg16-small", "width"), ("resnet20", "width")):
             check.number(option, value, above=0, remedy=remedy)
         else:
-            check.integer(option, value, least=int(option in _SIZES), remedy=remedy)
+            most = 1000 if option in ("layers", "depth") else 2**20
+            check.integer(option, value, least=int(option in _SIZES), most=most, remedy=remedy)
     return _NETS[name]

@@ -119,8 +119,10 @@ class _Run:
         self.moves, self.settings, self.model, self.folder = moves, moves.settings, moves.energy.model, folder
         self.z = torch.zeros(self.model.components, self.settings.samples, self.model.nodes, dtype=moves.energy.dtype)
         self.energy, self.seconds = torch.zeros(self.z.shape[:2], dtype=torch.float64), 0.0
-        rows = moves.energy.source.rows
-        self.facts = asdict(self.settings) | {"rows": rows, "weights": fingerprint(self.model.net)} if folder else {}
+        self.facts: dict[str, Any] = {}
+        if folder is not None:
+            known = {"data": moves.energy.source.fingerprint(), "weights": fingerprint(self.model.net)}
+            self.facts = asdict(self.settings) | known
         self.state = self._resumed() or self._started()
 
     def run(self, bar: Bar) -> Samples:
