@@ -34,6 +34,11 @@ def run_of(layer: Any, units: units.Placed | None) -> Callable[..., Tensor]:
     return lambda x, z, w, b=None: convolution._Convolution.apply(x, z, w, b, how, units)
 
 
+def convolved(layer: Any, x: Tensor, z: Tensor, placed: units.Placed | None = None) -> Tensor:
+    how = layer.stride, layer.padding, layer.dilation, layer.groups
+    return convolution.convolved(x, z, layer.weight, layer.bias, how, placed)
+
+
 @pytest.mark.parametrize("has_units", [False, True])
 @pytest.mark.parametrize("at_once", [1, 2**18])  # row by row, and all at once
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -76,7 +81,7 @@ def test_many_channels_in_each_memory_format(
     drawn = units.Units(torch.tensor(0.4, dtype=torch.float64), torch.tensor([5, 77, 123456, 8, 9]))
     placed = drawn.placed(x.shape, -3, 0)
     factors = 1 + 0.4 * units.windows(drawn.at, 24 * wide).view(x.shape).double()
-    found, expected = convolution.convolved(layer, x, z, placed), layer(x * z * factors)
+    found, expected = convolved(layer, x, z, placed), layer(x * z * factors)
     torch.testing.assert_close(found, expected)
     assert found.stride() == expected.stride()
     wanted, gradient = [x, z, *layer.parameters()], torch.randn_like(expected)
@@ -118,12 +123,12 @@ def test_copies_of_one_input_are_convolved_once(
     if layout is not None and x.dim() == 4:
         layer, x = layer.to(memory_format=layout), x.contiguous(memory_format=layout)
     x, z = x.expand(8 * C, *x.shape[1:]), double(8 * C, C, *[1] * len(places))
-    made = convolution.convolved(layer, x, z)
+    made = convolved(layer, x, z)
     expected = layer(x.clone() * z)
     torch.testing.assert_close(made, expected)
     assert made.stride() == expected.stride()
     monkeypatch.setattr(convolution, "_product", None)  # nothing is multiplied, row by row
-    convolution.convolved(layer, x, z)
+    convolved(layer, x, z)
 
 
 def layer_of(layer: Any, x: Tensor, own: list[Tensor]) -> Tensor:

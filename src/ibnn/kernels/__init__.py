@@ -19,9 +19,10 @@ Kernel = Callable[[Any, Tensor, Tensor, int, Placed | None], Tensor]  # layer, x
 
 
 def _linear(layer: nn.Linear, x: Tensor, z: Tensor, axis: int, units: Placed | None) -> Tensor:
+    x, z, weight, bias = lowered(x, z, layer.weight, layer.bias)
     if x.dim() == 3:
-        return linears(x, axis, [(z, layer.weight, layer.bias)])[0]
-    (output,) = linears(x.reshape(len(x), -1, x.shape[-1]), 0, [(z, layer.weight, layer.bias)])
+        return linears(x, axis, [(z, weight, bias)])[0]
+    (output,) = linears(x.reshape(len(x), -1, x.shape[-1]), 0, [(z, weight, bias)])
     return output.view(*x.shape[:-1], output.shape[-1])
 
 
@@ -30,7 +31,9 @@ def _takes_linear(layer: nn.Linear, x: Tensor, z: Tensor, axis: int) -> bool:
 
 
 def _convolution(layer: Any, x: Tensor, z: Tensor, axis: int, units: Placed | None) -> Tensor:
-    return convolved(layer, x, z.view(*z.shape, *[1] * (x.dim() - 2)), units)
+    x, z, weight, bias = lowered(x, z, layer.weight, layer.bias)
+    how = layer.stride, layer.padding, layer.dilation, layer.groups
+    return convolved(x, z.view(*z.shape, *[1] * (x.dim() - 2)), weight, bias, how, units)
 
 
 def _takes_convolution(layer: Any, x: Tensor, z: Tensor, axis: int) -> bool:
@@ -66,17 +69,29 @@ def find(layer: Any, x: Any, z: Tensor, axis: int) -> Kernel | None:
 
 
 def runs_here(*tensors: Tensor | None) -> bool:
-    """Whether an operation with its own backward pass may run: eagerly, without transforms, in one precision."""
+    """Whether an operation with its own backward pass may run: eagerly, without transforms, in one precision.
+
+    Under autocast tensors of several precisions are fine: `lowered` gives them one.
+    """
     given = [tensor for tensor in tensors if tensor is not None]
     return (
         not torch.compiler.is_compiling()
         and not torch._C._is_tracing()
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
-        and not torch.is_autocast_enabled(given[0].device.type)
         and all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given)
-        and len({(tensor.dtype, tensor.device) for tensor in given}) == 1
+        and len({tensor.device for tensor in given}) == 1
+        and (len({tensor.dtype for tensor in given}) == 1 or torch.is_autocast_enabled(given[0].device.type))
     )
 
 
-__all__ = ["KERNELS", "Kernel", "find", "runs_here"]
+def lowered(*tensors: Any) -> Any:
+    """Returns tensors in the lower precision of autocast, where it is enabled, as torch's own layers take them."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t is not None and t.is_floating_point() else t for t in tensors)
+
+
+__all__ = ["KERNELS", "Kernel", "find", "lowered", "runs_here"]

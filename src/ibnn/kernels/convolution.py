@@ -21,15 +21,16 @@ _PATCHES = 2**18  # entries of patches that are made at once
 How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]  # stride, padding, dilation, groups
 
 
-def convolved(layer: Any, x: Tensor, z: Tensor, units: Placed | None = None) -> Tensor:
-    """Returns what a convolution (Conv1d, Conv2d, Conv3d) gives for x ∘ z (∘ u), with z (B, D, 1, …).
+def convolved(
+    x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, units: Placed | None = None
+) -> Tensor:
+    """Returns the convolution of x ∘ z (∘ u) with a weight, with z (B, D, 1, …).
 
     The deviation of the units gets no gradient.
     """
-    how: How = layer.stride, layer.padding, layer.dilation, layer.groups
     if not torch.is_grad_enabled():
-        return _forward(x, z, layer.weight, layer.bias, how, units)
-    output: Tensor = _Convolution.apply(x, z, layer.weight, layer.bias, how, units)  # type: ignore[no-untyped-call]
+        return _forward(x, z, weight, bias, how, units)
+    output: Tensor = _Convolution.apply(x, z, weight, bias, how, units)  # type: ignore[no-untyped-call]
     return output
 
 

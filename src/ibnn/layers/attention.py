@@ -69,13 +69,13 @@ def _run(
 
 def _projected(latent: "Latent", axis: int, x: Tensor, products: "Sequence[Product]") -> tuple[Tensor, ...]:
     """Returns (x ∘ z) Wᵀ + b for each product."""
-    from ibnn.kernels import runs_here
+    from ibnn.kernels import lowered, runs_here
     from ibnn.kernels.linear import linears
 
     tensors = [tensor for part in products for tensor in part]
     if all(z.shape == (x.shape[axis], x.shape[-1]) for z, _, _ in products) and runs_here(x, *tensors):
         latent.now.entries += x.numel() * len(products)
-        return linears(x, axis, products)
+        return linears(lowered(x)[0], axis, [lowered(*part) for part in products])
     return tuple(F.linear(latent.multiply(x, z, axis), w, b) for z, w, b in products)
 
 

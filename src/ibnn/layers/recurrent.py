@@ -129,7 +129,8 @@ def _direction(
     from ibnn.kernels import runs_here, scan
 
     weights, state_z = [own[name] for name in _WEIGHTS], z["weight_hh"].to(x.dtype)
-    if not layer.proj_size and runs_here(x, state_z, *weights, *first):
+    lower = torch.is_autocast_enabled(x.device.type)  # the scan works in one precision, and in place
+    if not layer.proj_size and not lower and runs_here(x, state_z, *weights, *first):
         rows = sizes or (x.shape[1],) * x.shape[0]
         slow = partial(_slow, _step(layer), rows, reverse)
         plan = scan.Plan(_kind(layer), rows, reverse, slow)
