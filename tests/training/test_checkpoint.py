@@ -7,8 +7,8 @@ import torch
 from ibnn.training import checkpoint
 
 
-def save(folder: Path, step: int, keep: int = 5) -> Path:
-    return checkpoint.save(folder, step, {"a/b": torch.full((3,), step)}, {"step": step, "list": [0.1]}, keep=keep)
+def save(folder: Path, step: int) -> Path:
+    return checkpoint.save(folder, step, {"a/b": torch.full((3,), step)}, {"step": step, "list": [0.1]})
 
 
 def test_round_trip_and_newest_wins(tmp_path: Path) -> None:
@@ -22,16 +22,16 @@ def test_round_trip_and_newest_wins(tmp_path: Path) -> None:
 
 def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
     for step in range(5):
-        save(tmp_path, step, keep=2)
+        save(tmp_path, step)
     assert [path.name[:14] for path in sorted(tmp_path.iterdir())] == ["step-000000003", "step-000000004"]
 
 
 def test_new_ones_outlive_damaged_ones_of_later_steps(tmp_path: Path) -> None:
     for step in (7, 8):
-        save(tmp_path, step, keep=2).write_bytes(b"")
+        save(tmp_path, step).write_bytes(b"")
     assert checkpoint.latest(tmp_path) is None
     for step in (1, 2, 3):
-        assert save(tmp_path, step, keep=2).exists()
+        assert save(tmp_path, step).exists()
         found = checkpoint.latest(tmp_path)
         assert found is not None
         assert found.facts["step"] == step

@@ -19,7 +19,7 @@ import ibnn
 from ibnn import fit
 from ibnn.batches import as_source
 from ibnn.likelihood import Categorical, Gaussian, Likelihood, temperature
-from ibnn.training import steering
+from ibnn.training import checkpoint, steering
 from ibnn.training.data import HeldOut
 
 X, Y = make_data(600)
@@ -496,10 +496,11 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, extra: dict[
 
 
 @pytest.mark.parametrize("dataset", [False, True])
-def test_every_checkpoint_leads_to_the_same_end(tmp_path: Path, dataset: bool) -> None:
+def test_every_checkpoint_leads_to_the_same_end(tmp_path: Path, dataset: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after SIGKILL at any step: before, at and after looks; also where the part held out is split off anew."""
     data = (TensorDataset(X, Y),) if dataset else (TRAIN, VALID)
-    options = SHORT | {"checkpoint_every": 1, "keep": 100}
+    monkeypatch.setattr(checkpoint, "KEPT", 100)  # all of them
+    options = SHORT | {"checkpoint_every": 1}
     whole = make_model("full")
     expected = fit(whole, *data, run_dir=tmp_path / "whole", **options)
     saved = sorted((tmp_path / "whole" / "checkpoints").iterdir())
@@ -527,6 +528,20 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest
     assert first.prior_std == second.prior_std != pytest.approx(0.3 * steering.START)
     with pytest.raises(ValueError, match=r"`run_dir` .*one with beta = auto, "):
         fit(make_model(), (X, Y), run_dir=tmp_path, beta=1.0, **SHORT)
+
+
+def test_a_finished_run_in_a_read_only_folder_is_read(tmp_path: Path) -> None:
+    """Neither files nor folders change, so that none needs to be writable."""
+    first, second = make_model(), make_model()
+    a = fit(first, (X, Y), run_dir=tmp_path, **SHORT)
+    everything = [tmp_path, *tmp_path.rglob("*")]
+    before = {path: path.stat().st_mtime_ns for path in everything}
+    for path in everything:
+        path.chmod(0o555)
+    b = fit(second, (X, Y), run_dir=tmp_path, **SHORT)
+    assert {path: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.rglob("*")]} == before
+    assert a == b
+    assert same(first, second)
 
 
 def test_a_run_stopped_before_its_first_look_keeps_its_prior(tmp_path: Path) -> None:

@@ -497,8 +497,14 @@ def test_checkpoints_of_a_run_whose_old_ones_are_all_damaged_are_kept(tmp_path: 
 
 
 def test_a_second_process_waits_for_the_first_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The first holds the lock until it is released here; the second then finds a finished run."""
-    fit(expected := make_model(), (X, Y), run_dir=tmp_path, **OPTIONS)
+    """The first holds the lock until it is released here; the second then goes on with its run."""
+
+    def stop(row: dict[str, Any], model: ibnn.IBNN) -> None:
+        raise Stop
+
+    fit(expected := make_model(), (X, Y), **OPTIONS)
+    with pytest.raises(Stop):
+        fit(make_model(), (X, Y), run_dir=tmp_path, callbacks=[stop], **OPTIONS)
     hold = "import sys; from pathlib import Path; from ibnn.files.atomic import locked\n"
     hold += "with locked(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     lock = str(tmp_path / "checkpoints" / ".lock")

@@ -4,7 +4,7 @@ Sharded weights are gathered for a checkpoint, so that a run may go on with anot
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,22 @@ from ibnn.files import sealed
 log = logging.getLogger("ibnn")
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: int) -> Path:
-    """Saves a checkpoint and removes all but the last `keep` up to this step; later ones were found damaged."""
+KEPT = 2  # checkpoints of a run: should the last be damaged, there is one before it
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
+    """Saves a checkpoint and removes all but the last `KEPT` up to this step; later ones were found damaged."""
     path = folder / f"step-{step:09d}.safetensors"
     sealed.write_tensors(path, tensors, facts)
     until = [other for other in paths(folder) if other <= path]
-    for other in set(paths(folder)) - set(until[-keep:]):
-        other.unlink()
+    remove(folder, but=until[-KEPT:])
     return path
+
+
+def remove(folder: Path, but: Sequence[Path] = ()) -> None:
+    """Removes the checkpoints of a folder."""
+    for path in set(paths(folder)) - set(but):
+        path.unlink()
 
 
 def latest(folder: Path) -> sealed.Sealed | None:

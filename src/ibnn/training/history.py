@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -18,9 +17,7 @@ from ibnn.inputs import batch_length, slice_rows
 from ibnn.network import IBNN
 from ibnn.progress import Bar
 from ibnn.training.data import HeldOut, Split
-from ibnn.training.engine import Engine
-from ibnn.training.recipe import Recipe
-from ibnn.training.session import State
+from ibnn.training.session import Session
 from ibnn.training.steering import SteeringState
 
 Callback = Callable[[dict[str, Any], Any], None]  # called with a row and the model
@@ -57,50 +54,32 @@ class History:
         return [row[column] for row in self.rows if column in row]
 
 
-class Monitor:
-    """Shows a run on stderr: a live bar in a terminal, a line a row otherwise, nothing when quiet."""
+class Journal:
+    """The rows of a run: shown, written to history.csv, and handed to trackers and callbacks.
 
-    def __init__(self, total: int, done: int, *, quiet: bool) -> None:
-        self.total, self.done, self.rows, self.since = total, done, 0, time.monotonic()
-        self._quiet = quiet
-        self._bar = Bar("", total, done=done, shown=not quiet)
+    A terminal shows a live bar, any other stderr a line for each row, and a quiet run nothing.
+    """
 
-    def step(self, values: Mapping[str, float], rows: int) -> None:
-        """Counts a step of so many rows; `values` are shown live."""
-        self.done += 1
-        self.rows += rows
-        now = time.monotonic()
-        if self._bar.drawn and (now - self.since > 0.5 or self.done == self.total):
-            text = " ".join(f"{name} {values[name]:.4g}" for name in ("loss", "nll", "kl", "beta", "lr"))
-            speed = self.rows / (now - self.since)
-            self._bar.update(done=self.done, title=f"{text} {speed:,.0f} rows/s")
-            self.rows, self.since = 0, now
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Shows a finished row of the history."""
-        text = "  ".join(f"{name} {value:.5g}" for name, value in row.items() if name != "step")
-        self.say(f"[{row['step']}/{self.total}] {text}")
+    def __init__(self, session: Session, *, quiet: bool) -> None:
+        self.state, self.engine, self.recipe, self.folder = (
+            session.state,
+            session.engine,
+            session.recipe,
+            session.folder,
+        )
+        self.total, self.quiet, self._rows, self._since = session.total, quiet, 0, time.monotonic()
+        self._bar = Bar("", self.total, done=self.state.progress.step, shown=not quiet)
 
     def say(self, text: str) -> None:
         """Shows a line."""
         if self._bar.drawn:
             self._bar.say(text)
-        elif not self._quiet:
+        elif not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Takes the bar down."""
         self._bar.close()
-
-
-EXAMINED = 128  # inputs whose predictions `diagnose` examines at the end
-
-
-class Journal:
-    """The rows of a run: shown, written to history.csv, and handed to trackers and callbacks."""
-
-    def __init__(self, state: State, engine: Engine, recipe: Recipe, folder: Path | None, monitor: Monitor) -> None:
-        self.state, self.engine, self.recipe, self.folder, self.monitor = state, engine, recipe, folder, monitor
 
     def record(self, sums: Tensor, rates: Mapping[str, float], share: Share) -> None:
         """Adds the sums of loss, nll and kl over the data of a step."""
@@ -108,15 +87,16 @@ class Journal:
         totals = [float(likelihood.total_weight(share.y)), float(likelihood.count(share.y))]
         progress.sums = [total + value for total, value in zip(progress.sums, [*values, *totals], strict=True)]
         progress.seen = [total + value for total, value in zip(progress.seen, (values[1], totals[1]), strict=True)]
-        shown = _means(*values, *totals)
-        self.monitor.step({**rates, **shown}, share.total)
+        self._rows += share.total
+        passed = time.monotonic() - self._since
+        if self._bar.drawn and (passed > 0.5 or progress.step == self.total):
+            shown = {**_means(*values, *totals), "beta": rates["beta"], "lr": rates["lr"]}
+            text = " ".join(f"{name} {value:.4g}" for name, value in shown.items())
+            self._bar.update(done=progress.step, title=f"{text} {self._rows / passed:,.0f} rows/s")
+            self._rows, self._since = 0, time.monotonic()
 
     def write(
-        self,
-        epoch: int,
-        rates: Mapping[str, float],
-        held_out: HeldOut | None,
-        callbacks: Sequence[Callable[[dict[str, Any], Any], None]],
+        self, epoch: int, rates: Mapping[str, float], held_out: HeldOut | None, callbacks: Sequence[Callback]
     ) -> None:
         """Evaluates the held-out data, and adds a row."""
         model, progress, recipe = self.state.model, self.state.progress, self.recipe
@@ -128,7 +108,8 @@ class Journal:
             row |= {f"valid_{name}": value for name, value in held_out.scores(recipe.eval_samples).items()}
             self.state.best.update(row, model, keep=recipe.patience > 0)
         progress.rows.append(row)
-        self.monitor.row(row)
+        text = "  ".join(f"{name} {value:.5g}" for name, value in row.items() if name != "step")
+        self.say(f"[{row['step']}/{self.total}] {text}")
         self.engine.log(row)
         if self.folder and self.engine.main:
             columns = dict.fromkeys(column for row in progress.rows for column in row)
@@ -146,9 +127,13 @@ def _means(loss: float, nll: float, kl: float, weight: float, count: float) -> d
     return {"loss": loss / weight, "nll": nll / count, "kl": kl / weight}
 
 
-def summarise(state: State, data: Split, monitor: Monitor) -> History:
+EXAMINED = 128  # inputs whose predictions `diagnose` examines at the end
+
+
+def summarise(journal: Journal, data: Split) -> History:
     """Leaves the model in eval mode, examines its latents, if it has any, and returns the history."""
-    model, words, progress = state.model.eval(), "", state.progress
+    state, progress, words = journal.state, journal.state.progress, ""
+    model = state.model.eval()
     if isinstance(model, IBNN):
         with generators_restored():
             inputs = next((data.held_out or data.train).epoch(0, 0)).x
@@ -157,9 +142,15 @@ def summarise(state: State, data: Split, monitor: Monitor) -> History:
         diagnosis = diagnose(model, optimiser=state.optimisers, inputs=inputs)
         words = str(diagnosis)
         if not diagnosis.healthy:
-            monitor.say(words)
+            journal.say(words)
     steered = state.steering.state if state.steering is not None else SteeringState()
-    ending = state.best.row or progress.rows[-1], progress.finished, words
     return History(
-        tuple(progress.rows), *ending, tuple(steered.looks), progress.seconds, data.train.rows, steered.looked
+        rows=tuple(progress.rows),
+        best=state.best.row or progress.rows[-1],
+        stopped=progress.finished,
+        summary=words,
+        looks=tuple(steered.looks),
+        seconds=progress.seconds,
+        examples=data.train.rows,
+        looked=steered.looked,
     )

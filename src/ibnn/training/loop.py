@@ -26,7 +26,7 @@ from ibnn.training.averaging import estimate_statistics
 from ibnn.training.data import HeldOut, Split, count_targets, read_data
 from ibnn.training.divergence import Guard
 from ibnn.training.engine import Engine, make_optimisers, rates_at, set_rates
-from ibnn.training.history import Callback, History, Journal, Monitor, summarise
+from ibnn.training.history import Callback, History, Journal, summarise
 from ibnn.training.recipe import Recipe, Schedule
 from ibnn.training.session import Session, State
 from ibnn.training.sharding import average_gradients, clip_gradients, reshard, whole
@@ -89,7 +89,6 @@ def fit(  # noqa: D417  fields of the recipe are described there
     ema: float | None = None,
     swa: float | None = None,
     checkpoint_every: int | None = None,
-    keep: int | None = None,
     sync_batchnorm: bool | None = None,
     trackers: tuple[str, ...] | None = None,
 ) -> History:
@@ -203,38 +202,41 @@ class _Run:
 
     def run(self, resume: str, callbacks: Sequence[Callback]) -> History:
         """Resumes or starts, trains, and returns the history."""
-        with generators_restored(), closing(self.engine), self.session.locked(), self.session.interruptible():
-            self.session.resume(resume)
-            with closing(Monitor(self.total, self.state.progress.step, quiet=self.quiet)) as monitor:
-                self.journal = Journal(self.state, self.engine, self.recipe, self.folder, monitor)
-                with self._gathered():
-                    self._start(monitor)
-                while not self.state.progress.finished:
-                    self._epoch()
-                    self._end_epoch(callbacks)
-        return summarise(self.state, self.data, monitor)
+        with (
+            generators_restored(),
+            closing(self.engine),
+            self.session.opened(resume),
+            closing(Journal(self.session, quiet=self.quiet)) as self.journal,
+        ):
+            with self._gathered():
+                self._start()
+            while not self.state.progress.finished:
+                self._epoch()
+                self._end_epoch(callbacks)
+        return summarise(self.journal, self.data)
 
     def _gathered(self) -> AbstractContextManager[None]:
         """Holds whole weights on every worker while held-out data are asked about; a model may be sharded."""
         return whole(self.model) if self.held_out is not None else nullcontext()
 
-    def _start(self, monitor: Monitor) -> None:
+    def _start(self) -> None:
         """Clears old gradients, calibrates untrained latents if asked to, and gives latents without noise a little."""
         self.model.zero_grad()  # of a failed run, or of the caller
         if self.latents is not None:
             if self.state.progress.step == 0:
-                self._start_noise(self.latents, monitor)
+                self._start_noise(self.latents)
             std = self.latents.posterior().std
             if not bool(std.all()):  # `ibnn.calibrate` may have chosen σ = 0
                 self.latents.set_posterior(std=std.clamp_min(LEAST_STD))
         if self.data.note:
-            monitor.say(f'beta = 1 stands in for "auto": {self.data.note}.')
+            self.journal.say(f'beta = 1 stands in for "auto": {self.data.note}.')
 
-    def _start_noise(self, model: IBNN, monitor: Monitor) -> None:
+    def _start_noise(self, model: IBNN) -> None:
         """Calibrates untrained latents, or divides the prior's noise among them; tells steering that of the units."""
         steering, held_out = self.state.steering, self.data.held_out
         if self.calibrates and held_out is not None:
-            monitor.say(str(start_calibrated(model, held_out, seed=self.recipe.seed, progress=not self.quiet)))
+            found = start_calibrated(model, held_out, seed=self.recipe.seed, progress=not self.quiet)
+            self.journal.say(str(found))
         elif self.untrained:
             start_divided(model, START if steering is not None else 1.0)
         if steering is not None:

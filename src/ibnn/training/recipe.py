@@ -98,7 +98,6 @@ class Recipe(_Frozen):
         ema: Decay of an exponential moving average of all parameters that replaces them at the end; 0 for none.
         swa: Share of training after which parameters are averaged once an epoch to replace them at the end; 1 for none.
         checkpoint_every: Steps between checkpoints, where there is a run folder; 0 for one per epoch.
-        keep: Number of checkpoints that are kept.
         sync_batchnorm: Computes BatchNorm over all workers together.
         trackers: Names of accelerate trackers ("tensorboard", …), written to the run folder.
 
@@ -143,7 +142,6 @@ class Recipe(_Frozen):
     ema: float = Field(0.0, ge=0, lt=1)
     swa: float = Field(1.0, ge=0, le=1)
     checkpoint_every: int = Field(0, ge=0)
-    keep: int = Field(2, ge=1)
     sync_batchnorm: bool = False
     trackers: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""The state of a run: what a checkpoint holds, when one is saved, how a run is resumed and stopped by a signal."""
+"""The state of a run, when it is saved, and how it is resumed or stopped by a signal."""
 
 import logging
 import signal
@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,20 +130,35 @@ class Session:
     interrupts: Interrupts = field(default_factory=Interrupts)
     _since: float = field(default_factory=time.monotonic)
 
-    def locked(self) -> AbstractContextManager[Any]:
-        """Keeps other processes out of the run folder; waits, and says so, if one is in it."""
-        if self.folder is None or not self.engine.main:
-            return nullcontext()
-
-        def waiting(process: str) -> None:
-            log.warning("%s is in use: waiting for process %s to finish.", self.folder, process)
-
-        return locked(self.folder / "checkpoints" / ".lock", waiting=waiting)
-
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """With a run folder, a signal lets the current step of a block finish; then it says how to go on, and exits."""
-        with self.interrupts.caught() if self.folder else nullcontext():
+    def opened(self, resume: str) -> Iterator[None]:
+        """Restores the newest checkpoint, if `resume` wants it. With a run folder, a signal stops the block.
+
+        A finished run is only read, so its folder may be read-only.
+        """
+        with ExitStack() as held:
+            saved = None
+            if self.folder is not None:
+                place = self.folder / "checkpoints"
+                saved = None if resume == "never" else checkpoint.latest(place)
+                finished = saved is not None and saved.facts["progress"]["finished"]
+                if self.engine.main and not finished:
+                    held.enter_context(locked(place / ".lock", waiting=self._say_waiting))
+                    if resume == "never":
+                        checkpoint.remove(place)
+                self.engine.accelerator.wait_for_everyone()
+                if not finished:
+                    saved = checkpoint.latest(place)  # another process may have written it before the lock was free
+                    held.enter_context(self.interrupts.caught())
+            if saved is not None:
+                self._check_same_run(saved.facts)
+                self.state.restore(saved, self.engine)
+            elif resume == "must":
+                remedy = 'Pass resume="auto".'
+                raise ValueError(complaint("run_dir", "a folder with a whole checkpoint", self.folder, remedy))
+            if self.folder is not None and self.engine.main and not self.state.progress.finished:
+                write_atomically(self.folder / "recipe.toml", self.recipe.to_toml().encode())
+            self._since = time.monotonic()
             try:
                 yield
             except Stopped:
@@ -151,25 +166,8 @@ class Session:
                 print(f"Stopped at {at}: the same call goes on from there.", file=sys.stderr)
                 raise
 
-    def resume(self, how: str) -> None:
-        """Restores the newest checkpoint, if there is one and it is wanted; writes recipe.toml."""
-        saved = None
-        if self.folder is not None:
-            place = self.folder / "checkpoints"
-            if how == "never" and self.engine.main:
-                for old in checkpoint.paths(place):
-                    old.unlink()
-            self.engine.accelerator.wait_for_everyone()
-            saved = checkpoint.latest(place)
-        if saved is None and how == "must":
-            remedy = 'Pass resume="auto".'
-            raise ValueError(complaint("run_dir", "a folder with a whole checkpoint", self.folder, remedy))
-        if saved is not None:
-            self._check_same_run(saved.facts)
-            self.state.restore(saved, self.engine)
-        if self.folder is not None and self.engine.main:
-            write_atomically(self.folder / "recipe.toml", self.recipe.to_toml().encode())
-        self._since = time.monotonic()
+    def _say_waiting(self, process: str) -> None:
+        log.warning("%s is in use: waiting for process %s to finish.", self.folder, process)
 
     def _check_same_run(self, saved: Mapping[str, Any]) -> None:
         mine = self.recipe.model_dump() | dict(self.facts)
@@ -194,6 +192,6 @@ class Session:
             tensors, facts = self.state.packed() if self.engine.main or self.engine.sharded else ({}, {})
             if self.engine.main:
                 facts |= {"recipe": self.recipe.to_toml(), "facts": dict(self.facts)}
-                checkpoint.save(self.folder / "checkpoints", progress.step, tensors, facts, keep=self.recipe.keep)
+                checkpoint.save(self.folder / "checkpoints", progress.step, tensors, facts)
         if stop and not progress.finished:
             raise Stopped(128 + stop)
