@@ -82,7 +82,7 @@ def test_the_desired_change_has_the_right_sign() -> None:
         t: float = 1.0,
     ) -> float:
         seen = {"temperature": temperature, "training_nll": training, "held_out_nll": held_out}
-        return steering.desired_change(likelihood, **seen, t=t)
+        return steering.desired_change(likelihood, seen, t)
 
     assert change() < 0  # it does not overfit
     assert change(t=0.1) > change()  # and has time to
@@ -215,8 +215,7 @@ def test_a_look_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
         best = temperature.best_temperature(plain.likelihood, mean, VALID[1])
         assert look["temperature"] == pytest.approx(best, rel=1e-3)
         assert look["held_out_nll"] == pytest.approx(nll_reference(Categorical(), mean, VALID[1], best), rel=1e-5)
-        told = {name: look[name] for name in ("temperature", "training_nll", "held_out_nll")}
-        change = steering.desired_change(plain.likelihood, **told, t=step / 10)
+        change = steering.desired_change(plain.likelihood, look, step / 10)
         s, last = steering.next_std(s, min(change, max(0, before_that))), step
         before_that = change
         assert look["prior_std"] == s

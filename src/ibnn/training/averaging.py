@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from ibnn.inputs import call_arguments
-from ibnn.training.trainable import Averaging, Trainable
+from ibnn.training.trainable import Trainable
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Average:
 
         Returns whether an average took the weights' place.
         """
-        own = isinstance(model, Averaging) and model.end_epoch(collect=collect, last=last)
+        own = hasattr(model, "end_epoch") and model.end_epoch(collect=collect, last=last)
         if collect and not own:
             self.update(model)
         if last and not own and self.state:

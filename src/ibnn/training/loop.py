@@ -121,7 +121,10 @@ def fit(  # noqa: D417  fields of the recipe are described there
     given = Recipe.named(recipe) if isinstance(recipe, str) else Recipe() if recipe is None else recipe
     _check_arguments(given, folder, resume, callbacks, n_data)
     given = given.but(**fields) if fields else given
-    given = given if isinstance(model, IBNN) else _without_latents(given)
+    if not isinstance(model, IBNN):
+        if given.calibrate:
+            raise ValueError(complaint("calibrate", "left out for a network without latents", True, "Leave it out."))
+        given = given.but(beta=1.0) if given.beta == "auto" else given
     data = read_data(model, train, valid, given)
     given = given.but(beta=1.0) if data.note else given
     n_data = n_data and max(round(n_data * data.train.rows / data.given), 1)
@@ -150,14 +153,6 @@ def _check_arguments(
     for place in () if folder is None else (folder, *folder.parents):
         if place.exists() and not place.is_dir():
             raise ValueError(complaint("run_dir", "a folder", f"the file {place}", "Pass another name."))
-
-
-def _without_latents(recipe: Recipe) -> Recipe:
-    """Adapts a recipe to a method without latents: their settings are ignored, and a steered β is 1."""
-    if recipe.calibrate:
-        remedy = "Leave calibrate out."
-        raise ValueError(complaint("recipe", "one for a network without latents", "one with calibrate", remedy))
-    return recipe.but(beta=1.0) if recipe.beta == "auto" else recipe
 
 
 class _Run:

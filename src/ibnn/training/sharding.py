@@ -110,12 +110,12 @@ def _is_part(value: Any) -> bool:
 
 def average_gradients(model: Any) -> None:
     """Averages the gradients of what is not sharded over the workers."""
-    own = [p.grad for p in model.parameters() if p.grad is not None and not _is_part(p)]
-    if own:
-        mean = torch.cat([gradient.flatten() for gradient in own])
+    gradients = [p.grad for p in model.parameters() if p.grad is not None and not _is_part(p)]
+    if gradients:
+        mean = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(mean)
         mean /= dist.get_world_size()
-        for gradient, part in zip(own, mean.split([gradient.numel() for gradient in own]), strict=True):
+        for gradient, part in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
 
@@ -146,13 +146,9 @@ def gathered(tensor: Any) -> Tensor:
 
 
 def sharded_like(name: str, tensor: Tensor, model: Any, optimisers: Sequence[torch.optim.Optimizer]) -> Tensor:
-    """Returns a tensor of a checkpoint sharded as what it belongs to: a parameter, or an optimiser's state of one.
+    """Returns a tensor of a checkpoint sharded like its parameter, or the parameter whose optimiser state it is.
 
-    Args:
-        name: Its name in a checkpoint, such as "model/net.0.weight" or "optimiser0/3/exp_avg".
-        tensor: The whole tensor.
-        model: The model.
-        optimisers: The optimisers of its parameters.
+    Names in a checkpoint are such as "model/net.0.weight" and "optimiser0/3/exp_avg".
     """
     if not is_sharded(model):
         return tensor

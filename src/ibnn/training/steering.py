@@ -9,6 +9,7 @@ fixed weight per node and datum, so that s means the same noise for 200 and for 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ def look_budget(training_rows: int, *, calibrated: bool = False) -> Plan:
     """Returns a plan whose forward passes are at most `BUDGET` (and `END`) of training's, except in very short runs.
 
     A forward pass costs about a third of a training step on the same example. A run that starts calibrated is short,
-    and has asked all held-out examples some forty times: at its end, too, as many as useful are asked. A few hundred
+    and its start used all held-out examples some forty times. Its end uses as many as are useful, too: a few hundred
     would leave the temperature of the start in place.
     """
     examples = BUDGET * training_rows / DRAWS  # of all looks
@@ -74,28 +75,26 @@ def kl_weight(t: float, *, n_data: int, nodes: int) -> float:
     return KL_WEIGHT * n_data / nodes * min(1.0, t / WARM)
 
 
-def desired_change(
-    likelihood: Likelihood, *, temperature: float, training_nll: float, held_out_nll: float, t: float
-) -> float:
-    """Returns the logarithm of the factor by which the noise should change.
+def desired_change(likelihood: Likelihood, look: Mapping[str, float], t: float) -> float:
+    """Returns the logarithm of the factor by which the noise should change when the share t of training is done.
 
-    It is log T, corrected by the gap by which the held-out NLL is above the training NLL. Noise is there against
-    overfitting: a network whose gap is larger than `GAP` · t is steered to be underconfident (a temperature can restore
-    its confidence), one whose gap is smaller gets less noise, and none gets more noise than its gap.
+    It is log T, corrected by the gap between the held-out NLL and the training NLL. Noise is there against overfitting:
+    a network whose gap is larger than `GAP` · t is steered to be underconfident (a temperature can restore its
+    confidence), one whose gap is smaller gets less noise, and none gets more noise than its gap.
 
     Args:
-        likelihood: Says whether NLLs are compared by ratio (of probabilities) or by difference (of densities).
-        temperature: T that minimises the held-out NLL, relative to the current temperature.
-        training_nll: Of single draws, as in the training loss.
-        held_out_nll: Of all draws together, at that temperature.
+        likelihood: Decides whether NLLs are compared by ratio (of probabilities) or by difference (of densities).
+        look: `temperature` T that minimises the held-out NLL, relative to the current one; `training_nll` of single
+            draws, as in the training loss; `held_out_nll` of all draws together, at T.
         t: Share of training that is done.
     """
+    training, held_out = look["training_nll"], look["held_out_nll"]
     if likelihood.discrete:
-        gap, least = math.log(max(held_out_nll, 1e-9) / max(training_nll, 1e-9)), -UNDERFIT
+        gap, least = math.log(max(held_out, 1e-9) / max(training, 1e-9)), -UNDERFIT
     else:  # of densities a good fit has no gap
-        gap, least = held_out_nll - training_nll, 0.0
+        gap, least = held_out - training, 0.0
     surplus = max(least, min(OVERFIT, gap - GAP * t))
-    return min(math.log(temperature) + surplus, max(0.0, gap))
+    return min(math.log(look["temperature"]) + surplus, max(0.0, gap))
 
 
 def next_std(prior_std: float, change: float) -> float:
@@ -118,14 +117,7 @@ class Steering:
     """Moves s at the looks of a run (before each of `steps`), and sets temperature and noise at its end."""
 
     def __init__(
-        self,
-        model: IBNN,
-        held_out: HeldOut,
-        *,
-        total: int,
-        batch_size: int,
-        n_data: int,
-        calibrated: bool = False,
+        self, model: IBNN, held_out: HeldOut, *, total: int, batch_size: int, n_data: int, calibrated: bool = False
     ) -> None:
         """Plans the looks of `total` steps."""
         self.model, self.held_out, self.n_data, self.total = model, held_out, n_data, total
@@ -149,20 +141,16 @@ class Steering:
         draws, targets = self._draws(DRAWS, self.plan.rows, turn=len(looks))
         best, lowest = confidence(model.likelihood, draws, targets)
         look = {"step": step, "temperature": best, "training_nll": training_nll, "held_out_nll": lowest}
-        change = self._change(look)
+        change = desired_change(model.likelihood, look, step / self.total)
         if looks:  # held-out scores jump about: noise rises only as far as two looks in a row ask for
-            change = min(change, max(0.0, self._change(looks[-1])))
+            last = desired_change(model.likelihood, looks[-1], looks[-1]["step"] / self.total)
+            change = min(change, max(0.0, last))
         look["prior_std"] = next_std(model.prior_std, change)
         ratio = look["prior_std"] / model.prior_std
         model.set_posterior(std=model.posterior().std * ratio)
         model.prior_std = look["prior_std"]
         self.state.unit_std = [std * ratio for std in self.state.unit_std]
         looks.append(look)
-
-    def _change(self, look: dict[str, float]) -> float:
-        """Returns the change of log s that a look desires."""
-        seen = {name: look[name] for name in ("temperature", "training_nll", "held_out_nll")}
-        return desired_change(self.model.likelihood, **seen, t=look["step"] / self.total)
 
     def settle(self) -> None:
         """Sets the temperature that held-out labels ask for, and less noise if the network is underconfident.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -27,7 +27,11 @@ class _Module(Protocol):
 
 
 class Trainable(_Module, Method, Protocol):
-    """A module with draws for `predict`, an objective with named terms, and parameter groups."""
+    """A module with draws for `predict`, an objective with named terms, and parameter groups.
+
+    A method that averages weights in its own way, as SWAG does, also has `end_epoch(*, collect, last)`. It adds the
+    weights to the average if `collect`, and puts the average in their place if `last`. False leaves averaging to `fit`.
+    """
 
     net: Any  # the network that is trained
     examples: Tensor  # number of training examples seen so far, a buffer; `fit` counts whole batches
@@ -49,17 +53,6 @@ class Trainable(_Module, Method, Protocol):
 
     def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0, *, batch_size: int | None = None) -> Tensor:
         """Returns draws of the network's output in eval mode, (J, B, …), component-major."""
-
-
-@runtime_checkable
-class Averaging(Protocol):
-    """A method that averages weights in its own way, as SWAG does."""
-
-    def end_epoch(self, *, collect: bool, last: bool) -> bool:
-        """Acts at an epoch's end; returns False to leave averaging to `fit`.
-
-        `collect` puts the weights into the average; at the `last` epoch's end the average takes their place.
-        """
 
 
 def as_trainable(model: Any) -> Trainable:
