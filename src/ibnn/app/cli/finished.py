@@ -243,4 +243,5 @@ def serve(
         if service.monitor is None:
             screen.note(f"Inputs are not monitored for a shift: {service.unwatched}.")
         ready = f"Serving at http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"
-        server.serve(make_app(service, megabytes=megabytes), at, ready=lambda: print(ready, flush=True))
+        app = make_app(service, megabytes=megabytes)
+        server.serve(app, at, ready=lambda: print(ready, flush=True), drain=service.drain)

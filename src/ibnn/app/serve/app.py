@@ -1,4 +1,4 @@
-"""Defines the routes of the service, its pages, which load nothing else, and the limit on the size of requests."""
+"""Defines the routes of the service, and its pages, which load nothing from elsewhere."""
 
 import asyncio
 import base64
@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 import json
 import math
-import queue
-import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,21 +16,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ibnn._version import __version__
 from ibnn.app import finite
 from ibnn.app.predictor import Predictor
 from ibnn.app.serve import requests
+from ibnn.app.serve.gate import Gate, busy
 from ibnn.app.serve.requests import Answer, Answers, Health, Number, Numbers, receive, route_options
-from ibnn.app.serve.service import Counts, Question, Row, Service
+from ibnn.app.serve.service import Busy, Question, Row, Service
 from ibnn.errors import complaint
 from ibnn.lab.pages import environment, inlined, style
 from ibnn.monitoring.abstention import Threshold
 
 READERS = 2  # threads that read requests
-_PATHS = ("/", "/docs", "/openapi.json", "/predict", "/health", "/metrics")
-_HEADERS = {b"x-content-type-options": b"nosniff", b"referrer-policy": b"no-referrer", b"cache-control": b"no-store"}
 _Risk = Annotated[float, Query(gt=0, le=1, description="Accepted share of wrong answers among those given.")]
 _Draws = Annotated[bool, Query(description="Also returns the answer of every draw.")]
 _ASSETS = {"script": inlined("ibnn.app.serve", "page.js"), "style": style("ibnn.app.serve", "serve.css")}
@@ -53,7 +49,7 @@ def make_app(service: Service, *, megabytes: float = 10) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         readers.shutdown()
-        service.close()
+        await asyncio.to_thread(service.close)  # meanwhile cancelled requests get their replies
 
     app = FastAPI(
         title="ibnn",
@@ -63,7 +59,7 @@ def make_app(service: Service, *, megabytes: float = 10) -> FastAPI:
         docs_url=None,  # it loads scripts from elsewhere; our /docs does not
         redoc_url=None,
     )
-    app.add_middleware(Gate, counts=service.counts, most=int(megabytes * 1e6))
+    app.add_middleware(Gate, service=service, most=int(megabytes * 1e6))
     app.add_exception_handler(RequestValidationError, _invalid)
     _add_status(app, service)
     _add_predict(app, service, readers)
@@ -176,8 +172,8 @@ async def _answered(
         raise HTTPException(422, str(error)) from None
     try:
         rows = await asyncio.wrap_future(service.ask(Question(inputs, draws, rule)))
-    except queue.Full:
-        raise HTTPException(503, "Too many requests are waiting. Try again later.", {"Retry-After": "1"}) from None
+    except Busy as full:
+        raise busy(full.seconds) from None
     for number, row in enumerate(rows):
         if not all(math.isfinite(value) for value in row.values() if isinstance(value, float)):
             expected, remedy = "close enough to the training data for finite answers", "Check its units, or omit it."
@@ -185,64 +181,3 @@ async def _answered(
     service.counts.abstained.inc(sum(row["abstain"] for row in rows))
     service.counts.novel.inc(sum("novel" in (row["withheld"] or "") for row in rows))
     return [row | ({"note": note} if note else {}) for row, note in zip(rows, notes, strict=True)]
-
-
-class Gate:
-    """Wraps an application; reads at most so many bytes of a request."""
-
-    def __init__(self, app: ASGIApp, *, counts: Counts, most: int) -> None:
-        self.app, self.counts, self.most = app, counts, most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a connection as ASGI specifies."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        path = scope["path"] if scope["path"] in _PATHS else "other"
-        start, status = time.perf_counter(), 500
-
-        async def sending(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message.get("headers", []), *_HEADERS.items()]
-            await send(message)
-
-        try:
-            length = dict(scope["headers"]).get(b"content-length", b"0")
-            if length.isdigit() and int(length) > self.most:
-                await self._discard(receive)
-                refusal = JSONResponse({"detail": self._too_large(f"{int(length):,}")}, 413, {"Connection": "close"})
-                await refusal(scope, receive, sending)
-            else:
-                await self.app(scope, self._limited(receive), sending)
-        finally:
-            self.counts.requests.labels(path, status).inc()
-            self.counts.seconds.labels(path).observe(time.perf_counter() - start)
-
-    def _limited(self, receive: Receive) -> Receive:
-        read = 0
-
-        async def receiving() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > self.most:
-                if message.get("more_body", False):
-                    await self._discard(receive)
-                raise HTTPException(413, self._too_large(f"more than {self.most:,}"))
-            return message
-
-        return receiving
-
-    async def _discard(self, receive: Receive) -> None:
-        """Lets a client finish that is not far above the limit; many clients read a reply only then."""
-        read, more = 0, True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(5):
-                while more and read < 10 * self.most:
-                    message = await receive()
-                    read, more = read + len(message.get("body", b"")), message.get("more_body", False)
-
-    def _too_large(self, got: str) -> str:
-        return complaint("body", f"at most {self.most:,} bytes", got, "Send fewer inputs, or a smaller image.")

@@ -5,6 +5,7 @@ import json
 import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -26,7 +27,9 @@ from ibnn.monitoring.shift import ShiftMonitor, fewest_scores
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction
 
 MOST = 256  # inputs of a request; a batch with this many rows takes no more requests
-WAITING = 256  # requests
+WAITING = 256 * MOST  # rows that wait, unless they take more memory than this:
+BYTES = 64_000_000
+PATIENCE = 20  # seconds that a request may have to wait for its answer; one that would wait longer is refused
 
 Row = dict[str, Any]
 Q = TypeVar("Q")  # a question
@@ -64,8 +67,11 @@ class Service:
         self.unwatched = ""  # why there is no monitor
         self.monitor = self._monitor(false_alarm)
         self.counts = Counts()
-        self._batcher = Batcher(self._answer, most=MOST, waiting=WAITING, rows=lambda q: len(q.inputs))
+        size = math.prod(predictor.form) if predictor.units is None else len(predictor.units.columns)
+        waiting = max(MOST, min(WAITING, BYTES // (4 * size)))  # float32
+        self._batcher = Batcher(self._answer, most=MOST, waiting=waiting, rows=lambda q: len(q.inputs))
         self.ask = self._batcher.submit  # returns the future rows, one for each input
+        self.draining = False  # whether the service is about to end
 
     def _score(self) -> str:
         """Returns the name of the score that the monitor ranks."""
@@ -125,6 +131,16 @@ class Service:
             more["draws"] = self.predictor.draws(question.inputs).tolist()
         rows = self.predictor.described(found, question.rule)
         return [none | row | {name: each[i] for name, each in more.items()} for i, row in enumerate(rows)]
+
+    @property
+    def wait(self) -> float:
+        """Seconds after which to try again if a new question cannot be answered in time; 0 if it can."""
+        wait = self._batcher.wait
+        return max(wait, 1.0) if self.draining or wait > PATIENCE else 0.0
+
+    def drain(self) -> None:
+        """Refuses new questions from now on; those that wait are answered."""
+        self.draining = True
 
     def close(self) -> None:
         """Answers the waiting questions, then writes the monitor's state."""
@@ -193,22 +209,43 @@ class Counts:
         self.shift_alarm = Gauge("ibnn_shift_alarm", "1 once the shift monitor has rung.", registry=own)
 
 
+class Busy(Exception):  # noqa: N818  no error of anybody
+    """Too much work is waiting; says for how many seconds it will."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"{seconds:.3g} s of work wait")
+        self.seconds = seconds
+
+
 class Batcher(Generic[Q, A]):
     """Gathers questions from many threads into batches; nobody waits for a batch to fill."""
 
     def __init__(
         self, answer: Callable[[Sequence[Q]], Sequence[A]], *, most: int, waiting: int, rows: Callable[[Q], int]
     ) -> None:
-        """Starts the thread; a batch of `most` rows takes no more questions, and at most `waiting` of these wait."""
-        self._answer, self._most, self._rows = answer, most, rows
-        self._queue: queue.Queue[tuple[Q, Future[A]] | None] = queue.Queue(waiting)
+        """Starts the thread; a batch of `most` rows takes no more questions, and at most `waiting` rows wait."""
+        self._answer, self._most, self._waiting, self._rows = answer, most, waiting, rows
+        self._queue: queue.Queue[tuple[Q, Future[A]] | None] = queue.Queue()
+        self._lock, self._backlog = threading.Lock(), 0  # rows that wait or are being answered
+        self._timed = (0.0, 0.0)  # seconds and rows of recent batches
         self._thread = threading.Thread(target=self._work, name="ibnn-answers", daemon=True)
         self._thread.start()
 
+    @property
+    def wait(self) -> float:
+        """Seconds until a question that comes now is answered, judged by recent batches."""
+        seconds, rows = self._timed
+        return self._backlog * seconds / rows if rows else 0.0
+
     def submit(self, question: Q) -> Future[A]:
-        """Returns the future answer; raises `queue.Full` if too many questions wait."""
+        """Returns the future answer; raises `Busy` if too many rows wait. An idle batcher takes any question."""
+        rows = self._rows(question)
+        with self._lock:
+            if self._backlog and (self._backlog + rows > self._waiting or self.wait > PATIENCE):
+                raise Busy(self.wait)
+            self._backlog += rows
         future: Future[A] = Future()
-        self._queue.put_nowait((question, future))
+        self._queue.put((question, future))
         return future
 
     def close(self) -> None:
@@ -220,13 +257,23 @@ class Batcher(Generic[Q, A]):
         ending = False
         while not ending:
             batch: list[tuple[Q, Future[A]]] = []
-            while not batch or (sum(self._rows(q) for q, _ in batch) < self._most and not self._queue.empty()):
+            rows = 0
+            while not batch or (rows < self._most and not self._queue.empty()):
                 following = self._queue.get()  # this thread is the only reader
                 if following is None:
                     ending = True
                     break
                 batch.append(following)
-            self._settle([each for each in batch if each[1].set_running_or_notify_cancel()])
+                rows += self._rows(following[0])
+            begin = time.perf_counter()
+            wanted = [each for each in batch if each[1].set_running_or_notify_cancel()]
+            self._settle(wanted)
+            with self._lock:
+                self._backlog -= rows
+                if wanted:
+                    seconds, count = self._timed
+                    answered = sum(self._rows(question) for question, _ in wanted)
+                    self._timed = (0.8 * seconds + time.perf_counter() - begin, 0.8 * count + answered)
 
     def _settle(self, batch: list[tuple[Q, Future[A]]]) -> None:
         try:
