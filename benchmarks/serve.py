@@ -52,8 +52,8 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: 
     """Sends a request; returns the status of its reply, which is read to its end."""
     writer.write(sent)
     status, *headers = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
-    length = next(int(line.split(":")[1]) for line in headers if line.startswith("content-length"))
-    await reader.readexactly(length)
+    lengths = [int(line.split(":")[1]) for line in headers if line.startswith("content-length")]
+    await (reader.readexactly(lengths[0]) if lengths else reader.read())
     return int(status.split()[1])
 
 

@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +63,9 @@ class IBNN(nn.Module):
     Made by `ibnn.convert`. In train mode a call runs Algorithm 1: the rows of the batch are spread evenly over the K
     components and every row has its own draw of z. In eval mode a call is deterministic and returns one output that
     stands for `eval_samples` fixed draws of every component.
+
+    Threads may share a model: its passes come one after the other, each in the caller's mode, so that predictions do
+    not change training. A network with gradient checkpointing is an exception, because its backward pass runs layers.
 
     Attributes:
         net: The converted network; its weights keep their names.
@@ -285,19 +288,20 @@ class IBNN(nn.Module):
         Given `labels`, networks that return their loss (Hugging Face's) do so in eval mode too, for all draws together.
         """
         call = (args, kwargs)
-        if self.training:
-            rows = batch_length(call)
-            output = self._run(call, self._training_draws(self.posterior(), rows))
-            self.examples.add_(rows)
-            return output
-        means_only = self.eval_samples == 0
-        drawn = Draws(self.posterior().mean) if means_only else self.draw_each(self.eval_samples, self.eval_seed)
-        combined = self.likelihood.combine(self._outputs(call, drawn))
-        if kwargs.get("labels") is None or torch.compiler.is_compiling():
-            return combined
-        from ibnn.labelled import with_loss
+        with self._locked():  # the mode is that of the caller, not of a prediction in another thread
+            if self.training:
+                rows = batch_length(call)
+                output = self._run(call, self._training_draws(self.posterior(), rows))
+                self.examples.add_(rows)
+                return output
+            means_only = self.eval_samples == 0
+            drawn = Draws(self.posterior().mean) if means_only else self.draw_each(self.eval_samples, self.eval_seed)
+            combined = self.likelihood.combine(self._outputs(call, drawn))
+            if kwargs.get("labels") is None or torch.compiler.is_compiling():
+                return combined
+            from ibnn.labelled import with_loss
 
-        return with_loss(self, functools.partial(self._run, call, drawn[0]), combined, kwargs["labels"])
+            return with_loss(self, functools.partial(self._run, call, drawn[0]), combined, kwargs["labels"])
 
     def outputs(self, x: Inputs, z: Tensor | Draws, batch_size: int | None = None) -> Tensor:
         """Returns the outputs of the network in its present mode for given latents, (J, B, …).
@@ -441,6 +445,11 @@ class IBNN(nn.Module):
 
     def _locked(self) -> AbstractContextManager[Any]:
         return nullcontext() if torch.compiler.is_compiling() else self._lock
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode; waits until predictions in other threads are done."""
+        with self._lock:
+            return super().train(mode)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

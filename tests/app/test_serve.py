@@ -1,9 +1,10 @@
 """The service over real HTTP on loopback: answers, refusals, load, shutdown, the page."""
 
+import functools
+import http.client
 import io
 import json
 import math
-import queue
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,12 @@ from ibnn.novelty.ranks import p_values
 
 pytest.importorskip("fastapi")
 requests = pytest.importorskip("requests")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 
+from ibnn.app.serve import gate, server  # noqa: E402
 from ibnn.app.serve.app import make_app  # noqa: E402
-from ibnn.app.serve.server import listen  # noqa: E402
-from ibnn.app.serve.service import Batcher, Question, Service  # noqa: E402
+from ibnn.app.serve.server import listen, make_server  # noqa: E402
+from ibnn.app.serve.service import Batcher, Busy, Question, Service  # noqa: E402
 
 TINY = Job(
     net="mlp",
@@ -74,11 +77,11 @@ class Running:
         at = listen("127.0.0.1", 0)
         self.address = at.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
-        self.server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+        ready = threading.Event()
+        self.server = make_server(app, ready=ready.set, drain=self.service.drain)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [at]})
         self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
+        assert ready.wait(30)
         self.session = requests.Session()
 
     def predict(self, code: int = 200, query: str = "", **sent: Any) -> Any:
@@ -361,11 +364,11 @@ def test_a_batcher_refuses_fails_and_ends_well() -> None:
             raise ValueError("13")
         return [question * 2 for question in questions]
 
-    batcher = Batcher(answer, most=4, waiting=5, rows=lambda question: 1)
+    batcher = Batcher(answer, most=4, waiting=6, rows=lambda question: 1)
     first = batcher.submit(1)
     began.wait(30)
     waiting = [batcher.submit(number) for number in (2, 13, 3, 4, 5)]
-    with pytest.raises(queue.Full):
+    with pytest.raises(Busy):
         batcher.submit(6)
     assert waiting[3].cancel()  # its client has gone
     held.set()
@@ -376,13 +379,112 @@ def test_a_batcher_refuses_fails_and_ends_well() -> None:
         waiting[1].result(0)
 
 
+def test_a_batcher_refuses_what_would_wait_too_long() -> None:
+    held = threading.Event()
+    slow = Batcher(lambda questions: [held.wait(30) for _ in questions], most=1, waiting=99, rows=lambda question: 1)
+    slow._timed = (10.0, 1.0)  # seconds and rows of the last batches
+    accepted = [slow.submit(number) for number in range(3)]  # the last waits for 20 s
+    with pytest.raises(Busy) as full:
+        slow.submit(3)
+    assert full.value.seconds == 30
+    held.set()
+    slow.close()
+    assert all(future.result(0) for future in accepted)
+
+
 def test_overload_is_told(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(question: Any) -> None:
-        raise queue.Full
+        raise Busy(3.2)
 
     monkeypatch.setattr(running.service, "ask", full)
     reply = requests.post(f"{running.url}/predict", json={"inputs": [FLAT]}, timeout=30)
-    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "4")
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def half_sent(running: Running, length: int = 0, body: bytes = b"") -> socket.socket:
+    """A connection that has sent a part of a head or, with a length, of a body."""
+    client = socket.create_connection(running.address, timeout=20)
+    head = f"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n"
+    client.sendall(head.encode() + (b"\r\n" + body if length else b""))
+    return client
+
+
+def test_replies_do_not_wait_for_acknowledgements() -> None:
+    with listen("127.0.0.1", 0) as at, socket.create_connection(at.getsockname()):
+        accepted = at.accept()[0]
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        accepted.close()
+
+
+def test_a_head_and_a_body_must_come_in_time(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD", 0.3)
+    monkeypatch.setattr(gate, "BODY", 0.3)
+    with half_sent(running) as client:
+        assert client.recv(99) == b""  # closed
+    with half_sent(running, 99, b"{") as client:
+        assert client.recv(9999).startswith(b"HTTP/1.1 408")
+    running.session.close()
+    assert running.predict(json={"inputs": [FLAT]})["rows"]
+
+
+def test_idle_connections_give_way(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    running.session.close()
+    until(lambda: not running.server.server_state.connections)
+    monkeypatch.setattr(server, "PER_ADDRESS", 4)
+    idle = [half_sent(running, *kind) for kind in ((), (99, b"{"), (), (99, b"{"))]
+    until(lambda: len(running.server.server_state.connections) == 4)
+    with ExitStack() as stack:
+        for client in idle:
+            stack.enter_context(client)
+        for number in (0, 1):
+            session = stack.enter_context(requests.Session())
+            assert session.post(f"{running.url}/predict", json={"inputs": [FLAT]}, timeout=30).status_code == 200
+            assert idle[number].recv(99) == b""  # the oldest
+        idle[2].sendall(b"\r\n")
+        assert idle[2].recv(99).startswith(b"HTTP/1.1 4")  # an empty body, but answered
+
+
+def test_bytes_in_flight_are_bounded(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "IN_FLIGHT", 150_000)
+    large = json.dumps({"inputs": [FLAT] * 200}) + 50_000 * " "
+    assert len(large) > gate.SMALL
+    with half_sent(running, 150_000, b" " * 140_000):
+        until(lambda: requests.post(f"{running.url}/predict", timeout=30, **body(large)).status_code == 503)
+        reply = requests.post(f"{running.url}/predict", timeout=30, **body(large))
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        assert running.predict(json={"inputs": [FLAT]})["rows"]
+    until(lambda: requests.post(f"{running.url}/predict", timeout=30, **body(large)).status_code == 200)
+
+
+def test_an_ending_service_answers_or_says_when_to_come_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "GRACE", 1)
+    served, held = Running(folder), threading.Event()
+    answer = served.service._batcher._answer
+    monkeypatch.setattr(served.service._batcher, "_answer", lambda questions: held.wait(30) and answer(questions))
+    post = functools.partial(requests.post, f"{served.url}/predict", json={"inputs": [FLAT]}, timeout=30)
+    with ThreadPoolExecutor(4) as pool:
+        accepted = [pool.submit(post) for _ in range(3)]
+        until(lambda: served.service._batcher._backlog == 3)
+        connected = http.client.HTTPConnection(*served.address, timeout=30)
+        connected.connect()
+        until(lambda: len(served.server.server_state.connections) == 4)
+        served.service.drain()
+        connected.request("GET", "/health")
+        reply = connected.getresponse()
+        assert (reply.status, reply.headers["retry-after"], reply.headers["connection"]) == (503, "1", "close")
+        served.server.should_exit = True
+        replies = [future.result() for future in accepted]
+        held.set()
+        assert {(each.status_code, each.headers["retry-after"]) for each in replies} == {(503, "1")}
+        connected.close()
+    served.stop()
 
 
 # --------------------------------------------------------------------------------------------------------------- shift
