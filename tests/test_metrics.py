@@ -6,19 +6,25 @@ import math
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+from scipy.stats import norm
+from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score
 from torch import Tensor
 
 from ibnn import metrics
 from ibnn.metrics import (
+    adaptive_ece,
+    augrc,
+    aupr,
     aurc,
     auroc,
     bootstrap,
     brier,
+    classwise_ece,
     coverage,
     crps,
     ece,
@@ -26,6 +32,7 @@ from ibnn.metrics import (
     fpr_at_95_tpr,
     interval_score,
     nll,
+    pit,
     reliability_curve,
     risk_coverage,
     rmse,
@@ -552,3 +559,77 @@ def test_an_error_has_four_parts(
 
 def test_every_public_name_has_a_doctest() -> None:
     assert all(">>>" in (inspect.getdoc(getattr(metrics, name)) or "") for name in metrics.__all__)
+
+
+# --- AUPR, AUGRC, other calibration errors, PIT ---------------------------------------------------
+
+
+@given(SCORES, SCORES)
+def test_aupr_is_scikit_learn_s_average_precision(negatives: Tensor, positives: Tensor) -> None:
+    truth = np.repeat([0, 1], [len(negatives), len(positives)])
+    expected = average_precision_score(truth, torch.cat([negatives, positives]).numpy())
+    assert aupr(negatives, positives) == pytest.approx(expected, rel=1e-12)
+
+
+def test_augrc_is_the_area_below_the_share_of_rows_answered_and_wrong() -> None:
+    log_probs, labels = example()
+    curve = risk_coverage(1 - log_probs.exp().max(1).values, log_probs.argmax(1) == labels)
+    generalised = np.r_[0, (curve.risk * curve.coverage).numpy()]  # errors among the first i, over N
+    expected = np.trapezoid(generalised, np.r_[0, curve.coverage.numpy()])
+    assert augrc(log_probs.exp(), labels) == pytest.approx(expected, rel=1e-10)
+    assert augrc(binary(0.9, 0.8), torch.tensor([0, 0])) == 0
+    assert augrc(binary(0.9, 0.8), torch.tensor([1, 1])) == 0.5
+
+
+def test_classwise_ece_is_the_mean_of_the_classes_own_gaps() -> None:
+    log_probs, labels = example()
+    probs, bins, expected = log_probs.exp(), 10, 0.0
+    for k, low in itertools.product(range(5), np.arange(bins) / bins):
+        inside = (probs[:, k] > low) & (probs[:, k] <= low + 1 / bins)
+        if inside.any():
+            gap = probs[inside, k].mean() - (labels[inside] == k).double().mean()
+            expected += abs(float(gap)) * float(inside.double().mean()) / 5
+    assert classwise_ece(probs, labels, bins) == pytest.approx(expected, rel=1e-10)
+    with pytest.raises(ValueError, match="bins"):
+        classwise_ece(probs, labels, 0)
+
+
+def test_adaptive_ece_has_equally_many_rows_in_each_bin() -> None:
+    log_probs, labels = example()
+    confidence, guess = log_probs.exp().max(1)
+    order = confidence.argsort()
+    gaps = [abs(float((confidence[o] - (guess == labels)[o].double()).mean())) for o in order.chunk(10)]
+    assert adaptive_ece(log_probs.exp(), labels, 10) == pytest.approx(np.mean(gaps), rel=1e-10)
+    shuffled = torch.randperm(200, generator=torch.Generator().manual_seed(1))
+    rounded = (log_probs.exp() * 4).round().add(1)  # many ties
+    probs = rounded / rounded.sum(1, keepdim=True)
+    assert adaptive_ece(probs, labels) == pytest.approx(adaptive_ece(probs[shuffled], labels[shuffled]), rel=1e-12)
+    assert adaptive_ece(binary(0.75, 0.75), torch.tensor([0, 1]), bins=15) == 0.25  # fewer rows than bins
+
+
+def test_pit_is_the_mixture_s_distribution_function_at_the_target() -> None:
+    random = np.random.default_rng(0)
+    means, stds, target = random.normal(size=(3, 7)), random.uniform(0.5, 2, (3, 7)), random.normal(size=7)
+    weights = np.repeat([[0.5], [0.3], [0.2]], 7, 1)
+    np.testing.assert_allclose(pit(means, stds, target, weights), (weights * norm.cdf(target, means, stds)).sum(0))
+    np.testing.assert_allclose(pit(means, stds, target), norm.cdf(target, means, stds).mean(0))
+    with pytest.raises(ValueError, match="stds"):
+        pit(means, -stds, target)
+
+
+def test_arrays_and_lists_have_the_scores_of_tensors() -> None:
+    log_probs, labels = example()
+    probs, arrays = log_probs.exp(), (log_probs.exp().numpy(), labels.numpy())
+    for metric in (error, brier, ece, classwise_ece, adaptive_ece, aurc, augrc):
+        assert metric(*arrays) == metric(probs, labels)
+    assert error(arrays[0].tolist(), labels.tolist()) == error(probs, labels)
+    assert nll(log_probs.numpy(), arrays[1]) == nll(log_probs, labels)
+    for metric in (auroc, aupr, fpr_at_95_tpr):
+        assert metric(arrays[0][:, 0], arrays[0][:, 1]) == metric(probs[:, 0], probs[:, 1])
+    low, high, target = np.zeros(4), np.ones(4), np.array([-1.0, 0.0, 0.5, 2.0])
+    assert coverage(low, high, target) == 0.5
+    assert rmse(low, high) == 1
+    assert interval_score(low, high, target) == interval_score(*map(torch.tensor, (low, high, target)))
+    assert crps(low[None], high[None], target) == crps(*map(torch.tensor, (low[None], high[None], target)))
+    assert bootstrap(error, *arrays, resamples=9) == bootstrap(error, probs, labels, resamples=9)
+    assert score_intervals(arrays[0], log_probs.numpy(), arrays[1]) == score_intervals(probs, log_probs, labels)

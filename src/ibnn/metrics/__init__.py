@@ -1,4 +1,4 @@
-"""METRICS: accuracy, calibration and usefulness of uncertainty, as pure functions of tensors on any device.
+"""Accuracy, calibration and usefulness of uncertainty, as pure functions of tensors on any device or numpy arrays.
 
 Numbers are computed in float64 on the CPU, except `rmse` and `coverage`, which keep the targets' precision. Axes: N
 rows, C classes. Dense predictions (N, C, ...) count every position as a row; `axis` is the axis of their classes, -1
@@ -13,11 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ibnn.metrics.checks import check_level, check_numbers, class_rows, problem, same_shape, score_column
+from ibnn.metrics.checks import (
+    Values,
+    as_tensor,
+    check_level,
+    check_numbers,
+    class_rows,
+    problem,
+    same_shape,
+    score_column,
+)
 
 __all__ = ["ReliabilityCurve", "RiskCoverage", "reliability_curve", "risk_coverage", "scores"]  # of classifiers
-__all__ += ["aurc", "auroc", "brier", "ece", "error", "fpr_at_95_tpr", "nll"]
-__all__ += ["coverage", "crps", "interval_score", "rmse"]  # of numbers
+__all__ += ["adaptive_ece", "augrc", "aupr", "aurc", "auroc", "brier", "classwise_ece", "ece", "error"]
+__all__ += ["fpr_at_95_tpr", "nll"]
+__all__ += ["coverage", "crps", "interval_score", "pit", "rmse"]  # of numbers
 __all__ += ["Interval", "bootstrap", "score_intervals"]  # by resampling
 
 Metric = Callable[..., float]
@@ -49,7 +59,7 @@ class RiskCoverage(NamedTuple):
     area: float  # AURC, the mean of risk
 
 
-def error(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
+def error(probs: Values, labels: Values, *, axis: int = 1) -> float:
     """Share of rows whose most probable class (the first, if tied) is not the label.
 
     >>> error(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
@@ -59,7 +69,7 @@ def error(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
     return (probs.argmax(1) != labels).double().mean().item()
 
 
-def nll(log_probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
+def nll(log_probs: Values, labels: Values, *, axis: int = 1) -> float:
     """Mean of -log p(label), in nats; takes log-probabilities, since probabilities underflow.
 
     >>> round(nll(torch.tensor([[0.25, 0.75]]).log(), torch.tensor([0])), 6)  # log 4
@@ -69,7 +79,7 @@ def nll(log_probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
     return 0 - log_probs.gather(1, labels[:, None]).double().mean().item()  # 0, never -0
 
 
-def brier(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
+def brier(probs: Values, labels: Values, *, axis: int = 1) -> float:
     """Squared distance of the probabilities to the one-hot label, summed over classes: 0 to 2.
 
     >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
@@ -79,7 +89,7 @@ def brier(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
     return (probs.double() - F.one_hot(labels, probs.shape[1])).square().sum(1).mean().item()
 
 
-def reliability_curve(probs: Tensor, labels: Tensor, bins: int = BINS, *, axis: int = 1) -> ReliabilityCurve:
+def reliability_curve(probs: Values, labels: Values, bins: int = BINS, *, axis: int = 1) -> ReliabilityCurve:
     """Confidence and accuracy of the predicted class in bins of equal width, each (lo, hi].
 
     Confidence 1 falls in the last bin and 0 in the first. Borders are rounded as `probs` are, so
@@ -89,8 +99,7 @@ def reliability_curve(probs: Tensor, labels: Tensor, bins: int = BINS, *, axis: 
     >>> reliability_curve(probs, torch.tensor([0, 1, 1]), bins=2).accuracy.tolist()
     [0.0, 0.5]
     """
-    if bins < 1:
-        raise problem("bins", "an integer of at least 1", f"{bins}", "pass bins=15 as the paper")
+    _check_bins(bins)
     probs, labels = class_rows("probs", probs, labels, axis)
     confidence, guess = probs.max(1)
     edges = torch.arange(bins + 1, dtype=torch.float64) / bins  # linspace would miss some by an ulp
@@ -106,7 +115,7 @@ def _bin_numbers(confidence: Tensor, edges: Tensor) -> Tensor:
     return torch.bucketize(confidence, edges.to(confidence.dtype)).sub(1).clamp(0, len(edges) - 2)
 
 
-def ece(probs: Tensor, labels: Tensor, bins: int = BINS, *, axis: int = 1) -> float:
+def ece(probs: Values, labels: Values, bins: int = BINS, *, axis: int = 1) -> float:
     """Expected calibration error: mean gap of confidence and accuracy over the bins, by their rows.
 
     >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
@@ -117,7 +126,50 @@ def ece(probs: Tensor, labels: Tensor, bins: int = BINS, *, axis: int = 1) -> fl
     return ((gap * curve.count).nansum() / curve.count.sum()).item()
 
 
-def auroc(negatives: Tensor, positives: Tensor) -> float:
+def adaptive_ece(probs: Values, labels: Values, bins: int = BINS, *, axis: int = 1) -> float:
+    """ECE with bins that hold equally many rows, so that none is nearly empty (Nguyen & O'Connor, 2015).
+
+    Rows of equal confidence share a bin, so the result does not depend on the order of rows.
+
+    >>> probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.7, 0.3], [0.7, 0.3]])
+    >>> round(adaptive_ece(probs, torch.tensor([0, 0, 0, 1]), bins=2), 6)  # (0.1 + 0.2) / 2
+    0.15
+    """
+    _check_bins(bins)
+    probs, labels = class_rows("probs", probs, labels, axis)
+    confidence, guess = probs.double().max(1)
+    last = torch.arange(1, bins + 1) * len(confidence) // bins - 1  # the last row of each bin, by rank
+    borders = confidence.sort().values[last.clamp_min(0)].unique()
+    index = torch.bucketize(confidence, borders)
+    gaps = index.bincount(confidence - (guess == labels).double())  # sums of confidence − accuracy
+    return gaps.abs().sum().item() / len(confidence)
+
+
+def classwise_ece(probs: Values, labels: Values, bins: int = BINS, *, axis: int = 1) -> float:
+    """ECE of every class's own probability against how often that class is true, averaged over classes.
+
+    The ECE looks at the predicted class alone; here every probability counts (Kull et al., 2019).
+
+    >>> classwise_ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
+    0.25
+    """
+    _check_bins(bins)
+    probs, labels = class_rows("probs", probs, labels, axis)
+    edges = torch.arange(bins + 1, dtype=torch.float64) / bins
+    true = F.one_hot(labels, probs.shape[1]).double()
+    gaps = [
+        _bin_numbers(own, edges).bincount(own.double() - hit).abs().sum()
+        for own, hit in zip(probs.T.contiguous(), true.T, strict=True)
+    ]
+    return torch.stack(gaps).mean().item() / len(probs)
+
+
+def _check_bins(bins: int) -> None:
+    if bins < 1:
+        raise problem("bins", "an integer of at least 1", f"{bins}", "pass bins=15 as the paper")
+
+
+def auroc(negatives: Values, positives: Values) -> float:
     """Probability that a positive scores higher than a negative, ties counted one half; exact.
 
     Args:
@@ -135,7 +187,25 @@ def auroc(negatives: Tensor, positives: Tensor) -> float:
     return twice_wins / (2 * len(negatives) * len(positives))  # of integers: rounded only once
 
 
-def fpr_at_95_tpr(negatives: Tensor, positives: Tensor) -> float:
+def aupr(negatives: Values, positives: Values) -> float:
+    """Area under the precision-recall curve (average precision): precision at each positive's score, averaged.
+
+    Unlike the AUROC it depends on the share of positives, which it equals for scores without information.
+
+    Args:
+        negatives: Scores such as the uncertainty of in-distribution inputs, (N,).
+        positives: Scores such as the uncertainty of out-of-distribution inputs, (M,).
+
+    >>> round(aupr(torch.tensor([0.1, 0.3]), torch.tensor([0.2, 0.4])), 6)  # precisions 1 and 2 / 3
+    0.833333
+    """
+    negatives, positives = score_column("negatives", negatives), score_column("positives", positives)
+    true = len(positives) - torch.searchsorted(positives.sort().values, positives)  # positives at or above, (M,)
+    false = len(negatives) - torch.searchsorted(negatives.sort().values, positives)
+    return (true / (true + false).double()).mean().item()
+
+
+def fpr_at_95_tpr(negatives: Values, positives: Values) -> float:
     """Share of negatives at or above the largest threshold that at least 95 % of positives reach.
 
     >>> fpr_at_95_tpr(torch.tensor([0.0, 0.1, 0.2, 0.3]), torch.tensor([0.2, 0.4]))
@@ -147,14 +217,14 @@ def fpr_at_95_tpr(negatives: Tensor, positives: Tensor) -> float:
     return (negatives >= threshold).double().mean().item()
 
 
-def risk_coverage(uncertainty: Tensor, correct: Tensor) -> RiskCoverage:
+def risk_coverage(uncertainty: Values, correct: Values) -> RiskCoverage:
     """Error rate when only the most certain rows are answered, for every coverage.
 
     Rows of equal uncertainty share their errors evenly (the mean over their orders), so the result
     does not depend on the order of rows.
 
     Args:
-        uncertainty: Any score that grows with doubt, (N,).
+        uncertainty: Values score that grows with doubt, (N,).
         correct: Whether each row was predicted right, bool or 0 and 1, (N,).
 
     >>> risk_coverage(torch.tensor([0.3, 0.1]), torch.tensor([False, True])).risk.tolist()
@@ -176,7 +246,7 @@ def risk_coverage(uncertainty: Tensor, correct: Tensor) -> RiskCoverage:
     return RiskCoverage(kept / rows, risk, risk.mean().item())
 
 
-def aurc(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
+def aurc(probs: Values, labels: Values, *, axis: int = 1) -> float:
     """Area under the risk-coverage curve when the most confident rows are answered first.
 
     >>> aurc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
@@ -187,11 +257,28 @@ def aurc(probs: Tensor, labels: Tensor, *, axis: int = 1) -> float:
     return risk_coverage(1 - confidence, guess == labels).area
 
 
+def augrc(probs: Values, labels: Values, *, axis: int = 1) -> float:
+    """Area under the generalised risk-coverage curve, which counts undetected errors (Traub et al., 2024).
+
+    The generalised risk at a coverage is the share of *all* rows that are answered and wrong. Its area is
+    (1 − AUROC) · accuracy · error + error² / 2, where the AUROC is that of confidence for telling right from wrong.
+
+    >>> augrc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))  # the error is the less confident row
+    0.125
+    """
+    probs, labels = class_rows("probs", probs, labels, axis)
+    confidence, guess = probs.max(1)
+    right = guess == labels
+    wrong = 1 - right.double().mean().item()
+    missed = 1 - auroc(confidence[~right], confidence[right]) if 0 < wrong < 1 else 0.0
+    return missed * wrong * (1 - wrong) + wrong**2 / 2
+
+
 _SCORES: dict[str, Metric] = {"error": error, "nll": nll, "ece": ece, "brier": brier, "aurc": aurc}
 
 
 def scores(
-    probs: Tensor, log_probs: Tensor, labels: Tensor, names: Sequence[str] = tuple(_SCORES), *, axis: int = 1
+    probs: Values, log_probs: Values, labels: Values, names: Sequence[str] = tuple(_SCORES), *, axis: int = 1
 ) -> dict[str, float]:
     """Scores of a classifier by name.
 
@@ -209,7 +296,7 @@ def scores(
     return {name: _SCORES[name](log_probs if name == "nll" else probs, labels, axis=axis) for name in names}
 
 
-def rmse(mean: Tensor, target: Tensor) -> float:
+def rmse(mean: Values, target: Values) -> float:
     """Root mean squared error.
 
     >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([4.0, 6.0]))  # of 3 and 4
@@ -219,7 +306,7 @@ def rmse(mean: Tensor, target: Tensor) -> float:
     return (mean - target).square().mean().sqrt().item()
 
 
-def coverage(low: Tensor, high: Tensor, target: Tensor) -> float:
+def coverage(low: Values, high: Values, target: Values) -> float:
     """Share of targets inside their intervals, ends included.
 
     >>> coverage(torch.zeros(4), torch.ones(4), torch.tensor([-1.0, 0.0, 0.5, 2.0]))
@@ -229,7 +316,7 @@ def coverage(low: Tensor, high: Tensor, target: Tensor) -> float:
     return ((low <= target) & (target <= high)).double().mean().item()
 
 
-def interval_score(low: Tensor, high: Tensor, target: Tensor, level: float = 0.9) -> float:
+def interval_score(low: Values, high: Values, target: Values, level: float = 0.9) -> float:
     """Mean width of central intervals, plus 2 / (1 - level) times the distance of each target outside; lower is better.
 
     Its expectation is lowest for the true quantiles (Gneiting & Raftery, 2007).
@@ -243,7 +330,7 @@ def interval_score(low: Tensor, high: Tensor, target: Tensor, level: float = 0.9
     return (high - low + 2 / (1 - level) * outside).mean().item()
 
 
-def crps(means: Tensor, stds: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def crps(means: Values, stds: Values, target: Values, weights: "Values | None" = None) -> float:
     """Continuous ranked probability score of a mixture of Gaussians, E|X - y| - E|X - X'| / 2; lower is better.
 
     In closed form (Grimit et al., 2006). For one Gaussian it is an absolute error that uncertainty softens.
@@ -257,19 +344,47 @@ def crps(means: Tensor, stds: Tensor, target: Tensor, weights: Tensor | None = N
     >>> round(crps(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1)), 4)  # (sqrt 2 - 1) / sqrt pi
     0.2337
     """
-    if means.shape != stds.shape or not len(means) or not bool((stds > 0).all()):
-        got = f"shapes {tuple(means.shape)} and {tuple(stds.shape)}, or a std that is not positive"
-        raise problem("stds", "positive, of the shape of means", got, "pass prediction.draw_stds")
-    weights = torch.full_like(means, 1 / len(means)) if weights is None else weights
-    if weights.shape != means.shape or bool((weights < 0).any() or ((weights.sum(0) - 1).abs() > 1e-3).any()):
-        got = f"shape {tuple(weights.shape)}, sums from {weights.sum(0).min():.4g} to {weights.sum(0).max():.4g}"
-        raise problem("weights", "of the shape of means, with sum 1 over draws", got, "pass prediction.draw_weights")
-    same_shape(target, means=means[0], stds=stds[0])
-    means, stds, target, weights = (values.detach().cpu().double() for values in (means, stds, target, weights))
+    means, stds, target, weights = _mixture(means, stds, target, weights)
     apart = torch.zeros_like(target)
     for mean, std, weight in zip(means, stds, weights, strict=True):  # (J, N, ...) at a time
         apart += weight * (weights * _mean_distance(means - mean, (stds.square() + std.square()).sqrt())).sum(0)
     return ((weights * _mean_distance(means - target, stds)).sum(0) - apart / 2).mean().item()
+
+
+def pit(means: Values, stds: Values, target: Values, weights: "Values | None" = None) -> Tensor:
+    """Probability integral transform: where each target lies in its predicted distribution, from 0 to 1.
+
+    Its values are uniform if the predictions are calibrated. Too many near 0 and 1 mean that predictions are too
+    narrow, too many near 0.5 that they are too wide. The distribution is a mixture of Gaussians.
+
+    Args:
+        means: Mean of each draw, (J, N, ...): `prediction.draw_means`.
+        stds: Standard deviation of each draw, (J, N, ...): `prediction.draw_stds`.
+        target: (N, ...).
+        weights: Weight of each draw, (J, N, ...), if they are not equal: `prediction.draw_weights`.
+
+    >>> pit(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([0.0, 1.0])).round(decimals=4).tolist()
+    [0.5, 0.8413]
+    """
+    means, stds, target, weights = _mixture(means, stds, target, weights)
+    below: Tensor = torch.special.ndtr((target - means) / stds)
+    return (weights * below).sum(0)
+
+
+def _mixture(
+    means: Values, stds: Values, target: Values, weights: "Values | None"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Checks the draws of a mixture of Gaussians and its targets. Returns all in float64; default weights are equal."""
+    means, stds = as_tensor(means), as_tensor(stds)
+    if means.shape != stds.shape or not len(means) or not bool((stds > 0).all()):
+        got = f"shapes {tuple(means.shape)} and {tuple(stds.shape)}, or a std that is not positive"
+        raise problem("stds", "positive, of the shape of means", got, "pass prediction.draw_stds")
+    weights = torch.full_like(means, 1 / len(means)) if weights is None else as_tensor(weights)
+    if weights.shape != means.shape or bool((weights < 0).any() or ((weights.sum(0) - 1).abs() > 1e-3).any()):
+        got = f"shape {tuple(weights.shape)}, sums from {weights.sum(0).min():.4g} to {weights.sum(0).max():.4g}"
+        raise problem("weights", "of the shape of means, with sum 1 over draws", got, "pass prediction.draw_weights")
+    target, _, _ = same_shape(target, means=means[0], stds=stds[0])
+    return means.double(), stds.double(), target.double(), weights.double()
 
 
 def _mean_distance(mean: Tensor, std: Tensor) -> Tensor:
@@ -291,13 +406,13 @@ class Interval(NamedTuple):
 
 
 def bootstrap(
-    metric: Metric, *samples: Tensor, resamples: int = 1000, level: float = 0.95, seed: int = 0, paired: bool = True
+    metric: Metric, *samples: Values, resamples: int = 1000, level: float = 0.95, seed: int = 0, paired: bool = True
 ) -> Interval:
     """Percentile bootstrap interval of a metric; the ends are resampled values, rounded outwards.
 
     Args:
         metric: Called as `metric(*samples)`.
-        samples: Tensors with rows on axis 0.
+        samples: Tensors or arrays with rows on axis 0.
         resamples: How many times rows are drawn with replacement.
         level: Share of resampled values between the ends.
         seed: Of a generator of its own; the global one is not touched.
@@ -307,7 +422,8 @@ def bootstrap(
     >>> bootstrap(error, probs, labels)  # 0.2 and two standard errors of 0.04
     Interval(value=0.2, low=0.12, high=0.28)
     """
-    sizes = [len(sample) if sample.ndim else 0 for sample in samples]
+    data = [torch.as_tensor(sample).detach() for sample in samples]
+    sizes = [len(sample) if sample.ndim else 0 for sample in data]
     if not sizes or 0 in sizes:
         raise problem("samples", "tensors with rows on axis 0", f"rows {sizes}", "pass some data")
     if paired and len(set(sizes)) > 1:
@@ -316,7 +432,7 @@ def bootstrap(
     if resamples < 1:
         raise problem("resamples", "an integer of at least 1", f"{resamples}", "pass 1000 or so")
     check_level(level)
-    data, generator = [s.detach() for s in samples], torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     values = torch.empty(resamples, dtype=torch.float64)
     independent = sizes[:1] if paired else sizes
     for r in range(resamples):
@@ -329,7 +445,7 @@ def bootstrap(
     return Interval(float(metric(*data)), ranked[cut], ranked[-1 - cut])
 
 
-def score_intervals(probs: Tensor, log_probs: Tensor, labels: Tensor) -> dict[str, Interval]:
+def score_intervals(probs: Values, log_probs: Values, labels: Values) -> dict[str, Interval]:
     """Error, NLL, ECE and Brier score of a classifier, each with its 95 % bootstrap interval.
 
     Equals `bootstrap` of each metric up to rounding, but computes every row's contribution only once.

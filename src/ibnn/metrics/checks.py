@@ -1,9 +1,17 @@
-"""CHECKS of what metrics are given."""
+"""Checks of what metrics are given. Numpy arrays, lists and tensors become tensors on the CPU."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ibnn.errors import complaint
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Values: TypeAlias = "Tensor | np.ndarray[Any, Any] | Sequence[Any]"  # what metrics accept
 
 _SUM_TOLERANCE = 1e-3  # of a row's total probability
 _TOP_TOLERANCE = 1e-4  # of the largest (log-)probability, which rounding may lift above its bound
@@ -12,6 +20,15 @@ _TOP_TOLERANCE = 1e-4  # of the largest (log-)probability, which rounding may li
 def problem(argument: str, expected: str, got: str, remedy: str) -> ValueError:
     """An error in four parts; the remedy becomes a sentence."""
     return ValueError(complaint(argument, expected, got, f"{remedy[0].upper()}{remedy[1:]}."))
+
+
+def as_tensor(values: Values) -> Tensor:
+    """Returns values of any kind as a tensor on the CPU, without its graph.
+
+    >>> as_tensor([1.0, 2.0])
+    tensor([1., 2.])
+    """
+    return torch.as_tensor(values).detach().cpu()
 
 
 def check_numbers(name: str, values: Tensor) -> None:
@@ -40,9 +57,9 @@ def _check_distributions(name: str, values: Tensor) -> None:
         raise problem(name, expected, got, f"did you pass logits? pass prediction.{name}, in float32 or wider")
 
 
-def class_rows(name: str, values: Tensor, labels: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+def class_rows(name: str, values: Values, labels: Values, axis: int) -> tuple[Tensor, Tensor]:
     """Checks `values` (N, C, ...), named probs or log_probs, classes in an axis, and flattens both: (R, C), (R,)."""
-    values, labels = values.detach().cpu(), labels.detach().cpu()
+    values, labels = as_tensor(values), as_tensor(labels)
     shape = tuple(values.shape)
     if values.ndim < 2 or values.numel() == 0 or not values.is_floating_point():
         expected = "a non-empty float tensor (N, C) or (N, C, ...)"
@@ -66,21 +83,23 @@ def class_rows(name: str, values: Tensor, labels: Tensor, axis: int) -> tuple[Te
     return values, labels
 
 
-def score_column(name: str, values: Tensor) -> Tensor:
+def score_column(name: str, values: Values) -> Tensor:
     """Checks that `values` are one or more numbers along one axis."""
+    values = as_tensor(values)
     if values.ndim != 1 or len(values) == 0:
         got, remedy = f"shape {tuple(values.shape)}", f"pass {name}.flatten() of some data"
         raise problem(name, "a non-empty 1-D tensor", got, remedy)
     check_numbers(name, values)
-    return values.detach().cpu().double().contiguous()  # else searchsorted warns
+    return values.double().contiguous()  # else searchsorted warns
 
 
-def same_shape(target: Tensor, **others: Tensor) -> list[Tensor]:
-    """Checks tensors of numbers that must have the target's shape."""
-    for name, values in others.items():
+def same_shape(target: Values, **others: Values) -> list[Tensor]:
+    """Checks numbers that must have the target's shape; returns the target and the others as tensors."""
+    target, tensors = as_tensor(target), {name: as_tensor(values) for name, values in others.items()}
+    for name, values in tensors.items():
         if values.shape != target.shape or not target.numel():
             got = f"{tuple(values.shape)} and {tuple(target.shape)}"
             raise problem("target", f"non-empty, of the shape of {name}", got, f"pass target.view_as({name})")
         check_numbers(name, values)
     check_numbers("target", target)
-    return [values.detach().cpu() for values in (target, *others.values())]
+    return [target, *tensors.values()]
