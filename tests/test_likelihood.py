@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn import Bernoulli, Categorical, Gaussian
-from ibnn.sklearn.weighted import Weighted
 
 SPLIT = ("aleatoric", "between", "within")
 
@@ -80,39 +79,10 @@ def test_learnt_noise_finds_the_noise() -> None:
     assert model.likelihood.log_std.exp().item() == pytest.approx(residual, rel=0.03)
 
 
-@pytest.mark.parametrize("kind", [Categorical, Gaussian, Bernoulli])
-def test_weights_are_repetitions_in_the_loss(kind: type[ibnn.Likelihood]) -> None:
-    """Loss, mass, data, gradient, score and held-out losses are those of rows that come as often as they weigh."""
-    times = torch.tensor([0, 1, 3, 2, 1, 5])
-    rows = torch.arange(6).repeat_interleave(times)
-    output = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
-    target = {"Categorical": torch.randint(4, (6,)), "Bernoulli": torch.randint(2, (6, 4)).double()}.get(
-        kind.__name__, torch.randn(6, 4, dtype=torch.float64)
-    )
-    plain = kind()
-    weighted = Weighted(plain)
-    joined = Weighted.join(times.double(), target)
-    weighted.check(output, joined)
-    terms, slow = weighted.terms(output, joined), plain.terms(output[rows], target[rows])
-    torch.testing.assert_close(terms, slow, check_dtype=False)
-    gradients = (torch.autograd.grad(value.loss, output)[0] for value in (terms, slow))
-    torch.testing.assert_close(*gradients)
-    assert float(weighted.total_weight(joined)) == float(slow.weight)
-    assert weighted.count(joined) == plain.count(target[rows])
-    draws = torch.randn(2, 3, 6, 4, dtype=torch.float64)
-    score = weighted.score(weighted.summarise(draws), joined)["nll"]
-    assert score == pytest.approx(plain.score(plain.summarise(draws[:, :, rows]), target[rows])["nll"])
-    losses, counts = weighted.losses(draws, joined)
-    assert (losses.sum() / counts.sum()).item() == pytest.approx(score)
-
-
-def test_the_nll_of_weighted_rows_has_no_class_weights_or_smoothing() -> None:
+def test_the_nll_of_heads_has_no_class_weights_or_smoothing() -> None:
     logits, labels = torch.randn(6, 3), torch.tensor([0, 1, 2, 1, 1, -100])
     smooth = Categorical(weight=torch.tensor([1.0, 2.0, 5.0]), label_smoothing=0.3)
     smooth.set_temperature(2.0)
-    weighted, weight = Weighted(smooth), torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-    first = F.cross_entropy(logits[:1] / 2, labels[:1])
-    torch.testing.assert_close(weighted.terms(logits, weighted.join(weight, labels)).nll, first)
     heads = ibnn.Heads({"a": smooth, "b": Categorical()})
     output = heads.read({"a": logits, "b": logits})
     terms = heads.terms(output, heads.pack({"a": labels, "b": labels}))
@@ -123,16 +93,6 @@ def test_the_nll_of_weighted_rows_has_no_class_weights_or_smoothing() -> None:
     )
     weights = (float(smooth.weight[labels[:5]].sum()), 5.0)
     torch.testing.assert_close(terms.loss, (own * weights[0] + nll * weights[1]) / sum(weights))
-
-
-def test_weighted_shares_the_temperature_and_refuses_negative_weights() -> None:
-    inner = Gaussian()
-    weighted = Weighted(inner).to(torch.float64)
-    weighted.temperature.fill_(2.0)
-    assert float(inner.temperature) == 2.0
-    joined = Weighted.join(torch.tensor([1.0, -1.0]), torch.zeros(2, 1))
-    with pytest.raises(ValueError, match="negative"):
-        weighted.check(torch.zeros(2, 1), joined)
 
 
 # ------------------------------------------------------------------------------------------------------ predictions

@@ -11,7 +11,6 @@ from torch import nn
 import ibnn
 from ibnn import baselines, nets
 from ibnn.novelty import measure
-from ibnn.sklearn.weighted import Weighted
 
 
 def moons(rows, seed=0):
@@ -310,10 +309,6 @@ def test_heads_and_weighted_rows_fall_back_each_by_its_own():
     found = heads.fall_back(p, torch.zeros(6), base)
     torch.testing.assert_close(found["a"].probs, (torch.tensor([4.0, 3.0, 2.0]) / 9).expand(6, 3))
     torch.testing.assert_close(found["b"].mean, target[:, 1:].mean(0).expand(6, 1))
-    weighted = Weighted(ibnn.Categorical())
-    joined = weighted.join(torch.ones(6), torch.tensor([0, 0, 0, 1, 1, 2]))
-    torch.testing.assert_close(weighted.base_rates(joined), torch.tensor([4.0, 3.0, 2.0]).double() / 9)
-    assert torch.equal(weighted.classes(joined), torch.tensor([0, 0, 0, 1, 1, 2]))
 
 
 def test_nodes_that_never_varied_may_wake_up():

@@ -1,13 +1,10 @@
-"""ESTIMATORS: scikit-learn's interface to `convert` and `fit`, with defaults for tables of 100 to a few thousand rows.
+"""scikit-learn's interface to ensembles of iBNNs, with defaults for tables of 100 to some 10,000 rows.
 
-Inputs (and a regression's targets) are standardised inside. The network and its draws are in double precision, so that
-the prediction for a row does not depend on the other rows. `random_state` decides everything random.
+Inputs, and a regression's targets, are standardised inside. The networks and their draws answer in double precision, so
+that the prediction for a row does not depend on the other rows. `random_state` decides everything random.
 """
 
-from ibnn.sklearn.estimators import IBNNClassifier, IBNNRegressor, _OneClass
-from ibnn.sklearn.table import PRIOR_STDS, Uncertainty
+from ibnn.sklearn.estimators import IBNNClassifier, IBNNRegressor
+from ibnn.sklearn.table import Uncertainty
 
-__all__ = ["PRIOR_STDS", "IBNNClassifier", "IBNNRegressor", "Uncertainty"]
-
-for _public in (IBNNClassifier, IBNNRegressor, Uncertainty, _OneClass):
-    _public.__module__ = __name__  # the name that pickles, from before this was a package, too, find them by
+__all__ = ["IBNNClassifier", "IBNNRegressor", "Uncertainty"]

@@ -1,64 +1,65 @@
-"""CLASSIFIER, REGRESSOR: iBNNs behind scikit-learn's interfaces."""
+"""Estimators with scikit-learn's interface: a classifier and a regressor for tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.linear_model import RidgeCV
 from sklearn.preprocessing import LabelEncoder, StandardScaler
 from sklearn.utils import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
+from ibnn import check
 from ibnn.errors import complaint
-from ibnn.likelihood import Categorical, Gaussian, Likelihood
+from ibnn.likelihood import Likelihood
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction
-from ibnn.sklearn.line import Line, OnLine, fit_line
-from ibnn.sklearn.panel import Jury, Member
-from ibnn.sklearn.table import FEW_COLUMNS, PRIOR_STDS, Array, Table, differ
+from ibnn.sklearn.ensemble import CategoricalMembers, Ensemble, GaussianMembers, StackedLinear
+from ibnn.sklearn.noise import fit_noise
+from ibnn.sklearn.table import MANY, Table, differ
+from ibnn.sklearn.training import NONE, Array, Rows, Run
 
-
-class _OneClass(Categorical):
-    """Is certain of the only class that a table has; elsewhere a single output is a mistake."""
-
-    fewest = 1
+ALPHAS = tuple(10.0**power for power in range(-2, 5))  # ridge penalties that leave-one-out errors choose from
+LEAST = 0.01  # size of what a line leaves, in standard deviations of the target
 
 
 @dataclass(eq=False, repr=False)
 class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
-    """An implicit Bayesian network that classifies the rows of a table.
+    """An ensemble of implicit Bayesian networks that classifies the rows of a table.
 
-    With 100 rows and more the noise is chosen: networks with little and with much of it are trained side by side in one
-    run, on all folds but one each, and compared on the rows that they have not seen. A second run trains on all rows.
+    Every member of the ensemble is trained on all folds of the rows but one, all of them side by side. Training goes on
+    until held-out rows stop improving. They also choose the noise on the nodes. Data frames may have categories and
+    missing values, arrays may have missing values (NaN).
 
     Args:
-        hidden: Widths of the hidden layers (ReLU); default two of 64, or of 128 for 1,000 rows and more. A regression
-            has three (SiLU) of 32, or of 64.
+        hidden: Widths of the hidden layers; default two of 64 (ReLU), or of 128 for 800 rows and more. A regression has
+            three of 64 (SiLU), or of 128 for 800 to 2,000 rows.
         net: Makes another network: called with the numbers of inputs and outputs.
-        components: K, Gaussians in the posterior's mixture.
-        prior_std: Standard deviation of the noise on every node's input; "auto" chooses it. With a number there is one
-            run, not two.
-        epochs: Passes over the table; default by its size.
-        batch_size: Rows per step, at most; default 128, or 512 for 4,000 rows and more.
-        lr: Learning rate of the weights.
-        weight_decay: Of the weights. A regression on fewer than 8 columns takes an eighth of it for each.
-        early_stopping: Holds `validation_fraction` of the rows out and stops after `patience` passes without a lower
-            NLL on them.
-        validation_fraction: See `early_stopping`.
-        patience: See `early_stopping`.
+        components: Networks in the ensemble. Each is one component of the mixture that answers.
+        prior_std: Standard deviation of the noise on every node's input; "auto" chooses it.
+        epochs: Most passes over the table; default 1,500 steps, or 2,000 for 2,000 rows and more. Training stops
+            earlier when held-out rows stop improving.
+        batch_size: Rows per step and member, at most; default 64, or 256 for 2,000 rows and more.
+        lr: Learning rate at the start. It drops when held-out rows stop improving.
+        weight_decay: Of the weights.
+        validation_fraction: Share of the rows that no member is trained on; `p_value` and `predict_set` need 50 of
+            them. See also `fit`.
         class_weight: As in scikit-learn: weights by class, or "balanced".
-        samples: Draws per component of a prediction.
+        samples: Draws of the noise for a prediction.
+        progress: Whether training shows a bar.
         random_state: Decides everything random.
 
     Attributes:
         classes_: The labels, in the order of the columns of `predict_proba`.
-        model_: The converted network, for everything else that `ibnn` offers.
-        scaler_: The standardisation of inputs.
-        history_: The history of the last run (`ibnn.History`).
-        n_features_in_: Number of inputs.
+        model_: The converted ensemble, for everything else that `ibnn` offers.
+        encoder_: Turns categories and missing values into numbers (scikit-learn's `ColumnTransformer`).
+        scaler_: The standardisation of those.
+        history_: Step, held-out loss and learning rate at each check.
+        n_features_in_: Number of columns.
         feature_names_in_: Their names, if a data frame was passed.
 
     >>> from sklearn.datasets import load_iris
@@ -74,9 +75,11 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     (75, 3)
     """
 
-    _usual_std, _fewest_rows, _hidden = 0.5, 100, ((64, 64), (128, 128))
-    _activation, _kinds, _stds = nn.ReLU, (False,), PRIOR_STDS[1:]
+    _activation = nn.ReLU
+    _hidden, _stds = ((64, 64), (128, 128), (128, 128)), (0.2, 0.6)
 
+    lr: float = field(default=0.01, kw_only=True)
+    weight_decay: float = field(default=1.0, kw_only=True)
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = field(default=None, kw_only=True)
 
     def fit(
@@ -90,21 +93,17 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     ) -> Self:
         """Trains anew on rows (n, inputs) and their labels, of any kind; a row of weight 2 counts as two.
 
-        Rows `X_val` with labels `y_val` are not trained on: `p_value` and `predict_set` need 50 of them, and early
-        stopping goes by them instead of rows of its own.
+        Rows `X_val` with labels `y_val` are not trained on: `p_value` and `predict_set` need 50 of them.
         """
-        x, labels, weight = self._rows(X, y, sample_weight, start=True)
-        held = None
-        if X_val is not None:
-            x_val, labels_val, _ = self._rows(X_val, y_val, None, start=False)
-            held = x_val, torch.tensor(labels_val)
-        self._train(x, torch.tensor(labels), weight, labels=labels, held=held)
+        x, target, weight = self._prepared(X, y, sample_weight, start=True)
+        held = None if X_val is None else self._prepared(X_val, y_val, None, start=False)[:2]
+        self._train(x, target, weight, target.numpy(), len(self.classes_), held)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803
         """Trains for one more pass over these rows; the first call needs all `classes`, and standardises by its rows.
 
-        The noise stays at `prior_std` ("auto": 0.5), or at what an earlier `fit` has found.
+        The noise on the nodes stays at `prior_std` ("auto": 0.6), or at what an earlier `fit` has chosen.
         """
         if self.class_weight == "balanced":
             remedy = "Pass the weights of the classes, or sample_weight."
@@ -112,13 +111,13 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         first = not hasattr(self, "model_")
         if first and classes is None:
             raise ValueError(complaint("classes", "all labels in the first partial_fit", None, "Pass np.unique(y)."))
-        x, labels, weight = self._rows(X, y, sample_weight, start=first, classes=classes)
-        self._train_more(x, torch.tensor(labels), weight)
+        x, target, weight = self._prepared(X, y, sample_weight, start=first, classes=classes)
+        self._train_more(x, target, weight, len(self.classes_))
         return self
 
-    def _rows(self, x: Any, y: Any, weight: Any, *, start: bool, classes: Any = None) -> tuple[Array, Array, Array]:
+    def _prepared(self, x: Any, y: Any, weight: Any, *, start: bool, classes: Any = None) -> tuple[Any, Tensor, Array]:
         """Returns the rows of positive weight, their class numbers, and the product of row and class weights."""
-        x, y = validate_data(self, x, y, reset=start, dtype=np.float64)
+        x, y = self._checked(x, y, start=start)
         check_classification_targets(y)
         x, y, weight = self._present(x, y, weight)
         if start:
@@ -130,12 +129,15 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         labels, class_weights = self._encoder.transform(y), compute_sample_weight(self.class_weight, y)
         x, labels, weight = self._present(x, labels, weight, class_weights)
         if start:
-            self._start(x, weight, len(self.classes_))
-            self._make()
-        return x, labels, weight
+            self._start(x, weight)
+        return x, torch.tensor(labels), weight
 
-    def _likelihood(self, predicted: bool) -> Likelihood:
-        return Categorical() if len(self.classes_) > 1 else _OneClass()
+    def _likelihood(self) -> Likelihood:
+        return CategoricalMembers()
+
+    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
+        losses = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
+        return losses.reshape(output.shape[:-1])
 
     def predict_distribution(self, X: Any) -> CategoricalPrediction:  # noqa: N803
         """Returns the whole prediction of `ibnn.predict`, as tensors."""
@@ -170,18 +172,17 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
 
         If the probabilities are calibrated, at most `risk` of the other predictions are wrong (Chow's rule).
         """
-        if not 0 <= risk <= 1:
-            raise ValueError(complaint("risk", "a probability", risk, "Pass 0.1 for one error in ten."))
+        check.number("risk", risk, least=0, most=1, remedy="Pass 0.1 for one error in ten.")
         return np.asarray(1 - self.predict_proba(X).max(1) > risk)
 
 
 class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
-    """An implicit Bayesian network for one or several real targets with Gaussian noise.
+    """An ensemble of implicit Bayesian networks for one or several real targets.
 
-    The network learns what a straight line leaves: the output of a ridge regression is added to its own. With 20 rows
-    and more, held-out rows choose the noise on the nodes, whether the target's noise is the same for all rows or
-    predicted by the network (`model_.likelihood.noise`), and a factor on its size. With a number for `prior_std`, or a
-    `net` of your own, it is the same for all rows.
+    The networks learn what straight lines leave: every member is added to a ridge regression on its own rows. They
+    learn the mean first, by squared errors. Held-out errors then tell the noise of the target: its size, whether it
+    depends on the row (`model_.net.noise`), and whether its tails are heavier than Gaussian
+    (`model_.likelihood.scales`).
 
     Arguments and attributes are those of `IBNNClassifier` but for classes; `target_scaler_` standardises the targets.
 
@@ -194,9 +195,8 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
     True
     """
 
-    _usual_std = 0.3  # less than for classes: the learnt target noise has to cover what the draws add
-    _fewest_rows, _hidden = 20, ((32, 32, 32), (64, 64, 64))
-    _activation, _kinds, _stds = nn.SiLU, (False, True), PRIOR_STDS
+    _activation = nn.SiLU
+    _hidden, _stds = ((64, 64, 64), (128, 128, 128), (64, 64, 64)), (NONE, 0.25)  # large batches are slow with 128
 
     def fit(
         self,
@@ -209,61 +209,69 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
     ) -> Self:
         """Trains anew on rows (n, inputs) and targets, (n,) or (n, targets); a row of weight 2 counts as two.
 
-        Rows `X_val` with targets `y_val` are not trained on: `p_value` and conformal intervals need 50 of them, and
-        early stopping goes by them instead of rows of its own.
+        Rows `X_val` with targets `y_val` are not trained on: `p_value` and conformal intervals need 50 of them.
         """
-        rows = self._rows(X, y, sample_weight, start=True)
-        held = None if X_val is None else self._rows(X_val, y_val, None, start=False)[:2]
-        self._train(*rows, held=held)
+        x, target, weight = self._prepared(X, y, sample_weight, start=True)
+        held = None if X_val is None else self._prepared(X_val, y_val, None, start=False)[:2]
+        self._train(x, target, weight, None, target.shape[1], held)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Trains for one more pass over these rows; the first call standardises by its rows.
 
-        The noise stays at `prior_std` ("auto": 0.3), or at what an earlier `fit` has found.
+        The noise on the nodes stays at `prior_std` ("auto": 0.25), or at what an earlier `fit` has chosen. That of the
+        target is measured on these rows, after the pass.
         """
-        self._train_more(*self._rows(X, y, sample_weight, start=not hasattr(self, "model_")))
+        x, target, weight = self._prepared(X, y, sample_weight, start=not hasattr(self, "model_"))
+        self._train_more(x, target, weight, target.shape[1])
         return self
 
-    def _rows(self, x: Any, y: Any, weight: Any, *, start: bool) -> tuple[Array, Tensor, Array]:
+    def _prepared(self, x: Any, y: Any, weight: Any, *, start: bool) -> tuple[Any, Tensor, Array]:
         """Returns the rows of positive weight, their standardised targets (n, targets), and their weights."""
-        x, y = validate_data(self, x, y, reset=start, dtype=np.float64, multi_output=True, y_numeric=True)
+        x, y = self._checked(x, y, start=start, multi_output=True, y_numeric=True)
         x, y, weight = self._present(x, y.astype(np.float64), weight)
         columns = y.reshape(len(y), -1)
         if start:
             self._single = y.ndim == 1
             self.target_scaler_ = StandardScaler().fit(columns, sample_weight=weight if differ(weight) else None)
-            self._start(x, weight, columns.shape[1])
-            self._fitted = fit_line(self.scaler_.transform(x), self.target_scaler_.transform(columns), weight)
-            self._make()
+            self._start(x, weight)
         return x, torch.tensor(self.target_scaler_.transform(columns)), weight
 
-    def _likelihood(self, predicted: bool) -> Likelihood:
-        if predicted:
-            return Gaussian(noise="predicted")
-        likelihood = Gaussian(outputs=self._size.outputs)
-        if self.net is None and likelihood.log_std is not None:
-            likelihood.log_std.data.copy_(self._fitted.rest.log())
-        return likelihood
+    def _likelihood(self) -> Likelihood:
+        return GaussianMembers(outputs=self.target_scaler_.n_features_in_)
 
-    def _jury(self, panel: Sequence[Member]) -> Jury:
-        (log_std,) = self._likelihood(predicted=False).parameters()
-        return Jury(self._likelihood(predicted=True), panel, log_std)
+    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return ((output - target) / self._gain).square().mean(-1)
 
-    def _net(self, predicted: bool) -> nn.Module:
-        body = super()._net(predicted)
-        return OnLine(Line(self._fitted, predicted=predicted), body) if self.net is None else body
+    def _base(self, rows: Rows, outputs: int) -> tuple[StackedLinear | None, Any]:
+        """Returns a ridge line for each member, on the rows that it does not hold out, and the size of what is left."""
+        x, y, weight = (part.double().numpy() for part in rows[:3])
+        line = StackedLinear(int(self.components), x.shape[1], outputs).requires_grad_(False)
+        shared = len(x) >= MANY or bool((rows.fold < 0).all())  # one for all members: it hardly depends on a fold
+        for member in range(int(self.components)):
+            if member == 0 or not shared:
+                own = np.ones(len(x), bool) if shared else (rows.fold != member).numpy()
+                ridge = RidgeCV(ALPHAS).fit(x[own], y[own], sample_weight=weight[own])
+            line.weight[member] = torch.tensor(np.atleast_2d(ridge.coef_).T)
+            line.bias[member, 0] = torch.tensor(np.atleast_1d(ridge.intercept_))
+        squares = np.average((y - ridge.predict(x).reshape(y.shape)) ** 2, axis=0, weights=weight)
+        self._gain = torch.tensor(np.sqrt(squares).clip(LEAST)).float()
+        return line, self._gain
 
-    def _decay(self) -> float:
-        return float(self.weight_decay) * min(1.0, self._size.inputs / FEW_COLUMNS)
-
-    def _lines(self, x: Array, y: Array, weight: Array, fold: Array) -> list[Line]:
-        found = []
-        for number in range(int(fold.max()) + 1):
-            kept = fold != number
-            fitted = fit_line(x[kept], y[kept], weight[kept], self._fitted.rest)
-            found.append(Line(fitted, predicted=True).float())
-        return found
+    def _after_training(self, run: Run) -> None:
+        """Learns the noise of the targets."""
+        rows, net, likelihood = run.rows, cast(Ensemble, run.net), cast(GaussianMembers, self.model_.likelihood)
+        if (rows.fold >= 0).any():
+            std, net.noise, scales = fit_noise(rows, run.answers(), run.members, run.pace)
+            if net.noise is not None:
+                likelihood = self.model_.likelihood = GaussianMembers(noise="predicted")
+            likelihood.scales = scales
+        else:
+            with torch.no_grad():
+                error = rows.y - net(rows.x)[..., : rows.y.shape[1]].mean(1)
+            std = (rows.weight[:, None] * error.square()).sum(0).div(rows.weight.sum()).sqrt().clamp_min(NONE)
+        if likelihood.log_std is not None:
+            likelihood.log_std.data.copy_(std.log())
 
     def predict_distribution(self, X: Any) -> GaussianPrediction:  # noqa: N803
         """Returns the whole prediction of `ibnn.predict`, as tensors (n, targets) in units of the targets."""
@@ -305,8 +313,7 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
 
         It is the root mean squared error to expect, in units of the target; with several targets any of them counts.
         """
-        if not risk > 0:
-            raise ValueError(complaint("risk", "positive", risk, "Pass an error of the target that you can bear."))
+        check.number("risk", risk, above=0, remedy="Pass an error of the target that you can bear.")
         return (self.predict_distribution(X).std > risk).any(1).numpy()
 
     def _shaped(self, values: Tensor) -> Array:
