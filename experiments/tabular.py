@@ -8,9 +8,7 @@
 Rivals get standardised inputs too. NLL is in nats per row, of regressions in units of the target's standard deviation.
 Probabilities below 1e-6 are raised to it, which forest and boosting need. A regressor without a predictive distribution
 gets a Gaussian of the size of its residuals on rows that it was not trained on: MLP and boosting those of five folds
-inside the training rows, the forest its out-of-bag ones. "plain + T" is ibnn's own network without noise, trained in
-the same way and as long, with the temperature (for regressions the factor on its standard deviation) that a quarter of
-the training rows asks for when it is held out (with fewer than 100 rows every quarter in turn). Quantile boosting is
+inside the training rows, the forest its out-of-bag ones. Quantile boosting is
 judged by its quantiles at 5, 50 and 95 %: the ends of the 90 % interval, and, for the NLL, a Gaussian around the median
 with such an interval. Gaussian processes get the kernels one would give them (constant × RBF, for regression + white
 noise), since scikit-learn's default learns nothing.
@@ -35,7 +33,6 @@ from reproduce import Results as Cells
 from scipy.special import softmax
 from scipy.stats import norm
 from sklearn import datasets
-from sklearn.base import clone
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
@@ -53,19 +50,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tables import fill_in
 
-from ibnn.autograd import inverse_softplus
 from ibnn.lab import display
-from ibnn.likelihood import Categorical, Gaussian, Likelihood
-from ibnn.likelihood.temperature import best_temperature
 from ibnn.sklearn import IBNNClassifier, IBNNRegressor
 
 FOLDS, OURS = 10, "ibnn"
+ESTIMATOR = "ensembles"  # the version of our estimators: cells of another one are computed again
 SPLIT = {"digits": 2027}  # seeds of folds, 2026 by default: the first folds of digits were used to choose the width
 LINEAR = "logistic / linear"
-BOOSTING, QUANTILES, PLAIN = "boosting", "quantile boosting", "plain + T"
-METHODS = (OURS, PLAIN, "MLP", LINEAR, "forest", BOOSTING, QUANTILES, "GP")
+BOOSTING, QUANTILES = "boosting", "quantile boosting"
+METHODS = (OURS, "MLP", LINEAR, "forest", BOOSTING, QUANTILES, "GP")
 LEVELS = (0.05, 0.5, 0.95)
-NONE = 0.01  # standard deviation of noise that is as good as none
 LEAST = 0.01  # standard deviation, in those of the target, where two quantiles are equal
 FLOOR = 1e-6  # rivals that give a class no probability at all are not charged an infinite NLL
 
@@ -110,7 +104,6 @@ def classifiers(seed: int) -> dict[str, Any]:
     """Methods by name."""
     return {
         OURS: IBNNClassifier(random_state=seed),
-        PLAIN: IBNNClassifier(prior_std=NONE, components=1, samples=1, random_state=seed),
         BOOSTING: HistGradientBoostingClassifier(random_state=seed),
         "logistic": make_pipeline(StandardScaler(), LogisticRegression()),
         "forest": RandomForestClassifier(random_state=seed),
@@ -129,11 +122,10 @@ def regressors(seed: int) -> dict[str, Any]:
         "MLP": MLPRegressor(random_state=seed),
         BOOSTING: HistGradientBoostingRegressor(random_state=seed),
     }
-    plain = IBNNRegressor(prior_std=NONE, components=1, samples=1, random_state=seed)
     quantiles = Quantiles(
         [HistGradientBoostingRegressor(loss="quantile", quantile=q, random_state=seed) for q in LEVELS]
     )
-    own = {OURS: IBNNRegressor(random_state=seed), PLAIN: plain, QUANTILES: quantiles}
+    own = {OURS: IBNNRegressor(random_state=seed), QUANTILES: quantiles}
     return own | {n: make_pipeline(StandardScaler(), m) for n, m in rivals.items()}
 
 
@@ -157,10 +149,6 @@ def classify(method: Any, x: Any, y: Any, train: Any, test: Any) -> dict[str, An
     """NLL and error on the rows of a fold."""
     seconds = fit_seconds(method, x[train], y[train])
     logs = np.log(np.clip(method.predict_proba(x[test]), FLOOR, 1))
-    if _plain(method):
-        began = time.process_time()
-        logs = method.predict_log_proba(x[test]) / _temperature(method, x[train], y[train])
-        seconds += time.process_time() - began
     probs = softmax(logs, 1)
     error = float((method.classes_[probs.argmax(1)] != y[test]).mean())
     nll = float(log_loss(y[test], probs, labels=method.classes_))
@@ -173,8 +161,6 @@ def regress(method: Any, x: Any, y: Any, train: Any, test: Any) -> dict[str, Any
     seconds = fit_seconds(method, x[train], y[train])
     began = time.process_time()
     if isinstance(method, IBNNRegressor):
-        if _plain(method):
-            method.model_.likelihood.set_temperature(_temperature(method, x[train], y[train]))
         answer = method.predict_distribution(x[test])
         mean, nll = answer.mean[:, 0].numpy(), -answer.log_prob(torch.tensor(y[test])[:, None]).mean().item()
         low, high = method.predict_interval(x[test])
@@ -185,30 +171,6 @@ def regress(method: Any, x: Any, y: Any, train: Any, test: Any) -> dict[str, Any
     rmse = float(np.sqrt(((y[test] - mean) ** 2).mean()))
     covered = float(((low <= y[test]) & (y[test] <= high)).mean())
     return {"nll": nll, "rmse": rmse, "covered": covered, "rows": len(test), "fit_seconds": round(seconds, 2)}
-
-
-def _plain(method: Any) -> bool:
-    return isinstance(method, IBNNClassifier | IBNNRegressor) and method.prior_std == NONE
-
-
-def _temperature(method: Any, x: Any, y: Any) -> float:
-    """The temperature that a quarter of the rows ask for if they are not trained on; of few rows, every quarter."""
-    classes = isinstance(method, IBNNClassifier)
-    likelihood: Likelihood = Categorical() if classes else Gaussian(noise="predicted")
-    counts = np.unique(y, return_counts=True)[1].min() if classes else 0
-    outputs, targets = [], []
-    quarters = list((StratifiedKFold if counts >= 4 else KFold)(4, shuffle=True, random_state=0).split(x, y))
-    for train, test in quarters[: 1 if len(x) >= 100 else 4]:
-        model = clone(method).fit(x[train], y[train])
-        answer = model.predict_distribution(x[test])
-        if classes:
-            outputs.append(answer.log_probs)
-            targets.append(torch.tensor(np.searchsorted(model.classes_, y[test])))
-        else:
-            raw = inverse_softplus(answer.aleatoric)
-            outputs.append(torch.cat([answer.mean, raw], 1))
-            targets.append(torch.tensor(y[test])[:, None])
-    return best_temperature(likelihood, torch.cat(outputs)[None, None], torch.cat(targets))
 
 
 def fit_seconds(method: Any, x: Any, y: Any) -> float:
@@ -251,7 +213,8 @@ def run(only: str = "") -> None:
                 if (only and not {method, name} & set(only.split(","))) or (name == "digits" and method == "GP"):
                     continue  # 1,600 rows and ten classes take it minutes a fold
                 cell = f"{name}/{method}/{fold}"
-                results.run(cell, lambda e=estimator, a=(x, y, train, test), w=work: w(e, *a))  # type: ignore[misc]
+                key = ESTIMATOR if method == OURS else None
+                results.run(cell, lambda e=estimator, a=(x, y, train, test), w=work: w(e, *a), key)  # type: ignore[misc]
 
 
 def paired(cells: dict[str, Any], name: str, method: str, score: str) -> tuple[Any, Any]:
