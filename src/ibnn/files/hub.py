@@ -50,11 +50,11 @@ def push_to_hub(
         if api.file_exists(repo_id, CONFIG, revision=revision):
             check_replaceable(Path(api.hf_hub_download(repo_id, CONFIG, revision=revision)))
         if not api.file_exists(repo_id, "README.md", revision=revision):
-            Path(folder, "README.md").write_text(
-                _card(read_config(Path(folder)), repo_id, model.reference), encoding="utf-8"
-            )
-        to = {"revision": revision, "commit_message": commit_message, "create_pr": create_pr}
-        api.upload_folder(repo_id=repo_id, folder_path=folder, **to)
+            card = _card(read_config(Path(folder)), repo_id, model.reference)
+            Path(folder, "README.md").write_text(card, encoding="utf-8")
+        api.upload_folder(
+            repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message, create_pr=create_pr
+        )
     return str(url)
 
 
@@ -87,15 +87,17 @@ def _card(config: dict[str, Any], repo_id: str, reference: Reference | None) -> 
     what = "latents only, for the network they were trained on" if config["latents_only"] else "a whole model"
     built = "architecture" in config and not config["latents_only"]
     net = "" if built else "net = ...  # the plain network, built as it was when the model was made\n"
-    words = {"repo_id": repo_id, "what": what, "net": net, "argument": ", net" if net else ""}
-    words["novelty"] = _novelty(reference)
-    nodes, layers = sum(config["layers"].values()), len(config["layers"])
+    novelty = "not told: the model has seen no reference data"
+    if reference is not None:
+        novelty = f"`prediction.p_value`, p-values among {reference.ranked:,} held-out inputs"
     card = (resources.files("ibnn.files") / "templates/model_card.md").read_text(encoding="utf-8")
-    return card.format(config=config, nodes=nodes, layers=layers, **words)
-
-
-def _novelty(reference: Reference | None) -> str:
-    """Says how a model tells novel inputs."""
-    if reference is None:
-        return "not told: the model has seen no reference data"
-    return f"`prediction.p_value`, p-values among {reference.ranked:,} held-out inputs"
+    return card.format(
+        config=config,
+        nodes=sum(config["layers"].values()),
+        layers=len(config["layers"]),
+        repo_id=repo_id,
+        what=what,
+        net=net,
+        argument=", net" if net else "",
+        novelty=novelty,
+    )

@@ -20,6 +20,7 @@ from ibnn import nets
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
 from ibnn.files import model_folder
+from ibnn.files.sealed import extra
 from ibnn.generators import generators_restored
 from ibnn.inputs import Pick
 from ibnn.latent import Latent
@@ -68,7 +69,7 @@ def save_pretrained(
     tensors = _saved_state(model, latents_only)
     config = {"latents_only": bool(latents_only), **described, "fingerprint": fingerprint(model.net)}
     if architecture is not None:
-        config["architecture"] = _checked_architecture(architecture)
+        config["architecture"] = extra("ibnn.files.schema").checked_architecture(architecture)
     sharded = any(type(module).__name__.startswith("FSDP") for module in model.modules())
     if not sharded or torch.distributed.get_rank() == 0:
         model_folder.write(Path(directory), tensors, config)
@@ -115,7 +116,10 @@ def load(
         net, copy = _build(config, tensors), False
     if method is None:
         _check_net(net, config, force)
-        logits = _logits(config, logits)
+        logits = config["logits"] if logits is None else logits
+        if isinstance(logits, dict):
+            remedy = "Pass the function that was given to convert."
+            raise ValueError(complaint("logits", "given: the model was saved with a function", None, remedy))
     with _refused_as("likelihood"):
         likelihood = _likelihood(config["likelihood"], likelihood, tensors)
     net = duplicate(net, {} if copy else {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())})
@@ -190,20 +194,6 @@ def fingerprint(net: nn.Module) -> str:
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _checked_architecture(architecture: Architecture) -> Architecture:
-    """Returns an architecture; raises unless it is of the documented form and JSON can hold it."""
-    try:
-        parts = [architecture] if isinstance(architecture, Mapping) else list(architecture)
-        fits = bool(parts) and all({"name"} <= set(part) <= {"name", "options"} for part in parts)
-        json.dumps(parts)
-    except TypeError:
-        fits = False
-    if not fits:
-        expected, remedy = '{"name": …, "options": {…}}, or a list of these', 'Pass e.g. {"name": "lenet"}.'
-        raise ValueError(complaint("architecture", expected, repr(architecture), remedy))
-    return architecture
 
 
 def _build(config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
@@ -289,15 +279,6 @@ def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False)
         tensor.data = tensor.data.to(tensors[name].dtype)
     model.load_state_dict(tensors, strict=False)  # the names were checked
     return model
-
-
-def _logits(config: dict[str, Any], given: Pick | None) -> Pick | None:
-    """Returns which part of the output is predicted; raises if that was a function and none is given."""
-    saved: Pick | dict[str, bool] | None = config["logits"] if given is None else given
-    if isinstance(saved, dict):
-        remedy = "Pass the function that was given to convert."
-        raise ValueError(complaint("logits", "given: the model was saved with a function", None, remedy))
-    return saved
 
 
 def _described(likelihood: Likelihood) -> dict[str, Any]:

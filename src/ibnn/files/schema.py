@@ -1,9 +1,10 @@
 """The schema of a saved model's config.json: its keys, their kinds, and limits that no real model meets."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ibnn.convert import BiasLatents, Where
 from ibnn.errors import complaint
@@ -77,6 +78,17 @@ class Baseline(Shared):
 
     method: str
     options: Options
+
+
+def checked_architecture(architecture: Any) -> Any:
+    """Returns a description of a network, or a list of them, as JSON holds it; raises if it is of another form."""
+    try:
+        parts = json.loads(json.dumps(architecture))
+        TypeAdapter(Network | Annotated[list[Network], Field(min_length=1)]).validate_python(parts)
+    except (TypeError, ValueError):
+        expected, remedy = '{"name": …, "options": {…}}, or a list of these', 'Pass e.g. {"name": "lenet"}.'
+        raise ValueError(complaint("architecture", expected, repr(architecture), remedy)) from None
+    return parts
 
 
 def check_config(config: dict[str, Any], path: Path) -> None:

@@ -7,7 +7,7 @@ apart fixes those that go into it: they are never cut. So what is not understood
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from ibnn.inputs import Inputs, call_arguments, evaluating, tensors
 
-_LINEAR = {"linear": nn.Linear}
-_CONVOLUTIONS = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
-_TRANSPOSED = {
-    "conv_transpose1d": nn.ConvTranspose1d,
-    "conv_transpose2d": nn.ConvTranspose2d,
-    "conv_transpose3d": nn.ConvTranspose3d,
+LAYERS: dict[str, type[nn.Module]] = {
+    "linear": nn.Linear,
+    **{f"conv{d}d": getattr(nn, f"Conv{d}d") for d in (1, 2, 3)},
+    **{f"conv_transpose{d}d": getattr(nn, f"ConvTranspose{d}d") for d in (1, 2, 3)},
 }
-LAYERS: dict[str, type[nn.Module]] = {**_LINEAR, **_CONVOLUTIONS, **_TRANSPOSED}
 _ELEMENTWISE = {
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "sigmoid", "hardsigmoid",
     "hardswish", "hardtanh", "tanh", "softplus", "softsign", "logsigmoid", "dropout", "dropout1d", "dropout2d",
@@ -43,12 +40,25 @@ _MOVES = {
 _READS = {"item", "tolist", "numpy", "bool", "float", "int", "equal", "allclose", "setitem"}
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(NamedTuple):
     """The channels along an axis of a tensor."""
 
     axis: int
     ids: Tensor  # −1 where there is none that could be cut
+
+
+class _Call(NamedTuple):
+    """A call of a torch function, with the channels of the tensors among its arguments."""
+
+    name: str
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    given: list[tuple[Tensor, Flow | None]]
+    out: Any
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
 
 @dataclass
@@ -110,7 +120,7 @@ class Channels:
         return one
 
     def settle(self) -> None:
-        """Replaces all channels by those that stand for them, and lets layers of one output be."""
+        """Replaces all channels by those that stand for them."""
         for layer in self.layers.values():
             layer.ins, layer.outs = self._roots(layer.ins), self._roots(layer.outs)
         self.norms = {name: self._roots(ids) for name, ids in self.norms.items()}
@@ -161,64 +171,63 @@ class _Tracer(TorchFunctionMode):
         out = func(*args, **kwargs)
         self.alive.append((args, kwargs, out))
         if any(flow or id(t) in self.owners for t, flow in given):
-            self._follow(func.__name__.strip("_"), func, args, kwargs, given, out)
+            call = _Call(func.__name__.strip("_"), func, args, kwargs, given, out)
+            if not self._follow(call):
+                self._stop(call)
         return out
 
-    def _follow(self, name: str, func: Any, args: Any, kwargs: Any, given: Any, out: Any) -> None:
-        """Finds the channels of what a function returns."""
-        single = isinstance(out, Tensor) and isinstance(args[0] if args else None, Tensor) and "out" not in kwargs
-        known = True
+    def _follow(self, call: _Call) -> bool:
+        """Finds the channels of what a function returns; False if it may mix them."""
+        name, out = call.name, call.out
+        single = isinstance(out, Tensor) and isinstance(call.argument(0, ""), Tensor) and "out" not in call.kwargs
         if name in LAYERS and single:
-            known = self._layer(name, args, kwargs, out)
-        elif name == "batch_norm" and single:
-            known = self._norm(given, out)
-        elif not any(flow for _, flow in given) or not (list(tensors(out)) or name in _READS):
-            known = not any(self.owners.get(id(t)) for t, _ in given) or not list(tensors(out))
-        elif name in _ELEMENTWISE and isinstance(out, Tensor):
-            known = self._elementwise(given, out)
-        elif name in _POOLS | _RESIZES and single:
-            known = self._resized(name, given, out)
-        elif name in _REDUCTIONS and single:
-            known = self._reduced(args, kwargs, given[0], out)
-        elif name == "pad" and single:
-            known = self._padded(args, kwargs, given[0], out)
-        else:
-            known = name in _MOVES and self._moved(func, args, kwargs, given, out)
-        if not known:
-            self._stop(name, given, out)
+            return self._layer(call)
+        if name == "batch_norm" and single:
+            return self._norm(call)
+        returns = bool(list(tensors(out)))
+        if not any(flow for _, flow in call.given) or not (returns or name in _READS):
+            return not returns or not any(self.owners.get(id(t)) for t, _ in call.given)
+        if name in _ELEMENTWISE and isinstance(out, Tensor):
+            return self._elementwise(call)
+        if name in _POOLS | _RESIZES and single:
+            return self._resized(call)
+        if name in _REDUCTIONS and single:
+            return self._reduced(call)
+        if name == "pad" and single:
+            return self._padded(call)
+        return name in _MOVES and self._moved(call)
 
-    def _stop(self, name: str, given: Any, out: Any) -> None:
+    def _stop(self, call: _Call) -> None:
         """Fixes what goes into an operation that may mix channels."""
-        for tensor, flow in given:
+        for tensor, flow in call.given:
             if flow is not None:
-                self.found.fix(flow.ids, f"goes through `{name}`, which may mix its channels")
+                self.found.fix(flow.ids, f"goes through `{call.name}`, which may mix its channels")
             for owner, key in self.owners.get(id(tensor), ()):
-                self.spoilt.setdefault(owner, f"its {key} is read by `{name}`, outside its own call or tied")
-        for tensor in tensors(out):
+                self.spoilt.setdefault(owner, f"its {key} is read by `{call.name}`, outside its own call or tied")
+        for tensor in tensors(call.out):
             self.flows.pop(id(tensor), None)
 
     def _set(self, out: Tensor, axis: int, ids: Tensor) -> bool:
         self.flows[id(out)] = Flow(axis % out.dim(), ids)
         return True
 
-    # ------------------------------------------------------------------------------------------------------- layers
-
-    def _layer(self, kind: str, args: Any, kwargs: Any, out: Tensor) -> bool:
+    def _layer(self, call: _Call) -> bool:
         """Ends the channels that a layer takes, and begins those that it makes."""
-        x, weight = args[0], args[1] if len(args) > 1 else kwargs.get("weight")
-        bias, flow = args[2] if len(args) > 2 else kwargs.get("bias"), self.flows.get(id(x))
+        kind, x, out = call.name, call.args[0], call.out
+        weight, bias, flow = call.argument(1, "weight"), call.argument(2, "bias"), self.flows.get(id(x))
         owners = self.owners.get(id(weight), [])
-        name = next((name for name, key in owners if key == "weight" and self._is(name, kind, bias)), None)
+        candidates = [name for name, key in owners if key == "weight"]
+        candidates = [name for name in candidates if isinstance(self.modules[name], LAYERS[kind])]
+        name = next((name for name in candidates if self.modules[name].bias is bias), None)
         if name is None:
             return False
-        assert isinstance(weight, Tensor)
         module = self.modules[name]
         axis = -1 if kind == "linear" else 1 - weight.dim()
         if flow is not None and flow.axis != x.dim() + axis:
             self.found.fix(flow.ids, f"is not the node axis of {name!r}")
             flow = None
         ins = torch.full((x.shape[axis],), -1) if flow is None else flow.ids
-        transposed, groups, made = kind in _TRANSPOSED, getattr(module, "groups", 1), out.shape[axis]
+        transposed, groups, made = "transpose" in kind, getattr(module, "groups", 1), out.shape[axis]
         depthwise = groups > 1 and groups == len(ins) == made and not transposed
         layer = self.found.layers.get(name)
         if layer is None:
@@ -234,14 +243,9 @@ class _Tracer(TorchFunctionMode):
         layer.products += (x if transposed else out).numel() // self.rows * prod(weight.shape[1:])
         return self._set(out, axis, layer.outs)
 
-    def _is(self, name: str, kind: str, bias: Any) -> bool:
-        """Whether a module is a layer of a kind that has this bias."""
-        module = self.modules[name]
-        return isinstance(module, LAYERS[kind]) and bias is module.bias
-
-    def _norm(self, given: Any, out: Tensor) -> bool:
-        """BatchNorm treats each channel by itself."""
-        (x, flow), *own = given
+    def _norm(self, call: _Call) -> bool:
+        """Keeps the channels of a BatchNorm, which treats each by itself."""
+        (x, flow), *own = call.given
         owners = [owner for tensor, _ in own for owner in self.owners.get(id(tensor), ())]
         names = {name for name, _ in owners}
         if len(names) > 1 or len(owners) != len(own) or (flow is not None and flow.axis != 1):
@@ -250,60 +254,60 @@ class _Tracer(TorchFunctionMode):
         for name in names:
             if (before := self.found.norms.setdefault(name, ids)) is not ids:
                 self.found.join(before, ids, f"is not always seen by {name!r}")
-        return flow is None or self._set(out, 1, ids)
+        return flow is None or self._set(call.out, 1, ids)
 
-    # --------------------------------------------------------------------------------------------- other operations
-
-    def _elementwise(self, given: Any, out: Tensor) -> bool:
+    def _elementwise(self, call: _Call) -> bool:
         """Joins the channels of tensors that are added or multiplied."""
-        flows = [(flow.axis - tensor.dim(), flow.ids) for tensor, flow in given if flow is not None]
+        flows = [(flow.axis - tensor.dim(), flow.ids) for tensor, flow in call.given if flow is not None]
         axis, ids = flows[0]
-        if any(a != axis or len(i) != out.shape[axis] for a, i in flows):
+        if any(a != axis or len(i) != call.out.shape[axis] for a, i in flows):
             return False
-        owned = any(id(t) in self.owners and t.numel() > 1 for t, _ in given)
-        if owned or any(flow is None and t.dim() >= -axis and t.shape[axis] > 1 for t, flow in given):
+        owned = any(id(t) in self.owners and t.numel() > 1 for t, _ in call.given)
+        if owned or any(flow is None and t.dim() >= -axis and t.shape[axis] > 1 for t, flow in call.given):
             return False  # something else of each channel
         for _, other in flows[1:]:
             self.found.join(ids, other, "is added to what can not be cut")
-        return self._set(out, axis, ids)
+        return self._set(call.out, axis, ids)
 
-    def _resized(self, name: str, given: Any, out: Tensor) -> bool:
-        """Lets places be pooled or interpolated, not channels."""
-        (x, flow), *others = given
-        places = int(name[-2]) if name in _POOLS else x.dim() - 2
-        return not others and flow.axis == x.dim() - 1 - places and self._set(out, flow.axis, flow.ids)
-
-    def _reduced(self, args: Any, kwargs: Any, given: Any, out: Tensor) -> bool:
-        """Lets places be averaged, not channels."""
-        dim = args[1] if len(args) > 1 else kwargs.get("dim")
-        keep = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-        if dim is None or dim == ():
+    def _resized(self, call: _Call) -> bool:
+        """Keeps channels where places are pooled or interpolated."""
+        (x, flow), *others = call.given
+        places = int(call.name[-2]) if call.name in _POOLS else x.dim() - 2
+        if others or flow is None or flow.axis != x.dim() - 1 - places:
             return False
-        labels = _labels(*given)
-        low = labels.amin(dim, keepdim=keep)
-        return torch.equal(low, labels.amax(dim, keepdim=keep)) and self._carry(given[1].ids, low, out)
+        return self._set(call.out, flow.axis, flow.ids)
 
-    def _padded(self, args: Any, kwargs: Any, given: Any, out: Tensor) -> bool:
-        """Puts zeros beside channels, which stay, or anything beside places."""
-        (x, flow), pad = given, list(args[1] if len(args) > 1 else kwargs["pad"])
+    def _reduced(self, call: _Call) -> bool:
+        """Keeps channels where places are averaged."""
+        dim, keep = call.argument(1, "dim"), call.argument(2, "keepdim", False)
+        x, flow = call.given[0]
+        if flow is None or dim is None or dim == ():
+            return False
+        labels = _labels(x, flow)
+        low = labels.amin(dim, keepdim=keep)
+        return torch.equal(low, labels.amax(dim, keepdim=keep)) and self._carry(flow.ids, low, call.out)
+
+    def _padded(self, call: _Call) -> bool:
+        """Keeps channels beside which zeros are put, or whose places are padded with anything."""
+        (x, flow), pad, mode = call.given[0], list(call.argument(1, "pad")), call.argument(2, "mode", "constant")
+        if flow is None:
+            return False
         last = 2 * (x.dim() - flow.axis)
         before, after = pad[last - 2 : last] if len(pad) >= last else (0, 0)
-        mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
         if min(before, after) < 0 or ((before or after) and mode != "constant"):
             return False
         ids = torch.cat([torch.full((before,), -1), flow.ids, torch.full((after,), -1)])
-        return self._set(out, flow.axis, ids)
+        return self._set(call.out, flow.axis, ids)
 
-    def _moved(self, func: Any, args: Any, kwargs: Any, given: Any, out: Any) -> bool:
+    def _moved(self, call: _Call) -> bool:
         """Moves the channels' numbers as the function moves the entries."""
-        first, rest = args[0], args[1:]
-        if list(tensors((rest, kwargs))):
+        first, *rest = call.args
+        if list(tensors((rest, call.kwargs))):
             return False
-        several = isinstance(first, tuple | list)
-        labels = [_labels(tensor, flow) for tensor, flow in given]
-        moved = func(labels if several else labels[0], *rest, **kwargs)
-        ids = torch.cat([flow.ids for _, flow in given if flow is not None])
-        pairs = list(zip(tensors(out), tensors(moved), strict=True))
+        labels = [_labels(tensor, flow) for tensor, flow in call.given]
+        moved = call.function(labels if isinstance(first, tuple | list) else labels[0], *rest, **call.kwargs)
+        ids = torch.cat([flow.ids for _, flow in call.given if flow is not None])
+        pairs = zip(tensors(call.out), tensors(moved), strict=True)
         return all(self._carry(ids, after, made) for made, after in pairs)
 
     def _carry(self, before: Tensor, labels: Tensor, out: Tensor) -> bool:
@@ -313,8 +317,6 @@ class _Tracer(TorchFunctionMode):
             return False
         ids = labels.movedim(axes[0], 0).flatten(1)[:, 0] if labels.dim() > 1 else labels
         return set(before.tolist()) <= {*ids.tolist(), -1} and self._set(out, axes[0], ids)
-
-    # ---------------------------------------------------------------------------------------------------------- end
 
     def finish(self, output: Any) -> Channels:
         """Returns the channels, with those fixed that are the output, and those of layers that are read otherwise."""
