@@ -33,7 +33,7 @@ class Share(NamedTuple):
     total: int  # rows of the whole batch
 
     def pieces(self, count: int) -> Iterator["Share"]:
-        """Cuts the part into at most so many pieces of (nearly) equal length."""
+        """Cuts the part into at most `count` pieces of nearly equal length."""
         rows = batch_length(self.x)
         count = min(count, rows)
         for number in range(count):
@@ -43,7 +43,7 @@ class Share(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """Which of how many workers this process is."""
+    """The rank of this process among all workers."""
 
     rank: int = 0
     world: int = 1
@@ -82,7 +82,7 @@ class Source:
         return not isinstance(self.data, DataLoader) and self.sampler is None
 
     def split(self, rows: int, seed: int) -> tuple["Source", "Source"]:
-        """Returns a random (train, held-out) split with so many rows held out, both in their original order."""
+        """Returns a random (train, held-out) split with `rows` held out, both in their original order."""
         order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(seed))
         kept, out = order[rows:].sort().values, order[:rows].sort().values
         parts = []
@@ -94,10 +94,10 @@ class Source:
         return parts[0], replace(parts[1], shuffled=False, drop_last=False)
 
     def fingerprint(self) -> str:
-        """Returns a hash that tells other data from these: of their sizes, all targets, and some rows of inputs.
+        """Returns a hash of the data: their size, all targets, and 64 rows of inputs.
 
-        A Dataset is loaded a few rows at a time, and then once more: what differs, because it is augmented at random,
-        does not count. Of an iterable only the length is known.
+        The 64 rows of a Dataset are loaded twice: what differs is augmented at random and is left out, and so are the
+        targets of its other rows. Of an iterable only the length is hashed.
         """
         digest = hashlib.blake2b(str(self.rows).encode(), digest_size=16)
         if isinstance(self.data, tuple):
@@ -109,12 +109,12 @@ class Source:
         else:
             rows = _sampled(len(self.data))
             loading = tuple((name, value) for name, value in self.loading if name == "collate_fn")
-            alone, looks = replace(self, loading=loading), []
+            alone, loaded = replace(self, loading=loading), []
             for _ in range(2):
                 with generators_restored():
                     seed_generators(self.rows)
-                    looks.append(list(tensors(alone.take(rows))))
-            parts = [a for a, b in zip(*looks, strict=True) if a.shape == b.shape and torch.equal(a, b)]
+                    loaded.append(list(tensors(alone.take(rows))))
+            parts = [a for a, b in zip(*loaded, strict=True) if a.shape == b.shape and torch.equal(a, b)]
         for part in parts:
             part = part.detach().cpu().contiguous()
             digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
@@ -130,10 +130,7 @@ class Source:
         return self._indexed(batches, word, first, worker)
 
     def inputs(self, rows: int | None = None) -> tuple[Iterator[tuple[Inputs]], list[Tensor]]:
-        """Returns the inputs of an epoch, for `predict`, and a list that gets their targets as they are taken.
-
-        With `rows` it ends after the batch that completes so many.
-        """
+        """Returns the inputs of an epoch, and a list that collects their targets; it ends once there are `rows`."""
         targets: list[Tensor] = []
 
         def taken() -> Iterator[tuple[Inputs]]:
@@ -146,10 +143,7 @@ class Source:
         return taken(), targets
 
     def number(self, seed: int, epoch: int, batch: int, row: int) -> int | None:
-        """Returns the number, in the user's data, of a row of a batch; None where it is unknown.
-
-        An iterable has no numbers, and a sampler with its own generator yields another order each time.
-        """
+        """Returns the index of a batch's row in the user's data; None for an iterable or a sampler of random order."""
         if isinstance(self.data, DataLoader):
             return None
         word, tries = numbered_seed(seed, epoch), range(2 if self.sampler else 1)
@@ -159,7 +153,7 @@ class Source:
         return at if self.numbers is None else int(self.numbers[at])
 
     def take(self, rows: Tensor) -> tuple[Inputs, Tensor]:
-        """Returns inputs and targets of the rows of these numbers."""
+        """Returns inputs and targets of rows by their indices."""
         share = next(self._indexed([rows], 0, 0, Worker()))
         return share.x, share.y
 

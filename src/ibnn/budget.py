@@ -1,4 +1,4 @@
-"""Estimates what a converted network costs in memory and arithmetic, before it is built."""
+"""Estimates what a converted network will cost in memory and arithmetic, before it is built."""
 
 from functools import partial
 from math import prod

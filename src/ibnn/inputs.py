@@ -1,4 +1,4 @@
-"""CALLS: what one call of a network takes, and how batches of it are read, cut and counted."""
+"""Reads, cuts and counts the inputs of a network: a tensor, a tuple, or a mapping of keyword arguments."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]  # the same, as positional and key
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and mappings, in order.
+    """Yields the tensors in nested tuples, lists and mappings, in order.
 
     >>> import torch
     >>> [len(t) for t in tensors({"a": torch.zeros(2), "b": (torch.zeros(3), None)})]
@@ -25,7 +25,7 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _parts(tree: Any) -> Iterator[Any]:
-    """All containers and values in nested tuples, lists and mappings."""
+    """Yields all containers and values in nested tuples, lists and mappings."""
     yield tree
     for part in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, tuple | list) else ():
         yield from _parts(part)
@@ -38,13 +38,9 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {name: tree_map(function, value) for name, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return _like(tree, [tree_map(function, value) for value in tree])
+        parts = [tree_map(function, value) for value in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     return tree
-
-
-def _like(tree: Any, parts: list[Any]) -> Any:
-    """Returns parts in a container like another one: a list, a tuple or a named tuple."""
-    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
 
 
 def as_tensors(tree: Any, dtype: torch.dtype | None = None) -> Any:
@@ -59,7 +55,7 @@ def as_tensors(tree: Any, dtype: torch.dtype | None = None) -> Any:
         return {key: as_tensors(value, dtype) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
         parts = [as_tensors(value, dtype) for value in tree]
-        return _like(tree, parts) if hasattr(tree, "_fields") else tuple(parts)
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
     if not isinstance(tree, Tensor) and not hasattr(tree, "__array__"):
         return tree
     if dtype is None and not isinstance(tree, Tensor):
@@ -78,12 +74,12 @@ def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def slice_rows(tree: Any, part: slice | Tensor, rows: int) -> Any:
-    """The same part (a slice, or numbers of rows) of every tensor of the batch's length; others stay as they are."""
+    """Takes some rows of every tensor that has as many rows as the batch; other tensors stay as they are."""
     return tree_map(lambda t: t[part] if t.dim() and len(t) == rows else t, tree)
 
 
 def batch_length(inputs: Any) -> int:
-    """The batch size: the leading dimension of the first tensor; at least 1, or an error."""
+    """Returns the batch size, the length of the first tensor; raises if there is none, or it is empty."""
     parts = [inputs] if isinstance(inputs, Tensor) else list(_parts(inputs))
     if any(isinstance(part, PackedSequence) for part in parts):
         remedy = "Pass the padded tensor and the lengths, and pack them inside of the network."
@@ -103,7 +99,7 @@ def call_arguments(inputs: Inputs) -> Call:
 
 
 def split_inputs(batch: Any) -> Inputs:
-    """The inputs in a loader's batch, without its target."""
+    """Returns the inputs in a loader's batch, without its target."""
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name != "labels"}
     if isinstance(batch, tuple | list):
@@ -112,7 +108,7 @@ def split_inputs(batch: Any) -> Inputs:
 
 
 def repeat_rows(tensor: Tensor, rows: int, samples: int) -> Tensor:
-    """S copies of a tensor of the batch, copy-major; tensors without the batch's length stay as they are."""
+    """Repeats a batch S times, copy-major; a tensor without the batch's length stays as it is."""
     if samples == 1 or tensor.dim() == 0 or len(tensor) != rows:
         return tensor
     return tensor.repeat(samples, *[1] * (tensor.dim() - 1))
@@ -145,7 +141,7 @@ def pick(output: Any, part: Pick | None) -> Any:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The tensor of class scores or means in what a network returns."""
+    """Returns the tensor of class scores or means in what a network returns."""
     if isinstance(output, Tensor):
         return output
     logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
@@ -166,7 +162,7 @@ def check_rows(output: Tensor, rows: int) -> None:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Eval mode for the length of a block; afterwards every module is in the mode it was in."""
+    """Sets eval mode for a block; afterwards every module is in its former mode."""
     training = [module for module in net.modules() if module.training]
     try:
         for module in training:

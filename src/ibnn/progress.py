@@ -1,4 +1,4 @@
-"""PROGRESS: the one bar of all long work. Without a terminal, or without rich, it shows nothing."""
+"""Shows a progress bar on stderr; nothing without a terminal or without rich."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sized
@@ -18,15 +18,6 @@ class Bar:
     def __init__(
         self, title: str, total: int | None = None, *, done: int = 0, shown: bool = True, in_bytes: bool = False
     ) -> None:
-        """Starts the bar.
-
-        Args:
-            title: Text beside it.
-            total: Steps, or bytes, of all the work; None if that is not known.
-            done: How many of them are done already.
-            shown: Whether it is drawn at all.
-            in_bytes: Counts bytes, and shows their speed.
-        """
         self._live: Any = _draw(in_bytes) if shown and sys.stderr.isatty() else None
         if self._live is not None:
             self._task = self._live.add_task(title, total=total, completed=done)
@@ -52,16 +43,16 @@ class Bar:
         if self._live is not None:
             self._live.console.print(text, highlight=False, markup=False)
 
+    def close(self) -> None:
+        """Removes the bar."""
+        if self._live is not None:
+            self._live.stop()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Takes the bar down."""
-        if self._live is not None:
-            self._live.stop()
 
 
 def track(items: Iterable[T], title: str) -> Iterator[T]:
@@ -83,10 +74,13 @@ def _draw(in_bytes: bool) -> Any:
         from rich.console import Console
     except ImportError:
         return None
-    counted = (
-        (progress.DownloadColumn(), progress.TransferSpeedColumn()) if in_bytes else (progress.MofNCompleteColumn(),)
+    counts = (
+        [progress.DownloadColumn(), progress.TransferSpeedColumn()] if in_bytes else [progress.MofNCompleteColumn()]
     )
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(20), *counted)
-    return progress.Progress(
-        *columns, progress.TimeRemainingColumn(), console=Console(stderr=True), refresh_per_second=4, transient=True
-    )
+    columns = [
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(20),
+        *counts,
+        progress.TimeRemainingColumn(),
+    ]
+    return progress.Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ibnn.contrib.sides import sides_of
 from ibnn.convert import Where, check_sides
 from ibnn.errors import complaint
-from ibnn.files.saving import converted
+from ibnn.files.saving import check_tensors, converted
 from ibnn.files.sealed import extra
 from ibnn.layers.registry import layer_type
 from ibnn.network import IBNN
@@ -58,7 +58,7 @@ def load_authors(
     layers, weights = _split(_read(checkpoint))
     described = _described(layers)
     described |= {"where": where, "layers": _in_order(net, layers, where, described["bias_latents"])}
-    _check_weights(net.state_dict(), weights)
+    check_tensors(net.state_dict(keep_vars=True), weights)
     model = converted(copying.deepcopy(net) if copy else net, described, likelihood)
     model.net.load_state_dict(weights, strict=False)  # names and shapes were checked; latents have names of their own
     with torch.no_grad():
@@ -141,33 +141,17 @@ def _in_order(net: nn.Module, layers: Layers, where: Where, bias_latents: Any) -
             got = f"a {type(modules[name]).__name__}" if name in modules else "none of that name"
             raise ValueError(complaint("net", f"a network with a layer {name!r} that can have latents", got, _BUILD))
         fits = {form: sides_of(modules[name], form, bias_latents).nodes for form in get_args(Where)}
-        sizes = {key: tuple(tensor.shape) for key, tensor in own.items() if not key.startswith("prior")}
-        nodes = _joined(own, "mean").shape[1] if _agree(own) else -1
-        if nodes != fits[where]:
-            others = [form for form, count in fits.items() if count == nodes]
+        mean, std = _joined(own, "mean").shape, _joined(own, "std").shape
+        if mean != std or mean[1] != fits[where]:
+            others = [form for form, count in fits.items() if mean == std and mean[1] == count]
             remedy = f"Pass where={others[0]!r}." if others else _BUILD
             expected = f"one with {fits[where]} latents on layer {name!r} (where={where!r})"
-            raise ValueError(complaint("checkpoint", expected, f"shapes {sizes}", remedy))
+            got = f"means of shape {tuple(mean)} and deviations of shape {tuple(std)}"
+            raise ValueError(complaint("checkpoint", expected, got, remedy))
     return {name: sides_of(module, where, bias_latents).nodes for name, module in modules.items() if name in layers}
-
-
-def _agree(own: Mapping[str, Tensor]) -> bool:
-    """Whether means and deviations have the same shapes."""
-    return all(own[f"posterior_{of}_mean"].shape == own[f"posterior_{of}_std"].shape for of in _posteriors(own))
-
-
-def _posteriors(own: Mapping[str, Tensor]) -> list[str]:
-    return [of for of in "UB" if f"posterior_{of}_mean" in own]
 
 
 def _joined(own: Mapping[str, Tensor], what: str) -> Tensor:
     """Returns mean or std of a layer's latents, (K, nodes): those of nodes, then that of the bias."""
-    return torch.cat([own[f"posterior_{of}_{what}"].flatten(1) for of in _posteriors(own)], 1)
-
-
-def _check_weights(state: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """Raises unless names and shapes of weights and buffers agree."""
-    for name in {**state, **weights}:
-        has, had = (tuple(tensors[name].shape) if name in tensors else "absent" for tensors in (state, weights))
-        if has != had:
-            raise ValueError(complaint("net", f"like the checkpoint, where {name!r} is {had}", has, _BUILD))
+    names = (f"posterior_{of}_{what}" for of in "UB")
+    return torch.cat([own[name].flatten(1) for name in names if name in own], 1)

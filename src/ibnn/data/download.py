@@ -20,9 +20,6 @@ def get(
 
     A correct archive that already lies in `folder` is unpacked from there.
 
-    >>> get("cifar-10", "data", mirror="https://mirror.example.org/sets")  # doctest: +SKIP
-    PosixPath('data/cifar-10-batches-bin')
-
     Args:
         name: One of `ibnn.data.names()`.
         folder: Where sets are; default IBNN_DATA or `data`.

@@ -47,11 +47,7 @@ class Split(NamedTuple):
 
 
 def load_idx(folder: str | Path, *, train: bool) -> Split:
-    """Reads MNIST or Fashion-MNIST from its idx .gz files.
-
-    >>> load_idx("data/mnist", train=True).images.shape  # doctest: +SKIP
-    torch.Size([60000, 1, 28, 28])
-    """
+    """Reads MNIST or Fashion-MNIST from its idx .gz files."""
     prefix = "train" if train else "t10k"
     images = _read_idx(Path(folder) / f"{prefix}-images-idx3-ubyte.gz", dims=3)
     path = Path(folder) / f"{prefix}-labels-idx1-ubyte.gz"
@@ -62,21 +58,13 @@ def load_idx(folder: str | Path, *, train: bool) -> Split:
 
 
 def load_cifar10(folder: str | Path, *, train: bool) -> Split:
-    """Reads CIFAR-10 from the files of its binary version.
-
-    >>> load_cifar10("data/cifar-10-batches-bin", train=False).images.shape  # doctest: +SKIP
-    torch.Size([10000, 3, 32, 32])
-    """
+    """Reads CIFAR-10 from the files of its binary version."""
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
     return _cifar([Path(folder) / name for name in names], classes=(10,))
 
 
 def load_cifar100(folder: str | Path, *, train: bool) -> Split:
-    """Reads CIFAR-100, with its fine labels, from the files of its binary version.
-
-    >>> load_cifar100("data/cifar-100-binary", train=True).images.shape  # doctest: +SKIP
-    torch.Size([50000, 3, 32, 32])
-    """
+    """Reads CIFAR-100, with its fine labels, from the files of its binary version."""
     return _cifar([Path(folder) / ("train.bin" if train else "test.bin")], classes=(20, 100))
 
 
@@ -136,13 +124,7 @@ def _tensor(content: bytes) -> Tensor:
 
 
 def opened(file: Path | BinaryIO, mode: str, most: int | None = None) -> "Picture":
-    """Returns an image upright and in mode "L" or "RGB"; raises ValueError if it cannot be read, or is too large.
-
-    Args:
-        file: The file.
-        mode: The mode.
-        most: The largest number of pixels that is decoded; default: what pillow takes.
-    """
+    """Returns an image upright and in mode "L" or "RGB"; raises a ValueError for damage, or more than `most` pixels."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -200,9 +182,6 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
     Photographs are turned as their camera says. Transparent images are composited on white; 16-bit greys become 8-bit.
     `Images` takes a folder in place of a `Split` and decodes each batch as it is needed (so give the loader some
     `num_workers`); `split()` decodes everything at once into memory.
-
-    >>> Folder("imagenet", train=False, size=224)[0][0].shape  # doctest: +SKIP
-    torch.Size([3, 224, 224])
 
     Attributes:
         classes: Sorted names of the classes of train and val together; a label is an index into it.
@@ -282,14 +261,9 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         augment: bool = False,
         flip: bool = True,
     ) -> None:
-        """Wraps images.
+        """Takes images; `mean` and `std` of each channel are for pixels in [0, 1].
 
-        Args:
-            data: Images in memory, or a folder, which is decoded batch by batch.
-            mean: Mean of each channel, for pixels in [0, 1].
-            std: Standard deviation of each channel, likewise.
-            augment: Whether to crop randomly from the image padded by 4 black pixels.
-            flip: Whether augmentation also mirrors half of the images left to right; False for digits and letters.
+        `augment` crops randomly from the image padded by 4 black pixels; `flip` then also mirrors half of the images.
         """
         channels = data.images.shape[1] if isinstance(data, Split) else 3
         if not len(mean) == len(std) == channels:

@@ -62,9 +62,9 @@ class Known(NamedTuple):
     std: tuple[float, ...]
     flip: bool
     classes: tuple[str, ...]
-    url: str | None  # where its files are published; None if a package brings them
-    files: Mapping[str, str]  # md5 of each file as published
     members: Mapping[str, tuple[int, str | None]]  # bytes and md5, or None, of each path that an archive brings
+    url: str | None = None  # where its files are published; None if a package brings them
+    files: Mapping[str, str] = {}  # md5 of each file as published
 
     @property
     def kept(self) -> dict[str, tuple[int | None, str | None]]:
@@ -87,10 +87,9 @@ def _read_known() -> Iterator[tuple[str, Known]]:
     readers = {"idx": load_idx, "cifar-10": load_cifar10, "cifar-100": load_cifar100, "digits": _digits}
     text = (resources.files("ibnn.data") / "sets.toml").read_text(encoding="utf-8")
     for name, entry in tomllib.loads(text).items():
-        mean, std, classes = (tuple(entry[key]) for key in ("mean", "std", "classes"))
-        members = {path: (member["bytes"], member.get("md5")) for path, member in entry.get("members", {}).items()}
-        read, url, files = readers[entry["format"]], entry.get("url"), entry.get("files", {})
-        yield name, Known(entry["where"], read, mean, std, entry["flip"], classes, url, files, members)
+        members = {path: (member["bytes"], member.get("md5")) for path, member in entry.pop("members", {}).items()}
+        entry |= {key: tuple(entry[key]) for key in ("mean", "std", "classes")}
+        yield name, Known(read=readers[entry.pop("format")], members=members, **entry)
 
 
 PHOTOGRAPHS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation that suit most photographs
@@ -137,8 +136,8 @@ def load(name: str, folder: str | Path | None = None, *, size: int = 224) -> Dat
     entry = known(name)
     if missing := [path for path in entry.kept if not (root / path).is_file()]:
         raise FileNotFoundError(complaint("folder", f"one with {missing[0]}", root, f"Run: ibnn data get {name}"))
-    found, tested = (entry.read(root / entry.where, train=part) for part in (True, False))
-    return DataSet(name, found, tested, entry.mean, entry.std, entry.classes, entry.flip)
+    known_train, known_test = (entry.read(root / entry.where, train=part) for part in (True, False))
+    return DataSet(name, known_train, known_test, entry.mean, entry.std, entry.classes, entry.flip)
 
 
 def status(folder: str | Path | None = None) -> tuple[Status, ...]:

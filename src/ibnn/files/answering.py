@@ -1,4 +1,4 @@
-"""ANSWERING: the module that a file is traced from: it maps inputs to answers with plain operators alone."""
+"""The module that an exported file is traced from: it maps inputs to answers with plain operators alone."""
 
 import copy
 import math
@@ -20,13 +20,7 @@ from ibnn.network import IBNN, by_layer, mean_latents, no_fast_path
 from ibnn.novelty import Reference
 from ibnn.novelty.measure import fallback_weight
 from ibnn.novelty.nodes import observable, padding, watched
-from ibnn.prediction import (
-    CategoricalPrediction,
-    GaussianPrediction,
-    JointPrediction,
-    Method,
-    Prediction,
-)
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, JointPrediction, Method, Prediction
 from ibnn.units import Units, windows
 
 Pixels = tuple[Sequence[float], Sequence[float]]  # mean and standard deviation of each channel

@@ -113,10 +113,9 @@ def export(
     return Exported(Path(path), len(content), answering.draw_bytes, difference)
 
 
-def _written(
-    answering: Answering, shown: Inputs, format: str, facts: dict[str, Any]
-) -> tuple[bytes, dict[str, Tensor]]:
+def _written(answering: Answering, shown: Inputs, facts: dict[str, Any]) -> tuple[bytes, dict[str, Tensor]]:
     """Returns the content of the file, and what it answers."""
+    format = facts["format"]
     try:
         with _quiet():
             program = _traced(answering, shown)
@@ -129,28 +128,21 @@ def _written(
         raise ValueError(complaint("model", expected, got, remedy)) from error
 
 
-def _checked(
-    model: IBNN | OneNetwork, answering: Answering, shown: Inputs, facts: dict[str, Any]
-) -> tuple[bytes, float]:
+def _checked(model: Any, answering: Answering, shown: Inputs, facts: dict[str, Any]) -> tuple[bytes, float]:
     """Returns the content of the file, and how far its answers are from those of `predict`; raises if it is far."""
     inputs = answering.normalised(shown)
     expected = predict(model, inputs, samples=facts["samples"], seed=facts["seed"], novelty=False)
     facts["outputs"] = [*named(expected), *(["p_value"] if answering.reference is not None else [])]
-    content, found = _written(answering, shown, facts["format"], facts)
+    content, found = _written(answering, shown, facts)
     if answering.reference is not None:
-        expected = answering.fallen_back(expected, _checked_p_value(found["p_value"], model, inputs))
+        device = next(model.parameters()).device
+        p_value = measure(model, tree_map(lambda t: t.to(device), inputs)).p_value.cpu()
+        apart = (found["p_value"] - p_value).abs().max().item()
+        if not apart <= RANKS + 2 / (answering.reference.ranked + 1):  # rounding may change a rank by one or two
+            got, remedy = f"p-values {apart:.2g} apart", "Pass novelty=False, to leave it out."
+            raise ValueError(complaint("model", "a network whose novelty can be exported", got, remedy))
+        expected = answering.fallen_back(expected, found["p_value"])
     return content, _largest_difference(found, named(expected))
-
-
-def _checked_p_value(found: Tensor, model: Any, x: Inputs) -> Tensor:
-    """Returns the file's p-values; raises if they are not the model's. Rounding may change a rank by one or two."""
-    device = next(model.parameters()).device
-    apart = (found - measure(model, tree_map(lambda t: t.to(device), x)).p_value.cpu()).abs().max().item()
-    if not apart <= RANKS + 2 / (model.reference.ranked + 1):
-        remedy = "Pass novelty=False, to leave it out."
-        wanted = "a network whose novelty can be exported"
-        raise ValueError(complaint("model", wanted, f"p-values {apart:.2g} apart", remedy))
-    return found
 
 
 def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:

@@ -274,7 +274,7 @@ def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False)
     """Returns a model with the saved tensors, in their saved dtype."""
     make_room(model, tensors)
     state = _saved_state(model, latents_only)
-    _check_tensors(state, tensors)
+    check_tensors(state, tensors)
     for name, tensor in state.items():
         tensor.data = tensor.data.to(tensors[name].dtype)
     model.load_state_dict(tensors, strict=False)  # the names were checked
@@ -328,7 +328,7 @@ def _check_net(net: nn.Module, config: dict[str, Any], force: bool) -> None:
         raise ValueError(complaint("net", expected, f"one with other weights ({digest[:12]}…)", remedy))
 
 
-def _check_tensors(state: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+def check_tensors(state: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
     """Raises unless names and shapes agree, and names that are tied in the network have equal saved values."""
     first: dict[int, str] = {}
     for name in {**state, **saved}:
