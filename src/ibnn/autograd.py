@@ -1,9 +1,12 @@
-"""Two helpers of automatic differentiation: the inverse of softplus, and a factor on gradients."""
+"""Helpers of automatic differentiation: the inverse of softplus, a factor on gradients, and which tensors are plain."""
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+# Classes whose operations are torch's own. Others (fake, distributed) do not go through kernels, nor are they kept.
+PLAIN: set[type] = {Tensor, nn.Parameter}
 
 
 def inverse_softplus(y: Tensor) -> Tensor:

@@ -5,16 +5,25 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import torch
+
+
+@cache
+def accelerator() -> Any:
+    """Returns the module of this machine's accelerator (`torch.cuda`, `torch.mps`, …), or None."""
+    kind = torch.accelerator.current_accelerator()
+    return torch.get_device_module(kind) if kind is not None and torch.accelerator.is_available() else None
 
 
 def seed_generators(*parts: int) -> None:
     """Seeds the global generators of torch, numpy and Python with a hash of integers."""
     seed = int.from_bytes(hashlib.blake2b(repr(tuple(map(int, parts))).encode(), digest_size=4).digest(), "big")
     torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond where there is no GPU
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)
+    if (module := accelerator()) is not None:
+        module.manual_seed_all(seed) if hasattr(module, "manual_seed_all") else module.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
@@ -25,7 +34,9 @@ def generators_restored() -> Iterator[None]:
     """Restores the global generators of torch, numpy and Python at the end of a block."""
     numpy = sys.modules.get("numpy")
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    module = accelerator()
+    held = module.get_rng_state_all() if hasattr(module, "get_rng_state_all") else None  # MPS has one state alone
+    one = module.get_rng_state() if module is not None and held is None and hasattr(module, "get_rng_state") else None
     try:
         yield
     finally:
@@ -33,5 +44,7 @@ def generators_restored() -> Iterator[None]:
         random.setstate(states[1])
         if numpy:
             numpy.random.set_state(states[2])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+        if held is not None:
+            module.set_rng_state_all(held)
+        elif one is not None:
+            module.set_rng_state(one)

@@ -128,6 +128,7 @@ class IBNN(nn.Module):
         self._lock = threading.RLock()  # one forward pass at a time
         self._checked: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which the layers' calls were checked
         self._searches = 0  # for the batch in layers' inputs
+        self._targets_checked = False
         self._entries_per_value: float | None = None  # of a draw as rows; 0 if rows affect each other, None if unknown
         device = next(net.parameters()).device
         self.register_buffer("unit_std", torch.zeros(len(self.latents), device=device))
@@ -487,8 +488,9 @@ class IBNN(nn.Module):
                 whole batch's rows to `examples` once all parts are done.
         """
         y = self.likelihood.pack(y)
-        compiling = torch.compiler.is_compiling()  # a graph checks no values
-        data = 1 if compiling else self.likelihood.count(y)
+        # Values are checked at every step where that is free, else once: reading them would stop a GPU's queue.
+        checks = not torch.compiler.is_compiling() and (y.device.type == "cpu" or not self._targets_checked)
+        data = self.likelihood.count(y) if checks else 1
         objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
         rows = batch_length(x)
         if y.dim() == 0 or len(y) != rows:
@@ -503,8 +505,9 @@ class IBNN(nn.Module):
         except (RuntimeError, IndexError, ValueError) as error:
             explain(error, self.net, x)
             raise
-        if not compiling:
+        if checks:
             self.likelihood.check(output, y)
+            self._targets_checked = True
         terms = self.likelihood.terms(output, repeat_rows(y, rows, samples))
         kl = self._kl(q, self.kl_kind)
         entropy = mixture.entropy_bound(q) if gamma else torch.zeros_like(kl)

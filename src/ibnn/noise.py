@@ -59,10 +59,12 @@ def by_node(latents: Iterable[Latent], factors: Tensor) -> Tensor:
     >>> by_node([Latent(1, 2, axis=-1), Latent(1, 3, axis=-1)], torch.tensor([0.5, 1.0]))
     tensor([0.5000, 0.5000, 1.0000, 1.0000, 1.0000])
     """
-    inputs = [(latent.inputs, latent.nodes) for latent in latents]
-    counts = torch.tensor([count for own, nodes in inputs for count in (own, nodes - own)], device=factors.device)
-    both = torch.stack([factors, torch.ones_like(factors)], 1).flatten()
-    return both.repeat_interleave(counts, output_size=sum(nodes for _, nodes in inputs))
+    parts = []
+    for latent, factor in zip(latents, factors.unbind(), strict=True):
+        parts.append(factor.expand(latent.inputs))
+        if latent.nodes > latent.inputs:
+            parts.append(factors.new_ones(latent.nodes - latent.inputs))
+    return torch.cat(parts)
 
 
 def initial_std(noise: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ibnn.autograd import PLAIN
 from ibnn.normal import Space, address, normals, numbered_words
 
 POOL, LONGEST = 2**20, 2**16  # normals in the pool, and in one window: longer noise has several windows
@@ -31,7 +32,7 @@ def pool(device: torch.device) -> Tensor:
         at = address(0, Space.POOL, torch.arange(POOL // 1024, device="cpu"))
         made = normals(at, 1024).flatten().to(device)
         made = torch.cat([made, -made])
-    if type(made) is Tensor:  # not a fake one
+    if type(made) in PLAIN:  # not a fake one
         _POOLS[device] = made
     return made
 

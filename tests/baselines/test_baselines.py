@@ -176,7 +176,7 @@ def test_temperature_scaling_finds_the_lowest_nll(name: str) -> None:
 
 
 def test_a_recipe_for_latents_is_refused_for_baselines() -> None:
-    with pytest.raises(ValueError, match=r"`recipe`.*calibrate"):
+    with pytest.raises(ValueError, match="`calibrate`"):
         fit(Plain(make_net()), make_data(), epochs=1, calibrate=True, quiet=True)
 
 

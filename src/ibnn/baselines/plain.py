@@ -168,9 +168,9 @@ def mean_terms(terms: Sequence[Terms]) -> Terms:
     return Terms(*(torch.stack(parts).mean() for parts in zip(*terms, strict=True)))
 
 
-def generator(seed: int, index: int, device: torch.device) -> torch.Generator:
-    """Returns the random generator of one draw."""
-    return torch.Generator(device).manual_seed(numbered_seed(seed, index))
+def generator(seed: int, index: int) -> torch.Generator:
+    """Returns the random generator of one draw; on the CPU, so that a draw is the same on every device."""
+    return torch.Generator().manual_seed(numbered_seed(seed, index))
 
 
 class Ensemble(Plain):

@@ -21,6 +21,13 @@ from ibnn.likelihood import Likelihood, Terms
 LEAST_SELU = -1.7580993408473766  # −λα: alpha dropout sets entries to it
 
 
+def normal_like(x: Tensor, source: torch.Generator | None) -> Tensor:
+    """Draws standard normals: from a draw's own generator, which is the CPU's, or from the device's global one."""
+    if source is None:
+        return torch.randn_like(x)
+    return torch.randn(x.shape, generator=source, dtype=x.dtype).to(x.device)
+
+
 class _Mask(nn.Module):
     """Dropout whose mask, within a draw, is the same for every row, so that a draw is one function of x."""
 
@@ -35,7 +42,8 @@ class _Mask(nn.Module):
             return own(x)  # type: ignore[no-any-return]
         entries = isinstance(own, nn.Dropout | nn.AlphaDropout)  # the others drop channels
         shape = x.shape[1:] if entries else (*x.shape[1:2], *[1] * (x.dim() - 2))
-        mask = torch.rand(shape, generator=self.source, device=x.device) >= rate
+        device = x.device if self.source is None else "cpu"
+        mask = torch.rand(shape, generator=self.source, device=device).to(x.device) >= rate
         if isinstance(own, nn.AlphaDropout | nn.FeatureAlphaDropout):  # keeps mean 0 and variance 1
             scale = 1 / math.sqrt((1 - rate) * (1 + rate * LEAST_SELU**2))
             return scale * (torch.where(mask, x, LEAST_SELU) - rate * LEAST_SELU)
@@ -87,7 +95,7 @@ class MCDropout(Plain):
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         masks = [m for m in self.net.modules() if isinstance(m, _Mask)]
         for number in numbers:
-            source = generator(seed, number, self.examples.device)
+            source = generator(seed, number)
             try:
                 for mask in masks:
                     mask.source = source
@@ -155,10 +163,7 @@ class MeanField(Plain):
         return [group for group in groups if group["params"]]
 
     def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any], source: torch.Generator | None = None) -> Any:
-        weights = {
-            name: mean + std * torch.randn(mean.shape, generator=source, device=mean.device, dtype=mean.dtype)
-            for name, (mean, std) in self.posterior().items()
-        }
+        weights = {name: mean + std * normal_like(mean, source) for name, (mean, std) in self.posterior().items()}
         return functional_call(self.net, weights, args, kwargs)
 
     @property
@@ -170,10 +175,7 @@ class MeanField(Plain):
         return mean_terms([super(MeanField, self)._terms(x, y, 1) for _ in range(samples)])  # a draw of weights each
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
-        device = self.examples.device
-        yield from (
-            self.likelihood.read(self._noisy(args, kwargs, generator(seed, number, device))) for number in numbers
-        )
+        yield from (self.likelihood.read(self._noisy(args, kwargs, generator(seed, number))) for number in numbers)
 
 
 class SWAG(Plain):
@@ -247,12 +249,12 @@ class SWAG(Plain):
         if not self.random:
             yield from super()._draws(args, kwargs, numbers, seed)
             return
-        names, device = [name for name, _ in self.net.named_parameters()], self.mean.device
+        names = [name for name, _ in self.net.named_parameters()]
         std = (self.square - self.mean.square()).clamp_min(1e-30).sqrt() / 2**0.5
         kept = self.deviations[: int(self.count)]
         for number in numbers:
-            source = generator(seed, number, device)
-            weights = self.mean + std * torch.randn(std.shape, generator=source, device=device)
-            weights += torch.randn(len(kept), generator=source, device=device) @ kept / (2 * (len(kept) - 1)) ** 0.5
+            source = generator(seed, number)
+            weights = self.mean + std * normal_like(std, source)
+            weights += normal_like(kept[:, 0], source) @ kept / (2 * (len(kept) - 1)) ** 0.5
             drawn = dict(zip(names, self._parts(weights), strict=True))
             yield self.likelihood.read(functional_call(self.net, drawn, args, kwargs))

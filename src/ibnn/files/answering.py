@@ -68,9 +68,10 @@ class Answering(nn.Module):
             drawn = model.draw_each(samples, seed)
             mean = [] if self.reference is None else [mean_latents(model).detach()[None]]
             self.draws, self.copies = len(drawn), len(drawn) + len(mean)
-            units = model._units(drawn)
+            units = [unit and Units(unit.std.detach().cpu(), unit.at.cpu()) for unit in model._units(drawn)]
             parts = by_layer(model, torch.cat([drawn.z.detach(), *mean]))
-            self._draws = [(part.to(latent.mean.dtype).contiguous(), units[latent.number]) for _, latent, part in parts]
+            own = [(part.to(latent.mean.dtype), units[latent.number]) for _, latent, part in parts]
+            self._draws = [(z.cpu().contiguous(), unit) for z, unit in own]
         for name, values in zip(("centre", "spread"), pixels or (), strict=False):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from ibnn.autograd import PLAIN
 from ibnn.kernels.convolution import convolved
 from ibnn.kernels.linear import linears
 from ibnn.units import Placed
@@ -79,7 +80,7 @@ def runs_here(*tensors: Tensor | None) -> bool:
         and not torch._C._is_tracing()
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
-        and all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in given)
+        and all(type(tensor) in PLAIN for tensor in given)
         and len({tensor.device for tensor in given}) == 1
         and (len({tensor.dtype for tensor in given}) == 1 or torch.is_autocast_enabled(given[0].device.type))
     )

@@ -80,7 +80,7 @@ def _lstm(plan: Plan, x: Tensor, z: Tensor, weights: Weights, state: State) -> A
     w, u, b, b_h = (_doubled(part, 2, 4) for part in weights)
     gates, made, cells = (z.new_empty(sum(plan.sizes), width * size) for width in (4, 1, 1))
     _products(plan, x, w, None if b is None else b + b_h, gates)
-    u, minus, before = u.t().contiguous(), z.new_tensor(-1.0), c
+    u, minus, before = u.t().contiguous(), z.new_full((), -1.0), c
     steps = _split(plan, gates, *gates.unflatten(-1, (4, size)).unbind(1), cells, made)
     heads = _heads(plan, z, h * z, torch.empty_like(z))
     for (gate, i, f, g, o, c_t, h_t), (z_t, scaled, bent) in zip(steps, heads, strict=True):
@@ -99,7 +99,7 @@ def _gru(plan: Plan, x: Tensor, z: Tensor, weights: Weights, state: State) -> An
     w, u, b, b_h = (_doubled(part, 2, 3) for part in weights)
     gates, made = (z.new_empty(sum(plan.sizes), width * size) for width in (4, 1))
     _products(plan, x, w.roll(size, 0), None if b is None else b.roll(size, 0), gates[:, : 3 * size])
-    u, minus, before, product = u.t().contiguous(), z.new_tensor(-1.0), h, z.new_empty(len(h), 3 * size)
+    u, minus, before, product = u.t().contiguous(), z.new_full((), -1.0), h, z.new_empty(len(h), 3 * size)
     steps = _split(plan, gates[:, size : 3 * size], *gates.unflatten(-1, (4, size)).unbind(1), made)
     heads = _heads(plan, z, h * z, product, product[:, : 2 * size], product[:, 2 * size :])
     for (both, new, reset, keep, inner, h_t), (z_t, scaled, part, part_of_both, part_of_new) in zip(
@@ -119,7 +119,7 @@ def _rnn(plan: Plan, x: Tensor, z: Tensor, weights: Weights, state: State) -> An
     """Gates (N, H) become the outputs in place."""
     (h,), bent = state, plan.kind == "tanh"
     w, u, b, b_h = (_doubled(part, 0, 1) for part in weights) if bent else weights
-    made, u, minus = z.new_empty(sum(plan.sizes), z.shape[-1]), u.t().contiguous(), z.new_tensor(-1.0)
+    made, u, minus = z.new_empty(sum(plan.sizes), z.shape[-1]), u.t().contiguous(), z.new_full((), -1.0)
     _products(plan, x, w, None if b is None else b + b_h, made)
     for (h_t,), (z_t, scaled) in zip(_split(plan, made), _heads(plan, z, h * z), strict=True):
         h_t.addmm_(scaled, u)

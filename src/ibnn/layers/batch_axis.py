@@ -84,13 +84,14 @@ def places(
     rows = batch_length(call)
     added = torch.tensor(ADDED) % rows
     longer = tree_map(lambda t: torch.cat([t, t[added.to(t.device)]]) if t.dim() and len(t) == rows else t, call)
-    devices = {tensor.device.index for tensor in tensors(call) if tensor.is_cuda}
+    device = next(tensors(call)).device
+    devices = [] if device.type == "cpu" else [device.index or 0]
     seen: list[dict[str, list[_Look]]] = []
     for (args, kwargs), length in ((call, rows), (longer, rows + len(ADDED))):
         looks: dict[str, list[_Look]] = {name: [] for name in layers}
         watch = before_calls(layers, lambda name, shape, x: looks[name].append(_Look.at(shape, x, length)))  # noqa: B023
         try:
-            with watch, evaluating(net), torch.no_grad(), torch.random.fork_rng(list(devices)):
+            with watch, evaluating(net), torch.no_grad(), torch.random.fork_rng(devices, device_type=device.type):
                 net(*args, **kwargs)
         except Exception:
             return {}

@@ -158,7 +158,7 @@ def draws(
 
     def outputs(piece: Inputs, first: int, size: int | None) -> Tensor:
         drawn = torch.cat(list(_each_draw(method, piece, size, samples, seed, components=components)))
-        _refuse_not_finite(method, drawn, first + torch.arange(batch_length(piece)))
+        _refuse_not_finite(method, _finite_rows(method, drawn), first + torch.arange(batch_length(piece)))
         return drawn.unflatten(0, (chosen, -1))  # type: ignore[no-any-return]
 
     return torch.cat(_by_pieces(method, x, outputs, batch_size, progress=progress), 2)
@@ -215,30 +215,30 @@ def refuse_nan(inputs: Inputs, first: int = 0, argument: str = "", *, infinity: 
                 raise ValueError(complaint(argument or name, f"free of {what}", got, remedy))
 
 
-def _refuse_not_finite(method: Method, found: Tensor | Prediction, numbers: Tensor) -> None:
-    """Raises if outputs (J, b, …) of the rows with these numbers, or answers for them, are NaN or infinite.
+def _finite_rows(method: Method, found: Tensor | Prediction) -> Tensor:
+    """Returns of which rows outputs (J, b, …), or answers, are neither NaN nor infinite, (b,).
 
     Minus infinity masks a class and is allowed as long as another class is left.
     """
     if isinstance(found, JointPrediction):
-        for head in found.heads.values():
-            _refuse_not_finite(method, head, numbers)
-        return
+        return torch.stack([_finite_rows(method, head) for head in found.heads.values()]).all(0)
     if isinstance(found, Prediction):
-        for name in ("probs", "mean", "aleatoric"):
-            if isinstance(answer := getattr(found, name, None), Tensor):
-                _refuse_not_finite(method, answer[None], numbers)
-        return
+        parts = (getattr(found, name, None) for name in ("probs", "mean", "aleatoric"))
+        return torch.stack([_finite_rows(method, part[None]) for part in parts if isinstance(part, Tensor)]).all(0)
     masks = getattr(method.likelihood, "masks", False)
-    if found.amax() < math.inf and (masks or found.amin() > -math.inf):  # a NaN is not below infinity
+    good = found < math.inf if masks else found.isfinite()  # a NaN is not below infinity
+    return good.movedim(1, 0).flatten(1).all(1)
+
+
+def _refuse_not_finite(method: Method, good: Tensor, numbers: Tensor) -> None:
+    """Raises unless all rows are good, (b,), and names the first one that is not by its number."""
+    if bool(good.all()):  # the host waits for this value alone
         return
     root = next(method.modules())
     for name, tensor in (*root.named_parameters(), *root.named_buffers()):
         if tensor.is_floating_point() and not bool((tensor < math.inf).all()):
             remedy = "Go back to a checkpoint from before that, or load the weights again."
             raise ValueError(complaint("model", "of finite weights", f"NaN or infinity in {name!r}", remedy))
-    by_row = found.movedim(1, 0).flatten(1)
-    good = (by_row.amax(1) < math.inf) & (masks | (by_row.amin(1) > -math.inf))
     got = f"NaN or infinity for row {int(numbers.to(good.device)[~good][0])}"
     remedy = "Is that row finite, and scaled like the training data?"
     raise ValueError(complaint("x", "inputs that the network has finite outputs for", got, remedy))
@@ -352,11 +352,12 @@ def _answer(method: Method, piece: Inputs, first: int, size: int | None, samples
     """Returns the prediction for a piece whose first row has the number `first`."""
     numbers = first + torch.arange(batch_length(piece))
     running = method.likelihood.running(method.components, samples if method.random else 1)
+    good = []
     for drawn in _each_draw(method, piece, size, samples, seed):
-        _refuse_not_finite(method, drawn, numbers)
+        good.append(_finite_rows(method, drawn))
         running.add(drawn)
     answer = running.result()
-    _refuse_not_finite(method, answer, numbers)
+    _refuse_not_finite(method, torch.stack([*good, _finite_rows(method, answer)]).all(0), numbers)
     return answer
 
 
@@ -373,8 +374,8 @@ def _settled_answer(
         drawn = torch.cat(list(_each_draw(method, some, size, 1, seed, first=number)))
         rounds.append(drawn.unflatten(0, (method.components, -1)))
         answer = method.likelihood.summarise(torch.cat(rounds, 1))
-        _refuse_not_finite(method, drawn, first + left)
-        _refuse_not_finite(method, answer, first + left)
+        good = _finite_rows(method, drawn) & _finite_rows(method, answer)
+        _refuse_not_finite(method, good, first + left)
         if not isinstance(answer, CategoricalPrediction):
             got, remedy = type(answer).__name__, "Leave tolerance out."
             raise TypeError(complaint("tolerance", "given for a classifier only", got, remedy))

@@ -1,5 +1,6 @@
 """accelerate's devices, workers, precision and trackers for the length of a run, and the optimisers."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,15 @@ class Engine:
 
     sharded = False  # whether the weights are spread over the workers
 
-    def __init__(self, recipe: Recipe, folder: Path | None, rows: int) -> None:
-        """Makes the Accelerator for a recipe; trackers write to the folder. There are `rows` training examples."""
+    def __init__(self, recipe: Recipe, folder: Path | None, rows: int, device: torch.device | None = None) -> None:
+        """Makes the Accelerator for a recipe.
+
+        Args:
+            recipe: Precision and trackers.
+            folder: Where trackers write.
+            rows: Number of training examples.
+            device: The model's own. One worker computes there; of several, accelerate decides.
+        """
         self._tracks = bool(recipe.trackers)
         if self._tracks and folder is None:
             raise ValueError(complaint("run_dir", "a folder when there are trackers", None, "Pass run_dir=..."))
@@ -34,7 +42,10 @@ class Engine:
         if not self._owns_state and AcceleratorState().mixed_precision != recipe.precision:
             got = f"an Accelerator of {AcceleratorState().mixed_precision!r}"
             raise ValueError(complaint("precision", "that of the Accelerator made before", got, "Make them equal."))
+        alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
         self.accelerator = Accelerator(
+            device_placement=not alone,
+            cpu=alone and self._owns_state and device is not None and device.type == "cpu",
             mixed_precision=recipe.precision,
             log_with=list(recipe.trackers) or None,
             project_config=ProjectConfiguration(project_dir=str(folder)) if folder else None,
@@ -44,7 +55,8 @@ class Engine:
             got, remedy = "FSDP", "Launch without it, and call ibnn.training.shard(model) before fit."
             raise ValueError(complaint("accelerate", "configured without its own sharding", got, remedy))
         self.worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
-        self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
+        self.device = device if alone and device is not None else self.accelerator.device
+        self.main = self.accelerator.is_main_process
         on_cpu = self.device.type == "cpu"
         self._plain_steps = on_cpu and recipe.precision == "no"
         fault = bf16_fault() if recipe.precision == "bf16" and on_cpu else ""

@@ -165,7 +165,7 @@ class _Run:
         self.latents = model if isinstance(model, IBNN) else None  # the same model, if it has any
         self.n_data = n_data or count_targets(model.likelihood, self.source)
         self.total = recipe.steps or (recipe.epochs or DEFAULT_EPOCHS) * self.source.steps
-        self.engine = engine = Engine(recipe, folder, self.source.rows)
+        self.engine = engine = Engine(recipe, folder, self.source.rows, next(model.net.parameters()).device)
         self.held_out = HeldOut(model, data.held_out, engine.device, recipe.seed) if data.held_out else None
         steering = None
         if recipe.beta == "auto" and self.latents is not None and self.held_out is not None:

@@ -1,0 +1,272 @@
+"""Runs the library's public functions on a second device, and prints how far each answer is from the CPU's, as JSON.
+
+The device is simulated (`simulated`), or a real one: `IBNN_TEST_DEVICE=cuda`. Each case takes a device and returns
+numbers. Data may stay on the host: a case named "… from the host" says so.
+"""
+
+import copy
+import json
+import os
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ibnn
+from ibnn import baselines
+
+NAME = os.environ.get("IBNN_TEST_DEVICE", "sim")
+CASES: dict[str, Callable[[str], Any]] = {}
+
+
+def case(run: Callable[[str], Any]) -> Callable[[str], Any]:
+    CASES[run.__name__.replace("_", " ")] = run
+    return run
+
+
+def seeded(make: Callable[[], Any], seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return make()
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+def mlp(outputs: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+class Sequence(nn.Module):
+    """A recurrent layer or a Transformer's, and a head."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x)
+        scores: Tensor = self.head((found[0] if isinstance(found, tuple) else found).mean(1))
+        return scores
+
+
+IMAGES, LABELS = seeded(lambda: torch.randn(96, 3, 8, 8)), seeded(lambda: torch.randint(0, 4, (96,)))
+ROWS, TOKENS = seeded(lambda: torch.randn(160, 6), 1), seeded(lambda: torch.randn(24, 5, 8), 2)
+CLASSES, NUMBERS = (ROWS[:, :4] * 2).argmax(1), ROWS[:, :1] * 2 + 1
+
+
+def stepped(model: Any, x: Tensor, y: Tensor, steps: int = 3) -> Tensor:
+    """Takes steps of training; returns the losses and what is predicted then."""
+    optimiser = torch.optim.SGD(model.parameter_groups(0.05), 0.05)
+    losses = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = model.train().elbo(x, y, n_data=y.numel()).loss
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.detach().cpu())
+    answer = model.predict(x[:9], samples=2, progress=False)
+    main = answer.probs if hasattr(answer, "probs") else answer.mean
+    return torch.cat([torch.stack(losses), main.cpu().flatten(), answer.epistemic.cpu().flatten()])
+
+
+def layer_case(name: str, make: Callable[[], nn.Module], x: Tensor, y: Tensor, **options: Any) -> None:
+    def run(device: str) -> Tensor:
+        model = ibnn.convert(seeded(make), components=3, seed=0, **options).to(device)
+        return stepped(model, x.to(device), y.to(device))
+
+    CASES[f"layers: {name}"] = run
+
+
+layer_case("convolution, both", cnn, IMAGES[:24], LABELS[:24])
+layer_case("convolution, channel", cnn, IMAGES[:24], LABELS[:24], draws="channel")
+layer_case("linear", mlp, ROWS[:24], CLASSES[:24])
+layer_case("gru", lambda: Sequence(nn.GRU(8, 8, batch_first=True)), TOKENS, LABELS[:24])
+layer_case("lstm", lambda: Sequence(nn.LSTM(8, 8, batch_first=True)), TOKENS, LABELS[:24])
+encoder = lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)  # noqa: E731
+layer_case("transformer", lambda: Sequence(encoder()), TOKENS, LABELS[:24])
+layer_case("transposed", lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 2), nn.Flatten(), nn.Linear(324, 4)),
+           IMAGES[:12], LABELS[:12])  # fmt: skip
+layer_case("outputs and biases", mlp, ROWS[:24], CLASSES[:24], where="both", bias_latents="node")
+layer_case("gaussian", lambda: mlp(1), ROWS[:24], NUMBERS[:24], likelihood="gaussian")
+layer_case("bernoulli", lambda: mlp(2), ROWS[:24], (ROWS[:24, :2] > 0).float(), likelihood="bernoulli")
+for kl in ("mean", "pairwise", "montecarlo"):
+    layer_case(f"kl {kl}", mlp, ROWS[:24], CLASSES[:24], kl=kl)
+
+
+def converted(device: str, **options: Any) -> Any:
+    return ibnn.convert(seeded(mlp), components=3, seed=0, **options).to(device)
+
+
+@case
+def predict_from_the_host(device: str) -> Tensor:
+    model = ibnn.convert(seeded(cnn), components=3, seed=0).to(device)
+    return model.predict(IMAGES[:7], samples=2, progress=False).probs
+
+
+@case
+def predict_with_a_tolerance(device: str) -> Tensor:
+    return converted(device).predict(ROWS[:20].to(device), samples=4, tolerance=0.1, progress=False).probs.cpu()
+
+
+@case
+def draws_and_components(device: str) -> Tensor:
+    model, x = converted(device), ROWS[:5].to(device)
+    own = [ibnn.draws(model, x, samples=2).flatten(), model.draw(1, 1)(x).flatten(), model.component(0)(x).flatten()]
+    return torch.cat(own).detach().cpu()
+
+
+@case
+def fit_from_the_host(device: str) -> Tensor:
+    model = converted(device)
+    ibnn.fit(model, (ROWS[:120], CLASSES[:120]), (ROWS[120:], CLASSES[120:]), epochs=2, batch_size=32, quiet=True)
+    assert next(model.parameters()).device.type == torch.device(device).type
+    return model.predict(ROWS[:9].to(device), progress=False).probs.cpu()
+
+
+@case
+def fit_resumed(device: str) -> Tensor:
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            model = converted(device)
+            ibnn.fit(model, (ROWS[:96], CLASSES[:96]), run_dir=folder, beta=1.0, epochs=2, batch_size=32, quiet=True)
+        return model.predict(ROWS[:9].to(device), progress=False).probs.cpu()
+
+
+@case
+def calibrate_with_novelty(device: str) -> Tensor:
+    model = converted(device)
+    report = ibnn.calibrate(model, (ROWS, CLASSES), progress=False)
+    answer = model.predict(ROWS[:9].to(device), progress=False)
+    return torch.cat(
+        [torch.tensor([report.scale, report.temperature]), answer.probs.cpu().flatten(), answer.p_value.cpu()]
+    )
+
+
+@case
+def sample_chains(device: str) -> Tensor:
+    model = converted(device)
+    ibnn.sample(model, (ROWS[:64], CLASSES[:64]), method="sghmc", samples=4, warmup=10, thin=2, progress=False)
+    return model.predict(ROWS[:9].to(device), progress=False).probs.cpu()
+
+
+@case
+def diagnose(device: str) -> Tensor:
+    report = ibnn.diagnose(converted(device), inputs=ROWS[:16].to(device))
+    return torch.tensor([row.nodes for row in report.layers], dtype=torch.float)
+
+
+@case
+def prune(device: str) -> Tensor:
+    model = ibnn.convert(seeded(cnn), components=2, seed=0).to(device)
+    thin = ibnn.prune(model, (IMAGES, LABELS), 0.5, quiet=True).model
+    return thin.predict(IMAGES[:5].to(device), progress=False).probs.cpu()
+
+
+@case
+def saved_here_loaded_on_the_cpu_and_back(device: str) -> Tensor:
+    model = converted(device)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = ibnn.load(folder, seeded(mlp))
+    assert next(loaded.parameters()).device.type == "cpu"
+    there = loaded.to(device).predict(ROWS[:9].to(device), progress=False).probs.cpu()
+    return there - model.predict(ROWS[:9].to(device), progress=False).probs.cpu()
+
+
+@case
+def exported_from_it(device: str) -> Tensor:
+    model = converted(device)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.pt2")
+        ibnn.export(copy.deepcopy(model), ROWS[:9].to(device), path, samples=2, format="torch")
+        program = torch.export.load(path).module()
+    return program(ROWS[:9])["probabilities"]
+
+
+for made, name in ((baselines.Plain, "plain"), (baselines.MeanField, "mean field")):
+
+    def run(device: str, made: Any = made) -> Tensor:
+        return stepped(made(seeded(mlp)).to(device), ROWS[:24].to(device), CLASSES[:24].to(device))
+
+    CASES[f"baselines: {name}"] = run
+
+
+@case
+def a_loop_without_ibnn(device: str) -> Tensor:
+    model = converted(device).train()
+    x, y = ROWS[:24].to(device), CLASSES[:24].to(device)
+    loss = F.cross_entropy(model(x), y) + model.kl() / 24
+    loss.backward()
+    return torch.cat([p.grad.cpu().flatten() for p in model.parameters() if p.grad is not None])
+
+
+def talk() -> dict[str, dict[str, int]]:
+    """Counts how a second step, prediction and evaluation talk with the host."""
+    from simulated import count
+
+    found = {}
+    nets: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+        "convolutions": (cnn, IMAGES[:64]),
+        "gru": (lambda: Sequence(nn.GRU(8, 8, batch_first=True)), TOKENS),
+        "transformer": (lambda: Sequence(encoder()), TOKENS),
+    }
+    for name, (make, x) in nets.items():
+        model = ibnn.convert(seeded(make), components=4, seed=0).to(NAME)
+        x, y = x.to(NAME), LABELS[: len(x)].to(NAME)
+        optimiser = torch.optim.SGD(model.parameter_groups(0.01), 0.01)
+
+        def step(model: Any = model, x: Tensor = x, y: Tensor = y, optimiser: Any = optimiser) -> None:
+            optimiser.zero_grad()
+            model.train().elbo(x, y, n_data=64).loss.backward()
+            optimiser.step()
+
+        calls: dict[str, Callable[[], Any]] = {
+            "step": step,
+            "predict": lambda model=model, x=x: model.predict(x, progress=False),
+            "eval": lambda model=model, x=x: model.eval()(x),
+        }
+        for kind, call in calls.items():
+            call()
+            with count() as counted:
+                call()
+            found[f"{name}: {kind}"] = dict(counted)
+    return found
+
+
+def main() -> None:
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"cases": {}}
+    device: AbstractContextManager[None] = nullcontext()
+    if NAME == "sim":
+        from simulated import simulated
+
+        device = simulated()
+    expected = {name: run("cpu").double() for name, run in CASES.items()}
+    with device:
+        for name, run in CASES.items():
+            try:
+                answer = run(NAME).cpu().double()
+                found["cases"][name] = float(
+                    (answer - expected[name]).abs().max() / expected[name].abs().max().clamp(1)
+                )
+            except Exception:
+                found["cases"][name] = traceback.format_exc(limit=-4)
+        found["talk"] = talk() if NAME == "sim" else {}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
