@@ -447,8 +447,8 @@ def novelty() -> Numbers:
     p = ibnn.predict(model, odd)
     assert isinstance(p, ibnn.CategoricalPrediction)
     found["p_values"] = digest(p.p_value)
-    found["sets"] = digest(p.set(0.9).double())
-    found["sets_by_class"] = digest(p.set(0.8, by_class=True).double())
+    found["sets"] = digest(p.set(0.9, kind="adaptive").double())
+    found["sets_by_class"] = digest(p.set(0.8, kind="adaptive", by_class=True).double())
     found |= _named("answer", _answer(model, odd))
     found |= _named("fallback", _answer(model, odd, fallback=0.2))
     found["plain"] = _answer(model, odd, novelty=False)["probs"]

@@ -33,12 +33,15 @@ def test_threshold_against_a_slow_reference(risk: float, ties: bool) -> None:
     doubt = (doubt * 8).round() if ties else doubt
     found = threshold(doubt, wrong, risk)
     ordered = sorted(zip(doubt.tolist(), wrong.tolist(), strict=True))
-    best = (-math.inf, 0.0)
-    for level in range(1, LEVELS + 1):
-        limit = ordered[300 * level // LEVELS - 1][0]
-        given = [bad for value, bad in ordered if value <= limit]
-        if beta_bound(sum(given), len(given), 0.05 / LEVELS) <= risk:
-            best = (limit, len(given) / 300)
+    limits = [ordered[300 * level // LEVELS - 1][0] for level in range(LEVELS, 0, -1)]
+    sets = [(limit, [bad for value, bad in ordered if value <= limit]) for limit in limits]
+    tried = [s for m, s in enumerate(sets, 1) if beta_bound(0, len(s[1]), 0.05 / m) <= risk]  # could pass at all
+    passing = [
+        (limit, len(given) / 300)
+        for limit, given in tried
+        if beta_bound(sum(given), len(given), 0.05 / len(tried)) <= risk
+    ]
+    best = max(passing, default=(-math.inf, 0.0))
     assert (found.limit, found.coverage) == best
     assert found.bound <= risk or not found.coverage
 
@@ -85,7 +88,12 @@ def test_novel_inputs_are_withheld_and_not_counted() -> None:
     assert torch.equal(rule(p), novel | (p.total > rule.limit))
     given = ~rule(p)
     assert (rule.coverage, rule.errors) == (given.double().mean().item(), int((p.labels != y)[given].sum()))
-    assert rule.bound == pytest.approx(beta_bound(rule.errors, int(given.sum()), 0.05 / LEVELS))
+    large = [
+        m
+        for m in range(1, LEVELS + 1)
+        if 0.95 ** int((~novel & (p.total <= p.total.sort().values[599 - 30 * (m - 1)])).sum()) <= 0.05 / m
+    ]
+    assert rule.bound == pytest.approx(beta_bound(rule.errors, int(given.sum()), 0.05 / len(large)))
     words = {
         (False, False): None,
         (False, True): "uncertain",
@@ -103,6 +111,27 @@ def test_a_p_value_at_the_level_is_novel() -> None:
     p, _ = answers(1, p_value=torch.tensor([10 / 200]))
     assert float(p.p_value) > 0.05  # type: ignore[arg-type]
     assert Threshold(math.inf, 1.0, 0, 1.0, 0.05).reasons(p) == ["novel"]
+
+
+@pytest.mark.parametrize(("risk", "needed"), [(0.05, 59), (0.01, 299)])
+def test_a_risk_needs_rows_even_without_an_error(risk: float, needed: int) -> None:
+    p = ibnn.Categorical().summarise(torch.tensor([[[[9.0, 0.0]]]]).expand(1, 1, needed, 2))
+    rule = ibnn.abstain(p, torch.zeros(needed), risk)
+    assert (rule.coverage, rule.errors) == (1.0, 0)
+    assert rule.bound == pytest.approx(1 - 0.05 ** (1 / needed))
+    with pytest.raises(ValueError, match=f"target.*{needed}"):
+        ibnn.abstain(p.rows(torch.arange(needed - 1)), torch.zeros(needed - 1), risk)
+
+
+@pytest.mark.parametrize("shape", [(600,), (600, 1)])
+def test_one_logit_is_answered_like_two(shape: tuple[int, ...]) -> None:
+    two, y = answers(600)
+    logits = two.log_probs[:, 1] - two.log_probs[:, 0]
+    one = ibnn.Bernoulli().summarise(logits.reshape(1, 1, *shape))
+    rule, expected = ibnn.abstain(one, y, 0.05), ibnn.abstain(two, y, 0.05)
+    assert (rule.coverage, rule.errors) == (expected.coverage, expected.errors)
+    assert torch.equal(rule(one), expected(two))
+    assert ibnn.abstain(one, y.reshape(shape), 0.05) == rule
 
 
 def test_numbers_are_withheld_as_novel_only() -> None:

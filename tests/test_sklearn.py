@@ -179,18 +179,17 @@ def test_uncertainty_adds_up(classifier: IBNNClassifier, regressor: IBNNRegresso
     assert np.allclose(regressor.predict_uncertainty(X).total, regressor.predict(X, return_std=True)[1] ** 2)
 
 
-def test_abstention_bounds_the_expected_risk(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:
+def test_unsure_rows_are_expected_to_be_wrong(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:
     wrong = 1 - classifier.predict_proba(X).max(1)
-    for risk in (0.02, 0.1, 0.3):
-        answered = ~classifier.abstain(X, risk=risk)
-        assert np.array_equal(answered, wrong <= risk)
+    for error in (0.02, 0.1, 0.3):
+        assert np.array_equal(classifier.unsure(X, error=error), wrong > error)
     std = regressor.predict(X, return_std=True)[1]
-    risk = float(np.median(std[:, 1]))
-    assert np.array_equal(regressor.abstain(X, risk=risk), (std > risk).any(1))
-    with pytest.raises(ValueError, match="risk"):
-        classifier.abstain(X, risk=2.0)
-    with pytest.raises(ValueError, match="risk"):
-        regressor.abstain(X, risk=0.0)
+    error = float(np.median(std[:, 1]))
+    assert np.array_equal(regressor.unsure(X, error=error), (std > error).any(1))
+    with pytest.raises(ValueError, match="error"):
+        classifier.unsure(X, error=2.0)
+    with pytest.raises(ValueError, match="error"):
+        regressor.unsure(X, error=0.0)
 
 
 def test_targets_are_in_their_own_units(regressor: IBNNRegressor) -> None:
@@ -264,7 +263,7 @@ def test_conformal_scores_have_the_draws_of_predictions() -> None:
     x, y = line(260)
     model = IBNNRegressor(epochs=5, **QUICK | {"prior_std": 1.0, "samples": 1, "components": 1})
     mean, std = model.fit(x[:200], y[:200], X_val=x[200:], y_val=y[200:]).predict(x[200:], return_std=True)
-    found = np.sort(model.model_.reference.errors[:, 0].numpy())
+    found = np.sort(model.model_.held_out.distances0[:, 0, 0, 0].numpy())
     np.testing.assert_allclose(np.median(found), np.median(np.abs(y[200:] - mean) / std), rtol=1e-4)
 
 

@@ -17,6 +17,7 @@ from ibnn.prediction import (
     GaussianPrediction,
     JointPrediction,
     Prediction,
+    conformalize,
     draws,
     predict,
 )
@@ -28,7 +29,7 @@ if _typing.TYPE_CHECKING:
     from ibnn.diagnosis import Diagnosis, diagnose
     from ibnn.files.export import Exported, export
     from ibnn.files.saving import Adapters, load
-    from ibnn.monitoring import ShiftMonitor, abstain
+    from ibnn.monitoring import AdaptiveLevel, ShiftMonitor, abstain
     from ibnn.novelty import fit_novelty
     from ibnn.pruning import Pruned, prune
     from ibnn.sampling import DivergedChainError, Samples, sample
@@ -44,7 +45,7 @@ _LAZY = {
     "Calibration": "calibration", "calibrate": "calibration",
     "Diagnosis": "diagnosis", "diagnose": "diagnosis",
     "Exported": "files.export", "export": "files.export", "Adapters": "files.saving", "load": "files.saving",
-    "ShiftMonitor": "monitoring", "abstain": "monitoring",
+    "AdaptiveLevel": "monitoring", "ShiftMonitor": "monitoring", "abstain": "monitoring",
     "fit_novelty": "novelty",
     "Pruned": "pruning", "prune": "pruning",
     "DivergedChainError": "sampling", "Samples": "sampling", "sample": "sampling",
@@ -79,6 +80,6 @@ __all__ = [
     "Adapters", "Exported", "export", "load",  # files
     "Bernoulli", "Categorical", "Gaussian", "Heads", "Likelihood",  # tasks
     "BernoulliPrediction", "CategoricalPrediction", "GaussianPrediction", "JointPrediction", "Prediction",  # answers
-    "draws", "metrics", "predict",
-    "ShiftMonitor", "abstain", "fit_novelty",  # monitoring
+    "conformalize", "draws", "metrics", "predict",
+    "AdaptiveLevel", "ShiftMonitor", "abstain", "fit_novelty",  # monitoring
 ]  # fmt: skip

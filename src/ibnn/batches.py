@@ -66,6 +66,7 @@ class Source:
     sampler: Any = None  # the user's own batch sampler, which yields the rows of the batches
     pack: Pack | None = None
     numbers: Tensor | None = None  # the rows' numbers before `split`; None if they were not split
+    whole: bool = False  # whether a pair is one batch, whose inputs are never cut or indexed
 
     @property
     def steps(self) -> int:
@@ -79,7 +80,7 @@ class Source:
     @property
     def divisible(self) -> bool:
         """Whether `split` can take rows out: not where the user's own sampler or iterable chooses them."""
-        return not isinstance(self.data, DataLoader) and self.sampler is None
+        return not isinstance(self.data, DataLoader) and self.sampler is None and not self.whole
 
     def split(self, rows: int, seed: int) -> tuple["Source", "Source"]:
         """Returns a random (train, held-out) split with `rows` held out, both in their original order."""
@@ -123,6 +124,9 @@ class Source:
 
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
         """Returns this worker's shares of an epoch's batches, from batch `first` on."""
+        if self.whole:
+            x, y = self.data
+            return iter([Share(x, y, 0, self.rows)])
         worker, word = worker or Worker(), numbered_seed(seed, number)
         if isinstance(self.data, DataLoader):
             return self._iterable(word, first, worker)
@@ -196,13 +200,13 @@ class Source:
 def as_source(
     data: Any,
     *,
-    batch_size: int,
+    batch_size: int | None,
     name: str = "train",
     workers: int = 0,
     shuffled: bool = True,
     pack: Pack | None = None,
 ) -> Source:
-    """Reads a Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays.
+    """Reads a Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays; None makes one batch of a pair.
 
     >>> as_source((torch.zeros(10, 2), torch.zeros(10)), batch_size=4).steps
     3
@@ -220,11 +224,12 @@ def as_source(
         if batch_length(x) != len(y):
             got = f"{batch_length(x)} inputs and {len(y)} targets"
             raise ValueError(complaint(name, "as many inputs as targets", got, "Pass (x, y) of equal length."))
-        return Source((x, y), len(y), min(batch_size, len(y)), shuffled)
+        return Source((x, y), len(y), min(batch_size or len(y), len(y)), shuffled, whole=batch_size is None)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and isinstance(data, Sized):
         if len(data) == 0:
             raise ValueError(complaint(name, "at least one example", "an empty dataset", "Pass data."))
-        return Source(data, len(data), min(batch_size, len(data)), shuffled, loading=loading, pack=pack)
+        size = min(batch_size or len(data), len(data))
+        return Source(data, len(data), size, shuffled, loading=loading, pack=pack)
     got = type(data).__name__
     raise TypeError(complaint(name, "a Dataset, a DataLoader or a pair (x, y)", got, "Wrap it in a DataLoader."))
 

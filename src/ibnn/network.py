@@ -42,7 +42,7 @@ from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.noise import DrawsPer
 from ibnn.normal import Space, address, check_seed, normals
-from ibnn.prediction import predict
+from ibnn.prediction import HeldOut, predict
 from ibnn.units import UnitFactors, Units
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ class IBNN(nn.Module):
         examples: How many training examples have been drawn for so far (a buffer); with `seed` it addresses the next
             draws, so a restored state dict goes on exactly where it stopped.
         reference: Statistics of known inputs (see `ibnn.fit_novelty`); None without them, and after more training.
+        held_out: Distances of held-out targets from answers (see `ibnn.conformalize`); None without them, and after any
+            change of the posterior.
     """
 
     seed: Tensor
@@ -98,6 +100,7 @@ class IBNN(nn.Module):
     unit_std: Tensor
     bank: Tensor | None
     reference: "Reference | None"
+    held_out: HeldOut | None
 
     def __init__(
         self,
@@ -137,6 +140,7 @@ class IBNN(nn.Module):
         self.register_buffer("prior_factors", torch.ones(len(self.latents), device=device))
         self.register_buffer("bank", None)
         self.register_module("reference", None)
+        self.register_module("held_out", None)
         self.init_seed = seed  # decided the latents' start
         self.reseed(seed)
         for_mean, for_std = initial_noise(self)
@@ -274,11 +278,10 @@ class IBNN(nn.Module):
         return draws.training(q, self.seed, self.examples, rows=rows, **options)
 
     def _forget(self, *, answers_alone: bool = False) -> None:
-        """Drops the reference: the weights are about to change. Or drops what it holds about answers alone."""
-        reference = self.reference
-        if reference is not None and answers_alone:
-            reference.forget_answers()
-        elif reference is not None:  # else nothing is set: that is slow in a module
+        """Drops what held-out data showed: the answers are about to change, and the weights unless `answers_alone`."""
+        if self.held_out is not None:  # else nothing is set: that is slow in a module
+            self.held_out = None
+        if self.reference is not None and not answers_alone:
             self.reference = None
 
     # ---------------------------------------------------------------------------------------------- forward passes
@@ -750,12 +753,14 @@ def require_mixture(model: IBNN) -> None:
 
 
 def make_room(model: Any, state_dict: Mapping[str, Any], prefix: str = "") -> None:
-    """Makes room for the bank and the reference in a state that is to be loaded; a state without them leaves none."""
+    """Makes room for bank, reference and held-out distances in a state to be loaded; one without them leaves none."""
     device = next(model.net.parameters()).device
     if hasattr(model, "bank"):
         bank = state_dict.get(f"{prefix}bank")
         model.bank = None if bank is None else torch.empty_like(bank, device=device)
-    model.reference = None
+    model.reference = model.held_out = None
+    if any(name.startswith(f"{prefix}held_out.") for name in state_dict):
+        model.held_out = HeldOut.like(state_dict, f"{prefix}held_out.").to(device)
     if any(name.startswith(f"{prefix}reference.") for name in state_dict):
         from ibnn.novelty.reference import Reference
 

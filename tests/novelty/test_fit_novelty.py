@@ -143,7 +143,7 @@ def test_calibrate_lets_a_pretrained_network_tell_novel_inputs():
     model = ibnn.convert(nets.mlp(2, 2, hidden=16), components=2, seed=0)
     ibnn.calibrate(model, (x, y), progress=False)
     assert model.reference.ranked == 600  # every row
-    assert len(model.reference.errors) == 600
+    assert len(model.held_out.distances0) == 600
     assert model.predict(100 * x).novel(0.01).all()
 
 

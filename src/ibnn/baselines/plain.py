@@ -18,7 +18,7 @@ from ibnn.likelihood import Categorical, Likelihood, Terms
 from ibnn.likelihood.temperature import best_temperature
 from ibnn.network import make_room
 from ibnn.normal import check_seed, numbered_seed
-from ibnn.prediction import draws, predict
+from ibnn.prediction import HeldOut, draws, predict
 from ibnn.training.trainable import Trainable
 
 if TYPE_CHECKING:
@@ -40,10 +40,12 @@ class Plain(nn.Module):
     kl_kind: Any = None  # there is no choice
     examples: Tensor
     reference: "Reference | None"
+    held_out: HeldOut | None
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None) -> None:
         super().__init__()
         self.register_module("reference", None)
+        self.register_module("held_out", None)
         if not isinstance(net, nn.Module):
             raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))
         self.net, self.likelihood = net, likelihood or Categorical()
@@ -67,7 +69,7 @@ class Plain(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Train mode: the network's output, with the method's noise. Eval mode: the output of one fixed draw."""
         if self.training:
-            self.reference = None
+            self.reference = self.held_out = None
             return self._noisy(args, kwargs)
         return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
 
@@ -84,7 +86,7 @@ class Plain(nn.Module):
         part: tuple[int, int] | None = None,
     ) -> objective.ELBO:
         """Returns the loss on a batch and its terms; arguments as of `IBNN.elbo`, those of latents without effect."""
-        self.reference = None
+        self.reference = self.held_out = None
         y = self.likelihood.pack(y)
         objective.check_weights(n_data=n_data, data=self.likelihood.count(y), samples=samples, beta=beta, gamma=0.0)
         terms, kl = self._terms(x, y, samples), self.kl()

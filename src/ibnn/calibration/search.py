@@ -361,12 +361,12 @@ def _restored_on_error(model: IBNN) -> Iterator[None]:
     tensors: list[Tensor] = [parameter for latent in model.latents.values() for parameter in latent.parameters()]
     tensors += [*model.likelihood.buffers(), model.unit_std]
     values = [tensor.detach().clone() for tensor in tensors]
-    settings = model.eval_samples, model.eval_seed, model.reference
+    settings = model.eval_samples, model.eval_seed, model.reference, model.held_out
     try:
         yield
     except BaseException:
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
-        model.eval_samples, model.eval_seed, model.reference = settings
+        model.eval_samples, model.eval_seed, model.reference, model.held_out = settings
         raise

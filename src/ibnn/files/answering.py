@@ -83,7 +83,7 @@ class Answering(nn.Module):
         self.observed, self.axes = own.layers.tolist(), own.axes.tolist()
         base = own.base.cpu()
         self.base: Any = self.likelihood.rates_by_head(base) if isinstance(self.likelihood, Heads) else base
-        own.errors, own.classes, own.base = (torch.zeros(0) for _ in range(3))
+        own.base = torch.zeros(0)
         return own
 
     def _hold(self, latent: Latent, z: Tensor, units: Units | None, shapes: Sequence[Sequence[int]]) -> None:

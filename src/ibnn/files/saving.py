@@ -131,7 +131,7 @@ def load(
         return cast(IBNN, _filled(baseline, tensors))
     _check_size(2 * config["components"] * sum(config["layers"].values()), tensors)
     if config["latents_only"] and force and fingerprint(net) != config["fingerprint"]:  # reference data do not fit
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("reference.")}
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(("reference.", "held_out."))}
     model = _filled(converted(net, config, likelihood), tensors, latents_only=config["latents_only"])
     model.eval_samples, model.eval_seed, model.logits = config["eval_samples"], config["eval_seed"], logits
     model.gradient_scale = config["gradient_scale"]

@@ -158,7 +158,8 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
     method, recipe = METHODS[job.method], job.full_recipe()
     passes = recipe.samples if method.noisy_training else model.components  # of a training row
     latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
-    numbers = [value for name, value in model.state_dict().items() if not name.startswith((*STATE, "reference."))]
+    others = *STATE, "reference.", "held_out."
+    numbers = [value for name, value in model.state_dict().items() if not name.startswith(others)]
     stored = sum(value.numel() for value in numbers if value.is_floating_point())
     return {
         "train_seconds": round(first["train_seconds"] + history.seconds, 3),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.inputs import logits_of
-from ibnn.prediction import Collected, Prediction, Running
+from ibnn.prediction import Collected, Conformal, Prediction, Running
 
 BLOCKS = 10  # blocks of rows by which `losses` are known where they are not known row by row
 Temperature = float | Tensor | None  # None stands for the likelihood's own
@@ -137,7 +137,7 @@ class Likelihood(nn.Module, ABC):
     def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
         """Returns the sum of −log p(target) of the mixture of draws (K, S, N, …), and the number of data, of each row.
 
-        This default knows `score` plain_terms, and returns them for blocks of rows.
+        This default calls `score` for blocks of rows.
 
         >>> import ibnn
         >>> ibnn.Categorical().losses(torch.zeros(1, 1, 2, 4), torch.tensor([0, 3]))[0]  # log 4
@@ -174,9 +174,9 @@ class Likelihood(nn.Module, ABC):
         """
         return prediction
 
-    def nonconformity(self, prediction: Any, target: Tensor) -> Tensor | None:
-        """Returns how far targets are from predictions, (B,) or (B, outputs), for conformal answers, or None."""
-        return None
+    def distances(self, prediction: Any, target: Tensor) -> list[Conformal | None]:
+        """Returns how far targets are from predictions, for conformal answers, of every head; None where unknown."""
+        return [None]
 
 
 def full(x: Tensor) -> Tensor:

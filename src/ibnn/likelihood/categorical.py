@@ -23,7 +23,7 @@ from ibnn.likelihood.base import (
     log_mean,
 )
 from ibnn.likelihood.running import RunningProbabilities, Split, entropy
-from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, Prediction, mass_above
+from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, Conformal, Prediction, class_distances
 
 
 class Discrete(Likelihood):
@@ -237,11 +237,10 @@ class Categorical(Discrete):
         """Returns how low the largest class score is, the mean over an input's data."""
         return -full(output).amax(self.class_dim(output)).reshape(output.shape[0], -1).mean(1)
 
-    def nonconformity(self, prediction: CategoricalPrediction, target: Tensor) -> Tensor | None:
-        """Returns the probability of all classes before the true one, where a row has one."""
-        if self.classes(target) is None:
-            return None
-        return mass_above(prediction.probs).gather(1, target.long()[:, None])[:, 0]
+    def distances(self, prediction: CategoricalPrediction, target: Tensor) -> list[Conformal | None]:
+        """Returns the distances of classes that are not ignored; see `Conformal`."""
+        probs = prediction.probs.movedim(prediction.axis, -1)
+        return [class_distances(probs, target, target != self.ignore_index, by_output=False)]
 
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns how frequent each class is, with one target more of each."""
@@ -333,6 +332,12 @@ class Bernoulli(Discrete):
     def surprise(self, output: Tensor) -> Tensor:
         """Returns how near the scores are to 0, which is undecided, the mean over an input's labels."""
         return -full(output).abs().reshape(output.shape[0], -1).mean(1)
+
+    def distances(self, prediction: BernoulliPrediction, target: Tensor) -> list[Conformal | None]:
+        """Returns the distances of the classes no and yes; labels of outputs (B, labels) have limits of their own."""
+        probs = torch.stack([prediction.log_complements.exp(), prediction.probs], -1)
+        yes = target > 0.5
+        return [class_distances(probs, yes, torch.ones_like(yes), by_output=target.dim() <= 2)]
 
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns how frequent each label is (all labels where there are more than one axis of them), smoothed."""

@@ -11,7 +11,7 @@ from ibnn import check
 from ibnn.errors import complaint
 from ibnn.likelihood.base import Likelihood, Temperature, Terms, as_rows, by_row, check_shape, full
 from ibnn.likelihood.running import standard_error
-from ibnn.prediction import GaussianPrediction
+from ibnn.prediction import Conformal, GaussianPrediction, number_distances
 
 
 class Gaussian(Likelihood):
@@ -118,9 +118,9 @@ class Gaussian(Likelihood):
             return None
         return self.split(output, 1.0)[1].log().reshape(output.shape[0], -1).mean(1)
 
-    def nonconformity(self, prediction: GaussianPrediction, target: Tensor) -> Tensor | None:
-        """Returns distances from the mean in standard deviations, of every output; None if outputs have more axes."""
-        return (target - prediction.mean).abs() / prediction.std if target.dim() <= 2 else None
+    def distances(self, prediction: GaussianPrediction, target: Tensor) -> list[Conformal | None]:
+        """Returns distances from the mean in standard deviations; numbers of outputs (B, numbers) have own limits."""
+        return [number_distances((target - prediction.mean).abs() / prediction.std)]
 
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns mean and standard deviation of each output's targets; of all where they have more than one axis."""

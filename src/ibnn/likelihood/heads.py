@@ -12,7 +12,7 @@ from ibnn.errors import complaint
 from ibnn.inputs import pick
 from ibnn.likelihood.base import Likelihood, Temperature, Terms
 from ibnn.likelihood.categorical import Categorical
-from ibnn.prediction import JointPrediction, Prediction
+from ibnn.prediction import Conformal, JointPrediction, Prediction
 
 MOST_WIDTHS = 1024  # sizes of outputs whose shapes are remembered
 
@@ -187,6 +187,11 @@ class Heads(Likelihood):
             nll += own["nll"] * head.count(targets[name])
             scores |= {f"{name}.{score}": value for score, value in own.items()}
         return {"nll": nll / max(self.count(self.pack(target)), 1)} | scores
+
+    def distances(self, prediction: JointPrediction, target: Tensor) -> list[Conformal | None]:
+        """Returns the distances of every head."""
+        targets = self.split(target)
+        return [found for name, head in self._each() for found in head.distances(prediction[name], targets[name])]
 
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns the heads' base rates, each after its length."""

@@ -62,13 +62,16 @@ def abstain(
     given, as many as a Clopper–Pearson bound on their error rate allows.
 
     Args:
-        p: Predictions for held-out inputs, one class each, that the model was not trained on.
+        p: Predictions for held-out inputs, one class or one yes/no label each, that the model was not trained on.
         target: Their labels, (B,).
         risk: Share of wrong answers among those given that is accepted.
         novelty: p-value of novelty up to which answers are withheld, whatever their uncertainty; 0 for never. Default:
             0.01 if the prediction has p-values (see `ibnn.fit_novelty`), or the smallest possible p-value if that is
             larger; 0 without p-values.
         confidence: Probability that the guarantee holds.
+
+    Raises:
+        ValueError: If even without an error there are too few inputs for the risk: 5 % takes 59, 1 % takes 299.
 
     Returns:
         The rule: `rule(p)` tells which answers of another prediction to withhold, `rule.reasons(p)` why.
@@ -85,13 +88,19 @@ def abstain(
     (tensor([-1.1258, -1.1524, -0.2506]), [None, None, 'uncertain'])
     """
     _check(p, risk, novelty, confidence)
-    target = torch.as_tensor(target, device=p.labels.device)
-    if target.shape != p.labels.shape:
+    target, labels = torch.as_tensor(target, device=p.labels.device), p.labels.flatten()
+    if target.shape not in (labels.shape, p.labels.shape):
         expected, remedy = f"of shape {tuple(p.labels.shape)}", "Pass the label of every input of the prediction."
         raise ValueError(complaint("target", expected, f"shape {tuple(target.shape)}", remedy))
     level = (0.0 if p.p_value is None else default_level(p.ranked)) if novelty is None else novelty
-    found = threshold(p.total, p.labels != target, risk, novel=p.novel(level) if level else None, confidence=confidence)
-    return found._replace(novelty=level)
+    novel = p.novel(level) if level else torch.zeros_like(labels, dtype=torch.bool)
+    needed, rows = rows_needed(risk, confidence), int((~novel).sum())
+    if rows < needed:
+        expected = f"of at least {needed} inputs for risk={risk:g}, which it takes even without an error"
+        least = math.ceil(1e3 * (1 - (1 - confidence) ** (1 / max(rows, 1)))) / 1e3
+        raise ValueError(complaint("target", expected, rows, f"Hold out more, or pass risk={least:g} or more."))
+    wrong = labels != target.flatten().to(labels.dtype)
+    return threshold(p.total.flatten(), wrong, risk, novel=novel, confidence=confidence)._replace(novelty=level)
 
 
 def default_level(ranked: int) -> float:
@@ -100,7 +109,7 @@ def default_level(ranked: int) -> float:
 
 
 def _check(p: Any, risk: float, novelty: float | None, confidence: float) -> None:
-    if not isinstance(p, CategoricalPrediction) or p.total.dim() != 1 or not len(p):
+    if not isinstance(p, CategoricalPrediction) or p.total.numel() != len(p) or not len(p):
         got = f"{type(p).__name__} of shape {tuple(p.total.shape)}" if hasattr(p, "total") else type(p).__name__
         remedy = "Labels of one input are not independent of each other: choose a limit for p.total on your own data."
         raise ValueError(complaint("p", "predictions of one class for each of some inputs", got, remedy))
@@ -115,19 +124,31 @@ def threshold(
 ) -> Threshold:
     """Returns the largest set of the most certain answers whose error rate is, with confidence, at most `risk`.
 
-    A set's bound is that of Clopper and Pearson at 1 − (1 − confidence) / 20, because the same labels choose one of 20
-    sets (Bonferroni). Answers for novel inputs are in none of them.
+    The same labels choose one of m sets, so a set's bound is that of Clopper and Pearson at 1 − (1 − confidence) / m
+    (Bonferroni). Of the 20 sets, m are large enough to pass if they had no error. Answers for novel inputs are in none.
     """
-    uncertainty, miss = uncertainty.double(), (1 - confidence) / LEVELS
+    uncertainty = uncertainty.double()
     known = torch.ones_like(wrong) if novel is None else ~novel
     ordered = uncertainty.sort().values
-    for level in range(LEVELS, 0, -1):
-        limit = ordered[math.ceil(len(uncertainty) * level / LEVELS) - 1].item()
-        given = (uncertainty <= limit) & known  # ties included
+    limits = [ordered[math.ceil(len(uncertainty) * level / LEVELS) - 1].item() for level in range(LEVELS, 0, -1)]
+    sets = [(limit, (uncertainty <= limit) & known) for limit in limits]  # ties included; the largest set first
+    needed = [rows_needed(risk, 1 - (1 - confidence) / number) for number in range(1, LEVELS + 1)]
+    tried = [each for each, least in zip(sets, needed, strict=True) if int(each[1].sum()) >= least]
+    miss = (1 - confidence) / max(len(tried), 1)
+    for limit, given in tried:
         count, errors = int(given.sum()), int(wrong[given].sum())
         if at_most(errors, count, risk) <= miss:  # then the bound is at most the risk
             return Threshold(limit, count / len(uncertainty), errors, upper_bound(errors, count, miss))
     return Threshold(-math.inf, 0.0, 0, 1.0)
+
+
+def rows_needed(risk: float, confidence: float = CONFIDENCE) -> int:
+    """Returns how many right answers show, with confidence, that at most a share `risk` is wrong.
+
+    >>> rows_needed(0.05), rows_needed(0.01)
+    (59, 299)
+    """
+    return math.ceil(math.log(1 - confidence) / math.log1p(-risk) - 1e-9)
 
 
 def at_most(errors: int, count: int, rate: float) -> float:

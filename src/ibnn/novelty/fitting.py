@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ibnn.normal import check_seed
 from ibnn.novelty.measure import Seen, see
 from ibnn.novelty.nodes import observable
 from ibnn.novelty.reference import MEMORY, WIDEST, Reference, fit_layers, ranks_of, score
-from ibnn.prediction import Prediction, predict, refuse_nan
+from ibnn.prediction import Conformal, HeldOut, Prediction, explaining_cuts, predict, refuse_nan
 from ibnn.progress import Bar
 
 ROWS = 5000  # inputs that statistics are made of at most, and held-out ones that are ranked
@@ -45,7 +45,7 @@ def fit_novelty(
     exclude: Sequence[str] = (),
     rows: int = ROWS,
     seed: int = 0,
-    batch_size: int = 256,
+    batch_size: int | None = 256,
 ) -> Reference:
     """Fits the novelty detector: from then on predictions carry a conformal p-value for every input, `p.p_value`.
 
@@ -67,7 +67,8 @@ def fit_novelty(
         exclude: Names of layers that are not observed.
         rows: How many inputs of either kind are used at most.
         seed: Decides which inputs are taken, and their groups.
-        batch_size: Rows that go through the network at once.
+        batch_size: Rows that go through the network at once. None never cuts a batch, for networks whose rows depend on
+            each other, such as the nodes of a graph; rows whose target is ignored are then left out.
 
     Returns:
         The reference, which is also stored as `model.reference`.
@@ -84,7 +85,8 @@ def fit_novelty(
         remedy = "Convert it first, ibnn.convert(net), or wrap it: ibnn.baselines.Plain(net)."
         raise TypeError(complaint("model", "a converted network or a baseline", type(model).__name__, remedy))
     check.integer("rows", rows, least=FEWEST)
-    check.integer("batch_size", batch_size)
+    if batch_size is not None:
+        check.integer("batch_size", batch_size)
     check_seed(seed)
     return _fit(model, train, valid, exclude=exclude, rows=rows, seed=seed, batch_size=batch_size)
 
@@ -95,7 +97,7 @@ def fit_novelty_if_possible(
     valid: Any = None,
     *,
     seed: int = 0,
-    batch_size: int = 256,
+    batch_size: int | None = 256,
     answers: Prediction | None = None,
     samples: int = 5,
 ) -> None:
@@ -130,7 +132,7 @@ def _fit(
     exclude: Sequence[str] = (),
     rows: int = ROWS,
     seed: int = 0,
-    batch_size: int = 256,
+    batch_size: int | None = 256,
     answers: Prediction | None = None,
     samples: int = 5,
 ) -> Reference:
@@ -144,7 +146,7 @@ def _fit(
         got, remedy = "none, and training data that a sampler or iterable of your own chooses", "Pass valid."
         raise ValueError(complaint("valid", "held-out inputs", got, remedy))
     collector = _Collector(model, exclude)
-    with generators_restored(), Bar("novelty") as bar:
+    with generators_restored(), Bar("novelty") as bar, explaining_cuts(batch_size, known.source.rows):
         if held is None:
             known = _at_most(known, rows, seed)
             everything = collector.collect(known, seed, bar, samples if known.labelled else 0, answers)
@@ -160,8 +162,11 @@ def _fit(
         assert reference is not None
         _set_statistics(reference, model.likelihood, folds, labelled=known.labelled)
         _set_ranks(reference, [ranked for _, ranked in folds], seed)
-        if answered.answers is not None:
-            _set_answers(reference, model.likelihood, everything.targets, answered)
+        if answered.distances:
+            held_out = HeldOut.of(model.likelihood, answered.distances)
+            model.held_out = held_out and held_out.to(collector.device)
+            if _alike(everything.targets):  # dense targets may be padded batch by batch
+                reference.base = model.likelihood.base_rates(torch.cat(everything.targets)).float()
     model.reference = reference.to(collector.device)
     return model.reference  # type: ignore[no-any-return]
 
@@ -189,7 +194,7 @@ class _Data:
                 return
 
 
-def _data(data: Any, name: str, batch_size: int, model: Any) -> _Data:
+def _data(data: Any, name: str, batch_size: int | None, model: Any) -> _Data:
     pack, labelled = model.likelihood.pack, not (isinstance(data, Tensor | Mapping) or hasattr(data, "__array__"))
     if not labelled:
         x = as_tensors(data)
@@ -215,7 +220,7 @@ class _Rows:
     reduced: list[Tensor]  # numbers that describe the layers' inputs, (N, P) each
     surprise: Tensor | None  # how unsure the answers are, (N,)
     targets: list[Tensor]  # batch by batch: dense ones may differ in shape
-    answers: Prediction | None = None  # for the first inputs, without novelty
+    distances: list[list[Conformal | None]] = field(default_factory=list)  # of the first targets, batch by batch
 
     def __len__(self) -> int:
         return len(self.reduced[0])
@@ -245,10 +250,10 @@ class _Collector:
         self.reference: Reference | None = None
 
     def collect(self, data: _Data, seed: int, bar: Bar, samples: int = 0, answers: Prediction | None = None) -> _Rows:
-        """Returns the rows of some data; with `samples`, also answers for the first `ANSWERED` of them."""
+        """Returns the rows of some data; with `samples`, also distances of the first `ANSWERED` targets or more."""
         if samples and answers is None and data.source.divisible and data.source.rows > ANSWERED:
             data = replace(data, source=replace(data.source, shuffled=True))  # they may be sorted
-        reduced, surprises, targets, predicted = [], list[Tensor](), list[Tensor](), list[Prediction]()
+        reduced, surprises, targets, distances = [], list[Tensor](), list[Tensor](), list[list[Conformal | None]]()
         dtype = next(self.model.net.parameters()).dtype
         for x, y in data.batches(seed):
             x = tree_map(lambda t: t.to(self.device), as_tensors(x, dtype))
@@ -257,17 +262,20 @@ class _Collector:
             summaries = [seen.summaries[name] for name in self.layers]
             reduced.append([self.reference.reduce(i, part).cpu() for i, part in enumerate(summaries)])
             surprises += [] if seen.surprise is None else [seen.surprise.cpu()]
-            if samples and answers is None and sum(map(len, targets)) < ANSWERED:
-                predicted.append(predict(self.model, x, samples=samples, novelty=False, progress=False).to("cpu"))
-            targets.append(y.cpu())
+            first, target = sum(map(len, targets)), y.cpu()
+            if samples and answers is not None:
+                given = answers.rows(torch.arange(first, first + len(y)))
+                distances.append(self.model.likelihood.distances(given, target))
+            elif samples and first < ANSWERED:
+                p = predict(self.model, x, samples=samples, novelty=False, progress=False).to("cpu")
+                distances.append(self.model.likelihood.distances(p, target))
+            targets.append(target)
             bar.advance()
         joined = [torch.cat(parts) for parts in zip(*reduced, strict=True)]
         if not all(part.isfinite().all() for part in joined):
             got = "NaN or infinity inside of the network"
             raise ValueError(complaint(data.name, "inputs that the network can take", got, "Check their scale."))
-        if predicted and _alike(targets):
-            answers = type(predicted[0]).cat(predicted)
-        return _Rows(joined, torch.cat(surprises) if surprises else None, targets, answers)
+        return _Rows(joined, torch.cat(surprises) if surprises else None, targets, distances)
 
     def _seen(self, x: Inputs, y: Tensor, data: _Data) -> Seen:
         with explaining_shapes(self.model.net, x, data.name):
@@ -345,20 +353,6 @@ def _set_ranks(reference: Reference, held: list[_Rows], seed: int) -> None:
             own = score(ranks[-1], distances[:, group], None if surprise is None else surprise[group])
             scores.append(own.sort().values)
     reference.ranks, reference.scores = torch.stack(ranks), torch.stack(scores)
-
-
-def _set_answers(reference: Reference, likelihood: Any, targets: list[Tensor], answered: _Rows) -> None:
-    """Sets the base rates, and how far held-out targets were from their answers."""
-    if not (_alike(targets) and _alike(answered.targets)) or answered.answers is None:
-        return  # dense targets, padded batch by batch
-    reference.base = likelihood.base_rates(torch.cat(targets)).float()
-    target = torch.cat(answered.targets)[: len(answered.answers)]
-    answers = answered.answers.rows(torch.arange(len(target)))
-    errors, classes = likelihood.nonconformity(answers, target), likelihood.classes(target)
-    if errors is not None:
-        reference.errors = errors.float()
-        reference.classes = classes if classes is not None else torch.zeros(0)
-        reference.temperature = likelihood.temperature.detach().float().clone()
 
 
 def _alike(targets: list[Tensor]) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ibnn.inputs import Inputs, batch_length, call_arguments
 from ibnn.novelty.nodes import padding, watched
 from ibnn.novelty.reference import Novelty, Reference, foreign
-from ibnn.prediction import Conformal, JointPrediction, no_reference
+from ibnn.prediction import JointPrediction, no_reference
 
 
 class Seen(NamedTuple):
@@ -46,15 +46,6 @@ def measure(model: Any, x: Inputs) -> Novelty:
     return found
 
 
-def conformal_of(model: Any) -> Conformal | None:
-    """Returns the scores of held-out examples, if answers are still made as theirs were."""
-    reference: Reference | None = model.reference
-    if reference is None or not len(reference.errors):
-        return None
-    same = torch.equal(reference.temperature, model.likelihood.temperature.to(reference.temperature))
-    return Conformal(reference.errors, reference.classes) if same else None
-
-
 def annotated(model: Any, x: Inputs, answer: Any, fallback: float | None) -> Any:
     """Adds p-values to an answer; with `fallback` mixes it with the base rates where they are below."""
     p_value, reference = measure(model, x).p_value, model.reference
@@ -64,7 +55,7 @@ def annotated(model: Any, x: Inputs, answer: Any, fallback: float | None) -> Any
     known: Any = {"p_value": p_value, "ranked": reference.ranked}
     if isinstance(answer, JointPrediction):
         return JointPrediction({name: replace(head, **known) for name, head in answer.heads.items()}, **known)
-    return replace(answer, **known, conformal=conformal_of(model))
+    return replace(answer, **known)
 
 
 def fallback_weight(p_value: Tensor, fallback: float, ranked: int) -> Tensor:

@@ -58,9 +58,6 @@ class Reference(nn.Module):
             the likelihood tells, how unsure the answers are, (2F, L + 1 or L + 2, m).
         scores: Sorted scores of each group, (2F, m).
         base: The base rates, as the likelihood makes them; empty without labels.
-        errors: How far held-out targets were from their answers, (N,) or (N, outputs); see `prediction.conformal`.
-        classes: Labels of the same, where they are classes, (N,).
-        temperature: Of the likelihood when they were answered.
     """
 
     layers: Tensor
@@ -73,20 +70,13 @@ class Reference(nn.Module):
     ranks: Tensor
     scores: Tensor
     base: Tensor
-    errors: Tensor
-    classes: Tensor
-    temperature: Tensor
 
     def __init__(self, **statistics: Tensor) -> None:
         """Takes the buffers by name; those left out are empty."""
         super().__init__()
         for name in self.names():
-            self.register_buffer(name, statistics.get(name, torch.zeros(() if name == "temperature" else 0)))
+            self.register_buffer(name, statistics.get(name, torch.zeros(0)))
         self._parts: list[_Part] = []  # found when they are needed
-
-    def forget_answers(self) -> None:
-        """Drops the errors of held-out answers: answers are made differently from now on."""
-        self.errors = self.errors[:0]
 
     @classmethod
     def names(cls) -> list[str]:

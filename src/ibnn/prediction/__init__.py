@@ -11,8 +11,18 @@ from ibnn.prediction.answers import (
     check_level,
     no_reference,
 )
-from ibnn.prediction.conformal import Conformal, mass_above
-from ibnn.prediction.predict import TOLERANCE, Method, Summary, check_fallback, draws, predict, refuse_nan
+from ibnn.prediction.conformal import Conformal, HeldOut, class_distances, number_distances
+from ibnn.prediction.conformalize import conformalize
+from ibnn.prediction.predict import (
+    TOLERANCE,
+    Method,
+    Summary,
+    check_fallback,
+    draws,
+    explaining_cuts,
+    predict,
+    refuse_nan,
+)
 
 __all__ = [
     "TOLERANCE",
@@ -21,6 +31,7 @@ __all__ = [
     "Collected",
     "Conformal",
     "GaussianPrediction",
+    "HeldOut",
     "JointPrediction",
     "Method",
     "Prediction",
@@ -28,9 +39,12 @@ __all__ = [
     "Summary",
     "check_fallback",
     "check_level",
+    "class_distances",
+    "conformalize",
     "draws",
-    "mass_above",
+    "explaining_cuts",
     "no_reference",
+    "number_distances",
     "predict",
     "refuse_nan",
 ]

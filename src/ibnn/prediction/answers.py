@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.prediction.conformal import Conformal, mass_above, none_known
+from ibnn.prediction.conformal import Conformal, Kind, none_known
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Prediction:
         p_value: p-value of the hypothesis that an input is like those known, (B,): near 0 where an input is novel,
             uniform among known ones. None if the model has no reference data. See `ibnn.fit_novelty`.
         ranked: Number of held-out inputs, n, that p-values are ranks among; no p-value is below 1 / (n + 1).
-        conformal: Scores of held-out examples that sets and intervals with guaranteed coverage are made of; or None.
+        conformal: Held-out distances that sets and intervals with guaranteed coverage are made of, or None; see
+            `ibnn.conformalize`.
     """
 
     p_value: Tensor | None = field(default=None, kw_only=True)
@@ -128,22 +129,44 @@ class CategoricalPrediction(Prediction):
         """Returns the log-probability of class indices (B, …)."""
         return self.log_probs.gather(self.axis, target.long().unsqueeze(self.axis)).squeeze(self.axis)
 
-    def set(self, level: float = 0.9, *, by_class: bool = False) -> Tensor:
-        """Returns which classes are in a set that holds the true one with probability `level`, (B, C).
+    def set(
+        self,
+        level: float = 0.9,
+        *,
+        kind: Kind = "smallest",
+        penalty: float = 0.0,
+        by_class: bool = False,
+        groups: Any = None,
+    ) -> Tensor:
+        """Returns which classes are in a set that holds the true one with probability `level`, of the shape of `probs`.
 
-        That holds for any number of held-out examples if inputs are exchangeable with them and predicted as they were
-        (5 draws, no fallback), but for the few numbers that were fitted to the same labels. The set goes down the order
-        of probability, and the less sure the answer, the further (Romano et al., 2020).
+        This holds for any number of held-out examples if inputs are exchangeable with them and predicted as they were
+        (5 draws, no fallback), but for the few numbers that were fitted to the same labels. It is an average over
+        held-out sets. With one set of n, coverage is spread like Beta(k, n + 1 − k), k = ⌈level · (n + 1)⌉. For tokens
+        or pixels, it is the expected share of an input's places whose set holds the true class.
 
         Args:
-            level: Probability of covering the true class.
-            by_class: Whether that holds within every class, and not only on average over all (Mondrian).
+            level: Probability of covering the true class, from 0 (empty sets) to 1 (all classes).
+            kind: "smallest" takes the classes above one limit of probability: no other sets that cover are smaller on
+                average, if probabilities are right, but some may be empty (Sadinle et al., 2019). "adaptive" goes down
+                the order of probability, the further the less sure the answer is: larger sets that are fairer to hard
+                inputs, and never empty (Romano et al., 2020).
+            penalty: What an adaptive set adds to a class's score for every class before it, such as 0.1: keeps sets of
+                many classes small (RAPS; Angelopoulos et al., 2021).
+            by_class: Whether coverage holds within every class, and not only on average over all (Mondrian).
+            groups: The group of every input, (B,), an integer: coverage then holds within every group. Those of the
+                held-out rows come from `ibnn.conformalize(model, valid, groups=…)`. A group without held-out rows gets
+                all classes.
         """
-        if self.conformal is None or self.probs.dim() != 2 or not len(self.conformal.classes):
+        if self.conformal is None:
             raise RuntimeError(none_known("p.set()"))
-        labels = range(self.probs.shape[1])
-        limits = [self.conformal.limit(level, label if by_class else None) for label in (labels if by_class else [0])]
-        return mass_above(self.probs) <= torch.stack(limits).to(self.probs)
+        probs, axis = self._each_class()
+        inside = self.conformal.class_sets(probs, level, kind, penalty, by_class=by_class, groups=groups)
+        return inside.movedim(-1, axis)
+
+    def _each_class(self) -> tuple[Tensor, int]:
+        """Returns the probabilities of excluding classes in the last axis, and the axis that sets have them in."""
+        return self.probs.movedim(self.axis, -1), self.axis
 
     @property
     def answer_error(self) -> Tensor:
@@ -166,16 +189,18 @@ class CategoricalPrediction(Prediction):
 class BernoulliPrediction(CategoricalPrediction):
     """As `CategoricalPrediction`, for independent yes/no labels: every field has the shape of the network's output.
 
+    `set` returns a set of {no, yes} for every label, (B, …, 2): `p.set(0.9)[..., 1]` says which labels may be true.
+    Each label of outputs (B, labels) has its own guarantee.
+
     Attributes:
         log_complements: Log of the probability of no.
     """
 
     log_complements: Tensor
 
-    def set(self, level: float = 0.9, *, by_class: bool = False) -> Tensor:
-        """Raises: sets are of classes that exclude each other."""
-        remedy = "Read p.probs of each label."
-        raise TypeError(complaint("set", "asked where one class is true", "independent labels", remedy))
+    def _each_class(self) -> tuple[Tensor, int]:
+        """Returns the probabilities of no and yes: a set of each label, (B, …, 2), holds one, both or neither."""
+        return torch.stack([self.log_complements.exp(), self.probs], -1), -1
 
     @property
     def labels(self) -> Tensor:
@@ -266,18 +291,20 @@ class GaussianPrediction(Prediction):
         """Returns the mean over draws."""
         return values.mean(0) if self.draw_weights is None else (values * self.draw_weights).sum(0)
 
-    def interval(self, level: float = 0.9, *, conformal: bool = False) -> tuple[Tensor, Tensor]:
-        """The central interval that holds the target with probability `level`, exact for the mixture.
+    def interval(self, level: float = 0.9, *, conformal: bool = False, groups: Any = None) -> tuple[Tensor, Tensor]:
+        """Returns the ends of the central interval that holds the target with probability `level`.
 
-        With `conformal` it is the mean and so many standard deviations as covered that share of held-out targets: right
-        even if the mixture is not, for inputs exchangeable with the held-out ones.
+        It is exact for the mixture. With `conformal` it is the mean and as many standard deviations to each side as
+        covered that share of held-out targets: right even if the mixture is not, for inputs exchangeable with the
+        held-out ones. Each number of outputs (B, numbers) has its own guarantee; for outputs with more axes it is the
+        expected share of an input's numbers. `groups` are as in `CategoricalPrediction.set`.
         """
-        check.share("level", level, remedy="Pass level=0.9 for a 90 % interval.")
-        if conformal:
+        if conformal or groups is not None:
             if self.conformal is None:
                 raise RuntimeError(none_known("p.interval(conformal=True)"))
-            reach = self.conformal.limit(level).to(self.std) * self.std
+            reach = self.conformal.reach(self.mean, level, groups) * self.std
             return self.mean - reach, self.mean + reach
+        check.share("level", level, remedy="Pass level=0.9 for a 90 % interval.")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 

@@ -2,55 +2,236 @@
 
 Held-out examples show how far targets are from answers. If a new example is exchangeable with n of them, its own
 distance is at most the ⌈(n + 1) · level⌉-th smallest of theirs with a probability of at least `level`, whatever the
-model is worth (split conformal prediction; Vovk et al., 2005).
+model is worth (split conformal prediction; Vovk et al., 2005). If an example has several places, such as tokens or
+pixels, each of its P distances counts 1/P. Then the expected share of a new example's places within the limit is at
+least `level` (conformal risk control; Angelopoulos et al., 2022). With one place the two are the same.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibnn import check
 
+PLACES = 32  # places of a held-out example that are stored at most, chosen at random
+Kind = Literal["smallest", "adaptive"]
+
 
 class Conformal(NamedTuple):
-    """What held-out examples show."""
+    """What N held-out examples show about one output of a network, with a limit for each of its O numbers or labels.
 
-    scores: Tensor  # how far their targets were from the answers, (N,) or (N, outputs)
-    classes: Tensor  # their labels, (N,); empty for numbers
-
-    def limit(self, level: float, label: int | None = None) -> Tensor:
-        """Returns the score that a new example stays within with this probability; infinity if too few were held out.
-
-        With a label, of the examples of that class alone.
-
-        >>> Conformal(torch.arange(1.0, 10.0), torch.zeros(0)).limit(0.9)  # the 9th of 9
-        tensor(9.)
-        """
-        check.share("level", level, remedy="Pass level=0.9.")
-        scores = self.scores if label is None else self.scores[self.classes == label]
-        rank = math.ceil((len(scores) + 1) * level - 1e-9)
-        if rank > len(scores):
-            return torch.full_like(scores.new_empty(scores.shape[1:]), math.inf)
-        return scores.sort(0).values[rank - 1]
-
-
-def mass_above(probs: Tensor) -> Tensor:
-    """Returns, of every class, the probability of all classes before it in the order of probability, (B, C).
-
-    >>> mass_above(torch.tensor([[0.5, 0.2, 0.3]]))
-    tensor([[0.0000, 0.8000, 0.5000]])
+    Attributes:
+        distances: How far targets were from answers, (N, O, P, D) for up to P places. For numbers D is 1: the distance
+            from the mean in standard deviations. For classes D is 3: the true class's probability, that of all classes
+            before it in the order of probability, and the number of those. NaN where there is no target.
+        classes: The true classes, (N, O, P); 0 for numbers.
+        groups: Groups of the examples, (N,); empty if none were given.
     """
-    order = probs.argsort(stable=True, dim=1, descending=True)
-    ordered = probs.gather(1, order)
-    before = torch.cat([torch.zeros_like(ordered[:, :1]), ordered[:, :-1].cumsum(1)], 1)
-    return torch.zeros_like(probs).scatter(1, order, before)
+
+    distances: Tensor
+    classes: Tensor
+    groups: Tensor = torch.zeros(0, dtype=torch.int64)
+
+    def limits(
+        self, scores: Tensor, level: float, *, classes: int | None = None, groups: Tensor | None = None
+    ) -> Tensor:
+        """Returns the scores that new examples stay within at a level, (1 or rows, 1 or classes, O).
+
+        A limit is infinite where too few examples were held out for the level.
+
+        Args:
+            scores: Scores of the held-out examples, (N, O, P).
+            level: Probability; 0 has the limit −∞, 1 has ∞.
+            classes: Number of classes, to have a limit for each of them, by examples of that class alone.
+            groups: Groups of the new examples, (rows,), to have a limit for each group.
+
+        >>> nine = Conformal(torch.arange(1.0, 10.0).view(9, 1, 1, 1), torch.zeros(9, 1, 1))
+        >>> nine.limits(nine.distances[..., 0], 0.9)  # the 9th of 9
+        tensor([[[9.]]])
+        """
+        check.number("level", level, least=0, most=1, remedy="Pass level=0.9.")
+        every = torch.ones_like(scores, dtype=torch.bool)
+        of_class = [every] if classes is None else [self.classes == label for label in range(classes)]
+        if groups is None:
+            return torch.stack([_limit(scores, level, part) for part in of_class])[None]
+        if not len(self.groups):
+            raise RuntimeError(
+                "groups= needs the groups of held-out rows, and this model has none. Call "
+                "ibnn.conformalize(model, valid, groups=…) before you predict."
+            )
+        asked, number = groups.to(self.groups.device).unique(return_inverse=True)
+        members = [(self.groups == group)[:, None, None] for group in asked]
+        found = [torch.stack([_limit(scores, level, member & part) for part in of_class]) for member in members]
+        return torch.stack(found)[number]
+
+    def class_sets(
+        self,
+        probs: Tensor,
+        level: float,
+        kind: Kind,
+        penalty: float,
+        *,
+        by_class: bool = False,
+        groups: Any = None,
+    ) -> Tensor:
+        """Returns which classes are in the set of each place, for probabilities (B, …, C)."""
+        check.choice("kind", kind, ("smallest", "adaptive"))
+        check.number("penalty", penalty, least=0, remedy="Pass penalty=0.1, or 0 for none.")
+        own, above, number = self.distances.unbind(-1)
+        if kind == "smallest":
+            check.number("penalty", penalty, most=0, remedy='Pass kind="adaptive" with a penalty.')
+            held, scores = 1 - own, 1 - probs
+        else:
+            mass, before = more_probable(probs)
+            held, scores = above + penalty * number, mass + penalty * before
+        groups = None if groups is None else check_groups(groups, len(probs))
+        limits = self.limits(held, level, classes=probs.shape[-1] if by_class else None, groups=groups)
+        limits = limits.movedim(1, 2).to(scores)  # (rows, O, classes)
+        if limits.shape[1] == 1:
+            limits = limits.reshape(len(limits), *[1] * (probs.dim() - 2), -1)
+        return scores <= limits
+
+    def reach(self, mean: Tensor, level: float, groups: Any = None) -> Tensor:
+        """Returns how many standard deviations an interval extends to each side, for means (B, …)."""
+        groups = None if groups is None else check_groups(groups, len(mean))
+        limits = self.limits(self.distances[..., 0], level, groups=groups)[:, 0].to(mean).clamp_min(0)  # (rows, O)
+        return limits if mean.dim() == 2 else limits.reshape(-1, *[1] * (mean.dim() - 1))
+
+
+def _limit(scores: Tensor, level: float, part: Tensor) -> Tensor:
+    """Returns the limit of each output, (O,), by the scores (N, O, P) of some entries."""
+    if level == 0:
+        return scores.new_full(scores.shape[1:2], -math.inf)
+    present = part & ~scores.isnan()
+    places = present.sum(2, keepdim=True)
+    examples = (places > 0).sum((0, 2))  # of each output
+    weight = (present.double() / places.clamp_min(1)).movedim(1, 0).flatten(1)
+    ordered = scores.masked_fill(~present, math.inf).movedim(1, 0).flatten(1).sort(1)
+    reached = weight.gather(1, ordered.indices).cumsum(1)
+    needed = (examples + 1) * level - 1e-9
+    at = torch.searchsorted(reached, needed[:, None]).clamp_max(reached.shape[1] - 1)
+    return ordered.values.gather(1, at)[:, 0].masked_fill(needed > examples, math.inf)
+
+
+def more_probable(probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the probability and the number of all classes before each class in the order of probability, (…, C).
+
+    >>> more_probable(torch.tensor([0.5, 0.2, 0.3]))
+    (tensor([0.0000, 0.8000, 0.5000]), tensor([0., 2., 1.]))
+    """
+    order = probs.argsort(stable=True, dim=-1, descending=True)
+    ordered = probs.gather(-1, order)
+    before = torch.cat([torch.zeros_like(ordered[..., :1]), ordered[..., :-1].cumsum(-1)], -1)
+    number = torch.arange(probs.shape[-1], device=probs.device).to(probs).expand_as(probs)
+    return torch.zeros_like(probs).scatter(-1, order, before), torch.zeros_like(probs).scatter(-1, order, number)
+
+
+def class_distances(probs: Tensor, target: Tensor, present: Tensor, *, by_output: bool) -> Conformal:
+    """Returns the distances of true classes (B, …) from probabilities (B, …, C), where a target is present.
+
+    With `by_output` the outputs (B, O) have limits of their own; all others are places.
+    """
+    parts = (probs.flatten(1, -2) if probs.dim() > 2 else probs[:, None], target.long(), present)
+    probs, target, present = parts[0], *(part.reshape(len(part), -1) for part in parts[1:])
+    if not by_output and target.shape[1] > PLACES:
+        some = torch.rand(target.shape, generator=torch.Generator().manual_seed(0)).to(probs.device)
+        some = some.masked_fill(~present, 2.0).argsort(1)[:, :PLACES]
+        target, present = target.gather(1, some), present.gather(1, some)
+        probs = probs.gather(1, some[..., None].expand(-1, -1, probs.shape[-1]))
+    target = target * present
+    columns = [part.gather(-1, target[..., None])[..., 0] for part in (probs, *more_probable(probs))]
+    distances = torch.stack(columns, -1).masked_fill(~present[..., None], math.nan)
+    axis = 2 if by_output else 1
+    return Conformal(distances.unsqueeze(axis), target.unsqueeze(axis))
+
+
+def number_distances(distances: Tensor) -> Conformal:
+    """Returns distances of numbers, (B,), (B, O) or with more axes, which are places."""
+    rows = distances.reshape(len(distances), -1)
+    if distances.dim() > 2 and rows.shape[1] > PLACES:
+        some = torch.rand(rows.shape, generator=torch.Generator().manual_seed(0)).argsort(1)[:, :PLACES]
+        rows = rows.gather(1, some.to(rows.device))
+    rows = rows[:, None] if distances.dim() > 2 else rows[..., None]
+    return Conformal(rows[..., None], torch.zeros_like(rows, dtype=torch.int64))
+
+
+class HeldOut(nn.Module):
+    """Distances of held-out targets from a model's answers, as buffers; made by `ibnn.conformalize`.
+
+    Head number h, or the only output, has buffers `distances{h}` and `classes{h}` (see `Conformal`); all share the
+    `groups` and the likelihood's `temperature` when the answers were made.
+    """
+
+    groups: Tensor
+    temperature: Tensor
+
+    def __init__(self, **buffers: Tensor) -> None:
+        """Takes the buffers by name."""
+        super().__init__()
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+    @classmethod
+    def of(cls, likelihood: Any, batches: list[list[Conformal | None]], groups: Tensor | None = None) -> Self | None:
+        """Returns the distances of all heads, joined over batches; None if no likelihood has any."""
+        buffers: dict[str, Tensor] = {}
+        for head, parts in enumerate(zip(*batches, strict=True)):
+            found = [part for part in parts if part is not None]
+            if found:
+                places = max(part.classes.shape[2] for part in found)
+                short = [places - part.classes.shape[2] for part in found]
+                pad = nn.functional.pad
+                distances = [pad(p.distances, (0, 0, 0, n), value=math.nan) for p, n in zip(found, short, strict=True)]
+                classes = [pad(part.classes, (0, n)) for part, n in zip(found, short, strict=True)]
+                buffers |= {f"distances{head}": torch.cat(distances), f"classes{head}": torch.cat(classes)}
+        if not buffers:
+            return None
+        none = torch.zeros(0, dtype=torch.int64)
+        return cls(**buffers, groups=none if groups is None else groups, temperature=_temperature(likelihood))
+
+    @classmethod
+    def like(cls, state: Mapping[str, Any], prefix: str) -> Self:
+        """Returns one that a state dict with these entries can be loaded into."""
+        names = (name.removeprefix(prefix) for name in state if name.startswith(prefix))
+        return cls(**{name: torch.empty_like(state[prefix + name]) for name in names})
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves the distances to another device; they keep their precision."""
+        for name, buffer in self._buffers.items():
+            assert buffer is not None
+            self._buffers[name] = buffer.to(fn(buffer.flatten()[:0]).device)
+        return self
+
+    def head(self, number: int) -> Conformal | None:
+        """Returns the distances of a head; None if its likelihood has none."""
+        if f"distances{number}" not in self._buffers:
+            return None
+        return Conformal(getattr(self, f"distances{number}"), getattr(self, f"classes{number}"), self.groups)
+
+    def fits(self, likelihood: Any) -> bool:
+        """Whether answers are still made as those of the held-out examples were."""
+        return torch.equal(self.temperature, _temperature(likelihood).to(self.temperature))
+
+
+def _temperature(likelihood: Any) -> Tensor:
+    """Returns the temperatures that decide answers: the likelihood's own, and each head's over it."""
+    own = [likelihood.temperature.detach().reshape(1), getattr(likelihood, "relative", torch.zeros(0)).detach()]
+    return torch.cat([part.float().cpu() for part in own])
+
+
+def check_groups(groups: Any, rows: int) -> Tensor:
+    """Returns the groups of rows, (rows,), as integers."""
+    found = torch.as_tensor(groups)
+    check.shape("groups", found, (rows,), remedy="Pass the group of every row.")
+    return found.long()
 
 
 def none_known(what: str) -> str:
     """Says what is missing where a conformal answer is asked for without held-out labels."""
     return (
-        f"{what} needs held-out scores, and this model has none. Call ibnn.fit_novelty(model, train, valid) with "
-        "labels, or ibnn.fit or ibnn.calibrate with held-out data. Several heads and dense outputs store none."
+        f"{what} needs held-out scores, and this model has none. Call ibnn.conformalize(model, valid) with held-out "
+        "data, or ibnn.fit or ibnn.calibrate with enough of them, and do not change the noise or temperature after it."
     )

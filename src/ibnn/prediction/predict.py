@@ -7,7 +7,7 @@ of every input (`ibnn.novelty`). At the end the answers of all pieces are joined
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from typing import Any, Literal, Protocol, Self, TypeVar, cast
 
@@ -29,6 +29,7 @@ from ibnn.inputs import (
 )
 from ibnn.layers.explain import explain, out_of_memory
 from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running, check_level
+from ibnn.prediction.conformal import HeldOut
 from ibnn.progress import track
 
 TOLERANCE = 0.1  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
@@ -101,7 +102,7 @@ def predict(
         batch_size: Most rows that go through the network at once; changes nothing else. Pieces that do not fit into
             memory are halved. Draws for a few inputs pass together. None never cuts a batch and never copies it: for
             networks whose rows depend on each other, such as the nodes of a graph.
-        novelty: Whether to add p-values of novelty and held-out scores, if the model has reference data.
+        novelty: Whether to add p-values of novelty, if the model has reference data.
         fallback: p-value below which answers are mixed with the base rates, such as 0.01: at the smallest possible
             p-value the answer is the base rate. Default: answers are the network's, whatever the p-value.
         progress: Shows a bar while it goes through a loader in a terminal.
@@ -113,6 +114,8 @@ def predict(
         samples, tolerance = 5, TOLERANCE if tolerance is None else tolerance
     _check_counts(samples, batch_size)
     reference = getattr(method, "reference", None) if novelty else None
+    held_out: HeldOut | None = getattr(method, "held_out", None)
+    held_out = held_out if held_out is not None and held_out.fits(method.likelihood) else None
     if tolerance is not None:
         _check_tolerance(tolerance, samples, batch_size)
     if fallback is not None:
@@ -123,11 +126,11 @@ def predict(
             found = _answer(method, piece, first, size, samples, seed)
         else:
             found = _settled_answer(method, piece, first, size, samples, seed, tolerance)
-        if reference is None:
-            return found
-        from ibnn.novelty.measure import annotated  # loaded where a model has reference data
+        if reference is not None:
+            from ibnn.novelty.measure import annotated  # loaded where a model has reference data
 
-        return cast(Prediction, annotated(method, piece, found, fallback))
+            found = cast(Prediction, annotated(method, piece, found, fallback))
+        return found if held_out is None else _with_held_out(found, held_out)
 
     parts = _by_pieces(method, x, answer, batch_size, progress=progress)
     return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
@@ -298,20 +301,28 @@ def _batch_by_pieces(
         piece = batch if whole else slice_rows(batch, slice(start, start + (size or 0)), rows)
         piece = tree_map(lambda t: t.to(device), piece)
         try:
-            parts.append(answer(piece, first + start, size))
+            with explaining_cuts(size, rows):
+                parts.append(answer(piece, first + start, size))
         except (MemoryError, RuntimeError) as error:
             if size is None or size == 1 or not out_of_memory(error):
                 raise
             size = -(-min(size, rows) // 2)
             continue
-        except IndexError as error:
-            if whole:
-                raise
-            remedy = "If rows refer to each other, as the nodes of a graph do, pass batch_size=None."
-            expected = "such that the network can take a part of the rows"
-            raise ValueError(complaint("batch_size", expected, f"{size} for {rows} rows", remedy)) from error
         start += rows if size is None else size
     return parts, size
+
+
+@contextmanager
+def explaining_cuts(batch_size: int | None, rows: int) -> Iterator[None]:
+    """Rewords an IndexError of the block, if rows were cut into batches, to say how not to."""
+    try:
+        yield
+    except IndexError as error:
+        if batch_size is None or batch_size >= rows:
+            raise
+        remedy = "If rows refer to each other, as the nodes of a graph do, pass batch_size=None."
+        expected = "such that the network can take a part of the rows"
+        raise ValueError(complaint("batch_size", expected, f"{batch_size} for {rows} rows", remedy)) from error
 
 
 def _worker() -> tuple[int, int]:
@@ -359,6 +370,14 @@ def _answer(method: Method, piece: Inputs, first: int, size: int | None, samples
     answer = running.result()
     _refuse_not_finite(method, torch.stack([*good, _finite_rows(method, answer)]).all(0), numbers)
     return answer
+
+
+def _with_held_out(answer: Prediction, held_out: HeldOut) -> Prediction:
+    """Adds the held-out distances of the output, or of each head, to an answer."""
+    if not isinstance(answer, JointPrediction):
+        return replace(answer, conformal=held_out.head(0))
+    heads = enumerate(answer.heads.items())
+    return replace(answer, heads={name: replace(head, conformal=held_out.head(h)) for h, (name, head) in heads})
 
 
 def _settled_answer(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ibnn import check
 from ibnn.errors import complaint
 from ibnn.likelihood import Likelihood
+from ibnn.monitoring import Threshold, abstain
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction
 from ibnn.sklearn.ensemble import CategoricalMembers, Ensemble, GaussianMembers, StackedLinear
 from ibnn.sklearn.noise import fit_noise
@@ -157,7 +158,15 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         labels = self.predict_distribution(X).labels.numpy()
         return np.asarray(self.classes_[labels])
 
-    def predict_set(self, X: Any, level: float = 0.9, *, by_class: bool = False) -> Array:  # noqa: N803
+    def predict_set(
+        self,
+        X: Any,  # noqa: N803
+        level: float = 0.9,
+        *,
+        kind: Literal["smallest", "adaptive"] = "smallest",
+        penalty: float = 0.0,
+        by_class: bool = False,
+    ) -> Array:
         """Returns which classes are in a set that holds the true one with probability `level`, (n, classes).
 
         That holds for rows like the held-out ones, whatever the network is worth; with `by_class` also within every
@@ -165,15 +174,24 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         """
         answer = self.predict_distribution(X)
         self._check_held("predict_set", known=answer.conformal is not None)
-        return answer.set(level, by_class=by_class).numpy()
+        return answer.set(level, kind=kind, penalty=penalty, by_class=by_class).numpy()
 
-    def abstain(self, X: Any, risk: float = 0.1) -> Array:  # noqa: N803
-        """Returns which rows to leave to someone else: where the label is wrong with a probability above `risk`.
+    def abstain(self, X: Any, y: Any, risk: float = 0.05, *, confidence: float = 0.95) -> Threshold:  # noqa: N803
+        """Returns a rule, made on held-out rows, that withholds answers so that a share `risk` of the rest is wrong.
 
-        If the probabilities are calibrated, at most `risk` of the other predictions are wrong (Chow's rule).
+        This holds with the stated confidence. `rule(model.predict_distribution(X_new))` says which answers to withhold;
+        see `ibnn.abstain`.
         """
-        check.number("risk", risk, least=0, most=1, remedy="Pass 0.1 for one error in ten.")
-        return np.asarray(1 - self.predict_proba(X).max(1) > risk)
+        answer = self.predict_distribution(X)
+        return abstain(answer, torch.tensor(self._encoder.transform(y)), risk, confidence=confidence)
+
+    def unsure(self, X: Any, error: float = 0.1) -> Array:  # noqa: N803
+        """Returns which rows to leave to someone else: where the label is wrong with a probability above `error`.
+
+        If the probabilities are calibrated, at most a share `error` of the other predictions is wrong (Chow's rule).
+        """
+        check.number("error", error, least=0, most=1, remedy="Pass 0.1 for one error in ten.")
+        return np.asarray(1 - self.predict_proba(X).max(1) > error)
 
 
 class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
@@ -308,13 +326,13 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         low, high = answer.interval(level, conformal=conformal)
         return self._shaped(low), self._shaped(high)
 
-    def abstain(self, X: Any, risk: float) -> Array:  # noqa: N803
-        """Returns which rows to leave to someone else: where the predictive standard deviation is above `risk`.
+    def unsure(self, X: Any, error: float) -> Array:  # noqa: N803
+        """Returns which rows to leave to someone else: where the predictive standard deviation is above `error`.
 
         It is the root mean squared error to expect, in units of the target; with several targets any of them counts.
         """
-        check.number("risk", risk, above=0, remedy="Pass an error of the target that you can bear.")
-        return (self.predict_distribution(X).std > risk).any(1).numpy()
+        check.number("error", error, above=0, remedy="Pass an error of the target that you can bear.")
+        return (self.predict_distribution(X).std > error).any(1).numpy()
 
     def _shaped(self, values: Tensor) -> Array:
         return values[:, 0].numpy() if self._single else values.numpy()

@@ -17,6 +17,7 @@ from ibnn.baselines import Plain
 from ibnn.data import TABLES, DataSet, load
 from ibnn.errors import complaint
 from ibnn.files.export import export as write
+from ibnn.monitoring import rows_needed
 from ibnn.network import IBNN
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ def check_shares(risk: float, novelty: float | None) -> None:
 def worded(facts: dict[str, Any]) -> str:
     """Describes where a run abstains, and what that guarantees."""
     by = f"{facts['examples']:,} {facts['by']}"
+    needed = rows_needed(facts["risk"], facts["confidence"])
+    if facts["examples"] < needed:
+        return (
+            f"All abstain: a risk of {facts['risk']:g} takes {needed} held-out inputs without an error; there are {by}."
+        )
     if not facts["coverage"]:
         return f"All abstain: by the {by}, no threshold keeps the error at or below {facts['risk']:g}."
     novel = f" or p-value ≤ {facts['novelty']:g}" if facts["novelty"] else ""
