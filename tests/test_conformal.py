@@ -379,3 +379,50 @@ def test_without_held_out_labels_there_is_nothing_to_promise():
         model.predict(x).set(0.9)
     ibnn.fit_novelty(model, (x, y))
     assert model.predict(x).set(0.9).shape == (400, 3)
+
+
+# --------------------------------------------------------------------------------------------------- uncut batches
+
+
+class Ring(nn.Module):
+    """Rows are the nodes of a graph: each adds up its neighbours, given as an index of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        hidden = self.first(x + torch.zeros_like(x).index_add(0, edges[0], x[edges[1]])).relu()
+        out: Tensor = self.head(hidden)
+        return out
+
+
+def test_graphs_are_never_cut_with_batch_size_none() -> None:
+    """Calibration, novelty, sets and diagnosis of a graph; nodes with ignored targets are not held out."""
+    torch.manual_seed(0)
+    rows = 600
+    x, edges = torch.randn(rows, 5), torch.stack([torch.arange(rows), torch.arange(rows).roll(1)])
+    net = Ring()
+    y = (3 * net(x, edges)).softmax(1).multinomial(1)[:, 0]
+    held = torch.where(torch.arange(rows) % 2 == 0, y, -100)
+    model = ibnn.convert(net, components=2, seed=0)
+    with pytest.raises(ValueError, match="batch_size=None"):
+        ibnn.calibrate(model, ((x, edges), held), progress=False)
+    with pytest.raises(ValueError, match="batch_size=None"):
+        ibnn.fit_novelty(model, ((x, edges), held))
+    with pytest.raises(ValueError, match="batch_size=None"):
+        ibnn.conformalize(model, ((x, edges), held))
+    ibnn.calibrate(model, ((x, edges), held), batch_size=None, progress=False)
+    assert model.reference is not None
+    assert model.held_out is not None
+    assert model.reference.ranked == len(model.held_out.distances0) == 300
+    p = model.predict((x, edges), batch_size=None)
+    assert p.set(0.9)[torch.arange(rows), y].double().mean() > 0.85
+    before = model.held_out.distances0
+    ibnn.fit_novelty(model, ((x, edges), held), batch_size=None)
+    torch.testing.assert_close(model.held_out.distances0.sort(0).values, before.sort(0).values)
+    ibnn.conformalize(model, ((x, edges), held), batch_size=None)
+    torch.testing.assert_close(p.set(0.9), model.predict((x, edges), batch_size=None).set(0.9))
+    ibnn.diagnose(model, inputs=(x, edges), batch_size=None)
+    with pytest.raises(ValueError, match="batch_size=None"):
+        ibnn.diagnose(model, inputs=(x, edges))

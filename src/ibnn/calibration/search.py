@@ -34,7 +34,7 @@ from ibnn.network import IBNN, by_layer, has_units, require_mixture
 from ibnn.noise import by_node, shares
 from ibnn.normal import Space, address, check_seed, normals, numbered_words, words
 from ibnn.novelty.fitting import fit_novelty_if_possible
-from ibnn.prediction import refuse_nan
+from ibnn.prediction import explaining_cuts, refuse_nan
 from ibnn.progress import Bar
 from ibnn.units import MIRRORED
 
@@ -54,7 +54,7 @@ def calibrate(
     samples: int = 5,
     seed: int = 0,
     temperature: bool = True,
-    batch_size: int = 256,
+    batch_size: int | None = 256,
     progress: bool = True,
 ) -> Calibration:
     """Calibrates a trained network on held-out labels, without training: sets its latents' noise and a temperature.
@@ -62,8 +62,8 @@ def calibrate(
     Afterwards `predict` and the network in eval mode give calibrated answers; weights and running statistics are as
     they were. Latents that were never trained get the mean 1 and a standard deviation by layer; trained ones keep
     their means, and their standard deviations are scaled. On the held-out labels the result is never worse than
-    temperature scaling, neither on all of them nor cross-fitted over two halves; docs/calibration.md says how the scale
-    is chosen. From 100 rows on `fit_novelty` makes a new reference of them.
+    temperature scaling; on new data it is about equal or better. docs/calibration.md says how the scale is chosen. From
+    100 rows on `fit_novelty` makes a new reference of them.
 
     It takes about 60 passes over the held-out rows, or over 1,000 rows if there are fewer; trained latents take up to
     twice that.
@@ -75,7 +75,8 @@ def calibrate(
         samples: Draws per component of later answers: what is passed to `predict`. `model.eval_samples` is set to it.
         seed: Decides the draws; `model.eval_seed` is set to it.
         temperature: False leaves the temperature at 1 and takes the scale of the lowest NLL.
-        batch_size: Rows that go through the network at once.
+        batch_size: Rows that go through the network at once. None never cuts a batch, for networks whose rows depend on
+            each other, such as the nodes of a graph; mark rows that are not held out by targets that are ignored.
         progress: Shows a bar in a terminal.
 
     >>> import ibnn
@@ -92,22 +93,35 @@ def calibrate(
     model.posterior()  # refuses a reverted one
     require_mixture(model)
     check.integer("samples", samples, remedy="Pass samples=5.")
-    check.integer("batch_size", batch_size, remedy="Pass batch_size=256.")
+    if batch_size is not None:
+        check.integer("batch_size", batch_size, remedy="Pass batch_size=256, or None to never cut a batch.")
     check_seed(seed)
     with generators_restored():
         options: Any = {"batch_size": batch_size, "shuffled": False, "pack": model.likelihood.pack}
-        x, y = gather(valid if isinstance(valid, Source) else as_source(valid, name="valid", **options), seed, "valid")
+        source = valid if isinstance(valid, Source) else as_source(valid, name="valid", **options)
+        if batch_size is None and not source.whole:
+            got = "batches, which would be joined"
+            raise ValueError(complaint("valid", "a pair (x, y) with batch_size=None", got, "Pass one graph as a pair."))
+        with explaining_cuts(batch_size, source.rows):
+            x, y = gather(source, seed, "valid")
     if len(y) < FEWEST:
         remedy = "Hold out more: a few hundred do, 2,000 are plenty."
         raise ValueError(complaint("valid", f"at least {FEWEST} labelled rows", len(y), remedy))
     refuse_nan(x, argument="valid")
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))  # the first rows are random ones
+    whole, whole_y = x, y
     x, y = slice_rows(x, order, len(y)), y[order]
     with _restored_on_error(model), model.evaluating(), torch.no_grad(), Bar("calibrate", shown=progress) as bar:
         outputs = _Outputs(model, x, len(y), samples=samples, seed=seed, batch_size=batch_size, bar=bar)
-        report, answers = _calibrated(outputs, y.to(outputs.device), temper=temperature)
-        known = (slice_rows(x, slice(0, RANKED), len(y)), y[:RANKED])
-        given = model.likelihood.summarise(answers[:, :, :RANKED]).to(torch.device("cpu"))
+        if batch_size is None:
+            outputs.x, outputs.order, outputs.by_row = whole, order, False
+        with explaining_cuts(batch_size, len(y)):
+            report, answers = _calibrated(outputs, y.to(outputs.device), temper=temperature)
+        if batch_size is None:
+            known, answers = (whole, whole_y), answers[:, :, order.argsort()]
+        else:
+            known, answers = (slice_rows(x, slice(0, RANKED), len(y)), y[:RANKED]), answers[:, :, :RANKED]
+        given = model.likelihood.summarise(answers).to(torch.device("cpu"))
         source = as_source(known, batch_size=batch_size, shuffled=False)
         fit_novelty_if_possible(model, source, answers=given, seed=seed, batch_size=batch_size)
     return report
@@ -267,7 +281,9 @@ class _Outputs:
         passed: How many rows went through the network.
     """
 
-    def __init__(self, model: IBNN, x: Inputs, rows: int, *, samples: int, seed: int, batch_size: int, bar: Bar):
+    order: Tensor | None = None  # of the rows among the inputs, where these are never cut
+
+    def __init__(self, model: IBNN, x: Inputs, rows: int, *, samples: int, seed: int, batch_size: int | None, bar: Bar):
         self.model, self.x, self.rows, self.device = model, x, rows, model.examples.device
         self.samples, self.seed, self.batch_size, self.bar, self.passed = samples, seed, batch_size, bar, 0
         left = PASSES * max(rows, LEAST) - model.components * samples * rows
@@ -323,7 +339,11 @@ class _Outputs:
     def _by_batch(self, rows: int, draws: Callable[[Tensor], Draws]) -> Tensor:
         """Returns the outputs of the first rows, (J, N, …), given the draws for each batch's rows."""
         parts: list[Tensor] = []
-        for batch in torch.arange(rows).split(self.batch_size):
+        if self.order is not None:
+            outputs = self.model.outputs(self.inputs(self.order), draws(self.order))
+            self.passed += len(outputs) * self.rows
+            return outputs[:, self.order[:rows]]
+        for batch in torch.arange(rows).split(self.batch_size or rows):
             parts.append(self.model.outputs(self.inputs(batch), draws(batch)))
             self.passed += len(parts[-1]) * len(batch)
             self.bar.update(done=self.passed)
@@ -331,7 +351,8 @@ class _Outputs:
 
     def inputs(self, rows: Tensor) -> Inputs:
         """Returns some rows of the inputs, on the model's device."""
-        return tree_map(lambda t: t.to(self.device), slice_rows(self.x, rows, self.rows))
+        part = self.x if self.order is not None else slice_rows(self.x, rows, self.rows)
+        return tree_map(lambda t: t.to(self.device), part)
 
 
 def _checked_plain(outputs: _Outputs, y: Tensor) -> Tensor:
@@ -347,7 +368,7 @@ def _checked_plain(outputs: _Outputs, y: Tensor) -> Tensor:
     if plain.isnan().any() or plain.isposinf().any():  # −∞ masks a class
         got = "NaN or infinity in the network's outputs"
         raise ValueError(complaint("valid", "data that the network can answer", got, "Check the inputs' scale."))
-    two = few[: min(2, outputs.batch_size)]
+    two = few[: min(2, outputs.batch_size or 2)]
     try:
         outputs.model.outputs(outputs.inputs(two), outputs.pair(0.01, 0, two))
     except ValueError:

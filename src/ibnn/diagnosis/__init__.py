@@ -21,7 +21,6 @@ from ibnn.prediction import JointPrediction
 
 __all__ = ["Diagnosis", "Finding", "LayerDiagnosis", "Severity", "diagnose"]
 
-_ROWS = 64  # inputs at once
 _TINY = torch.finfo(torch.float32).tiny  # stands in for σ = 0, whose KL is infinite and has no shares
 
 
@@ -67,7 +66,11 @@ class Diagnosis:
 
 
 def diagnose(
-    model: IBNN, *, optimiser: Optimizer | Sequence[Optimizer] | None = None, inputs: Inputs | None = None
+    model: IBNN,
+    *,
+    optimiser: Optimizer | Sequence[Optimizer] | None = None,
+    inputs: Inputs | None = None,
+    batch_size: int | None = 64,
 ) -> Diagnosis:
     """Examines a model's posterior, gradients and modes, without changing anything.
 
@@ -76,6 +79,7 @@ def diagnose(
         optimiser: What trains it, one or several; reveals weight decay on latents, forgotten latents and more.
         inputs: What one call of the network takes, a hundred rows or so like those it will meet. Predicting them
             reveals draws that hardly disagree, and a network that ends in a softmax of its own.
+        batch_size: Rows of these that go through the network at once; None never cuts them, as in `predict`.
 
     >>> import ibnn
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -99,22 +103,23 @@ def diagnose(
         inner = [getattr(each, "optimizer", each) for each in optimisers]  # accelerate wraps them
         case = Case(model, q, _layers(model, q), _overlap(q), inner)
         if inputs is not None and not any(non_finite(case)):
-            case = replace(case, **_answers(model, as_tensors(inputs)))
+            case = replace(case, **_answers(model, as_tensors(inputs), batch_size))
         findings = [finding for check in CHECKS for finding in check(case) if finding]
     findings.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
     shares = case.effective_components, case.share, case.disagreement
     return Diagnosis(case.layers, tuple(findings), model.kl_kind, *shares)
 
 
-def _answers(model: IBNN, inputs: Inputs) -> dict[str, Any]:
+def _answers(model: IBNN, inputs: Inputs, batch_size: int | None) -> dict[str, Any]:
     """Returns what `Case` keeps of inputs: the epistemic share, the components' disagreement, and some outputs."""
-    prediction: Any = model.predict(inputs, samples=2, batch_size=_ROWS, progress=False, novelty=False)
+    prediction: Any = model.predict(inputs, samples=2, batch_size=batch_size, progress=False, novelty=False)
     parts: list[Any] = list(prediction.heads.values()) if isinstance(prediction, JointPrediction) else [prediction]
     heads = [head for head in parts if hasattr(head, "total") and hasattr(head, "epistemic")]
     means = [(float(head.epistemic.double().mean()), float(head.total.double().mean())) for head in heads]
     share = max((epistemic / total for epistemic, total in means if total > 0), default=None)
     rows, k, labels = batch_length(inputs), model.components, isinstance(model.likelihood, Categorical)
-    pieces = [slice_rows(inputs, slice(start, start + _ROWS), rows) for start in range(0, rows, _ROWS)]
+    starts = range(0, rows, batch_size or rows)
+    pieces = [slice_rows(inputs, slice(start, start + (batch_size or rows)), rows) for start in starts]
     pieces = [tree_map(lambda t: t.to(model.examples.device), piece) for piece in pieces]
     outputs = model.draw_logits(pieces[0], 1) if len(heads) == 1 else None  # several heads stand side by side
     if outputs is not None and isinstance(model.likelihood, Categorical):

@@ -142,10 +142,10 @@ def _fit(
         if data is not None and data.source.rows < fewest:
             remedy = "Pass more: with n held-out inputs, p-values go down to 1 / (n + 1)."
             raise TooFewRowsError(complaint(data.name, f"at least {fewest} inputs", data.source.rows, remedy))
-    if held is None and not known.source.divisible:
+    if held is None and not (known.source.divisible or known.source.whole):
         got, remedy = "none, and training data that a sampler or iterable of your own chooses", "Pass valid."
         raise ValueError(complaint("valid", "held-out inputs", got, remedy))
-    collector = _Collector(model, exclude)
+    collector = _Collector(model, exclude, batch_size)
     with generators_restored(), Bar("novelty") as bar, explaining_cuts(batch_size, known.source.rows):
         if held is None:
             known = _at_most(known, rows, seed)
@@ -235,8 +235,8 @@ class _Rows:
 class _Collector:
     """Passes data through a model and keeps what describes the inputs of its layers."""
 
-    def __init__(self, model: Any, exclude: Sequence[str]) -> None:
-        self.model, self.device = model, next(model.net.parameters()).device
+    def __init__(self, model: Any, exclude: Sequence[str], batch_size: int | None) -> None:
+        self.model, self.batch_size, self.device = model, batch_size, next(model.net.parameters()).device
         self.all_layers = observable(model.net)
         for name in exclude:
             if name not in self.all_layers:
@@ -254,28 +254,39 @@ class _Collector:
         if samples and answers is None and data.source.divisible and data.source.rows > ANSWERED:
             data = replace(data, source=replace(data.source, shuffled=True))  # they may be sorted
         reduced, surprises, targets, distances = [], list[Tensor](), list[Tensor](), list[list[Conformal | None]]()
-        dtype = next(self.model.net.parameters()).dtype
+        dtype, first = next(self.model.net.parameters()).dtype, 0
         for x, y in data.batches(seed):
             x = tree_map(lambda t: t.to(self.device), as_tensors(x, dtype))
             self.reference = self.reference or self._begin(x, y, data)
-            seen = self._seen(x, y, data)
+            seen, kept = self._seen(x, y, data), self._kept(y, data)
             summaries = [seen.summaries[name] for name in self.layers]
-            reduced.append([self.reference.reduce(i, part).cpu() for i, part in enumerate(summaries)])
-            surprises += [] if seen.surprise is None else [seen.surprise.cpu()]
-            first, target = sum(map(len, targets)), y.cpu()
+            reduced.append([self.reference.reduce(i, part).cpu()[kept] for i, part in enumerate(summaries)])
+            surprises += [] if seen.surprise is None else [seen.surprise.cpu()[kept]]
+            target, p = y.cpu()[kept], None
             if samples and answers is not None:
-                given = answers.rows(torch.arange(first, first + len(y)))
-                distances.append(self.model.likelihood.distances(given, target))
+                p = answers.rows(first + kept)
             elif samples and first < ANSWERED:
-                p = predict(self.model, x, samples=samples, novelty=False, progress=False).to("cpu")
+                options: Any = {"batch_size": self.batch_size, "novelty": False, "progress": False}
+                p = predict(self.model, x, samples=samples, **options).to("cpu").rows(kept)
+            if p is not None:
                 distances.append(self.model.likelihood.distances(p, target))
             targets.append(target)
+            first += len(y)
             bar.advance()
         joined = [torch.cat(parts) for parts in zip(*reduced, strict=True)]
+        if self.batch_size is None and len(joined[0]) < FEWEST:
+            remedy = "Targets that are ignored do not count."
+            raise TooFewRowsError(complaint(data.name, f"at least {FEWEST} inputs", len(joined[0]), remedy))
         if not all(part.isfinite().all() for part in joined):
             got = "NaN or infinity inside of the network"
             raise ValueError(complaint(data.name, "inputs that the network can take", got, "Check their scale."))
         return _Rows(joined, torch.cat(surprises) if surprises else None, targets, distances)
+
+    def _kept(self, y: Tensor, data: _Data) -> Tensor:
+        """Returns the numbers of a batch's rows that count: all, but for rows of a whole graph without a target."""
+        if self.batch_size is not None or not data.labelled:
+            return torch.arange(len(y))
+        return torch.tensor([number for number in range(len(y)) if self.model.likelihood.count(y[number : number + 1])])
 
     def _seen(self, x: Inputs, y: Tensor, data: _Data) -> Seen:
         with explaining_shapes(self.model.net, x, data.name):

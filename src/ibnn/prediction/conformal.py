@@ -171,7 +171,7 @@ class HeldOut(nn.Module):
     def __init__(self, **buffers: Tensor) -> None:
         """Takes the buffers by name."""
         super().__init__()
-        for name, value in buffers.items():
+        for name, value in sorted(buffers.items()):  # in the same order when they are loaded
             self.register_buffer(name, value)
 
     @classmethod
