@@ -247,7 +247,7 @@ def test_numbers_are_those_of_the_metrics(made: tuple[list[Path], str]) -> None:
         wrong = probs.argmax(1) != labels
         line = next(line for line in split if line[0] == row[0] and line[1] == "wrong answers")
         assert line[2] == f"{stored['aleatoric'][wrong].mean().item():.3f}"
-        assert line[-1] == f"{total[wrong].mean().item():.3f}"
+        assert line[-2] == f"{total[wrong].mean().item():.3f}"
 
 
 def test_quick_intervals_are_the_slow_ones() -> None:
@@ -295,7 +295,7 @@ def test_page_is_well_formed_accessible_and_alone(made: tuple[list[Path], str]) 
         if "aria-labelledby" in attributes:
             assert attributes["aria-labelledby"] in ids
     images = page.all("img")
-    assert len(images) == 2 * (1 + 1 + 1 + 1) + 1 + 1 + 2 * 16  # 2 runs; risk; one has epistemic histograms
+    assert len(images) == 2 * (1 + 1 + 1) + 1 + 1 + 2 * 16  # 2 runs; risk; one has epistemic histograms
     assert all(len(image["alt"] or "") > 15 and (image["src"] or "").startswith("data:image/") for image in images)
     assert all(image["alt"] and re.search(r"\d", image["alt"]) for image in images)
     assert "http://" not in html
@@ -403,7 +403,7 @@ def test_absent_parts_are_said_in_a_sentence(tmp_path: Path) -> None:
         "true classes have a stored probability of 0",
     ):
         assert sentence in page.words
-    assert len(page.all("img")) == 5  # reliability, two histograms, risk, split
+    assert len(page.all("img")) == 4  # reliability, two histograms, risk
 
 
 @pytest.mark.usefixtures("few_resamples")

@@ -1,7 +1,6 @@
 """A plain network, the base class of the other baselines; deep ensembles and temperature scaling."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,7 +53,7 @@ class Plain(nn.Module):
         self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
         self.training = net.training
 
-    save_pretrained = save_pretrained
+    predict, save_pretrained, evaluating = predict, save_pretrained, evaluating
 
     @property
     def options(self) -> dict[str, Any]:
@@ -121,21 +120,13 @@ class Plain(nn.Module):
         self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
     ) -> Iterator[Tensor]:
         """Yields what `draw_logits` returns, draw by draw, (1, B, …)."""
-        with evaluating(self):
+        with self.evaluating():
             yield from (output[None] for output in self._draws(*call_arguments(x), range(first, first + samples), seed))
 
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the output of the network in the present mode, without noise."""
         args, kwargs = call_arguments(x)
         return self.likelihood.read(self.net(*args, **kwargs))
-
-    predict = predict
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Holds the model in eval mode within a block."""
-        with evaluating(self):
-            yield
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         make_room(self, state_dict, prefix)
@@ -149,13 +140,13 @@ class Plain(nn.Module):
 
     def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
         """Returns mean losses over the rows, each once: without noise, copies would be equal."""
-        return self.likelihood.terms(self._checked(self._noisy, x, y), y)
+        return self.likelihood.terms(self._checked(lambda *args, **kwargs: self._noisy(args, kwargs), x, y), y)
 
-    def _checked(self, run: Callable[..., Any], x: Inputs, y: Tensor) -> Tensor:
+    def _checked(self, net: Callable[..., Any], x: Inputs, y: Tensor) -> Tensor:
         """Returns the output of a forward pass; raises if inputs or targets do not fit it."""
         args, kwargs = call_arguments(x)
         with explaining_shapes(self.net, x):
-            output = self.likelihood.read(run(args, kwargs))
+            output = self.likelihood.read(net(*args, **kwargs))
             check_rows(output, batch_length(x))
         self.likelihood.check(output, y)
         return output
@@ -195,20 +186,15 @@ class Ensemble(Plain):
 
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the mean of the members' outputs."""
-        args, kwargs = call_arguments(x)
-        return torch.stack(list(self._draws(args, kwargs, range(1), 0))).mean(0)
+        return torch.stack(list(self._draws(*call_arguments(x), range(1), 0))).mean(0)
 
     def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
 
     def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
         """Returns the mean of the members' losses; each member's gradient is that of its own loss, not of the mean."""
-        outputs = [
-            self._checked(lambda args, kwargs, member=member: member(*args, **kwargs), x, y) for member in self.net
-        ]
-        return mean_terms(
-            [self.likelihood.terms(scale_gradient(output, float(self.components)), y) for output in outputs]
-        )
+        outputs = [self._checked(member, x, y) for member in self.net]
+        return mean_terms([self.likelihood.terms(scale_gradient(o, float(self.components)), y) for o in outputs])
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         yield from (self.likelihood.read(member(*args, **kwargs)) for member in self.net)

@@ -64,12 +64,17 @@ def run(
         splits, model = prepare(job, data_folder, splits)
         if job.prune is None:  # else there is nothing to go on with until the network is thin
             _begin(job, splits, home)
-        before, spent, facts = job.before(), None, dict[str, Any]()
-        if before is not None:
+        spent, facts = None, dict[str, Any]()
+        if (before := job.before()) is not None:
             place = first_folder or home.path.parent / before.key
             spent = run(before, place, data_folder=data_folder, splits=splits, quiet=quiet)["costs"]
-            model, facts = (_plain_start if job.prune is None else _thin_start)(job, place, splits, quiet)
-            _begin(job, splits, home)
+            if job.prune is None:
+                state = RunFolder(place).model_state().items()
+                start = {name.removeprefix("net."): value for name, value in state if name.startswith("net.")}
+                model = make_method(job, len(splits.whole.classes), start, splits.units)
+            else:
+                model, facts = _pruned(job, place, splits, quiet)
+                _begin(job, splits, home)
         history = _train(job, model, splits, home, quiet)
         how = None if job.prune else architecture(job, len(splits.whole.classes), splits.units)
         save_pretrained(model, home.path, architecture=how)  # type: ignore[arg-type]
@@ -88,14 +93,7 @@ def _begin(job: Job, splits: Splits, home: RunFolder) -> None:
         _keep_units(splits.units, home)
 
 
-def _plain_start(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainable, dict[str, Any]]:
-    """Returns the untrained method on the weights of the plain network that was trained first."""
-    state = RunFolder(place).model_state().items()
-    start = {name.removeprefix("net."): value for name, value in state if name.startswith("net.")}
-    return make_method(job, len(splits.whole.classes), start, splits.units), {}
-
-
-def _thin_start(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainable, dict[str, Any]]:
+def _pruned(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainable, dict[str, Any]]:
     """Returns the model that was trained first without the channels that it needs least, and what was cut."""
     dense = read_run(place, trust_code=True).model  # which was trained with that code, or read with trust
     assert isinstance(dense, IBNN), "checked by the job"
@@ -155,28 +153,23 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
         first: Costs of the plain training that came first.
     """
     first = first or {"train_seconds": 0.0, "rows": 0}
-    method, recipe = METHODS[job.method], job.full_recipe()
+    method, recipe, last = METHODS[job.method], job.full_recipe(), history.rows[-1]
     passes = recipe.samples if method.noisy_training else model.components  # of a training row
+    batch = min(recipe.batch_size, history.examples)
+    rows = last["step"] * batch if recipe.steps else last["epoch"] * history.examples
     latents = sum(p.numel() for name, p in model.named_parameters() if ".latent." in name or name.startswith("rho."))
     others = *STATE, "reference.", "held_out."
     numbers = [value for name, value in model.state_dict().items() if not name.startswith(others)]
     stored = sum(value.numel() for value in numbers if value.is_floating_point())
     return {
         "train_seconds": round(first["train_seconds"] + history.seconds, 3),
-        "rows": first["rows"] + passes * _rows(job, history),
+        "rows": first["rows"] + passes * int(rows),
         "steering_rows": history.looked,
         "parameters": sum(p.numel() for p in model.parameters()),
         "latents": latents,
         "stored": stored - method.repeated(model),
         "forwards": model.components * (job.samples if method.noisy_answers else 1),
     }
-
-
-def _rows(job: Job, history: History) -> int:
-    """Counts the examples of a training, each as often as it was used."""
-    recipe, last = job.full_recipe(), history.rows[-1]
-    batch = min(recipe.batch_size, history.examples)
-    return int(last["step"] * batch if recipe.steps else last["epoch"] * history.examples)
 
 
 def _training(history: History) -> dict[str, Any]:

@@ -179,19 +179,15 @@ def _net_options(job: Job, units: data.Standardisation | None) -> dict[str, Any]
 
 def prepare(job: Job, folder: str | Path | None = None, splits: Splits | None = None) -> tuple[Splits, Trainable]:
     """Returns the data and the untrained method; raises if the job cannot run."""
-    splits, start = splits or make_data(job, folder), _start_weights(job)
-    _check_net(job, splits, start)
-    return splits, make_method(job, len(splits.whole.classes), start, splits.units)
-
-
-def _start_weights(job: Job) -> State | None:
-    """Reads the weights that a job starts from, if it names a file."""
+    splits = splits or make_data(job, folder)
     check_weights(job)
     try:
-        return None if job.weights is None else safetensors.torch.load_file(job.weights)
+        start = None if job.weights is None else safetensors.torch.load_file(job.weights)
     except safetensors.SafetensorError as error:
         got = f"{job.weights}, which is damaged or of another kind ({error})"
         raise ValueError(complaint("weights", "a safetensors file", got, "Copy or save it again.")) from None
+    _check_net(job, splits, start)
+    return splits, make_method(job, len(splits.whole.classes), start, splits.units)
 
 
 def check_weights(job: Job) -> None:
@@ -217,24 +213,17 @@ def _check_net(job: Job, splits: Splits, start: State | None) -> None:
         with generators_restored(), torch.no_grad():
             output = net(x)
     except Exception as error:
-        if (misfit := _misfit(job, x, splits.units, error)) is None:
+        expected = f"a network for examples of shape {tuple(x.shape[1:])}, which {job.data} has"
+        if job.has_code:
+            got = f"{job.net}, which stops: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise ValueError(complaint("net", expected, got, "Mend it, or choose another.")) from error
+        if not isinstance(error, RuntimeError):
             raise
-        raise misfit from error
+        got = f"{job.net!r} for {nets.input_shape(job.net, **_net_options(job, splits.units))}"
+        remedy = f'Choose another; net = "mlp" with net_options.inputs = {x.numel()} takes them.'
+        raise ValueError(complaint("net", expected, got, remedy)) from error
     shape = tuple(logits_of(output).shape)
     if job.has_code and shape != (1, outputs):
         expected = f"a network with an output of shape (1, {outputs}) for one example"
         remedy = "Give it as many outputs as its function is called with."
         raise ValueError(complaint("net", expected, f"{job.net} with an output of shape {shape}", remedy))
-
-
-def _misfit(job: Job, x: Tensor, units: data.Standardisation | None, error: Exception) -> ValueError | None:
-    """Words an error that one example has caused; None for an error of another kind."""
-    expected = f"a network for examples of shape {tuple(x.shape[1:])}, which {job.data} has"
-    if job.has_code:
-        got = f"{job.net}, which stops: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return ValueError(complaint("net", expected, got, "Mend it, or choose another."))
-    if not isinstance(error, RuntimeError):
-        return None
-    got = f"{job.net!r} for {nets.input_shape(job.net, **_net_options(job, units))}"
-    remedy = f'Choose another; net = "mlp" with net_options.inputs = {x.numel()} takes them.'
-    return ValueError(complaint("net", expected, got, remedy))

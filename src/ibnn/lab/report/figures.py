@@ -33,7 +33,6 @@ _NO_METADATA: Any = {"Date": None, "Creator": None, "Format": None, "Type": None
 _PHOTO = 72  # largest side of a shown image in pixels
 _STRIP_HEIGHT, _STRIP_WIDTH = 120, 160
 _POINTS = 400  # of a curve at most
-_Curves = Mapping[str, list[float]]
 
 
 class Picture(NamedTuple):
@@ -104,30 +103,16 @@ def reliability(curve: ReliabilityCurve, colour: str) -> Picture:
 
 
 @house_style(_STYLE)
-def histograms(sets: Mapping[str, Tensor], label: str) -> Picture:
-    """Draws shares of rows over an uncertainty; the first set is filled."""
-    high = max(float(values.max()) for values in sets.values()) or 1.0
-    edges = torch.linspace(0, high * (1 + 1e-9), 25, dtype=torch.float64).tolist()
-    figure, axes = _panels(4, 2.8 + 0.2 * len(sets))
+def histograms(sets: Mapping[str, Tensor], label: str, edges: list[float], *, expected: str = "") -> Picture:
+    """Draws the share of rows in each bin; the first set is filled. `expected` names a line of equal shares."""
+    figure, axes = _panels(4, 2.8 + 0.2 * (len(sets) + bool(expected)))
     for i, (name, values) in enumerate(sets.items()):
         form = {"histtype": "stepfilled", "alpha": 0.45, "lw": None} if i == 0 else {"histtype": "step", "lw": 1.8}
         histogram(axes, values, edges, label=_plain(name), **(_line(i) | form))
-    axes.set(xlabel=f"{label} (nats)", ylabel="share of rows", xlim=(0, high))
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=1 + (len(sets) == 2), borderaxespad=0.2)
-    return _svg(figure)
-
-
-@house_style(_STYLE)
-def p_values(sets: Mapping[str, Tensor]) -> Picture:
-    """Draws shares of rows over the p-value of novelty; the first set is filled, and a line shows what is expected."""
-    bins = 20
-    edges = (torch.arange(bins + 1, dtype=torch.float64) / bins).tolist()
-    figure, axes = _panels(4, 3 + 0.2 * len(sets))
-    for i, (name, values) in enumerate(sets.items()):
-        form = {"histtype": "stepfilled", "alpha": 0.45, "lw": None} if i == 0 else {"histtype": "step", "lw": 1.8}
-        histogram(axes, values, edges, label=_plain(name), **(_line(i) | form))
-    axes.axhline(1 / bins, color="#555555", lw=1, ls=":", label="expected of inputs like the held-out ones")
-    axes.set(xlabel="p-value of novelty", ylabel="share of rows", xlim=(0, 1), ylim=(0, 1))
+    axes.set(xlabel=label, ylabel="share of rows", xlim=(0, edges[-1]))
+    if expected:
+        axes.axhline(1 / (len(edges) - 1), color="#555555", lw=1, ls=":", label=expected)
+        axes.set_ylim(0, 1)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
     return _svg(figure)
 
@@ -147,40 +132,20 @@ def risk_coverage(curves: Sequence[tuple[str, int, RiskCoverage]]) -> Picture:
 
 
 @house_style(_STYLE)
-def split(parts: Mapping[str, Tensor]) -> Picture:
-    """Draws the mean uncertainty of each set as a stacked bar of aleatoric, between and within."""
-    figure, axes = _panels(4, 1.5 + 0.36 * len(parts))
-    places = list(range(len(parts)))
-    left = torch.zeros(len(parts), dtype=torch.float64)
-    looks = (("aleatoric", OTHER, ""), ("between", COLOURS[0], "///"), ("within", COLOURS[5], "\\\\\\"))
-    for i, (kind, colour, hatch) in enumerate(looks):
-        width = torch.stack([values[i] for values in parts.values()])
-        look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": kind}
-        axes.barh(places, width.tolist(), left=left.tolist(), height=0.62, **look)
-        left = left + width
-    axes.set_yticks(places, [_plain(name, 16) for name in parts])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("mean uncertainty (nats)")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, columnspacing=1, handlelength=1.5)
-    return _svg(figure)
-
-
-@house_style(_STYLE)
-def training(x: tuple[str, Sequence[float]], losses: _Curves, below: _Curves) -> Picture:
-    """Draws losses over epochs or steps and, below, what steers the noise."""
-    heights = (3, *[1] * len(below))
-    figure, grid = _panels(4, 2.9 + 1.0 * len(below), len(heights), sharex=True, squeeze=False, height_ratios=heights)
-    grid = grid[:, 0]
+def training(axis: str, x: Sequence[float], losses: Mapping[str, list[float]], prior_std: Sequence[float]) -> Picture:
+    """Draws losses over epochs or steps and, if the noise was steered, the prior's standard deviation below."""
+    panels = 2 if prior_std else 1
+    figure, grid = _panels(4, 1.9 + panels, panels, sharex=True, squeeze=False, height_ratios=(3, 1)[:panels])
+    top, bottom = grid[0, 0], grid[-1, 0]
     for i, (name, values) in enumerate(losses.items()):
-        grid[0].plot(*_finite(x[1], values), label=name, **_line(i))
-    grid[0].set_ylabel("NLL" if any("nll" in name.lower() for name in losses) else "loss")
-    grid[0].legend(loc="upper right")
-    for axes, (name, values) in zip(grid[1:], below.items(), strict=True):
-        axes.plot(*_finite(x[1], values), color=COLOURS[2], lw=1.6)
-        axes.set_ylabel(name)
-    grid[-1].set_xlabel(x[0])
-    grid[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        top.plot(*_finite(x, values), label=name, **_line(i))
+    top.set_ylabel("NLL" if any("nll" in name.lower() for name in losses) else "loss")
+    top.legend(loc="upper right")
+    if prior_std:
+        bottom.plot(*_finite(x, prior_std), color=COLOURS[2], lw=1.6)
+        bottom.set_ylabel("prior std")
+    bottom.set_xlabel(axis)
+    bottom.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return _svg(figure)
 
 

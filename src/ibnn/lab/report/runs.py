@@ -62,12 +62,7 @@ class Run:
     number: int
     name: str
     job_text: str  # job.toml
-    job: Mapping[str, Any]
-    scores: Mapping[str, float]
-    costs: Mapping[str, float]
-    diagnosis: str
-    temperature: float
-    provenance: Mapping[str, Any]
+    result: dict[str, Any]  # result.json
     history: Mapping[str, list[float]]
     novel: Mapping[str, Novel]  # by set; empty if the method cannot tell
 
@@ -105,18 +100,16 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def _read(home: RunFolder, number: int) -> Run:
-    result = home.result
+    result, answers = home.result, home.answers()
+    others = sorted({key[4:].rpartition("/")[0] for key in answers if key.startswith("ood/")})
     shared: dict[str, Any] = {
         "number": number,
         "name": result["name"],
         "job_text": home.text(JOB),
-        **{name: result[name] for name in ("job", "scores", "costs", "temperature", "provenance")},
-        "diagnosis": result["diagnosis"].strip(),
+        "result": result,
         "history": _history(home),
+        "novel": _novel(answers, others),
     }
-    answers = home.answers()
-    others = sorted({key[4:].rpartition("/")[0] for key in answers if key.startswith("ood/")})
-    shared["novel"] = _novel(answers, others)
     if not result["classes"]:
         return Run(**shared)
     return Classifier(

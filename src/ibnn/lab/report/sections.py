@@ -92,7 +92,7 @@ def _groups(rated: Rated) -> list[Rated]:
     """Groups the runs that can be compared: same data, same number of test rows."""
     groups: dict[object, list[tuple[Classifier, Mapping[str, Interval]]]] = {}
     for run, found in rated:
-        groups.setdefault((str(run.job.get("data")), len(run.labels)), []).append((run, found))
+        groups.setdefault((str(run.result["job"].get("data")), len(run.labels)), []).append((run, found))
     return list(groups.values())
 
 
@@ -127,13 +127,16 @@ def ratings(rated: Rated) -> Table:
 def regressions(runs: Sequence[Run]) -> Table:
     """Returns the scores of runs that predict a number."""
     names = {"nll": "NLL", "rmse": "RMSE", "coverage": "coverage"}
-    rows = [(run, [_short(run.scores.get(name)) for name in names]) for run in runs]
+    rows = [(run, [_short(run.result["scores"].get(name)) for name in names]) for run in runs]
     return Table("regression-table", "Scores of regression", ["run", *names.values()], rows)
 
 
 def costs(runs: Sequence[Run]) -> Table:
     """Returns what each run took."""
-    rows = [(run, [*(_short(run.costs.get(key)) for key in COSTS), _short(run.temperature)]) for run in runs]
+    rows = [
+        (run, [*(_short(run.result["costs"].get(key)) for key in COSTS), _short(run.result["temperature"])])
+        for run in runs
+    ]
     return Table("costs-table", "Costs", ["run", *COSTS.values(), "temperature"], rows)
 
 
@@ -143,11 +146,9 @@ def _short(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
-def warnings(run: Classifier) -> list[str]:
-    """Describes what makes a score suspicious."""
-    lost = int((run.test.probs.gather(1, run.labels[:, None]) == 0).sum())
-    words = f"{lost} true classes have a stored probability of 0, which the NLL counts as the smallest number"
-    return [words] if lost else []
+def impossible(run: Classifier) -> int:
+    """Counts the true classes that have a stored probability of 0."""
+    return int((run.test.probs.gather(1, run.labels[:, None]) == 0).sum())
 
 
 def reliability(runs: Sequence[Classifier]) -> list[Card]:
@@ -185,9 +186,12 @@ def detection(runs: Sequence[Classifier]) -> tuple[Table, list[Card]]:
                 continue
             others = {name: _uncertainties(a, None)[kind] for name, a in run.ood.items() if name != "test set"}
             values = {"test set": test} | {name: v for name, v in others.items() if v is not None}
+            high = max(float(v.max()) for v in values.values()) or 1.0
+            edges = torch.linspace(0, high * (1 + 1e-9), 25, dtype=torch.float64).tolist()
             note = "; ".join(areas[kind]) or f"Mean {float(test.mean()):.3f} nats."
             alt = f"Histogram of the {kind} uncertainty of {run.name}. {note}"
-            cards.append(Card(figures.histograms(values, f"{kind} uncertainty"), alt, f"{run.name}: {kind}", note))
+            picture = figures.histograms(values, f"{kind} uncertainty (nats)", edges)
+            cards.append(Card(picture, alt, f"{run.name}: {kind}", note))
     head = [f"{score} {by}" for by in ("max-prob", "total", "epistemic", "novelty") for score in ("AUROC", "FPR95")]
     caption = "Detection of each set by four scores"
     return Table("ood-table", caption, ["run", "set", *head], rows, words=1), cards
@@ -202,7 +206,9 @@ def novelty(runs: Sequence[Run]) -> tuple[Table, list[Card]]:
             rows.append((run, [name, *shares, f"{float(novel.p_values.median()):.3f}", _short(len(novel.p_values))]))
         words = [f"{name}: {share} %" for each, (name, share, *_) in rows if each is run]
         note = f"Called novel at p ≤ {LEVELS[0]}: {'; '.join(words)}."
-        picture = figures.p_values({name: novel.p_values for name, novel in run.novel.items()})
+        p_values, edges = {name: novel.p_values for name, novel in run.novel.items()}, [n / 20 for n in range(21)]
+        expected = "expected of inputs like the held-out ones"
+        picture = figures.histograms(p_values, "p-value of novelty", edges, expected=expected)
         cards.append(Card(picture, f"Histogram of the p-values of novelty of {run.name}. {note}", run.name, note))
     head = ["run", "set", *(f"% with p ≤ {level}" for level in LEVELS), "median p", "rows"]
     return Table("novelty-table", "Inputs that are called novel", head, rows, words=1), cards
@@ -241,23 +247,21 @@ def risk(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
     return cards, Table("risk-table", "Error rate if the most uncertain rows are declined", head, rows)
 
 
-def split(runs: Sequence[Classifier]) -> tuple[list[Card], Table]:
-    """Returns the mean aleatoric and epistemic uncertainty, as bars and as a table."""
-    cards, rows = [], []
+def split(runs: Sequence[Classifier]) -> Table:
+    """Returns the mean aleatoric and epistemic uncertainty of right and wrong answers and of further sets."""
+    rows = []
     for run in runs:
         wrong = run.test.probs.argmax(1) != run.labels
         sets = {"right answers": run.test.parts[:, ~wrong], "wrong answers": run.test.parts[:, wrong]}
         sets |= {name: answers.parts for name, answers in run.ood.items()}
-        parts = {name: values.mean(1) for name, values in sets.items() if values.shape[1]}  # (3,) of each set
-        shares = {name: float(values[1:].sum() / values.sum().clamp_min(1e-12)) for name, values in parts.items()}
-        note = "Epistemic share of " + ", ".join(f"{name}: {100 * share:.0f} %" for name, share in shares.items()) + "."
-        alt = f"Mean aleatoric, between and within uncertainty of {run.name}. {note}"
-        cards.append(Card(figures.split(parts), alt, run.name, note))
-        for name, values in parts.items():
-            numbers = [*values.tolist(), float(values[1:].sum()), float(values.sum())]
-            rows.append((run, [name, *(f"{value:.3f}" for value in numbers)]))
-    head = ["run", "rows", *PARTS, "epistemic", "total"]
-    return cards, Table("split-table", "Mean uncertainty in nats", head, rows, words=1)
+        for name, parts in sets.items():
+            if parts.shape[1]:
+                means = parts.mean(1)  # (3,)
+                total, epistemic = float(means.sum()), float(means[1:].sum())
+                numbers = [f"{value:.3f}" for value in (*means.tolist(), epistemic, total)]
+                rows.append((run, [name, *numbers, f"{100 * epistemic / max(total, 1e-12):.0f}"]))
+    head = ["run", "rows", *PARTS, "epistemic", "total", "epistemic %"]
+    return Table("split-table", "Mean uncertainty in nats", head, rows, words=1)
 
 
 def examples(run: Classifier) -> dict[str, list[Example]]:
@@ -318,16 +322,14 @@ def training(runs: Sequence[Run]) -> list[Card]:
         x = run.history.get(axis) or list(range(len(next(iter(losses(run).values())))))
         finite = {name: _finite(values) for name, values in losses(run).items()}
         note = "; ".join(f"{name}: last {v[-1]:.3f}, lowest {min(v):.3f}" for name, v in finite.items()) + "."
-        below = {}
-        if prior_std := _finite(run.history.get("prior_std", [])):
-            note += f" Prior std ends at {prior_std[-1]:.3f}."
-            below = {"prior std": run.history["prior_std"]}
-        picture = figures.training((axis, x), losses(run), below)
+        steered = _finite(run.history.get("prior_std", []))
+        note += f" Prior std ends at {steered[-1]:.3f}." if steered else ""
+        picture = figures.training(axis, x, losses(run), run.history["prior_std"] if steered else ())
         cards.append(Card(picture, f"Training curves of {run.name} over {axis}s. {note}", run.name, note))
     return cards
 
 
 def facts(run: Run) -> dict[str, str]:
     """Returns the provenance of a run, as text."""
-    known: dict[str, Any] = {"seed": run.job.get("seed", 0)} | dict(run.provenance)
+    known: dict[str, Any] = {"seed": run.result["job"].get("seed", 0)} | run.result["provenance"]
     return {k: v if isinstance(v, str) else json.dumps(v, default=str, ensure_ascii=False) for k, v in known.items()}
