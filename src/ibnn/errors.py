@@ -1,4 +1,4 @@
-"""MESSAGES: every complaint names the argument, what was expected, what came, and what to do."""
+"""Words errors: every complaint names the argument, what was expected, what came, and what to do."""
 
 import difflib
 from collections.abc import Iterable, Mapping

@@ -418,7 +418,7 @@ def test_images_in_loaders() -> None:
 
 
 def test_one_mean_for_each_channel() -> None:
-    with pytest.raises(ValueError, match=re.escape("`mean and std` to be 1 numbers each, but got 3 and 3")):
+    with pytest.raises(ValueError, match="`mean and std`"):
         Images(made(), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
@@ -577,9 +577,9 @@ def test_wrong_splits_and_changed_tables_are_refused(tmp_path: Path) -> None:
     for words, examples, valid in (("`examples`.*17", 17, 0), ("`valid`.*8", 8, 8)):
         with pytest.raises(ValueError, match=words):
             found.split(examples, valid)
-    with pytest.raises(ValueError, match="`ignore` to be columns other than the target"):
+    with pytest.raises(ValueError, match="`ignore`"):
         data.read_table(path, "y", ignore=["y"])
-    with pytest.raises(ValueError, match=r"`ignore` to be a column of .* Did you mean 'b'"):
+    with pytest.raises(ValueError, match=r"`ignore`.*'b'"):
         data.read_table(path, "y", ignore=["bb"])
     with pytest.raises(ValueError, match=r"a finite number .* but got 'p' in row 1"):
         data.read_table(path, "y", task="numbers")

@@ -311,7 +311,7 @@ def test_without_a_network_it_is_said_why_one_is_needed(
 
 @pytest.mark.parametrize("wrong", [[], "lenet", {"net": "lenet"}, [{"options": {}}], {"name": torch.relu}, 3])
 def test_an_architecture_of_another_form_is_refused(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`architecture` to be \{\"name\""):
+    with pytest.raises(ValueError, match="`architecture`"):
         save_pretrained(ibnn.convert(mlp(), seed=0), tmp_path / "new", architecture=wrong)
     assert not (tmp_path / "new").exists()
 
@@ -344,14 +344,14 @@ def test_a_baseline_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert vars(model.predict(rows(5))).keys() == vars(again.predict(rows(5))).keys()
     state = model.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in again.state_dict().items())
-    with pytest.raises(ValueError, match="`latents_only` to be False for a baseline"):
+    with pytest.raises(ValueError, match="`latents_only`"):
         save_pretrained(model, tmp_path, latents_only=True)
 
 
 def test_a_method_that_is_not_imported_is_named(tmp_path: Path) -> None:
     Plain(mlp()).save_pretrained(tmp_path)
     edit(tmp_path, method="Laplace")
-    with pytest.raises(ValueError, match=r"but got Laplace\. Import it first: from ibnn\.baselines import Laplace"):
+    with pytest.raises(ValueError, match=r"`directory`.*Laplace"):
         load(tmp_path, mlp())
 
 
@@ -432,14 +432,14 @@ def test_every_adapter_has_a_reference_of_its_own(tmp_path: Path) -> None:
 def test_adapters_refuse_what_does_not_belong(saved: tuple[ibnn.IBNN, Tensor, Path], tmp_path: Path) -> None:
     model, _, whole = saved
     adapters = Adapters(plain(model))
-    with pytest.raises(ValueError, match="a save of latents only, but got one of a whole model"):
+    with pytest.raises(ValueError, match="`directory`"):
         adapters.load("whole", whole)
     save_pretrained(ibnn.convert(mlp(), seed=0), tmp_path, latents_only=True)
     with pytest.raises(ValueError, match="one with other weights"):
         adapters.load("foreign", tmp_path)
     assert not adapters
     adapters.load("forced", tmp_path, force=True)
-    with pytest.raises(KeyError, match=r"Expected `name` to be one of \['forced'\], but got 'nobody'"):
+    with pytest.raises(KeyError, match="nobody"):
         adapters["nobody"]
 
 
@@ -451,7 +451,7 @@ def test_other_weights_are_refused_unless_forced(tmp_path: Path) -> None:
     save_pretrained(model, tmp_path, latents_only=True)
     net: Any = plain(model)
     net[1].running_var[0] += 1e-3
-    with pytest.raises(ValueError, match=r"Expected `net` to be the network .* but got one with other .* force=True"):
+    with pytest.raises(ValueError, match=r"`net`.*force=True"):
         load(tmp_path, net)
     forced = load(tmp_path, net, force=True)
     assert torch.equal(forced.posterior().mean, model.posterior().mean)
@@ -484,7 +484,7 @@ def test_another_architecture_is_refused_and_untouched(
 def test_another_order_of_layers_is_refused(tmp_path: Path) -> None:
     a, b = nn.Linear(5, 5), nn.Linear(5, 5)
     save_pretrained(ibnn.convert(nn.ModuleDict({"a": a, "b": b}), seed=0), tmp_path)
-    with pytest.raises(ValueError, match=r"in the order \['a', 'b'\], but got \['b', 'a'\]"):
+    with pytest.raises(ValueError, match=r"`net`.*order"):
         load(tmp_path, nn.ModuleDict({"b": b, "a": a}))
 
 
@@ -512,7 +512,7 @@ def test_truncated_and_missing_files_are_named(saved: tuple[ibnn.IBNN, Tensor, P
     with pytest.raises(DamagedError, match=r"config\.json"):
         load(folder, fresh("mlp"))
     sealed.write_json(config, {"model_type": "bert"})
-    with pytest.raises(ValueError, match=r"config\.json` to be written by ibnn"):
+    with pytest.raises(ValueError, match=r"config\.json`"):
         load(folder, fresh("mlp"))
     config.unlink()
     with pytest.raises(FileNotFoundError, match="`directory`"):
@@ -597,7 +597,7 @@ def test_a_pickle_is_refused_without_running_it(
     with path.open("wb") as file:
         dump(Bomb(), file)
     edit(saved[2], sha256=hashlib.sha256(path.read_bytes()).hexdigest())  # even with a matching checksum
-    with pytest.raises(ValueError, match=r"model\.safetensors` to be a safetensors file"):
+    with pytest.raises(ValueError, match=r"model\.safetensors`"):
         load(saved[2], fresh("mlp"))
     assert not target.exists()
     with path.open("rb") as file:  # the bomb is live
@@ -608,10 +608,10 @@ def test_a_pickle_is_refused_without_running_it(
 def test_only_converted_networks_are_saved(tmp_path: Path) -> None:
     model = ibnn.convert(mlp(), seed=0)
     for wrong in (mlp(), nn.Sequential(model)):
-        with pytest.raises(TypeError, match="a converted network, but got Sequential"):
+        with pytest.raises(TypeError, match="`model`"):
             save_pretrained(wrong, tmp_path / "new")  # type: ignore[arg-type]
     ibnn.revert(model)
-    with pytest.raises(TypeError, match="a converted network"):
+    with pytest.raises(TypeError, match="`model`"):
         save_pretrained(model, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -641,7 +641,7 @@ def test_a_likelihood_of_the_users_own_is_given_at_load(tmp_path: Path) -> None:
         ValueError, match=r"an object of the saved class, Warm, but got NoneType\. Pass likelihood=Warm"
     ):
         load(tmp_path, mlp())
-    with pytest.raises(ValueError, match="an object of the saved class, Warm, but got Categorical"):
+    with pytest.raises(ValueError, match=r"`likelihood`.*Warm"):
         load(tmp_path, mlp(), likelihood=ibnn.Categorical())
     given = Warm(1.0)
     again = load(tmp_path, mlp(), likelihood=given).eval()
@@ -853,7 +853,7 @@ def test_a_folder_is_loaded_without_the_hub(saved: tuple[ibnn.IBNN, Tensor, Path
     assert_same(model, from_pretrained(folder, fresh("mlp")), x)
     assert_same(model, from_pretrained(str(folder), fresh("mlp"), copy=False), x)
     for wrong in (folder / "nowhere", str(folder / "nowhere"), "./nowhere", "nowhere"):
-        with pytest.raises(FileNotFoundError, match="a folder or user/name"):
+        with pytest.raises(FileNotFoundError, match="`source`"):
             from_pretrained(wrong, fresh("mlp"))
 
 

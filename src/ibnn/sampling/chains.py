@@ -1,4 +1,4 @@
-"""CHAINS: do they agree (split-R̂), and how many independent draws are they worth (effective sample size)?
+"""Measures whether chains agree (split-R̂) and how many independent draws they are worth (effective sample size).
 
 Written here and not taken from arviz, which has both: it brings xarray, pandas, scipy and matplotlib with it, and the
 core needs only torch. They follow arviz's "split" and "mean" methods; the tests hold them against closed forms.

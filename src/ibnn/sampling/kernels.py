@@ -1,4 +1,4 @@
-"""KERNELS: one step of each sampler, as pure functions of tensors, (K, nodes), chain by chain.
+"""One step of each sampler, as pure functions of tensors, (K, nodes), chain by chain.
 
 All sample exp(−U) for the U and gradient they are given. `scale` (nodes,) is the preconditioner: the inverse mass, best
 the posterior variance of each node; `noise` (nodes,) is the variance of the gradient, 0 for an exact one. It heats a

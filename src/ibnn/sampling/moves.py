@@ -100,8 +100,6 @@ class Moves:
         found = words(address(self.settings.seed, Space.CHAIN_CHOICE, step, chain, purpose))
         return (found.double() + 0.5) * 2.0**-32
 
-    # ------------------------------------------------------------------------------------------------ on minibatches
-
     def _stochastic(self, state: State, step: int) -> State:
         """Takes a step of SGLD or SGHMC on a minibatch."""
         settings, size, normal = self.settings, float(state.step), self._normals(step, state.z)
@@ -132,8 +130,6 @@ class Moves:
             return None
         return Anchor(state.anchor, state.anchor_loss, state.anchor_gradient)
 
-    # ------------------------------------------------------------------------------------------------- on all the data
-
     def _trajectory(self, state: State, step: int) -> tuple[State, Tensor, Tensor]:
         """Takes a step of HMC; returns also each chain's probability of acceptance, and whether it diverged."""
         z, scale, size = state.z, state.scale, float(state.step)
@@ -154,8 +150,6 @@ class Moves:
             potential=torch.where(taken, potential, state.potential),
         )
         return state, probability, gained > DIVERGENT
-
-    # ------------------------------------------------------------------------------------------------------- warm-up
 
     def _adapted(self, state: State, done: int) -> State:
         """Notes where the chains are; at the end of a window finds scales, noise of gradients and step size anew."""

@@ -1,4 +1,4 @@
-"""SAMPLES: what `sample` returns: the chains, whether they agree, and their figures."""
+"""The result of `sample`: the chains, whether they agree, and their figures."""
 
 from dataclasses import dataclass
 from functools import cached_property
