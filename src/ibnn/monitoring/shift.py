@@ -6,6 +6,7 @@ inputs are exchangeable with the calibration set no strategy can be expected to 
 shift, and the probability that it is ever reached by chance is at most α (Ville's inequality).
 """
 
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -176,18 +177,13 @@ def fewest_scores(false_alarm: float) -> int:
     >>> [fewest_scores(alpha) for alpha in (0.25, 0.05, 0.01, 0.001)]
     [10, 13, 16, 20]
     """
-    scores, needed = 1, math.log(2 * 2 * len(POWERS) / false_alarm)
-    while max(_expected_log(power, scores) for power in POWERS) < needed:
-        scores += 1
-    return scores
 
+    def gained(power: float, scores: int) -> float:
+        gains = (math.log(power) + (1 - power) * (1 + math.log((scores + n) / n)) for n in itertools.count(1))
+        return sum(itertools.takewhile(lambda gain: gain > 0, gains))
 
-def _expected_log(power: float, scores: int) -> float:
-    """Returns the largest expected log of a bet on a complete shift, given the number of calibration scores."""
-    total, n = 0.0, 1
-    while (gain := math.log(power) + (1 - power) * (1 + math.log((scores + n) / n))) > 0:
-        total, n = total + gain, n + 1
-    return total
+    needed = math.log(2 * 2 * len(POWERS) / false_alarm)
+    return next(n for n in itertools.count(1) if max(gained(power, n) for power in POWERS) >= needed)
 
 
 def _checked(scores: Tensor | Sequence[float], name: str) -> list[float]:

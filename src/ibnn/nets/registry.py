@@ -13,7 +13,7 @@ from ibnn.nets.dense import mlp
 from ibnn.nets.resnet import CifarResNet, ResNet, WideResNet
 
 _PIXELS = 28 * 28
-_SIZES = ("inputs", "hidden", "width", "depth")  # must be positive
+_LIMITS = {"layers": (0, 1000), "depth": (1, 1000), "batchnorm": (0, 1)}  # of whole numbers; others 1 … 2**20
 _SYNONYMS = {"dropout_rate": "dropout", "p": "dropout", "hidden_size": "hidden", "hidden_dim": "hidden"}
 _SYNONYMS |= {"units": "hidden", "n_layers": "layers", "num_layers": "layers", "batch_norm": "batchnorm"}
 _SYNONYMS |= {"input_size": "inputs", "in_features": "inputs", "widen_factor": "width"}
@@ -89,14 +89,12 @@ def _entry(name: str, options: Mapping[str, float]) -> _Entry:
         if not known:
             raise ValueError(complaint("options", f"none for {name!r}", repr(option), "Leave it out."))
         check.choice("options", option, known, _SYNONYMS)
-        if isinstance(value, bool) and option == "batchnorm":
-            continue
         remedy = "Leave it out for the default."
         if option == "dropout":
             check.number(option, value, least=0, most=1, remedy=remedy)
         elif (name, option) in (("vgg16-small", "width"), ("resnet20", "width")):
             check.number(option, value, above=0, remedy=remedy)
-        else:
-            most = 1000 if option in ("layers", "depth") else 2**20
-            check.integer(option, value, least=int(option in _SIZES), most=most, remedy=remedy)
+        elif option != "batchnorm" or not isinstance(value, bool):
+            least, most = _LIMITS.get(option, (1, 2**20))
+            check.integer(option, value, least=least, most=most, remedy=remedy)
     return _NETS[name]

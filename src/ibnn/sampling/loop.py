@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ibnn.batches import Source, as_source
+from ibnn.batches import as_source
 from ibnn.errors import complaint
 from ibnn.files import sealed
 from ibnn.files.saving import fingerprint
@@ -100,7 +100,12 @@ def sample(
     )
     _check_model(model)
     source = as_source(data, batch_size=batch_size, name="data", shuffled=False, pack=model.likelihood.pack)
-    _check_data(source)
+    if not source.divisible:
+        got, remedy = "a sampler or iterable of your own", "Pass the Dataset, or a pair (x, y)."
+        raise TypeError(complaint("data", "data whose rows can be drawn at random", got, remedy))
+    if source.rows < 2:
+        remedy = "The posterior is nearly the prior: model.set_posterior(mean=1.0, std=model.prior_std)."
+        raise ValueError(complaint("data", "two rows or more", source.rows, remedy))
     with model.evaluating(), Bar(method, settings.total, shown=progress) as bar:
         energy = Energy(model, source, None if method == "hmc" else batch_size, temperature, seed)
         found = _Run(Moves(energy, settings), Path(run_dir) if run_dir else None).run(bar)
@@ -194,13 +199,3 @@ def _check_model(model: IBNN) -> None:
         remedy = "Call model.eval(); BatchNorm without running statistics cannot be sampled."
         got = f"BatchNorm that normalises by the batch: {batchwise}"
         raise ValueError(complaint("model", expected, got, remedy))
-
-
-def _check_data(source: Source) -> None:
-    """Raises unless rows can be drawn at random, and there are any."""
-    if not source.divisible:
-        got, remedy = "a sampler or iterable of your own", "Pass the Dataset, or a pair (x, y)."
-        raise TypeError(complaint("data", "data whose rows can be drawn at random", got, remedy))
-    if source.rows < 2:
-        remedy = "The posterior is nearly the prior: model.set_posterior(mean=1.0, std=model.prior_std)."
-        raise ValueError(complaint("data", "two rows or more", source.rows, remedy))
