@@ -306,7 +306,7 @@ def figure(cells: dict[str, Any]) -> bytes:
             axes.grid(axis="x")
             axes.set_title(title)
         every[-1].set_xlabel("NLL of the rival minus NLL of ibnn (right of the line ibnn is better)")
-        style.legend(drawn, [style.mark(name, **own) for name, own in zip(METHODS[1:], drawn_as, strict=True)])
+        style.legend(drawn, [style.mark(name, **own) for name, own in zip(METHODS[1:], drawn_as, strict=False)])
         return display.png(drawn)
 
 
