@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ibnn import check
-from ibnn.batches import Source, as_source
+from ibnn.batches import as_source
 from ibnn.convert import revert
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
@@ -101,27 +101,24 @@ def prune(
     (Linear(in_features=8, out_features=3, bias=True), 176, 88)
     """
     _check(model, keep, by, seed)
-    with generators_restored():
+    with generators_restored(), Bar("pruning", shown=not quiet) as bar:
         source = as_source(data, batch_size=BATCH, name="data", pack=model.likelihood.pack)
-        return _pruned(model, source, keep, by, seed, quiet)
-
-
-def _pruned(model: IBNN, source: Source, keep: float, by: Scores | None, seed: int, quiet: bool) -> Pruned:
-    """Cuts channels, in rounds where each cut changes what the others are worth."""
-    x = _few(model, source, seed)
-    channels = after = _channels(model, x)
-    before, thin = size(model, channels), copy.deepcopy(model)
-    reasons = {name: why_whole(channels, layer) for name, layer in channels.layers.items()}
-    rounds = 0 if keep == 1 else ROUNDS if by is None else 1
-    with Bar("pruning", rounds, shown=not quiet) as bar:
-        for number in range(rounds):
+        first = next(iter(source.epoch(seed, 0))).x
+        refuse_nan(first, argument="data")
+        rows = batch_length(first)
+        x = to_device_of(model, slice_rows(first, torch.arange(TRACED) % rows, rows))
+        channels = after = _channels(model, x)
+        before, thin = size(model, channels), copy.deepcopy(model)
+        reasons = {name: why_whole(channels, layer) for name, layer in channels.layers.items()}
+        rounds = 0 if keep == 1 else ROUNDS if by is None else 1
+        for number in range(rounds):  # each cut changes what the other channels are worth
             share = keep ** ((number + 1) / rounds)
             ranking = Ranking(thin, after, source, ROWS, numbered_seed(seed, number))
             block = BLOCK if number == rounds - 1 else 1
             thin = _thin(ranking, ranking.scores(by, share), x, share * before.products, block)
             reasons = {name: reason or why_whole(after, after.layers[name]) for name, reason in reasons.items()}
             after = _channels(thin, x)
-            bar.advance()
+            bar.update(done=number + 1, total=rounds)
     outputs = {name: (len(layer.outs), len(after.layers[name].outs)) for name, layer in channels.layers.items()}
     layers = tuple(PrunedLayer(name, both, reasons[name]) for name, both in outputs.items())
     return Pruned(thin, before, size(thin, after), layers)
@@ -144,15 +141,6 @@ def _check(model: Any, keep: Any, by: Any, seed: int) -> None:
             remedy = "Pass a score for every node of every layer: see model.latents."
             raise ValueError(complaint("by", f"scores of {model.nodes} nodes by layer", got, remedy))
     check_seed(seed)
-
-
-def _few(model: IBNN, source: Source, seed: int) -> Inputs:
-    """Returns at least two rows of the data."""
-    share = next(iter(source.epoch(seed, 0)))
-    refuse_nan(share.x, argument="data")
-    rows = batch_length(share.x)
-    few = torch.arange(TRACED) % rows
-    return to_device_of(model, slice_rows(share.x, few, rows))
 
 
 def _channels(model: IBNN, x: Inputs) -> Channels:
