@@ -265,15 +265,6 @@ def details(cells: dict[str, Any]) -> str:
     return figures.markdown(rows).rstrip() + "\n"
 
 
-def seconds(cells: dict[str, Any]) -> str:
-    """Processor time of fits beside the MLP's."""
-    rows = [["table", "rows", f"{OURS} seconds", "MLP's", "ratio"]]
-    for name, cell in cells.items():
-        own, rival = cell["fit_seconds"][OURS], cell["fit_seconds"]["MLP"]
-        rows.append([name, f"{cell['rows']:,}", f"{own:.1f}", f"{rival:.1f}", f"{cell['ratio']:.1f}"])
-    return figures.markdown(rows).rstrip() + "\n"
-
-
 def _error(values: Any) -> float:
     """Standard error of the mean."""
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
@@ -316,8 +307,7 @@ def page(check: bool) -> int:
     cells = {name: cell for name, cell in cells.items() if f"/{OURS}/" not in name or cell.get("key") == ESTIMATOR}
     if not check:
         (FIGURES / "tabular.png").write_bytes(figure(cells))
-    fast = Cells(RESULTS / "tabular-speed.json", {}).cells
-    blocks = {"tabular": table(cells), "tabular-details": details(cells), "tabular-speed": seconds(fast)}
+    blocks = {"tabular": table(cells), "tabular-details": details(cells)}
     return fill_in({DOCS / "tabular.md": blocks}, check)
 
 
