@@ -210,7 +210,7 @@ def test_draws_summed_up_as_they_come_give_the_same_answer(
 
 def test_a_large_vocabulary_takes_the_memory_of_a_few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ibnn.likelihood.running, "HELD", 2**10)
-    monkeypatch.setattr("ibnn.network.CACHED", 2**10)
+    monkeypatch.setattr("ibnn.network.CACHE_ENTRIES", 2**10)
     torch.manual_seed(0)
     words, x = 2_000, torch.randn(2, T, D)
     model = ibnn.convert(Tokens(classes=words), components=4, seed=0, likelihood=Categorical(axis=-1))

@@ -457,7 +457,7 @@ def test_rows_of_draws_are_as_many_as_caches_hold(monkeypatch: pytest.MonkeyPatc
     )
     whole = model.draw_logits(x, 2)
     for entries, expected in ((2**24, [16]), (24 * 3, [6, 6, 4]), (24, [2] * 8), (10, [2] * 8)):  # 24 = 2 · (5 + 7)
-        monkeypatch.setattr("ibnn.network.CACHED", entries)
+        monkeypatch.setattr("ibnn.network.CACHE_ENTRIES", entries)
         model.draw_logits(x, 2, batch_size=100)
         seen = rows_seen(model)
         torch.testing.assert_close(model.draw_logits(x, 2, batch_size=100), whole)

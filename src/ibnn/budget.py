@@ -16,7 +16,7 @@ from ibnn.kernels.convolution import gradient_by_rows
 from ibnn.layers.batch_axis import input_shapes
 from ibnn.layers.memory import saved_bytes
 from ibnn.layers.registry import duplicate, layer_type
-from ibnn.network import FEW
+from ibnn.network import FEW_ROWS
 
 _COPIES = 3  # tensors of the posterior's size that σ and the KL "components" keep for their backward pass
 
@@ -84,7 +84,7 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
     products = flops.get_total_flops() // 2  # a multiply–add is two operations
     inputs = {name: sum(prod(shape[:-1]) * _scalings(layers[name], shape) for shape in shapes[name]) for name in layers}
     fewer = {name: min(inputs[name], sum(p.numel() for p in layers[name].parameters())) for name in layers}
-    again = inputs if rows <= FEW else fewer  # few rows carry a z each
+    again = inputs if rows <= FEW_ROWS else fewer  # few rows carry a z each
     drawn = rows * (2 * planned.nodes * size + 8)  # z, the noise behind it, and whose it is
     return Cost(
         weights=planned.weights,

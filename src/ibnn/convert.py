@@ -18,7 +18,7 @@ from ibnn.latent import Latent, attach, strip
 from ibnn.layers.registry import duplicate, layer_type
 from ibnn.layers.selection import Patterns, reasons
 from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
-from ibnn.mixture import CLOSED_FORMS, KLKind
+from ibnn.mixture import KLKind
 from ibnn.network import IBNN
 from ibnn.noise import DrawsPer
 from ibnn.normal import check_seed
@@ -185,28 +185,28 @@ def convert(
     check.integer("components", components, remedy="Pass components=8.")
     check.number("prior_std", prior_std, above=0, remedy="Pass prior_std=0.3.")
     check.number("init_std", init_std, least=0, remedy="Pass init_std=0 to start all components alike.")
-    check.choice("kl", kl, [*CLOSED_FORMS, "montecarlo"])
+    check.choice("kl", kl, get_args(KLKind))
     check.choice("draws", draws, get_args(DrawsPer))
     if logits is not None and not callable(logits) and not (isinstance(logits, str) and logits):
         remedy = 'Pass e.g. logits="heads.age", or a function of the output.'
         raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))
-    speaks = _likelihood(likelihood)
+    chosen = _likelihood(likelihood)
     check_seed(0 if seed is None else seed)
-    found = plan(net, include=include, exclude=exclude, example=example, where=where, bias_latents=bias_latents)
+    layers = plan(net, include=include, exclude=exclude, example=example, where=where, bias_latents=bias_latents).layers
     _check_has_weights(net)
     seed = int(torch.randint(2**31, ())) if seed is None else seed
-    net, speaks = (duplicate(net), copying.deepcopy(speaks)) if copy else (net, speaks)
+    net, chosen = (duplicate(net), copying.deepcopy(chosen)) if copy else (net, chosen)
     if (where, bias_latents) != ("input", "none"):
         from ibnn.contrib.sides import attach_at
 
-        for entry in found.layers:
+        for entry in layers:
             attach_at(net.get_submodule(entry.name), entry.name, components, where, bias_latents)
     else:
-        for entry in found.layers:
+        for entry in layers:
             attach(net.get_submodule(entry.name), entry.name, components)
     return IBNN(
         net,
-        speaks.to(next(net.parameters()).device),
+        chosen.to(next(net.parameters()).device),
         components=components,
         prior_std=float(prior_std),
         init_std=float(init_std),

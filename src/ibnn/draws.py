@@ -106,7 +106,8 @@ def predictive(
     Draw s of component k depends on (seed, k, s) and the posterior alone. Every second component has the noise of the
     one before it with the other sign: what is odd in the noise cancels in their mean.
     """
-    noise = _noise.__wrapped__ if torch.compiler.is_compiling() or q.mean.shape[1] * samples > KEPT else _noise
+    entries = len(components) * samples * q.mean.shape[1]
+    noise = _noise.__wrapped__ if torch.compiler.is_compiling() or entries > KEPT else _noise
     component, normal, at = noise(seed, tuple(components), samples, first, q.mean.shape[1], layers, q.mean.device)
     return Draws(q.draw(component, normal), at)
 

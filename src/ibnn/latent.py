@@ -34,7 +34,7 @@ class Pass:
     Attributes:
         z: Of each layer, (D,) for the whole batch or (R, D), a row each. None outside of passes.
         units: Factors of the single units of each layer's input, or None.
-        settle: Called by a layer that meets a batch folded in a way it has not seen (see `layers.batch_axis`).
+        search_again: Called by a layer that meets a batch folded in a way it has not seen (see `layers.batch_axis`).
         entries: How many input entries were multiplied in the last pass.
         recall: The backward pass in progress, and z and units of its forward pass, for layers that are run again in it
             (gradient checkpointing).
@@ -43,7 +43,7 @@ class Pass:
 
     z: Sequence[Tensor] | None = None
     units: Sequence[Units | None] = ()
-    settle: "Callable[[Latent, int], None] | None" = None
+    search_again: "Callable[[Latent, int], None] | None" = None
     entries = 0
     recall: tuple[int, Sequence[Tensor], Sequence[Units | None]] | None = None
 
@@ -87,7 +87,7 @@ class Latent(nn.Module):
             the whole image. So its units have no factors, and it gets almost no noise if other layers have them.
         batch_axis: The batch axis of the layer's input, where each row has its own z.
         copied: Whether what is folded into that axis comes as copies of the batch, and not row by row.
-        folds: How many entries of that axis a row may have.
+        entries_per_row: How many entries of that axis a row may have.
         now: The forward pass in progress, shared by the latents of a network.
         number: The layer's place among them.
 
@@ -131,7 +131,7 @@ class Latent(nn.Module):
         self.register_buffer("unit_factors", None)
         self.now, self.number = Pass(), 0
         self.batch_axis, self.copied = 0, False
-        self.folds: frozenset[int] = frozenset()
+        self.entries_per_row: frozenset[int] = frozenset()
         self.before: Callable[..., Any] | None = None  # a forward that was assigned to the layer itself
 
     @property
@@ -189,8 +189,8 @@ class Latent(nn.Module):
             return self._run_ports(carried_type(layer), layer, z, *args, **kwargs)
         name = None if args else input_name(kwargs)
         x = args[0] if name is None else kwargs[name]
-        if z.dim() == 2 and self.now.settle is not None:
-            self._settle(x, z, self.batch_axis)
+        if z.dim() == 2 and self.now.search_again is not None:
+            self._search_again(x, z, self.batch_axis)
         if not torch.compiler.is_compiling():
             self.now.entries += x.numel()
             alone = len(args) + len(kwargs) == 1 and self.before is None
@@ -214,9 +214,9 @@ class Latent(nn.Module):
         folds = kind.fused and not torch.compiler.is_compiling() and weights_are_parameters(layer, kind)
         if z.dim() == 1 and folds:
             return type(layer).forward(stand_in(layer, self.folded(layer, z)), *args, **kwargs)
-        if z.dim() == 2 and self.now.settle is not None:
+        if z.dim() == 2 and self.now.search_again is not None:
             axis = kind.batch_axis(layer) if kind.batch_axis else self.batch_axis
-            self._settle(args[0] if args else next(iter(kwargs.values()), None), z, axis)
+            self._search_again(args[0] if args else next(iter(kwargs.values()), None), z, axis)
         return kind.run(layer, self, kind.split(layer, z.reshape(-1, self.nodes)), *args, **kwargs)
 
     def folded(self, layer: nn.Module, z: Tensor) -> dict[str, Tensor]:
@@ -230,11 +230,11 @@ class Latent(nn.Module):
         eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         return eager and x.numel() > entries and foldable(layer)
 
-    def _settle(self, x: Any, z: Tensor, axis: int) -> None:
+    def _search_again(self, x: Any, z: Tensor, axis: int) -> None:
         """Has the batch searched for in an input that has more or fewer entries for a row than those before."""
-        if isinstance(x, Tensor) and x.dim() > axis and x.shape[axis] // z.shape[0] not in self.folds:
-            assert self.now.settle is not None
-            self.now.settle(self, x.shape[axis] // z.shape[0])
+        if isinstance(x, Tensor) and x.dim() > axis and x.shape[axis] // z.shape[0] not in self.entries_per_row:
+            assert self.now.search_again is not None
+            self.now.search_again(self, x.shape[axis] // z.shape[0])
 
     def multiply(self, x: Tensor, z: Tensor, batch_axis: int = 0, units: Units | None = None) -> Tensor:
         """Returns x ∘ z, and times the units' factors."""

@@ -1,4 +1,4 @@
-"""MATH: the mixture of K equally weighted diagonal Gaussians, its KLs to the prior, its entropy bound.
+"""The mixture of K equally weighted diagonal Gaussians, its KLs to the prior, its entropy bound.
 
 Pure functions of tensors. A `Mixture` is joint over all layers (their nodes concatenated along one axis D), because one
 component index holds for the whole network: q(z) = 1/K Σₖ N(z; μₖ, diag σₖ²), prior p(z) = N(1, s²), with s

@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ from ibnn.inputs import (
 from ibnn.latent import Latent, Pass, backward_pass, runs, strip
 from ibnn.layers.batch_axis import find_batch
 from ibnn.layers.bypass import bypassed
-from ibnn.layers.explain import explain
+from ibnn.layers.explain import explain, out_of_memory
 from ibnn.layers.registry import duplicate, fold
 from ibnn.likelihood import Likelihood
 from ibnn.mixture import KLKind, Mixture
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 NUMBERS = ("prior_std", "gradient_scale")  # plain attributes that are part of the state
 STATE = (*NUMBERS, "prior_factors", "unit_std")  # what the state holds besides weights, latents and counters
-FEW = 16  # rows of a batch that is worth repeating for several draws at once
-LITTLE = 2**18  # entries of a pass that computes so little that Python's calls matter: it is worth repeating, too
-CACHED = 2**24  # entries of the rows of one pass that caches hold; more of them would go through memory
+FEW_ROWS = 16  # rows of a batch that is worth repeating for several draws at once
+SMALL_PASS = 2**18  # entries of a pass that computes so little that Python's calls matter: it is worth repeating, too
+CACHE_ENTRIES = 2**24  # entries of the rows of one pass that caches hold; more of them would go through memory
 _SEARCHES = 4  # for the batch in inputs that are folded differently from those before
 
 
@@ -143,7 +143,7 @@ class IBNN(nn.Module):
         self.register_module("held_out", None)
         self.init_seed = seed  # decided the latents' start
         self.reseed(seed)
-        for_mean, for_std = initial_noise(self)
+        for_mean, for_std = noise.initial_noise(self)
         self.set_posterior(mean=1 + init_std * for_mean, std=noise.initial_std(for_std), unit_std=noise.START)
         self.training = net.training  # of the modules in it, each keeps its own mode
         likelihood.train(net.training)
@@ -156,7 +156,7 @@ class IBNN(nn.Module):
     # --------------------------------------------------------------------------------------------------- posterior
 
     def posterior(self) -> Mixture:
-        """Returns the mixture over the nodes of all layers, (K, nodes)."""
+        """Returns the mixture over the nodes of all layers, (K, nodes); gradients come back times `gradient_scale`."""
         latents = list(self.latents.values())
         if not latents:
             raise RuntimeError("This model was reverted: its network has no latents. Convert it again.")
@@ -200,7 +200,7 @@ class IBNN(nn.Module):
             for _, latent, part in layers:
                 latent.set(**{name: part})
         if unit_std is not None:
-            self.unit_std.copy_(torch.as_tensor(unit_std).to(self.unit_std) * has_units(self))
+            self.unit_std.copy_(torch.as_tensor(unit_std).to(self.unit_std) * noise.has_units(self))
         self._forget(answers_alone=torch.equal(self.posterior().mean, before))
 
     def set_bank(self, z: Tensor) -> None:
@@ -235,12 +235,12 @@ class IBNN(nn.Module):
         return self._kl(self.posterior(), kind or self.kl_kind)
 
     def _kl(self, q: Mixture, kind: KLKind) -> Tensor:
-        check.choice("kind", kind, [*mixture.CLOSED_FORMS, "montecarlo"])
+        check.choice("kind", kind, get_args(KLKind))
         if kind == "montecarlo":
             row = torch.arange(self.components, device=self.examples.device)
             eps = normals(address(self.seed, Space.KL, self.examples, row), self.nodes)
-            return mixture.kl_montecarlo(q, prior_stds(self), eps)
-        return mixture.CLOSED_FORMS[kind](q, prior_stds(self))
+            return mixture.kl_montecarlo(q, noise.prior_stds(self), eps)
+        return mixture.CLOSED_FORMS[kind](q, noise.prior_stds(self))
 
     def draw_each(
         self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
@@ -272,7 +272,6 @@ class IBNN(nn.Module):
         self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
     ) -> Draws:
         require_mixture(self)
-        self._forget()
         layers = 0 if self.draws == "channel" else len(self.latents)
         options: Any = {"samples": samples, "spread": spread, "part": part, "layers": layers}
         return draws.training(q, self.seed, self.examples, rows=rows, **options)
@@ -295,6 +294,7 @@ class IBNN(nn.Module):
         with self._locked():  # the mode is that of the caller, not of a prediction in another thread
             if self.training:
                 rows = batch_length(call)
+                self._forget()
                 output = self._run(call, self._training_draws(self.posterior(), rows))
                 self.examples.add_(rows)
                 return output
@@ -350,9 +350,9 @@ class IBNN(nn.Module):
         if self._entries_per_value is None:
             self._entries_per_value = self._probe(slice_rows(call, slice(0, 2), rows), draw)
         entries = int(self._entries_per_value * sum(tensor.numel() for tensor in tensors(call)))
-        if not entries or (rows > FEW and entries > LITTLE):
+        if not entries or (rows > FEW_ROWS and entries > SMALL_PASS):
             return 1
-        return min(most, max(CACHED // entries, 1))
+        return min(most, max(CACHE_ENTRIES // entries, 1))
 
     def _probe(self, call: Call, draw: Draws) -> float:
         """Runs two draws both ways on two rows; returns entries per input value, 0 if rows affect each other."""
@@ -361,7 +361,9 @@ class IBNN(nn.Module):
         try:
             expected = torch.cat([self._read(self._run(call, pair[number]))[None] for number in (0, 1)])
             output = self._rows_of_draws(call, pair, batch_length(call))
-        except (ValueError, RuntimeError, IndexError):  # the batch is not first everywhere, or has one length only
+        except (ValueError, RuntimeError, IndexError) as error:  # the batch is not first, or has one length only
+            if out_of_memory(error):
+                raise
             return 0.0
         gap = (output - expected).abs().max()
         if not bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max()):
@@ -397,12 +399,12 @@ class IBNN(nn.Module):
         """Gives every latent its part of a draw within a block."""
         now = self._now
         now.units, now.entries = self._units(draw), 0
-        now.settle = None if searched is None else functools.partial(self._settle, searched)
+        now.search_again = None if searched is None else functools.partial(self._search_again, searched)
         try:
             now.z = [part for _, _, part in by_layer(self, draw.z)]
             yield
         finally:
-            now.z, now.settle = None, None
+            now.z, now.search_again = None, None
 
     def _units(self, draw: Draws) -> list[Units | None]:
         """Returns the unit factors of every layer in a draw."""
@@ -440,12 +442,12 @@ class IBNN(nn.Module):
             find_batch(self.net, self.latents, call)
             self._searches += 1
 
-    def _settle(self, call: Call, latent: Latent, times: int) -> None:
+    def _search_again(self, call: Call, latent: Latent, times: int) -> None:
         """Lets a layer see `times` entries for each row; searches for the batch again the first few times."""
         alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())  # others would wait
         if alone and self._searches < _SEARCHES:
             self._search(call)
-        latent.folds |= {times}
+        latent.entries_per_row |= {times}
 
     def _locked(self) -> AbstractContextManager[Any]:
         return nullcontext() if torch.compiler.is_compiling() else self._lock
@@ -511,6 +513,7 @@ class IBNN(nn.Module):
         if checks:
             self.likelihood.check(output, y)
             self._targets_checked = True
+        self._forget()
         terms = self.likelihood.terms(output, repeat_rows(y, rows, samples))
         kl = self._kl(q, self.kl_kind)
         entropy = mixture.entropy_bound(q) if gamma else torch.zeros_like(kl)
@@ -705,42 +708,9 @@ def by_layer(model: IBNN, values: Tensor) -> list[tuple[str, Latent, Tensor]]:
     return [(name, latent, part) for (name, latent), part in zip(model.latents.items(), parts, strict=True)]
 
 
-def prior_stds(model: IBNN) -> Tensor | float:
-    """Returns the standard deviation of every node's prior, (nodes,): s times its layer's factor; s if all are 1."""
-    if model.draws == "channel":
-        return model.prior_std
-    return model.prior_std * noise.by_node(model.latents.values(), model.prior_factors)
-
-
 def mean_latents(model: IBNN) -> Tensor:
     """Returns the posterior mean of every latent, over components, (nodes,)."""
     return torch.cat([latent.mean.mean(0) for latent in model.latents.values()])
-
-
-def has_units(model: IBNN) -> Tensor:
-    """Returns whether the units of each layer's input have factors of their own, (layers,)."""
-    placed = [latent.placed and model.draws != "channel" for latent in model.latents.values()]
-    return torch.tensor(placed, device=model.unit_std.device)
-
-
-def divide_noise(model: IBNN) -> Tensor:
-    """Divides the prior's noise among layers, channels and units; returns τ of each layer, (layers,).
-
-    Where units have no noise, all layers have the same, as in the paper.
-    """
-    if not bool(has_units(model).any()):
-        return torch.zeros_like(model.unit_std)
-    channels, units = torch.tensor(noise.shares(model.latents.values(), model.draws)).to(model.unit_std)
-    depth = noise.depth_factor(model.latents.values(), model.draws)
-    model.prior_factors.copy_(channels.clamp(min=noise.TRAINED) * depth)
-    unit_std: Tensor = model.prior_std * depth * units
-    return unit_std
-
-
-def initial_noise(model: IBNN) -> tuple[Tensor, Tensor]:
-    """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
-    row, seed, nodes = torch.arange(model.components), model.init_seed, model.nodes
-    return normals(address(seed, Space.INIT_MEAN, row), nodes), normals(address(seed, Space.INIT_STD, row), nodes)
 
 
 def require_mixture(model: IBNN) -> None:

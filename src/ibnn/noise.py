@@ -2,16 +2,21 @@
 
 Where no layer's input has places, or `draws` is "channel" (the paper's form), every node has the prior N(1, s²). Else a
 convolution's noise is divided between its channels and its units, and less goes to each layer of a deep network.
+`convert` does not divide; `fit` and `calibrate` do, and a loop of your own may call `divide_noise`.
 """
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from ibnn.latent import Latent
+from ibnn.normal import Space, address, normals
+
+if TYPE_CHECKING:
+    from ibnn.network import IBNN
 
 DrawsPer = Literal["channel", "unit", "both"]
 
@@ -70,3 +75,36 @@ def by_node(latents: Iterable[Latent], factors: Tensor) -> Tensor:
 def initial_std(noise: Tensor) -> Tensor:
     """Returns the σ that a latent starts with, |N(0.05, 0.02²)|, from standard normals."""
     return (START + 0.02 * noise).abs()
+
+
+def prior_stds(model: "IBNN") -> Tensor | float:
+    """Returns the standard deviation of every node's prior, (nodes,): s times its layer's factor; s if all are 1."""
+    if model.draws == "channel":
+        return model.prior_std
+    return model.prior_std * by_node(model.latents.values(), model.prior_factors)
+
+
+def has_units(model: "IBNN") -> Tensor:
+    """Returns whether the units of each layer's input have factors of their own, (layers,)."""
+    placed = [latent.placed and model.draws != "channel" for latent in model.latents.values()]
+    return torch.tensor(placed, device=model.unit_std.device)
+
+
+def divide_noise(model: "IBNN") -> Tensor:
+    """Divides the prior's noise among layers, channels and units; returns τ of each layer, (layers,).
+
+    Where units have no noise, all layers have the same, as in the paper.
+    """
+    if not bool(has_units(model).any()):
+        return torch.zeros_like(model.unit_std)
+    channels, units = torch.tensor(shares(model.latents.values(), model.draws)).to(model.unit_std)
+    depth = depth_factor(model.latents.values(), model.draws)
+    model.prior_factors.copy_(channels.clamp(min=TRAINED) * depth)
+    unit_std: Tensor = model.prior_std * depth * units
+    return unit_std
+
+
+def initial_noise(model: "IBNN") -> tuple[Tensor, Tensor]:
+    """Returns the standard normals behind the initial μ and σ, (K, nodes) each, on the CPU."""
+    row, seed, nodes = torch.arange(model.components), model.init_seed, model.nodes
+    return normals(address(seed, Space.INIT_MEAN, row), nodes), normals(address(seed, Space.INIT_STD, row), nodes)

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import ibnn
 from ibnn.draws import Draws
 from ibnn.layers.memory import saved_bytes
-from ibnn.network import by_layer, divide_noise, has_units
-from ibnn.noise import shares
+from ibnn.network import by_layer
+from ibnn.noise import divide_noise, has_units, shares
 from ibnn.normal import Space, address, normals, numbered_words, words
 from ibnn.units import LONGEST, MIRRORED, POOL, Units, pool, windows
 

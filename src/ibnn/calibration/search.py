@@ -30,8 +30,8 @@ from ibnn.inputs import Inputs, check_rows, slice_rows, tree_map
 from ibnn.layers.explain import explaining_shapes
 from ibnn.likelihood import Heads, Likelihood
 from ibnn.likelihood.temperature import helpful_temperature
-from ibnn.network import IBNN, by_layer, has_units, require_mixture
-from ibnn.noise import by_node, shares
+from ibnn.network import IBNN, by_layer, require_mixture
+from ibnn.noise import by_node, has_units, shares
 from ibnn.normal import Space, address, check_seed, normals, numbered_words, words
 from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.prediction import explaining_cuts, refuse_nan

@@ -50,8 +50,8 @@ def find_batch(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> N
             now.z = z
     for name, latent in latents.items():
         axis, copied, folds = found.get(name, Place(own.get(name, 0)))
-        if folds or not latent.folds:  # it was called, or not before either
-            latent.batch_axis, latent.copied, latent.folds = axis, copied, latent.folds | folds
+        if folds or not latent.entries_per_row:  # it was called, or not before either
+            latent.batch_axis, latent.copied, latent.entries_per_row = axis, copied, latent.entries_per_row | folds
 
 
 def _in_line(net: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """Sums up the probabilities of draws as they come: their mean, its entropies and its Monte Carlo error.
 
-Draws of components 0 and 1, 2 and 3, … with the same number are mirror images of each other (`posterior`). So only
+Draws of components 0 and 1, 2 and 3, … with the same number are mirror images of each other (`draws`). So only
 *rounds*, the draws of all components with one number, are independent of each other, and errors are found from the
 sums of such pairs. For draws that are independent altogether that is right, too.
 """

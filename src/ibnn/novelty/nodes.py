@@ -1,4 +1,4 @@
-"""NODES: what every layer of a network sees of an input, as one vector.
+"""What every layer of a network sees of an input, as one vector.
 
 A layer's input is summed up by the mean and the standard deviation of every node over its places (the pixels of a
 convolution, the steps of a sequence without padding); a layer with one place has its nodes themselves.

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ibnn.errors import complaint
 from ibnn.latent import Latent
 from ibnn.layers.registry import duplicate
-from ibnn.network import IBNN, has_units
+from ibnn.network import IBNN
+from ibnn.noise import has_units
 from ibnn.pruning.channels import LAYERS, Channels, Layer
 
 LEAST = 0.1  # of a layer's outputs always stay, and at least one
