@@ -24,7 +24,7 @@ PAGES = tuple(
     for page in (
         "README.md",
         "experiments/README.md",
-        *(f"docs/{name}.md" for name in ("results", "performance", "novelty")),
+        *(f"docs/{name}.md" for name in ("results", "performance", "novelty", "sets")),
     )
 )
 SHORT = (
@@ -247,6 +247,35 @@ def _coverage(cells: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def guarantees() -> dict[str, str]:
+    """The blocks of docs/sets.md, and novelty's false alarms."""
+    cells = json.loads((RESULTS / "guarantees.json").read_text())["cells"]
+    sizes = [["classes", "error %", "kind", "90 %: covered %", "size", "empty %", "95 %: covered %", "size"]]
+    for classes in (10, 100):
+        cell = cells[f"sizes {classes}"]
+        for kind, levels in cell["sets"].items():
+            low, high = levels["0.9"], levels["0.95"]
+            covered = [f"{100 * found['coverage']:.1f}" for found in (low, high)]
+            numbers = [covered[0], f"{low['size']:.2f}", f"{100 * low['empty']:.1f}", covered[1], f"{high['size']:.2f}"]
+            sizes.append([str(classes), f"{100 * cell['error']:.1f}", kind, *numbers])
+    rows = (60, 200, 1000)
+    kinds = [name.removesuffix(", n = 60") for name in cells if name.endswith(", n = 60") and "coverage" in cells[name]]
+    covered_rows = [["held out", *map(str, rows)]]
+    covered_rows += [[k, *(f"{100 * cells[f'{k}, n = {n}']['coverage']:.1f}" for n in rows)] for k in kinds]
+    breaks = [["held out", "level", "before", "next 100", "last 500", "all"]]
+    for n in rows:
+        for level in ("fixed", "adaptive"):
+            breaks.append([str(n), level, *(f"{100 * v:.1f}" for v in cells[f"break, n = {n}"][level].values())])
+    alarms = [["held out", "groups", "α = 0.01", "0.02", "0.05", "0.1"]]
+    for name, cell in cells.items():
+        if name.startswith("novelty"):
+            n, groups = name.split("n = ")[1].removesuffix(" groups").split(", ")
+            shares = [cell["levels"].get(level) for level in ("0.01", "0.02", "0.05", "0.1")]
+            alarms.append([n, groups, *map(_three, shares)])
+    found = {"set-sizes": sizes, "guarantees": covered_rows, "break": breaks, "false-alarms": alarms}
+    return {name: figures.markdown(table).rstrip() + "\n" for name, table in found.items()}
+
+
 def _three(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
@@ -378,7 +407,7 @@ def fill_in(pages: dict[Path, dict[str, str]], check: bool = False) -> int:
 
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
-    pages = dict.fromkeys(PAGES, blocks() | performance() | novelty() | {"libraries": libraries()})
+    pages = dict.fromkeys(PAGES, blocks() | performance() | novelty() | guarantees() | {"libraries": libraries()})
     files = ("form", "where", "apart")
     noise = {name: _noise(json.loads((RESULTS / f"{name}.json").read_text())["cells"]) for name in files}
     noise["rules"] = _rules(json.loads((RESULTS / "rules.json").read_text())["cells"])

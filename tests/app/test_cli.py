@@ -360,7 +360,7 @@ def test_interrupted_training_goes_on(tmp_path: Path) -> None:
         (KeyboardInterrupt(), 130, "Interrupted. To go on: ibnn train digits-mlp"),
         (ValueError("too bad"), 1, "Error: too bad"),
         (MemoryError("all"), 1, "unexpected MemoryError: all"),
-        (ModuleNotFoundError("No module named 'sklearn'", name="sklearn"), 1, "pip install 'ibnn[demo]'"),
+        (ModuleNotFoundError("No module named 'sklearn'", name="sklearn"), 1, "pip install -e '.[demo]'"),
     ],
 )
 def test_errors_while_working(

@@ -77,7 +77,8 @@ def _digits(_: Path, *, train: bool) -> Rows:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"The digits come with {error.name}: pip install 'ibnn[demo]'") from error
+        hint = "pip install -e '.[demo]' in a clone of the repository"
+        raise ModuleNotFoundError(f"The digits come with {error.name}: {hint}") from error
     found = load_digits()
     images = torch.from_numpy(found.images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)
     return hold_out(Split(images, torch.from_numpy(found.target).long()), 360, seed=0)[0 if train else 1]

@@ -262,7 +262,7 @@ def _check(model: IBNN | OneNetwork, path: Path, samples: int, seed: int, format
     check.choice("format", format, PACKAGES)
     for package in PACKAGES[format]:
         if importlib.util.find_spec(package) is None:
-            remedy = 'Run: pip install "ibnn[export]", or pass format="torch".'
+            remedy = "Run: pip install -e '.[export]' in a clone of the repository, or pass format=\"torch\"."
             raise ModuleNotFoundError(complaint(package, "installed, to export to ONNX", "none", remedy), name=package)
     check_seed(seed)
     check.integer("samples", samples, remedy="Pass samples=5.")

@@ -14,7 +14,7 @@ def main() -> None:
     try:
         from ibnn.app.cli.app import app
     except ModuleNotFoundError as error:
-        sys.exit(f"The command line needs {error.name}: pip install 'ibnn[cli]'")
+        sys.exit(f"The command line needs {error.name}: pip install -e '.[cli]' in a clone of the repository")
     except KeyboardInterrupt:
         sys.exit(130)
     app(prog_name="ibnn")

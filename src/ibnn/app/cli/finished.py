@@ -162,11 +162,13 @@ def export(
 ) -> None:
     """Writes a run as one ONNX or torch file that answers as `ibnn predict` does, without ibnn.
 
+    Its outputs: probabilities, total, aleatoric and epistemic for classes; mean, std, aleatoric and epistemic for
+    numbers; p_value, if the run stored reference data. Its metadata list them.
+
     For images: without --pixels the file takes images normalised as in training; its metadata have the numbers.
 
     For points and tables: the file takes rows of numbers in their original units, columns in the order given in its
-    metadata. It returns probabilities, total, aleatoric and epistemic; for a predicted number mean, std, aleatoric and
-    epistemic; and p_value, if the run can tell novel inputs.
+    metadata.
 
     The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
     """

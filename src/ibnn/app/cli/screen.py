@@ -184,7 +184,7 @@ def _worded(error: BaseException) -> tuple[str, int]:
         return f"Error: {error}", 2
     if isinstance(error, ModuleNotFoundError):
         extra = _EXTRAS.get((error.name or "").split(".")[0], "cli")
-        hint = "" if "pip install" in str(error) else f". To install it: pip install 'ibnn[{extra}]'"
+        hint = "" if "pip install" in str(error) else f". To install it: pip install -e '.[{extra}]' in a clone"
         return f"Error: {error}{hint}", 1
     if isinstance(error, ValueError | TypeError | OSError) or type(error).__module__.startswith("ibnn."):
         return f"Error: {error}", 1
