@@ -89,18 +89,18 @@ def cifar100() -> tuple[Data, Data]:
 
 def small_net(classes: int) -> nn.Module:
     """Three convolutions and a linear layer."""
-    widths = 3, 32, 64, 128
+    widths = 3, 16, 32, 64
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(512, classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, classes))
 
 
-def sizes(classes: int, epochs: int = 8, rows: int = 8000) -> dict[str, Any]:
+def sizes(classes: int, epochs: int = 8, rows: int = 10000) -> dict[str, Any]:
     """Coverage, mean size and share of empty sets of each kind, on test images, of a calibrated small network."""
     whole, test = (images("cifar-10", train=True), images("cifar-10", train=False)) if classes == 10 else cifar100()
-    train, valid, held = parts(whole, [rows, 1000, 2000], seed=0)
-    test = Data(test.x[:4000], test.y[:4000])
+    train, valid, held = parts(whole, [rows, 500, 1000], seed=0)
+    test = Data(test.x[:2000], test.y[:2000])
     torch.manual_seed(0)
     model = ibnn.convert(train_plain(small_net(classes), train, epochs=epochs, seed=0).net, components=2, seed=0)
     ibnn.calibrate(model, valid, progress=False)
