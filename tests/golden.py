@@ -409,7 +409,7 @@ def calibrate() -> Numbers:
     from ibnn.baselines import Plain
 
     found: Numbers = {}
-    valid = classes(200, phase=9.0)
+    valid = classes(1000, phase=9.0)
     net = mlp()
     fitted(Plain(net), classes(120), epochs=8, lr=0.03)
     model = ibnn.convert(net, components=4, seed=0)

@@ -147,13 +147,26 @@ def _crossed(draws: Tensor, y: Tensor) -> float:
 
 
 def crossed_rows(draws: Tensor, y: Tensor) -> Tensor:
-    """Losses of each half at the temperature, of a grid, that is best for the other half."""
-    half = len(y) // 2
-    tempered = draws / 2 ** torch.linspace(-2, 5, 301)[:, None, None, None]  # (T, J, N, C)
+    """Losses of each half at the temperature, of a grid, of the lowest cost for the other half; e-folds cost 5 nats."""
+    half, log_t = len(y) // 2, math.log(2) * torch.linspace(-2, 5, 701)  # one of them is 0
+    tempered, price = draws / log_t.exp()[:, None, None, None], 5 * log_t.abs()  # (T, J, N, C)
     log_probs = tempered.log_softmax(-1).logsumexp(1) - math.log(len(draws))
     losses = -log_probs[:, range(len(y)), y]  # (T, N)
     first, second = losses[:, :half], losses[:, half:]
-    return torch.cat([first[second.sum(1).argmin()], second[first.sum(1).argmin()]])
+    return torch.cat([first[(second.sum(1) + price).argmin()], second[(first.sum(1) + price).argmin()]])
+
+
+def test_few_labels_leave_the_network_as_it_is() -> None:
+    """Thirty labels that are all answered right ask for T → 0, the rows alone for noise or none; nothing changes."""
+    net, x, _ = problem(60)
+    with torch.no_grad():
+        y, before = net(x).argmax(1), net(x).log_softmax(1)
+    model, report = quick(net, x[:30], y[:30])
+    assert (report.scale, report.temperature) == (0, 1)
+    assert report.fitted_temperature < 0.5
+    assert report.after == report.before
+    assert "too few to support it" in str(report)
+    torch.testing.assert_close(model.predict(x).log_probs, before)
 
 
 def test_choose_by_hand() -> None:

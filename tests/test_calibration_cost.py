@@ -58,14 +58,14 @@ def test_convolutions(name: str, draws: Any) -> None:
 
 
 def test_the_gain_is_the_paired_difference() -> None:
-    net, x, y = problem(200, 7)
+    net, x, y = problem(600, 5)
     model, report = quick(net, x, y, samples=2)
     assert report.scale > 0
     assert report.gain[0] == pytest.approx(report.cross_nll[0] - report.cross_nll[1])
-    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(600, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         plain, noisy = (crossed_rows(d, y[order]) for d in (net(x[order])[None], model.draw_logits(x[order], 2)))
-    error = (plain - noisy).std().item() / math.sqrt(200)
+    error = (plain - noisy).std().item() / math.sqrt(600)
     assert report.gain[1] == pytest.approx(error, rel=0.05)  # the grid's temperatures are coarser
     assert f"gains {100 * report.gain[0] / report.cross_nll[0]:.1f} ±" in str(report)
 

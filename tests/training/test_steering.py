@@ -180,7 +180,7 @@ def test_the_callers_n_data_is_shared_out_with_the_rows() -> None:
 def test_unsteered_looks_leave_a_run_of_fixed_beta(monkeypatch: pytest.MonkeyPatch) -> None:
     """With s held still and no temperature, "auto" is a fixed β that has risen by the first look."""
     monkeypatch.setattr(steering, "next_std", lambda prior_std, change: prior_std)
-    monkeypatch.setattr(steering, "settled_temperature", lambda *arguments: 1.0)
+    monkeypatch.setattr(steering, "supported_temperature", lambda *arguments: 1.0)
     auto, fixed = make_model(), make_model(prior_std=0.3 * steering.START)
     a = fit(auto, TRAIN, VALID, **SHORT)
     beta = steering.KL_WEIGHT * 450 / auto.nodes
@@ -326,7 +326,7 @@ def settled(model: ibnn.IBNN, valid: tuple[Tensor, Tensor]) -> float:
         .unflatten(0, (model.components, -1))
         .detach()
     )
-    return temperature.settled_temperature(model.likelihood.at(1.0), draws, valid[1])
+    return temperature.supported_temperature(model.likelihood.at(1.0), draws, valid[1])
 
 
 @pytest.mark.slow
@@ -388,7 +388,7 @@ def test_the_temperature_found_acts_and_is_saved(tmp_path: Path) -> None:
     assert torch.equal(loaded.eval()(x), warm)
 
 
-def test_the_settled_temperature_is_that_of_the_held_out_draws() -> None:
+def test_the_temperature_at_the_end_is_that_of_the_held_out_draws() -> None:
     model = make_coins(64)
     valid = coins(200, 2, 0.25)
     fit(model, coins(100, 1, 0.25), valid, **TOY | {"steps": 20})

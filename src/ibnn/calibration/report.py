@@ -1,11 +1,14 @@
 """What `calibrate` chose, and how good that is."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+NOTEWORTHY = 0.05  # log of the ratio of temperatures, from which on the report mentions that one was shrunk
 
 
 class Point(NamedTuple):
@@ -29,7 +32,8 @@ class Calibration:
     Attributes:
         curve: The scales that were tried, in order, the first without noise; NLLs of the rows of the search.
         scale: a, the chosen one. For latents that were never trained it is their standard deviation.
-        temperature: T, the chosen one.
+        temperature: T, the chosen one: what the labels support, shrunk towards the network's own.
+        fitted_temperature: What these labels would set if they were many: the temperature of the lowest NLL.
         std: Mean standard deviation of the latents of each layer, by its name.
         unit_std: That of the factors of a layer's units, by its name, for layers whose units have some.
         reason: Why there is no noise; empty if there is some.
@@ -45,6 +49,7 @@ class Calibration:
     curve: tuple[Point, ...]
     scale: float
     temperature: float
+    fitted_temperature: float
     std: dict[str, float]
     unit_std: dict[str, float]
     reason: str
@@ -69,9 +74,11 @@ class Calibration:
         if error:
             unit, per = ("% of the NLL", 100 / alone) if alone > 0 else ("nats", 1.0)
             gained = f": gains {per * gain:.{1 if alone > 0 else 4}f} ± {per * error:.{1 if alone > 0 else 4}f} {unit}"
+        given_up = abs(math.log(self.temperature / self.fitted_temperature)) > NOTEWORTHY
+        shrunk = f" ({self.fitted_temperature:.3g} fits these rows best: too few to support it)" if given_up else ""
         lines += [
             f"scale {self.scale:.3g} (standard deviation of the layers' {layers}), "
-            f"temperature {self.temperature:.3g}, chosen on {self.rows:,} rows",
+            f"temperature {self.temperature:.3g}{shrunk}, chosen on {self.rows:,} rows",
             f"NLL cross-fitted: temperature {alone:.4f}, calibrated {noisy:.4f}{gained}",
         ]
         return "\n".join([*lines, *filter(None, [self.reason])])

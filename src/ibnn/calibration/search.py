@@ -2,13 +2,14 @@
 
 Latents become z ~ N(μ, (a·σ)²), and the factors of single units, where there are any, u ~ N(1, (a·τ)²). Trained latents
 keep μ, σ and τ; for others μ is 1, and σ and τ are the layers' shares of the noise. The scale a and a temperature T are
-chosen in three steps:
+chosen by cost: the loss of all labels, and a price for every change of the network, so that few labels change little
+(`PRICE` nats for a factor of e in T, `NOISE_PRICE` · |a − a₀|, where a₀ is 1 if the latents were trained, else 0).
 
-1. The NLL of some rows is measured on a grid of scales, each at its best temperature, until noise is clearly too much.
-2. The largest scale within one standard error of the lowest NLL is taken (`choose`), then refined once.
+1. The cost of some rows is measured on a grid of scales, each at its best temperature, until noise is clearly too much.
+2. The largest scale within one standard error of the lowest cost is taken (`choose`), then refined once.
 3. All rows are answered with `predict`'s own draws. Noise that is worse than temperature scaling is dropped.
 
-Noise that costs no NLL is worth having: it averages networks, and their disagreement is the epistemic uncertainty.
+Noise that costs nothing is worth having: it averages networks, and their disagreement is the epistemic uncertainty.
 """
 
 import functools
@@ -29,7 +30,7 @@ from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, check_rows, slice_rows, tree_map
 from ibnn.layers.explain import explaining_shapes
 from ibnn.likelihood import Heads, Likelihood
-from ibnn.likelihood.temperature import helpful_temperature
+from ibnn.likelihood.temperature import PRICE, best_temperature, supported_temperature
 from ibnn.network import IBNN, by_layer, require_mixture
 from ibnn.noise import by_node, has_units, shares
 from ibnn.normal import Space, address, check_seed, normals, numbered_words, words
@@ -43,6 +44,7 @@ SCALES, SMALLEST = 8, {False: 0.02, True: 0.25}  # of the grid; the smallest by 
 DRAWS = 8  # of each row in the search
 PASSES, LEAST = 60, 1000  # passes over the held-out rows, or over this many if there are fewer
 TOO_MUCH = 4  # standard errors above the lowest NLL, where the grid ends
+NOISE_PRICE = 10.0  # nats over all rows that noise must save for each unit of its scale
 NEGLIGIBLE = 0.001  # nats per datum that noise may cost: even a little separates known inputs from unknown ones
 RANKED = 5000  # most rows that novelty is fitted with
 
@@ -62,8 +64,8 @@ def calibrate(
     Afterwards `predict` and the network in eval mode give calibrated answers; weights and running statistics are as
     they were. Latents that were never trained get the mean 1 and a standard deviation by layer; trained ones keep
     their means, and their standard deviations are scaled. On the held-out labels the result is never worse than
-    temperature scaling; on new data it is about equal or better. docs/calibration.md says how the scale is chosen. From
-    100 rows on `fit_novelty` makes a new reference of them.
+    temperature scaling; on new data it is about equal or better. Few labels change little: with 30 the network often
+    stays as it is. From 100 rows on `fit_novelty` makes a new reference of them.
 
     It takes about 60 passes over the held-out rows, or over 1,000 rows if there are fewer; trained latents take up to
     twice that.
@@ -135,25 +137,26 @@ def _calibrated(outputs: "_Outputs", y: Tensor, *, temper: bool) -> tuple[Calibr
         return likelihood.score(likelihood.summarise(draws, temperature), y)
 
     model.set_posterior(mean=outputs.mean)
+    if not outputs.trained:  # a former calibration leaves no trace
+        likelihood.set_temperature(1.0, *([torch.ones(())] if isinstance(likelihood, Heads) else []))
     plain = _checked_plain(outputs, y)
-    before = scores(outputs.answers(1.0), None) if outputs.trained else scores(plain, 1.0)
+    before = scores(outputs.answers(1.0) if outputs.trained else plain, None)
     if isinstance(likelihood, Heads) and temper:
-        likelihood.balance(plain, y, helpful_temperature)
-    scaled = scores(plain, helpful_temperature(likelihood, plain, y))
-    without = measure(likelihood, plain, 0.0, y, temper=temper)
-    cross, counts = crossed(likelihood, plain, y, temper=temper)
+        likelihood.balance(plain, y, functools.partial(supported_temperature, rough=True))
     curve = _curve(outputs, plain, y, temper=temper)
-    kept, answers, after, noisy_cross = without, plain, scores(plain, without.temperature), cross
-    reason = "Noise does not lower the NLL: this is temperature scaling, without noise."
+    without, answers = measure(outputs, plain, 0.0, y, temper=temper), plain
+    cross, counts = crossed(likelihood, plain, y, temper=temper)
+    kept, after, kept_cross = without, scores(plain, without.temperature), cross
     if scale := _chosen(curve, outputs, temper):
         draws = outputs.answers(scale)
-        noisy = measure(likelihood, draws, scale, y, temper=temper)
+        noisy = measure(outputs, draws, scale, y, temper=temper)
         tried, tried_cross = scores(draws, noisy.temperature), crossed(likelihood, draws, y, temper=temper)[0]
-        if tried["nll"] <= after["nll"] and tried_cross.sum() <= cross.sum():
-            kept, answers, after, noisy_cross, reason = noisy, draws, tried, tried_cross, ""
-        else:
-            reason = f"Noise of scale {scale:.3g} is worse than none: this is temperature scaling, without noise."
+        cheaper = bool(noisy.costs.sum() <= without.costs.sum())
+        if cheaper and tried["nll"] <= after["nll"] and tried_cross.sum() <= cross.sum():
+            kept, answers, after, kept_cross = noisy, draws, tried, tried_cross
     outputs.set_noise(kept.scale)
+    temperature_scaling = scores(plain, supported_temperature(likelihood, plain, y, rough=True))
+    fitted = best_temperature(likelihood, answers, y, rough=True) if temper else 1.0
     likelihood.set_temperature(kept.temperature)
     model.eval_samples, model.eval_seed = outputs.samples, outputs.seed
     units = zip(model.latents, model.unit_std.tolist(), has_units(model).tolist(), strict=True)
@@ -161,14 +164,15 @@ def _calibrated(outputs: "_Outputs", y: Tensor, *, temper: bool) -> tuple[Calibr
         curve=tuple(candidate.point for candidate in curve),
         scale=kept.scale,
         temperature=kept.temperature,
+        fitted_temperature=fitted,
         std={name: float(part.mean()) for name, _, part in by_layer(model, model.posterior().std)},
         unit_std={name: std for name, std, placed in units if placed},
-        reason=reason,
+        reason="" if kept.scale else _refusal(curve, scale),
         before=before,
-        temperature_scaling=scaled,
+        temperature_scaling=temperature_scaling,
         after=after,
-        cross_nll=(float(cross.sum() / counts.sum()), float(noisy_cross.sum() / counts.sum())),
-        gain=paired(cross, noisy_cross, counts),
+        cross_nll=(float(cross.sum() / counts.sum()), float(kept_cross.sum() / counts.sum())),
+        gain=paired(cross, kept_cross, counts),
         rows=outputs.rows,
         passes=outputs.passed / outputs.rows,
     )
@@ -176,13 +180,19 @@ def _calibrated(outputs: "_Outputs", y: Tensor, *, temper: bool) -> tuple[Calibr
 
 
 class Candidate(NamedTuple):
-    """A scale, its temperature, and sums of losses over groups of rows (G,), at temperature 1 and at that one."""
+    """A scale, its temperature and price, and sums of losses over groups of rows (G,), at T = 1 and at that one."""
 
     scale: float
     temperature: float
+    price: float  # nats
     counts: Tensor  # data in each group
     plain: Tensor
     losses: Tensor
+
+    @property
+    def costs(self) -> Tensor:
+        """The losses at its temperature and, evenly divided, the price."""
+        return self.losses + self.price * self.counts / self.counts.sum()
 
     @property
     def point(self) -> Point:
@@ -191,11 +201,16 @@ class Candidate(NamedTuple):
         return Point(self.scale, plain, self.temperature, losses)
 
 
-def measure(likelihood: Likelihood, draws: Tensor, scale: float, y: Tensor, *, temper: bool) -> Candidate:
-    """Returns the losses of draws (K, S, N, …) at a scale, at their best temperature or, without `temper`, at 1."""
-    plain, counts = likelihood.losses(draws, y, 1.0)
-    best = helpful_temperature(likelihood, draws, y) if temper else 1.0
-    return Candidate(scale, best, counts, plain, likelihood.losses(draws, y, best)[0])
+def measure(outputs: "_Outputs", draws: Tensor, scale: float, y: Tensor, *, temper: bool) -> Candidate:
+    """Returns the losses of draws (K, S, N, …) at the temperature that they support or, without `temper`, at 1.
+
+    Prices are for all held-out rows: where only a part is measured, it pays that part.
+    """
+    likelihood, part = outputs.model.likelihood, len(y) / outputs.rows
+    best = supported_temperature(likelihood, draws, y, price=part * PRICE, rough=True) if temper else 1.0
+    price = PRICE * abs(math.log(best / float(likelihood.temperature))) + NOISE_PRICE * abs(scale - outputs.trained)
+    (plain, counts), (losses, _) = (likelihood.losses(draws, y, t) for t in (1.0, best))
+    return Candidate(scale, best, part * price, counts, plain, losses)
 
 
 def _curve(outputs: "_Outputs", plain: Tensor, y: Tensor, *, temper: bool) -> list[Candidate]:
@@ -204,13 +219,13 @@ def _curve(outputs: "_Outputs", plain: Tensor, y: Tensor, *, temper: bool) -> li
 
     def tried(scale: float) -> Candidate:
         draws = outputs.mirrored(scale) if scale else plain[:, :, : outputs.searched]
-        return measure(outputs.model.likelihood, draws, scale, y, temper=temper)
+        return measure(outputs, draws, scale, y, temper=temper)
 
     curve = [tried(0.0)]
     for number in range(SCALES):
         curve.append(tried(smallest * 2**number))
-        lowest = min(curve, key=lambda candidate: _total(candidate.losses))
-        difference, error = paired(curve[-1].losses, lowest.losses, lowest.counts)
+        lowest = min(curve, key=lambda candidate: _total(candidate.costs))
+        difference, error = paired(curve[-1].costs, lowest.costs, lowest.counts)
         if not difference <= TOO_MUCH * error:
             break
     chosen = _chosen(curve, outputs, temper)
@@ -219,8 +234,20 @@ def _curve(outputs: "_Outputs", plain: Tensor, y: Tensor, *, temper: bool) -> li
 
 
 def _chosen(curve: list[Candidate], outputs: "_Outputs", temper: bool) -> float:
-    losses, part = [candidate.losses for candidate in curve], outputs.searched / outputs.rows
-    return curve[choose(losses, curve[0].counts, largest=temper, part=part)].scale
+    costs, part = [candidate.costs for candidate in curve], outputs.searched / outputs.rows
+    return curve[choose(costs, curve[0].counts, largest=temper, part=part)].scale
+
+
+def _refusal(curve: list[Candidate], scale: float) -> str:
+    """Says why there is no noise, given the scale that the curve chose."""
+    lowest = min(curve, key=lambda candidate: _total(candidate.losses))
+    if scale:
+        why = f"Noise of scale {scale:.3g} is worse than none"
+    elif lowest.scale:
+        why = f"Noise of scale {lowest.scale:.3g} lowers the NLL by less than so few labels can prove"
+    else:
+        why = "Noise does not lower the NLL"
+    return f"{why}: this is temperature scaling, without noise."
 
 
 def choose(losses: list[Tensor], counts: Tensor, *, largest: bool, part: float = 1.0) -> int:
@@ -261,11 +288,11 @@ def paired(losses: Tensor, others: Tensor, counts: Tensor) -> tuple[float, float
 
 
 def crossed(likelihood: Likelihood, draws: Tensor, y: Tensor, *, temper: bool) -> tuple[Tensor, Tensor]:
-    """Returns losses and counts of groups of rows (G,), each half of the rows at the best temperature of the other."""
+    """Returns losses and counts of groups of rows (G,); each half has the temperature of the other."""
     halves = slice(0, len(y) // 2), slice(len(y) // 2, None)
     parts = []
     for here, other in (halves, halves[::-1]):
-        best = helpful_temperature(likelihood, draws[:, :, other], y[other]) if temper else 1.0
+        best = supported_temperature(likelihood, draws[:, :, other], y[other], rough=True) if temper else 1.0
         parts.append(likelihood.losses(draws[:, :, here], y[here], best))
     losses, counts = (torch.cat(part) for part in zip(*parts, strict=True))
     return losses, counts

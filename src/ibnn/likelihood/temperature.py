@@ -1,4 +1,4 @@
-"""Finds the temperature T that minimises a held-out NLL, and decides by it.
+"""Finds the temperature T that held-out labels support.
 
 Draws (K, S, N, …) are raw outputs of a network, targets are as `Likelihood.losses` takes them.
 """
@@ -12,6 +12,9 @@ from torch import Tensor
 from ibnn.likelihood.base import Likelihood, Temperature
 
 WIDENING, FARTHEST = 2.0, 20.0  # steps of log T beyond the first bounds, and where they end
+PRICE = (
+    5.0  # nats over all rows that a temperature e times as high or low must save; experiments/few_labels.py chose it
+)
 GOLDEN = (math.sqrt(5) - 1) / 2  # of an interval, each side
 
 
@@ -30,29 +33,37 @@ def nll(likelihood: Losses, draws: Tensor, target: Tensor, temperature: float) -
 
 
 @torch.no_grad()
-def best_temperature(likelihood: Losses, draws: Tensor, target: Tensor, *, rough: bool = False) -> float:
-    """Returns the temperature of the lowest NLL, to 0.001 %.
+def best_temperature(
+    likelihood: Losses, draws: Tensor, target: Tensor, *, price: float = 0.0, now: float = 1.0, rough: bool = False
+) -> float:
+    """Returns the temperature T of the lowest cost: the loss of all rows in nats, and `price` · |log(T / now)|.
 
-    Below 1/3 and above 20, every factor of e must save a nat of loss over all rows: labels that are all right would
-    otherwise ask for T = 0.
+    The price is a Laplace prior on log T. A few labels cannot outweigh it, and T is `now` exactly; for n rows it costs
+    of the order of price²/n² nats per row. Below 1/3 and above 20, every factor of e must save another nat: without a
+    price, labels that are all right would ask for T = 0.
 
     Args:
         likelihood: Its own temperature does not matter, and stays.
         draws: Outputs (K, S, N, …).
         target: Targets of the N rows.
-        rough: Takes a third of the time and finds it to 0.06 %.
+        price: Nats; `PRICE` is for temperatures that answers will have, 0 finds the lowest NLL.
+        now: The temperature without these labels.
+        rough: Takes a third of the time and finds it to 0.06 %, not to 0.001 %.
 
     >>> import ibnn
     >>> logits, labels = torch.tensor([[[[2.0, 0.0]] * 4]]), torch.tensor([0, 0, 0, 1])  # right in 3 of 4
     >>> round(best_temperature(ibnn.Categorical(), logits, labels), 3), round(2 / math.log(3), 3)
     (1.82, 1.82)
+    >>> best_temperature(ibnn.Categorical(), logits, labels, price=PRICE)  # four labels support no change
+    1.0
     """
     shrinkings, draws = (17, draws) if rough else (25, draws.double())  # the NLL is flat there: rounding would choose
     low, high = -math.log(3), math.log(20)
 
     def at(log_t: float) -> float:
         losses, counts = likelihood.losses(draws, target, math.exp(log_t))
-        return float((losses.sum() + max(low - log_t, log_t - high, 0.0)) / counts.sum())
+        prior = price * abs(log_t - math.log(now)) + max(low - log_t, log_t - high, 0.0)
+        return float((losses.sum() + prior) / counts.sum())
 
     def lowest(low: float, high: float) -> float:
         left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
@@ -75,16 +86,14 @@ def best_temperature(likelihood: Losses, draws: Tensor, target: Tensor, *, rough
             end += step
         further = lowest(end - WIDENING, end + WIDENING)
         best = further if at(further) < at(best) else best
-    return math.exp(best)
+    return math.exp(best) if not price or at(best) < at(math.log(now)) else now
 
 
-def helpful_temperature(likelihood: Losses, draws: Tensor, target: Tensor) -> float:
-    """Returns the temperature of the lowest NLL, or 1 if that is no better or makes no difference."""
-    below, one, above = (nll(likelihood, draws, target, t) for t in (0.5, 1.0, 2.0))
-    if below == one == above:  # a likelihood that ignores it
-        return 1.0
-    best = best_temperature(likelihood, draws, target, rough=True)
-    return best if nll(likelihood, draws, target, best) < one else 1.0
+def supported_temperature(
+    likelihood: Likelihood, draws: Tensor, target: Tensor, *, price: float = PRICE, rough: bool = False
+) -> float:
+    """Returns the temperature that labels support: the best one, shrunk towards the likelihood's own."""
+    return best_temperature(likelihood, draws, target, price=price, now=float(likelihood.temperature), rough=rough)
 
 
 def confidence(likelihood: Likelihood, draws: Tensor, target: Tensor) -> tuple[float, float]:
@@ -99,18 +108,3 @@ def confidence(likelihood: Likelihood, draws: Tensor, target: Tensor) -> tuple[f
     mean, of_mean = likelihood.read(likelihood.combine(draws.flatten(0, 1)))[None, None], likelihood.of_combined()
     best = best_temperature(of_mean, mean, target)
     return best, nll(of_mean, mean, target, best)
-
-
-def settled_temperature(likelihood: Likelihood, draws: Tensor, target: Tensor) -> float:
-    """Returns the best temperature if each half's lowers the other half's NLL, else the current one.
-
-    A few hundred labels would otherwise move the temperature of a network that is calibrated already.
-    """
-    now = float(likelihood.temperature)
-    even, odd = (slice(start, None, 2) for start in (0, 1))
-    gain = 0.0
-    for mine, other in ((even, odd), (odd, even)):
-        temperature = best_temperature(likelihood, draws[:, :, mine], target[mine])
-        nlls = [nll(likelihood, draws[:, :, other], target[other], t) for t in (now, temperature)]
-        gain += nlls[0] - nlls[1]
-    return best_temperature(likelihood, draws, target) if gain > 0 else now

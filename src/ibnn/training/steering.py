@@ -19,7 +19,7 @@ from torch import Tensor
 from ibnn.batches import Source
 from ibnn.calibration import Calibration, calibrate
 from ibnn.likelihood import Heads, Likelihood
-from ibnn.likelihood.temperature import confidence, nll, settled_temperature
+from ibnn.likelihood.temperature import confidence, nll, supported_temperature
 from ibnn.network import IBNN
 from ibnn.noise import depth_factor, divide_noise, prior_stds
 from ibnn.training.data import HeldOut
@@ -160,7 +160,7 @@ class Steering:
         model, likelihood = self.model, self.model.likelihood
         std, unit_std = model.posterior().std.detach(), model.unit_std.clone()
         if isinstance(likelihood, Heads):
-            likelihood.balance(*self._draws(END_DRAWS, self.plan.end_rows), settled_temperature)
+            likelihood.balance(*self._draws(END_DRAWS, self.plan.end_rows), supported_temperature)
         factor, temperature = self._shrunk(std, unit_std)
         model.set_posterior(std=std * factor, unit_std=unit_std * factor)
         likelihood.set_temperature(temperature)
@@ -172,7 +172,7 @@ class Steering:
         for factor in SHRINKAGES:
             model.set_posterior(std=std * factor, unit_std=unit_std * factor)
             draws, targets = self._draws(END_DRAWS, self.plan.end_rows)
-            best = settled_temperature(likelihood, draws, targets)
+            best = supported_temperature(likelihood, draws, targets)
             found.append((nll(likelihood, draws, targets, best), factor, best))
             if found[-1] > min(found) or confidence(likelihood, draws, targets)[0] >= 1:
                 break
