@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -572,6 +573,24 @@ def test_predictions_of_other_threads_do_not_change_training() -> None:
     assert modes <= {(True, True), (False, False)}
     assert (False, False) in modes
     assert all(torch.equal(value, alone[name]) for name, value in state.items())
+
+
+def test_wrong_values_are_refused(tmp_path: Path) -> None:
+    model, x = make_model(4), torch.randn(3, 5)
+    with pytest.raises(ValueError, match="`seed`"):
+        model.predict(x, seed=-1)
+    p = model.predict(x)
+    for target in ([0, 1, 99], [0, -1, 1], [0.5, 1, 1]):
+        with pytest.raises(ValueError, match="`target` to be classes"):
+            ibnn.abstain(p, target)
+    with pytest.raises(TypeError, match="`target`"):
+        ibnn.abstain(p, None)
+    with pytest.raises(TypeError, match="`model`"):
+        ibnn.export(object(), x, tmp_path / "a.onnx")
+    state = model.state_dict()
+    state["likelihood.temperature"] = torch.tensor(-1.0)
+    with pytest.raises(ValueError, match="`temperature`"):
+        model.load_state_dict(state)
 
 
 def test_inputs_may_be_named_tuples() -> None:

@@ -4,6 +4,11 @@ import math
 from typing import Any
 
 
+def printable(text: str) -> str:
+    """Returns text in which control characters, which a terminal would obey, are written out."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 def finite(value: Any) -> Any:
     """Returns plain data with None in place of numbers that are not finite, which JSON does not have."""
     if isinstance(value, dict):

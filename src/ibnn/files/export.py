@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibnn import check
 from ibnn.errors import complaint
@@ -98,6 +98,8 @@ def export(
     >>> {name: tuple(value.shape) for name, value in answer.items()}
     {'probabilities': (6, 3), 'total': (6,), 'aleatoric': (6,), 'epistemic': (6,)}
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(complaint("model", "an IBNN, Plain or Ensemble", type(model).__name__, "Pass a model."))
     example, facts = as_tensors(example, next(model.parameters()).dtype), dict(metadata or {})
     _check_example(example, pixels)
     _check(model, Path(path), samples, seed, format, facts)

@@ -73,6 +73,13 @@ class Likelihood(nn.Module, ABC):
         with torch.no_grad():
             self.temperature.fill_(value)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        loaded = state_dict.get(f"{prefix}temperature")
+        if loaded is not None and not loaded.is_meta and not bool((loaded > 0).all() and loaded.isfinite().all()):
+            remedy = "Save the model again, or set another one: model.likelihood.set_temperature(1.0)."
+            raise ValueError(complaint("temperature", "a finite number above 0", loaded.tolist(), remedy))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def _resolve(self, temperature: Temperature) -> Tensor:
         """Returns a temperature as a tensor; the only place where the buffer is read."""
         if temperature is None:

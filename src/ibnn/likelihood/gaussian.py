@@ -76,7 +76,8 @@ class Gaussian(Likelihood):
         self.check_dtype(target)
         check_shape(self.split(output)[0], target)
         if not target.isfinite().all():
-            raise ValueError(complaint("y", "finite", "NaN or infinity", "Drop the rows without a target."))
+            got, remedy = "NaN, infinity or a larger one", "Drop the rows without a target, or divide targets."
+            raise ValueError(complaint("y", f"finite numbers up to {torch.finfo(target.dtype).max:.1g}", got, remedy))
 
     def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns −log N(target; mean, std²), mean over all targets."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction
+from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, GaussianPrediction
 
 LEVELS = 20  # sets of the most certain answers that are tried as where to abstain: 5 %, 10 %, … 100 %
 CONFIDENCE = 0.95
@@ -88,10 +88,18 @@ def abstain(
     (tensor([-1.1258, -1.1524, -0.2506]), [None, None, 'uncertain'])
     """
     _check(p, risk, novelty, confidence)
-    target, labels = torch.as_tensor(target, device=p.labels.device), p.labels.flatten()
+    labels = p.labels.flatten()
+    try:
+        target = torch.as_tensor(target, device=labels.device)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise TypeError(complaint("target", "numbers of classes", type(target).__name__, "Pass a tensor.")) from error
     if target.shape not in (labels.shape, p.labels.shape):
         expected, remedy = f"of shape {tuple(p.labels.shape)}", "Pass the label of every input of the prediction."
         raise ValueError(complaint("target", expected, f"shape {tuple(target.shape)}", remedy))
+    classes = 2 if isinstance(p, BernoulliPrediction) else p.probs.shape[p.axis]
+    if bool((outside := (target < 0) | (target >= classes) | (target != target.long())).any()):
+        remedy = "Count classes from 0, and leave out other rows."
+        raise ValueError(complaint("target", f"classes from 0 to {classes - 1}", target[outside][0].item(), remedy))
     level = (0.0 if p.p_value is None else default_level(p.ranked)) if novelty is None else novelty
     novel = p.novel(level) if level else torch.zeros_like(labels, dtype=torch.bool)
     needed, rows = rows_needed(risk, confidence), int((~novel).sum())

@@ -28,6 +28,7 @@ from ibnn.inputs import (
     tree_map,
 )
 from ibnn.layers.explain import explain, out_of_memory
+from ibnn.normal import check_seed
 from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running, check_level
 from ibnn.prediction.conformal import HeldOut
 from ibnn.progress import track
@@ -113,6 +114,7 @@ def predict(
     if samples == "auto":
         samples, tolerance = 5, TOLERANCE if tolerance is None else tolerance
     _check_counts(samples, batch_size)
+    check_seed(seed)
     reference = getattr(method, "reference", None) if novelty else None
     held_out: HeldOut | None = getattr(method, "held_out", None)
     held_out = held_out if held_out is not None and held_out.fits(method.likelihood) else None
@@ -157,6 +159,7 @@ def draws(
     torch.Size([2, 6, 5, 3])
     """
     _check_counts(samples, batch_size)
+    check_seed(seed)
     chosen = method.components if components is None else len(components)
 
     def outputs(piece: Inputs, first: int, size: int | None) -> Tensor:

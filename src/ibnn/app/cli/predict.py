@@ -17,7 +17,7 @@ import torch.distributed as dist
 import typer
 
 from ibnn import check
-from ibnn.app import finite
+from ibnn.app import finite, printable
 from ibnn.app.cli.finished import check_shares, note_novelty, read, worded
 from ibnn.app.cli.options import Data, Fallback, Json, Novelty, Risk, RunFolder, Samples, Seed, TrustCode
 from ibnn.app.cli.screen import Screen, check_out, misuse
@@ -174,4 +174,8 @@ def _write_csv(rows: list[Row], file: TextIO) -> None:
 def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, str):
+        number = value.lstrip("+-").replace(".", "", 1).isdecimal()
+        formula = value.startswith(("=", "+", "-", "@", "\t", "\r")) and not number  # a spreadsheet would compute it
+        return printable(f"'{value}" if formula else value)
     return f"{value:.6g}" if isinstance(value, float) else value

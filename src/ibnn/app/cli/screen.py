@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from ibnn.app import finite
+from ibnn.app import finite, printable
 from ibnn.app.cli.options import Debug, Quiet
 from ibnn.errors import DamagedError, complaint, nearest
 
@@ -86,11 +86,11 @@ class Screen:
     def note(self, text: str) -> None:
         """Prints a line that is not a result to stderr."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
 
     def error(self, text: str) -> None:
         """Prints a failure after which the command goes on to stderr."""
-        print(f"Error: {text}", file=sys.stderr, flush=True)
+        print(printable(f"Error: {text}"), file=sys.stderr, flush=True)
 
     def json(self, value: Any) -> None:
         """Prints a result; numbers that JSON does not have become null."""
@@ -98,7 +98,7 @@ class Screen:
 
     def result(self, value: Any, text: str, as_json: bool) -> None:
         """Prints a result as JSON or as text."""
-        self.json(value) if as_json else print(text)
+        self.json(value) if as_json else print(printable(text))
 
     def table(self, rows: Sequence[Sequence[str]], title: str | None = None) -> None:
         """Prints a header and rows; words are aligned left, numbers right."""
@@ -109,9 +109,9 @@ class Screen:
         shown = Table(title=title, title_justify="left")
         for number, name in enumerate(rows[0]):
             numeric = number > 0 and all(row[number][:1] in "0123456789−-+–" for row in rows[1:])
-            shown.add_column(name, justify="right" if numeric else "left", overflow="fold")
+            shown.add_column(Text(printable(name)), justify="right" if numeric else "left", overflow="fold")
         for row in rows[1:]:
-            shown.add_row(*map(Text, row))
+            shown.add_row(*(Text(printable(cell)) for cell in row))
         # a pipe has no width: nothing is wrapped there
         Console(width=None if sys.stdout.isatty() else 500, highlight=False).print(shown)
 
@@ -172,7 +172,7 @@ def reported(debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         message, code = _worded(error)
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
         raise typer.Exit(code) from None
 
 
