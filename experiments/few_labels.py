@@ -6,9 +6,9 @@
 
 A cell holds, for each number of labels and each draw of the held-out rows, the NLL of fresh test rows over that of the
 network left alone (in regression: 1 + the difference in nats). Form and size of the prices were chosen among some 35
-variants, by cached outputs of 18 networks: seeds 0 and 1 of the problems in `CHOSEN_ON`, variants of them (weight decay,
+variants, by cached outputs of 18 nets: seeds 0 and 1 of the problems in `CHOSEN_ON`, variants of them (weight decay,
 smoothed labels, short training), wine and MNIST. Seed 0 of "wave" was seen in the first rounds, not in the last choice.
-Cells are of seed 2, which no choice saw; of digits and breast cancer, its rows are those of the other seeds, split anew.
+Cells are of seed 2, which no choice saw; digits and breast cancer have the rows of the other seeds, split anew.
 """
 
 import argparse
