@@ -34,7 +34,7 @@ def case(kind: str, sizes: tuple[int, ...], reverse: bool, bias: bool = True) ->
 
 
 def run(plan: scan.Plan, *tensors: Any) -> tuple[Tensor, ...]:
-    output, last = scan.scan(plan, tensors[0], tensors[1], tensors[2:6], tensors[6:])
+    output, last = scan.scan(plan, tensors[0], None, tensors[1], tensors[2:6], tensors[6:])
     return output, *last
 
 
@@ -45,7 +45,7 @@ def test_values_and_derivatives(kind: str, sizes: str, reverse: bool, monkeypatc
     for bias, at_once in ((True, 40), (False, 1), (True, 2**20)):  # chunks of some steps, of one, of all
         monkeypatch.setattr(scan, "_AT_ONCE", at_once)
         plan, tensors = case(kind, SIZES[sizes], reverse, bias)
-        found, expected = run(plan, *tensors), plan.slow(*tensors)
+        found, expected = run(plan, *tensors), plan.slow(tensors[0], None, *tensors[1:])
         assert all(close(a, b) for a, b in zip(found, expected, strict=True))
         assert torch.autograd.gradcheck(lambda *given, plan=plan: run(plan, *given), tensors, fast_mode=True)
 
@@ -62,7 +62,9 @@ def test_each_output_alone_has_its_gradient(kind: str) -> None:
     given = [t for t in tensors if t is not None]
     for number in range(2 + (kind == "lstm")):
         found = torch.autograd.grad(run(plan, *tensors)[number].square().sum(), given, allow_unused=True)
-        expected = torch.autograd.grad(plan.slow(*tensors)[number].square().sum(), given, allow_unused=True)
+        expected = torch.autograd.grad(
+            plan.slow(tensors[0], None, *tensors[1:])[number].square().sum(), given, allow_unused=True
+        )
         for a, b in zip(found, expected, strict=True):
             assert close(a, torch.zeros_like(a) if b is None else b)
 
@@ -83,9 +85,9 @@ def test_inputs_need_not_be_contiguous() -> None:
     plan, (x, z, *more) = case("gru", SIZES["padded"], False)
     turned = x.detach().view(4, B, D).transpose(0, 1).contiguous().transpose(0, 1)  # a batch first, read in time
     found = run(plan, turned.requires_grad_(), z, *more)
-    assert all(close(a, b) for a, b in zip(found, plan.slow(x, z, *more), strict=True))
+    assert all(close(a, b) for a, b in zip(found, plan.slow(x, None, z, *more), strict=True))
     (gradient,) = torch.autograd.grad(found[0].square().sum(), turned)
-    (expected,) = torch.autograd.grad(plan.slow(x, z, *more)[0].square().sum(), x)
+    (expected,) = torch.autograd.grad(plan.slow(x, None, z, *more)[0].square().sum(), x)
     assert close(gradient.flatten(0, 1), expected)
 
 
@@ -146,3 +148,21 @@ def test_rounding_is_that_of_the_slow_path(dtype: torch.dtype) -> None:
             outputs.append(one.net[0](x.to(precision))[0])
         give(one.latents["0"], None)
     assert (outputs[0].double() - outputs[1]).abs().max() < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_inputs_are_multiplied_inside_and_the_product_is_not_kept(kind: str) -> None:
+    plan, (x, z, *more) = case(kind, SIZES["padded"], reverse=False)
+    x = x.detach().view(len(plan.sizes), plan.sizes[0], -1).requires_grad_()
+    z_in = torch.rand(plan.sizes[0], x.shape[-1], dtype=x.dtype, requires_grad=True)
+
+    def run(x: Tensor, z_in: Tensor, z: Tensor, *more: Tensor) -> Tensor:
+        return scan.scan(plan, x, z_in, z, more[:4], more[4:])[0]
+
+    assert close(run(x, z_in, z, *more), plan.slow(x, z_in, z, *more)[0])
+    assert torch.autograd.gradcheck(run, (x, z_in, z, *more), fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, (x, z_in, z, *more), fast_mode=True)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        run(x, z_in, z, *more)
+    assert not any(t.shape == x.shape and close(t, x * z_in) for t in kept)

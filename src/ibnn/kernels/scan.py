@@ -37,26 +37,28 @@ class Plan:
     slow: Callable[..., tuple[Tensor, ...]]
 
 
-def scan(plan: Plan, x: Tensor, z: Tensor, weights: Weights, state: State) -> tuple[Tensor, State]:
+def scan(plan: Plan, x: Tensor, z_in: Tensor | None, z: Tensor, weights: Weights, state: State) -> tuple[Tensor, State]:
     """Returns the outputs of all steps (N, H) and the last state of every row, (B, H) each.
 
     Args:
         plan: What is run.
-        x: Inputs of all steps, times their own z, (N, D) or (T, B, D).
+        x: Inputs of all steps, (N, D) or (T, B, D).
+        z_in: Their z of every row, (B, D), for inputs (T, B, D); None for inputs that were multiplied before.
         z: The state's z of every row, (B, H).
         weights: As torch orders them.
         state: The state before the first step.
     """
-    output, *last = _Scan.apply(plan, x, z, *weights, *state)  # type: ignore[no-untyped-call]
+    output, *last = _Scan.apply(plan, x, z_in, z, *weights, *state)  # type: ignore[no-untyped-call]
     return output, tuple(last)
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: Plan, x: Tensor, z: Tensor, *more: Any) -> tuple[Tensor, ...]:
-        output, last, kept = CELLS[plan.kind].run(plan, x, z, more[:4], more[4:])
-        ctx.plan, ctx.count = plan, 2 + len(more)
-        ctx.save_for_backward(x, z, *more, output, *kept)
+    def forward(ctx: Any, plan: Plan, x: Tensor, z_in: Tensor | None, z: Tensor, *more: Any) -> tuple[Tensor, ...]:
+        product = x if z_in is None else x * z_in
+        output, last, kept = CELLS[plan.kind].run(plan, product, z, more[:4], more[4:])
+        ctx.plan, ctx.count = plan, 3 + len(more)
+        ctx.save_for_backward(x, z_in, z, *more, output, *kept)  # not the product: x is kept anyway
         ctx.set_materialize_grads(False)
         return output, *last
 
@@ -67,7 +69,15 @@ class _Scan(torch.autograd.Function):
         inputs, kept = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled():  # create_graph=True
             return None, *differentiable(plan.slow, inputs, gradients, needed)
-        return None, *_Back(plan, inputs, kept, gradients).run(needed)
+        x, z_in, *rest = inputs
+        if z_in is None:
+            to_x, *others = _Back(plan, (x, *rest), kept, gradients).run((needed[0], *needed[2:]))
+            return None, to_x, None, *others
+        any_input = needed[0] or needed[1]
+        to_product, *others = _Back(plan, (x * z_in, *rest), kept, gradients).run((any_input, *needed[2:]))
+        to_z_in = (to_product * x).sum(0) if needed[1] and to_product is not None else None
+        to_x = to_product.mul_(z_in) if needed[0] and to_product is not None else None
+        return None, to_x, to_z_in, *others
 
 
 # ------------------------------------------------------------------------------------------------------------ forward

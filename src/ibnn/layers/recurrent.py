@@ -84,6 +84,7 @@ def _run_padded(layer: nn.RNNBase, latent: "Latent", z: Ports, x: Tensor, hx: An
         x = x.transpose(0, 1)
     state = _initial(layer, hx, x, x.shape[1], None)
     z = {port: latent.rows(part, x.shape, 1) for port, part in z.items()}
+    latent.now.entries += x.numel() * layer.num_layers
     output, state = _layers(layer, lambda x, part: latent.multiply(x, part, 1), z, x, state, None)
     if not batched:
         return output.squeeze(1), _as_given(layer, tuple(part.squeeze(1) for part in state))
@@ -109,7 +110,7 @@ def _layers(
             own = {name: getattr(layer, name + suffix, None) for name in _PARAMETERS}
             mine = {name: part for name in _PARAMETERS if (part := z.get(name + suffix)) is not None}
             first = tuple(part[len(ends)] for part in state)
-            output, end = _direction(layer, scaled(x, mine["weight_ih"]), mine, own, first, sizes, bool(reverse))
+            output, end = _direction(layer, scaled, x, mine, own, first, sizes, bool(reverse))
             outputs.append(output)
             ends.append(end)
         x = torch.cat(outputs, -1) if layer.bidirectional else outputs[0]
@@ -118,6 +119,7 @@ def _layers(
 
 def _direction(
     layer: nn.RNNBase,
+    scaled: Callable[[Tensor, Tensor], Tensor],
     x: Tensor,
     z: Ports,
     own: dict[str, Any],
@@ -125,18 +127,22 @@ def _direction(
     sizes: tuple[int, ...] | None,
     reverse: bool,
 ) -> tuple[Tensor, State]:
-    """Returns the outputs of all steps, in the form of x ∘ z (T, B, …) or packed (N, …), and the last state."""
+    """Returns the outputs of all steps, in the form of x (T, B, …) or packed (N, …), and the last state."""
     from ibnn.kernels import runs_here, scan
 
-    weights, state_z = [own[name] for name in _WEIGHTS], z["weight_hh"].to(x.dtype)
+    weights: list[Any] = [own[name] for name in _WEIGHTS]
+    z_in: Tensor | None = z["weight_ih"]
+    if sizes or z["weight_ih"].dtype != x.dtype:  # rows of packed steps, or numbers to be cast, are multiplied first
+        x, z_in = scaled(x, z["weight_ih"]), None
+    state_z = z["weight_hh"].to(x.dtype)
     lower = torch.is_autocast_enabled(x.device.type)  # the scan works in one precision, and in place
-    if not layer.proj_size and not lower and runs_here(x, state_z, *weights, *first):
+    if not layer.proj_size and not lower and runs_here(x, z_in, state_z, *weights, *first):
         rows = sizes or (x.shape[1],) * x.shape[0]
         slow = partial(_slow, _step(layer), rows, reverse)
         plan = scan.Plan(_kind(layer), rows, reverse, slow)
-        output, end = scan.scan(plan, x, state_z, weights, first)
+        output, end = scan.scan(plan, x, z_in, state_z, weights, first)
         return output if sizes else output.unflatten(0, x.shape[:2]), end
-    gates = F.linear(x, own["weight_ih"], own["bias_ih"])  # for all steps
+    gates = F.linear(x if z_in is None else scaled(x, z_in), own["weight_ih"], own["bias_ih"])  # for all steps
     product = _product(z["weight_hh"], own["weight_hh"], own["bias_hh"])
     project = _product(z["weight_hr"], own["weight_hr"], None) if layer.proj_size else None
     steps = gates.split(sizes) if sizes else gates.unbind()
@@ -144,9 +150,12 @@ def _direction(
     return torch.cat(made) if sizes else torch.stack(made), end
 
 
-def _slow(step: Step, sizes: tuple[int, ...], reverse: bool, x: Tensor, z: Tensor, *more: Any) -> tuple[Tensor, ...]:
+def _slow(
+    step: Step, sizes: tuple[int, ...], reverse: bool, x: Tensor, z_in: Tensor | None, z: Tensor, *more: Any
+) -> tuple[Tensor, ...]:
     """Computes what `scan` does from the same tensors."""
     w, u, b, b_h, *state = more
+    x = x if z_in is None else x * z_in
     gates = F.linear(x.flatten(0, -2), w, b).split(sizes)
     made, end = _scan(step, gates, tuple(state), _product(z, u, b_h), None, reverse)
     return torch.cat(made), *end
