@@ -251,8 +251,9 @@ def main() -> None:
     found: dict[str, Any] = {"cases": {}}
     device: AbstractContextManager[None] = nullcontext()
     if NAME == "sim":
-        from simulated import simulated
+        from simulated import register, simulated
 
+        register()  # before autograd starts
         device = simulated()
     expected = {name: run("cpu").double() for name, run in CASES.items()}
     with device:

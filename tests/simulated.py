@@ -4,9 +4,10 @@
 meets one of the device, as a GPU would. `count()` counts what would make a GPU wait: values read by the host
 (`.item()`, `bool(t)`), copies to the host, and copies to the device.
 
-Importing this module registers the device for the process, so tests run it in one of their own (`device_contract.py`).
+A device stays registered for the life of a process, so tests run it in one of their own (`device_contract.py`).
 """
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,8 +33,7 @@ class _Backend(_DummyBackendModule):
         pass
 
 
-_setup_privateuseone_for_python_backend("sim", backend_module=_Backend())
-DEVICE = torch.device("sim:0")
+DEVICE = "sim:0"
 TALK: Counter[str] = Counter()
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default,
          torch.ops.aten.is_nonzero.default}  # fmt: skip
@@ -70,7 +70,11 @@ class Sim(Tensor):
         return f"Sim({self.inner!r})"
 
 
-PLAIN.add(Sim)  # kernels run on it
+@functools.cache
+def register() -> None:
+    """Makes the device known to torch, and to the library's kernels."""
+    _setup_privateuseone_for_python_backend("sim", backend_module=_Backend())
+    PLAIN.add(Sim)
 
 
 def on_sim(device: Any) -> bool:
@@ -157,6 +161,7 @@ class _Constructors(TorchFunctionMode):
 @contextmanager
 def simulated() -> Iterator[None]:
     """Lets `device="sim"` work within a block."""
+    register()
     with _Factories(), _Constructors():
         yield
 

@@ -618,7 +618,7 @@ def test_only_converted_networks_are_saved(tmp_path: Path) -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(ImportError, match=r'pip install "ibnn\[hub\]"'):
+    with pytest.raises(ImportError, match="hub"):
         save_pretrained(ibnn.convert(mlp(), seed=0), tmp_path)
 
 

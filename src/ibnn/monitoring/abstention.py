@@ -83,7 +83,7 @@ def abstain(
     >>> p = ibnn.Categorical().summarise(logits[None, None])
     >>> rule = abstain(p, x + 0.3 * noise > 0, risk=0.05)
     >>> f"answers {rule.coverage:.0%}, of which at most {rule.bound:.1%} are wrong"
-    'answers 75%, of which at most 4.0% are wrong'
+    'answers 75%, of which at most 3.9% are wrong'
     >>> x[:3], rule.reasons(p)[:3]
     (tensor([-1.1258, -1.1524, -0.2506]), [None, None, 'uncertain'])
     """

@@ -221,23 +221,24 @@ def refuse_nan(inputs: Inputs, first: int = 0, argument: str = "", *, infinity: 
                 raise ValueError(complaint(argument or name, f"free of {what}", got, remedy))
 
 
-def _finite_rows(method: Method, found: Tensor | Prediction) -> Tensor:
-    """Returns of which rows outputs (J, b, …), or answers, are neither NaN nor infinite, (b,).
+def _finite_rows(method: Method, found: Tensor | Prediction) -> list[Tensor]:
+    """Returns of which rows outputs (J, b, …), or parts of answers, are neither NaN nor infinite, (b,) each.
 
     Minus infinity masks a class and is allowed as long as another class is left.
     """
     if isinstance(found, JointPrediction):
-        return torch.stack([_finite_rows(method, head) for head in found.heads.values()]).all(0)
+        return [rows for head in found.heads.values() for rows in _finite_rows(method, head)]
     if isinstance(found, Prediction):
         parts = (getattr(found, name, None) for name in ("probs", "mean", "aleatoric"))
-        return torch.stack([_finite_rows(method, part[None]) for part in parts if isinstance(part, Tensor)]).all(0)
+        return [rows for part in parts if isinstance(part, Tensor) for rows in _finite_rows(method, part[None])]
     masks = getattr(method.likelihood, "masks", False)
     good = found < math.inf if masks else found.isfinite()  # a NaN is not below infinity
-    return good.movedim(1, 0).flatten(1).all(1)
+    return [good.movedim(1, 0).flatten(1).all(1)]
 
 
-def _refuse_not_finite(method: Method, good: Tensor, numbers: Tensor) -> None:
-    """Raises unless all rows are good, (b,), and names the first one that is not by its number."""
+def _refuse_not_finite(method: Method, checks: list[Tensor], numbers: Tensor) -> None:
+    """Raises unless all rows pass all checks, (b,) each, and names the first one that does not by its number."""
+    good = torch.stack(checks).all(0)
     if bool(good.all()):  # the host waits for this value alone
         return
     root = next(method.modules())
@@ -366,12 +367,12 @@ def _answer(method: Method, piece: Inputs, first: int, size: int | None, samples
     """Returns the prediction for a piece whose first row has the number `first`."""
     numbers = first + torch.arange(batch_length(piece))
     running = method.likelihood.running(method.components, samples if method.random else 1)
-    good = []
+    checks: list[Tensor] = []
     for drawn in _each_draw(method, piece, size, samples, seed):
-        good.append(_finite_rows(method, drawn))
+        checks += _finite_rows(method, drawn)
         running.add(drawn)
     answer = running.result()
-    _refuse_not_finite(method, torch.stack([*good, _finite_rows(method, answer)]).all(0), numbers)
+    _refuse_not_finite(method, checks + _finite_rows(method, answer), numbers)
     return answer
 
 
@@ -396,8 +397,7 @@ def _settled_answer(
         drawn = torch.cat(list(_each_draw(method, some, size, 1, seed, first=number)))
         rounds.append(drawn.unflatten(0, (method.components, -1)))
         answer = method.likelihood.summarise(torch.cat(rounds, 1))
-        good = _finite_rows(method, drawn) & _finite_rows(method, answer)
-        _refuse_not_finite(method, good, first + left)
+        _refuse_not_finite(method, _finite_rows(method, drawn) + _finite_rows(method, answer), first + left)
         if not isinstance(answer, CategoricalPrediction):
             got, remedy = type(answer).__name__, "Leave tolerance out."
             raise TypeError(complaint("tolerance", "given for a classifier only", got, remedy))
