@@ -17,7 +17,6 @@ from ibnn.prediction import (
     GaussianPrediction,
     JointPrediction,
     Prediction,
-    conformalize,
     draws,
     predict,
 )
@@ -31,6 +30,7 @@ if _typing.TYPE_CHECKING:
     from ibnn.files.saving import Adapters, load
     from ibnn.monitoring import AdaptiveLevel, ShiftMonitor, abstain
     from ibnn.novelty import fit_novelty
+    from ibnn.prediction.conformalize import conformalize
     from ibnn.pruning import Pruned, prune
     from ibnn.sampling import DivergedChainError, Samples, sample
     from ibnn.training.divergence import DivergedError
@@ -46,7 +46,7 @@ _LAZY = {
     "Diagnosis": "diagnosis", "diagnose": "diagnosis",
     "Exported": "files.export", "export": "files.export", "Adapters": "files.saving", "load": "files.saving",
     "AdaptiveLevel": "monitoring", "ShiftMonitor": "monitoring", "abstain": "monitoring",
-    "fit_novelty": "novelty",
+    "fit_novelty": "novelty", "conformalize": "prediction.conformalize",
     "Pruned": "pruning", "prune": "pruning",
     "DivergedChainError": "sampling", "Samples": "sampling", "sample": "sampling",
     "DivergedError": "training.divergence", "History": "training.history",

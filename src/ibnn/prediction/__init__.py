@@ -12,7 +12,6 @@ from ibnn.prediction.answers import (
     no_reference,
 )
 from ibnn.prediction.conformal import Conformal, HeldOut, class_distances, number_distances
-from ibnn.prediction.conformalize import conformalize
 from ibnn.prediction.predict import (
     TOLERANCE,
     Method,
@@ -40,7 +39,6 @@ __all__ = [
     "check_fallback",
     "check_level",
     "class_distances",
-    "conformalize",
     "draws",
     "explaining_cuts",
     "no_reference",

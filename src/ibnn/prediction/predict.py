@@ -31,7 +31,6 @@ from ibnn.layers.explain import explain, out_of_memory
 from ibnn.normal import check_seed
 from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running, check_level
 from ibnn.prediction.conformal import HeldOut
-from ibnn.progress import track
 
 TOLERANCE = 0.1  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
 
@@ -272,6 +271,8 @@ def _by_pieces(method: Method, x: Inputs, answer: _Answer[T], batch_size: int | 
     home, rank, world = next(tensors(x), torch.empty(0)).device, 0, 1
     batches: Iterable[Inputs] = [x]
     if not isinstance(x, Tensor | tuple | list | dict) and isinstance(x, Iterable):
+        from ibnn.progress import track
+
         home, (rank, world) = torch.device("cpu"), _worker()
         batches = (as_tensors(split_inputs(b), dtype) for b in (track(x, "predict") if progress else x))
     answers: list[tuple[int, T]] = []  # with the number of their batch
