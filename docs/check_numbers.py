@@ -53,7 +53,7 @@ def experiments() -> Iterator[str]:
     """The tables that single experiments fill in."""
     for name in ("tabular", "sequences", "sampling"):
         if importlib.import_module(name).page(check=True) != 0:
-            yield f"docs/{name}.md is out of date: run python experiments/{name}.py --page"
+            yield f"the table of {name} is out of date: run python experiments/{name}.py --page"
 
 
 def recipes() -> Iterator[str]:
@@ -78,7 +78,7 @@ def tutorials() -> Iterator[str]:
 def divergence() -> Iterator[str]:
     """The sweep for divergence."""
     cells = result("robustness")["cells"]
-    yield from missing("docs/findings.md", f"none of its {len(cells)} cells diverged")
+    yield from missing("experiments/notes/findings.md", f"none of its {len(cells)} cells diverged")
     if any(cell["diverged"] for cell in cells):
         yield "robustness.json: a cell diverged"
 
@@ -86,23 +86,24 @@ def divergence() -> Iterator[str]:
 def scaling() -> Iterator[str]:
     """Speed of workers, and the plan of a large model."""
     found, overhead, large = result("scaling"), result("fit-overhead"), result("large")
-    sizes = {row["net"]: row for row in result("table1")["cells"]["table1"]["rows"]}
+    sizes = {row["net"]: 2 * 16 * row["nodes"] for row in result("table1")["cells"]["table1"]["rows"]}
+    quotes = (f"has {sizes['VGG16-small']:,} latent", f"has {sizes['WideResNet-28x10']:,}, 0.8 %")
+    yield from missing("docs/scaling.md", *quotes)
+    page = "experiments/notes/scaling.md"
     yield from missing(
-        "docs/scaling.md",
+        page,
         f"1 worker {found['steps_per_second']['1 worker']} steps/s",
         f"{found['steps_per_second']['2 workers']} steps/s",
         f"a speed-up of {found['speedup']} (efficiency {found['efficiency']})",
         f"a step takes {overhead['ratio']} times",
-        f"has {2 * 16 * sizes['VGG16-small']['nodes']:,} latent",
-        f"has {2 * 16 * sizes['WideResNet-28x10']['nodes']:,}, 0.8 %",
         f"{large['large']['cost']['latents']:,} latent parameters",
     )
     for name, parts in large["large_gigabytes_by_arithmetic"].items():
-        yield from missing("docs/scaling.md", f"| {name} | {' | '.join(map(str, parts.values()))} |")
+        yield from missing(page, f"| {name} | {' | '.join(map(str, parts.values()))} |")
     for name, way in large["small"]["ways"].items():
         seconds = large["scaled_step_seconds_of_one_thread_here"][name]
         row = f"| {way['trained_parameters']:,} | {way['over_plain']} | {way['kept_megabytes']} | {seconds} |"
-        yield from missing("docs/scaling.md", row)
+        yield from missing(page, row)
 
 
 def transformers() -> Iterator[str]:
@@ -134,7 +135,7 @@ def steering() -> Iterator[str]:
     one = f"one run ({min(lenet + vgg):.0f}–{max(lenet + vgg):.0f} % of it to steer)"
     yield from missing("docs/results.md", one)
     yield from missing(
-        "docs/findings.md",
+        "experiments/notes/findings.md",
         f"{min(lenet):.0f} to {max(lenet):.0f} % of the CPU seconds of a short run on LeNet",
         f"{min(vgg):.0f} to {max(vgg):.0f} % on a VGG-16",
     )

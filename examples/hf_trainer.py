@@ -1,31 +1,13 @@
-"""A Hugging Face model in transformers' own Trainer: a small ViT on the digits, its loss the ELBO."""
+"""A Hugging Face model in `ibnn.transformers.Trainer`: a small ViT on the digits, its loss the ELBO."""
 
 import tempfile
-from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor
-from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+from transformers import TrainingArguments, ViTConfig, ViTForImageClassification
 
 import ibnn
-
-
-class ELBOTrainer(Trainer):
-    """Trains what `ibnn.convert` made; the rest of Trainer stays as it is."""
-
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | None = None,
-    ) -> Any:
-        if not model.training:  # the model returns the loss of all its draws together
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        inputs = dict(inputs)
-        labels = inputs.pop("labels")
-        return model.elbo(inputs, labels, n_data=len(self.train_dataset)).loss
+from ibnn.transformers import Trainer
 
 
 def main(epochs: int = 20) -> dict[str, float]:
@@ -44,11 +26,10 @@ def main(epochs: int = 20) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, num_train_epochs=epochs, per_device_train_batch_size=32, per_device_eval_batch_size=256,
-            label_names=["labels"], save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
-            remove_unused_columns=False, logging_strategy="no",
+            save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True, logging_strategy="no",
+            learning_rate=5e-3,
         )  # fmt: skip
-        optimiser = torch.optim.AdamW(model.parameter_groups(lr=5e-3, latent_lr=1e-2))
-        trainer = ELBOTrainer(model, arguments, train_dataset=train, eval_dataset=test, optimizers=(optimiser, None))
+        trainer = Trainer(model, arguments, train_dataset=train, eval_dataset=test, latent_lr=1e-2)
         trainer.train()
         result = trainer.evaluate()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import DOCS, FIGURES, NORM, Data, Results, data_folder, images, parts, scores
+from common import FIGURES, NORM, NOTES, Data, Results, data_folder, images, parts, scores
 from figures import markdown as markdown_table
 from tables import fill_in
 from torch import Tensor
@@ -146,7 +146,7 @@ def by_net(cells: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def markdown(nets: dict[str, list[dict[str, Any]]]) -> str:
-    """What docs/calibration.md shows of the results."""
+    """What notes/calibrate.md shows of the results."""
     parts = ["## Measured", ""]
     for name, cells in nets.items():
         source, count, epochs = NETS[name][1:4]
@@ -231,4 +231,4 @@ if __name__ == "__main__":
         print(f"\n{name}, mean of {len(cells)} seeds\n\n{table(cells)}")
     if options.figures:
         draw_figures(by_net(results.cells))
-        fill_in({DOCS / "calibration.md": {"calibrate": markdown(by_net(results.cells)) + "\n"}})
+        fill_in({NOTES / "calibrate.md": {"calibrate": markdown(by_net(results.cells)) + "\n"}})

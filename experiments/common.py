@@ -20,7 +20,7 @@ from ibnn.likelihood import Categorical
 from ibnn.likelihood.temperature import best_temperature
 
 RESULTS = Path(__file__).parent / "results"
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS, NOTES = Path(__file__).parent.parent / "docs", Path(__file__).parent / "notes"
 FIGURES = DOCS / "figures"
 NORM = {"cifar-10": (0.4734, 0.2516), "fashion-mnist": (0.286, 0.353), "mnist": (0.286, 0.353)}  # outsiders alike
 

@@ -1,9 +1,9 @@
-"""Draws the figures of docs/findings.md and fills in its tables from the result files."""
+"""Draws the figures of notes/findings.md and fills in its tables from the result files."""
 
 import json
 from typing import Any
 
-from common import DOCS, FIGURES, RESULTS
+from common import FIGURES, NOTES, RESULTS
 from tables import fill_in
 
 BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
@@ -136,6 +136,6 @@ if __name__ == "__main__":
     strength, components = cells("strength"), cells("components")[""]
     tables = {"strength": strength_table(strength), "regression": regression_table(strength)}
     tables |= {"components": components_table(components), "pretrained": pretrained_table()}
-    fill_in({DOCS / "findings.md": {name: f"{table}\n" for name, table in tables.items()}})
+    fill_in({NOTES / "findings.md": {name: f"{table}\n" for name, table in tables.items()}})
     draw_strength(strength)
     draw_components(components)

@@ -24,8 +24,7 @@ from ibnn.baselines import Plain
 from ibnn.nets import LeNet
 from ibnn.novelty.measure import measure, see
 from ibnn.novelty.nodes import observable
-from ibnn.novelty.ranks import log_tail
-from ibnn.novelty.reference import Reference, fit_layers
+from ibnn.novelty.reference import Reference, fit_layers, log_tail
 
 PAIRS = {"mnist": ((1, 7), (3, 4), (6, 9)), "cifar-10": ((0, 8), (3, 6))}
 CELLS = {f"{name}-{a}{b}": (name, (a, b)) for name, pairs in PAIRS.items() for a, b in pairs}
@@ -121,9 +120,9 @@ def _distances(seen: dict[str, list[Tensor]], labels: Tensor | None) -> dict[str
     scale = torch.cat([1 / s.maximum(0.01 * s.square().mean().sqrt()) for s in stds])
     widths, whole = torch.tensor([[p.shape[1]] * 2 for p in train]), torch.cat([p.mean(0) for p in train])
     reference = Reference(layers=torch.arange(len(train)), widths=widths, shift=whole.float(), scale=scale.float())
-    reduced = [reference.reduce(number, part) for number, part in enumerate(seen["train"])]
-    reference.whiten, reference.centres = fit_layers(reduced, labels)
-    return {key: reference.distances(parts) for key, parts in seen.items()}
+    reduced = {key: [reference.reduce(number, part) for number, part in enumerate(x)] for key, x in seen.items()}
+    reference.whiten, reference.centres = (part[None] for part in fit_layers(reduced["train"], labels))
+    return {key: reference.distances(0, parts) for key, parts in reduced.items()}
 
 
 def _answers(logits: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 import torch
-from common import DOCS, FIGURES, Data, Results, Splits, images, parts, scores
+from common import FIGURES, NOTES, Data, Results, Splits, images, parts, scores
 from tables import fill_in
 
 import ibnn
@@ -29,7 +29,7 @@ CHAINS: dict[str, dict[str, int]] = {"hmc": {"warmup": 50}, "sghmc/256": {"batch
 SAMPLES = 24
 TEMPERATURES: dict[str, dict[str, tuple[float, ...]]] = {
     "digits": {"sghmc": (1.0, 10.0, 100.0), "hmc": (1.0,)},
-    "digits-wide": {"hmc": (1.0,), "sghmc": (1.0,), "sghmc/256": (1.0,), "sgld": (1.0,), "cyclical": (1.0,)},
+    "digits-wide": {"hmc": (1.0,), "sghmc": (1.0,), "sghmc/256": (1.0,)},
     "fashion": {"sghmc": (1.0,)},
 }
 
@@ -119,11 +119,11 @@ def table(cells: dict[str, Any]) -> str:
 
 def page(check: bool) -> int:
     """Fills the table in, or says whether it is out of date."""
-    return fill_in({DOCS / "sampling.md": {"sampling": table(Results("sampling", "").cells)}}, check)
+    return fill_in({NOTES / "sampling.md": {"sampling": table(Results("sampling", "").cells)}}, check)
 
 
 def main() -> int:
-    """Runs what is not there yet; with --page fills in docs/sampling.md instead."""
+    """Runs what is not there yet; with --page fills in notes/sampling.md instead."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("names", nargs="*", default=list(TEMPERATURES))
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0])

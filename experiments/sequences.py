@@ -2,7 +2,7 @@
 
     python experiments/sequences.py                # goes on where it stopped, then draws the figure
     python experiments/sequences.py --figure       # draws what there is
-    python experiments/sequences.py --page         # writes the table into docs/transformers.md
+    python experiments/sequences.py --page         # writes the table into notes/sequences.md
     python experiments/sequences.py --page --check # fails if the page is out of date
 
 An image is a sequence of eight rows of eight pixels. All networks train for as many epochs on the same 500 images, at
@@ -18,7 +18,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from common import DOCS, FIGURES, Data, Results, Splits, parts, tempered_scores, train_plain
+from common import FIGURES, NOTES, Data, Results, Splits, parts, tempered_scores, train_plain
 from figures import markdown
 from figures.style import house_style
 from sklearn.datasets import load_digits
@@ -142,7 +142,7 @@ def draw(results: Results) -> None:
 
 def page(check: bool) -> int:
     """Fills the table in, or says whether it is out of date."""
-    return fill_in({DOCS / "transformers.md": {"sequences": table(Results("sequences", __doc__ or ""))}}, check)
+    return fill_in({NOTES / "sequences.md": {"sequences": table(Results("sequences", __doc__ or ""))}}, check)
 
 
 if __name__ == "__main__":

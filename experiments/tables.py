@@ -1,5 +1,6 @@
-"""Puts the tables of results into README.md, experiments/README.md, docs/{results,performance,novelty}.md and
-docs/findings.md (its last; findings.py makes the others): python tables.py
+"""Puts the tables of results into README.md, experiments/README.md and pages of docs/ and experiments/notes/.
+
+findings.py fills in the rest of notes/findings.md. Usage: python tables.py
 
 With --check it changes nothing and fails if a page is out of date.
 """
@@ -18,13 +19,14 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 import bench
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "experiments" / "results"
+RESULTS, NOTES = ROOT / "experiments" / "results", ROOT / "experiments" / "notes"
 PAGES = tuple(
     ROOT / page
     for page in (
         "README.md",
         "experiments/README.md",
         *(f"docs/{name}.md" for name in ("results", "performance", "novelty", "sets")),
+        *(f"experiments/notes/{name}.md" for name in ("novelty", "pruning")),
     )
 )
 SHORT = (
@@ -46,7 +48,7 @@ DROPOUT = (
 )
 
 
-README = ("method", "error %", "NLL", "ECE", "corrupted NLL", "corrupted ECE")
+README = ("method", "error %", "NLL", "ECE", "NLL + T", "ECE + T", "rows ×", "forwards")
 
 
 def blocks() -> dict[str, str]:
@@ -58,15 +60,17 @@ def blocks() -> dict[str, str]:
     (sizes,) = json.loads((RESULTS / "table1.json").read_text())["cells"].values()
     found["table1"] = figures.markdown(table1(sizes["rows"])) + "\n"
     found["results"] = _benchmark(SHORT)
-    found["readme"] = _benchmark(README, "VGG-16/4, 10,000", ("SGD", "BNN-VI", "Ensemble", "MC", "iBNN-8"))
+    found["readme"] = _benchmark(README, methods=("SGD", "SWAG", "Ensemble-4 (", "MC", "iBNN-8"), name="converged")
     chosen = json.loads((RESULTS / "choose.json").read_text())["cells"]
     found["choose"] = _choices(chosen)
     return found
 
 
-def _benchmark(columns: tuple[str, ...], settings: str = "", methods: tuple[str, ...] = ()) -> str:
-    """Some columns and rows of the benchmark's table."""
-    experiment = read("benchmark")
+def _benchmark(
+    columns: tuple[str, ...], settings: str = "", methods: tuple[str, ...] = (), name: str = "benchmark"
+) -> str:
+    """Some columns and rows of an experiment's table."""
+    experiment = read(name)
     head, *rows = figures.table(experiment, results(experiment, RESULTS).of(experiment))
     rows = [row for row in rows if row[0].startswith(settings) and (not methods or row[1].startswith(methods))]
     kept = [i for i, column in enumerate(head) if column in columns]
@@ -407,15 +411,13 @@ def fill_in(pages: dict[Path, dict[str, str]], check: bool = False) -> int:
 
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
-    pages = dict.fromkeys(PAGES, blocks() | performance() | novelty() | guarantees() | {"libraries": libraries()})
+    found = blocks() | performance() | novelty() | guarantees() | {"libraries": libraries(), "prune": _pruned()}
     files = ("form", "where", "apart")
     noise = {name: _noise(json.loads((RESULTS / f"{name}.json").read_text())["cells"]) for name in files}
     noise["rules"] = _rules(json.loads((RESULTS / "rules.json").read_text())["cells"])
     findings = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN")), **noise, "noise": _noises()}
     findings["laplace"] = _laplace()
-    pages[ROOT / "docs" / "findings.md"] = findings
-    pages[ROOT / "docs" / "compression.md"] = {"prune": _pruned()}
-    return fill_in(pages, check)
+    return fill_in(dict.fromkeys(PAGES, found) | {NOTES / "findings.md": findings}, check)
 
 
 if __name__ == "__main__":

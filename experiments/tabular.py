@@ -2,7 +2,7 @@
 
     python experiments/tabular.py                # goes on where it stopped; fold by fold, so a part covers all tables
     python experiments/tabular.py --only MLP,GP  # cells of these methods or tables alone
-    python experiments/tabular.py --page         # writes tables and figure of docs/tabular.md
+    python experiments/tabular.py --page         # writes tables and figure of notes/tables.md
     python experiments/tabular.py --page --check # fails if the page is out of date
 
 Rivals get standardised inputs too. NLL is in nats per row, of regressions in units of the target's standard deviation.
@@ -27,7 +27,7 @@ from typing import Any
 import figures
 import numpy as np
 import torch
-from common import DOCS, FIGURES, RESULTS, Results
+from common import FIGURES, NOTES, RESULTS, Results
 from figures import style
 from reproduce import Results as Cells
 from scipy.special import softmax
@@ -308,7 +308,7 @@ def page(check: bool) -> int:
     if not check:
         (FIGURES / "tabular.png").write_bytes(figure(cells))
     blocks = {"tabular": table(cells), "tabular-details": details(cells)}
-    return fill_in({DOCS / "tabular.md": blocks}, check)
+    return fill_in({NOTES / "tables.md": blocks}, check)
 
 
 if __name__ == "__main__":

@@ -212,6 +212,103 @@ def a_loop_without_ibnn(device: str) -> Tensor:
     return torch.cat([p.grad.cpu().flatten() for p in model.parameters() if p.grad is not None])
 
 
+for made, name in (
+    (lambda net: baselines.MCDropout(net, rate=0.2), "dropout"),
+    (lambda net: baselines.Plain(net, ibnn.Gaussian()), "gaussian"),
+):
+
+    def run(device: str, made: Any = made, name: str = name) -> Tensor:
+        y = NUMBERS if name == "gaussian" else CLASSES
+        return stepped(
+            made(seeded(lambda: mlp(1 if name == "gaussian" else 4))).to(device),
+            ROWS[:24].to(device),
+            y[:24].to(device),
+        )
+
+    CASES[f"baselines: {name}"] = run
+
+
+@case
+def novelty_sets_and_abstention_from_the_host(device: str) -> Tensor:
+    model = converted(device)
+    ibnn.fit_novelty(model, (ROWS[:80], CLASSES[:80]), (ROWS[80:], CLASSES[80:]))
+    answer = model.predict(ROWS[:40], progress=False)
+    rule = ibnn.abstain(answer, CLASSES[:40], 0.5)
+    found = (answer.p_value, answer.set(0.8).float().flatten(), rule(answer).float(), answer.novel(0.1).float())
+    return torch.cat([part.cpu() for part in found])
+
+
+@case
+def several_heads(device: str) -> Tensor:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            h = self.body(x).relu()
+            return {"label": self.a(h), "size": self.b(h)}
+
+    heads = {"label": "categorical", "size": "gaussian"}
+    model = ibnn.convert(seeded(Two), components=2, seed=0, likelihood=heads).to(device)
+    x, y = ROWS[:24].to(device), {"label": CLASSES[:24].to(device), "size": NUMBERS[:24].to(device)}
+    loss = model.train().elbo(x, y, n_data=48).loss
+    loss.backward()
+    answer = model.predict(x, progress=False)
+    return torch.cat(
+        [loss.detach().cpu()[None], answer["label"].probs.cpu().flatten(), answer["size"].mean.cpu().flatten()]
+    )
+
+
+@case
+def tokens(device: str) -> Tensor:
+    net = seeded(lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)))
+    model = ibnn.convert(net, components=2, seed=0, likelihood=ibnn.Categorical(axis=-1)).to(device)
+    y = seeded(lambda: torch.randint(0, 4, (24, 5)), 3)
+    return stepped(model, TOKENS.to(device), y.to(device))
+
+
+@case
+def estimators(device: str) -> Tensor:
+    from ibnn.sklearn import IBNNClassifier, IBNNRegressor
+
+    options: dict[str, Any] = {"components": 2, "epochs": 2, "random_state": 0, "device": device}
+    classes = IBNNClassifier((8,), **options).fit(ROWS[:, :].numpy(), CLASSES.numpy())
+    numbers = IBNNRegressor((8,), **options).fit(ROWS.numpy(), NUMBERS[:, 0].numpy())
+    found = classes.predict_proba(ROWS[:9].numpy()).ravel(), numbers.predict(ROWS[:9].numpy())
+    return torch.cat([torch.as_tensor(part) for part in found])
+
+
+def kept() -> float:
+    """Returns the bytes that a step keeps for its backward pass, over those of the plain network."""
+    from torch.autograd.graph import saved_tensors_hooks
+
+    def storage(tensor: Tensor) -> torch.UntypedStorage:
+        return (tensor.inner if type(tensor).__name__ == "Sim" else tensor).untyped_storage()  # type: ignore[operator]
+
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4),
+    ).to(NAME)  # fmt: skip
+    model = ibnn.convert(net, components=4, seed=0).train()
+    x, y = seeded(lambda: torch.randn(64, 3, 16, 16)).to(NAME), LABELS[:64].to(NAME)
+    known = {storage(t)._cdata for t in (*net.parameters(), *model.parameters(), *model.buffers())}
+    sizes = []
+    for loss in (lambda: F.cross_entropy(net(x), y), lambda: model.elbo(x, y, n_data=64).loss):
+        loss()
+        seen: dict[int, torch.UntypedStorage] = {}
+
+        def pack(t: Tensor, seen: dict[int, torch.UntypedStorage] = seen) -> Tensor:
+            if storage(t)._cdata not in known:
+                seen[storage(t)._cdata] = storage(t)  # kept alive: no address is used twice
+            return t
+
+        with saved_tensors_hooks(pack, lambda t: t):
+            loss()
+        sizes.append(sum(one.nbytes() for one in seen.values()))
+    return sizes[1] / sizes[0]
+
+
 def talk() -> dict[str, dict[str, int]]:
     """Counts how a second step, prediction and evaluation talk with the host."""
     from simulated import count
@@ -266,6 +363,7 @@ def main() -> None:
             except Exception:
                 found["cases"][name] = traceback.format_exc(limit=-4)
         found["talk"] = talk() if NAME == "sim" else {}
+        found["kept"] = kept()
     json.dump(found, sys.stdout)
 
 

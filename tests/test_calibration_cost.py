@@ -71,7 +71,9 @@ def test_the_gain_is_the_paired_difference() -> None:
 
 
 def outputs_of(model: ibnn.IBNN, x: Tensor) -> search._Outputs:
-    return search._Outputs(model, x, len(x), samples=5, seed=0, batch_size=32, bar=Bar("", shown=False))
+    outputs = search._Outputs(model, x, len(x), samples=5, seed=0, batch_size=32, bar=Bar("", shown=False))
+    outputs.order = torch.arange(len(x))
+    return outputs
 
 
 def test_draws_of_the_search_have_the_moments_of_the_noise() -> None:

@@ -433,7 +433,7 @@ def refuses(argument: str, value: object, expected: str, remedy: str, got: str |
         refuses("include", "haed", "match layers", "Did you mean 'head'"),
         refuses("include", 3, "names, globs or classes", r'\["conv1"\]'),
         refuses("include", ["head", nn.Conv1d], "match layers", "Did you mean", got="Conv1d"),
-        refuses("include", "norm", "match layers", "Did you mean"),  # is there, but has no input weights
+        refuses("include", "norm", "match layers", "lists the layers"),  # is there, but has no input weights
         refuses("exclude", "cnov", "match layers", "Did you mean 'conv'"),
         *[refuses("seed", v, "an integer in 0", "seed=0") for v in (-1, 2**63)],
         pytest.param(
@@ -472,6 +472,14 @@ def scripted() -> nn.Module:
         return net
 
 
+def quantised() -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made: nn.Module = torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)  # type: ignore[no-untyped-call]
+        return made
+
+
 NO_LAYERS = "a network with layers to convert"
 CONVERTED = four_parts("net", "a plain network", "converted before .*0.latent", "revert")
 
@@ -486,8 +494,9 @@ CONVERTED = four_parts("net", "a plain network", "converted before .*0.latent", 
         (lambda: ibnn.convert(nn.Sequential(nn.Linear(3, 2))).net, ValueError, CONVERTED),
         (lambda: nn.Linear, TypeError, four_parts("net", "an nn.Module", "type", "network itself")),
         (scripted, TypeError, four_parts("net", "an nn.Module in Python", "a ScriptModule", "before torch.jit.script")),
+        (quantised, TypeError, "`net`.*'0'"),
     ],
-    ids=["no weights", "no layers", "lazy", "model", "converted net", "class", "scripted"],
+    ids=["no weights", "no layers", "lazy", "model", "converted net", "class", "scripted", "quantised"],
 )
 @pytest.mark.parametrize("function", [ibnn.plan, lambda net: ibnn.convert(net, copy=False)], ids=["plan", "convert"])
 def test_bad_nets_are_refused(
@@ -568,7 +577,7 @@ def test_after_an_error_the_model_can_go_on(
     model.train()
     assert training or anatomy(model) == before
     assert int(model.examples) == count
-    assert all(latent.current()[0] is None for latent in model.latents.values())
+    assert all(latent.now.z is None for latent in model.latents.values())
 
 
 # --- what torch does to modules -------------------------------------------------------------------
@@ -614,8 +623,8 @@ def test_a_copy_made_during_a_forward_pass_is_at_rest() -> None:
     handle = model.net.head.register_forward_hook(lambda *_: copies.append(copy.deepcopy(model.net)))
     model(x)
     handle.remove()
-    assert [latent.current()[0] for latent in copies[0].modules() if isinstance(latent, Latent)] == [None, None]
-    assert torch.equal(copies[0](x), net(x))
+    assert [latent.now.z for latent in copies[0].modules() if isinstance(latent, Latent)] == [None, None]
+    assert torch.equal(copies[0](x), model.net(x))
 
 
 @pytest.mark.parametrize(

@@ -35,3 +35,7 @@ def test_the_device_gives_the_numbers_of_the_cpu(name: str) -> None:
 @pytest.mark.parametrize("call", LIMITS)
 def test_calls_hardly_talk_with_the_host(net: str, call: str) -> None:
     assert sum(outcome()["talk"][f"{net}: {call}"].values()) <= LIMITS[call]
+
+
+def test_a_step_keeps_hardly_more_than_the_plain_network() -> None:
+    assert outcome()["kept"] <= 1.03

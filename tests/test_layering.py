@@ -29,11 +29,12 @@ RINGS = [
     {"convert"},
     {"budget", "calibration"},
     {"files"},
-    {"sampling", "contrib"},
+    {"sampling", "contrib", "transformers"},
     {"diagnosis"},
     {"training"},
     {"pruning"},
     {"baselines"},
+    {"one_pass"},
     {"sklearn", "data"},
     {"lab"},
     {"app"},
@@ -44,13 +45,14 @@ ON_DEMAND = {
     ("convert", "contrib"),  # latents on outputs and biases
     ("files.saving", "contrib"),
     ("network", "files"),  # save_pretrained, push_to_hub, from_pretrained
+    ("network", "transformers"),  # model.generate
     ("network", "novelty"),  # a state with a reference
     ("prediction.predict", "novelty"),
 }
 LEVEL = {room: number for number, ring in enumerate(RINGS) for room in ring}
 # Packages that only some rings may import, and the modules below that do so when they draw a figure.
-LOWEST = {"accelerate": "training", "pydantic": "files", "matplotlib": "lab"}
-PLOTS = {("calibration", "matplotlib"), ("sampling", "matplotlib")}
+LOWEST = {"transformers": "transformers", "accelerate": "training", "pydantic": "files", "matplotlib": "lab"}
+PLOTS = {("calibration", "matplotlib"), ("sampling", "matplotlib"), ("training", "matplotlib")}
 
 
 @cache

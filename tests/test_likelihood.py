@@ -340,3 +340,44 @@ def test_temperature_one_changes_no_bit() -> None:
     assert torch.equal(Categorical().terms(logits, labels).nll, F.cross_entropy(logits, labels, reduction="sum") / 7)
     assert torch.equal(Categorical().combine(logits[None]), logits.log_softmax(1))
     assert torch.equal(Gaussian(init_std=0.3).split(logits)[1], Gaussian(init_std=0.3).log_std.exp().expand(7, 4))
+
+
+@pytest.mark.parametrize(
+    ("alias", "kind"),
+    [("regression", "Gaussian"), ("normal", "Gaussian"), ("multiclass", "Categorical"), ("binary", "Bernoulli")],
+)
+def test_usual_names_of_likelihoods(alias: str, kind: str) -> None:
+    assert type(ibnn.convert(torch.nn.Linear(2, 2), likelihood=alias).likelihood).__name__ == kind
+
+
+def test_wrong_targets_are_told_which_likelihood_they_have() -> None:
+    with pytest.raises(TypeError, match=r"gaussian.*bernoulli"):
+        ibnn.Categorical().check(torch.zeros(4, 3), torch.zeros(4))
+    with pytest.raises(ValueError, match="categorical"):
+        ibnn.Bernoulli().check(torch.zeros(4, 3), torch.zeros(4))
+    with pytest.raises(ValueError, match="reshape"):
+        ibnn.Bernoulli().check(torch.zeros(4, 1), torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("output", "centre", "scale", "changed"),
+    [
+        (torch.randn(400, 1) * 0.3, 1e4, 5e3, True),  # an untrained network
+        (torch.randn(400, 1) * 0.3, 0.0, 1e3, True),
+        (1e4 + 1.5e3 * torch.randn(400, 1), 1e4, 5e3, False),  # one whose last layer is a change of units
+        (torch.full((400, 1), 1e4), 1e4, 1e3, False),
+        (torch.randn(400, 1) * 300, 0.0, 1e3, False),
+        (torch.randn(400, 1) * 0.3, 0.0, 1.0, False),  # targets of unit size
+    ],
+)
+def test_outputs_in_units_of_their_targets_are_not_standardised_again(
+    output: Tensor, centre: float, scale: float, changed: bool
+) -> None:
+    target = centre + scale * torch.randn(400, 1, generator=torch.Generator().manual_seed(1))
+    likelihood = Gaussian()
+    likelihood.standardise(output, target)
+    expected = (target.mean(), target.std(correction=0)) if changed else (torch.tensor(0.0), torch.tensor(1.0))
+    torch.testing.assert_close((likelihood.location[0], likelihood.scale[0]), expected)
+    given = Gaussian(location=3.0, scale=2.0)
+    given.standardise(output, target)
+    assert (given.location.item(), given.scale.item()) == (3.0, 2.0)

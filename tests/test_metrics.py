@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -539,14 +540,14 @@ def row(*values: float) -> tuple[Tensor, Tensor]:
         (lambda: bootstrap(auroc, S, S[:1]), "samples", "as many rows", "[2, 1]", "paired=False"),
         (lambda: bootstrap(lambda _: NAN, S), "metric", "numbers", "NaN in row 0", "upstream"),
         (lambda: bootstrap(mean, S, resamples=0), "resamples", "at least 1", "0", "1000"),
-        (lambda: bootstrap(mean, S, level=95), "level", "between 0 and 1", "95", "0.95"),
-        (lambda: bootstrap(mean, S, level=1), "level", "between 0 and 1", "1", "0.95"),
+        (lambda: bootstrap(mean, S, level=95), "level", "above 0 and below 1", "95", "0.95"),
+        (lambda: bootstrap(mean, S, level=1), "level", "above 0 and below 1", "1", "0.95"),
         (lambda: rmse(S, S[:, None]), "target", "non-empty, of the shape of mean", "(2,) and (2, 1)", "view_as(mean)"),
         (lambda: coverage(S, S, S * NAN), "target", "numbers", "NaN in row 0", "upstream"),
-        (lambda: interval_score(S, S, S, level=90), "level", "between 0 and 1", "90", "0.95"),
+        (lambda: interval_score(S, S, S, level=90), "level", "above 0 and below 1", "90", "0.9"),
         (lambda: crps(S[None], 0 * S[None], S), "stds", "positive", "not positive", "draw_stds"),
         (lambda: crps(S[None], S[None] + 1, S, S[None]), "weights", "sum 1 over draws", "sums", "draw_weights"),
-        (lambda: bootstrap(mean, S, level=0), "level", "between 0 and 1", "0", "0.95"),
+        (lambda: bootstrap(mean, S, level=0), "level", "above 0 and below 1", "0", "0.95"),
     ],
 )
 def test_an_error_has_four_parts(
@@ -633,3 +634,42 @@ def test_arrays_and_lists_have_the_scores_of_tensors() -> None:
     assert crps(low[None], high[None], target) == crps(*map(torch.tensor, (low[None], high[None], target)))
     assert bootstrap(error, *arrays, resamples=9) == bootstrap(error, probs, labels, resamples=9)
     assert score_intervals(arrays[0], log_probs.numpy(), arrays[1]) == score_intervals(probs, log_probs, labels)
+
+
+GOOD: dict[str, Any] = {
+    "probs": [[0.9, 0.1], [0.4, 0.6]],
+    "log_probs": np.log([[0.9, 0.1], [0.4, 0.6]]),
+    "labels": [0, 1],
+    "negatives": [0.1, 0.2],
+    "positives": np.array([0.3, 0.2]),
+    "uncertainty": [0.1, 0.2],
+    "correct": [True, False],
+    "mean": [1.0, 2.0],
+    "target": [1.0, 2.0],
+    "low": [0.0, 0.0],
+    "high": [3.0, 3.0],
+    "means": [[1.0, 2.0]],
+    "stds": [[1.0, 1.0]],
+}
+BAD = [
+    None,
+    object(),
+    "x",
+    [[1, 2], [3]],
+    3.0,
+    [],
+    {},
+    np.array([None]),
+    torch.zeros(2, 2, 2),
+    np.zeros((3, 2), complex),
+]
+
+
+@pytest.mark.parametrize("name", [name for name in metrics.__all__ if name[0].islower() and name != "bootstrap"])
+def test_what_is_not_numbers_of_the_right_shape_is_named(name: str) -> None:
+    metric = getattr(metrics, name)
+    taken = [p.name for p in inspect.signature(metric).parameters.values() if p.default is p.empty]
+    metric(*(GOOD[argument] for argument in taken))
+    for wrong, bad in itertools.product(taken, BAD):
+        with pytest.raises((TypeError, ValueError), match="`"):
+            metric(*(bad if argument == wrong else GOOD[argument] for argument in taken))

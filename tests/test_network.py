@@ -402,7 +402,7 @@ def test_elbo_refuses_nonsense_and_draws_for_nothing(
     with pytest.raises(error, match=match):
         model.elbo(**arguments)  # type: ignore[arg-type]
     assert int(model.examples) == 0
-    assert all(latent.current()[0] is None for latent in model.latents.values())
+    assert all(latent.now.z is None for latent in model.latents.values())
 
 
 def test_reverted_model_says_so() -> None:
@@ -482,7 +482,7 @@ def test_a_layer_without_a_batch_axis_is_refused(make: type[nn.Module], length: 
         with pytest.raises(ValueError, match=r"input of layer 'inner'.*4 rows and .*exclude=\['inner'\]"):
             model(x)
     assert model.examples == 0
-    assert all(latent.current()[0] is None for latent in model.latents.values())
+    assert all(latent.now.z is None for latent in model.latents.values())
     assert model.eval()(x).shape == (4, 3)  # one z for all rows needs no batch axis
     ibnn.convert(make(), components=2, exclude="inner").train()(x)
 
@@ -672,6 +672,34 @@ def test_models_do_not_share_a_likelihood() -> None:
     a, b = (ibnn.convert(make_net(), likelihood=likelihood) for _ in range(2))
     assert a.likelihood.log_std is not b.likelihood.log_std
     assert ibnn.convert(make_net(), likelihood=likelihood, copy=False).likelihood is likelihood
+
+
+def test_the_network_by_itself_runs_at_the_mean_once_the_means_have_changed() -> None:
+    net, x = make_net(), torch.randn(4, 5)
+    model = ibnn.convert(net, components=3, seed=0, init_std=0.5)
+    model.predict(x)
+    model.set_posterior(std=0.2)  # no mean has changed
+    assert torch.equal(model.net(x), net(x))
+    model.set_posterior(mean=model.posterior().mean.detach() + 0.1)
+    weights = {name: p.clone() for name, p in model.net.named_parameters() if "latent" not in name}
+    for name, latent in model.latents.items():  # U diag(z), by hand
+        weights[f"{name}.weight"] = weights[f"{name}.weight"] * latent.mean.mean(0)
+    expected = torch.func.functional_call(make_net(), weights, x)
+    restored = ibnn.convert(net, components=3, seed=1)
+    restored.load_state_dict(model.state_dict())
+    for each in (model, copy.deepcopy(model), restored):
+        torch.testing.assert_close(each.net(x), expected)
+    torch.testing.assert_close(model.net(x), model.mean_output(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("fit", "ibnn.fit"), ("calibrate", "ibnn.calibrate"), ("export", "example")]
+)
+def test_functions_of_the_library_are_named_where_they_are_looked_for_on_the_model(name: str, hint: str) -> None:
+    model = make_model()
+    with pytest.raises(AttributeError, match=hint):
+        getattr(model, name)
+    assert not hasattr(model, "config")
 
 
 # ------------------------------------------------------------------------------------------------------- torch.compile

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import math
 import re
 from collections import UserDict
@@ -658,3 +659,53 @@ def test_minus_infinity_is_no_answer_of_a_number(likelihood: str) -> None:
 def test_half_precision_inputs_are_answered_in_the_network_s_dtype() -> None:
     model, x = ibnn.convert(nn.Linear(4, 3), components=2, seed=0), torch.randn(5, 4).bfloat16()
     assert torch.equal(model.predict(x).probs, model.predict(x.float()).probs)
+
+
+# ----------------------------------------------------------------------------------------------- printing and tables
+
+
+def test_a_prediction_prints_a_summary_and_becomes_a_table() -> None:
+    draws = torch.randn(2, 3, 5, 4)
+    p: Any = ibnn.Categorical().summarise(draws)
+    assert str(p).splitlines()[0] == "CategoricalPrediction for 5 inputs"
+    assert f"nats: total {p.total.mean():.3g}, aleatoric {p.aleatoric.mean():.3g}" in str(p)
+    assert f"{p.probs.amax(1).mean():.3g}" in str(p)
+    table = p.to_pandas()
+    assert table["label"].tolist() == p.labels.tolist()
+    assert table["prob.3"].tolist() == p.probs[:, 3].tolist()
+    assert "p_value" not in table
+    known: Any = dataclasses.replace(p, p_value=torch.linspace(0.1, 0.5, 5), ranked=9)
+    assert known.to_pandas()["p_value"].tolist() == known.p_value.tolist()
+    assert "0.1 to 0.5" in str(known)
+    number: Any = ibnn.Gaussian().summarise(draws[..., :1])
+    assert list(number.to_pandas()) == ["mean", "std", "total", "aleatoric", "epistemic"]
+    assert "squared units" in str(number)
+    both = ibnn.prediction.JointPrediction({"kind": p, "size": number})
+    assert both.to_pandas()["size.mean"].tolist() == number.mean[:, 0].tolist()
+    assert ("kind" in both, dict(both)["size"] is number) == (True, True)
+    with pytest.raises(ValueError, match="shape"):
+        ibnn.Categorical(axis=1).summarise(torch.randn(1, 2, 5, 4, 3)).to_pandas()
+
+
+def test_predict_before_fit_or_calibrate_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = ibnn.convert(nn.Linear(4, 3), components=2, seed=0), torch.randn(5, 4)
+    state = copy.deepcopy(model.state_dict())
+    for _ in range(2):
+        model.predict(x)
+    assert [record.message.split(":")[0] for record in caplog.records] == ["predict"]
+    caplog.clear()
+    loaded = ibnn.convert(nn.Linear(4, 3), components=2)
+    loaded.load_state_dict(state)
+    by_hand = ibnn.convert(nn.Linear(4, 3), components=2)
+    by_hand.set_posterior(std=0.1)
+    for other in (loaded, by_hand):
+        other.predict(x)
+    assert not caplog.records
+
+
+def test_wrapped_and_plain_networks_are_refused_by_name() -> None:
+    net, x = torch.nn.Linear(3, 2), torch.ones(2, 3)
+    with pytest.raises(TypeError, match=r"`method`.*\.module"):
+        ibnn.prediction.predict(torch.nn.DataParallel(ibnn.convert(net)), x)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"`method`.*convert"):
+        ibnn.prediction.predict(net, x)  # type: ignore[arg-type]

@@ -1,13 +1,14 @@
 """Hugging Face models as they are, tiny and at random: what holds for any network holds for each of them."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from reference import check_split, entropy_split
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -20,6 +21,12 @@ hf = pytest.importorskip("transformers")
 
 B, C = 3, 4
 Batch = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _accelerate_state() -> Iterator[None]:
+    yield
+    AcceleratorState._reset_state()  # the Trainer leaves it behind, with a precision that others may not want
 
 
 def _words(length: int = 6) -> Batch:
@@ -389,3 +396,171 @@ def test_a_loss_that_cannot_be_told_is_not_made_up() -> None:
     with pytest.raises(TypeError, match="Call it without labels"):
         model(ids=ids, labels=ids)
     assert model(ids=ids).shape == (B, 5, 9)
+
+
+# ----------------------------------------------------------------------------------------------------- language models
+
+CAUSAL = {
+    "GPT2LMHeadModel": (
+        "GPT2Config",
+        MODELS["GPT-2"][2] | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    ),
+    "LlamaForCausalLM": ("LlamaConfig", LLAMA | {"use_cache": True, "bos_token_id": 0, "eos_token_id": 1}),
+    "T5ForConditionalGeneration": ("T5Config", MODELS["T5"][2] | {"dropout_rate": 0.0}),
+}
+
+
+def _language_model(name: str) -> Any:
+    torch.manual_seed(0)
+    config, options = CAUSAL[name]
+    net = getattr(hf, name)(getattr(hf, config)(**options)).eval()
+    for parameter in net.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=1.0 / parameter[0].numel() ** 0.5)
+    return net
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM"])
+def test_labels_of_a_causal_model_are_shifted_as_its_class_does(name: str) -> None:
+    net, inputs = _language_model(name), _words()
+    labels = inputs["input_ids"].clone()
+    labels[1, 2] = -100
+    model = ibnn.convert(net, components=2, seed=0, init_std=0.0)
+    model.set_posterior(std=0.0)
+    assert (model.likelihood.axis, model.likelihood.next_token) == (-1, True)
+    expected = net(**inputs, labels=labels).loss.item()
+    found = model.elbo(inputs, labels, n_data=99)
+    assert found.nll.item() == pytest.approx(expected, rel=1e-5)
+    assert model.likelihood.count(labels) == B * 5 - 1
+    sums, counts = model.likelihood.losses(model.draw_logits(inputs, 1)[None].detach(), labels)
+    assert sums.sum().item() / counts.sum().item() == pytest.approx(expected, rel=1e-5)
+    scores = model.likelihood.score(model.predict(inputs, samples=1), labels)
+    assert scores["nll"] == pytest.approx(expected, rel=1e-5)
+    following = torch.cat([inputs["input_ids"][:, 1:], torch.full((B, 1), -100)], 1)
+    with pytest.raises(ValueError, match=r"`y`.*next_token=False"):
+        model.elbo(inputs, following, n_data=99)
+    by_hand = ibnn.convert(net, components=2, seed=0, init_std=0.0, likelihood=ibnn.Categorical(next_token=False))
+    by_hand.set_posterior(std=0.0)
+    following[1, 1] = -100
+    assert by_hand.elbo(inputs, following, n_data=99).nll.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_a_class_implies_is_saved_and_other_classes_imply_nothing(tmp_path: Path) -> None:
+    net = _language_model("GPT2LMHeadModel")
+    model = ibnn.convert(net, components=2, seed=0)
+    model.save_pretrained(tmp_path)
+    assert ibnn.load(tmp_path, net).likelihood.next_token is True
+    assert (model.config, model.device, model.dtype) == (model.net.config, torch.device("cpu"), torch.float32)
+    tagger = ibnn.convert(hf.BertForTokenClassification(hf.BertConfig(**(WIDE | TEXT))), components=2)
+    assert (tagger.likelihood.axis, tagger.likelihood.next_token) == (-1, None)
+    assert converted(_made("BERT")[0]).likelihood.axis is None
+
+
+def _by_hand(nets: list[Any], ids: Tensor, steps: int, temperature: float) -> tuple[Tensor, ...]:
+    """Generates greedily for one prompt from plain networks, without caches: tokens, log p, total, aleatoric."""
+    seq2seq, told = nets[0].config.is_encoder_decoder, []
+    sequence = torch.zeros(1, 1).long() if seq2seq else ids
+    for _ in range(steps):
+        inputs = {"input_ids": ids, "decoder_input_ids": sequence} if seq2seq else {"input_ids": sequence}
+        probs = [(net(**inputs).logits[0, -1].double() / temperature).softmax(-1) for net in nets]
+        mean = torch.stack(probs).mean(0)
+        aleatoric = torch.stack([-(p * p.log()).sum() for p in probs]).mean()
+        token = mean.argmax()
+        told.append((token, mean[token].log(), -(mean * mean.log()).sum(), aleatoric))
+        sequence = torch.cat([sequence, token[None, None]], 1)
+        if token == nets[0].config.eos_token_id:
+            break
+    return tuple(torch.stack(part) for part in zip(*told, strict=True))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("networks", ["all", "mean", "each"])
+def test_generated_tokens_and_their_uncertainty_are_those_of_plain_networks(name: str, networks: str) -> None:
+    net, ids = _language_model(name), torch.randint(5, 30, (B, 4), generator=torch.Generator().manual_seed(1))
+    model = ibnn.convert(net, components=2, seed=0, init_std=0.5)
+    model.set_posterior(std=0.2)
+    model.likelihood.set_temperature(0.7)
+    found = model.generate(ids, networks=networks, samples=2, seed=3, max_new_tokens=5)
+    assert not model.net.training
+    model.set_posterior(mean=model.posterior().mean.detach())  # `component` of the mean is made by hand
+    for row in range(B):
+        if networks == "all":
+            nets = [model.draw(k, s, seed=3) for k in range(2) for s in range(2)]
+        elif networks == "each":
+            nets = [model.draw(row % 2, row // 2, seed=3)]
+        else:
+            mean = copy.deepcopy(model)
+            mean.set_posterior(mean=model.posterior().mean.mean(0).detach())
+            nets = [mean.component(0)]
+        with torch.no_grad():
+            tokens, *numbers = _by_hand(nets, ids[row : row + 1], 5, 0.7)
+        length = len(tokens)
+        assert found.mask[row].sum() == length
+        assert torch.equal(found.tokens[row, :length], tokens)
+        for values, expected in zip((found.log_probs, found.total, found.aleatoric), numbers, strict=True):
+            torch.testing.assert_close(values[row, :length].double(), expected, rtol=1e-4, atol=1e-5)
+            assert not values[row, length:].any()
+        torch.testing.assert_close(found.of_sequence["total"][row].double(), numbers[1].sum(), rtol=1e-4, atol=1e-5)
+    if networks == "all":
+        assert found.epistemic[found.mask].max() > 1e-3
+
+
+def test_sampled_tokens_follow_the_seed_and_what_cannot_be_generated_is_refused() -> None:
+    model, ids = ibnn.convert(_language_model("GPT2LMHeadModel"), components=2, seed=0), torch.full((B, 3), 7)
+    drawn = [model.generate(ids, do_sample=True, seed=s, max_new_tokens=6).tokens for s in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    with pytest.raises(ValueError, match="`num_beams`"):
+        model.generate(ids, num_beams=2)
+    with pytest.raises(AttributeError, match="generate"):
+        ibnn.convert(nn.Linear(3, 2)).generate(ids)
+
+
+# -------------------------------------------------------------------------------------------------------------- Trainer
+
+
+def _trainer(model: ibnn.IBNN, rows: Any, folder: Path, **options: Any) -> Any:
+    from ibnn.transformers import Trainer
+
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "logging_strategy": "no", "save_steps": 2}
+    given = {"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.01, "seed": 0, **quiet, **options}
+    return Trainer(model, hf.TrainingArguments(str(folder), **given), train_dataset=rows, eval_dataset=rows)
+
+
+def _labelled_rows(tokens: bool) -> list[Batch]:
+    ids = torch.randint(5, 30, (6, 5), generator=torch.Generator().manual_seed(0))
+    return [{"input_ids": row, "labels": row if tokens else row[0] % C} for row in ids]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["BERT", *CAUSAL])
+def test_the_trainer_minimises_the_elbo_and_saves_what_load_reads(name: str, tmp_path: Path) -> None:
+    net = _made(name)[0] if name == "BERT" else _language_model(name)
+    rows = _labelled_rows(name != "BERT")
+    model = converted(net)
+    trainer = _trainer(model, rows, tmp_path)
+    assert "labels" in trainer.label_names
+    batch = {key: torch.stack([row[key] for row in rows[:2]]) for key in rows[0]}
+    model.train()
+    fresh = copy.deepcopy(model)
+    loss = trainer.compute_loss(model, batch)
+    per_row = {"BERT": 1, "T5ForConditionalGeneration": 5}.get(name, 4)
+    inputs = {"input_ids": batch["input_ids"]}
+    if name.startswith("T5"):
+        inputs["decoder_input_ids"] = torch.cat([torch.zeros(2, 1).long(), batch["labels"][:, :-1]], 1)
+    torch.testing.assert_close(loss, fresh.elbo(inputs, batch["labels"], n_data=6 * per_row).loss)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before
+    trainer.save_model(str(tmp_path / "model"))
+    again = ibnn.load(tmp_path / "model", net).eval()
+    assert torch.equal(again(**inputs), model.eval()(**inputs))
+    resumed = converted(net)
+    _trainer(resumed, rows, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for (key, value), other in zip(model.state_dict().items(), resumed.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, other, msg=key)
+
+
+def test_the_trainer_takes_converted_networks_only(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="`model`"):
+        _trainer(_made("BERT")[0], _labelled_rows(False), tmp_path)  # type: ignore[arg-type]

@@ -23,13 +23,16 @@ from ibnn.prediction import (
 
 if _typing.TYPE_CHECKING:
     from ibnn import metrics
+    from ibnn.app.serve.start import serve
+    from ibnn.baselines import Ensemble
     from ibnn.budget import Cost, cost
     from ibnn.calibration import Calibration, calibrate
     from ibnn.diagnosis import Diagnosis, diagnose
     from ibnn.files.export import Exported, export
-    from ibnn.files.saving import Adapters, load
+    from ibnn.files.saving import load
     from ibnn.monitoring import AdaptiveLevel, ShiftMonitor, abstain
     from ibnn.novelty import fit_novelty
+    from ibnn.one_pass import OnePass, distil
     from ibnn.prediction.conformalize import conformalize
     from ibnn.pruning import Pruned, prune
     from ibnn.sampling import DivergedChainError, Samples, sample
@@ -40,11 +43,12 @@ if _typing.TYPE_CHECKING:
 
 # The core is imported above. Everything else is imported on first use, from these modules.
 _LAZY = {
-    "metrics": "metrics",
+    "metrics": "metrics", "serve": "app.serve.start",
     "Cost": "budget", "cost": "budget",
     "Calibration": "calibration", "calibrate": "calibration",
     "Diagnosis": "diagnosis", "diagnose": "diagnosis",
-    "Exported": "files.export", "export": "files.export", "Adapters": "files.saving", "load": "files.saving",
+    "Ensemble": "baselines", "OnePass": "one_pass", "distil": "one_pass",
+    "Exported": "files.export", "export": "files.export", "load": "files.saving",
     "AdaptiveLevel": "monitoring", "ShiftMonitor": "monitoring", "abstain": "monitoring",
     "fit_novelty": "novelty", "conformalize": "prediction.conformalize",
     "Pruned": "pruning", "prune": "pruning",
@@ -60,7 +64,8 @@ def __getattr__(name: str) -> _typing.Any:
     try:
         module = _importlib.import_module(f"ibnn.{_LAZY[name]}")
     except ModuleNotFoundError as error:
-        hint = "pip install -e '.[train]' in a clone of the repository"
+        extra = "serve" if name == "serve" else "train"
+        hint = f"pip install -c constraints.txt '.[{extra}]' in a clone of the repository"
         raise ModuleNotFoundError(f"ibnn.{name} needs {error.name}: {hint}", name=error.name) from error
     return module if name == "metrics" else getattr(module, name)
 
@@ -77,7 +82,8 @@ __all__ = [
     "Calibration", "calibrate",  # calibration without training
     "Pruned", "prune",  # compression
     "Diagnosis", "diagnose",  # checking
-    "Adapters", "Exported", "export", "load",  # files
+    "Ensemble", "OnePass", "distil",  # several networks as one, and one pass for all draws
+    "Exported", "export", "load", "serve",  # files and service
     "Bernoulli", "Categorical", "Gaussian", "Heads", "Likelihood",  # tasks
     "BernoulliPrediction", "CategoricalPrediction", "GaussianPrediction", "JointPrediction", "Prediction",  # answers
     "conformalize", "draws", "metrics", "predict",

@@ -1,16 +1,19 @@
-"""Value checks shared by all public functions: integer, number, share, choice, shape.
+"""Value checks shared by all public functions: integer, seed, number, share, choice, shape, device, path.
 
-Each raises a ValueError (`shape` a TypeError for what is no tensor). The message names the argument, says what was
-expected and what came, and ends with what to do.
+Each raises a ValueError (`shape` and `path` a TypeError for what is no tensor or path). The message names the
+argument, says what was expected and what came, and ends with what to do.
 """
 
 import math
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ibnn.errors import complaint, nearest
+from ibnn.errors import complaint, did_you_mean
 
 
 def integer(name: str, value: Any, *, least: int = 1, most: int | None = None, remedy: str = "") -> None:
@@ -25,6 +28,11 @@ def integer(name: str, value: Any, *, least: int = 1, most: int | None = None, r
     known = isinstance(value, int) and not isinstance(value, bool)
     if not known or value < least or (most is not None and value > most):
         raise ValueError(complaint(name, expected, repr(value), remedy))
+
+
+def seed(value: Any) -> None:
+    """Raises unless a seed fits into a buffer."""
+    integer("seed", value, least=0, most=2**63 - 1)
 
 
 def number(
@@ -70,7 +78,7 @@ def choice(name: str, value: Any, known: Iterable[str], synonyms: Mapping[str, s
     """
     names = list(known)
     if not isinstance(value, str) or value not in names:
-        remedy = f"Did you mean {nearest(value, names, synonyms)!r}?"
+        remedy = did_you_mean(value, names, synonyms, otherwise="Pass one of these.")
         raise ValueError(complaint(name, f"one of {', '.join(names)}", repr(value), remedy))
 
 
@@ -91,3 +99,41 @@ def shape(name: str, value: Any, expected: tuple[int | str, ...], *, remedy: str
     )
     if not fits:
         raise ValueError(complaint(name, wanted, f"shape {tuple(value.shape)}", remedy))
+
+
+def device(name: str, value: Any) -> None:
+    """Raises unless a value is None or a device that this machine can compute on.
+
+    >>> device("device", "gpu")
+    Traceback (most recent call last):
+    ValueError: Expected `device` to be a device of this machine, but got 'gpu'. Pass cpu.
+    """
+    if value is None:
+        return
+    try:
+        usable = torch.device(value).type != "meta" and torch.zeros(1, device=value).add(1).cpu().item() == 1
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError):
+        usable = False
+    if not usable:
+        kind = torch.accelerator.current_accelerator()
+        others = [] if kind is None else [f"{kind.type}:{n}" for n in range(torch.accelerator.device_count())]
+        remedy = f"Pass {' or '.join(['cpu', *others])}."
+        raise ValueError(complaint(name, "a device of this machine", repr(value), remedy))
+
+
+def path(name: str, value: Any, *, folder: bool = False) -> Path:
+    """Returns a path; raises unless it can name a file or, with `folder`, a folder.
+
+    >>> path("directory", 3)
+    Traceback (most recent call last):
+    TypeError: Expected `directory` to be a path, but got int. Pass a string or a pathlib.Path.
+    """
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        raise TypeError(complaint(name, "a path", type(value).__name__, "Pass a string or a pathlib.Path."))
+    found = Path(value)
+    in_the_way = [place for place in (found, *found.parents) if folder and place.exists() and not place.is_dir()]
+    if in_the_way:
+        raise ValueError(complaint(name, "a folder", f"the file {in_the_way[0]}", "Choose another place."))
+    if not folder and found.is_dir():
+        raise ValueError(complaint(name, "a file", f"the folder {found}", "Add a name, such as model.onnx."))
+    return found

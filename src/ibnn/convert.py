@@ -1,6 +1,7 @@
 """Turns a plain network into an iBNN and back. Everything is checked before anything is touched."""
 
 import copy as copying
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -17,11 +18,10 @@ from ibnn.inputs import Inputs, Pick
 from ibnn.latent import Latent, attach, strip
 from ibnn.layers.registry import duplicate, layer_type
 from ibnn.layers.selection import Patterns, reasons
-from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
+from ibnn.likelihood import ALIASES, LIKELIHOODS, Categorical, Heads, Likelihood
 from ibnn.mixture import KLKind
 from ibnn.network import IBNN
 from ibnn.noise import DrawsPer
-from ibnn.normal import check_seed
 
 Where = Literal["input", "output", "both"]
 BiasLatents = Literal["none", "layer", "node"]
@@ -191,11 +191,12 @@ def convert(
         remedy = 'Pass e.g. logits="heads.age", or a function of the output.'
         raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))
     chosen = _likelihood(likelihood)
-    check_seed(0 if seed is None else seed)
+    check.seed(0 if seed is None else seed)
     layers = plan(net, include=include, exclude=exclude, example=example, where=where, bias_latents=bias_latents).layers
     _check_has_weights(net)
     seed = int(torch.randint(2**31, ())) if seed is None else seed
     net, chosen = (duplicate(net), copying.deepcopy(chosen)) if copy else (net, chosen)
+    _follow_class(chosen, net)
     if (where, bias_latents) != ("input", "none"):
         from ibnn.contrib.sides import attach_at
 
@@ -240,12 +241,29 @@ def _likelihood(named: str | Likelihood | Mapping[str, str | Likelihood]) -> Lik
     if isinstance(named, Mapping):
         return Heads({name: _likelihood(head) for name, head in named.items()})
     if isinstance(named, str):
-        check.choice("likelihood", named, LIKELIHOODS)
-        return LIKELIHOODS[named]()
+        known = ALIASES.get(named.lower(), named)
+        check.choice("likelihood", known, LIKELIHOODS)
+        return LIKELIHOODS[known]()
     if not isinstance(named, Likelihood):
         expected, got = "a name, a Likelihood object, or a dict of them", type(named).__name__
         raise TypeError(complaint("likelihood", expected, got, 'Pass "categorical".'))
     return named
+
+
+def _follow_class(likelihood: Likelihood, net: nn.Module) -> None:
+    """Sets, where it is open, the class axis and the shift of labels that the class of a Hugging Face model implies."""
+    net = net.get_base_model() if hasattr(net, "get_base_model") else net  # type: ignore[operator]  # peft's
+    kind = type(net)
+    if not isinstance(likelihood, Categorical) or "PreTrainedModel" not in (c.__name__ for c in kind.__mro__):
+        return
+    causal = bool(re.search(r"ForCausalLM|LMHeadModel", kind.__name__)) and not kind.__name__.startswith(
+        ("XLNet", "XLMWith")
+    )
+    tokens = r"ForTokenClassification|ForMaskedLM|ForConditionalGeneration|WithLMHead"
+    if likelihood.axis is None and (causal or re.search(tokens, kind.__name__)):
+        likelihood.axis = -1
+    if likelihood.next_token is None and causal:
+        likelihood.next_token = True
 
 
 def check_sides(where: str, bias_latents: str) -> None:
@@ -265,6 +283,9 @@ def _check_plain(net: nn.Module) -> None:
         remedy = "Convert the network before torch.jit.script or trace; ibnn.export writes what has been converted."
         raise TypeError(complaint("net", "an nn.Module in Python", "a ScriptModule", remedy))
     for name, module in net.named_modules():
+        if type(module).__module__.startswith("torch.ao.nn.quantized"):
+            got, remedy = f"a quantised layer ({name!r})", "Convert the network before it is quantised."
+            raise TypeError(complaint("net", "a network of floating-point layers", got, remedy))
         if isinstance(module, Latent):
             got, remedy = f"one converted before (see {name!r})", "Revert it: ibnn.revert(model)."
             raise ValueError(complaint("net", "a plain network", got, remedy))

@@ -6,6 +6,7 @@ factors come (`units`). Three sources of draws have one form, `Draws`: `training
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -18,6 +19,7 @@ from ibnn.units import MIRRORED
 KEPT = 2**20  # entries of predictive noise that are worth keeping for the next prediction
 
 
+@dataclass(frozen=True, slots=True)
 class Draws:
     """What layers' inputs are multiplied by: some draws, or one.
 
@@ -27,8 +29,9 @@ class Draws:
         unit_std: τ of each layer, (layers,), if not the network's own.
     """
 
-    def __init__(self, z: Tensor, at: Tensor | None = None, unit_std: Tensor | None = None) -> None:
-        self.z, self.at, self.unit_std = z, at, unit_std
+    z: Tensor
+    at: Tensor | None = None
+    unit_std: Tensor | None = None
 
     def __len__(self) -> int:
         return self.z.shape[0]

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable, Mapping
 
+NEAR = 0.6  # least similarity of two words, of 1, for one to be suggested for the other
+
 
 class DamagedError(ValueError):
     """A file is not as it was written: the one who asked for it did nothing wrong."""
@@ -17,12 +19,12 @@ def complaint(argument: str, expected: str, got: object, remedy: str) -> str:
     return f"Expected `{argument}` to be {expected}, but got {got}. {remedy}"
 
 
-def nearest(word: object, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
-    """Returns the known name that an unknown word most probably means.
+def nearest(word: object, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str | None:
+    """Returns the known name that an unknown word most probably means; None if no name is near.
 
     Args:
         word: What was given.
-        known: The names there are, at least one.
+        known: The names there are.
         synonyms: Other words for some of them; those for names that are not known are ignored.
 
     >>> nearest("epocs", ["epochs", "lr"]), nearest("Learning-Rate", ["epochs", "lr"], {"learning_rate": "lr"})
@@ -31,4 +33,22 @@ def nearest(word: object, known: Iterable[str], synonyms: Mapping[str, str] | No
     names = list(known)
     meant = {other: name for other, name in (synonyms or {}).items() if name in names} | {name: name for name in names}
     spelt = str(word).lower().replace("-", "_")
-    return meant.get(spelt) or meant[difflib.get_close_matches(str(word), meant, n=1, cutoff=0.0)[0]]
+    by_spelling = {other.lower().replace("-", "_"): name for other, name in reversed(meant.items())}
+    inside = [
+        other for other in by_spelling if len(other) > 3 and (other in spelt or (len(spelt) > 3 and spelt in other))
+    ]
+    close = difflib.get_close_matches(spelt, by_spelling, n=1, cutoff=NEAR)
+    found = close or sorted(inside, key=len, reverse=True)
+    return by_spelling[found[0]] if found else None
+
+
+def did_you_mean(
+    word: object, known: Iterable[str], synonyms: Mapping[str, str] | None = None, *, otherwise: str
+) -> str:
+    """Returns a question that suggests the nearest known name, or another remedy if no name is near.
+
+    >>> did_you_mean("meen", ["mean"], otherwise="Pass one."), did_you_mean("softmax", ["mean"], otherwise="Pass one.")
+    ("Did you mean 'mean'?", 'Pass one.')
+    """
+    near = nearest(word, known, synonyms)
+    return otherwise if near is None else f"Did you mean {near!r}?"

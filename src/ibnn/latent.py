@@ -1,12 +1,14 @@
 """One layer's variational parameters, and how the layer's input x is multiplied by z.
 
-A `Latent` is a child of its layer and replaces the layer's forward by `Latent.run`. Outside of ibnn's own passes that
-is the layer's own forward. Within one it is the layer's own forward on x ∘ z, or a kernel that computes the same with
-less time and memory (`ibnn.kernels`). The layer keeps its class, its parameters' names and its hooks.
+A `Latent` is a child of its layer and replaces the layer's forward by `Latent.run`: the layer's own forward on x ∘ z,
+or a kernel that computes the same with less time and memory (`ibnn.kernels`). Outside of ibnn's own passes z is the
+mean of the component means, or absent if the posterior is that of conversion. The layer keeps its class, its
+parameters' names and its hooks.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +30,9 @@ from ibnn.units import Units
 NARROW = 5  # spatial inputs of fewer channels are narrow: an image's colours
 
 
+Search = Callable[["Latent", int], None]
+
+
 class Pass:
     """What multiplies the layers' inputs in the forward pass in progress; the latents of a network share one.
 
@@ -39,34 +44,47 @@ class Pass:
         recall: The backward pass in progress, and z and units of its forward pass, for layers that are run again in it
             (gradient checkpointing).
         without_graph: Layers whose z needed a gradient that was not recorded.
+        at_mean: Whether layers that are called outside of passes are multiplied by the mean of the component means.
     """
 
     z: Sequence[Tensor] | None = None
     units: Sequence[Units | None] = ()
-    search_again: "Callable[[Latent, int], None] | None" = None
+    search_again: "Search | None" = None
     entries = 0
     recall: tuple[int, Sequence[Tensor], Sequence[Units | None]] | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, at_mean: bool = False) -> None:
         self.without_graph: set[int] = set()
+        self.at_mean = at_mean
 
     def __reduce__(self) -> Any:
         """Copies and pickles of a network have no pass in progress."""
-        return Pass, ()
+        return Pass, (self.at_mean,)
 
-    def of_layer(self, number: int) -> tuple[Tensor | None, Units | None]:
-        """Returns z and units of a layer in this pass, or in the one that a backward pass repeats."""
-        if self.z is not None:
-            z = self.z[number]
-            if z.requires_grad:  # predictions in between need none
-                (self.without_graph.discard if torch.is_grad_enabled() else self.without_graph.add)(number)
-            return z, self.units[number]
-        if self.recall is None or self.recall[0] != backward_pass():
-            return None, None
-        if number in self.without_graph:
-            remedy = "Pass use_reentrant=False to checkpoint: the other kind loses the latents' gradient."
-            raise RuntimeError(complaint("use_reentrant", "False in gradient checkpointing", True, remedy))
-        return self.recall[1][number], self.recall[2][number]
+    @contextmanager
+    def multiplying(
+        self, z: Sequence[Tensor], units: Sequence[Units | None], search_again: "Search | None" = None
+    ) -> Iterator[None]:
+        """Gives the layers their z and units within a block."""
+        self.z, self.units, self.search_again, self.entries = z, units, search_again, 0
+        try:
+            yield
+        finally:
+            self.z = self.search_again = None
+
+    @contextmanager
+    def absent(self) -> Iterator[None]:
+        """Lets layers run their own forward, without z, within a block."""
+        before = self.z, self.at_mean
+        self.z, self.at_mean = None, False
+        try:
+            yield
+        finally:
+            self.z, self.at_mean = before
+
+    def repeat(self, z: Sequence[Tensor], units: Sequence[Units | None], gradient: Tensor) -> None:
+        """Lets layers that the backward pass in progress runs again find z and units of their forward pass."""
+        self.recall = (backward_pass(), z, units)
 
 
 def backward_pass() -> int:
@@ -174,8 +192,21 @@ class Latent(nn.Module):
     # ----------------------------------------------------------------------------------------------- forward passes
 
     def current(self) -> tuple[Tensor | None, Units | None]:
-        """Returns what multiplies the layer's input: z, and the factors of its units."""
-        return self.now.of_layer(self.number) if self.held is None else (self.held, None)
+        """Returns z and the units of the pass in progress, or of the one that a backward pass repeats."""
+        if self.held is not None:
+            return self.held, None
+        now, number = self.now, self.number
+        if now.z is not None:
+            z = now.z[number]
+            if z.requires_grad:  # predictions in between need none
+                (now.without_graph.discard if torch.is_grad_enabled() else now.without_graph.add)(number)
+            return z, now.units[number]
+        if now.recall is None or now.recall[0] != backward_pass():
+            return (self.mean.mean(0) if now.at_mean else None), None
+        if number in now.without_graph:
+            remedy = "Pass use_reentrant=False to checkpoint: the other kind loses the latents' gradient."
+            raise RuntimeError(complaint("use_reentrant", "False in gradient checkpointing", True, remedy))
+        return now.recall[1][number], now.recall[2][number]
 
     def run(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Forward of the layer: its own on x ∘ z, or a kernel that computes the same."""
@@ -196,9 +227,11 @@ class Latent(nn.Module):
             alone = len(args) + len(kwargs) == 1 and self.before is None
             if alone and z.dim() == 1 and units is None and self._folding_pays(layer, x):
                 return type(layer).forward(stand_in(layer, self.folded(layer, z)), self._cast(x, z))
-            fixed = units is None or not units.std.requires_grad
-            if alone and fixed and (kernel := _kernels().find(layer, x, z, self.batch_axis)) is not None:
-                return kernel(layer, x, z, self.batch_axis, units and units.placed(x.shape, self.axis, self.batch_axis))
+            if alone and (units is None or not units.std.requires_grad):
+                from ibnn import kernels  # on first use
+
+                if (output := kernels.run(layer, x, z, self.batch_axis, units)) is not None:
+                    return output
         product = self.multiply(x, z, self.batch_axis, units)
         if name is None:
             return self.own_forward(layer, product, *args[1:], **kwargs)
@@ -293,14 +326,6 @@ class Latent(nn.Module):
 def input_name(kwargs: dict[str, Any]) -> str:
     """Returns the name of a layer's input among its keyword arguments."""
     return "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
-
-
-@cache
-def _kernels() -> Any:
-    """Returns the kernels, which are imported on first use."""
-    from ibnn import kernels
-
-    return kernels
 
 
 def attach(layer: nn.Module, name: str, components: int, make: Callable[..., Latent] = Latent) -> Latent:

@@ -8,7 +8,7 @@ The component of a draw is tied across layers: a component is one whole network.
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 import torch
@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn import check, draws, mixture, noise, objective
-from ibnn.autograd import scale_gradient
 from ibnn.draws import Draws
 from ibnn.errors import complaint
 from ibnn.inputs import (
@@ -26,6 +25,7 @@ from ibnn.inputs import (
     batch_length,
     call_arguments,
     check_rows,
+    copies,
     evaluating,
     pick,
     repeat_rows,
@@ -33,15 +33,15 @@ from ibnn.inputs import (
     tensors,
     tree_map,
 )
-from ibnn.latent import Latent, Pass, backward_pass, runs, strip
+from ibnn.latent import Latent, Pass, runs, strip
 from ibnn.layers.batch_axis import find_batch
 from ibnn.layers.bypass import bypassed
 from ibnn.layers.explain import explain, out_of_memory
 from ibnn.layers.registry import duplicate, fold
-from ibnn.likelihood import Likelihood
+from ibnn.likelihood import Categorical, Likelihood
 from ibnn.mixture import KLKind, Mixture
 from ibnn.noise import DrawsPer
-from ibnn.normal import Space, address, check_seed, normals
+from ibnn.normal import Space, address, normals
 from ibnn.prediction import HeldOut, predict
 from ibnn.units import UnitFactors, Units
 
@@ -51,6 +51,21 @@ if TYPE_CHECKING:
 
 NUMBERS = ("prior_std", "gradient_scale")  # plain attributes that are part of the state
 STATE = (*NUMBERS, "prior_factors", "unit_std")  # what the state holds besides weights, latents and counters
+OF_NETWORK = (
+    "config",
+    "device",
+    "dtype",
+    "generation_config",
+    "main_input_name",
+    "loss_type",
+)  # found on the model, too
+HINTS = {
+    "fit": "Call ibnn.fit(model, train, valid).",
+    "calibrate": "Call ibnn.calibrate(model, valid).",
+    "export": "Call ibnn.export(model, example, path).",
+    "predict_proba": "Call model.predict(x).probs.",
+    "generate": "Its network does not generate.",
+}
 FEW_ROWS = 16  # rows of a batch that is worth repeating for several draws at once
 SMALL_PASS = 2**18  # entries of a pass that computes so little that Python's calls matter: it is worth repeating, too
 CACHE_ENTRIES = 2**24  # entries of the rows of one pass that caches hold; more of them would go through memory
@@ -142,9 +157,12 @@ class IBNN(nn.Module):
         self.register_module("reference", None)
         self.register_module("held_out", None)
         self.init_seed = seed  # decided the latents' start
+        self.fresh = False
         self.reseed(seed)
         for_mean, for_std = noise.initial_noise(self)
         self.set_posterior(mean=1 + init_std * for_mean, std=noise.initial_std(for_std), unit_std=noise.START)
+        self.fresh = True  # until the latents are trained, calibrated, set or loaded: `predict` says so once
+        self._now.at_mean = False  # the start's means are noise around the given network
         self.training = net.training  # of the modules in it, each keeps its own mode
         likelihood.train(net.training)
 
@@ -152,6 +170,22 @@ class IBNN(nn.Module):
     def nodes(self) -> int:
         """Number of latent variables of one draw, over all layers."""
         return sum(latent.nodes for latent in self.latents.values())
+
+    def __getattr__(self, name: str) -> Any:
+        """Finds some attributes of a Hugging Face network on the model, and says where the library's functions are."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            net = self.__dict__.get("_modules", {}).get("net")
+            if name in OF_NETWORK and hasattr(net, name):
+                return getattr(net, name)
+            if name == "generate" and hasattr(net, name):
+                from ibnn.transformers import generate
+
+                return functools.partial(generate, self)
+            if name in HINTS:
+                raise AttributeError(f"A converted network has no attribute {name!r}. {HINTS[name]}") from error
+            raise
 
     # --------------------------------------------------------------------------------------------------- posterior
 
@@ -162,9 +196,10 @@ class IBNN(nn.Module):
             raise RuntimeError("This model was reverted: its network has no latents. Convert it again.")
         mean, rho = torch.cat([latent.mean for latent in latents], 1), torch.cat([latent.rho for latent in latents], 1)
         std, scale = F.softplus(rho), self.gradient_scale  # σ as a `Latent` has it
-        if scale == 1.0 or not torch.is_grad_enabled():
-            return Mixture(mean, std)
-        return Mixture(scale_gradient(mean, scale), scale_gradient(std, scale))
+        for part in (mean, std):
+            if scale != 1.0 and part.requires_grad:
+                part.register_hook(lambda gradient: gradient * scale)
+        return Mixture(mean, std)
 
     def set_posterior(
         self,
@@ -221,7 +256,7 @@ class IBNN(nn.Module):
 
     def reseed(self, seed: int) -> None:
         """Starts the draws of training anew from a seed."""
-        check_seed(seed)
+        check.seed(seed)
         self.seed.fill_(seed)
         self.examples.zero_()
 
@@ -235,11 +270,12 @@ class IBNN(nn.Module):
         return self._kl(self.posterior(), kind or self.kl_kind)
 
     def _kl(self, q: Mixture, kind: KLKind) -> Tensor:
-        check.choice("kind", kind, get_args(KLKind))
         if kind == "montecarlo":
             row = torch.arange(self.components, device=self.examples.device)
             eps = normals(address(self.seed, Space.KL, self.examples, row), self.nodes)
             return mixture.kl_montecarlo(q, noise.prior_stds(self), eps)
+        if kind not in mixture.CLOSED_FORMS:
+            check.choice("kind", kind, get_args(KLKind))
         return mixture.CLOSED_FORMS[kind](q, noise.prior_stds(self))
 
     def draw_each(
@@ -272,16 +308,19 @@ class IBNN(nn.Module):
         self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
     ) -> Draws:
         require_mixture(self)
-        layers = 0 if self.draws == "channel" else len(self.latents)
-        options: Any = {"samples": samples, "spread": spread, "part": part, "layers": layers}
-        return draws.training(q, self.seed, self.examples, rows=rows, **options)
+        layers, at = 0 if self.draws == "channel" else len(self.latents), (self.seed, self.examples)
+        return draws.training(q, *at, rows=rows, samples=samples, spread=spread, part=part, layers=layers)
 
     def _forget(self, *, answers_alone: bool = False) -> None:
         """Drops what held-out data showed: the answers are about to change, and the weights unless `answers_alone`."""
-        if self.held_out is not None:  # else nothing is set: that is slow in a module
+        if self.fresh:  # else nothing is set: that is slow in a module
+            self.fresh = False
+        if self.held_out is not None:
             self.held_out = None
-        if self.reference is not None and not answers_alone:
-            self.reference = None
+        if not answers_alone:
+            self._now.at_mean = True
+            if self.reference is not None:
+                self.reference = None
 
     # ---------------------------------------------------------------------------------------------- forward passes
 
@@ -291,7 +330,9 @@ class IBNN(nn.Module):
         Given `labels`, networks that return their loss (Hugging Face's) do so in eval mode too, for all draws together.
         """
         call = (args, kwargs)
-        with self._locked():  # the mode is that of the caller, not of a prediction in another thread
+        with (
+            nullcontext() if torch.compiler.is_compiling() else self._lock
+        ):  # the mode is that of the caller, not of a prediction in another thread
             if self.training:
                 rows = batch_length(call)
                 self._forget()
@@ -318,8 +359,7 @@ class IBNN(nn.Module):
         return self._outputs(call_arguments(x), z if isinstance(z, Draws) else Draws(z), batch_size)
 
     def _outputs(self, call: Call, drawn: Draws, batch_size: int | None = None) -> Tensor:
-        with self._locked():
-            return torch.cat(list(self._each_output(call, drawn, batch_size)))
+        return torch.cat(list(self._each_output(call, drawn, batch_size)))
 
     def _each_output(self, call: Call, drawn: Draws, batch_size: int | None = None) -> Iterator[Tensor]:
         """Yields what `outputs` returns, some draws at a time."""
@@ -340,8 +380,7 @@ class IBNN(nn.Module):
 
     def _rows_of_draws(self, call: Call, drawn: Draws, rows: int) -> Tensor:
         """Returns the outputs of J draws from one forward pass on J copies of the batch."""
-        copies = tree_map(lambda t: _copies(t, rows, len(drawn)), call)
-        output = self._read(self._run(copies, drawn.each_row(rows)))
+        output = self._read(self._run(copies(call, rows, len(drawn)), drawn.each_row(rows)))
         return output.reshape(len(drawn), rows, *output.shape[1:])
 
     def _draws_at_once(self, call: Call, draw: Draws, most: int) -> int:
@@ -376,35 +415,24 @@ class IBNN(nn.Module):
 
     def _run(self, call: Call, draw: Draws) -> Any:
         """Runs the network once with z (nodes,) for all rows, or (R, nodes), a row each."""
-        args, kwargs = call
+        (args, kwargs), now, each_row = call, self._now, draw.z.dim() == 2
+        z, units = [part for _, _, part in by_layer(self, draw.z)], self._units(draw)
         if torch.compiler.is_compiling():
-            with self._multiplied_by(draw):
+            with now.multiplying(z, units):
                 return self.net(*args, **kwargs)
-        each_row = draw.z.dim() == 2
         with self._lock, no_fast_path():
             if each_row and not self._searches:
                 self._search(call)
             first = (self.training, each_row) not in self._checked
-            with self._multiplied_by(draw, call if each_row else None), self._checking() if first else nullcontext():
+            again = functools.partial(self._search_again, call) if each_row else None
+            with now.multiplying(z, units, again), self._checking() if first else nullcontext():
                 output = self.net(*args, **kwargs)
             self._checked.add((self.training, each_row))
         if torch.is_grad_enabled():
             for tensor in tensors(output):
                 if tensor.requires_grad:  # its gradient comes first, before any layer is run again (checkpointing)
-                    tensor.register_hook(functools.partial(self._recall, draw))
+                    tensor.register_hook(functools.partial(now.repeat, z, units))
         return output
-
-    @contextmanager
-    def _multiplied_by(self, draw: Draws, searched: Call | None = None) -> Iterator[None]:
-        """Gives every latent its part of a draw within a block."""
-        now = self._now
-        now.units, now.entries = self._units(draw), 0
-        now.search_again = None if searched is None else functools.partial(self._search_again, searched)
-        try:
-            now.z = [part for _, _, part in by_layer(self, draw.z)]
-            yield
-        finally:
-            now.z, now.search_again = None, None
 
     def _units(self, draw: Draws) -> list[Units | None]:
         """Returns the unit factors of every layer in a draw."""
@@ -414,11 +442,6 @@ class IBNN(nn.Module):
         stds = (self.unit_std.clone() if draw.unit_std is None else draw.unit_std).unbind()
         latents = enumerate(self.latents.values())
         return [Units(stds[n], at[..., n]) if latent.placed else None for n, latent in latents]
-
-    def _recall(self, draw: Draws, gradient: Tensor) -> None:
-        """Lets layers that the backward pass runs again find the draw of their forward pass."""
-        parts = [part for _, _, part in by_layer(self, draw.z)]
-        self._now.recall = (backward_pass(), parts, self._units(draw))
 
     @contextmanager
     def _checking(self) -> Iterator[None]:
@@ -448,9 +471,6 @@ class IBNN(nn.Module):
         if alone and self._searches < _SEARCHES:
             self._search(call)
         latent.entries_per_row |= {times}
-
-    def _locked(self) -> AbstractContextManager[Any]:
-        return nullcontext() if torch.compiler.is_compiling() else self._lock
 
     def train(self, mode: bool = True) -> Self:
         """Sets the mode; waits until predictions in other threads are done."""
@@ -496,12 +516,13 @@ class IBNN(nn.Module):
         # Values are checked at every step where that is free, else once: reading them would stop a GPU's queue.
         checks = not torch.compiler.is_compiling() and (y.device.type == "cpu" or not self._targets_checked)
         data = self.likelihood.count(y) if checks else 1
-        objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
+        if not torch.compiler.is_compiling():
+            objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
         rows = batch_length(x)
         if y.dim() == 0 or len(y) != rows:
             got = f"shape {tuple(y.shape)}"
             raise ValueError(complaint("y", f"of {rows} rows like x", got, "Pass a target for every row."))
-        call = call_arguments(tree_map(lambda t: repeat_rows(t, rows, samples), x))
+        call = call_arguments(x if samples == 1 else tree_map(lambda t: repeat_rows(t, rows, samples), x))
         q = self.posterior()
         drawn = self._training_draws(q, rows, samples, spread, part)
         try:
@@ -512,9 +533,11 @@ class IBNN(nn.Module):
             raise
         if checks:
             self.likelihood.check(output, y)
+            if isinstance(self.likelihood, Categorical):
+                self.likelihood.refuse_shifted(next(tensors(x)), y)
             self._targets_checked = True
         self._forget()
-        terms = self.likelihood.terms(output, repeat_rows(y, rows, samples))
+        terms = self.likelihood.terms(output, y if samples == 1 else repeat_rows(y, rows, samples))
         kl = self._kl(q, self.kl_kind)
         entropy = mixture.entropy_bound(q) if gamma else torch.zeros_like(kl)
         if part is None:
@@ -651,6 +674,7 @@ class IBNN(nn.Module):
             if (found := state_dict.pop(prefix + name, None)) is not None:
                 setattr(self, name, float(found if found.is_floating_point() else found.cpu().view(torch.float64)))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._now.at_mean = True
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles get a lock of their own."""
@@ -680,12 +704,6 @@ def no_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-def _copies(tensor: Tensor, rows: int, copies: int) -> Tensor:
-    """Returns copies of an input; those of one image are in the same memory, so that convolutions know them as such."""
-    one_image = rows == 1 and tensor.dim() > 3 and len(tensor) == 1
-    return tensor.expand(copies, *tensor.shape[1:]) if one_image else repeat_rows(tensor, rows, copies)
 
 
 def folded(model: IBNN, draw: Draws) -> nn.Module:
@@ -729,6 +747,7 @@ def make_room(model: Any, state_dict: Mapping[str, Any], prefix: str = "") -> No
         bank = state_dict.get(f"{prefix}bank")
         model.bank = None if bank is None else torch.empty_like(bank, device=device)
     model.reference = model.held_out = None
+    model.fresh = False
     if any(name.startswith(f"{prefix}held_out.") for name in state_dict):
         model.held_out = HeldOut.like(state_dict, f"{prefix}held_out.").to(device)
     if any(name.startswith(f"{prefix}reference.") for name in state_dict):

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ibnn import check
-
+_BLOCK = 2**13  # training asks for the next words at every step: hashed a block at a time, they cost almost nothing
 _WORD = 0xFFFFFFFF  # words have 32 bits and are carried in int64, so that no product overflows
 
 
@@ -49,11 +48,6 @@ class Space(IntEnum):
     SEARCH = 101  # calibration: latents of the search, by draw and row
     SEARCH_UNITS = 102  # calibration: units of the search, by draw, row and layer
     PRUNE = 201  # pruning: which channels a row goes without, by row and channel
-
-
-def check_seed(seed: int) -> None:
-    """Raises unless a seed fits into a buffer."""
-    check.integer("seed", seed, least=0, most=2**63 - 1)
 
 
 Address = tuple[Tensor | int, ...]  # its parts broadcast to a column of addresses
@@ -93,29 +87,21 @@ def next_words(seed: Tensor, past: Tensor, space: Space, first: int, rows: int, 
     True
     """
     if past.is_cpu and not torch.compiler.is_compiling():
-        copies: list[tuple[int, ...]] = [(number,) for number in range(samples)] or [()]
-        parts = [_consecutive(int(seed), int(space), int(past) + first, rows, *copy) for copy in copies]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        begin, found = int(past) + first, []
+        blocks = range(begin // _BLOCK, (begin + rows - 1) // _BLOCK + 1)
+        for copy in range(max(samples, 1)):
+            parts = [_block(int(seed), int(space), number, *((copy,) if samples else ())) for number in blocks]
+            hashed = parts[0] if len(parts) == 1 else torch.cat(parts)
+            found.append(hashed[begin - blocks[0] * _BLOCK :][:rows])
+        return found[0] if len(found) == 1 else torch.cat(found)
     row = past + first + torch.arange(rows, device=past.device)
-    copy = (torch.arange(samples, device=past.device)[:, None],) if samples else ()
-    return words(address(seed, int(space), row, *copy))
-
-
-_BLOCK = (
-    2**13
-)  # step after step of training asks for the next words: hashed a block at a time, they cost nearly nothing
-
-
-def _consecutive(seed: int, space: int, first: int, count: int, *more: int) -> Tensor:
-    """Returns the words of addresses (seed, space, first … first + count − 1, *more), on the CPU."""
-    numbers = range(first // _BLOCK, (first + count - 1) // _BLOCK + 1)
-    blocks = [_block(seed, space, number, *more) for number in numbers]
-    start = first - numbers[0] * _BLOCK
-    return (blocks[0] if len(blocks) == 1 else torch.cat(blocks))[start : start + count]
+    copies = (torch.arange(samples, device=past.device)[:, None],) if samples else ()
+    return words(address(seed, int(space), row, *copies))
 
 
 @lru_cache(maxsize=32)
 def _block(seed: int, space: int, number: int, *more: int) -> Tensor:
+    """Returns the words of the addresses of one block."""
     with torch.inference_mode(False):
         return words(address(seed, space, torch.arange(number * _BLOCK, (number + 1) * _BLOCK), *more))
 
@@ -172,7 +158,12 @@ def _box_muller(words: Tensor, nodes: int) -> Tensor:
     columns = _mixed(torch.arange(2 * half, device=words.device) + 0x5BD1E995).to(torch.int32)
     bits = words.to(torch.int32)[:, None] ^ columns  # (R, 2·half), 32 random bits each
     spare = torch.empty_like(bits)
-    _mix(bits, spare)
+    # What `_mixed` does, in int32 and in place: shifts keep the sign there, products drop what overflows.
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, 1)):
+        torch.bitwise_right_shift(bits, shift, out=spare).bitwise_and_((1 << (32 - shift)) - 1)
+        bits.bitwise_xor_(spare)
+        if factor > 1:
+            bits.mul_(factor)
     uniform = spare.view(torch.float32).copy_(bits.view(torch.uint32))  # on [0, 2³²]
     radius = uniform[:, :half].add_(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
     angle = uniform[:, half:].mul_(2.0 * math.pi * 2.0**-32)
@@ -181,15 +172,6 @@ def _box_muller(words: Tensor, nodes: int) -> Tensor:
     torch.mul(radius, angle.sin_(), out=both[:, half:])
     drawn: Tensor = both if nodes == 2 * half else both[:, :nodes].contiguous()
     return drawn
-
-
-def _mix(bits: Tensor, spare: Tensor) -> None:
-    """Does what `_mixed` does to words in int32, in place: shifts keep the sign there, products drop what overflows."""
-    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, 1)):
-        torch.bitwise_right_shift(bits, shift, out=spare).bitwise_and_((1 << (32 - shift)) - 1)
-        bits.bitwise_xor_(spare)
-        if factor > 1:
-            bits.mul_(factor)
 
 
 @torch.library.custom_op("ibnn::normals", mutates_args=())

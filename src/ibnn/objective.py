@@ -1,5 +1,6 @@
 """The terms of the evidence lower bound, per datum."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -39,6 +40,7 @@ def elbo(terms: "Terms", kl: Tensor, entropy: Tensor, *, n_data: int, beta: floa
     return ELBO(terms.loss + (beta * kl - gamma * entropy) / n_data, terms.nll, kl, entropy)
 
 
+@lru_cache(maxsize=8, typed=True)  # step after step has the same
 def check_weights(*, n_data: int, data: int, samples: int, beta: float, gamma: float) -> None:
     """Raises unless the numbers of an ELBO make sense for a batch of `data` targets."""
     check.integer("samples", samples, remedy="Pass samples=1 for one draw a row.")

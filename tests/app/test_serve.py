@@ -32,7 +32,7 @@ from ibnn.lab import jobs, parts
 from ibnn.lab.job import Job
 from ibnn.lab.runs import HELD_OUT, RunFolder
 from ibnn.novelty import Reference
-from ibnn.novelty.ranks import p_values
+from ibnn.novelty.reference import p_values
 
 pytest.importorskip("fastapi")
 requests = pytest.importorskip("requests")
@@ -169,7 +169,8 @@ def test_flat_nested_and_images_are_answered_alike(running: Running, pixels: tor
 def test_smaller_risks_abstain_more(running: Running, pixels: torch.Tensor) -> None:
     body = {"inputs": pixels[:200].flatten(1).tolist()}
     given = []
-    for risk in (1e-9, 0.1, 0.3, 1):
+    running.predict(422, "?risk=1e-9", json=body)  # which 300 inputs cannot show
+    for risk in (0.01, 0.1, 0.3, 1):
         found = running.predict(json=body, query=f"?risk={risk}&novelty=0")
         given.append(sum(not row["abstain"] for row in found["rows"]))
         assert found["risk"] == risk
@@ -549,7 +550,7 @@ def test_a_run_without_reference_data_is_served(folder: Path, pixels: torch.Tens
         assert (health["shift"]["score"], health["shift"]["against"]) == ("epistemic", "300 validation images")
     finally:
         served.stop()
-    with pytest.raises(ValueError, match=r"`novelty` to be 0 for a run that knows no reference data, but got 0\.01"):
+    with pytest.raises(ValueError, match=r"`novelty` to be 0 for a model that knows no reference data, but got 0\.01"):
         Service(Predictor.read(copy), novelty=0.01)
 
 
@@ -633,7 +634,8 @@ def test_numbers_are_served_with_intervals(curve: Running) -> None:
     assert health["shift"]["against"] == "100 validation points"
     assert health["shift"]["seen"] == 4
     parameters = curve.get("/openapi.json").json()["paths"]["/predict"]["post"]["parameters"]
-    assert [parameter["name"] for parameter in parameters] == ["novelty", "draws"]
+    assert [parameter["name"] for parameter in parameters] == ["risk", "novelty", "draws"]
+    curve.predict(422, "?risk=0.1", json={"inputs": [[1.0]]})
     assert {(row["p_value"], row["abstain"], row["withheld"]) for row in found["rows"]} == {(None, False, None)}
     assert health["novelty"] is None  # 30 points to train on are too few to tell
     assert "novelty" in curve.predict(422, json={"inputs": [[1.0]]}, query="?novelty=0.01")["detail"]

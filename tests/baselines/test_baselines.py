@@ -129,7 +129,7 @@ def test_learns_more_than_chance(name: str) -> None:
 
 def test_weights_keep_their_names(name: str) -> None:
     keys = set(make_net().state_dict())
-    prefix = "net.0." if name == "ensemble" else "net."
+    prefix = "members.0.net." if name == "ensemble" else "net."
     own = {key.removeprefix(prefix) for key in METHODS[name]().state_dict()}
     assert keys <= own or name == "own dropout"  # there a layer more stands in the Sequential
 
@@ -198,7 +198,7 @@ def test_members_train_as_if_alone() -> None:
     fit(both, make_data(), **options)  # type: ignore[arg-type]
     for seed, member in enumerate(both.net):
         alone = Plain(make_net(seed))
-        fit(alone, make_data(), **options)  # type: ignore[arg-type]
+        fit(alone, make_data(), seed=seed, **options)  # type: ignore[arg-type]
         for mine, expected in zip(member.parameters(), alone.net.parameters(), strict=True):
             torch.testing.assert_close(mine, expected)
 

@@ -167,7 +167,7 @@ def test_folder(tmp_path: Path) -> None:
     image, label = train[2]
     assert torch.equal(image, torch.tensor([250, 0, 0], dtype=torch.uint8).view(3, 1, 1).expand(3, 14, 14))
     assert (int(label), len(train)) == (1, 3)
-    split = train.split()
+    split = train.rows(torch.arange(len(train)))
     assert all(torch.equal(split.images[i], train[i][0]) for i in range(3))
     lazy, held = (Images(d, mean=(0.5,) * 3, std=(0.25,) * 3) for d in (train, split))
     assert torch.equal(lazy.__getitems__([2, 0])[0], held.__getitems__([2, 0])[0])

@@ -8,7 +8,7 @@ import analysis
 import pytest
 import reproduce
 import torch
-from reproduce import Folders, Results, names, read, results
+from reproduce import Folders, Results, content, names, read, results
 from smoke import made_data
 from torch import nn
 
@@ -19,7 +19,7 @@ from ibnn.lab.parts import make_data
 from ibnn.network import IBNN
 from ibnn.prediction import GaussianPrediction
 
-BOTH = [(name, preset) for name in names() for preset in ("cpu", "paper")]
+BOTH = [(name, preset) for name in names() for preset in content(name)["presets"]]
 
 
 @pytest.mark.parametrize(("name", "preset"), BOTH)

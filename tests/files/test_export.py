@@ -141,7 +141,8 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "vit": (ViT, images(3, 32, 32)),
     "wideresnet-16-4": (lambda: WideResNet(depth=16, width=4), images(3, 32, 32)),
 }
-MORE = {"transformer": 2, "vit": 8, "gru": 3}  # multiplications beside the latents' own
+MORE = {"transformer": 2, "vit": 8, "gru": 1}  # multiplications beside the latents' own
+LENGTHS = {"transformer", "gru", "torch encoder"}  # take sequences of any length
 
 
 def quick(*names: str) -> list[Any]:
@@ -188,15 +189,18 @@ def rows_of(x: Any, rows: slice) -> Any:
 
 
 def operators(path: Path) -> list[str]:
-    graph = onnx.load(path).graph
-    assert not any(attribute.HasField("g") for node in graph.node for attribute in node.attribute)  # no loops
-    return [node.op_type for node in graph.node]
+    nodes = list(onnx.load(path).graph.node)
+    inner = [attribute.g for node in nodes for attribute in node.attribute if attribute.HasField("g")]  # of a Scan
+    return [node.op_type for node in (*nodes, *(node for graph in inner for node in graph.node))]
 
 
 def check_answers(name: str, answer: Callable[[Any], dict[str, Tensor]]) -> None:
     model, x = make(name)
-    for rows in (slice(0, 5), slice(2, 3)):  # not those that were traced
-        part = rows_of(x, rows)
+    parts = [rows_of(x, slice(0, 5)), rows_of(x, slice(2, 3))]  # not those that were traced
+    if name in LENGTHS:
+        twice = {key: torch.cat([value] * 2, 1) for key, value in x.items()} if isinstance(x, dict) else None
+        parts.append(torch.cat([x] * 2, 1) if twice is None else twice)
+    for part in parts:
         answers, expected = answer(part), model.predict(part, samples=SAMPLES, seed=SEED)
         assert list(answers) == list(NAMES)
         for output, field in NAMES.items():
@@ -220,7 +224,7 @@ def test_onnx_answers_as_predict_and_holds_the_network_once(name: str, written: 
     layers = [op for op in operators(found.path) if op.startswith(("Conv", "Gemm", "MatMul"))]
     if name == "torch encoder":  # four projections and two products for each of its two latents on attention
         assert len(layers) == len(model.latents) + 2 * 5
-    else:  # attention multiplies twice; the weights of a GRU's state at each of three steps
+    else:  # attention multiplies twice; the weights of a GRU's state in its Scan
         assert len(layers) == len(model.latents) + MORE.get(name, 0)
 
 
@@ -441,7 +445,12 @@ def small() -> ibnn.IBNN:
         (small, (torch.ones(2, 4), True), {}, "but got bool"),
         (small, torch.ones(2, 4), {"pixels": ((0.5,), (0.5,))}, "`pixels`"),
         (small, torch.ones(2, 4), {"metadata": {"a": object()}}, "`metadata`"),
+        (small, torch.ones(2, 4), {"metadata": 3}, "`metadata`"),
+        (small, torch.ones(2, 4), {"pixels": 3}, "`pixels`"),
         (small, torch.ones(2, 4), {"path": "."}, "a file, but got the folder"),
+        (small, torch.ones(2, 4), {"path": 3}, "`path`"),
+        (object, torch.ones(2, 4), {}, "`model`"),
+        (small, torch.ones(2, 3), {}, "`x`"),
         (
             lambda: ibnn.convert(Unbatched(), components=2),
             torch.randn(2, 3),

@@ -26,7 +26,7 @@ from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
 from ibnn.errors import DamagedError
 from ibnn.files import sealed
 from ibnn.files.hub import from_pretrained, push_to_hub
-from ibnn.files.saving import Adapters, fingerprint, load, save_pretrained
+from ibnn.files.saving import fingerprint, load, save_pretrained
 from ibnn.nets.dense import Affine
 
 pytest.importorskip("safetensors")
@@ -266,7 +266,7 @@ def test_the_config_says_what_was_saved(saved: tuple[ibnn.IBNN, Tensor, Path]) -
     assert config["layers"] == {"0": 5, "2": 7}
     assert config["ibnn_version"] == ibnn.__version__
     assert (config["components"], config["prior_std"], config["eval_samples"], config["eval_seed"]) == (3, 0.3, 2, 9)
-    options = {"ignore_index": -100, "label_smoothing": 0.0, "axis": None}
+    options = {"ignore_index": -100, "label_smoothing": 0.0, "axis": None, "next_token": None}
     assert config["likelihood"] == {"name": "Categorical", "options": options}
     assert config["fingerprint"] == fingerprint(model.net) == fingerprint(plain(model))
 
@@ -388,38 +388,36 @@ def test_the_fingerprint_is_of_values_not_of_their_layout() -> None:
 # ---------------------------------------------------------------------------------------------------------- adapters
 
 
-def test_adapters_are_exactly_the_models_they_were_and_share_one_backbone(tmp_path: Path) -> None:
+def test_saves_of_latents_share_one_backbone(tmp_path: Path) -> None:
     net, x = conv().eval(), rows(2, 4, 4)
     options: dict[str, dict[str, Any]] = {
         "a": {"components": 4, "prior_std": 0.1, "seed": 1},
         "b": {"components": 2, "likelihood": "bernoulli", "kl": "components", "seed": 2, "exclude": "0"},
     }
     models = {name: ibnn.convert(net, **kwargs) for name, kwargs in options.items()}
-    adapters, before, keys = Adapters(net), fingerprint(net), list(net.state_dict())
+    adapters, before, keys = dict[str, ibnn.IBNN](), fingerprint(net), list(net.state_dict())
     for name, model in models.items():
         save_pretrained(model, tmp_path / name, latents_only=True)
-        adapters.load(name, tmp_path / name)
+        adapters[name] = load(tmp_path / name, net, copy=False)
     for name in ("a", "b", "a", "b"):
         assert_same(adapters[name], models[name], x)
         assert_same(adapters[name], load(tmp_path / name, net), x)
-    assert list(adapters) == ["a", "b"]
     for name, tensor in net.state_dict(keep_vars=True).items():
         assert all(adapters[a].net.state_dict(keep_vars=True)[name] is tensor for a in adapters)
     assert (fingerprint(net), list(net.state_dict())) == (before, keys)
     assert torch.equal(net(x), ibnn.revert(models["a"])(x))
 
 
-def test_every_adapter_has_a_reference_of_its_own(tmp_path: Path) -> None:
+def test_every_save_of_latents_has_a_reference_of_its_own(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    net, adapters = mlp().eval(), Adapters(mlp().eval())
-    adapters.net.load_state_dict(net.state_dict())
+    net, adapters = mlp().eval(), dict[str, ibnn.IBNN]()
     x = torch.randn(240, next(net.parameters()).shape[1])
     models = {"a": ibnn.convert(net, components=2, seed=1), "b": ibnn.convert(net, components=3, seed=2)}
     for (name, model), scale in zip(models.items(), (1.0, 5.0), strict=True):
         ibnn.fit_novelty(model, (scale * x, torch.randint(3, (240,))))
         save_pretrained(model, tmp_path / name, latents_only=True)
     for name in ("b", "a"):
-        adapters.load(name, tmp_path / name)
+        adapters[name] = load(tmp_path / name, net, copy=False)
     for name in ("a", "b"):
         assert_same(adapters[name], models[name], torch.cat([x[:9], 5 * x[:9]]))  # p-values, too
     assert adapters["a"].predict(5 * x).novel(0.05).double().mean() > 0.5
@@ -427,20 +425,6 @@ def test_every_adapter_has_a_reference_of_its_own(tmp_path: Path) -> None:
     other = mlp().eval()
     assert load(tmp_path / "a", other, force=True).reference is None  # of what other weights saw
     assert load(tmp_path / "a", net, force=True).reference is not None
-
-
-def test_adapters_refuse_what_does_not_belong(saved: tuple[ibnn.IBNN, Tensor, Path], tmp_path: Path) -> None:
-    model, _, whole = saved
-    adapters = Adapters(plain(model))
-    with pytest.raises(ValueError, match="`directory`"):
-        adapters.load("whole", whole)
-    save_pretrained(ibnn.convert(mlp(), seed=0), tmp_path, latents_only=True)
-    with pytest.raises(ValueError, match="one with other weights"):
-        adapters.load("foreign", tmp_path)
-    assert not adapters
-    adapters.load("forced", tmp_path, force=True)
-    with pytest.raises(KeyError, match="nobody"):
-        adapters["nobody"]
 
 
 # ------------------------------------------------------------------------------------------------------- refusals
@@ -867,4 +851,21 @@ def test_the_page_in_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     names: dict[str, Any] = {"__name__": "page"}
     for block in page.split("```python\n")[1:]:
         exec(block.split("```")[0], names)
-    assert torch.equal(names["again"].eval()(names["x"]), names["adapters"]["a"].eval()(names["x"]))
+    assert torch.equal(names["again"].eval()(names["x"]), names["models"]["clinic-a"].eval()(names["x"]))
+
+
+@pytest.mark.parametrize("directory", [None, 3, b"x", [], object()])
+def test_what_is_no_path_is_refused(directory: Any) -> None:
+    for call in (lambda: save_pretrained(ibnn.convert(mlp()), directory), lambda: load(directory)):
+        with pytest.raises(TypeError, match="`directory`"):
+            call()
+
+
+def test_a_file_in_the_way_and_a_net_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="`directory`"):
+        save_pretrained(ibnn.convert(mlp()), tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+    save_pretrained(ibnn.convert(mlp()), tmp_path / "model")
+    with pytest.raises(TypeError, match="`net`"):
+        load(tmp_path / "model", "mlp")  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def bytes_saved(call: Callable[[], Tensor], net: nn.Module) -> int:
 def keeping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The slow reference: every layer multiplies its input first, and keeps the product."""
     with monkeypatch.context() as patch:
-        patch.setattr("ibnn.kernels.find", lambda *_: None)
+        patch.setattr("ibnn.kernels.run", lambda *_: None)
         yield
 
 
@@ -265,7 +265,7 @@ def test_transforms_of_torch_func_keep_the_product() -> None:
 
 @pytest.mark.slow
 def test_compiled_networks_leave_it_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ibnn.kernels.find", lambda *_: pytest.fail("a kernel in a compiled network"))
+    monkeypatch.setattr("ibnn.kernels.run", lambda *_: pytest.fail("a kernel in a compiled network"))
     model, x = converted(mlp().double()).train(), torch.randn(B, 5, dtype=torch.float64)
     twin = copy.deepcopy(model)
     torch.compile(twin, fullgraph=True, backend="aot_eager")(x).square().sum().backward()

@@ -36,7 +36,7 @@ def test_result_file_table_and_figures(ran: tuple[Path, dict[str, Any]]) -> None
     for row, values in zip(rows[1:], saved["metrics"].values(), strict=True):
         assert row[2].startswith(f"{values['nll'][0]:.3f} ")
         assert row[1].startswith(f"{100 * values['error'][0]:.1f} ")
-    for name in ("reliability", "digits", "entropy", "novelty"):
+    for name in ("reliability", "novelty"):
         content = (out / f"{name}.png").read_bytes()
         assert content.startswith(b"\x89PNG")
         assert len(content) > 10_000

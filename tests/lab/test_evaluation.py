@@ -127,6 +127,16 @@ def test_novelty_is_that_of_predict(whole: DataSet, knowing: IBNN) -> None:
     assert found.result["outsiders"]["corrupted 5"]["novelty"] == pytest.approx(auroc, abs=1e-3)
 
 
+def test_the_fallback_is_that_of_predict(whole: DataSet, knowing: IBNN) -> None:
+    found = evaluate(knowing, whole, None, samples=3, fallback=0.2, shifted=40)
+    x = whole.normalise(whole.test.images)  # type: ignore[union-attr]
+    expected = knowing.predict(x, samples=3, batch_size=250, fallback=0.2)
+    torch.testing.assert_close(found.answers["probs"], expected.probs)
+    assert not torch.allclose(expected.probs, knowing.predict(x, samples=3).probs)
+    with pytest.raises(ValueError, match="fallback"):
+        evaluate(make_model(), whole, None, fallback=0.2)
+
+
 def test_the_most_novel_images_are_kept_as_they_were_seen(whole: DataSet, knowing: IBNN) -> None:
     answers = evaluate(knowing, whole, None, samples=1, shifted=40).answers
     rows, images = answers["novel/corrupted 5/rows"], answers["novel/corrupted 5/images"]

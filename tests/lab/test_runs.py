@@ -14,7 +14,7 @@ from ibnn.files.saving import load
 from ibnn.lab import runs
 from ibnn.lab.job import Job
 from ibnn.lab.jobs import read_run, run
-from ibnn.lab.report.runs import read_runs
+from ibnn.lab.report import read_runs
 from ibnn.lab.runs import ANSWERS, CONFIG, HISTORY, JOB, MODEL, RESULT, RunFolder
 
 TINY = Job(

@@ -375,11 +375,11 @@ def test_saves_hold_where_latents_are(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "all/config.json").read_text())
     assert (config["where"], config["bias_latents"]) == ("both", "layer")
     again = ibnn.load(tmp_path / "all", make_net().eval())
-    adapters = ibnn.Adapters(net := make_net().eval())
-    for other in (again, adapters.load("one", tmp_path / "latents")):
+    one = ibnn.load(tmp_path / "latents", net := make_net().eval(), copy=False)
+    for other in (again, one):
         assert (other.where, other.bias_latents) == ("both", "layer")
         assert torch.equal(other(X), model(X))
-    assert adapters["one"].net[0].weight is net[0].weight
+    assert one.net[0].weight is net[0].weight
     narrow = make_net().eval()
     narrow[0] = nn.Conv2d(1, 9, 3, padding=1, bias=False)
     with pytest.raises(ValueError, match=r"`net` to be a network with a layer '0' of 11 nodes, but got one of 10"):

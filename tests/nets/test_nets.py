@@ -1,6 +1,5 @@
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.nets import VGG16, AlexNet, CifarResNet, LeNet, ResNet, VGG16Large, WideResNet, input_shape, make, mlp, names
+from ibnn.nets import VGG16, CifarResNet, LeNet, ResNet, WideResNet, input_shape, make, mlp, names
 
 Layout = dict[str, tuple[int, ...]]
 
@@ -30,30 +29,6 @@ def affine(name: str, *shape: int) -> Layout:
 def norm(name: str, channels: int) -> Layout:
     statistics = {f"{name}.{key}": (channels,) for key in ("running_mean", "running_var")}
     return affine(name, channels) | statistics | {f"{name}.num_batches_tracked": ()}
-
-
-def alexnet_layout() -> Layout:
-    return {
-        **affine("features.0", 64, 3, 11, 11),
-        **affine("features.3", 192, 64, 5, 5),
-        **affine("features.6", 384, 192, 3, 3),
-        **affine("features.8", 256, 384, 3, 3),
-        **affine("features.10", 256, 256, 3, 3),
-        **affine("classifier.1", 4096, 9216),
-        **affine("classifier.4", 4096, 4096),
-        **affine("classifier.6", 1000, 4096),
-    }
-
-
-def vgg16_layout(batchnorm: bool) -> Layout:
-    plain, normed = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28), (0, 3, 7, 10, 14, 17, 20, 24, 27, 30, 34, 37, 40)
-    channels = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
-    layout: Layout = {}
-    for place, (before, after) in zip(normed if batchnorm else plain, pairwise(channels), strict=True):
-        layout |= affine(f"features.{place}", after, before, 3, 3)
-        layout |= norm(f"features.{place + 1}", after) if batchnorm else {}
-    layout |= affine("classifier.0", 4096, 25_088) | affine("classifier.3", 4096, 4096)
-    return layout | affine("classifier.6", 1000, 4096)
 
 
 def resnet_layout(depth: int) -> Layout:
@@ -76,14 +51,10 @@ def resnet_layout(depth: int) -> Layout:
 @pytest.mark.parametrize(
     ("name", "options", "layout", "keys", "weights"),
     [
-        ("alexnet", {}, alexnet_layout(), 16, 61_100_840),
-        ("vgg16-large", {}, vgg16_layout(False), 32, 138_357_544),
-        ("vgg16-large", {"batchnorm": True}, vgg16_layout(True), 97, 138_365_992),
         ("resnet18", {}, resnet_layout(18), 122, 11_689_512),
-        ("resnet34", {}, resnet_layout(34), 218, 21_797_672),
         ("resnet50", {}, resnet_layout(50), 320, 25_557_032),
     ],
-    ids=["alexnet", "vgg16", "vgg16_bn", "resnet18", "resnet34", "resnet50"],
+    ids=["resnet18", "resnet50"],
 )
 def test_names_and_shapes_are_torchvision_s(
     name: str, options: dict[str, bool], layout: Layout, keys: int, weights: int
@@ -125,18 +96,6 @@ def test_a_seed_gives_torchvision_s_resnet18() -> None:
     assert torch.equal(net.fc.bias, fc.bias)
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
     assert all(bool((m.weight == 1).all() and (m.bias == 0).all()) for m in norms)
-
-
-def test_vgg16_large_starts_as_torchvision_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: dict[str, list[tuple[object, ...]]] = {"kaiming_normal_": [], "normal_": [], "zeros_": []}
-    for name, seen in calls.items():
-        monkeypatch.setattr(nn.init, name, lambda t, *a, seen=seen, **k: seen.append((tuple(t.shape), *a, *k.values())))
-    on_meta(VGG16Large)
-    layout = vgg16_layout(False)
-    kernels, biases = ([s for s in layout.values() if len(s) == axes] for axes in (4, 1))
-    assert calls["kaiming_normal_"] == [(shape, "fan_out", "relu") for shape in kernels]
-    assert calls["normal_"] == [(shape, 0.0, 0.01) for shape in layout.values() if len(shape) == 2]
-    assert calls["zeros_"] == [(shape,) for shape in biases]
 
 
 @pytest.mark.parametrize(
@@ -204,24 +163,6 @@ def test_resnets_are_the_slow_reference(depth: int) -> None:
         torch.testing.assert_close(net(x), slow_resnet(net.state_dict(), x, depth), rtol=1e-3, atol=1e-3)
 
 
-def test_alexnet_is_the_slow_reference() -> None:
-    net, x = AlexNet(3).eval(), torch.randn(1, 3, 224, 224)
-    state = net.state_dict()
-    with torch.no_grad():
-        y = x
-        for place, stride, padding, pooled in ((0, 4, 2, 1), (3, 1, 2, 1), (6, 1, 1, 0), (8, 1, 1, 0), (10, 1, 1, 1)):
-            weight, bias = state[f"features.{place}.weight"], state[f"features.{place}.bias"]
-            assert weight.abs().max() <= 1 / math.sqrt(weight[0].numel())  # torch's own start, as torchvision's
-            y = F.conv2d(y, weight, bias, stride, padding).relu()
-            y = F.max_pool2d(y, 3, 2) if pooled else y
-        assert y.shape == (1, 256, 6, 6)
-        y = y.flatten(1)
-        for place in (1, 4, 6):
-            y = F.linear(y, state[f"classifier.{place}.weight"], state[f"classifier.{place}.bias"])
-            y = y.relu() if place < 6 else y
-        torch.testing.assert_close(net(x), y)
-
-
 @pytest.mark.parametrize("name", names())
 def test_every_net_takes_its_input_shape(name: str) -> None:
     net = on_meta(lambda: make(name, 7))
@@ -277,7 +218,7 @@ def test_a_converted_resnet18_keeps_names_and_function_at_z_1() -> None:
 
 
 def test_names_are_those_of_the_contract() -> None:
-    expected = "mlp lenet alexnet vgg16-small vgg16-large resnet18 resnet34 resnet50 wideresnet resnet20"
+    expected = "mlp lenet vgg16-small resnet18 resnet50 wideresnet resnet20"
     assert names() == tuple(expected.split())
 
 
@@ -287,7 +228,7 @@ def test_options_reach_the_net() -> None:
     assert ibnn.plan(on_meta(lambda: make("wideresnet", depth=10, width=2))).weights == sum(
         p.numel() for p in WideResNet(depth=10, width=2).parameters()
     )
-    for name in ("alexnet", "vgg16-small", "vgg16-large"):
+    for name in ("vgg16-small",):
         for options, expected in (({}, 0.5), ({"dropout": 0.1}, 0.1)):
             net = on_meta(lambda name=name, options=options: make(name, **options))
             assert [m.p for m in net.modules() if isinstance(m, nn.Dropout)] == [expected] * 2
@@ -314,5 +255,5 @@ def test_unknown_names_and_options_are_refused(
 
 
 def test_an_unknown_depth_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`depth` to be one of 18, 34, 50, but got 20\. .*CifarResNet"):
+    with pytest.raises(ValueError, match=r"`depth` to be one of 18, 50, but got 20\. .*CifarResNet"):
         ResNet(depth=20)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ibnn.novelty.ranks import log_tail, p_values
+from ibnn.novelty.reference import log_tail, p_values
 
 
 def counted(known, new):

@@ -23,40 +23,25 @@ def variance_error(z: Tensor, expected: Tensor) -> float:
     return float(((z.var(0) / expected - 1) / math.sqrt(2 / len(z))).abs().max())
 
 
-@pytest.mark.parametrize("step", [0.2, 0.6])
-@pytest.mark.parametrize("scale", [ONE, 1 / CURVATURE])
-def test_langevin_has_the_variance_that_its_bias_says(step: float, scale: Tensor) -> None:
-    generator = torch.Generator().manual_seed(0)
-    z = normal(generator)
-    for _ in range(80):
-        z = kernels.langevin(z, CURVATURE * z, scale, step, normal(generator), NONE)
-    assert variance_error(z, 1 / CURVATURE / (1 - step * scale * CURVATURE / 4)) < 4
-
-
 @pytest.mark.parametrize(("step", "friction"), [(0.3, 1.0), (0.9, 0.5), (0.9, 3.0)])
 def test_underdamped_is_exact_for_a_gaussian(step: float, friction: float) -> None:
     generator = torch.Generator().manual_seed(0)
     z, v = normal(generator), normal(generator)
     for _ in range(60):
-        z, v = kernels.underdamped((z, v), CURVATURE * z, ONE, step, friction, normal(generator), NONE)
+        z, v = kernels.underdamped(z, v, CURVATURE * z, ONE, step, friction, normal(generator), NONE)
     assert variance_error(z, 1 / CURVATURE) < 4
     correlation = (z[:, 0] * z[:, 1]).mean() / (z[:, 0].std() * z[:, 1].std())
     assert abs(correlation) < 4 / math.sqrt(CHAINS)
 
 
-@pytest.mark.parametrize("kind", ["langevin", "underdamped"])
-def test_noise_of_gradients_is_taken_off_what_is_injected(kind: str) -> None:
+def test_noise_of_gradients_is_taken_off_what_is_injected() -> None:
     generator = torch.Generator().manual_seed(0)
-    z, v, noise, step = normal(generator), normal(generator), torch.tensor([9.0, 2.0], dtype=torch.float64), 0.1
+    z, v, noise = normal(generator), normal(generator), torch.tensor([9.0, 2.0], dtype=torch.float64)
     for _ in range(200):
         gradient = CURVATURE * z + noise.sqrt() * normal(generator)
-        if kind == "langevin":
-            z = kernels.langevin(z, gradient, ONE, step, normal(generator), noise)
-        else:
-            z, v = kernels.underdamped((z, v), gradient, ONE, step, 1.0, normal(generator), noise)
-    bias = 1 - step * CURVATURE / 4 if kind == "langevin" else ONE
-    ratio = z.var(0) * CURVATURE * bias
-    assert (ratio - 1).abs().max() < 4 * math.sqrt(2 / CHAINS) + (0 if kind == "langevin" else 0.03)  # O(h²) of BAOAB
+        z, v = kernels.underdamped(z, v, gradient, ONE, 0.1, 1.0, normal(generator), noise)
+    ratio = z.var(0) * CURVATURE
+    assert (ratio - 1).abs().max() < 4 * math.sqrt(2 / CHAINS) + 0.03  # O(h²) of BAOAB
 
 
 def test_leapfrog_goes_back_and_keeps_volume() -> None:
@@ -117,10 +102,3 @@ def test_what_is_kept() -> None:
     assert {step: number for step, number in kept.items() if number is not None} == dict(
         zip([12, 15, 18, 21, 24, 27], range(6), strict=True)
     )
-    cyclical = Settings("cyclical", samples=6, warmup=10, thin=2, cycles=2, explore=0.5)
-    assert cyclical.total == 10 + 2 * 12
-    numbers = [cyclical.index(step) for step in range(cyclical.total)]
-    assert [number for number in numbers if number is not None] == list(range(6))
-    assert all((cyclical.progress(step) or 0) >= 0.5 for step, number in enumerate(numbers) if number is not None)
-    assert cyclical.progress(9) is None
-    assert cyclical.progress(10) == 0.0

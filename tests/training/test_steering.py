@@ -137,7 +137,7 @@ def test_what_cannot_be_steered_has_beta_1_and_says_so(case: str, capsys: pytest
     auto, fixed = make_model(), make_model()
     history = fit(auto, train, valid, **options)
     said = capsys.readouterr().err
-    assert said.splitlines()[0].startswith('beta = 1 stands in for "auto": ')
+    assert said.splitlines()[1].startswith('beta = 1 stands in for "auto": ')
     assert reason in said
     assert history.looks == ()
     assert (auto.prior_std, auto.likelihood.temperature) == (0.3, 1)

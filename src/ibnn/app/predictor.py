@@ -1,30 +1,39 @@
-"""Answers for pixels or points by a finished run, and abstains above a threshold of uncertainty."""
+"""A predictor answers inputs of one kind, and abstains: made of a run folder, a saved model, a live one or ONNX."""
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ibnn.app.inputs import BATCH, Form, Note, Reader, image_reader, read_points
+from ibnn import check, nets
+from ibnn.app.exported import ExportedFile
+from ibnn.app.inputs import BATCH, Form, Kind, Pixels, Rows, Tensors
 from ibnn.data import Images, Points, Standardisation
 from ibnn.data.images import shorter_side
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import DamagedError, complaint
-from ibnn.files import sealed
+from ibnn.files import model_folder, sealed
+from ibnn.files.answering import named
+from ibnn.files.saving import load
+from ibnn.inputs import Inputs, tree_map
 from ibnn.lab import jobs, parts
+from ibnn.lab.imported_net import find
 from ibnn.lab.runs import HELD_OUT, RunFolder
-from ibnn.monitoring.abstention import CONFIDENCE, Threshold, default_level, threshold
+from ibnn.likelihood import Categorical, Gaussian
+from ibnn.monitoring.abstention import CONFIDENCE, Threshold, default_level, rows_needed, threshold
 from ibnn.novelty import Reference
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction, check_fallback, check_level, predict
+from ibnn.prediction import GaussianPrediction, Prediction, check_fallback, check_level, predict
 
-MOST = 2000  # validation images that decide where to abstain
+MOST = 2000  # validation inputs that decide where to abstain
+SAMPLES = 5  # draws per component of a model that no job was made for
+Labelled = tuple[Inputs, Tensor]
 
 
 class HeldOut(NamedTuple):
@@ -45,190 +54,362 @@ class HeldOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Predictor:
-    """A finished run, and the draws to predict by."""
+    """A model, the inputs that it takes, and the draws to predict by."""
 
-    folder: Path  # the run folder
-    run: jobs.Run  # its content
-    samples: int  # draws per component
+    name: str
+    model: Any  # an IBNN, a baseline, or an `ExportedFile`
+    kind: Kind = field(default_factory=Tensors)
+    classes: Sequence[str] = ()  # their names, where these are known
+    target: str | None = None  # name of a number to predict
+    samples: int = SAMPLES  # draws per component
     seed: int = 0  # of the draws
     fallback: float | None = None  # p-value below which answers are mixed with the base rates
+    valid: Labelled | None = None  # labelled inputs that decide where to abstain
+    home: RunFolder | None = None  # of a run, and its content
+    run: jobs.Run | None = None
 
     @classmethod
     def read(
         cls,
-        folder: Path,
+        source: Path,
         samples: int | None = None,
         seed: int = 0,
         *,
         fallback: float | None = None,
         trust_code: bool = False,
+        net: str | None = None,
+        device: str | None = None,
     ) -> Self:
-        """Reads a folder that `ibnn train` has finished; `samples` defaults to the job's."""
-        run = jobs.read_run(folder, trust_code=trust_code)
+        """Reads a finished run, a folder of `save_pretrained` or an exported .onnx file.
+
+        Args:
+            source: The folder or file.
+            samples: Draws per component; default: the job's, or 5.
+            seed: Seed of the draws.
+            fallback: p-value below which answers are mixed with the base rates.
+            trust_code: Imports the network of a run from the current folder.
+            net: "module:function" that makes the network of a saved model; imported from the current folder.
+            device: Where the model computes; default: the CPU.
+        """
+        draws: dict[str, Any] = {"seed": seed, "fallback": fallback}
+        is_run, is_saved = RunFolder(source).begun, (source / model_folder.CONFIG).is_file()
+        if net is not None and (is_run or not is_saved):
+            raise ValueError(complaint("--net", "absent unless MODEL is a saved model", repr(net), "Leave it out."))
+        if source.suffix == ".onnx" and not source.is_dir():
+            made = cls._of_file(source, samples, seed, fallback, device)
+        elif is_run or not is_saved:
+            if not source.is_dir():
+                expected, remedy = "a run folder, a folder of save_pretrained, or an .onnx file", "Check the path."
+                raise FileNotFoundError(complaint("MODEL", expected, f"no such {source}", remedy))
+            made = cls._of_run(source, samples, trust_code, draws)
+        else:
+            made = cls._of_save(source, samples or SAMPLES, net, draws)
+        if device is not None and isinstance(made.model, nn.Module):
+            made.model.to(device)
+        if fallback is not None and made.run is not None:
+            check_fallback(fallback, made.reference)
+        return made
+
+    @classmethod
+    def _of_run(cls, folder: Path, samples: int | None, trust_code: bool, draws: dict[str, Any]) -> Self:
+        run, home = jobs.read_run(folder, trust_code=trust_code), RunFolder(folder)
+        kind = _rows(run.units) if run.units is not None else _pixels(home, run.job.data)
+        facts: Any = {
+            "classes": tuple(map(str, run.result["classes"])),
+            "target": run.job.target,
+            "home": home,
+            "run": run,
+        }
+        return cls(run.result["name"], run.model, kind, samples=samples or run.job.samples, **facts, **draws)
+
+    @classmethod
+    def _of_save(cls, folder: Path, samples: int, net: str | None, draws: dict[str, Any]) -> Self:
+        import ibnn.baselines  # noqa: F401  so that they can be loaded
+
+        config = model_folder.read_config(folder)
+        known = config.get("architecture")
+        first = next((p for p in known if p["name"] != "affine"), None) if isinstance(known, list) else known
+        if net is None and (first is None or ":" in first["name"] or config["latents_only"]):
+            expected = "given: the folder does not hold a network that ibnn can build"
+            remedy = "Pass --net module:function, a function of the current folder that returns the plain network."
+            raise ValueError(complaint("--net", expected, None, remedy))
+        shape = None
+        if net is None and first is not None:
+            options = {name: value for name, value in first["options"].items() if name != "classes"}
+            shape = nets.input_shape(first["name"], **options)
+        model = load(folder, None if net is None else _called(net))
+        return cls.of_model(model, name=folder.resolve().name, shape=shape, samples=samples, **draws)
+
+    @classmethod
+    def of_model(
+        cls,
+        model: Any,
+        *,
+        name: str | None = None,
+        shape: tuple[int, ...] | None = None,
+        valid: Labelled | None = None,
+        classes: Sequence[str] = (),
+        samples: int = SAMPLES,
+        seed: int = 0,
+        fallback: float | None = None,
+    ) -> Self:
+        """Makes a predictor of a converted network or a baseline, on the model's own device."""
+        if not isinstance(model, nn.Module) or not hasattr(model, "each_draw"):
+            remedy = "Pass what ibnn.convert returned, or a baseline of ibnn.baselines."
+            raise TypeError(complaint("model", "a converted network or a baseline", type(model).__name__, remedy))
+        check.integer("samples", samples, remedy="Pass samples=5.")
         if fallback is not None:
-            check_fallback(fallback, getattr(run.model, "reference", None))
-        return cls(folder, run, samples or run.job.samples, seed, fallback)
+            check_fallback(fallback, getattr(model, "reference", None))
+        whole = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
+        classes = tuple(map(str, classes))
+        name = name or f"{type(model).__name__} of {type(getattr(model, 'net', model)).__name__}"
+        return cls(name, model.eval(), Tensors(shape, whole), classes, None, samples, seed, fallback, valid)
+
+    @classmethod
+    def _of_file(cls, path: Path, samples: int | None, seed: int, fallback: float | None, device: str | None) -> Self:
+        given: dict[str, Any] = {"--samples": samples, "--seed": seed or None, "--fallback": fallback}
+        if device is not None and torch.device(device).type != "cpu":
+            given["--device"] = device
+        for option, value in given.items():
+            if value is not None:
+                remedy = "Leave it out, or export the model again."
+                raise ValueError(complaint(option, "absent for an .onnx file, which holds its draws", value, remedy))
+        model = ExportedFile(path)
+        facts, shape = model.facts, model.shapes.get("x")
+        kind: Kind = Tensors()
+        if shape is not None:
+            kind = Tensors(tuple(shape) if all(isinstance(size, int) for size in shape) else None, model.whole)
+        if facts.get("columns"):
+            kind = Rows(tuple(facts["columns"]))
+        elif shape is not None and len(shape) == 3 and (facts.get("pixels") or facts.get("normalisation")):
+            normal = {} if facts.get("pixels") else facts["normalisation"]
+            kind = Pixels(Form(*shape), **normal, resize=facts.get("resize"))
+        classes, name = tuple(map(str, facts.get("classes") or ())), facts.get("run") or path.name
+        draws = {"samples": facts["samples"], "seed": facts["seed"]}
+        return cls(name, model, kind, classes, facts.get("target"), **draws, fallback=model.fallback)
 
     @property
-    def classes(self) -> list[str]:
-        """Names of the classes; empty where a number is predicted."""
-        return [str(name) for name in self.run.result["classes"]]
+    def labels(self) -> bool:
+        """Whether every answer is one of several classes."""
+        return isinstance(self.model.likelihood, Categorical)
 
     @property
-    def units(self) -> Standardisation | None:
-        """Standardisation of the points that the run was trained on; None for images."""
-        return self.run.units
+    def can_draw(self) -> bool:
+        """Whether the answers of single draws can be had."""
+        return not isinstance(self.model, ExportedFile)
 
-    @cached_property
-    def form(self) -> Form:
-        """Shape of the images that the run was trained on."""
-        return Form(*self.test_answers["shown/images"].shape[1:])
+    def answer(self, inputs: Inputs) -> Prediction:
+        """Predicts for inputs of the predictor's kind; the answers are on the CPU."""
+        return self._answer(self.kind.prepared(inputs))
 
-    @property
-    def resize(self) -> int | None:
-        """What the shorter side of an image is resized to before its centre is cropped; None for sets without that."""
-        return None if self.run.job.data in KNOWN else shorter_side(self.form.height)
-
-    @cached_property
-    def test_answers(self) -> dict[str, Tensor]:
-        """The run's answers on its test set."""
-        return RunFolder(self.folder).answers()
-
-    @property
-    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel that images are normalised by."""
-        data = self.run.job.data
-        return (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS
-
-    def reader(self, scale: float | None, note: Note) -> Reader:
-        """Returns a function that reads files of the run's kind of inputs; `scale` is the value of white in images."""
-        if self.units is None:
-            return image_reader(self.form, note, scale, self.resize)
-        if scale is not None:
-            remedy = "Leave it out: points are taken as they are."
-            raise ValueError(complaint("--scale", "absent for a run on points", scale, remedy))
-        return partial(read_points, units=self.units, note=note)
-
-    def normalised(self, pixels: Tensor) -> Tensor:
-        """Returns what the network takes, from images in [0, 1]."""
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in self.normalisation)
-        return (pixels - mean) / std
-
-    def answer(self, inputs: Tensor) -> CategoricalPrediction | GaussianPrediction:
-        """Predicts for images (N, C, H, W) in [0, 1], or points (N, D)."""
-        return self._answer(self.normalised(inputs) if self.units is None else inputs)
-
-    def _answer(self, x: Tensor) -> CategoricalPrediction | GaussianPrediction:
-        found = predict(
-            self.run.model, x, samples=self.samples, seed=self.seed, batch_size=BATCH, fallback=self.fallback
-        )
-        assert isinstance(found, CategoricalPrediction | GaussianPrediction), "as for all runs"
-        return found
+    def _answer(self, x: Inputs) -> Prediction:
+        if isinstance(self.model, ExportedFile):
+            return self.model.predict(x)
+        draws: Any = {"samples": self.samples, "seed": self.seed, "fallback": self.fallback}
+        return predict(self.model, x, batch_size=BATCH, **draws).to("cpu")
 
     @torch.no_grad()
-    def draws(self, inputs: Tensor) -> Tensor:
-        """Returns the answer of every draw: probabilities (N, K·S, classes) or, for numbers, means (N, K·S)."""
-        model, x = self.run.model, self.normalised(inputs) if self.units is None else inputs
-        outputs = model.draw_logits(x, self.samples, self.seed, batch_size=BATCH).movedim(0, 1)
-        return (outputs / model.likelihood.temperature).softmax(2) if self.classes else outputs[..., 0]
+    def draws(self, inputs: Inputs) -> Tensor:
+        """Returns the answer of every draw: probabilities (N, K·S, classes), or outputs; for numbers means (N, K·S)."""
+        if not self.can_draw:
+            raise ValueError(complaint("draws", "absent for an .onnx file", "true", "Leave it out."))
+        likelihood: Any = self.model.likelihood
+        device = next(self.model.parameters()).device
+        x = tree_map(lambda t: t.to(device), self.kind.prepared(inputs))
+        outputs: Tensor = self.model.draw_logits(x, self.samples, self.seed, batch_size=BATCH).movedim(0, 1).cpu()
+        if isinstance(likelihood, Gaussian):
+            outputs = likelihood.split(outputs.to(device))[0].cpu()
+            return outputs[..., 0] if outputs.dim() == 3 else outputs
+        return (outputs / likelihood.temperature.cpu()).softmax(2) if isinstance(likelihood, Categorical) else outputs
 
-    def described(self, found: CategoricalPrediction | GaussianPrediction, rule: Threshold) -> list[dict[str, Any]]:
+    def described(self, found: Prediction, rule: Threshold) -> list[dict[str, Any]]:
         """Returns a class, its probability and entropies; or a number, its std, 90 % interval and variances.
 
-        They are followed by the p-value of novelty, if the run can tell it, and by whether and why to abstain.
+        They are followed by the p-value of novelty, if the model can tell it, and by whether and why to abstain.
         """
+        values = named(found)
         rows: list[dict[str, Any]] = [{} for _ in range(len(found))]
         if isinstance(found, GaussianPrediction):
             low, high = found.interval(0.9)
-            numbers = {"mean": found.mean, "std": found.std, "low": low, "high": high}
-            numbers |= {"aleatoric": found.aleatoric, "epistemic": found.epistemic}
-        else:
-            rows = [{"label": self.classes[number]} for number in found.labels.tolist()]
-            numbers = {"probability": found.probs.amax(1)}
-            numbers |= {name: getattr(found, name) for name in ("total", "aleatoric", "epistemic")}
-        numbers |= {} if found.p_value is None else {"p_value": found.p_value}
-        rows = [row | {name: float(values[i]) for name, values in numbers.items()} for i, row in enumerate(rows)]
-        if not self.classes and found.p_value is None:  # nothing is ever withheld
+            values = {"mean": found.mean, "std": found.std, "low": low, "high": high} | values
+        elif self.labels and values["probabilities"].dim() == 2:
+            probs = values.pop("probabilities")
+            rows = [{"label": self.names(probs.shape[1])[number]} for number in probs.argmax(1).tolist()]
+            values = {"probability": probs.amax(1)} | values
+        values |= {} if found.p_value is None else {"p_value": found.p_value}
+        plain = {name: value.reshape(-1) if value[0].numel() == 1 else value for name, value in values.items()}
+        lists = {name: value.tolist() for name, value in plain.items()}
+        rows = [row | {name: each[i] for name, each in lists.items()} for i, row in enumerate(rows)]
+        if not self.labels and found.p_value is None:  # nothing is ever withheld
             return rows
-        why = rule.reasons(found)
+        if hasattr(found, "total"):
+            why = rule.reasons(found)  # type: ignore[arg-type]
+        else:  # several heads
+            novel = found.novel(rule.novelty).tolist() if rule.novelty else [False] * len(rows)
+            why = ["novel" if each else None for each in novel]
         return [row | {"abstain": w is not None, "withheld": w} for row, w in zip(rows, why, strict=True)]
+
+    def names(self, count: int) -> list[str]:
+        """Returns the names of the classes, or their numbers if they have none."""
+        return list(self.classes) if len(self.classes) == count else [str(number) for number in range(count)]
 
     @property
     def reference(self) -> Reference | None:
-        """What novel inputs are recognised by; None for runs with too few data."""
-        return getattr(self.run.model, "reference", None)
+        """What novel inputs are recognised by; None for models without reference data, and for files."""
+        return getattr(self.model, "reference", None)
+
+    @property
+    def ranked(self) -> int | None:
+        """How many held-out inputs p-values are ranks among; None if novel inputs are not recognised."""
+        return self.reference.ranked if self.reference is not None else getattr(self.model, "ranked", None)
 
     def novelty_level(self, given: float | None) -> float:
-        """Returns the p-value up to which inputs are withheld as novel; 0 if the run cannot tell.
+        """Returns the p-value up to which inputs are withheld as novel; 0 if the model cannot tell.
 
-        By default 0.01, or the smallest p-value that the run can give if that is larger.
+        By default 0.01, or the smallest p-value that the model can give if that is larger.
         """
-        if self.reference is None:
+        if self.ranked is None:
             if given:
                 remedy = "Leave it out, or train again with at least 50 validation examples."
-                raise ValueError(complaint("novelty", "0 for a run that knows no reference data", given, remedy))
+                raise ValueError(complaint("novelty", "0 for a model that knows no reference data", given, remedy))
             return 0.0
         if given:
-            check_level("novelty", given, self.reference.ranked)
-        return default_level(self.reference.ranked) if given is None else given
+            check_level("novelty", given, self.ranked)
+        return default_level(self.ranked) if given is None else given
 
     def rule(
-        self, risk: float, novelty: float, held_out: Callable[[], HeldOut]
+        self, risk: float, novelty: float, held_out: Callable[[], HeldOut | None]
     ) -> tuple[Threshold, dict[str, Any] | None]:
         """Returns the rule that keeps the share of wrong answers at or below a risk, and the evidence.
 
-        Answers for inputs with p-values up to `novelty` are withheld, too.
+        With fewer held-out inputs than the risk needs, no answer is withheld as uncertain. Answers for inputs with
+        p-values up to `novelty` are withheld in any case.
         """
-        if risk == 1 or not self.classes:  # every answer is certain enough
+        held = held_out() if risk < 1 and self.labels else None
+        if held is None:  # every answer is certain enough, or nobody knows
             return Threshold(math.inf, 1.0, 0, 1.0, novelty), None
-        held = held_out()
-        found = threshold(held.total, held.wrong, risk, novel=held.p_value <= novelty)._replace(novelty=novelty)
+        needed, known = rows_needed(risk), held.p_value > novelty
         facts = {"risk": risk, "confidence": CONFIDENCE, "by": held.source, "examples": len(held.total)}
-        return found, facts | found._asdict()
+        if int(known.sum()) < needed:
+            found = Threshold(math.inf, 1.0, int(held.wrong[known].sum()), 1.0, novelty)
+        else:
+            found = threshold(held.total, held.wrong, risk, novel=~known)._replace(novelty=novelty)
+        return found, facts | {"needed": needed, "known": int(known.sum())} | found._asdict()
 
-    def held_out(self, data: Path | None = None) -> HeldOut:
-        """Returns answers for the run's validation inputs, cached in its folder; without these, for its test inputs."""
+    def notes(self, facts: dict[str, Any] | None, level: float) -> list[str]:
+        """Describes where answers are withheld, and what that guarantees; `facts` and `level` are those of `rule`."""
+        novel = f"p-value ≤ {level:g}" if level else ""
+        off = [] if self.ranked is not None else ["Novelty detection is off: the model has no reference data."]
+        if facts is None:
+            return [f"Abstains where {novel}." if novel else "Never abstains.", *off]
+        by = f"{facts['examples']:,} {facts['by']}"
+        if facts["known"] < facts["needed"]:
+            text = f"No answer is withheld as uncertain: a risk of {facts['risk']:g} needs {facts['needed']} held-out "
+            text += f"inputs that are not novel, and {facts['known']} of the {by} are not. Hold out more rows."
+        elif not facts["coverage"]:
+            text = f"All abstain: by the {by}, no threshold keeps the error at or below {facts['risk']:g}."
+        else:
+            text = (
+                f"Abstains where total > {facts['limit']:.4g}{' or ' * bool(novel)}{novel}: this answers "
+                f"{facts['coverage']:.0%} of the {by}; with {facts['confidence']:.0%} confidence at most "
+                f"{facts['bound']:.2%} of such answers are wrong ({facts['risk']:.2%} allowed)."
+            )
+        return [text, *off]
+
+    def held_out(self, data: Path | None = None) -> HeldOut | None:
+        """Returns answers for a run's validation inputs, cached in its folder; without these, for its test inputs.
+
+        Of other models, those for the labelled inputs that they were given, if any.
+        """
+        if self.run is None or self.home is None:
+            return None if self.valid is None else self._measured(*self.valid, "validation inputs")
         if (cached := self._cached()) is not None:
             return cached
         valid = self._validation(data)
         if valid is None:
-            stored = self.test_answers
+            stored = self.home.answers()
             epistemic = (stored["between"] + stored["within"]).flatten()
             total = stored["aleatoric"].flatten() + epistemic
-            wrong = stored["probs"].argmax(1) != stored["labels"] if self.classes else epistemic < 0
+            wrong = stored["probs"].argmax(1) != stored["labels"] if self.labels else epistemic < 0
             p_value = stored.get("p_value", torch.ones_like(total))
             return HeldOut(total, epistemic, wrong, p_value, "test answers of the run folder", stored=True)
         index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
         x, y = valid.__getitems__(index.sort().values.tolist())
-        answer = self._answer(x)
-        total, epistemic = answer.total.flatten(), answer.epistemic.flatten()
-        wrong = answer.labels != y if isinstance(answer, CategoricalPrediction) else epistemic < 0
-        p_value = torch.ones_like(total) if answer.p_value is None else answer.p_value
-        source = "validation images" if self.units is None else "validation points"
-        found = HeldOut(total, epistemic, wrong, p_value, source)
+        source = "validation images" if isinstance(self.kind, Pixels) else "validation points"
+        found = self._measured(x, y, source)
         with suppress(OSError):  # a read-only folder
-            sealed.write_tensors(self.folder / HELD_OUT, found.tensors, {"key": self._key, "source": source})
+            sealed.write_tensors(self.home.path / HELD_OUT, found.tensors, {"key": self._key, "source": source})
         return found
+
+    def _measured(self, x: Inputs, y: Tensor, source: str) -> HeldOut:
+        answer: Any = self._answer(x)
+        if not hasattr(answer, "total") or answer.total.numel() != len(answer):
+            got, remedy = f"answers of shape {tuple(getattr(answer, 'total', torch.empty(0)).shape)}", "Leave it out."
+            raise ValueError(complaint("valid", "given for a model with one label or number an input", got, remedy))
+        total, epistemic = answer.total.flatten(), answer.epistemic.flatten()
+        wrong = answer.labels.flatten() != y.cpu().flatten() if self.labels else epistemic < 0
+        p_value = torch.ones_like(total) if answer.p_value is None else answer.p_value
+        return HeldOut(total, epistemic, wrong, p_value, source)
 
     def _validation(self, data: Path | None) -> Images | Points | None:
         """Returns the validation split, or None if the run had none, or if its data are missing or have changed."""
+        assert self.run is not None
+        job = self.run.job
         try:
-            return parts.make_data(self.run.job, data, self.units).valid if self.run.job.valid else None
+            return parts.make_data(job, data, self.run.units).valid if job.valid else None
         except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
-            if isinstance(error, ValueError) and not self.run.job.has_file:
+            if isinstance(error, ValueError) and not job.has_file:
                 raise
             return None
 
     @cached_property
     def _key(self) -> str:
         """Names all that the cached answers depend on."""
-        draws = [self.samples, self.seed, self.fallback]
-        return json.dumps([RunFolder(self.folder).checksum(), self.run.job.key, *draws, MOST])
+        assert self.run is not None
+        assert self.home is not None
+        return json.dumps([self.home.checksum(), self.run.job.key, self.samples, self.seed, self.fallback, MOST])
 
     def _cached(self) -> HeldOut | None:
+        assert self.home is not None
         tensors: Any
         try:
-            tensors, facts = sealed.read_tensors(self.folder / HELD_OUT)
+            tensors, facts = sealed.read_tensors(self.home.path / HELD_OUT)
         except (OSError, DamagedError):
             return None
         return HeldOut(**tensors, source=facts["source"]) if facts["key"] == self._key else None
+
+
+def check_limits(risk: float, novelty: float | None, false_alarm: float = 0.01, megabytes: float = 10) -> None:
+    """Raises for numbers that are out of range; names are those of the command's options."""
+    check.number("--risk", risk, above=0, most=1, remedy="Pass 0.05.")
+    if novelty is not None:
+        check.number("--novelty", novelty, least=0, below=1, remedy="Pass 0.01, or 0 for never.")
+    check.share("--false-alarm", false_alarm, remedy="Pass 0.01.")
+    check.number("--megabytes", megabytes, above=0, remedy="Pass 10.")
+
+
+def _pixels(home: RunFolder, data: str) -> Pixels:
+    """Returns the images that a run was trained on; a folder's are resized by their shorter side and cropped."""
+    form = Form(*home.answers()["shown/images"].shape[1:])
+    mean, std = (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS
+    return Pixels(form, mean, std, None if data in KNOWN else shorter_side(form.height))
+
+
+def _rows(units: Standardisation) -> Rows:
+    """Returns the rows that a run was trained on; the page's fields start at means, to a hundredth of the std."""
+    pairs = zip(units.centre, units.scale, strict=True)
+    start = tuple(f"{round(mean, 2 - math.floor(math.log10(std))):.12g}" for mean, std in pairs)
+    return Rows(units.columns, units.sha256 is not None, start)
+
+
+def _called(name: str) -> nn.Module:
+    """Returns the network that a function of the current folder makes, called without arguments."""
+    try:
+        net = find(name)()
+    except TypeError as error:
+        remedy = "Define one that takes no arguments and returns the plain network."
+        raise ValueError(complaint("--net", "a function that is called without arguments", error, remedy)) from error
+    if not isinstance(net, nn.Module):
+        got = f"{name}, which returned {type(net).__name__}"
+        raise TypeError(complaint("--net", "a function that returns a torch.nn.Module", got, "Return the network."))
+    return net

@@ -4,7 +4,8 @@ Every method offers draws of its network's output to `ibnn.predict` and an objec
 Temperature scaling can be added to any of them; SWA is `fit` with `swa=0.75` on a `Plain`.
 """
 
-from ibnn.baselines.plain import Ensemble, Plain, scale_temperature
+from ibnn.baselines.ensemble import Ensemble
+from ibnn.baselines.plain import Plain, scale_temperature
 from ibnn.baselines.stochastic import SWAG, MCDropout, MeanField
 from ibnn.files.saving import register_method
 

@@ -1,4 +1,4 @@
-"""A plain network, the base class of the other baselines; deep ensembles and temperature scaling."""
+"""A plain network, the base class of the other baselines; temperature scaling."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ibnn import objective
-from ibnn.autograd import scale_gradient
+from ibnn import check, objective
 from ibnn.batches import as_source
 from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
@@ -16,7 +15,7 @@ from ibnn.layers.explain import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood, Terms
 from ibnn.likelihood.temperature import supported_temperature
 from ibnn.network import make_room
-from ibnn.normal import check_seed, numbered_seed
+from ibnn.normal import numbered_seed
 from ibnn.prediction import HeldOut, draws, predict
 from ibnn.training.trainable import Trainable
 
@@ -62,7 +61,7 @@ class Plain(nn.Module):
 
     def reseed(self, seed: int) -> None:
         """Sets the count of examples to 0; the noise of training comes from torch's generator, which `fit` seeds."""
-        check_seed(seed)
+        check.seed(seed)
         self.examples.zero_()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -164,40 +163,6 @@ def mean_terms(terms: Sequence[Terms]) -> Terms:
 def generator(seed: int, index: int) -> torch.Generator:
     """Returns the random generator of one draw; on the CPU, so that a draw is the same on every device."""
     return torch.Generator().manual_seed(numbered_seed(seed, index))
-
-
-class Ensemble(Plain):
-    """A deep ensemble (Lakshminarayanan et al., 2017): M networks, each trained as if alone, are its components.
-
-    Args:
-        nets: The members, initialised apart.
-        likelihood: Default `Categorical`.
-    """
-
-    net: nn.ModuleList
-
-    def __init__(self, nets: Sequence[nn.Module], likelihood: Likelihood | None = None) -> None:
-        own = [id(p) for net in nets for p in net.parameters()]
-        if len(nets) < 2 or len(set(own)) < len(own):
-            got = f"{len(nets)} with parameters in common" if len(nets) > 1 else len(nets)
-            raise ValueError(complaint("nets", "two or more separate networks", got, "Make each anew."))
-        super().__init__(nn.ModuleList(nets), likelihood)
-        self.components = len(nets)
-
-    def mean_output(self, x: Inputs) -> Tensor:
-        """Returns the mean of the members' outputs."""
-        return torch.stack(list(self._draws(*call_arguments(x), range(1), 0))).mean(0)
-
-    def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
-
-    def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
-        """Returns the mean of the members' losses; each member's gradient is that of its own loss, not of the mean."""
-        outputs = [self._checked(member, x, y) for member in self.net]
-        return mean_terms([self.likelihood.terms(scale_gradient(o, float(self.components)), y) for o in outputs])
-
-    def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
-        yield from (self.likelihood.read(member(*args, **kwargs)) for member in self.net)
 
 
 def scale_temperature(method: Trainable, valid: Any, *, samples: int = 5) -> float:

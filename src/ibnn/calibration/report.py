@@ -2,11 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from typing import NamedTuple
 
 NOTEWORTHY = 0.05  # log of the ratio of temperatures, from which on the report mentions that one was shrunk
 
@@ -63,10 +59,11 @@ class Calibration:
 
     def __str__(self) -> str:
         """A table."""
+        widths = {name: max(9, len(name) + 2) for name in self.after}
+        lines = [f"{'':<12}" + "".join(f"{name:>{width}}" for name, width in widths.items())]
         entries = {"before": self.before, "temperature": self.temperature_scaling, "calibrated": self.after}
-        lines = [f"{'':<12}" + "".join(f"{name:>9}" for name in self.after)]
         for entry, scores in entries.items():
-            lines.append(f"{entry:<12}" + "".join(f"{scores[name]:>9.4f}" for name in self.after))
+            lines.append(f"{entry:<12}" + "".join(f"{scores[name]:>{width}.4f}" for name, width in widths.items()))
         layers = f"latents: {_span(self.std)}"
         if self.unit_std:
             layers += f", of their units' factors: {_span(self.unit_std)}"
@@ -82,25 +79,6 @@ class Calibration:
             f"NLL cross-fitted: temperature {alone:.4f}, calibrated {noisy:.4f}{gained}",
         ]
         return "\n".join([*lines, *filter(None, [self.reason])])
-
-    def plot(self, path: str | Path | None = None) -> "Figure":
-        """Draws the curve as a matplotlib figure; writes it to a file if a path is given."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-        axes = figure.add_subplot()
-        scales, plain, _, tempered = zip(*self.curve, strict=True)
-        axes.plot(scales, plain, "o-", color="#56B4E9", ms=4, label="temperature 1")
-        axes.plot(scales, tempered, "o-", color="#0072B2", ms=4, label="best temperature of each scale")
-        axes.axhline(tempered[0], color="#E69F00", lw=1, ls="--", label="temperature scaling")
-        axes.axvline(self.scale, color="#D55E00", lw=1, ls=":", label="chosen")
-        spread = max(tempered) - min(tempered) or 1.0
-        axes.set_ylim(min(tempered) - 0.1 * spread, max(tempered) + spread)
-        axes.set(xlabel="scale of the latents' noise", ylabel="held-out NLL (nats)")
-        axes.legend(frameon=False, fontsize=9)
-        if path is not None:
-            figure.savefig(path, dpi=130)
-        return figure
 
 
 def _span(values: dict[str, float]) -> str:

@@ -14,6 +14,8 @@ Noise that costs nothing is worth having: it averages networks, and their disagr
 
 import functools
 import math
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -29,11 +31,11 @@ from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, check_rows, slice_rows, tree_map
 from ibnn.layers.explain import explaining_shapes
-from ibnn.likelihood import Heads, Likelihood
+from ibnn.likelihood import Bernoulli, Categorical, Heads, Likelihood, own_activation
 from ibnn.likelihood.temperature import PRICE, best_temperature, supported_temperature
 from ibnn.network import IBNN, by_layer, require_mixture
 from ibnn.noise import by_node, has_units, shares
-from ibnn.normal import Space, address, check_seed, normals, numbered_words, words
+from ibnn.normal import Space, address, normals, numbered_words, words
 from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.prediction import explaining_cuts, refuse_nan
 from ibnn.progress import Bar
@@ -68,7 +70,7 @@ def calibrate(
     stays as it is. From 100 rows on `fit_novelty` makes a new reference of them.
 
     It takes about 60 passes over the held-out rows, or over 1,000 rows if there are fewer; trained latents take up to
-    twice that.
+    twice that. In a terminal it says at the start about how long that is.
 
     Args:
         model: What `ibnn.convert` made of the network.
@@ -97,7 +99,7 @@ def calibrate(
     check.integer("samples", samples, remedy="Pass samples=5.")
     if batch_size is not None:
         check.integer("batch_size", batch_size, remedy="Pass batch_size=256, or None to never cut a batch.")
-    check_seed(seed)
+    check.seed(seed)
     with generators_restored():
         options: Any = {"batch_size": batch_size, "shuffled": False, "pack": model.likelihood.pack}
         source = valid if isinstance(valid, Source) else as_source(valid, name="valid", **options)
@@ -110,21 +112,18 @@ def calibrate(
         remedy = "Hold out more: a few hundred do, 2,000 are plenty."
         raise ValueError(complaint("valid", f"at least {FEWEST} labelled rows", len(y), remedy))
     refuse_nan(x, argument="valid")
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))  # the first rows are random ones
-    whole, whole_y = x, y
-    x, y = slice_rows(x, order, len(y)), y[order]
     with _restored_on_error(model), model.evaluating(), torch.no_grad(), Bar("calibrate", shown=progress) as bar:
         outputs = _Outputs(model, x, len(y), samples=samples, seed=seed, batch_size=batch_size, bar=bar)
-        if batch_size is None:
-            outputs.x, outputs.order, outputs.by_row = whole, order, False
+        order = outputs.order
         with explaining_cuts(batch_size, len(y)):
-            report, answers = _calibrated(outputs, y.to(outputs.device), temper=temperature)
+            report, answers = _calibrated(outputs, y[order].to(outputs.device), temper=temperature)
         if batch_size is None:
-            known, answers = (whole, whole_y), answers[:, :, order.argsort()]
+            answers = answers[:, :, order.argsort()]
         else:
-            known, answers = (slice_rows(x, slice(0, RANKED), len(y)), y[:RANKED]), answers[:, :, :RANKED]
+            order, answers = order[:RANKED], answers[:, :, :RANKED]
+            x, y = slice_rows(x, order, len(y)), y[order]
         given = model.likelihood.summarise(answers).to(torch.device("cpu"))
-        source = as_source(known, batch_size=batch_size, shuffled=False)
+        source = as_source((x, y), batch_size=batch_size, shuffled=False)
         fit_novelty_if_possible(model, source, answers=given, seed=seed, batch_size=batch_size)
     return report
 
@@ -144,30 +143,31 @@ def _calibrated(outputs: "_Outputs", y: Tensor, *, temper: bool) -> tuple[Calibr
     if isinstance(likelihood, Heads) and temper:
         likelihood.balance(plain, y, functools.partial(supported_temperature, rough=True))
     curve = _curve(outputs, plain, y, temper=temper)
+    scale = _chosen(curve, outputs, temper)
     without, answers = measure(outputs, plain, 0.0, y, temper=temper), plain
     cross, counts = crossed(likelihood, plain, y, temper=temper)
-    kept, after, kept_cross = without, scores(plain, without.temperature), cross
-    if scale := _chosen(curve, outputs, temper):
+    kept, after, kept_cross = without, scores(plain, without.point.temperature), cross
+    if scale:
         draws = outputs.answers(scale)
         noisy = measure(outputs, draws, scale, y, temper=temper)
-        tried, tried_cross = scores(draws, noisy.temperature), crossed(likelihood, draws, y, temper=temper)[0]
+        tried, tried_cross = scores(draws, noisy.point.temperature), crossed(likelihood, draws, y, temper=temper)[0]
         cheaper = bool(noisy.costs.sum() <= without.costs.sum())
         if cheaper and tried["nll"] <= after["nll"] and tried_cross.sum() <= cross.sum():
             kept, answers, after, kept_cross = noisy, draws, tried, tried_cross
-    outputs.set_noise(kept.scale)
+    outputs.set_noise(kept.point.scale)
     temperature_scaling = scores(plain, supported_temperature(likelihood, plain, y, rough=True))
     fitted = best_temperature(likelihood, answers, y, rough=True) if temper else 1.0
-    likelihood.set_temperature(kept.temperature)
+    likelihood.set_temperature(kept.point.temperature)
     model.eval_samples, model.eval_seed = outputs.samples, outputs.seed
     units = zip(model.latents, model.unit_std.tolist(), has_units(model).tolist(), strict=True)
     report = Calibration(
         curve=tuple(candidate.point for candidate in curve),
-        scale=kept.scale,
-        temperature=kept.temperature,
+        scale=kept.point.scale,
+        temperature=kept.point.temperature,
         fitted_temperature=fitted,
         std={name: float(part.mean()) for name, _, part in by_layer(model, model.posterior().std)},
         unit_std={name: std for name, std, placed in units if placed},
-        reason="" if kept.scale else _refusal(curve, scale),
+        reason="" if kept.point.scale else _refusal(curve, scale),
         before=before,
         temperature_scaling=temperature_scaling,
         after=after,
@@ -180,25 +180,12 @@ def _calibrated(outputs: "_Outputs", y: Tensor, *, temper: bool) -> tuple[Calibr
 
 
 class Candidate(NamedTuple):
-    """A scale, its temperature and price, and sums of losses over groups of rows (G,), at T = 1 and at that one."""
+    """A scale as the report shows it, and what it costs groups of rows, (G,) each."""
 
-    scale: float
-    temperature: float
-    price: float  # nats
+    point: Point
+    losses: Tensor  # summed over a group's data, at the point's temperature
+    costs: Tensor  # the same, and the group's part of the price
     counts: Tensor  # data in each group
-    plain: Tensor
-    losses: Tensor
-
-    @property
-    def costs(self) -> Tensor:
-        """The losses at its temperature and, evenly divided, the price."""
-        return self.losses + self.price * self.counts / self.counts.sum()
-
-    @property
-    def point(self) -> Point:
-        """The mean losses."""
-        plain, losses = (float(part.sum() / self.counts.sum()) for part in (self.plain, self.losses))
-        return Point(self.scale, plain, self.temperature, losses)
 
 
 def measure(outputs: "_Outputs", draws: Tensor, scale: float, y: Tensor, *, temper: bool) -> Candidate:
@@ -210,7 +197,9 @@ def measure(outputs: "_Outputs", draws: Tensor, scale: float, y: Tensor, *, temp
     best = supported_temperature(likelihood, draws, y, price=part * PRICE, rough=True) if temper else 1.0
     price = PRICE * abs(math.log(best / float(likelihood.temperature))) + NOISE_PRICE * abs(scale - outputs.trained)
     (plain, counts), (losses, _) = (likelihood.losses(draws, y, t) for t in (1.0, best))
-    return Candidate(scale, best, part * price, counts, plain, losses)
+    number = counts.sum()
+    point = Point(scale, float(plain.sum() / number), best, float(losses.sum() / number))
+    return Candidate(point, losses, losses + part * price * counts / number, counts)
 
 
 def _curve(outputs: "_Outputs", plain: Tensor, y: Tensor, *, temper: bool) -> list[Candidate]:
@@ -230,21 +219,21 @@ def _curve(outputs: "_Outputs", plain: Tensor, y: Tensor, *, temper: bool) -> li
             break
     chosen = _chosen(curve, outputs, temper)
     beside = (chosen / 2**0.5, chosen * 2**0.5) if chosen else (smallest / 2,)
-    return sorted([*curve, *map(tried, beside)], key=lambda candidate: candidate.scale)
+    return sorted([*curve, *map(tried, beside)], key=lambda candidate: candidate.point.scale)
 
 
 def _chosen(curve: list[Candidate], outputs: "_Outputs", temper: bool) -> float:
     costs, part = [candidate.costs for candidate in curve], outputs.searched / outputs.rows
-    return curve[choose(costs, curve[0].counts, largest=temper, part=part)].scale
+    return curve[choose(costs, curve[0].counts, largest=temper, part=part)].point.scale
 
 
 def _refusal(curve: list[Candidate], scale: float) -> str:
     """Says why there is no noise, given the scale that the curve chose."""
-    lowest = min(curve, key=lambda candidate: _total(candidate.losses))
+    lowest = min(curve, key=lambda candidate: _total(candidate.losses)).point.scale
     if scale:
-        why = f"Noise of scale {scale:.3g} is worse than none"
-    elif lowest.scale:
-        why = f"Noise of scale {lowest.scale:.3g} lowers the NLL by less than so few labels can prove"
+        why = f"Noise of scale {scale:.3g} is no better than none on all rows"
+    elif lowest:
+        why = f"Noise of scale {lowest:.3g} lowers the NLL by less than so few labels can prove"
     else:
         why = "Noise does not lower the NLL"
     return f"{why}: this is temperature scaling, without noise."
@@ -302,20 +291,20 @@ class _Outputs:
     """Runs the network on the held-out rows with noise of a given scale.
 
     Attributes:
+        order: A random order of the rows, in which outputs are returned.
         trained: Whether the latents were trained.
         searched: How many rows the search uses: what `PASSES` leaves beside an answer for each row.
         by_row: Whether every row can have its own draw; layers that do not see the batch refuse that.
         passed: How many rows went through the network.
     """
 
-    order: Tensor | None = None  # of the rows among the inputs, where these are never cut
-
     def __init__(self, model: IBNN, x: Inputs, rows: int, *, samples: int, seed: int, batch_size: int | None, bar: Bar):
         self.model, self.x, self.rows, self.device = model, x, rows, model.examples.device
         self.samples, self.seed, self.batch_size, self.bar, self.passed = samples, seed, batch_size, bar, 0
+        self.order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
         left = PASSES * max(rows, LEAST) - model.components * samples * rows
         self.searched = min(max(left // ((SCALES + 2) * DRAWS), rows // 4), rows)
-        self.by_row, self.trained = True, int(model.examples) > 0
+        self.by_row, self.trained = batch_size is not None, int(model.examples) > 0
         q = model.posterior()
         self.mean, self.std, self.unit_std = q.mean.clone(), q.std.clone(), model.unit_std.clone()
         if not self.trained:
@@ -366,28 +355,28 @@ class _Outputs:
     def _by_batch(self, rows: int, draws: Callable[[Tensor], Draws]) -> Tensor:
         """Returns the outputs of the first rows, (J, N, …), given the draws for each batch's rows."""
         parts: list[Tensor] = []
-        if self.order is not None:
-            outputs = self.model.outputs(self.inputs(self.order), draws(self.order))
-            self.passed += len(outputs) * self.rows
-            return outputs[:, self.order[:rows]]
         for batch in torch.arange(rows).split(self.batch_size or rows):
             parts.append(self.model.outputs(self.inputs(batch), draws(batch)))
-            self.passed += len(parts[-1]) * len(batch)
+            self.passed += len(parts[-1]) * (len(batch) if self.batch_size else self.rows)
             self.bar.update(done=self.passed)
-        return torch.cat(parts, 1)
+        return torch.cat(parts, 1) if self.batch_size else parts[0][:, self.order[:rows]]
 
-    def inputs(self, rows: Tensor) -> Inputs:
-        """Returns some rows of the inputs, on the model's device."""
-        part = self.x if self.order is not None else slice_rows(self.x, rows, self.rows)
+    def inputs(self, numbers: Tensor) -> Inputs:
+        """Returns rows by their numbers in the order, on the model's device; all of them if they are never cut."""
+        part = slice_rows(self.x, self.order[numbers], self.rows) if self.batch_size else self.x
         return tree_map(lambda t: t.to(self.device), part)
 
 
 def _checked_plain(outputs: _Outputs, y: Tensor) -> Tensor:
     """Returns the outputs without noise; raises if they do not fit the labels, or labels are too few."""
     likelihood, few = outputs.model.likelihood, torch.arange(min(256, outputs.rows))
+    began = time.perf_counter()
     with explaining_shapes(outputs.model.net, outputs.inputs(few), "valid"):
         plain = outputs.plain()
         check_rows(plain[0, 0], outputs.rows)
+    passes = PASSES * max(outputs.rows, LEAST) / outputs.rows * (1 + outputs.trained)
+    seconds = passes / len(plain) * (time.perf_counter() - began)
+    outputs.bar.say(f"calibrate: up to {passes:,.0f} passes over {outputs.rows:,} rows, about {seconds:,.0f} s")
     likelihood.check(plain[0, 0], y)
     if (labels := likelihood.count(y)) < FEWEST:
         remedy = "Hold out more: targets that are ignored do not count."
@@ -395,6 +384,13 @@ def _checked_plain(outputs: _Outputs, y: Tensor) -> Tensor:
     if plain.isnan().any() or plain.isposinf().any():  # −∞ masks a class
         got = "NaN or infinity in the network's outputs"
         raise ValueError(complaint("valid", "data that the network can answer", got, "Check the inputs' scale."))
+    if isinstance(likelihood, Categorical | Bernoulli):
+        classes = (
+            plain[:, 0].movedim(likelihood.class_dim(plain, 2), 2) if isinstance(likelihood, Categorical) else None
+        )
+        if end := own_activation(outputs.model.net, classes):
+            what = f"The network ends in a {end}, and the likelihood adds its own: probabilities stay far from 1"
+            warnings.warn(f"{what}. Take the {end} out of the network and calibrate again.", stacklevel=4)
     two = few[: min(2, outputs.batch_size or 2)]
     try:
         outputs.model.outputs(outputs.inputs(two), outputs.pair(0.01, 0, two))

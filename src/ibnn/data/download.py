@@ -90,7 +90,7 @@ def _fetched(url: str, name: str, md5: str, folder: Path, retries: int, bar: Bar
         import requests
         from urllib3.exceptions import HTTPError
     except ModuleNotFoundError as error:
-        hint = "pip install -e '.[data]' in a clone of the repository"
+        hint = "pip install -c constraints.txt '.[data]' in a clone of the repository"
         raise ModuleNotFoundError(f"ibnn.data.get needs {error.name}: {hint}") from error
 
     def download(url: str, file: str, _: Any) -> None:

@@ -181,7 +181,7 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
 
     Photographs are turned as their camera says. Transparent images are composited on white; 16-bit greys become 8-bit.
     `Images` takes a folder in place of a `Split` and decodes each batch as it is needed (so give the loader some
-    `num_workers`); `split()` decodes everything at once into memory.
+    `num_workers`).
 
     Attributes:
         classes: Sorted names of the classes of train and val together; a label is an index into it.
@@ -224,10 +224,6 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
         found = copy.copy(self)
         found.paths, found.labels = [self.paths[i] for i in index.tolist()], self.labels[index]
         return found
-
-    def split(self) -> Split:
-        """Decodes all rows, 3·size² bytes each."""
-        return self.rows(torch.arange(len(self)))
 
     def _decode(self, path: Path) -> Tensor:
         try:

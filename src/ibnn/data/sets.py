@@ -77,7 +77,7 @@ def _digits(_: Path, *, train: bool) -> Rows:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
-        hint = "pip install -e '.[demo]' in a clone of the repository"
+        hint = "pip install -c constraints.txt '.[demo]' in a clone of the repository"
         raise ModuleNotFoundError(f"The digits come with {error.name}: {hint}") from error
     found = load_digits()
     images = torch.from_numpy(found.images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ibnn import check
 from ibnn.data.sets import stratified
 from ibnn.data.tables import Points, Standardisation, Target
-from ibnn.errors import complaint, nearest
+from ibnn.errors import complaint, did_you_mean, nearest
 
 Task = Literal["classes", "numbers"]
 MOST_CLASSES = 20  # distinct whole numbers that are still taken for classes
@@ -56,7 +56,8 @@ class Sheet(NamedTuple):
         counts, places = Counter(self.names), {name: place for place, name in enumerate(self.names)}
         for name in names:
             if not counts[name]:
-                remedy = f"Is it called {nearest(name, self.names)!r} there?"
+                near, shown = nearest(name, self.names), ", ".join(self.names[:12])
+                remedy = f"Is it called {near!r} there?" if near else f"It has {shown}."
                 raise self.error(f"a table with a column {name!r}", "none", remedy)
             if counts[name] > 1:
                 expected, remedy = "a table whose columns have different names", "Rename or remove all but one."
@@ -191,7 +192,7 @@ def _columns(sheet: Sheet, target: str, ignore: Sequence[str]) -> tuple[str, ...
     for argument, name in (("target", target), *(("ignore", name) for name in ignore)):
         if name not in names:
             shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-            remedy = f"Did you mean {nearest(name, names)!r}?"
+            remedy = did_you_mean(name, names, otherwise="Pass one of these.")
             raise ValueError(complaint(argument, f"a column of {sheet.path}: {shown}", repr(name), remedy))
     if target in ignore:
         raise ValueError(complaint("ignore", "columns other than the target", repr(target), "Leave it out."))

@@ -89,10 +89,8 @@ class Table:
     name: str
     make: Callable[[int, int], tuple[Tensor, Tensor]]  # returns inputs and targets for a number of rows and a seed
     rows: int  # default number of training rows
-    centre: tuple[float, ...]  # of `Standardisation`
-    scale: tuple[float, ...]  # of `Standardisation`
+    units: Standardisation
     classes: tuple[str, ...] = ()  # their names; none for a number to predict
-    target: Target | None = None  # units of the number to predict; None for classes
 
     def draw(self, rows: int | None = None) -> Points:
         """Returns the training points, always the same, in random order."""
@@ -102,12 +100,6 @@ class Table:
     def test(self) -> Points:
         """A thousand test points."""
         return Points(*self.make(1000, 1000))
-
-    @property
-    def units(self) -> Standardisation:
-        """Standardisation of its inputs and targets."""
-        columns = tuple(f"x{number}" for number in range(1, len(self.centre) + 1))
-        return Standardisation(columns, self.centre, self.scale, self.target)
 
 
 def two_moons(n: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -137,10 +129,9 @@ def toy_regression(n: int = 30, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, x**3 + 3 * torch.randn(n, 1, generator=generator)
 
 
+_CURVE = Standardisation(("x1",), (0.0,), (4.0,), Target(0.0, 24.0, 3.0))
+_MOONS = Standardisation(("x1", "x2"), (0.5, 0.25), (1.0, 0.5))
 TABLES = {
-    table.name: table
-    for table in (
-        Table("toy-regression", toy_regression, 30, (0.0,), (4.0,), target=Target(0.0, 24.0, 3.0)),
-        Table("two-moons", lambda n, seed: two_moons(n, 0.2, seed), 1000, (0.5, 0.25), (1.0, 0.5), ("upper", "lower")),
-    )
+    "toy-regression": Table("toy-regression", toy_regression, 30, _CURVE),
+    "two-moons": Table("two-moons", lambda n, seed: two_moons(n, 0.2, seed), 1000, _MOONS, ("upper", "lower")),
 }

@@ -14,7 +14,7 @@ from torch.optim import LBFGS, SGD, Optimizer
 
 from ibnn.autograd import inverse_softplus
 from ibnn.latent import Latent
-from ibnn.likelihood import Bernoulli, Categorical
+from ibnn.likelihood import Bernoulli, Categorical, own_activation
 from ibnn.mixture import Mixture, kl_components
 from ibnn.network import IBNN
 from ibnn.noise import initial_noise, initial_std, prior_stds
@@ -31,7 +31,6 @@ _DROPOUT = 0.3  # rate from which the network's own dropout is noise on a level 
 _AGREED = 0.015  # epistemic share of the uncertainty: what is shown as 0 or 1 %
 _ROUNDING = 4.0  # units in the last place within which a latent is where it started
 _NOVEL = 0.01  # p-value below which inputs are usually called novel
-_SUM = 1e-3  # how near to 1 probabilities sum up, in half precision too
 _EFFECTIVE = 50  # effective samples: an average over them is within 14 % of a standard deviation
 
 Severity = Literal["problem", "warning", "note"]
@@ -298,7 +297,10 @@ def _answers(case: Case) -> Findings:
         yield Finding("warning" if model.examples > 0 else "note", None, what, remedy)
 
     likelihood = getattr(model.likelihood, "inner", model.likelihood)  # of one whose rows have weights
-    end, top = _end(case), math.exp(1 / float(likelihood.temperature))  # odds of an output of 1 against one of 0
+    end, top = (
+        own_activation(model.net, case.outputs),
+        math.exp(1 / float(likelihood.temperature)),
+    )  # odds of an output of 1 against one of 0
     if end and isinstance(likelihood, Categorical | Bernoulli):
         limit = "no class can have a probability near 1"
         if isinstance(likelihood, Bernoulli):
@@ -307,18 +309,6 @@ def _answers(case: Case) -> Findings:
             limit = f"no class can be more probable than {top / (top + case.outputs.shape[2] - 1):.0%}"
         what = f"The network ends in a {end}, and the likelihood adds its own: {limit}."
         yield Finding("warning", None, what, f"Take the {end} out of the network: its outputs should be logits.")
-
-
-def _end(case: Case) -> str:
-    """Returns "softmax" or "sigmoid" if the network ends in one, judged by its modules or its outputs; else ""."""
-    last = case.model.net
-    while isinstance(last, nn.Sequential) and len(last):
-        last = last[-1]
-    kinds = {nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.Sigmoid: "sigmoid"}
-    if type(last) in kinds or case.outputs is None or case.outputs.dim() < 3:
-        return kinds.get(type(last), "")
-    outputs = case.outputs.double()  # (J, B, C, …)
-    return "softmax" if bool((outputs >= 0).all() and ((outputs.sum(2) - 1).abs() < _SUM).all()) else ""
 
 
 def _novelty(case: Case) -> Findings:

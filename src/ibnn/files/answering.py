@@ -16,7 +16,9 @@ from ibnn.latent import Latent
 from ibnn.layers.batch_axis import find_batch, input_shapes
 from ibnn.layers.registry import duplicate
 from ibnn.likelihood import Heads, Likelihood
+from ibnn.likelihood.mixing import on_one_scale
 from ibnn.network import IBNN, by_layer, mean_latents, no_fast_path
+from ibnn.normal import numbered_seed
 from ibnn.novelty import Reference
 from ibnn.novelty.measure import fallback_weight
 from ibnn.novelty.nodes import observable, padding, watched
@@ -27,7 +29,7 @@ Pixels = tuple[Sequence[float], Sequence[float]]  # mean and standard deviation 
 
 
 class OneNetwork(Method, Protocol):
-    """A method that draws nothing: one network per component, such as `ibnn.baselines.Plain` or `Ensemble`."""
+    """A method that draws nothing, such as `ibnn.baselines.Plain`, or an ensemble of what can be exported."""
 
     net: nn.Module  # of several components, an nn.ModuleList
     likelihood: Likelihood
@@ -51,25 +53,30 @@ class Answering(nn.Module):
         *,
         novelty: bool = True,
         fallback: float | None = None,
+        mean: bool = False,
     ) -> None:
+        """Takes a model and the options of `export`; `mean` adds a copy at the posterior mean without a reference."""
         super().__init__()
         self._draws: list[tuple[Tensor, Units | None]] = []  # of each layer, until the shapes of inputs are known
         self.fallback = fallback
         self.name, self.components, self.pixels = type(model).__name__, model.components, pixels
         self.likelihood: Likelihood = copy.deepcopy(model.likelihood)
         self.logits: Pick | None = getattr(model, "logits", None)
-        nets = model.net if isinstance(model.net, nn.ModuleList) else [model.net]  # a list: the members of an ensemble
-        self.several, self.nets = nets is model.net, nn.ModuleList(duplicate(net) for net in nets)
+        told = novelty and getattr(model, "reference", None) is not None
+        members = enumerate(getattr(model, "members", ()))
+        options: Any = {"novelty": False, "mean": told}
+        self.parts: Any = nn.ModuleList(Answering(m, samples, numbered_seed(seed, n), **options) for n, m in members)
+        self.nets = nn.ModuleList([] if self.parts else [duplicate(model.net)])  # the only network
         for parameter in self.nets.parameters():
             parameter.data = parameter.data.contiguous()  # runs keep channels last
         self.reference: Reference | None = self._copied(getattr(model, "reference", None) if novelty else None)
         self.draws = self.copies = 1  # of the batch: those that answers are made of, and all
         if isinstance(model, IBNN):
             drawn = model.draw_each(samples, seed)
-            mean = [] if self.reference is None else [mean_latents(model).detach()[None]]
-            self.draws, self.copies = len(drawn), len(drawn) + len(mean)
+            centre = [mean_latents(model).detach()[None]] if told or mean else []
+            self.draws, self.copies = len(drawn), len(drawn) + len(centre)
             units = [unit and Units(unit.std.detach().cpu(), unit.at.cpu()) for unit in model._units(drawn)]
-            parts = by_layer(model, torch.cat([drawn.z.detach(), *mean]))
+            parts = by_layer(model, torch.cat([drawn.z.detach(), *centre]))
             own = [(part.to(latent.mean.dtype), units[latent.number]) for _, latent, part in parts]
             self._draws = [(z.cpu().contiguous(), unit) for z, unit in own]
         for name, values in zip(("centre", "spread"), pixels or (), strict=False):
@@ -82,7 +89,8 @@ class Answering(nn.Module):
         own = copy.deepcopy(reference)
         self.observed, self.axes = own.layers.tolist(), own.axes.tolist()
         base = own.base.cpu()
-        self.base: Any = self.likelihood.rates_by_head(base) if isinstance(self.likelihood, Heads) else base
+        by_head = len(base) > 0 and isinstance(self.likelihood, Heads)
+        self.base: Any = self.likelihood.rates_by_head(base) if by_head else base  # type: ignore[operator]
         own.base = torch.zeros(0)
         return own
 
@@ -104,7 +112,11 @@ class Answering(nn.Module):
     @torch.no_grad()
     def find_batch(self, x: Inputs) -> None:
         """Tells every latent which axis of its layer's input is the batch; raises where none is."""
-        args, kwargs = call_arguments(tree_map(self._repeated, self.normalised(x)))
+        x = self.normalised(x)
+        for part in self.parts:
+            part.find_batch(x)
+            self.draw_bytes += part.draw_bytes
+        args, kwargs = call_arguments(tree_map(self._repeated, x))
         for net in self.nets:
             latents = {name.rpartition(".")[0]: m for name, m in net.named_modules() if isinstance(m, Latent)}
             layers = {name: net.get_submodule(name) for name in latents}
@@ -125,17 +137,24 @@ class Answering(nn.Module):
     def forward(self, x: Inputs) -> dict[str, Tensor]:
         """Returns the answers to inputs by name."""
         x = self.normalised(x)
-        args, kwargs = call_arguments(tree_map(self._repeated, x))
         with self._watched(call_arguments(x)) as seen:
-            outputs = [self.likelihood.read(pick(net(*args, **kwargs), self.logits)) for net in self.nets]
-        by_copy = [output.unflatten(0, (self.copies, -1)) for output in outputs]  # (J, B, …)
-        drawn = torch.cat([output[: self.draws] for output in by_copy])
+            drawn, mean = self.outputs(x)
         answer = self.likelihood.summarise(drawn.unflatten(0, (self.components, -1)))
         if self.reference is None:
             return named(answer)
-        mean = torch.stack([output[-1] for output in by_copy]).mean(0)
         novelty = self.reference(list(seen.values()), self.likelihood.surprise(mean))
         return named(self.fallen_back(answer, novelty.p_value)) | {"p_value": novelty.p_value}
+
+    def outputs(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """Returns the outputs of all draws, (J, B, …), and that of the last copy of the batch."""
+        if self.parts:
+            found = [(part.likelihood, *part.outputs(x)) for part in self.parts]
+            scaled = [on_one_scale(torch.cat([d, m[None]]), own, self.likelihood) for own, d, m in found]
+            return torch.cat([both[:-1] for both in scaled]), torch.stack([both[-1] for both in scaled]).mean(0)
+        args, kwargs = call_arguments(tree_map(self._repeated, x))
+        output = self.likelihood.read(pick(self.nets[0](*args, **kwargs), self.logits))
+        by_copy = output.unflatten(0, (self.copies, -1))  # (J, B, …)
+        return by_copy[: self.draws], by_copy[-1]
 
     @contextmanager
     def _watched(self, call: Call) -> Iterator[dict[str, Tensor]]:
@@ -143,11 +162,12 @@ class Answering(nn.Module):
         if self.reference is None:
             yield {}
             return
-        net = self.nets if self.several else self.nets[0]
+        net: Any = nn.ModuleList(part.nets[0] for part in self.parts) if self.parts else self.nets[0]
+        copies = self.parts[0].copies if self.parts else self.copies
         all_layers = list(observable(net).items())
         layers = dict(all_layers[number] for number in self.observed)
         axes = dict(zip(layers, self.axes, strict=True))
-        with watched(layers, axes, batch_length(call), padding(net, call), self.copies) as seen:
+        with watched(layers, axes, batch_length(call), padding(net, call), copies) as seen:
             yield seen
 
     def fallen_back(self, answer: Any, p_value: Tensor) -> Any:

@@ -36,7 +36,7 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
             path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, "r+", opener=_open_lock)  # noqa: SIM115  closed below, in every case
         except (FileExistsError, FileNotFoundError):  # the previous holder removed the folder in between
-            if path.parent.exists() and not path.parent.is_dir():
+            if path.parent.is_file() or path.parent.is_symlink():
                 raise
             continue
         with file:

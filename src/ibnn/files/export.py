@@ -25,12 +25,13 @@ from ibnn.errors import complaint
 from ibnn.files.answering import Answering, OneNetwork, Pixels, named
 from ibnn.files.atomic import write_atomically
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tensors, tree_map
+from ibnn.layers.explain import explaining_shapes
 from ibnn.network import IBNN, no_fast_path
-from ibnn.normal import check_seed
 from ibnn.novelty.measure import measure
 from ibnn.prediction import check_fallback, predict
 
 Format = Literal["onnx", "torch"]
+Answers = dict[str, Tensor]
 RANKS = 0.01  # difference of p-values that rounding may make, beside that of two ranks
 TOLERANCE = 1e-3  # a larger difference to `predict` is not rounding; the usual one is below 1e-5
 FACTS = "ibnn"  # name of the metadata in an ONNX file; in torch's it is ibnn.json
@@ -70,12 +71,14 @@ def export(
 ) -> Exported:
     """Writes a model as one file that gives the answers of `predict` at the same seed, for any batch size.
 
+    It takes sequences, (B, L) or (B, L, …), of any length, if the network does; a warning says where torch cannot.
     It returns probabilities, total, aleatoric and epistemic (nats); for a Gaussian mean, std, aleatoric and epistemic
     (variances); for several heads "age.mean" and so on. If the model has a reference (see `ibnn.fit_novelty`), the file
-    also returns `p_value`, the p-value of every input. Its answers on the example are first compared with `predict`'s.
+    also returns `p_value`, the p-value of every input. Its answers are first compared with `predict`'s, for
+    sequences at two lengths.
 
     Args:
-        model: A converted network, or a baseline of one network per component (`Plain`, `Ensemble`).
+        model: A converted network, a network without draws (`Plain`, `OnePass`), or an `Ensemble` of these.
         example: What one call of the network takes: tensors, the batch first. In ONNX the inputs are called x, or x0,
             x1, … , or by their keys. Only its shapes are written.
         path: Where to; replaced in one step.
@@ -100,51 +103,95 @@ def export(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(complaint("model", "an IBNN, Plain or Ensemble", type(model).__name__, "Pass a model."))
+    _check(model, samples, seed, format, metadata)
     example, facts = as_tensors(example, next(model.parameters()).dtype), dict(metadata or {})
     _check_example(example, pixels)
-    _check(model, Path(path), samples, seed, format, facts)
+    path = check.path("path", path)
     if fallback is not None:
         check_fallback(fallback, getattr(model, "reference", None) if novelty else None)
     answering = Answering(model, samples, seed, pixels, novelty=novelty, fallback=fallback)
     answering.eval().cpu().requires_grad_(False)
     shown = tree_map(lambda t: t.detach().cpu()[torch.arange(3) % batch_length(example)], example)
-    answering.find_batch(shown)
+    with explaining_shapes(model.net, example):
+        answering.find_batch(shown)
     facts |= answering.facts() | {"samples": samples, "seed": seed, "format": format}
     content, difference = _checked(model, answering, shown, facts)
-    write_atomically(Path(path), content)
-    return Exported(Path(path), len(content), answering.draw_bytes, difference)
+    write_atomically(path, content)
+    return Exported(path, len(content), answering.draw_bytes, difference)
 
 
-def _written(answering: Answering, shown: Inputs, facts: dict[str, Any]) -> tuple[bytes, dict[str, Tensor]]:
-    """Returns the content of the file, and what it answers."""
+def _other_length(answering: Answering, shown: Inputs) -> Inputs | None:
+    """Returns the inputs with another length, the second axis of (B, L) and (B, L, …); None if the network takes one.
+
+    Tensors whose second axis is as long, such as a mask, change with them.
+    """
+    length = next((t.shape[1] for t in tensors(shown) if t.dim() in (2, 3)), 1)
+    if length == 1:
+        return None
+    kept = torch.arange(length - 1) if length > 2 else torch.tensor([0, 1, 1])
+    other = tree_map(lambda t: t.index_select(1, kept) if _has_length(t, length) else t, shown)
+    try:
+        with torch.no_grad():
+            answering(other)
+    except Exception:  # a layer that takes so many features, or whose units have factors
+        return None
+    return other
+
+
+def _has_length(tensor: Tensor, length: int) -> bool:
+    return tensor.dim() > 1 and tensor.shape[1] == length
+
+
+def _checked(model: Any, answering: Answering, shown: Inputs, facts: dict[str, Any]) -> tuple[bytes, float]:
+    """Returns the content of the file, and how far its answers are from those of `predict`; raises if it is far."""
+    other = _other_length(answering, shown)
+    try:
+        return _compared(model, answering, shown, other, facts)
+    except ValueError as error:
+        if other is None:
+            raise
+        found = _compared(model, answering, shown, None, facts)
+        message = f"The file takes inputs of the example's length only, because torch cannot follow others. {error}"
+        warnings.warn(message, stacklevel=3)
+        return found
+
+
+def _compared(
+    model: Any, answering: Answering, shown: Inputs, other: Inputs | None, facts: dict[str, Any]
+) -> tuple[bytes, float]:
+    """Writes the file, for any length if another is given, and compares its answers with those of `predict`."""
+    facts["any_length"] = other is not None
+    examples = [shown] if other is None else [shown, other]
+    asked = {"samples": facts["samples"], "seed": facts["seed"], "novelty": False}
+    expected = [predict(model, answering.normalised(x), **asked) for x in examples]
+    facts["outputs"] = [*named(expected[0]), *(["p_value"] if answering.reference is not None else [])]
+    content, found = _written(answering, examples, facts)
+    differences, device = [], next(model.parameters()).device
+    for x, answer, file in zip(examples, expected, found, strict=True):
+        if answering.reference is not None:
+            p_value = measure(model, tree_map(lambda t: t.to(device), answering.normalised(x))).p_value.cpu()
+            apart = (file["p_value"] - p_value).abs().max().item()
+            if not apart <= RANKS + 2 / (answering.reference.ranked + 1):  # rounding may change a rank by one or two
+                got, remedy = f"p-values {apart:.2g} apart", "Pass novelty=False, to leave it out."
+                raise ValueError(complaint("model", "a network whose novelty can be exported", got, remedy))
+            answer = answering.fallen_back(answer, file["p_value"])
+        differences.append(_largest_difference(file, named(answer)))
+    return content, max(differences)
+
+
+def _written(answering: Answering, examples: list[Inputs], facts: dict[str, Any]) -> tuple[bytes, list[Answers]]:
+    """Returns the content of the file, and what it answers to each of the examples."""
     format = facts["format"]
     try:
         with _quiet():
-            program = _traced(answering, shown)
-            content = WRITERS[format](program, _names(shown), facts["outputs"], json.dumps(facts))
-            return content, READERS[format](content, shown)
+            program = _traced(answering, examples[0], facts["any_length"])
+            content = WRITERS[format](program, _names(examples[0]), facts["outputs"], json.dumps(facts))
+            return content, [READERS[format](content, x) for x in examples]
     except Exception as error:  # whatever torch, onnxscript or onnxruntime cannot follow
         got = f"one where it stops: {type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"
         remedy = "Put what cannot be traced, or depends on values or on the batch size, into plain tensor code."
         expected = f"a network that torch can export to {format} for any batch size"
         raise ValueError(complaint("model", expected, got, remedy)) from error
-
-
-def _checked(model: Any, answering: Answering, shown: Inputs, facts: dict[str, Any]) -> tuple[bytes, float]:
-    """Returns the content of the file, and how far its answers are from those of `predict`; raises if it is far."""
-    inputs = answering.normalised(shown)
-    expected = predict(model, inputs, samples=facts["samples"], seed=facts["seed"], novelty=False)
-    facts["outputs"] = [*named(expected), *(["p_value"] if answering.reference is not None else [])]
-    content, found = _written(answering, shown, facts)
-    if answering.reference is not None:
-        device = next(model.parameters()).device
-        p_value = measure(model, tree_map(lambda t: t.to(device), inputs)).p_value.cpu()
-        apart = (found["p_value"] - p_value).abs().max().item()
-        if not apart <= RANKS + 2 / (answering.reference.ranked + 1):  # rounding may change a rank by one or two
-            got, remedy = f"p-values {apart:.2g} apart", "Pass novelty=False, to leave it out."
-            raise ValueError(complaint("model", "a network whose novelty can be exported", got, remedy))
-        expected = answering.fallen_back(expected, found["p_value"])
-    return content, _largest_difference(found, named(expected))
 
 
 def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
@@ -165,12 +212,17 @@ def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tens
     return difference
 
 
-def _traced(answering: Answering, shown: Inputs) -> torch.export.ExportedProgram:
+def _traced(answering: Answering, shown: Inputs, any_length: bool) -> torch.export.ExportedProgram:
     """Returns the graph for any batch size, without the example's numbers, paths of source files, and identities."""
     batch = torch.export.Dim("batch")
     blank = tree_map(lambda t: torch.zeros_like(t[:2]), shown)
+    length = next((t.shape[1] for t in tensors(blank) if t.dim() in (2, 3)), 1) if any_length else -1
+
+    def axes(tensor: Tensor) -> Any:
+        return {0: batch} | ({1: torch.export.Dim.DYNAMIC} if _has_length(tensor, length) else {})
+
     with no_fast_path(), torch.no_grad():
-        shapes = (tree_map(lambda t: {0: batch}, blank),)  # type: ignore[arg-type, return-value]
+        shapes = (tree_map(axes, blank),)
         program = torch.export.export(answering, (blank,), dynamic_shapes=shapes, strict=False)
     aten = torch.ops.aten
     for node in list(program.graph.nodes):
@@ -212,22 +264,30 @@ def _to_onnx(program: torch.export.ExportedProgram, inputs: list[str], outputs: 
     made = torch.onnx.export(program, dynamo=True, verbose=False, input_names=given, output_names=returned)
     assert made is not None
     proto = made.model_proto
-    graph = proto.graph
     names = dict(zip([*given, *returned], [*inputs, *outputs], strict=True))
-    names |= {name: f"inner.{name}" for name in names.values()}  # torch calls values on the way "mean", too
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-    for value in (*graph.input, *graph.output, *graph.initializer):
-        value.name = names.get(value.name, value.name)
-    for value in (*graph.input, *graph.output):
-        value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    for part in (*graph.node, *graph.input, *graph.output, *graph.initializer):
-        part.ClearField("metadata_props")  # where in the source it came from: together more than a small network
-    graph.ClearField("value_info")  # shapes on the way, which runtimes find by themselves
+    _tidy(proto.graph, names | {name: f"inner.{name}" for name in names.values()})  # torch has a "mean" inside, too
+    for value in (*proto.graph.input, *proto.graph.output):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.dim_param:  # torch's own name
+                dim.dim_param = "length" if axis else "batch"
     proto.metadata_props.add(key=FACTS, value=facts)
     content: bytes = proto.SerializeToString()
     return content
+
+
+def _tidy(graph: Any, names: Mapping[str, str]) -> None:
+    """Renames values of a graph and of the loops in it; drops where in the source they came from, and inner shapes."""
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _tidy(attribute.g, names)
+    for value in (*graph.input, *graph.output, *graph.initializer):
+        value.name = names.get(value.name, value.name)
+    for part in (*graph.node, *graph.input, *graph.output, *graph.initializer):
+        part.ClearField("metadata_props")
+    graph.ClearField("value_info")
 
 
 def _to_torch(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str], facts: str) -> bytes:
@@ -236,15 +296,24 @@ def _to_torch(program: torch.export.ExportedProgram, inputs: list[str], outputs:
     return file.getvalue()
 
 
-def _from_onnx(content: bytes, x: Inputs) -> dict[str, Tensor]:
+def onnx_session(content: bytes | str) -> Any:
+    """Returns an onnxruntime session on the CPU for a file's content or path."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def run_onnx(session: Any, x: Inputs) -> dict[str, Tensor]:
+    """Returns what a file answers to inputs, by name."""
     outputs = [output.name for output in session.get_outputs()]
     feed = dict(zip(_names(x), (t.numpy() for t in tensors(x)), strict=True))
     return dict(zip(outputs, map(torch.from_numpy, session.run(outputs, feed)), strict=True))
+
+
+def _from_onnx(content: bytes, x: Inputs) -> dict[str, Tensor]:
+    return run_onnx(onnx_session(content), x)
 
 
 def _from_torch(content: bytes, x: Inputs) -> dict[str, Tensor]:
@@ -256,27 +325,27 @@ WRITERS = {"onnx": _to_onnx, "torch": _to_torch}
 READERS = {"onnx": _from_onnx, "torch": _from_torch}  # what a file answers to inputs
 
 
-def _check(model: IBNN | OneNetwork, path: Path, samples: int, seed: int, format: str, facts: dict[str, Any]) -> None:
-    """Raises unless model, format, packages, draws, path and metadata are fit for an export."""
-    if not model.latents if isinstance(model, IBNN) else getattr(model, "random", True):
+def _check(model: IBNN | OneNetwork, samples: int, seed: int, format: str, metadata: Any) -> None:
+    """Raises unless model, format, packages, draws and metadata are fit for an export."""
+    members: Any = getattr(model, "members", [model])
+    if any(not m.latents if isinstance(m, IBNN) else getattr(m, "random", True) for m in members):
         remedy = "Pass what ibnn.convert returned, or model.component(k) in Plain."
         raise TypeError(complaint("model", "an IBNN, Plain or Ensemble", type(model).__name__, remedy))
     check.choice("format", format, PACKAGES)
     for package in PACKAGES[format]:
         if importlib.util.find_spec(package) is None:
-            remedy = "Run: pip install -e '.[export]' in a clone of the repository, or pass format=\"torch\"."
+            how = "pip install -c constraints.txt '.[export]'"
+            remedy = f'Run: {how} in a clone of the repository, or pass format="torch".'
             raise ModuleNotFoundError(complaint(package, "installed, to export to ONNX", "none", remedy), name=package)
-    check_seed(seed)
+    check.seed(seed)
     check.integer("samples", samples, remedy="Pass samples=5.")
-    if path.is_dir():
-        raise ValueError(complaint("path", "a file", f"the folder {path}", "Add a name, such as model.onnx."))
     try:
-        json.dumps(facts)
-    except (TypeError, ValueError) as error:
-        remedy = "Pass strings, numbers, lists and dicts."
-        raise ValueError(complaint("metadata", "what JSON can hold", error, remedy)) from error
+        json.dumps(dict(metadata) if metadata is not None else {})
+    except Exception as error:
+        remedy = "Pass strings, numbers, lists and dicts by name."
+        raise ValueError(complaint("metadata", "a dict that JSON can hold", error, remedy)) from error
     size = sum(t.nbytes for t in (*model.net.parameters(), *model.net.buffers()))
-    if format == "onnx" and size + 4 * model.components * samples * getattr(model, "nodes", 0) > _LARGEST:
+    if format == "onnx" and size + 4 * samples * sum(m.components * getattr(m, "nodes", 0) for m in members) > _LARGEST:
         raise ValueError(complaint("model", "smaller than 2 GB, for ONNX", f"{size:,} bytes", 'Pass format="torch".'))
 
 
@@ -293,8 +362,12 @@ def _check_example(example: Inputs, pixels: Pixels | None) -> None:
             remedy = "Wrap the network in a module that fills in what is not of the batch."
             raise ValueError(complaint("example", f"tensors of {rows} rows each", got, remedy))
     if pixels is not None:
-        counts = [len(values) for values in pixels]
+        shape = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
+        try:
+            counts = [len(values) for values in pixels]
+        except TypeError:
+            counts = []
         if not isinstance(example, Tensor) or example.dim() != 4 or counts != [example.shape[1]] * 2:
-            got = f"{counts} for {tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__}"
+            got = f"{counts or pixels} for {shape}"
             remedy = "Pass pixels=(means, stds) for one tensor of images (B, C, H, W), or leave it out."
             raise ValueError(complaint("pixels", "a mean and a deviation of every channel", got, remedy))

@@ -1,4 +1,4 @@
-"""Saves and loads models, whole or as latents alone, and holds several sets of latents on one network.
+"""Saves and loads models, whole or as latents alone.
 
 Every check comes before the first change. What the files are is in `model_folder`.
 """
@@ -6,17 +6,17 @@ Every check comes before the first change. What the files are is in `model_folde
 import copy as copying
 import glob
 import hashlib
+import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from ibnn import nets
+from ibnn import check, nets
 from ibnn.convert import convert, plan
 from ibnn.errors import complaint
 from ibnn.files import model_folder
@@ -25,7 +25,8 @@ from ibnn.generators import generators_restored
 from ibnn.inputs import Pick
 from ibnn.latent import Latent
 from ibnn.layers.registry import duplicate, layer_type
-from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
+from ibnn.likelihood import Heads, Likelihood
+from ibnn.likelihood.one_pass import SAVED
 from ibnn.nets.dense import Affine
 from ibnn.network import IBNN, NUMBERS, make_room
 
@@ -34,6 +35,7 @@ M = TypeVar("M", bound=nn.Module)
 Architecture = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 METHODS: dict[str, type[nn.Module]] = {}  # other methods that can be saved, by class name: see `register_method`
+_HOMES = {"OnePass": "ibnn.one_pass"}  # modules that register methods; the others are in ibnn.baselines
 _FUNCTION = {"function": True}  # stands for a function, which no file holds
 _FORM = ("draws", "where", "bias_latents")
 _ATTRIBUTES = ("components", "prior_std", "kl_kind", "eval_samples", "eval_seed", "gradient_scale", *_FORM)
@@ -62,7 +64,7 @@ def save_pretrained(
     ...     sorted(os.listdir(folder))
     ['config.json', 'model.safetensors']
     """
-    described = _description(model)
+    described, folder = _description(model), check.path("directory", directory, folder=True)
     if latents_only and not isinstance(model, IBNN):
         raise ValueError(complaint("latents_only", "False for a baseline", True, "Leave it out: it has no latents."))
     assert isinstance(model.net, nn.Module)
@@ -72,7 +74,7 @@ def save_pretrained(
         config["architecture"] = extra("ibnn.files.schema").checked_architecture(architecture)
     sharded = any(type(module).__name__.startswith("FSDP") for module in model.modules())
     if not sharded or torch.distributed.get_rank() == 0:
-        model_folder.write(Path(directory), tensors, config)
+        model_folder.write(folder, tensors, config)
     if sharded:
         torch.distributed.barrier()
 
@@ -106,70 +108,54 @@ def load(
     >>> torch.equal(model(torch.ones(2, 4)), again(torch.ones(2, 4)))
     True
     """
-    folder, config = Path(directory), model_folder.read_config(Path(directory))
-    method = config.get("method")
-    if method is not None and method not in METHODS:
-        remedy = f"Import it first: from ibnn.baselines import {method}."
-        raise ValueError(complaint("directory", "a save of a method that is imported", method, remedy))
+    folder = check.path("directory", directory, folder=True)
+    config = model_folder.read_config(folder)
+    described: list[dict[str, Any]] = config.get("members") or [config]
+    for method in {of["method"] for of in (config, *described) if "method" in of} - set(METHODS):
+        importlib.import_module(_HOMES.get(method, "ibnn.baselines"))
+        if method not in METHODS:
+            remedy = "Import the module that registers it, with ibnn.files.saving.register_method."
+            raise ValueError(complaint("directory", "a save of a method that is imported", method, remedy))
     tensors = model_folder.read_tensors(folder, config)
     if net is None:
         net, copy = _build(config, tensors), False
-    if method is None:
-        _check_net(net, config, force)
-        logits = config["logits"] if logits is None else logits
-        if isinstance(logits, dict):
+    elif not isinstance(net, nn.Module):
+        raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the plain network."))
+    for of in (of for of in described if "method" not in of):
+        _check_net(net, of | {"latents_only": config["latents_only"], "fingerprint": config["fingerprint"]}, force)
+        if logits is None and isinstance(of["logits"], dict):
             remedy = "Pass the function that was given to convert."
             raise ValueError(complaint("logits", "given: the model was saved with a function", None, remedy))
-    with _refused_as("likelihood"):
-        likelihood = _likelihood(config["likelihood"], likelihood, tensors)
     net = duplicate(net, {} if copy else {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())})
-    if method is not None:
-        _check_size(config["components"] * sum(p.numel() for p in net.parameters()), tensors)
-        members = [net, *(duplicate(net) for _ in range(1, config["components"]))]
-        with _refused_as("options"):
-            baseline = METHODS[method](members if len(members) > 1 else net, likelihood, **config["options"])
-        return cast(IBNN, _filled(baseline, tensors))
-    _check_size(2 * config["components"] * sum(config["layers"].values()), tensors)
+    _check_size(len(described) * sum(p.numel() for p in net.parameters() if not config["latents_only"]), tensors)
+    nets = [net, *(duplicate(net) for _ in described[1:])]
+    prefixes = [
+        f"members.{number}.likelihood." if "members" in config else "likelihood." for number in range(len(nets))
+    ]
+    models = []
+    for of, own, prefix in zip(described, nets, prefixes, strict=True):
+        with _refused_as("likelihood"):
+            read = _likelihood(of["likelihood"], likelihood, tensors, prefix)
+        if "layers" in of:
+            _check_size(2 * of["components"] * sum(of["layers"].values()), tensors)
+        models.append(_made(own, of, read, logits))
     if config["latents_only"] and force and fingerprint(net) != config["fingerprint"]:  # reference data do not fit
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(("reference.", "held_out."))}
-    model = _filled(converted(net, config, likelihood), tensors, latents_only=config["latents_only"])
-    model.eval_samples, model.eval_seed, model.logits = config["eval_samples"], config["eval_seed"], logits
+    with _refused_as("members"):
+        model: Any = METHODS[config["method"]](models) if "members" in config else models[0]
+    return cast(IBNN, _filled(model, tensors, latents_only=config["latents_only"]))
+
+
+def _made(net: nn.Module, config: dict[str, Any], likelihood: Likelihood, logits: Pick | None) -> nn.Module:
+    """Returns a model of one network as it is described, without its tensors."""
+    if "method" in config:
+        with _refused_as("options"):
+            return METHODS[config["method"]](net, likelihood, **config["options"])
+    model = converted(net, config, likelihood)
+    model.eval_samples, model.eval_seed = config["eval_samples"], config["eval_seed"]
+    model.logits = config["logits"] if logits is None else logits
     model.gradient_scale = config["gradient_scale"]
     return model
-
-
-class Adapters(dict[str, IBNN]):
-    """Several posteriors on one backbone, by name; each is a model of its own that shares the backbone's weights.
-
-    Switching is a look-up. Components, prior and likelihood may differ. What changes the backbone (training it,
-    BatchNorm in train mode) changes it for all; move it to its device before the first load.
-
-    >>> import tempfile
-    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> adapters = Adapters(net)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_pretrained(convert(net, seed=0), folder, latents_only=True)
-    ...     model = adapters.load("first", folder)
-    >>> list(adapters), adapters["first"].net[0].weight is net[0].weight
-    (['first'], True)
-    """
-
-    def __init__(self, net: nn.Module) -> None:
-        """Takes the backbone, a plain network; it stays one."""
-        super().__init__()
-        self.net = net
-
-    def load(self, name: str, directory: Folder, *, force: bool = False, likelihood: Likelihood | None = None) -> IBNN:
-        """Adds a save of latents only under a name; see `ibnn.load`."""
-        if not model_folder.read_config(Path(directory))["latents_only"]:
-            remedy = "Save it with latents_only=True: a whole model would overwrite the backbone."
-            raise ValueError(complaint("directory", "a save of latents only", "one of a whole model", remedy))
-        self[name] = load(directory, self.net, force=force, likelihood=likelihood, copy=False)
-        return self[name]
-
-    def __missing__(self, name: str) -> IBNN:
-        remedy = f"Load it: adapters.load({name!r}, directory)."
-        raise KeyError(complaint("name", f"one of {list(self)}", repr(name), remedy))
 
 
 def register_method(*classes: type[nn.Module]) -> None:
@@ -243,7 +229,8 @@ def _description(model: nn.Module) -> dict[str, Any]:
     if METHODS.get(type(model).__name__) is type(model):
         method: Any = model
         own = {"method": type(model).__name__, "components": method.components, "options": method.options}
-        return own | {"likelihood": _described(method.likelihood)}
+        members = [_description(member) for member in getattr(model, "members", ())]
+        return own | {"likelihood": _described(method.likelihood)} | ({"members": members} if members else {})
     if not isinstance(model, IBNN) or not model.latents:
         remedy = "Pass what ibnn.convert returned; of a wrapper (DDP, torch.compile), what it wraps."
         raise TypeError(complaint("model", "a converted network", type(model).__name__, remedy))
@@ -273,6 +260,8 @@ def converted(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) ->
 def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False) -> M:
     """Returns a model with the saved tensors, in their saved dtype."""
     make_room(model, tensors)
+    for number, member in enumerate(getattr(model, "members", ())):
+        make_room(member, tensors, f"members.{number}.")
     state = _saved_state(model, latents_only)
     check_tensors(state, tensors)
     for name, tensor in state.items():
@@ -285,7 +274,7 @@ def _described(likelihood: Likelihood) -> dict[str, Any]:
     """Returns class and constructor options of a likelihood, beside its state; of several heads, those of each."""
     if isinstance(likelihood, Heads):
         return {"name": "Heads", "heads": {name: _described(head) for name, head in likelihood.each()}}
-    known = type(likelihood) in LIKELIHOODS.values()  # `load` cannot make another
+    known = type(likelihood) in SAVED  # `load` cannot make another
     return {"name": type(likelihood).__name__, "options": likelihood.options if known else None}
 
 
@@ -297,7 +286,7 @@ def _likelihood(
     if given is None and "heads" in saved:
         heads = enumerate(saved["heads"].items())
         return Heads({name: _likelihood(of, None, tensors, f"{prefix}heads.{n}.") for n, (name, of) in heads})
-    known = {cls.__name__: cls for cls in LIKELIHOODS.values()}
+    known = {cls.__name__: cls for cls in SAVED}
     if (options is None or name not in known) if given is None else type(given).__name__ != name:
         remedy = f"Pass likelihood={name}(…) with its options: the file has only its tensors."
         expected, got = f"an object of the saved class, {name}", type(given).__name__

@@ -44,23 +44,23 @@ class Function(_Strict):
 
 
 class Shared(_Strict):
-    """What every config has."""
+    """What every config has besides its model's description."""
 
     format: Literal["ibnn"]
     format_version: int
     ibnn_version: str
     latents_only: bool
-    components: Count
-    likelihood: Likelihood
     tied: dict[str, str]
     fingerprint: Digest
     sha256: Digest
     architecture: Network | list[Network] | None = None
 
 
-class Converted(Shared):
-    """The config of an IBNN."""
+class Latents(_Strict):
+    """The description of an IBNN."""
 
+    components: Count
+    likelihood: Likelihood
     prior_std: Positive
     kl_kind: KLKind
     eval_samples: int = Field(ge=0, le=2**16)
@@ -73,11 +73,23 @@ class Converted(Shared):
     layers: dict[str, Annotated[int, Field(ge=1)]] = Field(min_length=1)
 
 
-class Baseline(Shared):
-    """The config of another method."""
+class Method(_Strict):
+    """The description of another method."""
 
+    components: Count
+    likelihood: Likelihood
     method: str
     options: Options
+
+
+class Converted(Shared, Latents):
+    """The config of an IBNN."""
+
+
+class Baseline(Shared, Method):
+    """The config of another method; an ensemble describes its members."""
+
+    members: Annotated[list[Latents | Method], Field(min_length=2, max_length=2**10)] | None = None
 
 
 def checked_architecture(architecture: Any) -> Any:

@@ -89,7 +89,7 @@ def extra(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        remedy = "Run: pip install -e '.[hub]' in a clone of the repository."
+        remedy = "Run: pip install -c constraints.txt '.[hub]' in a clone of the repository."
         raise ImportError(complaint(module, "installed, to save and load", str(error), remedy)) from error
 
 

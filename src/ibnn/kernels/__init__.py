@@ -1,7 +1,7 @@
 """Kernels: layers of torch computed from x and a z for each row in one operation, with their gradients.
 
 They exist for speed and memory alone: neither x ∘ z nor its gradient is kept for the backward pass. Each computes what
-the layer's own forward gives for x ∘ z, and `find` returns None for every case that a kernel does not take.
+the layer's own forward gives for x ∘ z, and `run` returns None for every case that no kernel takes.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,27 @@ from torch.autograd import forward_ad
 from ibnn.autograd import PLAIN
 from ibnn.kernels.convolution import convolved
 from ibnn.kernels.linear import linears
-from ibnn.units import Placed
+from ibnn.units import Units
 
-Kernel = Callable[[Any, Tensor, Tensor, int, Placed | None], Tensor]  # layer, x, z (R, D), batch axis, unit factors
+Kernel = Callable[[Any, Tensor, Tensor, int, Units | None], Tensor | None]  # layer, x, z (R, D), batch axis, units
 
 
-def _linear(layer: nn.Linear, x: Tensor, z: Tensor, axis: int, units: Placed | None) -> Tensor:
+def run(layer: Any, x: Any, z: Tensor, axis: int, units: Units | None) -> Tensor | None:
+    """Returns the output of a layer for x ∘ z (∘ u) with z (R, D), a row each; None where no kernel takes the case.
+
+    A subclass of a layer (parametrised, sharded) has no kernel: its forward may be another.
+    """
+    kernel = KERNELS.get(type(layer))
+    if kernel is None or z.dim() != 2 or not isinstance(x, Tensor) or x.dim() < 2:
+        return None
+    if x.shape[axis] != z.shape[0] or x.numel() == 0 or not runs_here(x, z, layer.weight, layer.bias):
+        return None
+    return kernel(layer, x, z, axis, units)
+
+
+def _linear(layer: nn.Linear, x: Tensor, z: Tensor, axis: int, units: Units | None) -> Tensor | None:
+    if x.shape[-1] != z.shape[1] or not (axis < 2 if x.dim() == 3 else axis == 0 and x.is_contiguous()):
+        return None
     x, z, weight, bias = lowered(x, z, layer.weight, layer.bias)
     if x.dim() == 3:
         return linears(x, axis, [(z, weight, bias)])[0]
@@ -27,46 +42,22 @@ def _linear(layer: nn.Linear, x: Tensor, z: Tensor, axis: int, units: Placed | N
     return output.view(*x.shape[:-1], output.shape[-1])
 
 
-def _takes_linear(layer: nn.Linear, x: Tensor, z: Tensor, axis: int) -> bool:
-    return x.shape[-1] == z.shape[1] and ((x.dim() == 3 and axis < 2) or (axis == 0 and x.is_contiguous()))
-
-
-def _convolution(layer: Any, x: Tensor, z: Tensor, axis: int, units: Placed | None) -> Tensor:
+def _convolution(layer: Any, x: Tensor, z: Tensor, axis: int, units: Units | None) -> Tensor | None:
+    padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    if axis or x.dim() != len(layer.kernel_size) + 2 or x.shape[1] != z.shape[1] or not padded:
+        return None
+    placed = units and units.placed(x.shape, 1 - x.dim(), 0)
     x, z, weight, bias = lowered(x, z, layer.weight, layer.bias)
     how = layer.stride, layer.padding, layer.dilation, layer.groups
-    return convolved(x, z.view(*z.shape, *[1] * (x.dim() - 2)), weight, bias, how, units)
+    return convolved(x, z.view(*z.shape, *[1] * (x.dim() - 2)), weight, bias, how, placed)
 
 
-def _takes_convolution(layer: Any, x: Tensor, z: Tensor, axis: int) -> bool:
-    padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return axis == 0 and x.dim() == len(layer.kernel_size) + 2 and x.shape[1] == z.shape[1] and padded
-
-
-KERNELS: dict[type[nn.Module], tuple[Kernel, Callable[[Any, Tensor, Tensor, int], bool]]] = {
-    nn.Linear: (_linear, _takes_linear),
-    nn.Conv1d: (_convolution, _takes_convolution),
-    nn.Conv2d: (_convolution, _takes_convolution),
-    nn.Conv3d: (_convolution, _takes_convolution),
+KERNELS: dict[type[nn.Module], Kernel] = {
+    nn.Linear: _linear,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.Conv3d: _convolution,
 }
-
-
-def find(layer: Any, x: Any, z: Tensor, axis: int) -> Kernel | None:
-    """Returns the kernel that computes a layer for an input and z (R, D), a row each, or None.
-
-    Args:
-        layer: The layer. A subclass (parametrised, sharded) has no kernel: its forward may be another.
-        x: Its input.
-        z: The factors.
-        axis: The batch axis of x.
-    """
-    if type(layer) not in KERNELS or not isinstance(x, Tensor) or z.dim() != 2:
-        return None
-    if x.dim() < 2 or x.shape[axis] != z.shape[0] or x.numel() == 0:
-        return None
-    if not runs_here(x, z, layer.weight, layer.bias):
-        return None
-    kernel, takes = KERNELS[type(layer)]
-    return kernel if takes(layer, x, z, axis) else None
 
 
 def runs_here(*tensors: Tensor | None) -> bool:
@@ -95,4 +86,4 @@ def lowered(*tensors: Any) -> Any:
     return tuple(t.to(dtype) if t is not None and t.is_floating_point() else t for t in tensors)
 
 
-__all__ = ["KERNELS", "Kernel", "find", "lowered", "runs_here"]
+__all__ = ["KERNELS", "Kernel", "lowered", "run", "runs_here"]

@@ -28,8 +28,6 @@ def convolved(
 
     The deviation of the units gets no gradient.
     """
-    if not torch.is_grad_enabled():
-        return _forward(x, z, weight, bias, how, units)
     output: Tensor = _Convolution.apply(x, z, weight, bias, how, units)  # type: ignore[no-untyped-call]
     return output
 
@@ -55,26 +53,8 @@ def _product(x: Tensor, z: Tensor, units: Placed | None, rows: slice) -> tuple[T
     return units.times_(product, noise), noise
 
 
-def _forward(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, units: Placed | None) -> Tensor:
-    stride, padding, dilation, groups = how
-    more = (weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
-    few = 8 * x.shape[1] <= z.shape[0]  # nodes, beside rows
-    if few and units is None and groups == 1 and x.stride(0) == 0:
-        return _of_copies(x[:1], z.flatten(1), weight, bias, how)
-    parts = _pieces(x, weight)
-    made = torch.convolution(_product(x, z, units, parts[0])[0], *more)
-    if len(parts) == 1:
-        return made
-    # in the memory format of the pieces, and no view: what follows may change it in place
-    output = made.new_empty_strided((x.shape[0], *made.shape[1:]), (made[0].numel(), *made.stride()[1:]))
-    output[parts[0]] = made
-    for rows in parts[1:]:
-        output[rows] = torch.convolution(_product(x, z, units, rows)[0], *more)
-    return output
-
-
 def _of_copies(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
-    """Returns what `_forward` does of copies of one example x (1, D, …) with z (R, D): Σ_c z_c conv(x_c, U_c).
+    """Returns the forward pass for copies of one example x (1, D, …) with z (R, D): Σ_c z_c conv(x_c, U_c).
 
     A seventh of the time of one image's prediction by a LeNet, whose first layer it is.
     """
@@ -96,45 +76,50 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, z, weight, bias)
         ctx.how, ctx.units = how, units
-        return _forward(x, z, weight, bias, how, units)
+        stride, padding, dilation, groups = how
+        few = 8 * x.shape[1] <= z.shape[0]  # nodes, beside rows
+        if few and units is None and groups == 1 and x.stride(0) == 0:
+            return _of_copies(x[:1], z.flatten(1), weight, bias, how)
+        more = (weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
+        parts = _pieces(x, weight)
+        made = torch.convolution(_product(x, z, units, parts[0])[0], *more)
+        if len(parts) == 1:
+            return made
+        # in the memory format of the pieces, and no view: what follows may change it in place
+        output = made.new_empty_strided((x.shape[0], *made.shape[1:]), (made[0].numel(), *made.stride()[1:]))
+        output[parts[0]] = made
+        for rows in parts[1:]:
+            output[rows] = torch.convolution(_product(x, z, units, rows)[0], *more)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,), inputs, needed, how = gradients, ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.how
+        (stride, padding, dilation, groups), (x, z, weight, _) = how, inputs
         units: Placed | None = ctx.units
         if torch.is_grad_enabled():  # create_graph=True
             return *differentiable(partial(_slow, how, units), inputs, gradients, needed), None, None
-        x, z, weight, _ = inputs
         if not needed[0] and _rows_pay(weight, gradient.shape[2:], how):
             to_bias = gradient.sum([0, *range(2, gradient.dim())]) if needed[3] else None
             seen = x if units is None else x * units.factors(x)
             return None, *_by_rows(seen, z, weight, gradient, how), to_bias, None, None
-        return *_backward(gradient, x, z, weight, how, units, needed), None, None
-
-
-def _backward(
-    gradient: Tensor, x: Tensor, z: Tensor, weight: Tensor, how: How, units: Placed | None, needed: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of x, z, weight and bias."""
-    stride, padding, dilation, groups = how
-    mask = (needed[0] or needed[1], needed[2], needed[3])
-    more = (weight, [len(weight)], stride, padding, dilation, False, (0,) * len(stride), groups, mask)
-    parts = _pieces(x, weight)
-    to_x = torch.empty_like(x) if needed[0] and len(parts) > 1 else None
-    to_zs, sums = [], [None, None]
-    for rows in parts:
-        product, noise = _product(x, z, units, rows)
-        to_product, *others = torch.ops.aten.convolution_backward(gradient[rows], product, *more)
-        sums = [new if total is None else total.add_(new) for total, new in zip(sums, others, strict=True)]
-        if mask[0]:
-            scaled = to_product if units is None or noise is None else units.times_(to_product, noise)
-            to_zs.append((scaled * x[rows]).flatten(2).sum(2).view_as(z[rows]))
-            if needed[0]:
-                target = scaled if to_x is None else to_x[rows]
-                torch.mul(scaled, z[rows], out=target)
-    if needed[0] and to_x is None:
-        to_x = scaled
-    return to_x, torch.cat(to_zs) if needed[1] else None, *sums
+        mask = (needed[0] or needed[1], needed[2], needed[3])
+        more = (weight, [len(weight)], stride, padding, dilation, False, (0,) * len(stride), groups, mask)
+        parts = _pieces(x, weight)
+        to_x = torch.empty_like(x) if needed[0] and len(parts) > 1 else None
+        to_zs, sums = [], [None, None]
+        for rows in parts:
+            product, noise = _product(x, z, units, rows)
+            to_product, *others = torch.ops.aten.convolution_backward(gradient[rows], product, *more)
+            sums = [new if total is None else total.add_(new) for total, new in zip(sums, others, strict=True)]
+            if mask[0]:
+                scaled = to_product if units is None or noise is None else units.times_(to_product, noise)
+                to_zs.append((scaled * x[rows]).flatten(2).sum(2).view_as(z[rows]))
+                if needed[0]:
+                    torch.mul(scaled, z[rows], out=scaled if to_x is None else to_x[rows])
+        if needed[0] and to_x is None:
+            to_x = scaled
+        return to_x, torch.cat(to_zs) if needed[1] else None, *sums, None, None
 
 
 def _slow(how: How, units: Placed | None, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:

@@ -5,6 +5,7 @@ input read it once.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +26,7 @@ def linears(x: Tensor, axis: int, products: Sequence[Product]) -> tuple[Tensor, 
         axis: The batch axis.
         products: z (B, D), W (O, D) and b (O,) or None, of each.
     """
-    if not torch.is_grad_enabled():
-        return tuple(_forward(axis, x, products))
-    outputs: tuple[Tensor, ...] = _Linears.apply(axis, x, *(t for part in zip(*products, strict=True) for t in part))  # type: ignore[no-untyped-call]
+    outputs: tuple[Tensor, ...] = _Linears.apply(axis, x, *(t for part in products for t in part))  # type: ignore[no-untyped-call]
     return outputs
 
 
@@ -37,66 +36,48 @@ class _Linears(torch.autograd.Function):
         ctx.axis = axis
         ctx.save_for_backward(x, *more)
         ctx.set_materialize_grads(False)
-        products = list(zip(*_thirds(more), strict=True))
-        return tuple(_forward(axis, x, products))
+        outputs = tuple(x.new_empty(*x.shape[:2], len(w)) for w in more[1::3])
+        for rows, product in _chunks(x, 1):
+            for z, w, b, output in zip(more[::3], more[1::3], more[2::3], outputs, strict=True):
+                scaled = torch.mul(x[rows], _part(z, axis, rows), out=product).flatten(0, 1)
+                target = output[rows].flatten(0, 1)
+                torch.mm(scaled, w.t(), out=target) if b is None else torch.addmm(b, scaled, w.t(), out=target)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        axis, inputs, needed = ctx.axis, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        parts = [(n, g.contiguous()) for n, g in enumerate(gradients) if g is not None]
+        if not parts:
+            return None, *[None] * len(inputs)
         if torch.is_grad_enabled():  # create_graph=True
-            return None, *differentiable(lambda *given: _slow(ctx.axis, *given), inputs, gradients, needed)
-        return None, *_backward(ctx.axis, inputs, gradients, needed)
-
-
-def _forward(axis: int, x: Tensor, products: Sequence[Product]) -> list[Tensor]:
-    outputs = [x.new_empty(*x.shape[:2], len(w)) for _, w, _ in products]
-    for rows, product in _chunks(x, 1):
-        for (z, w, b), output in zip(products, outputs, strict=True):
-            scaled = torch.mul(x[rows], _part(z, axis, rows), out=product).flatten(0, 1)
-            target = output[rows].flatten(0, 1)
-            torch.mm(scaled, w.t(), out=target) if b is None else torch.addmm(b, scaled, w.t(), out=target)
-    return outputs
-
-
-def _backward(
-    axis: int, inputs: Sequence[Any], gradients: Sequence[Tensor | None], needed: Sequence[bool]
-) -> list[Tensor | None]:
-    x, *more = inputs
-    zs, ws, bs = _thirds(more)
-    need_ws = _thirds(needed[1:])[1]
-    to_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed[0] else None
-    to_zs, to_ws = [torch.zeros_like(z) for z in zs], [torch.zeros_like(w) for w in ws]
-    parts = [(n, g.contiguous()) for n, g in enumerate(gradients) if g is not None]
-    if not parts:
-        return [None] * len(inputs)
-    for rows, product, to_product in _chunks(x, 2):
-        part = x[rows]
-        for count, (n, whole) in enumerate(parts):
-            z, gradient = _part(zs[n], axis, rows), whole[rows].flatten(0, 1)
-            if need_ws[n]:
-                scaled = torch.mul(part, z, out=product).flatten(0, 1)
-                torch.addmm(to_ws[n], gradient.t(), scaled, out=to_ws[n])
-            torch.mm(gradient, ws[n], out=to_product.flatten(0, 1))
-            to_z = torch.mul(to_product, part, out=product).sum(1 - axis)
-            if axis:
-                to_zs[n].add_(to_z)
-            else:
-                to_zs[n][rows] = to_z
-            if to_x is not None:
-                to_x[rows].addcmul_(to_product, z) if count else torch.mul(to_product, z, out=to_x[rows])
-    sums = {n: g.flatten(0, 1).sum(0) for n, g in parts}
-    to_bs = [sums.get(n, torch.zeros_like(b)) if b is not None else None for n, b in enumerate(bs)]
-    found = [to_x, *to_zs, *to_ws, *to_bs]
-    return [gradient if need else None for gradient, need in zip(found, needed, strict=True)]
+            return None, *differentiable(partial(_slow, axis), inputs, gradients, needed)
+        x, *more = inputs
+        found = [
+            torch.zeros_like(t) if t is not None and need else None for t, need in zip(more, needed[1:], strict=True)
+        ]
+        to_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed[0] else None
+        for rows, product, to_product in _chunks(x, 2):
+            part = x[rows]
+            for count, (n, whole) in enumerate(parts):
+                z, w, gradient = _part(more[3 * n], axis, rows), more[3 * n + 1], whole[rows].flatten(0, 1)
+                to_z, to_w = found[3 * n : 3 * n + 2]
+                if to_w is not None:
+                    torch.addmm(to_w, gradient.t(), torch.mul(part, z, out=product).flatten(0, 1), out=to_w)
+                torch.mm(gradient, w, out=to_product.flatten(0, 1))
+                if to_z is not None:
+                    (to_z if axis else to_z[rows]).add_(torch.mul(to_product, part, out=product).sum(1 - axis))
+                if to_x is not None:
+                    to_x[rows].addcmul_(to_product, z) if count else torch.mul(to_product, z, out=to_x[rows])
+        for n, whole in parts:
+            if found[3 * n + 2] is not None:
+                found[3 * n + 2] = whole.flatten(0, 1).sum(0)
+        return None, to_x, *found
 
 
 def _slow(axis: int, x: Tensor, *more: Any) -> tuple[Tensor, ...]:
-    return tuple(F.linear(x * z.unsqueeze(1 - axis), w, b) for z, w, b in zip(*_thirds(more), strict=True))
-
-
-def _thirds(tensors: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-    count = len(tensors) // 3
-    return tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+    products = zip(more[::3], more[1::3], more[2::3], strict=True)
+    return tuple(F.linear(x * z.unsqueeze(1 - axis), w, b) for z, w, b in products)
 
 
 def _part(z: Tensor, axis: int, rows: slice) -> Tensor:

@@ -23,10 +23,8 @@ from ibnn.files.atomic import write_atomically
 from ibnn.lab.display import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, dots, histogram, png
 from ibnn.lab.evaluation import LEVELS
 from ibnn.lab.runs import versions
-from ibnn.network import IBNN
 from ibnn.prediction import CategoricalPrediction
 from ibnn.progress import Bar
-from ibnn.training.history import History
 from ibnn.training.loop import fit
 
 RECIPE: dict[str, Any] = {
@@ -96,28 +94,12 @@ def train_plain(data: Digits, seed: int, recipe: dict[str, Any], tick: Callable[
     return net.eval()
 
 
-def train_ibnn(
-    train: Digits, valid: Digits, seed: int, recipe: dict[str, Any], tick: Callable[[], None]
-) -> tuple[IBNN, History]:
-    """Trains the same network from the same weights by `ibnn.fit`; the validation labels steer the noise."""
-    model = convert(make_net(seed), components=recipe["components"], seed=seed)
-    options = {name: recipe[name] for name in ("epochs", "batch_size", "lr", "evaluate_every")}
-    return model, fit(model, train, valid, seed=seed, callbacks=[lambda row, model: tick()], quiet=True, **options)
-
-
 def score(seen: CategoricalPrediction, unseen: CategoricalPrediction, labels: Tensor) -> dict[str, list[float]]:
     """Returns metrics of the answers for test and OOD images with 95 % bootstrap intervals: [value, low, high]."""
     found = metrics.score_intervals(seen.probs, seen.log_probs, labels)
     del found["brier"]
     found["ood_auroc"] = metrics.bootstrap(metrics.auroc, seen.total, unseen.total, paired=False)
     return {name: [round(value, 4) for value in interval] for name, interval in found.items()}
-
-
-def strange(test: Digits, ood: Tensor, seed: int) -> dict[str, Tensor]:
-    """Returns the test images, and others that are less and less like them."""
-    some = test.x[::5]
-    noise = torch.rand(some.shape, generator=torch.Generator().manual_seed(seed))
-    return dict(zip(KINDS, (test.x, ood, 1 - some, noise), strict=True))
 
 
 def novelty_shares(answers: dict[str, CategoricalPrediction]) -> dict[str, dict[str, float]]:
@@ -156,7 +138,10 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
     train, valid, test, ood = load_splits(seed, recipe)
     with Bar("training", recipe["epochs"] + -(-recipe["epochs"] // recipe["evaluate_every"]), shown=not quiet) as bar:
         net = train_plain(train, seed, recipe, bar.advance)
-        model, history = train_ibnn(train, valid, seed, recipe, bar.advance)
+        model = convert(make_net(seed), components=recipe["components"], seed=seed)
+        options = {name: recipe[name] for name in ("epochs", "batch_size", "lr", "evaluate_every")}
+        ticks = [lambda row, model: bar.advance()]
+        history = fit(model, train, valid, seed=seed, callbacks=ticks, quiet=True, **options)
     scaled, calibrated = Plain(net), convert(net, components=recipe["components"], seed=seed)
     temperature = scale_temperature(scaled, valid)
     report = calibrate(calibrated, valid, samples=recipe["samples"])
@@ -164,7 +149,8 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
     alone: Any = {"samples": recipe["samples"], "novelty": False}
     answers = {n: [m.predict(x, **alone) for x in (test.x, ood)] for n, m in methods.items()}
     seen, unseen = answers[NAMES[-1]]
-    inputs = strange(test, ood, seed)
+    noise = torch.rand(test.x[::5].shape, generator=torch.Generator().manual_seed(seed))
+    inputs = dict(zip(KINDS, (test.x, ood, 1 - test.x[::5], noise), strict=True))
     kinds: dict[str, Any] = {kind: model.predict(x, samples=recipe["samples"]) for kind, x in inputs.items()}
     steered = [round(look["prior_std"], 4) for look in history.looks]
     result = {
@@ -184,8 +170,8 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
         "seconds": round(time.monotonic() - start, 1),
         "versions": versions(),
     }
-    draw_figures(out, model, answers, test)
-    draw_novelty(out, inputs, kinds)
+    _draw_reliability(out, answers, test.y)
+    _draw_novelty(out, inputs, kinds)
     write_atomically(out / "results.json", json.dumps(result, indent=1).encode() + b"\n")
     return result
 
@@ -236,53 +222,35 @@ def explain(result: dict[str, Any]) -> str:
 # -------------------------------------------------------------------------------------------------------------- figures
 
 
-def draw_figures(out: Path, model: IBNN, answers: Answers, test: Digits) -> None:
-    """Writes reliability.png, digits.png and entropy.png."""
-    from matplotlib.figure import Figure
-
-    seen, unseen = answers[NAMES[-1]]
-    sizes = {"reliability": (6.4, 4.6), "digits": (9.6, 4.4), "entropy": (9.6, 3.6)}
-    figures = {name: Figure(figsize=size, layout="constrained") for name, size in sizes.items()}
-    _draw_reliability(figures["reliability"], answers, test.y)
-    _draw_digits(figures["digits"], model, test, seen)
-    _draw_entropy(figures["entropy"], seen, unseen)
-    for name, figure in figures.items():
-        write_atomically(out / f"{name}.png", png(figure, dpi=130))
-
-
-def draw_novelty(out: Path, inputs: dict[str, Tensor], answers: dict[str, CategoricalPrediction]) -> None:
+def _draw_novelty(out: Path, inputs: dict[str, Tensor], answers: dict[str, CategoricalPrediction]) -> None:
     """Writes novelty.png: the p-values of every kind of images, and images of each."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
-    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.15))[0]
-    axes = left.add_subplot()
-    edges = [number / 20 for number in range(21)]
-    for i, ((kind, answer), colour) in enumerate(zip(answers.items(), KIND_COLOURS, strict=True)):
-        form = (
-            {"histtype": "stepfilled", "alpha": 0.4}
-            if i == 0
-            else {"histtype": "step", "lw": 1.8, "ls": "-" if i < 3 else (0, (2, 2))}
-        )
-        histogram(axes, known(answer), edges, color=colour, label=kind, **form)
-    axes.axhline(1 / 20, color="black", lw=0.8, ls=":")
-    axes.set(xlabel="p-value of novelty", ylabel="share of images", xlim=(0, 1), ylim=(0, 1.02))
-    axes.legend(frameon=False, fontsize=8)
-    grid = right.subplots(len(KINDS), 6)
-    for row, (kind, answer) in zip(grid, answers.items(), strict=True):
+    figure: Any = Figure(figsize=(9.6, 4.4), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.15))
+    axes, grid = left.add_subplot(), right.subplots(len(KINDS), 6)
+    for (kind, answer), colour, row in zip(answers.items(), KIND_COLOURS, grid, strict=True):
+        filled = {"histtype": "stepfilled", "alpha": 0.4} if kind == KINDS[0] else {"histtype": "step", "lw": 1.8}
+        histogram(axes, known(answer), [number / 20 for number in range(21)], color=colour, label=kind, **filled)
         for picture, number in zip(row, torch.linspace(0, len(answer) - 1, 6).long().tolist(), strict=True):
             picture.imshow(inputs[kind][number, 0].numpy(), cmap="gray_r", vmin=0, vmax=1)
             picture.set(xticks=[], yticks=[])
             says = f"{int(answer.labels[number])}: {float(answer.probs[number].max()):.0%}"
             picture.set_title(f"p = {float(known(answer)[number]):.3f}\n{says}", fontsize=6.5, pad=2)
         row[0].set_ylabel(kind.replace(" ", "\n", 1), fontsize=8, rotation=0, ha="right", va="center")
-    figure.suptitle(
-        "Known images fill the p-values evenly; novel ones are at the left (answer: class and probability)", fontsize=10
-    )
+    axes.axhline(1 / 20, color="black", lw=0.8, ls=":")
+    axes.set(xlabel="p-value of novelty", ylabel="share of images", xlim=(0, 1), ylim=(0, 1.02))
+    axes.legend(frameon=False, fontsize=8)
+    title = "Known images fill the p-values evenly; novel ones are at the left (answer: class and probability)"
+    figure.suptitle(title, fontsize=10)
     write_atomically(out / "novelty.png", png(figure, dpi=130))
 
 
-def _draw_reliability(figure: Any, answers: Answers, labels: Tensor) -> None:
+def _draw_reliability(out: Path, answers: Answers, labels: Tensor) -> None:
+    """Writes reliability.png."""
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(6.4, 4.6), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="black", lw=0.8, ls=":")
     for (name, (seen, _)), colour in zip(answers.items(), COLOURS, strict=True):
@@ -295,42 +263,4 @@ def _draw_reliability(figure: Any, answers: Answers, labels: Tensor) -> None:
     axes.set_title(f"{title}\n(dot area: share of the test images; bins of fewer than 5 left out)", fontsize=10)
     for handle in axes.legend(loc="lower right", frameon=False).legend_handles:
         handle.set_sizes([40])
-
-
-def _draw_digits(figure: Any, model: IBNN, test: Digits, seen: CategoricalPrediction) -> None:
-    """Draws the four most and the four least certain images, each above its draws' probabilities."""
-    order = seen.total.argsort()
-    picks = torch.cat([order[:4], order[-4:]])
-    draws = model.draw_logits(test.x[picks]).softmax(-1)  # (K·S, 8, C)
-    grid = figure.subplots(2, 8, height_ratios=(1, 1.6))
-    for column, ((top, bottom), pick) in enumerate(zip(grid.T, picks.tolist(), strict=True)):
-        top.imshow(test.x[pick, 0].numpy(), cmap="gray_r")
-        top.set_title(f"H = {seen.total[pick]:.2f}", fontsize=9)
-        image = bottom.imshow(draws[:, column].detach().numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1)
-        top.set(xticks=[], yticks=[])
-        bottom.set(xticks=range(8), yticks=[])
-        bottom.tick_params(labelsize=7)
-        bottom.set_xlabel(f"class (true: {int(test.y[pick])})", fontsize=8)
-    grid[1, 0].set_ylabel(f"{len(draws)} draws", fontsize=8)
-    figure.colorbar(image, ax=grid[1, :], label="probability", shrink=0.9, pad=0.01)
-    title = "Most certain (left four) and least certain (right four) test digits, and what each draw says"
-    figure.suptitle(title, fontsize=10)
-
-
-def _draw_entropy(figure: Any, seen: CategoricalPrediction, unseen: CategoricalPrediction) -> None:
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 1))
-    for axes, part in ((left, "aleatoric"), (middle, "epistemic")):
-        values = [getattr(p, part) for p in (seen, unseen)]
-        edges = torch.linspace(0, float(torch.cat(values).max()), 25).tolist()
-        histogram(axes, values[0], edges, color=BLUE, alpha=0.6, label="test digits 0–7")
-        histogram(axes, values[1], edges, color=VERMILION, alpha=0.6, label="unseen 8 and 9")
-        axes.set(xlabel=f"{part} uncertainty (nats)", ylabel="share of images", yscale="log")
-    left.legend(frameon=False, fontsize=8)
-    base = torch.zeros(2)
-    for part, colour in (("aleatoric", SKY), ("between", VERMILION), ("within", ORANGE)):
-        height = torch.tensor([getattr(p, part).mean().item() for p in (seen, unseen)])
-        right.bar(["0–7", "8 and 9"], height.tolist(), bottom=base.tolist(), color=colour, width=0.6, label=part)
-        base = base + height
-    right.set(ylabel="mean entropy (nats)")
-    right.legend(frameon=False, fontsize=8)
-    figure.suptitle("Uncertainty of the test digits against digits of classes never seen in training", fontsize=10)
+    write_atomically(out / "reliability.png", png(figure, dpi=130))

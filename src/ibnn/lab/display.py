@@ -76,3 +76,21 @@ def dots(axes: Any, points: Sequence[tuple[float, float, float]], *, lw: float, 
 def histogram(axes: Any, values: Any, edges: list[float], **style: Any) -> None:
     """Draws the share of values in each bin."""
     axes.hist(values.tolist(), edges, weights=[1 / len(values)] * len(values), **style)
+
+
+def draw_examples(figure: "Figure", images: Any, titles: Sequence[str], draws: Any = None) -> None:
+    """Draws images (n, channels, H, W) with titles, each above its draws (n, J, classes)."""
+    grid = figure.subplots(1 if draws is None else 2, len(images), squeeze=False)
+    for column, (image, title) in enumerate(zip(images, titles, strict=True)):
+        colour = image[:3].movedim(0, -1) if len(image) >= 3 else image[0]
+        grid[0, column].imshow(colour.numpy(), cmap="gray_r")
+        grid[0, column].set_title(title, fontsize=7)
+        if draws is not None:
+            shown = grid[1, column].imshow(draws[column].numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1)
+            grid[1, column].set_xlabel("class", fontsize=8)
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[])
+        axes.grid(visible=False)
+    if draws is not None:
+        grid[1, 0].set_ylabel(f"{draws.shape[1]} draws", fontsize=8)
+        figure.colorbar(shown, ax=grid[1, :], label="probability", shrink=0.9, pad=0.01)

@@ -18,7 +18,8 @@ from torch import Tensor
 from ibnn import data, metrics
 from ibnn.baselines.plain import find_temperature
 from ibnn.novelty import Novelty, measure
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction, draws
+from ibnn.novelty.measure import fallback_weight
+from ibnn.prediction import CategoricalPrediction, GaussianPrediction, check_fallback, draws
 from ibnn.training.trainable import Trainable
 
 OUTSIDERS = {"fashion-mnist": "mnist", "mnist": "fashion-mnist"}  # images of another kind, of the same shape
@@ -49,6 +50,7 @@ def evaluate(
     valid: data.Images | data.Points | None,
     *,
     samples: int = 5,
+    fallback: float | None = None,
     shifted: int = SHIFTED,
     data_folder: str | Path | None = None,
 ) -> Evaluation:
@@ -59,12 +61,15 @@ def evaluate(
         whole: Data set whose test split informed no choice.
         valid: Held-out images or points, for temperature scaling; None leaves it out.
         samples: Draws per component.
+        fallback: p-value of novelty below which answers are mixed with the base rates, as in `predict`.
         shifted: How many of the test images are corrupted.
         data_folder: Where the images of another kind are; default as `ibnn.data.load`.
     """
     own = float(model.likelihood.temperature)
     scaled = own if valid is None else find_temperature(model, valid, samples=samples)
-    method = _Method(model, samples, (own, scaled))
+    if fallback is not None:
+        check_fallback(fallback, getattr(model, "reference", None))
+    method = _Method(model, samples, (own, scaled), fallback)
     if isinstance(whole, data.DataSet):
         measured: _Points = _Images(method, whole, shifted, data_folder)
     else:
@@ -123,6 +128,7 @@ class _Method:
     model: Trainable
     samples: int
     temperatures: tuple[float, ...]
+    fallback: float | None = None
 
     @torch.no_grad()
     def answers(self, batches: Iterable[Tensor]) -> _Answers:
@@ -130,11 +136,16 @@ class _Method:
         return _Answers.cat([self._batch(x.to(device)) for x in batches])
 
     def _batch(self, x: Tensor) -> _Answers:
-        drawn, novelty = draws(self.model, x, samples=self.samples, batch_size=BATCH), None
-        if getattr(self.model, "reference", None) is not None:
+        likelihood, novelty = self.model.likelihood, None
+        drawn = draws(self.model, x, samples=self.samples, batch_size=BATCH)
+        answers = {t: likelihood.summarise(drawn, t) for t in self.temperatures}
+        if (reference := getattr(self.model, "reference", None)) is not None:
             p_value, score = measure(self.model, x)
             novelty = Novelty(p_value.cpu(), score.clamp_max(MOST).cpu())
-        return _Answers({t: self.model.likelihood.summarise(drawn, t).to("cpu") for t in self.temperatures}, novelty)
+            if self.fallback is not None:
+                weight = fallback_weight(p_value, self.fallback, reference.ranked)
+                answers = {t: likelihood.fall_back(answer, weight, reference.base) for t, answer in answers.items()}
+        return _Answers({t: answer.to("cpu") for t, answer in answers.items()}, novelty)
 
 
 class _Points:

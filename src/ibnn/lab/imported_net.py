@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ibnn.errors import complaint, nearest
+from ibnn.errors import complaint, did_you_mean
 
 FORM = "package.module:function"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -74,7 +74,7 @@ def find(name: str) -> Callable[..., Any]:
         raise _failure(name, "of a module that can be imported", error) from error
     if found is None:
         there = [each for each, value in vars(sys.modules[module]).items() if callable(value) and each[0] != "_"]
-        remedy = f"Did you mean {nearest(function, there)!r}?" if there else f"Define it in {module}."
+        remedy = did_you_mean(function, there, otherwise=f"Define it in {module}.")
         raise ValueError(complaint("net", f"a function of {module}", f"{function!r}, which it does not have", remedy))
     if not callable(found):
         got = f"{name}, which is a {type(found).__name__}"

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ibnn import check, nets
-from ibnn.errors import complaint, nearest
+from ibnn.errors import complaint, did_you_mean
 from ibnn.files.atomic import read_toml
 from ibnn.lab import methods
 from ibnn.lab.imported_net import FORM, is_import_path
@@ -69,13 +69,15 @@ class Job(BaseModel):
         augment: Random crops and flips.
         method: "ibnn" or a baseline: "sgd", "swa", "swag", "dropout", "vi", "ensemble".
         method_options: Its options, such as `components`.
-        posterior: Of "ibnn": "mixture", or a sampler that comes after training, "sghmc", "sgld", "cyclical" or "hmc".
+        posterior: Of "ibnn": "mixture", or a sampler that comes after training, "sghmc" or "hmc".
         sampling: Its options, such as `samples`, `warmup` and `temperature`; see `ibnn.sampling.Settings`.
         first: Changes to `train` for a plain training that comes first; the method starts from its weights.
         weights: A safetensors file of trained weights to start from instead.
         prune: {"keep": share of the multiply–adds that stays}, and changes to `train` such as `epochs`: a training of
             the same job without this comes first, its network is thinned (`ibnn.prune`) and trained on.
         samples: Draws per component in the evaluation at the end.
+        fallback: p-value of novelty below which that evaluation mixes answers with the base rates; default never.
+        device: Where it is trained and evaluated, such as "cuda:1"; default: the CPU, or what accelerate launches on.
         seed: Decides initial weights, order and noise; subset and held-out rows are the same for all seeds. It is the
             only seed: `train`, `first` and `method_options` have none.
         recipe: Name of a recipe of the library that `train` changes.
@@ -106,6 +108,8 @@ class Job(BaseModel):
     weights: str | None = None
     prune: dict[str, Any] | None = None
     samples: int = Field(5, ge=1)
+    fallback: float | None = Field(None, gt=0, lt=1)
+    device: str | None = None
     seed: int = Field(0, ge=0)
     recipe: str | None = None
     train: dict[str, Any] = {}
@@ -198,6 +202,7 @@ class Job(BaseModel):
             "posterior": "mixture",
             "sampling": {},
             "first": None,
+            "fallback": None,
             "samples": type(self).model_fields["samples"].default,  # a plain network has no draws: all share its run
             "recipe": None,
             "train": self.first,
@@ -248,8 +253,8 @@ def _check_names(fields: dict[str, Any]) -> None:
     """Raises for a field that a job does not have, and for a seed in the wrong place."""
     for name, value in fields.items():
         if name not in Job.model_fields:
-            near = nearest(name, meanings().values(), meanings())
-            raise ValueError(complaint(name, "a field of a job", repr(value), f"Did you mean {near!r}?"))
+            remedy = did_you_mean(name, meanings().values(), meanings(), otherwise="Leave it out.")
+            raise ValueError(complaint(name, "a field of a job", repr(value), remedy))
     for table in ("train", "first", "method_options", "sampling", "prune"):
         if isinstance(given := fields.get(table), dict) and "seed" in given:
             expected = f"absent: the seed of a job also decides its first weights and stands outside {table}"

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 
+from ibnn import check
 from ibnn.data import TABLES, Images, Points, Standardisation
 from ibnn.diagnosis import diagnose
 from ibnn.errors import DamagedError, complaint
@@ -20,7 +22,8 @@ from ibnn.lab.methods import METHODS
 from ibnn.lab.parts import Splits, architecture, make_method, prepare
 from ibnn.lab.runs import ANSWERS, JOB, RESULT, TABLE, RunFolder, versions
 from ibnn.network import IBNN, STATE
-from ibnn.novelty.fitting import fit_novelty_if_possible
+from ibnn.novelty.fitting import ROWS, fit_novelty_if_possible
+from ibnn.prediction import check_level
 from ibnn.pruning import prune, resize
 from ibnn.sampling import Sampler, sample
 from ibnn.training.history import History
@@ -56,12 +59,15 @@ def run(
         The content of result.json; a job that has finished is not run again.
     """
     home = RunFolder(Path(folder))
+    check.device("device", job.device)
     if (found := finished(job, home)) is not None:  # before the lock: the folder may be read-only
         return found
     with nullcontext() if held else home.lock(note=None if quiet else log.warning):
         if (found := finished(job, home)) is not None:  # by the process that had the lock
             return found
         splits, model = prepare(job, data_folder, splits)
+        if job.fallback is not None:  # before the training that the evaluation would be the end of
+            check_level("fallback", job.fallback, 0 if splits.valid is None else min(len(splits.valid), ROWS) // 2 * 2)
         if job.prune is None:  # else there is nothing to go on with until the network is thin
             _begin(job, splits, home)
         spent, facts = None, dict[str, Any]()
@@ -75,10 +81,19 @@ def run(
             else:
                 model, facts = _pruned(job, place, splits, quiet)
                 _begin(job, splits, home)
+        if job.device is not None:
+            cast(nn.Module, model).to(job.device)
         history = _train(job, model, splits, home, quiet)
         how = None if job.prune else architecture(job, len(splits.whole.classes), splits.units)
         save_pretrained(model, home.path, architecture=how)  # type: ignore[arg-type]
-        measured = evaluate(model, splits.whole, splits.valid, samples=job.samples, data_folder=data_folder)
+        measured = evaluate(
+            model,
+            splits.whole,
+            splits.valid,
+            samples=job.samples,
+            fallback=job.fallback,
+            data_folder=data_folder,
+        )
         home.write_tensors(ANSWERS, measured.answers)
         spent = costs(job, model, history, spent)
         if facts and splits.valid is not None:

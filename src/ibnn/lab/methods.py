@@ -1,5 +1,6 @@
 """The methods that a job can name: how each is built of plain networks, and what it costs."""
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,15 +25,17 @@ class Method(NamedTuple):
 
 
 def _options(maker: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(maker).parameters)[1:]  # the first is the network
+    return (*tuple(inspect.signature(maker).parameters)[1:], "members")  # the first is the network
 
 
-def _ensemble(make: Make, members: int = 4, **options: Any) -> Ensemble:
-    return Ensemble([make(member) for member in range(members)], **options)
+def _one(method: Callable[..., Any], members: int = 1) -> Callable[..., Any]:
+    """Returns how a method is built; several `members`, this many by default, are an ensemble."""
 
+    def build(make: Make, members: int = members, **options: Any) -> Any:
+        made = [method(make(member), **copy.deepcopy(options)) for member in range(members)]
+        return Ensemble(made) if members > 1 else made[0]
 
-def _one(method: Callable[..., Trainable]) -> Callable[..., Trainable]:
-    return lambda make, **options: method(make(0), **options)
+    return build
 
 
 METHODS: dict[str, Method] = {
@@ -41,7 +44,7 @@ METHODS: dict[str, Method] = {
     "swag": Method(_one(SWAG), _options(SWAG), noisy_answers=True, repeated=lambda model: model.mean.numel()),
     "dropout": Method(_one(MCDropout), _options(MCDropout), True, True),
     "vi": Method(_one(MeanField), _options(MeanField), True, True),
-    "ensemble": Method(_ensemble, ("members",)),
+    "ensemble": Method(_one(Plain, 4), ("members",)),
     "ibnn": Method(_one(lambda net, **options: convert(net, copy=False, **options)), _options(convert), True, True),
 }
 SYNONYMS = {"plain": "sgd", "map": "sgd", "mc_dropout": "dropout", "mcdropout": "dropout", "bnn": "vi"}

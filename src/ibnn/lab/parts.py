@@ -131,7 +131,8 @@ def make_method(
         raise ValueError(complaint("units", f"those of the columns of {job.data}", "none", remedy))
     options: dict[str, Any] = {"seed": job.seed} if job.method == "ibnn" else {}
     if units and units.target:
-        options["likelihood"] = Gaussian(init_std=units.target.noise)
+        scale = units.target.scale
+        options["likelihood"] = Gaussian(init_std=units.target.noise / scale, location=units.target.centre, scale=scale)
     options |= job.method_options
     try:
         return METHODS[job.method].build(lambda member: _make_net(job, classes, start, units, member), **options)
@@ -143,15 +144,14 @@ def make_method(
 def _make_net(
     job: Job, classes: int, start: State | None, units: data.Standardisation | None, member: int = 0
 ) -> nn.Module:
-    """Returns the plain network of a job; one for points takes and gives their own units."""
+    """Returns the plain network of a job; one for points takes their own units."""
     with generators_restored():
         seed_generators(job.seed, member)
         options = _net_options(job, units)
         net = make_net(job.net, classes or 1, options) if job.has_code else nets.make(job.net, classes or 1, **options)
     if units is not None:
-        scale, target = torch.tensor(units.scale), units.target
-        back = [Affine(target.scale, target.centre)] if target else []
-        net = nn.Sequential(Affine(1 / scale, -torch.tensor(units.centre) / scale), net, *back)
+        scale = torch.tensor(units.scale)
+        net = nn.Sequential(Affine(1 / scale, -torch.tensor(units.centre) / scale), net)
     if start is not None:
         net.load_state_dict(start)
     # Convolutions on the CPU are faster with the channels last, and no slower elsewhere.

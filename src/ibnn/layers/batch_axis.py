@@ -39,15 +39,10 @@ def find_batch(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> N
     layers = {name: net.get_submodule(name) for name in latents}
     kinds = {name: layer_type(layer) for name, layer in layers.items()}
     own = {name: kind.batch_axis(layers[name]) for name, kind in kinds.items() if kind and kind.batch_axis}
-    passes = {id(latent.now): latent.now for latent in latents.values()}.values()
-    held = [now.z for now in passes]
-    try:
-        for now in passes:
-            now.z = None  # the network as it is without latents
+    with ExitStack() as without_latents:
+        for now in {id(latent.now): latent.now for latent in latents.values()}.values():
+            without_latents.enter_context(now.absent())
         found = {} if not own and _in_line(net) else places(net, layers, own, call)
-    finally:
-        for now, z in zip(passes, held, strict=True):
-            now.z = z
     for name, latent in latents.items():
         axis, copied, folds = found.get(name, Place(own.get(name, 0)))
         if folds or not latent.entries_per_row:  # it was called, or not before either

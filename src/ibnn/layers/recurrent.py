@@ -145,6 +145,8 @@ def _direction(
     gates = F.linear(x if z_in is None else scaled(x, z_in), own["weight_ih"], own["bias_ih"])  # for all steps
     product = _product(z["weight_hh"], own["weight_hh"], own["bias_hh"])
     project = _product(z["weight_hr"], own["weight_hr"], None) if layer.proj_size else None
+    if torch.compiler.is_exporting() and not sizes:
+        return _traced_scan(_step(layer), gates, first, product, project, reverse)
     steps = gates.split(sizes) if sizes else gates.unbind()
     made, end = _scan(_step(layer), steps, first, product, project, reverse)
     return torch.cat(made) if sizes else torch.stack(made), end
@@ -179,8 +181,25 @@ def _scan(
     return made[::-1] if reverse else made, state
 
 
+def _traced_scan(
+    step: Step, gates: Tensor, state: State, product: Map, project: Map | None, reverse: bool
+) -> tuple[Tensor, State]:
+    """Returns what `_scan` does, as one operator in a traced graph, which then takes any number of steps."""
+    from torch._higher_order_ops.scan import scan
+
+    def combine(state: State, now: Tensor) -> tuple[State, Tensor]:
+        h, *rest = step(now, state, product)
+        new = h if project is None else project(h)
+        return (new, *rest), new.clone()
+
+    end, made = scan(combine, state, gates, dim=0, reverse=reverse)
+    return made, end
+
+
 def _product(z: Tensor, weight: Tensor, bias: Tensor | None) -> Map:
     """Returns h ↦ W (z ∘ h) + b, for as many first rows as h has."""
+    if torch.compiler.is_exporting():
+        return lambda h: F.linear(h * z.to(h.dtype), weight, bias)
     return lambda h: F.linear(h * z[: h.shape[0]].to(h.dtype), weight, bias)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ibnn.errors import complaint, nearest
+from ibnn.errors import complaint, did_you_mean
 from ibnn.inputs import Inputs, call_arguments, evaluating
 from ibnn.layers.bypass import bypassed
 from ibnn.layers.registry import has_forward_of_its_type, layer_type
@@ -101,7 +101,7 @@ def _matches(
         wide = pattern is nn.Module or isinstance(pattern, str)
         hits -= {n for n in hits if n in by_itself and wide and pattern not in (n, glob.escape(n))}
         if not hits:
-            remedy = f"Did you mean {nearest(pattern, candidates)!r}?" if candidates else "Leave it out."
+            remedy = did_you_mean(pattern, candidates, otherwise="ibnn.plan(net) lists the layers.")
             raise ValueError(complaint(argument, "patterns that match layers of the network", repr(pattern), remedy))
         matched |= hits
     return matched

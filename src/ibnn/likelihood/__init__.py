@@ -1,15 +1,16 @@
 """What a network's output says about a target: a likelihood for each kind of target."""
 
 from ibnn.likelihood.base import Likelihood, Temperature, Terms
-from ibnn.likelihood.categorical import Bernoulli, Categorical
+from ibnn.likelihood.categorical import Bernoulli, Categorical, own_activation
 from ibnn.likelihood.gaussian import Gaussian
 from ibnn.likelihood.heads import Heads
-from ibnn.likelihood.running import HELD
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {"categorical": Categorical, "bernoulli": Bernoulli, "gaussian": Gaussian}
+ALIASES = {"multiclass": "categorical", "softmax": "categorical", "classification": "categorical"}
+ALIASES |= {"binary": "bernoulli", "multilabel": "bernoulli", "regression": "gaussian", "normal": "gaussian"}
 
 __all__ = [
-    "HELD",
+    "ALIASES",
     "LIKELIHOODS",
     "Bernoulli",
     "Categorical",
@@ -18,4 +19,5 @@ __all__ = [
     "Likelihood",
     "Temperature",
     "Terms",
+    "own_activation",
 ]

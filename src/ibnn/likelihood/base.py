@@ -113,6 +113,9 @@ class Likelihood(nn.Module, ABC):
     def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns the training loss and the NLL of a batch, and what each of them is divided by."""
 
+    def standardise(self, output: Tensor, target: Tensor) -> None:
+        """Chooses the units of an untrained network's outputs by targets; only numbers have units."""
+
     def count(self, target: Tensor) -> int:
         """Returns how many data a target tensor holds."""
         return target.numel()
@@ -195,7 +198,9 @@ def check_shape(output: Tensor, target: Tensor) -> None:
     """Raises unless a target has the shape of an output, but for the batch."""
     expected = (len(target), *output.shape[1:])
     if tuple(target.shape) != expected:
-        remedy = f"Pass y.reshape({expected}): a target broadcast by accident trains the wrong loss."
+        remedy = "Give each output its target."
+        if target.numel() == math.prod(expected):
+            remedy = f"Pass y.reshape({expected}): a target broadcast by accident trains the wrong loss."
         raise ValueError(complaint("y", f"of shape {expected}", f"shape {tuple(target.shape)}", remedy))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ibnn import check
 from ibnn.errors import complaint
@@ -23,7 +23,14 @@ from ibnn.likelihood.base import (
     log_mean,
 )
 from ibnn.likelihood.running import RunningProbabilities, Split, entropy
-from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, Conformal, Prediction, class_distances
+from ibnn.prediction import (
+    BernoulliPrediction,
+    CategoricalPrediction,
+    Conformal,
+    GaussianPrediction,
+    Prediction,
+    class_distances,
+)
 
 
 class Discrete(Likelihood):
@@ -58,6 +65,7 @@ class Categorical(Discrete):
 
     Attributes:
         axis: The axis of the classes in the network's output; None until it is known.
+        next_token: Whether targets are shifted by one token, as causal language models do; None until it is known.
 
     >>> likelihood = Categorical(label_smoothing=0.1)
     >>> round(likelihood.terms(torch.zeros(2, 4), torch.tensor([0, 3])).loss.item(), 4)  # uniform: log 4
@@ -75,6 +83,7 @@ class Categorical(Discrete):
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         axis: int | None = None,
+        next_token: bool | None = None,
     ) -> None:
         """Takes what `torch.nn.functional.cross_entropy` takes, and where the classes are.
 
@@ -85,6 +94,8 @@ class Categorical(Discrete):
             axis: The axis of the classes: 1 for (B, C, …), as in a segmentation of images; −1 for (B, …, C), as in
                 token classification and language models. By default the first targets tell (`elbo`, `fit`,
                 `calibrate`); until then it is 1, and outputs of three axes are refused, for they may be either.
+            next_token: True: the target of token t is label t + 1, so that labels are the input's own tokens. By
+                default `convert` sets it, and the axis, by the class of a Hugging Face model.
         """
         super().__init__()
         check.number("label_smoothing", label_smoothing, least=0, below=1, remedy="Pass 0 for none.")
@@ -92,11 +103,21 @@ class Categorical(Discrete):
             raise ValueError(complaint("axis", "an axis of the output beyond the batch", repr(axis), "Pass 1 or -1."))
         self.register_buffer("weight", weight)
         self.ignore_index, self.label_smoothing, self.axis = ignore_index, label_smoothing, axis
+        self.next_token = next_token
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the loss leaves out and smooths, and the axis of the classes."""
-        return {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing, "axis": self.axis}
+        """What the loss leaves out and smooths, where the classes are, and whether targets are the next tokens."""
+        names = ("ignore_index", "label_smoothing", "axis", "next_token")
+        return {name: getattr(self, name) for name in names}
+
+    def aligned(self, target: Tensor) -> Tensor:
+        """Returns targets with the label of each token in its place: those of `next_token` are shifted by one.
+
+        >>> Categorical(next_token=True).aligned(torch.tensor([[5, 6, 7]]))
+        tensor([[   6,    7, -100]])
+        """
+        return F.pad(target[:, 1:], (0, 1), value=self.ignore_index) if self.next_token else target
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """The axis, if it is known, is part of the state: targets may have told it."""
@@ -142,8 +163,9 @@ class Categorical(Discrete):
     def check_dtype(self, target: Tensor) -> None:
         """Raises if labels are not integers."""
         if target.is_floating_point() or target.dtype == torch.bool:
-            got, remedy = f"dtype {target.dtype}", "Pass y.long(), or one-hot.argmax(1)."
-            raise TypeError(complaint("y", "integer class indices", got, remedy))
+            remedy = 'For numbers convert with likelihood="gaussian", for yes/no targets with "bernoulli".'
+            remedy += " Class numbers stored as floats: pass y.long(); one-hot rows: y.argmax(1)."
+            raise TypeError(complaint("y", "integer class indices", f"dtype {target.dtype}", remedy))
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raises if labels are not integers, out of range, or do not fit the output's shape; finds the class axis."""
@@ -165,9 +187,26 @@ class Categorical(Discrete):
             remedy = f"Renumber the classes, or mark what to leave out with {self.ignore_index}."
             raise ValueError(complaint("y", f"in 0 … {classes - 1} (the network has {classes} outputs)", got, remedy))
 
+    def refuse_shifted(self, tokens: Tensor, target: Tensor) -> None:
+        """Raises if the targets of `next_token` were shifted before: they are the tokens that follow."""
+        if not self.next_token or tokens.shape != target.shape or target.shape[1] < 3:
+            return
+        given, kept = target[:, :-1], target[:, :-1] != self.ignore_index
+        if bool(kept.any()) and bool((given == tokens[:, 1:])[kept].all()) and bool((given != tokens[:, :-1]).any()):
+            remedy = "Pass labels = input_ids, or convert with likelihood=ibnn.Categorical(axis=-1, next_token=False)."
+            raise ValueError(
+                complaint(
+                    "y",
+                    "the tokens themselves, as this model's class takes them",
+                    "labels that are shifted already",
+                    remedy,
+                )
+            )
+
     def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns the cross-entropy, the (weighted) mean over all targets that are not ignored; 0 if all are."""
-        logits, dim = self._tempered(output, temperature), self.class_dim(output)
+        logits, dim, weight = self._tempered(output, temperature), self.class_dim(output), self.total_weight(target)
+        target = self.aligned(target)
         last = dim == -1 and output.dim() > 2
         scores = logits.flatten(0, -2) if last else logits.movedim(dim, 1)
         labels = (target.flatten() if last else target).long()
@@ -176,7 +215,6 @@ class Categorical(Discrete):
             loss = F.cross_entropy(scores, labels, ignore_index=self.ignore_index, reduction="sum", **options)
             return loss / total.to(loss).clamp_min(torch.finfo(loss.dtype).tiny)
 
-        weight = self.total_weight(target)
         loss = mean(weight, weight=self.weight, label_smoothing=self.label_smoothing)
         if self.weight is None and not self.label_smoothing:
             return Terms(loss, loss, weight, weight)
@@ -185,10 +223,11 @@ class Categorical(Discrete):
 
     def count(self, target: Tensor) -> int:
         """Returns how many targets are not ignored."""
-        return int((target != self.ignore_index).sum())
+        return int((self.aligned(target) != self.ignore_index).sum())
 
     def total_weight(self, target: Tensor) -> Tensor:
         """Returns the sum of the class weights of the targets that are not ignored; their number without weights."""
+        target = self.aligned(target)
         kept = target != self.ignore_index
         return (kept.float() if self.weight is None else self.weight[target.long() * kept] * kept).sum()
 
@@ -203,6 +242,7 @@ class Categorical(Discrete):
 
     def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
         """Returns the sum of −log p(target) and the number of targets of each row; see `Likelihood.losses`."""
+        target = self.aligned(target)
         draws, kept = draws.flatten(0, 1), target != self.ignore_index
         logits = self._tempered(draws, temperature).movedim(self.class_dim(draws, 1), -1)
         index = (target.long() * kept).expand(len(draws), *target.shape)[..., None]
@@ -218,6 +258,7 @@ class Categorical(Discrete):
         """NLL, error and ECE over the targets that are not ignored; without class weights or smoothing."""
         from ibnn import metrics
 
+        target = self.aligned(target)
         kept = target.flatten() != self.ignore_index
         labels = target.flatten()[kept]
         probs, log_probs = (
@@ -239,11 +280,12 @@ class Categorical(Discrete):
 
     def distances(self, prediction: CategoricalPrediction, target: Tensor) -> list[Conformal | None]:
         """Returns the distances of classes that are not ignored; see `Conformal`."""
-        probs = prediction.probs.movedim(prediction.axis, -1)
+        probs, target = prediction.probs.movedim(prediction.axis, -1), self.aligned(target)
         return [class_distances(probs, target, target != self.ignore_index, by_output=False)]
 
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns how frequent each class is, with one target more of each."""
+        target = self.aligned(target)
         counts = torch.bincount(target[target != self.ignore_index].flatten().long()).double() + 1
         return counts / counts.sum()
 
@@ -267,16 +309,20 @@ def mixed(logs: Tensor, weight: Tensor, base: Tensor) -> Tensor:
 
 def shares(prediction: CategoricalPrediction, weight: Tensor, total: Tensor) -> dict[str, Tensor]:
     """Returns the parts of the uncertainty after a fallback that has made it `total`."""
-    w = weight.to(total).reshape(-1, *[1] * (total.dim() - 1))
-    aleatoric, within = w * prediction.aleatoric, w * prediction.within
-    between = torch.where(w < 1, (total - aleatoric - within).clamp_min(0), prediction.between)
-    error = prediction.standard_error
-    return {
-        "aleatoric": aleatoric,
-        "between": between,
-        "within": within,
-        "standard_error": error * weight.to(error).reshape(-1, *[1] * (error.dim() - 1)),
-    }
+    w, error = weight.to(total).reshape(-1, *[1] * (total.dim() - 1)), prediction.standard_error
+    error = error * weight.to(error).reshape(-1, *[1] * (error.dim() - 1))
+    parts = {"aleatoric": w * prediction.aleatoric, "standard_error": error}
+    return parts | epistemic_parts(prediction, w, total - parts["aleatoric"])
+
+
+def epistemic_parts(
+    prediction: CategoricalPrediction | GaussianPrediction, w: Tensor, epistemic: Tensor
+) -> dict[str, Tensor]:
+    """Returns what a fallback of weight w makes of the epistemic part: between gets what within does not."""
+    if prediction.between is None or prediction.within is None:
+        return {"unsplit": torch.where(w < 1, epistemic.clamp_min(0), prediction.epistemic)}
+    within = w * prediction.within
+    return {"between": torch.where(w < 1, (epistemic - within).clamp_min(0), prediction.between), "within": within}
 
 
 def _without(output: Tensor, axis: int) -> tuple[int, ...]:
@@ -294,6 +340,10 @@ class Bernoulli(Discrete):
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raises if targets are not in [0, 1] or not of the output's shape."""
+        if target.dim() == 1 and output.dim() == 2 and output.shape[1] > 1:
+            expected = f"a 0 or 1 for each of {output.shape[1]} labels, of shape {(len(target), output.shape[1])}"
+            remedy = 'For one class number each convert with likelihood="categorical", or one-hot the labels.'
+            raise ValueError(complaint("y", expected, f"shape {tuple(target.shape)}", remedy))
         check_shape(output, target)
         if not bool((target >= 0).all() and (target <= 1).all()):  # nor NaN
             got = f"values from {target.min():g} to {target.max():g}"
@@ -352,3 +402,15 @@ class Bernoulli(Discrete):
         total = entropy(torch.stack([yes, no], -1).exp())
         parts: Any = shares(prediction, weight, total)
         return replace(prediction, probs=yes.exp(), log_probs=yes, log_complements=no, **parts)
+
+
+def own_activation(net: nn.Module, outputs: Tensor | None = None) -> str:
+    """Returns "softmax" or "sigmoid" if a network ends in one, by its modules or outputs (J, B, C, …); else ""."""
+    last = net
+    while isinstance(last, nn.Sequential) and len(last):
+        last = last[-1]
+    kinds = {nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.Sigmoid: "sigmoid"}
+    if type(last) in kinds or outputs is None or outputs.dim() < 3:
+        return kinds.get(type(last), "")
+    near_one = (outputs.double().sum(2) - 1).abs() < 1e-3  # in half precision too
+    return "softmax" if bool((outputs >= 0).all() and near_one.all()) else ""

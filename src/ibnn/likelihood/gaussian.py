@@ -1,6 +1,7 @@
 """The likelihood of real targets with Gaussian noise."""
 
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -10,8 +11,12 @@ from torch import Tensor, nn
 from ibnn import check
 from ibnn.errors import complaint
 from ibnn.likelihood.base import Likelihood, Temperature, Terms, as_rows, by_row, check_shape, full
+from ibnn.likelihood.categorical import epistemic_parts
 from ibnn.likelihood.running import standard_error
 from ibnn.prediction import Conformal, GaussianPrediction, number_distances
+
+FAR = 4.0  # root mean square of targets from which, and below whose inverse, outputs get units of their own
+LITTLE = 0.05  # spread of outputs, in standard deviations of the targets, below which they are not in targets' units
 
 
 class Gaussian(Likelihood):
@@ -20,30 +25,47 @@ class Gaussian(Likelihood):
     The noise is one learnt number per output (`noise="learnt"`), or the network predicts it (`noise="predicted"`): then
     the last axis of its output holds the means first and as many noise parameters after them, variance = softplus.
 
+    Attributes:
+        location, scale: Mean = location + scale · output, and likewise noise = scale · that of the output. `ibnn.fit`
+            sets them where they are not given (see `standardise`). Predictions and NLLs are in units of the targets.
+
     >>> likelihood = Gaussian(init_std=1.0)
     >>> round(likelihood.terms(torch.zeros(2, 1), torch.zeros(2, 1)).nll.item(), 4)  # ½ log 2π
     0.9189
     """
 
     log_std: Tensor | None
+    location: Tensor
+    scale: Tensor
     discrete = False
 
     def __init__(
-        self, *, noise: Literal["learnt", "predicted"] = "learnt", init_std: float = 1.0, outputs: int = 1
+        self,
+        *,
+        noise: Literal["learnt", "predicted"] = "learnt",
+        init_std: float = 1.0,
+        outputs: int = 1,
+        location: float = 0.0,
+        scale: float = 1.0,
     ) -> None:
         """Chooses where the noise comes from.
 
         Args:
             noise: "learnt" or "predicted".
-            init_std: Where learnt noise starts, in units of the target.
+            init_std: Where learnt noise starts, in units of the target over `scale`.
             outputs: How many outputs have a learnt noise of their own; 1 shares one noise between all.
+            location: Mean of the targets, if outputs are to be standardised.
+            scale: Their standard deviation.
         """
         super().__init__()
         check.choice("noise", noise, ("learnt", "predicted"))
         check.number("init_std", init_std, above=0, remedy="Pass the target's standard deviation.")
+        check.number("scale", scale, above=0, remedy="Pass the target's standard deviation.")
         self.noise = noise
         learnt = nn.Parameter(torch.full((outputs,), math.log(init_std))) if noise == "learnt" else None
         self.register_parameter("log_std", learnt)
+        self.register_buffer("location", torch.tensor([float(location)]))
+        self.register_buffer("scale", torch.tensor([float(scale)]))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -53,11 +75,44 @@ class Gaussian(Likelihood):
     def split(self, output: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
         """Returns the mean and the standard deviation in an output, of equal shape."""
         output, factor = full(output), self._resolve(temperature)
+        location, scale = self.location.to(output.dtype), self.scale.to(output.dtype)
         if self.log_std is not None:
-            return output, (self.log_std.to(output.dtype).exp() * factor).expand_as(output)
+            std = (self.log_std.to(output.dtype).exp() * factor * scale).expand_as(output)
+            return location + scale * output, std
         mean, raw = output.chunk(2, dim=-1)
         std = (F.softplus(raw) + 1e-6).sqrt()  # the floor keeps the loss finite on targets fitted exactly
-        return mean, std * factor
+        return location + scale * mean, std * factor * scale
+
+    @torch.no_grad()
+    def standardise(self, output: Tensor, target: Tensor) -> None:
+        """Sets location and scale to the mean and standard deviation of targets that are far from unit size.
+
+        Location and scale that were given stay. So do those of an output that is in units of its targets already: it
+        varies as they do, around their mean. A noise other than the default keeps its size in units of the target.
+
+        >>> likelihood = Gaussian()
+        >>> likelihood.standardise(torch.zeros(3, 1), torch.tensor([[9000.0], [10000.0], [11000.0]]))
+        >>> likelihood.location.item(), round(likelihood.scale.item())
+        (10000.0, 816)
+        """
+        if bool(self.location.any()) or bool((self.scale != 1).any()):
+            return
+        rows, outputs = as_rows(target), as_rows(self.split(output)[0])
+        mean, std = rows.mean(0), rows.std(0, correction=0)
+        size, error = rows.square().mean(0).sqrt(), (rows - outputs).square().mean(0).sqrt()
+        near = (error < 2 * std) & ((outputs.std(0, correction=0) > LITTLE * std) | (mean.abs() > 3 * std))
+        changed = ((size > FAR) | (size < 1 / FAR)) & ~near & (std > 0)
+        self.location = torch.where(changed, mean, 0.0).to(self.temperature)
+        self.scale = torch.where(changed, std, 1.0).to(self.temperature)
+        if self.log_std is not None and bool(self.log_std.any()):
+            logs = self.scale.log()
+            self.log_std -= logs if len(self.log_std) == len(logs) else logs.mean()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in ("location", "scale"):
+            if (loaded := state_dict.get(prefix + name)) is not None:
+                setattr(self, name, torch.empty_like(loaded, device=self.temperature.device))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def check_dtype(self, target: Tensor) -> None:
         """Raises if targets are not floating point."""
@@ -136,14 +191,15 @@ class Gaussian(Likelihood):
         centre = w * prediction.mean + (1 - w) * mean
         spread = w * (prediction.variance + prediction.mean.square()) + (1 - w) * (std.square() + mean.square())
         total = (spread - centre.square()).maximum(w * prediction.variance)
-        aleatoric, within = w * prediction.aleatoric, w * prediction.within
-        return GaussianPrediction(
+        aleatoric = w * prediction.aleatoric
+        parts: Any = epistemic_parts(prediction, w, total - aleatoric)
+        return replace(
+            prediction,
             mean=centre,
             aleatoric=aleatoric,
-            between=torch.where(w < 1, total - aleatoric - within, prediction.between),
-            within=within,
             standard_error=w * prediction.standard_error,
             draw_means=torch.cat([prediction.draw_means, mean[None]]),
             draw_stds=torch.cat([prediction.draw_stds, std[None]]),
             draw_weights=weights,
+            **parts,
         )

@@ -147,6 +147,12 @@ class Heads(Likelihood):
         targets = self.split(target)
         return sum(head.count(targets[name]) for name, head in self._each())
 
+    def standardise(self, output: Tensor, target: Tensor) -> None:
+        """Chooses the units of every head's outputs."""
+        outputs, targets = self._parts(output, "output"), self.split(target)
+        for name, head in self._each():
+            head.standardise(outputs[name], targets[name])
+
     def total_weight(self, target: Tensor) -> Tensor:
         """Returns the sum over heads."""
         targets = self.split(target)

@@ -4,29 +4,19 @@ Draws (K, S, N, …) are raw outputs of a network, targets are as `Likelihood.lo
 """
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ibnn.likelihood.base import Likelihood, Temperature
+from ibnn.likelihood.base import Likelihood
 
 WIDENING, FARTHEST = 2.0, 20.0  # steps of log T beyond the first bounds, and where they end
-PRICE = (
-    5.0  # nats over all rows that a temperature e times as high or low must save; experiments/few_labels.py chose it
-)
+PRICE = 5.0  # nats over all rows that a temperature e times as high or low must save (experiments/few_labels.py)
 GOLDEN = (math.sqrt(5) - 1) / 2  # of an interval, each side
 
 
-class Losses(Protocol):
-    """What tells losses of draws: a likelihood, for one."""
-
-    def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
-        """As `Likelihood.losses`."""
-
-
 @torch.no_grad()
-def nll(likelihood: Losses, draws: Tensor, target: Tensor, temperature: float) -> float:
+def nll(likelihood: Likelihood, draws: Tensor, target: Tensor, temperature: float) -> float:
     """Returns the NLL of draws at a temperature, in nats per datum."""
     losses, counts = likelihood.losses(draws, target, temperature)
     return float(losses.sum() / counts.sum())
@@ -34,7 +24,7 @@ def nll(likelihood: Losses, draws: Tensor, target: Tensor, temperature: float) -
 
 @torch.no_grad()
 def best_temperature(
-    likelihood: Losses, draws: Tensor, target: Tensor, *, price: float = 0.0, now: float = 1.0, rough: bool = False
+    likelihood: Likelihood, draws: Tensor, target: Tensor, *, price: float = 0.0, now: float = 1.0, rough: bool = False
 ) -> float:
     """Returns the temperature T of the lowest cost: the loss of all rows in nats, and `price` · |log(T / now)|.
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ibnn import check
 from ibnn.metrics.checks import (
     Values,
     as_tensor,
-    check_level,
     check_numbers,
     class_rows,
     problem,
@@ -99,7 +99,7 @@ def reliability_curve(probs: Values, labels: Values, bins: int = BINS, *, axis: 
     >>> reliability_curve(probs, torch.tensor([0, 1, 1]), bins=2).accuracy.tolist()
     [0.0, 0.5]
     """
-    _check_bins(bins)
+    check.integer("bins", bins, remedy="Pass bins=15.")
     probs, labels = class_rows("probs", probs, labels, axis)
     confidence, guess = probs.max(1)
     edges = torch.arange(bins + 1, dtype=torch.float64) / bins  # linspace would miss some by an ulp
@@ -135,7 +135,7 @@ def adaptive_ece(probs: Values, labels: Values, bins: int = BINS, *, axis: int =
     >>> round(adaptive_ece(probs, torch.tensor([0, 0, 0, 1]), bins=2), 6)  # (0.1 + 0.2) / 2
     0.15
     """
-    _check_bins(bins)
+    check.integer("bins", bins, remedy="Pass bins=15.")
     probs, labels = class_rows("probs", probs, labels, axis)
     confidence, guess = probs.double().max(1)
     last = torch.arange(1, bins + 1) * len(confidence) // bins - 1  # the last row of each bin, by rank
@@ -153,7 +153,7 @@ def classwise_ece(probs: Values, labels: Values, bins: int = BINS, *, axis: int 
     >>> classwise_ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
     0.25
     """
-    _check_bins(bins)
+    check.integer("bins", bins, remedy="Pass bins=15.")
     probs, labels = class_rows("probs", probs, labels, axis)
     edges = torch.arange(bins + 1, dtype=torch.float64) / bins
     true = F.one_hot(labels, probs.shape[1]).double()
@@ -162,11 +162,6 @@ def classwise_ece(probs: Values, labels: Values, bins: int = BINS, *, axis: int 
         for own, hit in zip(probs.T.contiguous(), true.T, strict=True)
     ]
     return torch.stack(gaps).mean().item() / len(probs)
-
-
-def _check_bins(bins: int) -> None:
-    if bins < 1:
-        raise problem("bins", "an integer of at least 1", f"{bins}", "pass bins=15 as the paper")
 
 
 def auroc(negatives: Values, positives: Values) -> float:
@@ -191,10 +186,7 @@ def aupr(negatives: Values, positives: Values) -> float:
     """Area under the precision-recall curve (average precision): precision at each positive's score, averaged.
 
     Unlike the AUROC it depends on the share of positives, which it equals for scores without information.
-
-    Args:
-        negatives: Scores such as the uncertainty of in-distribution inputs, (N,).
-        positives: Scores such as the uncertainty of out-of-distribution inputs, (M,).
+    Arguments are those of `auroc`.
 
     >>> round(aupr(torch.tensor([0.1, 0.3]), torch.tensor([0.2, 0.4])), 6)  # precisions 1 and 2 / 3
     0.833333
@@ -280,14 +272,7 @@ _SCORES: dict[str, Metric] = {"error": error, "nll": nll, "ece": ece, "brier": b
 def scores(
     probs: Values, log_probs: Values, labels: Values, names: Sequence[str] = tuple(_SCORES), *, axis: int = 1
 ) -> dict[str, float]:
-    """Scores of a classifier by name.
-
-    Args:
-        probs: Class probabilities, (N, C) or dense.
-        log_probs: Their logarithms, which `nll` needs.
-        labels: Class indices.
-        names: Which scores, in order: some of error, nll, ece, brier, aurc.
-        axis: Axis of the classes.
+    """Returns scores of a classifier by name, in the order of `names`: some of error, nll, ece, brier, aurc.
 
     >>> probs = torch.tensor([[0.9, 0.1], [0.6, 0.4]])
     >>> scores(probs, probs.log(), torch.tensor([0, 1]), ("error", "aurc"))
@@ -324,7 +309,7 @@ def interval_score(low: Values, high: Values, target: Values, level: float = 0.9
     >>> round(interval_score(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 1.5]), level=0.9), 6)  # 1 and 1 + 20 / 2
     6.0
     """
-    check_level(level)
+    check.share("level", level, remedy="Pass 0.9 for 90 %.")
     target, low, high = (values.double() for values in same_shape(target, low=low, high=high))
     outside = (low - target).clamp_min(0) + (target - high).clamp_min(0)
     return (high - low + 2 / (1 - level) * outside).mean().item()
@@ -355,13 +340,7 @@ def pit(means: Values, stds: Values, target: Values, weights: "Values | None" = 
     """Probability integral transform: where each target lies in its predicted distribution, from 0 to 1.
 
     Its values are uniform if the predictions are calibrated. Too many near 0 and 1 mean that predictions are too
-    narrow, too many near 0.5 that they are too wide. The distribution is a mixture of Gaussians.
-
-    Args:
-        means: Mean of each draw, (J, N, ...): `prediction.draw_means`.
-        stds: Standard deviation of each draw, (J, N, ...): `prediction.draw_stds`.
-        target: (N, ...).
-        weights: Weight of each draw, (J, N, ...), if they are not equal: `prediction.draw_weights`.
+    narrow, too many near 0.5 that they are too wide. Arguments are those of `crps`.
 
     >>> pit(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([0.0, 1.0])).round(decimals=4).tolist()
     [0.5, 0.8413]
@@ -375,11 +354,11 @@ def _mixture(
     means: Values, stds: Values, target: Values, weights: "Values | None"
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Checks the draws of a mixture of Gaussians and its targets. Returns all in float64; default weights are equal."""
-    means, stds = as_tensor(means), as_tensor(stds)
-    if means.shape != stds.shape or not len(means) or not bool((stds > 0).all()):
+    means, stds = as_tensor("means", means), as_tensor("stds", stds)
+    if means.shape != stds.shape or means.dim() < 1 or not len(means) or not bool((stds > 0).all()):
         got = f"shapes {tuple(means.shape)} and {tuple(stds.shape)}, or a std that is not positive"
         raise problem("stds", "positive, of the shape of means", got, "pass prediction.draw_stds")
-    weights = torch.full_like(means, 1 / len(means)) if weights is None else as_tensor(weights)
+    weights = torch.full_like(means, 1 / len(means)) if weights is None else as_tensor("weights", weights)
     if weights.shape != means.shape or bool((weights < 0).any() or ((weights.sum(0) - 1).abs() > 1e-3).any()):
         got = f"shape {tuple(weights.shape)}, sums from {weights.sum(0).min():.4g} to {weights.sum(0).max():.4g}"
         raise problem("weights", "of the shape of means, with sum 1 over draws", got, "pass prediction.draw_weights")
@@ -422,23 +401,22 @@ def bootstrap(
     >>> bootstrap(error, probs, labels)  # 0.2 and two standard errors of 0.04
     Interval(value=0.2, low=0.12, high=0.28)
     """
-    data = [torch.as_tensor(sample).detach() for sample in samples]
+    data = [as_tensor("samples", sample) for sample in samples]
     sizes = [len(sample) if sample.ndim else 0 for sample in data]
     if not sizes or 0 in sizes:
         raise problem("samples", "tensors with rows on axis 0", f"rows {sizes}", "pass some data")
     if paired and len(set(sizes)) > 1:
         remedy = "pass paired=False if the samples are independent"
         raise problem("samples", "as many rows in each, being paired", f"rows {sizes}", remedy)
-    if resamples < 1:
-        raise problem("resamples", "an integer of at least 1", f"{resamples}", "pass 1000 or so")
-    check_level(level)
+    check.integer("resamples", resamples, remedy="Pass resamples=1000.")
+    check.share("level", level, remedy="Pass 0.95 for 95 %.")
     generator = torch.Generator().manual_seed(seed)
     values = torch.empty(resamples, dtype=torch.float64)
     independent = sizes[:1] if paired else sizes
     for r in range(resamples):
         drawn = [torch.randint(n, (n,), generator=generator) for n in independent]
         drawn *= len(sizes) // len(independent)
-        values[r] = metric(*(s[i.to(s.device)] for s, i in zip(data, drawn, strict=True)))
+        values[r] = metric(*(s[i] for s, i in zip(data, drawn, strict=True)))
     check_numbers("metric", values)
     ranked = values.sort().values.tolist()
     cut = int((1 - level) / 2 * (resamples - 1) + 1e-9)  # ranks beyond each end, less rounding

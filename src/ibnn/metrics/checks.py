@@ -22,25 +22,26 @@ def problem(argument: str, expected: str, got: str, remedy: str) -> ValueError:
     return ValueError(complaint(argument, expected, got, f"{remedy[0].upper()}{remedy[1:]}."))
 
 
-def as_tensor(values: Values) -> Tensor:
+def as_tensor(name: str, values: Values) -> Tensor:
     """Returns values of any kind as a tensor on the CPU, without its graph.
 
-    >>> as_tensor([1.0, 2.0])
+    >>> as_tensor("probs", [1.0, 2.0])
     tensor([1., 2.])
     """
-    return torch.as_tensor(values).detach().cpu()
+    try:
+        found = torch.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        remedy = "Pass numbers, in rows of equal length."
+        raise TypeError(complaint(name, "a tensor, an array or a list", type(values).__name__, remedy)) from error
+    if found.is_complex():
+        raise TypeError(complaint(name, "real numbers", f"dtype {found.dtype}", f"Pass {name}.real."))
+    return found
 
 
 def check_numbers(name: str, values: Tensor) -> None:
     """Raises if a value is NaN."""
     if len(nans := values.isnan().nonzero()):
         raise problem(name, "numbers", f"NaN in row {nans[0, 0]}", "find what made it upstream")
-
-
-def check_level(level: float) -> None:
-    """Raises if the level of an interval is not a share."""
-    if not 0 < level < 1:
-        raise problem("level", "a share between 0 and 1", f"{level}", "pass 0.95 for 95 %")
 
 
 def _check_distributions(name: str, values: Tensor) -> None:
@@ -59,7 +60,7 @@ def _check_distributions(name: str, values: Tensor) -> None:
 
 def class_rows(name: str, values: Values, labels: Values, axis: int) -> tuple[Tensor, Tensor]:
     """Checks `values` (N, C, ...), named probs or log_probs, classes in an axis, and flattens both: (R, C), (R,)."""
-    values, labels = as_tensor(values), as_tensor(labels)
+    values, labels = as_tensor(name, values), as_tensor("labels", labels)
     shape = tuple(values.shape)
     if values.ndim < 2 or values.numel() == 0 or not values.is_floating_point():
         expected = "a non-empty float tensor (N, C) or (N, C, ...)"
@@ -71,7 +72,7 @@ def class_rows(name: str, values: Values, labels: Values, axis: int) -> tuple[Te
         expected = f"of shape {tuple(values[:, 0].shape)} to go with {name} {shape}"
         got = f"shape {tuple(labels.shape)}"
         raise problem("labels", expected, got, f"pass one class index per row, classes on axis {axis}")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+    if labels.is_floating_point() or labels.dtype == torch.bool:
         raise problem("labels", "of an integer dtype", f"{labels.dtype}", "pass labels.long()")
     values, labels = values.movedim(1, -1).flatten(0, -2), labels.long().reshape(-1)
     classes = values.shape[1]
@@ -85,7 +86,7 @@ def class_rows(name: str, values: Values, labels: Values, axis: int) -> tuple[Te
 
 def score_column(name: str, values: Values) -> Tensor:
     """Checks that `values` are one or more numbers along one axis."""
-    values = as_tensor(values)
+    values = as_tensor(name, values)
     if values.ndim != 1 or len(values) == 0:
         got, remedy = f"shape {tuple(values.shape)}", f"pass {name}.flatten() of some data"
         raise problem(name, "a non-empty 1-D tensor", got, remedy)
@@ -95,7 +96,7 @@ def score_column(name: str, values: Values) -> Tensor:
 
 def same_shape(target: Values, **others: Values) -> list[Tensor]:
     """Checks numbers that must have the target's shape; returns the target and the others as tensors."""
-    target, tensors = as_tensor(target), {name: as_tensor(values) for name, values in others.items()}
+    target, tensors = as_tensor("target", target), {name: as_tensor(name, values) for name, values in others.items()}
     for name, values in tensors.items():
         if values.shape != target.shape or not target.numel():
             got = f"{tuple(values.shape)} and {tuple(target.shape)}"

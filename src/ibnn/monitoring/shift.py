@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.normal import Space, address, check_seed, words
+from ibnn.normal import Space, address, words
 
 POWERS = (0.1, 0.3, 0.5, 0.7, 0.9)  # ε of the bets ε p^(ε−1): strong shifts first
 _BITS = 8  # of a score that count: equal scores are stored once, so memory stays small however long the stream
@@ -77,7 +77,7 @@ class ShiftMonitor:
     def _begin(self, scores: list[float], false_alarm: float, seed: int) -> None:
         """Ranks the first scores."""
         check.share("false_alarm", false_alarm, remedy="Pass false_alarm=0.01.")
-        check_seed(seed)
+        check.seed(seed)
         self.false_alarm, self.seed = false_alarm, seed
         self.seen, self.alarm = 0, None
         self.log_wealth = self.log_peak = 0.0

@@ -1,4 +1,4 @@
-"""Convolutions, then a fully connected head: LeNet, AlexNet and VGG-16, the latter two with torchvision's names."""
+"""Convolutions, then a fully connected head: LeNet and VGG-16, the latter with torchvision's names."""
 
 from collections import OrderedDict
 
@@ -28,34 +28,6 @@ class LeNet(nn.Module):
         x = self.conv3(x).relu().flatten(1)
         scores: Tensor = self.fc2(self.fc1(x).relu())
         return scores
-
-
-class AlexNet(nn.Sequential):
-    """AlexNet for 224 × 224 images, or any from 63 × 63; torchvision's checkpoints load as they are.
-
-    >>> import torch
-    >>> with torch.device("meta"):
-    ...     net = AlexNet()
-    >>> sum(p.numel() for p in net.parameters())
-    61100840
-    """
-
-    def __init__(self, classes: int = 1000, *, dropout: float = 0.5) -> None:
-        layers: list[nn.Module] = []  # whose indices are the checkpoint's names
-        for channels, out, kernel, stride, padding, pooled in (
-            (3, 64, 11, 4, 2, True),
-            (64, 192, 5, 1, 2, True),
-            (192, 384, 3, 1, 1, False),
-            (384, 256, 3, 1, 1, False),
-            (256, 256, 3, 1, 1, True),
-        ):
-            layers += [nn.Conv2d(channels, out, kernel, stride, padding), nn.ReLU(inplace=True)]
-            layers += [nn.MaxPool2d(3, 2)] if pooled else []
-        hidden = ((256 * 6 * 6, 4096), (4096, 4096))
-        head = [m for a, b in hidden for m in (nn.Dropout(dropout), nn.Linear(a, b), nn.ReLU(inplace=True))]
-        features, pool = nn.Sequential(*layers), nn.AdaptiveAvgPool2d(6)
-        classifier = nn.Sequential(*head, nn.Linear(4096, classes))
-        super().__init__(OrderedDict(features=features, avgpool=pool, flatten=nn.Flatten(), classifier=classifier))
 
 
 def _features(*, width: float = 1.0, batchnorm: bool = False) -> nn.Sequential:
@@ -88,28 +60,6 @@ class VGG16(nn.Sequential):
         classifier = nn.Sequential(*head, nn.Linear(last, classes))
         super().__init__(OrderedDict(features=features, flatten=nn.Flatten(), classifier=classifier))
         he_convolutions(self)
-
-
-class VGG16Large(nn.Sequential):
-    """VGG-16 for 224 × 224 images, or any from 32 × 32; torchvision's vgg16 and vgg16_bn checkpoints load as they are.
-
-    >>> import torch
-    >>> with torch.device("meta"):
-    ...     net = VGG16Large()
-    >>> sum(p.numel() for p in net.parameters())
-    138357544
-    """
-
-    def __init__(self, classes: int = 1000, *, batchnorm: bool = False, dropout: float = 0.5) -> None:
-        features, hidden = _features(batchnorm=batchnorm), ((512 * 7 * 7, 4096), (4096, 4096))
-        head = [m for a, b in hidden for m in (nn.Linear(a, b), nn.ReLU(inplace=True), nn.Dropout(dropout))]
-        classifier, pool = nn.Sequential(*head, nn.Linear(4096, classes)), nn.AdaptiveAvgPool2d(7)
-        super().__init__(OrderedDict(features=features, avgpool=pool, flatten=nn.Flatten(), classifier=classifier))
-        he_convolutions(self)
-        for module in classifier:
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, 0.0, 0.01)
-                nn.init.zeros_(module.bias)
 
 
 def he_convolutions(net: nn.Module) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.nets.convnets import VGG16, AlexNet, LeNet, VGG16Large
+from ibnn.nets.convnets import VGG16, LeNet
 from ibnn.nets.dense import mlp
 from ibnn.nets.resnet import CifarResNet, ResNet, WideResNet
 
@@ -34,11 +34,8 @@ def _mlp(classes: int, *, inputs: int = _PIXELS, hidden: int = 256, layers: int 
 _NETS = {
     "mlp": _Entry(_mlp, (_PIXELS,), ("inputs", "hidden", "layers")),
     "lenet": _Entry(LeNet, (1, 28, 28), ("width",)),
-    "alexnet": _Entry(AlexNet, (3, 224, 224), ("dropout",)),
     "vgg16-small": _Entry(VGG16, (3, 32, 32), ("width", "batchnorm", "dropout")),
-    "vgg16-large": _Entry(VGG16Large, (3, 224, 224), ("batchnorm", "dropout")),
     "resnet18": _Entry(partial(ResNet, depth=18), (3, 224, 224)),
-    "resnet34": _Entry(partial(ResNet, depth=34), (3, 224, 224)),
     "resnet50": _Entry(partial(ResNet, depth=50), (3, 224, 224)),
     "wideresnet": _Entry(WideResNet, (3, 32, 32), ("depth", "width")),
     "resnet20": _Entry(partial(CifarResNet, depth=20), (3, 32, 32), ("width",)),
@@ -49,7 +46,7 @@ def names() -> tuple[str, ...]:
     """Returns the names that `make` knows.
 
     >>> names()[:3]
-    ('mlp', 'lenet', 'alexnet')
+    ('mlp', 'lenet', 'vgg16-small')
     """
     return tuple(_NETS)
 
@@ -61,8 +58,7 @@ def make(name: str, classes: int = 10, **options: float) -> nn.Module:
         name: One of `names()`.
         classes: Number of outputs.
         **options: "mlp": inputs (784), hidden (256), layers (2); "lenet", "vgg16-small" and "resnet20": width (1);
-            "vgg16-small" and "vgg16-large": batchnorm (False); these and "alexnet": dropout (0.5); "wideresnet": depth
-            (28), width (10); the others have none.
+            "vgg16-small": batchnorm (False), dropout (0.5); "wideresnet": depth (28), width (10); the others have none.
 
     >>> make("lenet", classes=3, width=2).fc2
     Linear(in_features=128, out_features=3, bias=True)

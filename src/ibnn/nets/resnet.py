@@ -42,11 +42,11 @@ def _stage(channels: int, width: int, blocks: int, stride: int, *, bottleneck: b
     return nn.Sequential(first, *(_Block(out, width, bottleneck=bottleneck) for _ in range(blocks - 1)))
 
 
-_STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # blocks of each stage, by depth
+_STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # blocks of each stage, by depth
 
 
 class ResNet(nn.Module):
-    """ResNet-18, -34 or -50 for 224 × 224 images; torchvision's checkpoints load as they are.
+    """ResNet-18 or -50 for 224 × 224 images; torchvision's checkpoints load as they are.
 
     >>> import torch
     >>> with torch.device("meta"):

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from ibnn import check
 from ibnn.batches import Source, as_source
-from ibnn.errors import complaint, nearest
+from ibnn.errors import complaint, did_you_mean
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tree_map
 from ibnn.layers.batch_axis import places
 from ibnn.layers.explain import explaining_shapes
 from ibnn.layers.registry import layer_type
-from ibnn.normal import check_seed
 from ibnn.novelty.measure import Seen, see
 from ibnn.novelty.nodes import observable
 from ibnn.novelty.reference import MEMORY, WIDEST, Reference, fit_layers, ranks_of, score
@@ -87,7 +86,7 @@ def fit_novelty(
     check.integer("rows", rows, least=FEWEST)
     if batch_size is not None:
         check.integer("batch_size", batch_size)
-    check_seed(seed)
+    check.seed(seed)
     return _fit(model, train, valid, exclude=exclude, rows=rows, seed=seed, batch_size=batch_size)
 
 
@@ -103,16 +102,9 @@ def fit_novelty_if_possible(
 ) -> None:
     """Calls `fit_novelty` after training or calibration; leaves no reference if there are too few rows.
 
-    A network without layers that can be observed gets a warning. Every other failure is raised.
-
-    Args:
-        model: As for `fit_novelty`, and so are the others.
-        train: Known inputs.
-        valid: Held-out ones.
-        seed: Decides which inputs are taken, and their groups.
-        batch_size: Rows that go through the network at once.
-        answers: Predictions of the held-out inputs, whose source then has an order, if they are known already.
-        samples: Draws per component of those that are made here: as many as later predictions will have.
+    A network without layers that can be observed gets a warning. Every other failure is raised. `answers` are
+    predictions of the held-out inputs, in the order of their source, if they are known already; else they are made here
+    with `samples` draws per component.
     """
     if not hasattr(model, "reference"):
         return
@@ -240,7 +232,7 @@ class _Collector:
         self.all_layers = observable(model.net)
         for name in exclude:
             if name not in self.all_layers:
-                remedy = f"Did you mean {nearest(name, self.all_layers)!r}?"
+                remedy = did_you_mean(name, self.all_layers, otherwise=f"Known: {', '.join(self.all_layers)}.")
                 raise ValueError(complaint("exclude", "names of layers that are observed", repr(name), remedy))
         self.layers = {name: layer for name, layer in self.all_layers.items() if name not in exclude}
         if not self.layers:

@@ -35,6 +35,11 @@ def see(model: Any, x: Inputs, layers: Mapping[str, nn.Module], axes: Mapping[st
 
 def measure(model: Any, x: Inputs) -> Novelty:
     """Returns how novel the inputs of one call are; `predict` puts the p-values into its answers."""
+    return measured(model, x)[0]
+
+
+def measured(model: Any, x: Inputs) -> tuple[Novelty, Tensor]:
+    """Returns how novel inputs are, and the output of the pass that shows it."""
     reference: Reference | None = model.reference
     if reference is None:
         raise RuntimeError(no_reference("measure(model, x)"))
@@ -43,12 +48,12 @@ def measure(model: Any, x: Inputs) -> Novelty:
     if unseen := [name for name in layers if name not in seen.summaries]:
         raise ValueError(foreign(f"layers {unseen} that this call does not reach"))
     found: Novelty = reference([seen.summaries[name] for name in layers], seen.surprise)
-    return found
+    return found, seen.output
 
 
-def annotated(model: Any, x: Inputs, answer: Any, fallback: float | None) -> Any:
+def annotated(model: Any, answer: Any, novelty: Novelty, fallback: float | None) -> Any:
     """Adds p-values to an answer; with `fallback` mixes it with the base rates where they are below."""
-    p_value, reference = measure(model, x).p_value, model.reference
+    p_value, reference = novelty.p_value, model.reference
     if fallback is not None:
         weight = fallback_weight(p_value, fallback, reference.ranked)
         answer = model.likelihood.fall_back(answer, weight, reference.base)

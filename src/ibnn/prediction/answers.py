@@ -7,7 +7,7 @@ part ≥ 0.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torch import Tensor
 from ibnn import check
 from ibnn.errors import complaint
 from ibnn.prediction.conformal import Conformal, Kind, none_known
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,51 @@ class Prediction:
     p_value: Tensor | None = field(default=None, kw_only=True)
     ranked: int = field(default=0, kw_only=True, repr=False)
     conformal: Conformal | None = field(default=None, kw_only=True, repr=False)
+
+    unit: ClassVar[str] = ""  # of the uncertainties
+
+    def __str__(self) -> str:
+        """A summary of a few lines; `repr` has the tensors."""
+        columns = {name: values.double() for name, values in self._columns().items()}
+        lines = [f"{type(self).__name__} for {len(self):,} inputs"]
+        if "total" in columns:
+            names = [name for name in ("total", "aleatoric", "epistemic") if name in columns]
+            means = ", ".join(f"{name} {columns[name].mean():.3g}" for name in names)
+            lines.append(f"mean uncertainty in {self.unit}: {means}")
+        if isinstance(self, CategoricalPrediction):
+            lines.append(f"mean probability of the answer: {self.log_prob(self.labels).exp().mean():.3g}")
+        if "mean" in columns:
+            low, high = columns["mean"].aminmax() if len(self) else (math.nan, math.nan)
+            lines.append(f"predicted means from {low:.4g} to {high:.4g}")
+        if self.p_value is not None and len(self):
+            what = f"p-values of novelty, among {self.ranked:,} held-out inputs"
+            lines.append(f"{what}: {self.p_value.min():.3g} to {self.p_value.max():.3g}")
+        return "\n".join(lines)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Returns a table with a row for each input: its answer, its uncertainties and, where known, its p-value.
+
+        >>> import ibnn
+        >>> p = ibnn.Categorical().summarise(torch.zeros(1, 1, 2, 3))
+        >>> list(p.to_pandas().columns)
+        ['label', 'prob.0', 'prob.1', 'prob.2', 'total', 'aleatoric', 'epistemic']
+        """
+        import pandas
+
+        table: dict[str, Any] = {}
+        columns = self._columns() | ({} if self.p_value is None else {"p_value": self.p_value})
+        for name, values in columns.items():
+            if values.dim() > 2:
+                got, remedy = f"{name} of shape {tuple(values.shape)}", "Read the tensors of the prediction instead."
+                raise ValueError(complaint("p", "a prediction of one or several numbers for each input", got, remedy))
+            parts = values[:, None] if values.dim() == 1 else values
+            for number, column in enumerate(parts.detach().cpu().unbind(1)):
+                table[name if parts.shape[1] == 1 else f"{name}.{number}"] = column.numpy()
+        return pandas.DataFrame(table)
+
+    def _columns(self) -> dict[str, Tensor]:
+        """Returns the columns of the table, but for the p-value, by name."""
+        return {}
 
     def novel(self, level: float = 0.01) -> Tensor:
         """Whether each input is novel, (B,): its p-value is at most `level`.
@@ -93,27 +141,34 @@ class CategoricalPrediction(Prediction):
         probs: Mean of the draws' probabilities, of the shape of the network's output: (B, C), (B, C, …) or (B, …, C).
         log_probs: Its logarithm, computed without underflow.
         aleatoric: Mean entropy of the draws, (B, …): what no more training data would take away.
-        between: Mutual information of label and component: how much the components disagree.
-        within: Mutual information of label and draw, given the component.
+        between: Mutual information of label and component: how much the components disagree; None for one pass.
+        within: Mutual information of label and draw, given the component; None for one pass.
         standard_error: Monte Carlo standard error of `probs`; too large with a single draw per component, whose spread
             is then taken for that of the components; nan with a single draw.
         draws: How many draws each answer is made of, (B,), where `predict` was given a tolerance; else None.
         axis: The axis of the classes in `probs`, 1 or −1.
+        unsplit: The epistemic part where it is not split (one pass); else None.
     """
 
     probs: Tensor
     log_probs: Tensor
     aleatoric: Tensor
-    between: Tensor
-    within: Tensor
+    between: Tensor | None
+    within: Tensor | None
     standard_error: Tensor
     draws: Tensor | None = field(default=None, kw_only=True)
     axis: int = field(default=1, kw_only=True)
+    unsplit: Tensor | None = field(default=None, kw_only=True, repr=False)
+    unit: ClassVar[str] = "nats"
+
+    def _columns(self) -> dict[str, Tensor]:
+        uncertainty = {"total": self.total, "aleatoric": self.aleatoric, "epistemic": self.epistemic}
+        return {"label": self.labels, "prob": self.probs} | uncertainty
 
     @property
     def epistemic(self) -> Tensor:
         """What the draws disagree about (mutual information), (B, …)."""
-        return self.between + self.within
+        return _epistemic(self)
 
     @property
     def total(self) -> Tensor:
@@ -230,27 +285,34 @@ class GaussianPrediction(Prediction):
     Attributes:
         mean: Predictive mean, (B, …).
         aleatoric: Mean of the draws' noise variances.
-        between: Variance of the components' means.
-        within: Mean variance of a component's draws.
+        between: Variance of the components' means; None for one pass.
+        within: Mean variance of a component's draws; None for one pass.
         standard_error: Monte Carlo standard error of `mean`; see `CategoricalPrediction`.
         draw_means: Mean of each draw, (K·S, B, …).
         draw_stds: Noise of each draw, (K·S, B, …).
         draw_weights: Weight of each draw, (K·S, B, …), where they are not equal: the last one is then the base rate.
+        unsplit: The epistemic part where it is not split (one pass); else None.
     """
 
     mean: Tensor
     aleatoric: Tensor
-    between: Tensor
-    within: Tensor
+    between: Tensor | None
+    within: Tensor | None
     standard_error: Tensor
     draw_means: Tensor = field(metadata={"batch": 1}, repr=False)
     draw_stds: Tensor = field(metadata={"batch": 1}, repr=False)
     draw_weights: Tensor | None = field(default=None, metadata={"batch": 1}, repr=False, kw_only=True)
+    unsplit: Tensor | None = field(default=None, kw_only=True, repr=False)
+    unit: ClassVar[str] = "squared units of the target"
+
+    def _columns(self) -> dict[str, Tensor]:
+        uncertainty = {"total": self.total, "aleatoric": self.aleatoric, "epistemic": self.epistemic}
+        return {"mean": self.mean, "std": self.std} | uncertainty
 
     @property
     def epistemic(self) -> Tensor:
         """Variance of the draws' means."""
-        return self.between + self.within
+        return _epistemic(self)
 
     @property
     def variance(self) -> Tensor:
@@ -320,6 +382,14 @@ class JointPrediction(Prediction, Mapping[str, Any]):
 
     heads: dict[str, Prediction]
 
+    def __str__(self) -> str:
+        """The summary of each output."""
+        return "\n".join(f"{name}: {head}" for name, head in self.heads.items())
+
+    def _columns(self) -> dict[str, Tensor]:
+        parts = {name: head._columns() for name, head in self.heads.items()}
+        return {f"{name}.{column}": values for name, part in parts.items() for column, values in part.items()}
+
     def __getitem__(self, name: str) -> Any:
         """The prediction for one output."""
         return self.heads[name]
@@ -343,6 +413,15 @@ class JointPrediction(Prediction, Mapping[str, Any]):
         heads = {name: type(head).cat([part[name] for part in parts]) for name, head in parts[0].heads.items()}
         p_values = [part.p_value for part in parts if part.p_value is not None]
         return replace(parts[0], heads=heads, p_value=torch.cat(p_values) if p_values else None)
+
+
+def _epistemic(answer: CategoricalPrediction | GaussianPrediction) -> Tensor:
+    """Returns between + within, or the part that is not split."""
+    if answer.unsplit is not None:
+        return answer.unsplit
+    assert answer.between is not None
+    assert answer.within is not None
+    return answer.between + answer.within
 
 
 class Running(Protocol):

@@ -5,11 +5,12 @@ piece, (K·S, b, …), and its likelihood sums them up into a `Prediction`. A mo
 of every input (`ibnn.novelty`). At the end the answers of all pieces are joined.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
-from typing import Any, Literal, Protocol, Self, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +29,10 @@ from ibnn.inputs import (
     tree_map,
 )
 from ibnn.layers.explain import explain, out_of_memory
-from ibnn.normal import check_seed
 from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running, check_level
 from ibnn.prediction.conformal import HeldOut
 
+log = logging.getLogger("ibnn")
 TOLERANCE = 0.1  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
 
 
@@ -110,10 +111,17 @@ def predict(
     Returns:
         The prediction, on the inputs' device; on the CPU for a loader.
     """
+    if not hasattr(method, "likelihood"):
+        wrapped = hasattr(getattr(method, "module", None), "likelihood")
+        remedy = "Pass what it wraps: model.module." if wrapped else "Convert it first: ibnn.convert(net)."
+        raise TypeError(complaint("method", "a converted network or a baseline", type(method).__name__, remedy))
     if samples == "auto":
         samples, tolerance = 5, TOLERANCE if tolerance is None else tolerance
     _check_counts(samples, batch_size)
-    check_seed(seed)
+    check.seed(seed)
+    if getattr(method, "fresh", False):
+        log.warning("predict: the latents' noise is as convert set it. Call ibnn.calibrate(model, valid) or ibnn.fit.")
+        method.fresh = False  # type: ignore[attr-defined]
     reference = getattr(method, "reference", None) if novelty else None
     held_out: HeldOut | None = getattr(method, "held_out", None)
     held_out = held_out if held_out is not None and held_out.fits(method.likelihood) else None
@@ -122,15 +130,21 @@ def predict(
     if fallback is not None:
         check_fallback(fallback, reference)
 
+    only_draw = not method.random and method.components == 1  # is the output that novelty measures
+
     def answer(piece: Inputs, first: int, size: int | None) -> Prediction:
-        if tolerance is None:
-            found = _answer(method, piece, first, size, samples, seed)
+        if reference is not None:
+            from ibnn.novelty.measure import annotated, measured  # loaded where a model has reference data
+        output = None
+        if reference is not None and only_draw:
+            novel, output = measured(method, piece)
+        if tolerance is None or only_draw:
+            found = _answer(method, piece, first, size, samples, seed, output)
         else:
             found = _settled_answer(method, piece, first, size, samples, seed, tolerance)
         if reference is not None:
-            from ibnn.novelty.measure import annotated  # loaded where a model has reference data
-
-            found = cast(Prediction, annotated(method, piece, found, fallback))
+            novel = novel if only_draw else measured(method, piece)[0]
+            found = cast(Prediction, annotated(method, found, novel, fallback))
         return found if held_out is None else _with_held_out(found, held_out)
 
     parts = _by_pieces(method, x, answer, batch_size, progress=progress)
@@ -158,7 +172,7 @@ def draws(
     torch.Size([2, 6, 5, 3])
     """
     _check_counts(samples, batch_size)
-    check_seed(seed)
+    check.seed(seed)
     chosen = method.components if components is None else len(components)
 
     def outputs(piece: Inputs, first: int, size: int | None) -> Tensor:
@@ -198,11 +212,7 @@ def check_fallback(fallback: float, reference: Any) -> None:
 def refuse_nan(inputs: Inputs, first: int = 0, argument: str = "", *, infinity: bool = False) -> None:
     """Raises if a batch contains NaN or, with `infinity`, +inf. −inf is allowed: it masks.
 
-    Args:
-        inputs: The batch.
-        first: The number of its first row.
-        argument: What the message names; by default the input that is wrong.
-        infinity: Whether +inf is refused, too.
+    `first` is the number of the batch's first row, and `argument` what the message names instead of the input.
     """
     rows = batch_length(inputs)
     named = (
@@ -253,14 +263,7 @@ def _refuse_not_finite(method: Method, checks: list[Tensor], numbers: Tensor) ->
 # ------------------------------------------------------------------------------------------------------------- pieces
 
 
-class _Movable(Protocol):
-    """The result for a piece: a tensor or a prediction."""
-
-    def to(self, device: torch.device, /) -> Self:
-        """Returns the same on another device."""
-
-
-T = TypeVar("T", bound=_Movable)
+T = TypeVar("T", Tensor, Prediction)  # the result for a piece
 _Answer = Callable[[Inputs, int, int | None], T]  # of a piece, the number of its first row, and the most rows at once
 
 
@@ -364,12 +367,21 @@ def _each_draw(
         raise
 
 
-def _answer(method: Method, piece: Inputs, first: int, size: int | None, samples: int, seed: int) -> Prediction:
-    """Returns the prediction for a piece whose first row has the number `first`."""
+def _answer(
+    method: Method,
+    piece: Inputs,
+    first: int,
+    size: int | None,
+    samples: int,
+    seed: int,
+    output: Tensor | None = None,
+) -> Prediction:
+    """Returns the prediction for a piece that begins with row `first`; `output` is its only draw, if known."""
     numbers = first + torch.arange(batch_length(piece))
-    running = method.likelihood.running(method.components, samples if method.random else 1)
+    per_sample: int = getattr(method, "per_sample", 1)  # draws of each component: an ensemble's member has several
+    running = method.likelihood.running(method.components, samples * per_sample if method.random else 1)
     checks: list[Tensor] = []
-    for drawn in _each_draw(method, piece, size, samples, seed):
+    for drawn in _each_draw(method, piece, size, samples, seed) if output is None else [output[None]]:
         checks += _finite_rows(method, drawn)
         running.add(drawn)
     answer = running.result()
@@ -403,7 +415,7 @@ def _settled_answer(
             got, remedy = type(answer).__name__, "Leave tolerance out."
             raise TypeError(complaint("tolerance", "given for a classifier only", got, remedy))
         done = answer.settled(tolerance) | (number == samples - 1)
-        used = torch.full_like(left, method.components * len(rounds))
+        used = torch.full_like(left, method.components * sum(part.shape[1] for part in rounds))
         settled.append((left[done], replace(answer, draws=used).rows(done.nonzero()[:, 0])))
         left, rounds = left[~done], [part[:, :, ~done] for part in rounds]
         if len(left) == 0:

@@ -15,7 +15,7 @@ from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, batch_length, slice_rows
 from ibnn.network import IBNN, mean_latents, require_mixture
-from ibnn.normal import check_seed, numbered_seed
+from ibnn.normal import numbered_seed
 from ibnn.prediction import refuse_nan
 from ibnn.progress import Bar
 from ibnn.pruning.channels import Channels, find_channels
@@ -140,12 +140,13 @@ def _check(model: Any, keep: Any, by: Any, seed: int) -> None:
         if got != sizes:
             remedy = "Pass a score for every node of every layer: see model.latents."
             raise ValueError(complaint("by", f"scores of {model.nodes} nodes by layer", got, remedy))
-    check_seed(seed)
+    check.seed(seed)
 
 
 def _channels(model: IBNN, x: Inputs) -> Channels:
     """Returns the channels of a network; those that a layer without latents takes are fixed."""
-    channels = find_channels(model.net, x)
+    with model._now.absent():
+        channels = find_channels(model.net, x)
     for name, layer in channels.layers.items():
         if name not in model.latents:
             channels.fix(layer.ins, f"is taken by {name!r}, which has no latents")

@@ -14,42 +14,14 @@ from torch import Tensor
 Gradient = Callable[[Tensor, bool], tuple[Tensor, Tensor]]  # z, whether it is the last → U (K,), gradient (K, nodes)
 
 
-def langevin(z: Tensor, gradient: Tensor, scale: Tensor, step: float, normal: Tensor, noise: Tensor) -> Tensor:
-    """SGLD: z − h/2 · m ∇U + √(h m) ε.
-
-    Its stationary distribution is wrong by O(h): of a Gaussian with the curvature λ the variance is 1/(1 − h m λ/4)
-    times too large.
-
-    >>> langevin(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1), 0.5, torch.zeros(1, 1), torch.zeros(1))
-    tensor([[0.7500]])
-    """
-    variance = (step * scale - (0.5 * step * scale).square() * noise).clamp_min(0)
-    return z - 0.5 * step * scale * gradient + variance.sqrt() * normal
-
-
 def underdamped(
-    state: tuple[Tensor, Tensor],
-    gradient: Tensor,
-    scale: Tensor,
-    step: float,
-    friction: float,
-    normal: Tensor,
-    noise: Tensor,
+    z: Tensor, v: Tensor, gradient: Tensor, scale: Tensor, step: float, friction: float, normal: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor]:
     """SGHMC, as a splitting: kick by the gradient, half a drift, friction and noise, half a drift (BAOAB).
 
-    Of a Gaussian, with exact gradients, the distribution of z is right for every stable step, h √(m λ) < 2.
-
-    Args:
-        state: z and velocities v, (K, nodes) each.
-        gradient: Of U at z.
-        scale: m.
-        step: h.
-        friction: γ.
-        normal: Standard normals; 0 for a step without injected noise.
-        noise: Variance of the gradient.
+    Of a Gaussian, with exact gradients, the distribution of z is right for every stable step, h √(m λ) < 2. `normal`
+    holds standard normals, `noise` the variance of the gradient; h is `step`, γ `friction`, m `scale`.
     """
-    z, v = state
     kept = math.exp(-friction * step)
     v = v - step * scale * gradient
     z = z + 0.5 * step * v

@@ -1,6 +1,5 @@
 """Samples the latents of a network by Markov chains, one for each component; the samples become its posterior."""
 
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ibnn import check
 from ibnn.batches import as_source
 from ibnn.errors import complaint
 from ibnn.files import sealed
@@ -37,11 +37,6 @@ def sample(
     temperature: float = 1.0,
     batch_size: int = 512,
     step_size: float | None = None,
-    precondition: bool = True,
-    friction: float = 1.0,
-    cycles: int = 4,
-    explore: float = 0.5,
-    trajectory: float = math.pi / 2,
     seed: int = 0,
     run_dir: str | Path | None = None,
     progress: bool = True,
@@ -55,19 +50,14 @@ def sample(
     Args:
         model: Made by `ibnn.convert`, usually trained by `ibnn.fit`; it is sampled in eval mode.
         data: Training data: a pair (inputs, targets), a Dataset without augmentation, or a DataLoader of one.
-        method: "sghmc"; "sgld"; "cyclical", SGHMC whose step sizes fall and rise again; or "hmc", on all data.
+        method: "sghmc", or "hmc", on all data.
         samples: S, samples kept of each chain.
         warmup: Steps before the first that may be kept, in which scales and step size adapt. Default 500; "hmc" 300.
         thin: Steps from one kept sample to the next. Default 10; "hmc" 1.
         temperature: T. 1 is Bayes; below 1 the posterior is cold.
         batch_size: Rows of a chain's minibatch, drawn with replacement; "hmc" has none. Data of at most four
             minibatches are taken whole.
-        step_size: Length of a step, in standard deviations of the nodes with `precondition`; by default it adapts.
-        precondition: Scales each node by its standard deviation, found in the warm-up.
-        friction: γ of "sghmc" and "cyclical": velocities are forgotten over a time of 1/γ.
-        cycles: Number of cycles of "cyclical".
-        explore: Share of a cycle without injected noise; nothing is kept of it.
-        trajectory: Mean time of a trajectory of "hmc"; each is between half and one and a half times as long.
+        step_size: Length of a step, in standard deviations of the nodes; by default it adapts.
         seed: Decides starts, minibatches and noise.
         run_dir: Folder for a checkpoint. The same call on the same folder resumes, to the bit.
         progress: Shows a bar in a terminal.
@@ -91,14 +81,10 @@ def sample(
         temperature=temperature,
         batch_size=batch_size,
         step_size=step_size,
-        precondition=precondition,
-        friction=friction,
-        cycles=cycles,
-        explore=explore,
-        trajectory=trajectory,
         seed=seed,
     )
     _check_model(model)
+    folder = None if run_dir is None else check.path("run_dir", run_dir, folder=True)
     source = as_source(data, batch_size=batch_size, name="data", shuffled=False, pack=model.likelihood.pack)
     if not source.divisible:
         got, remedy = "a sampler or iterable of your own", "Pass the Dataset, or a pair (x, y)."
@@ -108,7 +94,7 @@ def sample(
         raise ValueError(complaint("data", "two rows or more", source.rows, remedy))
     with model.evaluating(), Bar(method, settings.total, shown=progress) as bar:
         energy = Energy(model, source, None if method == "hmc" else batch_size, temperature, seed)
-        found = _Run(Moves(energy, settings), Path(run_dir) if run_dir else None).run(bar)
+        found = _Run(Moves(energy, settings), folder).run(bar)
         model.set_bank(found.z)
     return found
 

@@ -22,7 +22,8 @@ DIVERGENT = 1000.0  # nats of energy that a trajectory may gain
 ACCEPTANCE = 0.8  # what the step size of HMC aims at
 LONGEST = 256  # steps of a trajectory
 HEAT = 0.1  # share of a node's noise that may come from its gradients, of which only the variances are known
-FRACTION = {"sgld": 0.4, "sghmc": 1.0, "cyclical": 1.0, "hmc": 1.0}  # of 1/λ, or of 1/√λ: half the stable step
+FRICTION = 1.0  # γ of SGHMC: velocities are forgotten over a time of 1/γ
+TRAJECTORY = math.pi / 2  # mean time of a trajectory of HMC
 
 
 class State(NamedTuple):
@@ -101,19 +102,16 @@ class Moves:
         return (found.double() + 0.5) * 2.0**-32
 
     def _stochastic(self, state: State, step: int) -> State:
-        """Takes a step of SGLD or SGHMC on a minibatch."""
-        settings, size, normal = self.settings, float(state.step), self._normals(step, state.z)
-        state = self._anchored(state, state.z) if settings.noise_begins(step) else state
-        batch, anchor = self.energy.batch(step), self._anchor(state)
-        potential, gradient = self.energy(state.z, batch, each=settings.index(step) is not None, anchor=anchor)
-        if (place := settings.progress(step)) is not None:
-            size *= 0.5 * (math.cos(math.pi * place) + 1)
-            normal = normal if place >= settings.explore else torch.zeros_like(normal)
-        if settings.method == "sgld":
-            z, velocity = kernels.langevin(state.z, gradient, state.scale, size, normal, state.noise), state.velocity
-        else:
-            moving, how = (state.z, state.velocity), (size, settings.friction, normal, state.noise)
-            z, velocity = kernels.underdamped(moving, gradient, state.scale, *how)
+        """Takes a step of SGHMC on a minibatch."""
+        batch, kept, normal = (
+            self.energy.batch(step),
+            self.settings.index(step) is not None,
+            self._normals(step, state.z),
+        )
+        potential, gradient = self.energy(state.z, batch, each=kept, anchor=self._anchor(state))
+        z, velocity = kernels.underdamped(
+            state.z, state.velocity, gradient, state.scale, float(state.step), FRICTION, normal, state.noise
+        )
         refuse_not_finite(z, "latents", step)
         return state._replace(z=z, velocity=velocity, potential=potential)
 
@@ -134,7 +132,7 @@ class Moves:
         """Takes a step of HMC; returns also each chain's probability of acceptance, and whether it diverged."""
         z, scale, size = state.z, state.scale, float(state.step)
         v = scale.sqrt() * self._normals(step, z)
-        time = self.settings.trajectory * (0.5 + float(self._uniform(step, 1, 1, z.device)))
+        time = TRAJECTORY * (0.5 + float(self._uniform(step, 1, 1, z.device)))
         steps = min(max(round(time / size), 1), LONGEST)
         everything = self.energy.batch(step)
         end, v_end, potential, gradient = kernels.leapfrog(
@@ -161,9 +159,9 @@ class Moves:
         if done not in self.windows:
             return state
         guess, zero = done == min(self.windows), torch.zeros_like(mean)  # chains have not been far yet
-        if self.settings.precondition and int(seen) > 1 and not guess:
+        if int(seen) > 1 and not guess:
             variance = state.spread.mean(0) / (seen - 1)
-            time = float(seen) * (self.settings.trajectory if self.whole else float(state.step))
+            time = float(seen) * (TRAJECTORY if self.whole else float(state.step))
             state = self._with_scale(state, (time * variance + KNOWN * state.scale) / (time + KNOWN))
         state = self._anchored(state, mean)
         return self._with_step(state._replace(seen=torch.zeros_like(seen), mean=zero, spread=zero), done, guess)
@@ -181,7 +179,7 @@ class Moves:
         settings, energy, noise = self.settings, self.energy, torch.zeros_like(state.scale)
         chain = torch.arange(len(state.z), device=state.z.device)
         probe = normals(address(settings.seed, Space.CHAIN_PROBE, done, chain), state.z.shape[1]).to(state.z)
-        if guess and settings.precondition:
+        if guess:
             fisher = energy.row_variance(state.z, done) * settings.temperature / energy.source.rows
             state = self._with_scale(state, 1 / (1 / self.prior_variance + fisher))
         if energy.batch_size:
@@ -192,9 +190,7 @@ class Moves:
         if size is None:
             curvature = max(energy.curvature(state.z, state.scale, probe, done), 1.0)
             heat = max(float((state.scale * noise).max()), 1e-12) / HEAT
-            overdamped = settings.method == "sgld"
-            stable = FRACTION[settings.method] / (curvature if overdamped else math.sqrt(curvature))
-            size = min(stable, (4 if overdamped else 2 * settings.friction) / heat)
+            size = min(1 / math.sqrt(curvature), 2 * FRICTION / heat)  # half the stable step, or less
         dual = torch.tensor([math.log(10 * size), 0.0, 0.0, 0.0], dtype=torch.float64)
         return state._replace(noise=noise, step=torch.tensor(size, dtype=torch.float64), dual=dual)
 

@@ -51,6 +51,7 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
             them. See also `fit`.
         class_weight: As in scikit-learn: weights by class, or "balanced".
         samples: Draws of the noise for a prediction.
+        device: Where networks are trained and answer, such as "cuda". Answers come back to the CPU.
         progress: Whether training shows a bar.
         random_state: Decides everything random.
 
@@ -263,17 +264,17 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
 
     def _base(self, rows: Rows, outputs: int) -> tuple[StackedLinear | None, Any]:
         """Returns a ridge line for each member, on the rows that it does not hold out, and the size of what is left."""
-        x, y, weight = (part.double().numpy() for part in rows[:3])
+        x, y, weight = (part.cpu().double().numpy() for part in rows[:3])
         line = StackedLinear(int(self.components), x.shape[1], outputs).requires_grad_(False)
         shared = len(x) >= MANY or bool((rows.fold < 0).all())  # one for all members: it hardly depends on a fold
         for member in range(int(self.components)):
             if member == 0 or not shared:
-                own = np.ones(len(x), bool) if shared else (rows.fold != member).numpy()
+                own = np.ones(len(x), bool) if shared else (rows.fold != member).cpu().numpy()
                 ridge = RidgeCV(ALPHAS).fit(x[own], y[own], sample_weight=weight[own])
             line.weight[member] = torch.tensor(np.atleast_2d(ridge.coef_).T)
             line.bias[member, 0] = torch.tensor(np.atleast_1d(ridge.intercept_))
         squares = np.average((y - ridge.predict(x).reshape(y.shape)) ** 2, axis=0, weights=weight)
-        self._gain = torch.tensor(np.sqrt(squares).clip(LEAST)).float()
+        self._gain = torch.tensor(np.sqrt(squares).clip(LEAST)).float().to(rows.x.device)
         return line, self._gain
 
     def _after_training(self, run: Run) -> None:
@@ -282,8 +283,8 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         if (rows.fold >= 0).any():
             std, net.noise, scales = fit_noise(rows, run.answers(), run.members, run.pace)
             if net.noise is not None:
-                likelihood = self.model_.likelihood = GaussianMembers(noise="predicted")
-            likelihood.scales = scales
+                likelihood = self.model_.likelihood = GaussianMembers(noise="predicted").to(rows.x.device)
+            likelihood.scales = scales.to(self._dtype).to(rows.x.device)
         else:
             with torch.no_grad():
                 error = rows.y - net(rows.x)[..., : rows.y.shape[1]].mean(1)

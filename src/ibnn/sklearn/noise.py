@@ -49,7 +49,7 @@ def fit_noise(rows: Rows, mean: Tensor, members: int, pace: Pace) -> Noise:
     variance = (weight[:, None] * error.square()).sum(0).clamp_min(LEAST)
     with generators_restored():
         torch.manual_seed(pace.seed)
-        net = stacked(members, [rows.x.shape[1] + mean.shape[1], *HIDDEN, error.shape[1]], nn.SiLU)
+        net = stacked(members, [rows.x.shape[1] + mean.shape[1], *HIDDEN, error.shape[1]], nn.SiLU).to(error.device)
     last = net[-1]
     assert isinstance(last, StackedLinear)
     with torch.no_grad():
@@ -88,7 +88,7 @@ def tails(ratio: Tensor, weight: Tensor) -> Tensor:
     >>> len(tails(heavy / heavy.std(), torch.ones(201)))
     4
     """
-    ratio, weight = ratio.double(), weight.double()
+    ratio, weight = ratio.cpu().double(), weight.cpu().double()
     best, chosen = -math.inf, torch.ones(1, dtype=torch.float64)
     for degrees in (math.inf, *DEGREES):
         shapes = student_scales(degrees)

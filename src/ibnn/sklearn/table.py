@@ -70,6 +70,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
     weight_decay: float = 0.01
     validation_fraction: float = 0.0
     samples: int = 5
+    device: Any = "cpu"
     progress: bool = False
     random_state: Any = None
 
@@ -103,6 +104,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
         """Learns how rows become standardised numbers, and draws the seed of everything random."""
         if self.prior_std != "auto":
             check.number("prior_std", _python(self.prior_std), above=0, remedy='Pass a number, or "auto".')
+        check.device("device", self.device)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._calls = 0
         self.encoder_ = encoder(x).fit(x)
@@ -112,8 +114,13 @@ class Table(BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.encoder_.transform(x), dtype=np.float64)
 
     def _tensor(self, x: Any) -> Tensor:
-        """Returns standardised rows (n, inputs)."""
-        return torch.tensor(self.scaler_.transform(self._encoded(x)))
+        """Returns standardised rows (n, inputs) on the device."""
+        return torch.tensor(self.scaler_.transform(self._encoded(x)), dtype=self._dtype, device=self.device)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Answers are computed in double precision on a CPU; other devices may not have it."""
+        return torch.float64 if torch.device(self.device).type == "cpu" else torch.float32
 
     # ----------------------------------------------------------------------------------------------------- training
 
@@ -162,7 +169,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
         model.set_posterior(mean=1.0, std=std)
         for latent in model.latents.values():
             latent.requires_grad_(False)
-        return model
+        return model.to(self.device)
 
     def _run(self, model: IBNN, rows: Rows, pace: Pace) -> Run:
         noisy = model if _noise(model) > NONE else None
@@ -171,7 +178,8 @@ class Table(BaseEstimator):  # type: ignore[misc]
     def _rows(self, x: Tensor, target: Tensor, weight: Array, fold: Array) -> Rows:
         target = target if target.dim() > 1 else target[:, None]
         target = target.float() if target.is_floating_point() else target
-        return Rows(x.float(), target, torch.tensor(weight).float(), torch.tensor(fold))
+        rows = Rows(x.float(), target, torch.tensor(weight).float(), torch.tensor(fold))
+        return Rows(*(part.to(self.device) for part in rows))
 
     def _pace(self, rows: int, *, held_out: bool = True) -> Pace:
         """Returns how to train on so many rows."""
@@ -203,7 +211,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
             run = train(runs, bar)
         self.model_, self.history_ = models[runs.index(run)], run.history
         self._after_training(run)
-        self.model_.double().eval()
+        self.model_.to(self._dtype).eval()
         if valid is not None:
             samples = self._samples()
             fit_novelty_if_possible(self.model_, (inputs, target), valid, seed=self._seed, samples=samples)
@@ -222,7 +230,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
         run = self._run(self.model_.float(), rows, pace._replace(steps=steps, steady=True))
         run.advance(steps)
         self._after_training(run)
-        self.model_.double().eval()
+        self.model_.to(self._dtype).eval()
         self._calls += 1
         self._held = 0
 
@@ -236,7 +244,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
         """Returns `ibnn.predict` for rows."""
         check_is_fitted(self)
         inputs = self._tensor(self._checked(x, start=False))
-        return self.model_.predict(inputs, samples=self._samples(), progress=False)
+        return self.model_.predict(inputs, samples=self._samples(), progress=False).to("cpu")
 
     def p_value(self, X: Any) -> Array:  # noqa: N803
         """Returns the p-value of every row, (n,): near 0 for rows unlike the held-out ones.
@@ -247,7 +255,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         x = self._tensor(self._checked(X, start=False))
         self._check_held("p_value", known=self.model_.reference is not None)
-        return torch.cat([measure(self.model_, part).p_value for part in x.split(AT_ONCE)]).double().numpy()
+        return torch.cat([measure(self.model_, part).p_value.cpu() for part in x.split(AT_ONCE)]).double().numpy()
 
     def _check_held(self, what: str, *, known: bool) -> None:
         """Raises unless enough rows were held out for what is asked."""

@@ -94,10 +94,10 @@ class Run:
         self.net, self.members, self.rows, self.loss, self.pace, self.noisy = net, members, rows, loss, pace, noisy
         self.parameters = [p for p in net.parameters() if p.requires_grad]
         self.optimiser = torch.optim.AdamW(
-            self.parameters, lr=pace.lr, betas=(0.9, 0.99), weight_decay=pace.weight_decay, fused=True
+            self.parameters, lr=pace.lr, betas=(0.9, 0.99), weight_decay=pace.weight_decay, fused=rows.x.is_cpu
         )
         self.random = torch.Generator().manual_seed(pace.seed)
-        self.held = [(rows.fold == member).nonzero()[:, 0] for member in range(members)]
+        self.held = [(rows.fold.cpu() == member).nonzero()[:, 0] for member in range(members)]
         self.size = len(rows.x) - max(len(held) for held in self.held)  # rows of a member
         self.batches = math.ceil(self.size / pace.batch_size)
         self.step, self.drops, self.stale = 0, 0, 0
@@ -123,7 +123,7 @@ class Run:
                 break
             if self.step == 0:
                 self._check()
-            rows = next(self.order)
+            rows = next(self.order).to(self.rows.x.device)
             for group in self.optimiser.param_groups:
                 group["lr"] = self.rate()
             x, y, weight = self.rows.x[rows], self.rows.y[rows], self.rows.weight[rows]  # (B, M, …)
@@ -153,7 +153,7 @@ class Run:
             return
         present = [p.detach().clone() for p in self.parameters]
         self._copy(self.average, self.parameters)
-        loss = float(np.average(self.losses().numpy(), weights=self.rows.weight.numpy()))
+        loss = float(np.average(self.losses().cpu().numpy(), weights=self.rows.weight.cpu().numpy()))
         self.history.append({"step": self.step, "held_out_loss": loss, "lr": self.rate()})
         if not math.isfinite(loss):
             loss = math.inf
@@ -189,6 +189,7 @@ class Run:
         """Returns the output for each row, (n, outputs), of the member that holds it out."""
         width = max(len(held) for held in self.held)
         index = torch.stack([held[torch.arange(width) % len(held)] for held in self.held], 1)  # (width, M)
+        index = index.to(self.rows.x.device)
         if self.noisy is None:
             found: Tensor = self.net(self.rows.x[index])  # (width, M, outputs)
         else:
@@ -198,7 +199,7 @@ class Run:
             found = found.reshape(width, self.members, -1)
         answers = found.new_zeros(len(self.rows.x), found.shape[-1])
         for member, held in enumerate(self.held):
-            answers[held] = found[: len(held), member]
+            answers[held.to(answers.device)] = found[: len(held), member]
         return answers
 
 

@@ -1,5 +1,6 @@
 """The data of a run: read, checked, and divided into what is trained on and what is held out."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,13 +11,15 @@ from torch.utils.data import default_collate
 
 from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
-from ibnn.generators import generators_restored
+from ibnn.generators import generators_restored, seed_generators
 from ibnn.inputs import batch_length, check_rows, tree_map
 from ibnn.layers.explain import explaining_shapes
 from ibnn.likelihood import Likelihood
 from ibnn.prediction import draws, predict, refuse_nan
 from ibnn.training.recipe import Recipe
 from ibnn.training.trainable import Trainable
+
+log = logging.getLogger("ibnn")
 
 
 def check_data(model: Trainable, source: Source, name: str) -> None:
@@ -83,15 +86,24 @@ class Split(NamedTuple):
 def read_data(model: Trainable, train: Any, valid: Any, recipe: Recipe) -> Split:
     """Reads and checks the data; where the noise is steered without validation data, some rows are held out."""
     pack = model.likelihood.pack
-    source = as_source(train, batch_size=recipe.batch_size, workers=recipe.workers, pack=pack)
+    source = train  # read already where an ensemble trains
+    if not isinstance(train, Source):
+        source = as_source(train, batch_size=recipe.batch_size, workers=recipe.workers, pack=pack)
     held_out = None
-    if valid is not None:
+    if isinstance(valid, Source):
+        held_out = valid
+    elif valid is not None:
         held_out = as_source(valid, batch_size=256, name="valid", workers=recipe.workers, shuffled=False, pack=pack)
     elif recipe.patience:
         raise ValueError(complaint("patience", "0 without validation data", recipe.patience, "Pass valid=(x, y)."))
     check_data(model, source, "train")
     if held_out is not None:
         check_data(model, held_out, "valid")
+        if valid is train or (held_out.rows == source.rows and held_out.fingerprint() == source.fingerprint()):
+            log.warning(
+                "`valid` has the rows of `train`: nothing is held out, and the noise is chosen by rows that the network"
+                " has learnt. Pass other rows."
+            )
     split = Split(source, held_out, source.rows)
     if recipe.beta == "auto":
         split = hold_out(source, held_out, recipe.seed)
@@ -129,6 +141,27 @@ def count_targets(likelihood: Likelihood, source: Source) -> int:
     with generators_restored():
         first = next(source.epoch(0, 0))
     return max(round(source.rows * likelihood.count(first.y) / len(first.y)), source.batch_size)
+
+
+UNITS_ROWS = 1000  # training examples whose targets decide the units of outputs
+
+
+def choose_units(model: Trainable, source: Source, seed: int) -> None:
+    """Lets the likelihood of an untrained network choose the units of its outputs by some training targets."""
+    if model.likelihood.discrete:
+        return
+    device, outputs, targets = next(model.parameters()).device, list[Tensor](), list[Tensor]()
+    with generators_restored(), torch.no_grad():
+        seed_generators(seed)
+        for share in source.epoch(seed, 0):
+            x, y = (tree_map(lambda t: t.to(device), part) for part in (share.x, share.y))
+            if targets and y.shape[1:] != targets[0].shape[1:]:
+                break
+            outputs.append(next(model.each_draw(x, 1, 0))[0])
+            targets.append(y)
+            if sum(map(len, targets)) >= UNITS_ROWS:
+                break
+    model.likelihood.standardise(torch.cat(outputs), torch.cat(targets))
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType, ProjectConfiguration
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from ibnn import check
 from ibnn.batches import Worker
 from ibnn.errors import complaint
 from ibnn.inputs import tree_map
@@ -38,6 +40,11 @@ class Engine:
         self._tracks = bool(recipe.trackers)
         if self._tracks and folder is None:
             raise ValueError(complaint("run_dir", "a folder when there are trackers", None, "Pass run_dir=..."))
+        for name in recipe.trackers:
+            check.choice("trackers", name, tuple(LOGGER_TYPE_TO_CLASS))
+            if name not in [tracker.value for tracker in get_available_trackers()]:
+                got, remedy = f"{name!r}, which is not", f"pip install {name.replace('_', '-')}"
+                raise ValueError(complaint("trackers", "installed", got, f"Install it ({remedy}), or leave it out."))
         self._owns_state = not AcceleratorState._shared_state
         if not self._owns_state and AcceleratorState().mixed_precision != recipe.precision:
             got = f"an Accelerator of {AcceleratorState().mixed_precision!r}"

@@ -23,6 +23,9 @@ from ibnn.training.steering import SteeringState
 Callback = Callable[[dict[str, Any], Any], None]  # called with a row and the model
 
 
+STILL_FALLING = "The held-out NLL was still falling at the end: pass a larger `epochs`."
+
+
 @dataclass(frozen=True)
 class History:
     """What `fit` returns.
@@ -49,9 +52,60 @@ class History:
     examples: int = field(default=0, repr=False)
     looked: int = field(default=0, repr=False)
 
+    @property
+    def falling(self) -> bool:
+        """Whether more than a quarter of the fall of the held-out NLL came in the second half of a finished run."""
+        losses = self["valid_nll"]
+        if self.stopped != "finished" or len(losses) < 5:
+            return False
+        first, middle, last = losses[0], losses[len(losses) // 2], losses[-1]
+        fall = middle - last
+        return bool(fall > 0.25 * (first - last) and fall > 0.005 * abs(middle))
+
+    def __str__(self) -> str:
+        last, best = self.rows[-1], self.best
+        steps = f"{last['epoch']:,} epochs, {last['step']:,} steps"
+        ended = "stopped early at the best evaluation" if self.stopped == "patience" else "finished"
+        lines = [f"Trained on {self.examples:,} rows for {steps} in {self.seconds:.3g} s; {ended}."]
+        lines += [f"Training: loss {last['loss']:.4g}, NLL {last['nll']:.4g}, KL {last['kl']:.4g} nats"]
+        scores = [f"{name.removeprefix('valid_')} {value:.4g}" for name, value in best.items() if name[:6] == "valid_"]
+        lines += [f"Held out, best at epoch {best['epoch']:,}: {', '.join(scores)}"] if scores else []
+        return "\n".join(lines + ([STILL_FALLING] if self.falling else []))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws training and held-out NLL over the epochs (with matplotlib); returns the axes.
+
+        Args:
+            ax: Axes to draw into; default new ones.
+        """
+        from matplotlib import pyplot
+
+        ax = pyplot.subplots()[1] if ax is None else ax
+        for column, label in (("nll", "training"), ("valid_nll", "held out")):
+            rows = [row for row in self.rows if column in row]
+            if rows:
+                ax.plot([row["epoch"] for row in rows], [row[column] for row in rows], label=label)
+        ax.set(xlabel="epoch", ylabel="NLL (nats per target)")
+        ax.legend()
+        return ax
+
     def __getitem__(self, column: str) -> list[Any]:
         """Returns a column, over the rows that have it."""
         return [row[column] for row in self.rows if column in row]
+
+
+def joined(histories: Sequence[History]) -> History:
+    """Returns the histories of an ensemble's members as one, whose rows say which member they are of."""
+    first = histories[0]
+    return History(
+        rows=tuple({"member": number, **row} for number, own in enumerate(histories) for row in own.rows),
+        best=min((own.best for own in histories), key=lambda row: row.get("valid_nll", 0.0)),
+        stopped="patience" if any(own.stopped == "patience" for own in histories) else first.stopped,
+        summary="\n".join(f"Member {number}\n{own.summary}" for number, own in enumerate(histories) if own.summary),
+        seconds=sum(own.seconds for own in histories),
+        examples=first.examples,
+        looked=sum(own.looked for own in histories),
+    )
 
 
 class Journal:
@@ -67,7 +121,8 @@ class Journal:
             session.recipe,
             session.folder,
         )
-        self.total, self.quiet, self._rows, self._since = session.total, quiet, 0, time.monotonic()
+        self.length, self.quiet, self._rows, self._since = session.length, quiet, 0, time.monotonic()
+        self.total = self.length.total
         self._bar = Bar("", self.total, done=self.state.progress.step, shown=not quiet)
 
     def say(self, text: str) -> None:
@@ -106,7 +161,7 @@ class Journal:
         row |= {"prior_std": model.prior_std} if self.state.steering is not None else {}
         if held_out is not None:
             row |= {f"valid_{name}": value for name, value in held_out.scores(recipe.eval_samples).items()}
-            self.state.best.update(row, model, keep=recipe.patience > 0)
+            self.state.best.update(row, model, keep=self.length.patience > 0)
         progress.rows.append(row)
         text = "  ".join(f"{name} {value:.5g}" for name, value in row.items() if name != "step")
         self.say(f"[{row['step']}/{self.total}] {text}")
@@ -144,7 +199,7 @@ def summarise(journal: Journal, data: Split) -> History:
         if not diagnosis.healthy:
             journal.say(words)
     steered = state.steering.state if state.steering is not None else SteeringState()
-    return History(
+    history = History(
         rows=tuple(progress.rows),
         best=state.best.row or progress.rows[-1],
         stopped=progress.finished,
@@ -154,3 +209,6 @@ def summarise(journal: Journal, data: Split) -> History:
         examples=data.train.rows,
         looked=steered.looked,
     )
+    if history.falling:
+        journal.say(STILL_FALLING)
+    return history

@@ -23,17 +23,15 @@ from ibnn.network import IBNN
 from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.objective import ELBO
 from ibnn.training.averaging import estimate_statistics
-from ibnn.training.data import HeldOut, Split, count_targets, read_data
+from ibnn.training.data import HeldOut, Split, choose_units, count_targets, read_data
 from ibnn.training.divergence import Guard
 from ibnn.training.engine import Engine, make_optimisers, rates_at, set_rates
-from ibnn.training.history import Callback, History, Journal, summarise
+from ibnn.training.history import Callback, History, Journal, joined, summarise
 from ibnn.training.recipe import Recipe, Schedule
 from ibnn.training.session import Session, State
 from ibnn.training.sharding import average_gradients, clip_gradients, reshard, whole
 from ibnn.training.steering import LEAST_STD, START, Steering, start_calibrated, start_divided
 from ibnn.training.trainable import Trainable, as_trainable, restored_on_error
-
-DEFAULT_EPOCHS = 30
 
 
 @unique
@@ -95,7 +93,8 @@ def fit(  # noqa: D417  fields of the recipe are described there
     """Trains a converted network with Algorithm 1, or a baseline with its own objective.
 
     Held-out labels steer the noise unless the recipe has a fixed `beta`: those of `valid`, or of a tenth of the
-    training data, which is then not trained on. If training fails, train and eval modes are restored.
+    training data, which is then not trained on. If training fails before
+    its first step, the model is as it was; after that, it keeps the weights of the last step, and its former mode.
 
     All arguments from `epochs` on are fields of the recipe, and described there; None keeps the recipe's value.
 
@@ -116,8 +115,10 @@ def fit(  # noqa: D417  fields of the recipe are described there
         The history. The model is left in eval mode: the best one with `patience`, the average with `ema` or `swa`.
     """
     arguments = locals()
+    if hasattr(model, "members"):
+        return _fit_members(model, arguments)
     fields = {name: value for name in Recipe.model_fields if (value := arguments[name]) is not None}
-    model, folder = as_trainable(model), Path(run_dir) if run_dir else None
+    model, folder = as_trainable(model), None if run_dir is None else check.path("run_dir", run_dir, folder=True)
     given = Recipe.named(recipe) if isinstance(recipe, str) else Recipe() if recipe is None else recipe
     _check_arguments(given, folder, resume, callbacks, n_data)
     given = given.but(**fields) if fields else given
@@ -128,12 +129,34 @@ def fit(  # noqa: D417  fields of the recipe are described there
     data = read_data(model, train, valid, given)
     given = given.but(beta=1.0) if data.note else given
     n_data = n_data and max(round(n_data * data.train.rows / data.given), 1)
-    with restored_on_error(model):
-        history = _Run(model, data, given, folder, n_data, quiet).run(resume, callbacks)
+    with restored_on_error(model) as runs:
+        runs.append(run := _Run(model, data, given, folder, n_data, quiet))
+        history = run.run(resume, callbacks)
         if novelty and data.held_out is not None:
             with whole(model):
                 fit_novelty_if_possible(model, data.train, data.held_out, seed=given.seed)
     return history
+
+
+def _fit_members(model: Any, arguments: dict[str, Any]) -> History:
+    """Trains the members of an ensemble one after the other, each as if alone, on the same training rows."""
+    recipe, run_dir = arguments["recipe"], arguments["run_dir"]
+    given = Recipe.named(recipe) if isinstance(recipe, str) else Recipe() if recipe is None else recipe
+    seed = given.seed if arguments["seed"] is None else arguments["seed"]
+    found = given.but(**{n: arguments[n] for n in Recipe.model_fields if arguments[n] is not None})
+    found = found if isinstance(model.members[0], IBNN) or found.beta != "auto" else found.but(beta=1.0)
+    data = read_data(model.members[0], arguments["train"], arguments["valid"], found)
+    rows, histories = {"train": data.train, "valid": data.held_out, "novelty": False}, []
+    for number, member in enumerate(model.members):
+        folder = run_dir and Path(run_dir) / f"member-{number}"
+        own = arguments | rows | {"model": member, "seed": seed + number, "run_dir": folder}
+        own["resume"] = "auto" if number and own["resume"] == "must" else own["resume"]
+        histories.append(fit(**own))
+    model.eval()
+    model.reference = model.held_out = None
+    if arguments["novelty"] and data.held_out is not None:
+        fit_novelty_if_possible(model, data.train, data.held_out, seed=seed)
+    return joined(histories)
 
 
 def _check_arguments(
@@ -150,9 +173,6 @@ def _check_arguments(
     if n_data is not None:
         remedy = "Pass the number of targets in the training set, or leave it out: they are counted."
         check.integer("n_data", n_data, remedy=remedy)
-    for place in () if folder is None else (folder, *folder.parents):
-        if place.exists() and not place.is_dir():
-            raise ValueError(complaint("run_dir", "a folder", f"the file {place}", "Pass another name."))
 
 
 class _Run:
@@ -164,7 +184,8 @@ class _Run:
         self.model, self.data, self.recipe, self.source = model, data, recipe, data.train
         self.latents = model if isinstance(model, IBNN) else None  # the same model, if it has any
         self.n_data = n_data or count_targets(model.likelihood, self.source)
-        self.total = recipe.steps or (recipe.epochs or DEFAULT_EPOCHS) * self.source.steps
+        self.length = recipe.length(self.source.steps, held_out=data.held_out is not None)
+        self.total = self.length.total
         self.engine = engine = Engine(recipe, folder, self.source.rows, next(model.net.parameters()).device)
         self.held_out = HeldOut(model, data.held_out, engine.device, recipe.seed) if data.held_out else None
         steering = None
@@ -182,7 +203,7 @@ class _Run:
         self.loss, self.steppers = engine.prepare(_Loss(model, recipe), state.optimisers)
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
         self.guard = Guard(model, self.source, recipe, folder)
-        self.session = Session(state, engine, recipe, folder, self._facts() if folder else {}, self.total)
+        self.session = Session(state, engine, recipe, folder, self._facts() if folder else {}, self.length)
         self.folder, self.quiet = folder, quiet or not engine.main
 
     def _facts(self) -> dict[str, Any]:
@@ -217,12 +238,19 @@ class _Run:
     def _start(self) -> None:
         """Clears old gradients, calibrates untrained latents if asked to, and gives latents without noise a little."""
         self.model.zero_grad()  # of a failed run, or of the caller
+        if self.untrained and self.state.progress.step == 0:
+            choose_units(self.model, self.source, self.recipe.seed)
         if self.latents is not None:
             if self.state.progress.step == 0:
                 self._start_noise(self.latents)
             std = self.latents.posterior().std
             if not bool(std.all()):  # `ibnn.calibrate` may have chosen σ = 0
                 self.latents.set_posterior(std=std.clamp_min(LEAST_STD))
+        data, rows = self.data, f"{self.source.rows:,} rows"
+        if data.held_out is not None:
+            of = f" of {data.given:,}" if data.given > self.source.rows else ""
+            rows += f"; {data.held_out.rows:,}{of} rows are held out"
+        self.journal.say(f"Training on {rows}. Length: {self.length}.")
         if self.data.note:
             self.journal.say(f'beta = 1 stands in for "auto": {self.data.note}.')
 
@@ -328,19 +356,19 @@ class _Run:
         if averaged and recipe.swa < 1 and not self.frozen:
             shares = self.source.epoch(recipe.seed, 0)
             estimate_statistics(self.model, (self.engine.to_device(share.x) for share in shares))
-        if last or epoch % recipe.evaluate_every == 0:
+        if last or epoch % (recipe.evaluate_every or self.length.every) == 0:
             with self._gathered():
                 self.journal.write(epoch, self._rates(step - 1), self.held_out, callbacks)
         if last:
             state.progress.finished = "finished"
-        elif recipe.patience and state.best.waited >= recipe.patience:
+        elif self.length.patience and step >= self.length.least and state.best.waited >= self.length.patience:
             state.progress.finished = "patience"
         if state.progress.finished and state.best.state:
             self.model.load_state_dict(state.best.state)
         if state.progress.finished and state.steering is not None:
             with self._gathered():
                 state.steering.settle()
-        self.session.after_step(at_epoch=True)
+        self.session.after_step(at_epoch=epoch % self.length.every == 0)
 
 
 class _Loss(nn.Module):

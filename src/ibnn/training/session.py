@@ -20,7 +20,7 @@ from ibnn.files.sealed import Sealed
 from ibnn.training import checkpoint
 from ibnn.training.averaging import Average, Best
 from ibnn.training.engine import Engine
-from ibnn.training.recipe import Recipe
+from ibnn.training.recipe import Length, Recipe
 from ibnn.training.sharding import gathered, sharded_like
 from ibnn.training.steering import Steering, SteeringState
 from ibnn.training.trainable import Trainable
@@ -126,7 +126,7 @@ class Session:
     recipe: Recipe
     folder: Path | None  # the run folder, if there is one
     facts: Mapping[str, Any]  # what besides the recipe makes a run what it is
-    total: int  # steps
+    length: Length
     interrupts: Interrupts = field(default_factory=Interrupts)
     _since: float = field(default_factory=time.monotonic)
 
@@ -162,7 +162,7 @@ class Session:
             try:
                 yield
             except Stopped:
-                at = f"step {self.state.progress.step} of {self.total}; saved in {self.folder}"
+                at = f"step {self.state.progress.step} of {self.length.total}; saved in {self.folder}"
                 print(f"Stopped at {at}: the same call goes on from there.", file=sys.stderr)
                 raise
 

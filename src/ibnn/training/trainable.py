@@ -4,13 +4,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs
+from ibnn.latent import Latent
 from ibnn.likelihood import Likelihood
 from ibnn.objective import ELBO
 from ibnn.prediction import Method
+
+# What `fit` changes before its first step.
+_ATTRIBUTES = ("net", "kl_kind", "prior_std", "gradient_scale", "eval_samples", "eval_seed", "reference", "held_out")
+_TENSORS = ("examples", "seed", "unit_std", "prior_factors", "likelihood.")
 
 
 class _Module(Protocol):
@@ -23,6 +29,7 @@ class _Module(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any: ...
     def named_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
     def named_buffers(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]: ...
 
 
@@ -66,13 +73,30 @@ def as_trainable(model: Any) -> Trainable:
 
 
 @contextmanager
-def restored_on_error(model: Trainable) -> Iterator[None]:
-    """Restores train and eval modes, and the kind of KL, if the block fails."""
-    modes, kl_kind = [(module, module.training) for module in model.modules()], model.kl_kind
+def restored_on_error(model: Trainable) -> Iterator[list[Any]]:
+    """Restores train and eval modes if the block fails, and all that `fit` changes before its first step.
+
+    Yields a list to put the run in; if that has taken a step, only modes and the kind of KL are restored.
+    """
+    modes, runs = [(module, module.training) for module in model.modules()], list[Any]()
+    attributes = {name: getattr(model, name) for name in _ATTRIBUTES if hasattr(model, name)}
+    latents = [f"{name}." for name, module in model.named_modules() if isinstance(module, Latent)]
+    named = (*model.named_parameters(), *model.named_buffers())
+    tensors = {name: t.detach().clone() for name, t in named if name.startswith((*latents, *_TENSORS))}
     try:
-        yield
-    except BaseException:
+        yield runs
+    except BaseException as error:
         for module, training in modes:
             module.training = training
-        model.kl_kind = kl_kind
+        steps = runs[0].state.progress.step if runs else 0
+        if steps:
+            model.kl_kind = attributes["kl_kind"]
+            error.add_note(f"The model has the weights and the noise of step {steps}.")
+            raise
+        for name, value in attributes.items():
+            setattr(model, name, value)
+        with torch.no_grad():
+            for name, t in (*model.named_parameters(), *model.named_buffers()):
+                if name in tensors:
+                    t.copy_(tensors[name])
         raise

@@ -14,7 +14,8 @@ def main() -> None:
     try:
         from ibnn.app.cli.app import app
     except ModuleNotFoundError as error:
-        sys.exit(f"The command line needs {error.name}: pip install -e '.[cli]' in a clone of the repository")
+        how = "pip install -c constraints.txt '.[cli]' in a clone of the repository"
+        sys.exit(f"The command line needs {error.name}: {how}")
     except KeyboardInterrupt:
         sys.exit(130)
     app(prog_name="ibnn")

@@ -7,9 +7,8 @@ import typer
 from ibnn._version import __version__
 from ibnn.app.cli.explore import data_get, data_list, demo, plan
 from ibnn.app.cli.finished import evaluate, export, report, serve
-from ibnn.app.cli.options import Debug, Quiet
 from ibnn.app.cli.predict import predict
-from ibnn.app.cli.screen import register
+from ibnn.app.cli.screen import Debug, Quiet, register
 from ibnn.app.cli.train import prune, train
 
 STORY = """Networks that know what they do not know.
@@ -30,6 +29,7 @@ EXAMPLES = """[bold]Start here[/bold]
   ibnn prune runs/digits-mlp --keep 0.5   a smaller and faster network
   ibnn export runs/digits-mlp --pixels    one file for onnxruntime
   ibnn serve runs/digits-mlp              over HTTP, with a page to try it
+  ibnn serve saved/ --net mynets:make     a model that you saved in Python
 
 [bold]Exit codes[/bold]
   0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated

@@ -9,7 +9,7 @@ from torch import nn
 
 from ibnn import nets
 from ibnn.app.cli.options import Json, NewData
-from ibnn.app.cli.screen import Screen, check_out, misuse
+from ibnn.app.cli.screen import Screen, check_out, misuse, require
 from ibnn.app.cli.train import parsed
 from ibnn.convert import plan as planned_by
 from ibnn.data import download, sets
@@ -22,8 +22,9 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Seed of splits, weights, order and draws.")] = 0,
     json: Json = False,
 ) -> None:
-    """Trains a plain network and an iBNN on embedded digits; prints tables and draws four figures. Start here."""
+    """Trains a plain network and an iBNN on embedded digits; prints two tables and draws two figures. Start here."""
     check_out("--out", out, folder=True)
+    require("matplotlib", "sklearn")
     from ibnn.lab.demo import explain, novelty_table, run, table
 
     result = run(out, seed, quiet=screen.quiet)
@@ -32,7 +33,7 @@ def demo(
     screen.table(table(result))
     screen.table(novelty_table(result))
     if not screen.quiet:
-        names = (*(f"{name}.png" for name in ("reliability", "digits", "entropy", "novelty")), "results.json")
+        names = ("reliability.png", "novelty.png", "results.json")
         files = ", ".join(str(out / name) for name in names)
         print(f"{explain(result)}\n\nLook at: {files} ({result['seconds']:.0f} s)")
 

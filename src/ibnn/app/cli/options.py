@@ -1,23 +1,57 @@
 """Defines the options that several commands share."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Prints results and errors only.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Prints the traceback of an error.")]
+from ibnn import check
+from ibnn.app.cli.screen import misuse
+
+if TYPE_CHECKING:
+    from ibnn.app.predictor import Predictor
+
 Json = Annotated[bool, typer.Option("--json", help="Prints JSON on stdout, and nothing else there.")]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder that `ibnn train` has finished.", metavar="RUN")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Draws per component; default: the job's.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
+_MODEL = "Finished run folder, folder of `save_pretrained`, or exported .onnx file."
+Model = Annotated[Path, typer.Argument(help=_MODEL, metavar="MODEL")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Draws per component; default: the job's, or 5.")]
 Risk = Annotated[float, typer.Option(help="Abstains so that at most this share of the answers is wrong; 1: never.")]
 _NOVELTY = "Withholds inputs whose p-value is at most this; 0: never; default: 0.01, or the smallest there is."
 Novelty = Annotated[float | None, typer.Option(help=_NOVELTY)]
 _FALLBACK = "Mixes answers with the base rates where the p-value is below this; default: never."
-Fallback = Annotated[float | None, typer.Option(help=_FALLBACK)]
 _TRUST = "Imports the run's own network code from the current folder."
 TrustCode = Annotated[bool, typer.Option("--trust-code", help=_TRUST)]
+_NET = "Makes the plain network of a saved model: a function of the current folder that takes no arguments."
+Net = Annotated[str | None, typer.Option(help=_NET, metavar="MODULE:FUNCTION")]
+Device = Annotated[str | None, typer.Option(help="Where the model computes, such as cuda:1; default: the CPU.")]
 _DATA = "Folder of data sets; default: $IBNN_DATA or ./data."
 Data = Annotated[Path | None, typer.Option("--data", exists=True, file_okay=False, help=_DATA)]
 NewData = Annotated[Path | None, typer.Option("--data", file_okay=False, help=_DATA)]  # may be created
+
+
+@dataclass
+class Source:
+    """Options that say which model predicts, by which draws, and where; `register` spells them out in a command."""
+
+    model: Model
+    samples: Samples = None
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0
+    fallback: Annotated[float | None, typer.Option(help=_FALLBACK)] = None
+    device: Device = None
+    net: Net = None
+    trust_code: TrustCode = False
+
+    def __post_init__(self) -> None:
+        """Raises for a device that does not exist, before anything is read."""
+        with misuse():
+            check.device("--device", self.device)
+
+    def read(self) -> "Predictor":
+        """Reads the model; one that does not exist is misuse."""
+        from ibnn.app.predictor import Predictor
+
+        more = {"fallback": self.fallback, "trust_code": self.trust_code, "net": self.net, "device": self.device}
+        with misuse():
+            return Predictor.read(self.model, self.samples, self.seed, **more)  # type: ignore[arg-type]

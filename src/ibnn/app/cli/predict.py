@@ -18,8 +18,7 @@ import typer
 
 from ibnn import check
 from ibnn.app import finite, printable
-from ibnn.app.cli.finished import check_shares, note_novelty, read, worded
-from ibnn.app.cli.options import Data, Fallback, Json, Novelty, Risk, RunFolder, Samples, Seed, TrustCode
+from ibnn.app.cli.options import Data, Json, Novelty, Risk, Source
 from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.app.inputs import batches, listed
 from ibnn.errors import complaint
@@ -34,23 +33,20 @@ _SCALE = "Value of white in .csv and .npy files; default: 255 for uint8 in .npy,
 
 def predict(
     screen: Screen,
-    folder: RunFolder,
+    source: Source,
     inputs: Annotated[list[Path], typer.Argument(help=_INPUTS, metavar="INPUT…", show_default=False)],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file; default: stdout.")] = None,
-    samples: Samples = None,
-    seed: Seed = 0,
     risk: Risk = 0.05,
     novelty: Novelty = None,
-    fallback: Fallback = None,
     scale: Annotated[float | None, typer.Option(help=_SCALE)] = None,
     data: Data = None,
-    trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
     """Labels images or rows with their uncertainty, and abstains where a label would be wrong too often.
 
     The guarantee of --risk holds with 95 % confidence, and only for inputs like the run's held-out ones. It is slightly
-    optimistic if these inputs also steered the training.
+    optimistic if these inputs also steered the training. With fewer held-out inputs than it needs (59 for 5 %), no
+    answer is withheld as uncertain.
 
     Novel inputs are withheld, too: those whose p-value (column `p_value`) is at most --novelty. Of inputs like the
     held-out ones at most that share is. The column `withheld` has the reason; the exit code stays 0.
@@ -60,27 +56,29 @@ def predict(
 
     A run that predicts a number returns its mean, std, 90 % interval (low, high) and aleatoric and epistemic variance,
     and only novel inputs are withheld. For a run on a table of your own, columns of a .csv file go by name; unused ones
-    are reported.
+    are reported. A saved model takes .npy files (N, …) or .csv rows of what its network takes.
 
     Several workers share the work and give the same answers: accelerate launch --cpu --num_processes 4 -m ibnn
     predict RUN INPUT… -o out.csv
     """
+    from ibnn.app.predictor import check_limits
+
     with misuse():
-        check_shares(risk, novelty)
+        check_limits(risk, novelty)
         if out is not None and out.suffix not in (".csv", ".json"):
             raise ValueError(complaint("--out", "a .csv or .json file", out, "Pass -o out.csv."))
         check_out("--out", out)
         if scale is not None:
             check.number("--scale", scale, above=0, remedy="Pass 255 for bytes.")
         files = listed(inputs)
-    predictor = read(folder, samples, seed, trust_code, fallback)
+    predictor = source.read()
     unread: list[str] = []
     answers: list[tuple[int, list[Row]]] = []
     with _workers() as (rank, world):
         screen = screen if rank == 0 else Screen(quiet=True)
         with misuse():
             level = predictor.novelty_level(novelty)
-            reader = predictor.reader(scale, screen.note)
+            reader = predictor.kind.reader(scale, screen.note)
         find_rule = partial(predictor.rule, risk, level, lambda: predictor.held_out(data))
         rule = cache(lambda: _from_main(find_rule, rank, world))
         if world > 1:
@@ -97,17 +95,16 @@ def predict(
     rows = [row for _, part in sorted(answers, key=lambda each: each[0]) for row in part]
     if rows:
         facts = rule()[1]
-        if facts is not None:
-            screen.note(worded(facts))
-        note_novelty(screen, predictor)
+        for line in predictor.notes(facts, level):
+            screen.note(line)
         withheld = Counter(row.get("withheld") or "" for row in rows)
         if "withheld" in rows[0]:
             screen.note(_summary(withheld))
         told = None
-        if predictor.reference is not None:
+        if predictor.ranked is not None:
             novel = sum(count for reason, count in withheld.items() if "novel" in reason)
-            told = {"level": level, "examples": predictor.reference.ranked, "novel": novel}
-        result = {"run": predictor.run.result["name"], "samples": predictor.samples, "seed": predictor.seed}
+            told = {"level": level, "examples": predictor.ranked, "novel": novel}
+        result = {"run": predictor.name, "samples": predictor.samples, "seed": predictor.seed}
         _write(screen, result | {"risk": facts, "novelty": told, "rows": rows}, out, json)
     if unread or not rows:
         raise typer.Exit(1)
@@ -178,4 +175,6 @@ def _cell(value: Any) -> Any:
         number = value.lstrip("+-").replace(".", "", 1).isdecimal()
         formula = value.startswith(("=", "+", "-", "@", "\t", "\r")) and not number  # a spreadsheet would compute it
         return printable(f"'{value}" if formula else value)
+    if isinstance(value, list):
+        return jsons.dumps(value)
     return f"{value:.6g}" if isinstance(value, float) else value

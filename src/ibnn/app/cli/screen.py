@@ -8,16 +8,19 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from ibnn.app import finite, printable
-from ibnn.app.cli.options import Debug, Quiet
 from ibnn.errors import DamagedError, complaint, nearest
 
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Prints results and errors only.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Prints the traceback of an error.")]
 _SYNONYMS = {
     word: option
     for option, words in {
@@ -45,7 +48,7 @@ _SYNONYMS = {
     for word in words.split()
 }
 _EXTRAS = dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "python_multipart"), "serve")
-_EXTRAS |= {"matplotlib": "demo", "sklearn": "demo"}
+_EXTRAS |= {"matplotlib": "demo", "sklearn": "demo", "jinja2": "demo", "onnxruntime": "export"}
 _WRONG_ARGUMENTS = (ValueError, TypeError, FileNotFoundError)
 
 
@@ -75,6 +78,13 @@ def check_out(option: str, path: Path | None, *, folder: bool = False) -> None:
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         got = f"{path}: {above} {'cannot be written to' if above.is_dir() else 'is a file'}"
         raise MisuseError(complaint(option, f"{kind} that can be written", got, "Pass another one."))
+
+
+def require(*packages: str) -> None:
+    """Raises, before any work, for the first package that is not installed, and says how to install it."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(f"This command needs {package}, which is not installed", name=package)
 
 
 class Screen:
@@ -117,15 +127,24 @@ class Screen:
 
 
 def register(app: typer.Typer, function: Callable[..., None], *, name: str | None = None, panel: str = "") -> None:
-    """Registers a function, whose first parameter is the screen, as a command with --quiet and --debug."""
+    """Registers a function, whose first parameter is the screen, as a command with --quiet and --debug.
+
+    A parameter whose type is a dataclass stands for an option of each of its fields.
+    """
+    _, *given = inspect.signature(function, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {each.name: each.annotation for each in given if is_dataclass(each.annotation)}
 
     def command(*, ctx: typer.Context, quiet: Quiet = False, debug: Debug = False, **options: Any) -> None:
         before = ctx.find_root().params  # ibnn --quiet COMMAND
         with reported(debug or before.get("debug", False)):
+            for group, made in groups.items():
+                options[group] = made(**{field.name: options.pop(field.name) for field in fields(made)})
             function(Screen(quiet or before.get("quiet", False)), **options)
             sys.stdout.flush()
 
-    _, *own = inspect.signature(function).parameters.values()
+    own: list[inspect.Parameter] = []
+    for each in given:
+        own += inspect.signature(groups[each.name]).parameters.values() if each.name in groups else [each]
     *shared, _ = inspect.signature(command).parameters.values()
     keywords = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own), *shared]
     functools.update_wrapper(command, function)
@@ -144,18 +163,19 @@ class _Command(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:
             if hasattr(error, "possibilities"):  # typer does not export the class
-                error.possibilities = [self._suggestion(error.option_name.lstrip("-"))]  # type: ignore[attr-defined]
+                error.possibilities = self._suggestions(error.option_name.lstrip("-"))  # type: ignore[attr-defined]
             raise
 
-    def _suggestion(self, word: str) -> str:
+    def _suggestions(self, word: str) -> list[str]:
         given = (option for each in self.params for option in (*each.opts, *each.secondary_opts))
         known = {option.lstrip("-"): option for option in given if option.startswith("--")}
         if "set" in known:
             from ibnn.lab.job import meanings
 
             if (name := word.lower().replace("-", "_")) in meanings():
-                return f"--set {meanings()[name]}=…"
-        return known[nearest(word, known, _SYNONYMS)]
+                return [f"--set {meanings()[name]}=…"]
+        near = nearest(word, known, _SYNONYMS)
+        return [] if near is None else [known[near]]
 
 
 @contextmanager
@@ -184,7 +204,8 @@ def _worded(error: BaseException) -> tuple[str, int]:
         return f"Error: {error}", 2
     if isinstance(error, ModuleNotFoundError):
         extra = _EXTRAS.get((error.name or "").split(".")[0], "cli")
-        hint = "" if "pip install" in str(error) else f". To install it: pip install -e '.[{extra}]' in a clone"
+        how = f"pip install -c constraints.txt '.[{extra}]' in a clone of the repository"
+        hint = "" if "pip install" in str(error) else f". To install it: {how}"
         return f"Error: {error}{hint}", 1
     if isinstance(error, ValueError | TypeError | OSError) or type(error).__module__.startswith("ibnn."):
         return f"Error: {error}", 1

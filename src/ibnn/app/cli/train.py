@@ -71,6 +71,7 @@ def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     job = Job(**fields)
     check_data(job.data, data)
     check_weights(job)
+    check.device("device", job.device)
     if job.has_code:
         find(job.net)
     else:
@@ -88,9 +89,12 @@ def _fields(name: str) -> dict[str, Any]:
         return tomllib.loads((_JOBS / f"{name}.toml").read_text(encoding="utf-8"))
     if Path(name).is_file():
         return read_toml(Path(name))
-    near = nearest(Path(name).stem, names())
-    expected = f"a TOML file, or one of {', '.join(names())}"
-    raise FileNotFoundError(complaint("JOB", expected, repr(name), f"Did you mean {near!r}?"))
+    there = [str(path) for path in Path(name).parent.glob("*.toml")]
+    by_stem = dict.fromkeys(names()) | {Path(path).stem: path for path in there}
+    near = nearest(Path(name).stem, by_stem)
+    expected, remedy = f"a TOML file, or one of {', '.join(names())}", "Check the name."
+    remedy = remedy if near is None else f"Did you mean {by_stem[near] or near!r}?"
+    raise FileNotFoundError(complaint("JOB", expected, repr(name), remedy))
 
 
 _JOB = f"TOML file of a job, or one of: {', '.join(names())}."
@@ -115,7 +119,8 @@ def train(
     with misuse():
         job = read_job(name, set or [], data)
         home = RunFolder(out or Path("runs") / (Path(name).stem + (f"-{job.key}" if set else "")))
-        check_out("--out", home.path, folder=True)
+        if resume is False or not home.finished:  # a finished run is only read
+            check_out("--out", home.path, folder=True)
         if resume and not home.begun:
             raise ValueError(complaint("--resume", "for a run that has begun", home.path, "Leave it out to begin."))
     screen.note(f"{job.method} {job.net} on {job.data}, seed {job.seed}, into {home.path}")

@@ -1,1 +1,1 @@
-"""Serves a finished run over HTTP: answers with uncertainty, abstentions, and a monitor of the inputs."""
+"""Serves a model over HTTP: answers with uncertainty, abstentions, and a monitor of the inputs."""

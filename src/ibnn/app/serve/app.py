@@ -19,17 +19,19 @@ from starlette.requests import ClientDisconnect
 
 from ibnn._version import __version__
 from ibnn.app import finite
+from ibnn.app.inputs import Pixels, Rows, Tensors
 from ibnn.app.predictor import Predictor
 from ibnn.app.serve import requests
 from ibnn.app.serve.gate import Gate, busy
-from ibnn.app.serve.requests import Answer, Answers, Health, Number, Numbers, receive, route_options
+from ibnn.app.serve.requests import Answer, Answers, Health, receive, route_options
 from ibnn.app.serve.service import Busy, Question, Row, Service
 from ibnn.errors import complaint
 from ibnn.lab.pages import environment, inlined, style
-from ibnn.monitoring.abstention import Threshold
+from ibnn.monitoring.abstention import Threshold, rows_needed
 
 READERS = 2  # threads that read requests
-_Risk = Annotated[float, Query(gt=0, le=1, description="Accepted share of wrong answers among those given.")]
+_RISK = "Accepted share of wrong answers among those given; default: the service's."
+_Risk = Annotated[float | None, Query(gt=0, le=1, description=_RISK)]
 _Draws = Annotated[bool, Query(description="Also returns the answer of every draw.")]
 _ASSETS = {"script": inlined("ibnn.app.serve", "page.js"), "style": style("ibnn.app.serve", "serve.css")}
 _SCRIPT, _STYLE = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in _ASSETS.values())
@@ -54,7 +56,7 @@ def make_app(service: Service, *, megabytes: float = 10) -> FastAPI:
     app = FastAPI(
         title="ibnn",
         version=__version__,
-        description=f"Answers with uncertainty: {service.predictor.run.result['name']}.",
+        description=f"Answers with uncertainty: {service.predictor.name}.",
         lifespan=lifespan,
         docs_url=None,  # it loads scripts from elsewhere; our /docs does not
         redoc_url=None,
@@ -98,82 +100,70 @@ def _page(template: str, **values: Any) -> HTMLResponse:
 
 
 def _front(predictor: Predictor) -> HTMLResponse:
-    """Returns the page where a user drops an image or fills in a row; fields start at the mean of the training rows."""
-    run, units, fields = predictor.run, predictor.units, []
-    if units is not None:
-        means = [  # rounded to about a hundredth of the standard deviation
-            f"{round(mean, 2 - math.floor(math.log10(std))):.12g}"
-            for mean, std in zip(units.centre, units.scale, strict=True)
-        ]
-        fields = list(zip(units.columns, means, strict=True))
-    shown = {
-        "job": run.job,
-        "run": run.result["name"],
-        "classes": predictor.classes,
-        "components": run.model.components,
-    }
-    return _page(
-        "front.html.j2", **shown, form=None if units else predictor.form, fields=fields, falls_back=predictor.fallback
-    )
+    """Returns the page where a user drops an image, fills in a row, or writes tensors."""
+    kind = predictor.kind
+    fields = list(zip(kind.columns, kind.start or [""] * kind.size, strict=True)) if isinstance(kind, Rows) else []
+    return _page("front.html.j2", predictor=predictor, form=getattr(kind, "form", None), fields=fields)
 
 
 def _add_predict(app: FastAPI, service: Service, readers: ThreadPoolExecutor) -> None:
-    predictor = service.predictor
-    post, inputs = (
-        partial(app.post, "/predict", **route_options(predictor)),
-        "images" if predictor.units is None else "rows",
-    )
-    most = None if predictor.reference is not None else 0  # a run that cannot tell refuses to be predictor
-    level = Query(
-        service.novelty, ge=0, lt=1, le=most, description="p-value up to which an input is withheld as novel."
-    )
-    if not predictor.classes:
+    predictor, inputs = service.predictor, service.predictor.kind.word
+    most = None if predictor.ranked is not None else 0  # a model that cannot tell refuses to
+    words = "p-value up to which an input is withheld as novel."
+    level = Query(service.novelty, ge=0, lt=1, le=most, description=words)
+    summary = f"Predicts a number for all {inputs}, with its uncertainty, and abstains from novel ones"
+    if predictor.labels:
+        summary = f"Labels {inputs} with their uncertainty, and abstains where a label would be wrong too often"
 
-        @post(summary="Predicts a number for every row, with its uncertainty, and abstains from novel rows")
-        async def number(request: Request, novelty: float = level, draws: _Draws = False) -> Numbers:
-            rule = _rule(service, 1, novelty)
-            rows = await _answered(service, readers, request, draws, rule)
-            return Numbers(target=predictor.run.job.target, rows=[Number(**row) for row in rows])
-
-        return
-
-    @post(summary=f"Labels {inputs} with their uncertainty, and abstains where a label would be wrong too often")
-    async def label(
-        request: Request, risk: _Risk = service.risk, novelty: float = level, draws: _Draws = False
-    ) -> Answers:
+    @app.post("/predict", summary=summary, **route_options(predictor.kind))
+    async def answers(request: Request, risk: _Risk = None, novelty: float = level, draws: _Draws = False) -> Answers:
         rule = _rule(service, risk, novelty)
-        rows = await _answered(service, readers, request, draws, rule)
-        return Answers(
-            classes=predictor.classes, risk=risk, limit=finite(rule.limit), rows=[Answer(**row) for row in rows]
-        )
+        rows = [Answer(**row) for row in await _answered(service, readers, request, draws, rule)]
+        if not predictor.labels:
+            return Answers(target=predictor.target, rows=rows)
+        found = rows[0].probabilities
+        classes = predictor.names(len(found) if isinstance(found, list) else 1)
+        used = service.risk if risk is None else risk
+        return Answers(classes=classes, risk=used, limit=finite(rule.limit), rows=rows)
 
 
-def _rule(service: Service, risk: float, novelty: float) -> Threshold:
-    """Returns where to abstain; raises for a p-value that is smaller than the run can give."""
+def _rule(service: Service, risk: float | None, novelty: float) -> Threshold:
+    """Returns where to abstain; raises for a risk or a p-value that is smaller than the held-out inputs allow."""
     try:
-        return service.rule(risk, service.predictor.novelty_level(novelty))[0]
+        level = service.predictor.novelty_level(novelty)
+        rule, facts = service.rule(service.risk if risk is None else risk, level)
+        if risk is not None and not service.predictor.labels:
+            raise ValueError(complaint("risk", "absent: the model predicts no classes", risk, "Leave it out."))
+        known = 0 if facts is None else facts["known"]
+        if risk is not None and risk < 1 and known < (needed := rows_needed(risk)):
+            expected = f"one that {known:,} held-out inputs can show; this one needs {needed:,}"
+            raise ValueError(complaint("risk", expected, risk, "Pass a larger risk, or leave it out."))
     except ValueError as error:
         raise HTTPException(422, str(error)) from None
+    return rule
 
 
 async def _answered(
     service: Service, readers: ThreadPoolExecutor, request: Request, draws: bool, rule: Threshold
 ) -> list[Row]:
     """Reads a request in one of the readers' threads and returns its answers; counts those withheld."""
+    kind = service.predictor.kind
     try:
-        parts = await receive(request, images=service.predictor.units is None)
+        parts = await receive(request, images=isinstance(kind, Pixels))
     except ClientDisconnect:  # nobody reads the reply; 499 is what proxies count
         raise HTTPException(499, "The client has disconnected.") from None
     try:
-        inputs, notes = await asyncio.get_running_loop().run_in_executor(
-            readers, requests.read, parts, service.predictor
-        )
+        inputs, notes = await asyncio.get_running_loop().run_in_executor(readers, requests.read, parts, kind)
     except ValueError as error:
         raise HTTPException(422, str(error)) from None
     try:
         rows = await asyncio.wrap_future(service.ask(Question(inputs, draws, rule)))
     except Busy as full:
         raise busy(full.seconds) from None
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        if isinstance(kind, Tensors) or draws:  # the network does not take such inputs
+            raise HTTPException(422, str(error).strip()[:500]) from None
+        raise
     for number, row in enumerate(rows):
         if not all(math.isfinite(value) for value in row.values() if isinstance(value, float)):
             expected, remedy = "close enough to the training data for finite answers", "Check its units, or omit it."

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import signal
 import socket
+import threading
 from collections.abc import Callable
 
 import uvicorn
@@ -41,9 +42,12 @@ def serve(app: FastAPI, at: socket.socket, *, ready: Callable[[], None], drain: 
 
     `ready` is called once requests are accepted, `drain` before the service waits for those in flight.
     """
+    server = make_server(app, ready=ready, drain=drain)
+    if threading.current_thread() is not threading.main_thread():  # signals are not this thread's business
+        return server.run(sockets=[at])
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again at the end
     try:
-        make_server(app, ready=ready, drain=drain).run(sockets=[at])
+        server.run(sockets=[at])
     finally:
         signal.signal(signal.SIGTERM, before)
 

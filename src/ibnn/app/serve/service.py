@@ -15,18 +15,18 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from torch import Tensor
 
 from ibnn._version import __version__
 from ibnn.app import finite
+from ibnn.app.inputs import MOST
 from ibnn.app.predictor import HeldOut, Predictor
 from ibnn.errors import complaint
 from ibnn.files import sealed
+from ibnn.inputs import Inputs, batch_length
 from ibnn.monitoring.abstention import Threshold
 from ibnn.monitoring.shift import ShiftMonitor, fewest_scores
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction
+from ibnn.prediction import CategoricalPrediction, Prediction
 
-MOST = 256  # inputs of a request; a batch with this many rows takes no more requests
 WAITING = 256 * MOST  # rows that wait, unless they take more memory than this:
 BYTES = 64_000_000
 PATIENCE = 20  # seconds that a request may have to wait for its answer; one that would wait longer is refused
@@ -37,9 +37,9 @@ A = TypeVar("A")  # an answer
 
 
 class Question(NamedTuple):
-    """Images (N, C, H, W) in [0, 1] or points (N, D), whether the answers of single draws are wanted, and the rule."""
+    """Inputs of the predictor's kind, whether the answers of single draws are wanted, and the rule."""
 
-    inputs: Tensor
+    inputs: Inputs
     draws: bool
     rule: Threshold = Threshold(math.inf, 1.0, 0, 1.0)  # which answers to withhold
 
@@ -60,42 +60,49 @@ class Service:
         """Reads or computes the held-out answers, and starts the answering thread; options as of `ibnn serve`."""
         self.predictor, self.risk, self._state = predictor, risk, state
         self.novelty = predictor.novelty_level(novelty)  # p-value up to which inputs are withheld as novel
-        self.held_out: HeldOut = predictor.held_out(data)  # decides where to abstain
+        self.held_out: HeldOut | None = predictor.held_out(data)  # decides where to abstain
         self.rule = lru_cache(maxsize=64)(lambda risk, level: predictor.rule(risk, level, lambda: self.held_out))
         self.rule(risk, self.novelty)
         self.watched = self._score()
         self.unwatched = ""  # why there is no monitor
         self.monitor = self._monitor(false_alarm)
         self.counts = Counts()
-        size = math.prod(predictor.form) if predictor.units is None else len(predictor.units.columns)
-        waiting = max(MOST, min(WAITING, BYTES // (4 * size)))  # float32
-        self._batcher = Batcher(self._answer, most=MOST, waiting=waiting, rows=lambda q: len(q.inputs))
+        waiting = max(MOST, min(WAITING, BYTES // (4 * predictor.kind.size)))  # float32
+        self._batcher = Batcher(self._answer, most=MOST, waiting=waiting, rows=lambda q: batch_length(q.inputs))
         self.ask = self._batcher.submit  # returns the future rows, one for each input
         self.draining = False  # whether the service is about to end
 
     def _score(self) -> str:
         """Returns the name of the score that the monitor ranks."""
         held, predictor = self.held_out, self.predictor
-        if predictor.reference is not None:
+        if predictor.ranked is not None:
             return "novelty"
-        least = 1e-6 if predictor.classes else 1e-6 * float(held.total.max())  # variances have units
-        agrees = predictor.run.model.components == 1 and not float(held.epistemic.abs().max()) > least
+        if held is None:
+            return "total"
+        least = 1e-6 if predictor.labels else 1e-6 * float(held.total.max())  # variances have units
+        agrees = predictor.model.components == 1 and not float(held.epistemic.abs().max()) > least
         return "total" if agrees else "epistemic"
 
     def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
         predictor, held, reference = self.predictor, self.held_out, self.predictor.reference
-        scores = -reference.held_out_p_values().log() if reference is not None else getattr(held, self.watched)
-        self.against = f"{len(scores):,} {'held-out inputs' if reference is not None else held.source}"
-        fewest = fewest_scores(false_alarm)
-        if reference is None and held.stored and (predictor.samples, predictor.seed) != (predictor.run.job.samples, 0):
+        scores, fewest = torch.empty(0), fewest_scores(false_alarm)
+        if reference is not None:
+            scores = -reference.held_out_p_values().log()
+        elif held is not None and self.watched != "novelty":
+            scores = getattr(held, self.watched)
+        self.against = f"{len(scores):,} {'held-out inputs' if reference is not None or held is None else held.source}"
+        stored = held is not None and held.stored and predictor.run is not None and predictor.run.job.samples
+        if reference is None and stored and (predictor.samples, predictor.seed) != (stored, 0):
             self.unwatched = "the stored test answers come from other draws"
-        elif not predictor.classes and self.watched == "total":
+        elif not len(scores):
+            self.unwatched = "the model has no held-out inputs to compare with"
+        elif not predictor.labels and self.watched == "total":
             self.unwatched = "a single network is equally uncertain about every number"
         elif len(scores) < fewest:
             self.unwatched = f"this false-alarm rate needs {fewest} held-out answers, and there are {len(scores)}"
         if self.unwatched:
             return None
-        fresh = ShiftMonitor(scores, false_alarm=false_alarm, seed=predictor.seed)
+        fresh = ShiftMonitor(scores.cpu(), false_alarm=false_alarm, seed=predictor.seed)
         self._start = hashlib.sha256(json.dumps(fresh.state()).encode()).hexdigest()
         return fresh if self._state is None or not self._state.exists() else self._restored(self._state)
 
@@ -108,7 +115,7 @@ class Service:
         raise ValueError(complaint("state", expected, got, "Pass another file, or delete this one to start over."))
 
     def _answer(self, questions: Sequence[Question]) -> list[list[Row]]:
-        found = self.predictor.answer(torch.cat([question.inputs for question in questions]))
+        found = self.predictor.answer(_joined([question.inputs for question in questions]))
         if self.monitor is not None:
             p = found.p_value if self.watched == "novelty" else None
             self.monitor.update(getattr(found, self.watched).flatten() if p is None else -p.log())
@@ -116,12 +123,12 @@ class Service:
         self.counts.inputs.inc(len(found))
         answers, first = [], 0
         for question in questions:
-            own = found.rows(torch.arange(first, first + len(question.inputs)))
+            own = found.rows(torch.arange(first, first + batch_length(question.inputs)))
             answers.append(self._rows(question, own))
             first += len(own)
         return answers
 
-    def _rows(self, question: Question, found: CategoricalPrediction | GaussianPrediction) -> list[Row]:
+    def _rows(self, question: Question, found: Prediction) -> list[Row]:
         """Returns the answers to one question as plain data."""
         none = {"p_value": None, "abstain": False, "withheld": None}
         more: dict[str, list[Any]] = {}
@@ -150,7 +157,7 @@ class Service:
 
     def health(self) -> dict[str, Any]:
         """Returns what is served, where it abstains, and whether inputs have shifted."""
-        run, units, shift = self.predictor.run, self.predictor.units, None
+        predictor, shift = self.predictor, None
         if (monitor := self.monitor) is not None:
             shift = {
                 "score": self.watched,
@@ -165,12 +172,12 @@ class Service:
         return {
             "status": "ok",
             "version": __version__,
-            "run": run.result["name"],
-            "classes": self.predictor.classes,
-            "input": self.predictor.form._asdict() if units is None else {"columns": list(units.columns)},
-            "components": run.model.components,
-            "samples": self.predictor.samples,
-            "seed": self.predictor.seed,
+            "run": predictor.name,
+            "classes": list(predictor.classes),
+            "input": predictor.kind.facts,
+            "components": predictor.model.components,
+            "samples": predictor.samples,
+            "seed": predictor.seed,
             "abstention": finite(self.rule(self.risk, self.novelty)[1]),
             "novelty": self._novelty(),
             "shift": shift,
@@ -178,10 +185,10 @@ class Service:
 
     def _novelty(self) -> dict[str, Any] | None:
         """Returns up to which p-value inputs are withheld as novel, what they are ranked among, and how many were."""
-        if (reference := self.predictor.reference) is None:
+        if (ranked := self.predictor.ranked) is None:
             return None
         novel = self.counts.registry.get_sample_value("ibnn_novel_total") or 0
-        return {"level": self.novelty, "against": f"{reference.ranked:,} held-out inputs", "novel": int(novel)}
+        return {"level": self.novelty, "against": f"{ranked:,} held-out inputs", "novel": int(novel)}
 
     def metrics(self) -> bytes:
         """Returns the counters in Prometheus' text format."""
@@ -190,6 +197,13 @@ class Service:
             self.counts.shift_wealth.set(self.monitor.log_wealth)
             self.counts.shift_alarm.set(self.monitor.alarm is not None)
         return generate_latest(self.counts.registry)
+
+
+def _joined(parts: list[Inputs]) -> Inputs:
+    """Returns the inputs of several questions as one batch; raises if their shapes differ."""
+    if isinstance(parts[0], dict):
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return torch.cat(parts)
 
 
 class Counts:

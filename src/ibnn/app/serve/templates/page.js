@@ -9,7 +9,7 @@ async function predict(request, show) {
   const mine = ++newest;
   $('status').className = 'soft'; $('status').textContent = 'Predicting…';
   try {
-    const reply = await fetch('predict?draws=true', { method: 'POST', ...request });
+    const reply = await fetch('predict' + document.body.dataset.query, { method: 'POST', ...request });
     const found = await reply.json();
     if (mine !== newest) return;
     if (!reply.ok) throw new Error(found.detail || reply.statusText);
@@ -50,7 +50,7 @@ function showLabel(found) {
   $('status').className = 'hidden';  // for screen readers
   $('status').textContent = row.label + ', ' + percent(row.probability) + (row.abstain ? ', abstains.' : '.');
   bars(found.classes, row.probabilities, order);
-  draws(found.classes, row.draws, order);
+  if (row.draws) draws(found.classes, row.draws, order);
   const most = Math.log(row.probabilities.length);
   split(row, most);
   $('entropies').textContent = 'Total ' + row.total.toFixed(3) + ' nats of at most ' + most.toFixed(3) + ' = aleatoric '
@@ -68,18 +68,18 @@ function abstain(row, risk) {
 }
 
 function showNumber(found) {
-  const row = found.rows[0], short = x => String(Number(x.toPrecision(4)));
+  const row = found.rows[0], each = row.draws || [], short = x => String(Number(x.toPrecision(4)));
   $('label').textContent = short(row.mean) + ' ± ' + short(row.std);
   $('said').textContent = '90 % interval: ' + short(row.low) + ' to ' + short(row.high) + '.' + novelty(row);
   abstain(row);
   $('status').className = 'hidden';
   $('status').textContent = short(row.mean) + ', from ' + short(row.low) + ' to ' + short(row.high)
     + (row.abstain ? ', abstains.' : '.');
-  const ends = [Math.min(row.low, ...row.draws), Math.max(row.high, ...row.draws)], wide = ends[1] - ends[0] || 1;
+  const ends = [Math.min(row.low, ...each), Math.max(row.high, ...each)], wide = ends[1] - ends[0] || 1;
   const at = x => 100 * (x - ends[0]) / wide + '%', band = make('div', 'band');
   band.style.left = at(row.low); band.style.width = 100 * (row.high - row.low) / wide + '%';
   const tick = x => { const line = make('div', 'tick'); line.style.left = at(x); return line; };
-  $('line').replaceChildren(band, ...row.draws.map(tick));
+  $('line').replaceChildren(band, ...each.map(tick));
   $('ends').replaceChildren(...ends.map(x => make('span', '', short(x))));
   split(row, row.aleatoric + row.epistemic);
   $('entropies').textContent = 'Variance ' + short(row.std ** 2) + ' = aleatoric ' + short(row.aleatoric)
@@ -143,6 +143,14 @@ const components = Number(document.body.dataset.components), fields = [...docume
 if ($('form')) {
   $('form').addEventListener('submit', event => { event.preventDefault(); predictRow(); });
   $('form').addEventListener('paste', fill);
+} else if ($('raw')) {
+  $('raw').addEventListener('submit', event => {
+    event.preventDefault();
+    const body = '{"inputs": ' + $('inputs').value + '}';
+    predict({ headers: { 'Content-Type': 'application/json' }, body }, found => {
+      $('status').textContent = ''; $('answer').replaceChildren(make('pre', '', JSON.stringify(found, null, 1)));
+    });
+  });
 } else {
   $('file').addEventListener('change', event => event.target.files[0] && predictImage(event.target.files[0]));
   for (const kind of ['dragover', 'dragleave', 'drop']) document.addEventListener(kind, event => {

@@ -1,0 +1,68 @@
+"""Reads an exported ONNX file back, and returns its answers as predictions."""
+
+import json
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ibnn.errors import complaint
+from ibnn.files.export import FACTS, onnx_session, run_onnx
+from ibnn.files.sealed import extra
+from ibnn.inputs import Inputs
+from ibnn.likelihood import LIKELIHOODS, Heads, Likelihood
+from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, GaussianPrediction, JointPrediction, Prediction
+
+
+class ExportedFile:
+    """An ONNX file that `ibnn.export` wrote.
+
+    Attributes:
+        facts: Its metadata.
+        shapes: Shapes of one input by name; axes of any length are names.
+        whole: Whether the first input is of integers.
+        components: Components that were exported.
+        ranked: How many held-out inputs p-values are ranks among; None if the file returns none.
+        fallback: p-value below which the file mixes answers with the base rates.
+        likelihood: One of the exported class, which says what kind of answers there are.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Reads the file; raises ValueError if it is no file of `ibnn.export`."""
+        extra("onnxruntime")
+        try:
+            self.session = onnx_session(os.fspath(path))
+            self.facts: dict[str, Any] = json.loads(self.session.get_modelmeta().custom_metadata_map[FACTS])
+        except Exception as error:  # whatever onnxruntime finds wrong with it
+            got = f"{path} ({type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else '–'})"
+            raise ValueError(complaint("MODEL", "an .onnx file that ibnn.export wrote", got, "Export it.")) from error
+        self.shapes = {each.name: list(each.shape[1:]) for each in self.session.get_inputs()}
+        self.whole = "int" in self.session.get_inputs()[0].type
+        self.components: int = self.facts["components"]
+        novelty = self.facts.get("p_value") or {}
+        self.ranked: int | None = novelty.get("held_out")
+        self.fallback: float | None = novelty.get("fallback")
+        known = {cls.__name__: cls for cls in LIKELIHOODS.values()}
+        self.likelihood: Likelihood | None = known[name]() if (name := self.facts["likelihood"]) in known else None
+
+    def predict(self, x: Inputs) -> Prediction:
+        """Returns the answers for a batch. Intervals of a regression are those of one Gaussian."""
+        return self._prediction(run_onnx(self.session, x), self.facts["likelihood"] == Heads.__name__)
+
+    def _prediction(self, found: dict[str, Tensor], joint: bool = False) -> Prediction:
+        novelty: dict[str, Any] = {"p_value": found.pop("p_value", None), "ranked": self.ranked or 0}
+        if joint:
+            heads = dict.fromkeys(name.rpartition(".")[0] for name in found)
+            each = {h: {n.rpartition(".")[2]: v for n, v in found.items() if n.rpartition(".")[0] == h} for h in heads}
+            return JointPrediction({head: self._prediction(values) for head, values in each.items()}, **novelty)
+        aleatoric, epistemic = found["aleatoric"], found["epistemic"].clamp_min(0)
+        none, unknown = torch.zeros_like(epistemic), torch.full_like(epistemic, torch.nan)
+        if "mean" in found:
+            mean, std = found["mean"], found["std"]
+            return GaussianPrediction(mean, aleatoric, epistemic, none, unknown, mean[None], std[None], **novelty)
+        probs = found["probabilities"]
+        parts = (probs, probs.log(), aleatoric, epistemic, none, torch.full_like(probs, torch.nan))
+        if probs.shape == aleatoric.shape:
+            return BernoulliPrediction(*parts, torch.log1p(-probs), **novelty)
+        return CategoricalPrediction(*parts, **novelty, axis=1 if probs.shape[2:] == aleatoric.shape[1:] else -1)

@@ -1,0 +1,171 @@
+"""`Ensemble`: several models as one method, whose components are its members."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ibnn import check
+from ibnn.baselines.plain import Plain
+from ibnn.errors import complaint
+from ibnn.files.saving import save_pretrained
+from ibnn.inputs import Inputs, evaluating
+from ibnn.likelihood import Categorical, Heads, Likelihood
+from ibnn.likelihood.mixing import mixing, on_one_scale
+from ibnn.network import make_room
+from ibnn.normal import numbered_seed
+from ibnn.objective import ELBO
+from ibnn.prediction import HeldOut, predict
+
+
+class Ensemble(nn.Module):
+    """Several models as one method: each member is a component, and an answer mixes those of all members equally.
+
+    Members may be iBNNs, baselines, or plain networks, which makes it a deep ensemble (Lakshminarayanan et al., 2017).
+    Their noise and temperatures are their own. The ensemble has one temperature more, 1 until `calibrate` or
+    `scale_temperature` sets it. `between` is the disagreement between members, `within` the mean of their own.
+
+    `fit` trains one member after the other, each as if alone: member m with seed + m, in the folder `member-m`.
+
+    Args:
+        members: Two or more models of one class with the same number of components, or networks, initialised apart.
+        likelihood: That of networks; default `Categorical`. Models have their own.
+
+    >>> from ibnn import convert, nets
+    >>> model = Ensemble([convert(nets.mlp(4, 3), components=2, seed=m) for m in range(4)])
+    >>> model.components, model.predict(torch.ones(5, 4)).probs.shape
+    (4, torch.Size([5, 3]))
+    """
+
+    prior_std, kl_kind = 0.0, None  # members have their own
+    reference: Any
+    held_out: HeldOut | None
+
+    def __init__(self, members: Sequence[nn.Module], likelihood: Likelihood | None = None) -> None:
+        super().__init__()
+        self.register_module("reference", None)
+        self.register_module("held_out", None)
+        if any(not isinstance(member, nn.Module) for member in members):
+            raise TypeError(
+                complaint("members", "models or networks", type(members[0]).__name__, "Pass them in a list.")
+            )
+        if any(not hasattr(member, "each_draw") for member in members):
+            members = [Plain(member, copy.deepcopy(likelihood) or Categorical()) for member in members]
+        elif likelihood is not None:
+            raise ValueError(complaint("likelihood", "left out for models", likelihood, "They have their own."))
+        own = [id(p) for member in members for p in member.parameters()]
+        if len(members) < 2 or len(set(own)) < len(own):
+            got = f"{len(members)} with parameters in common" if len(members) > 1 else len(members)
+            raise ValueError(complaint("members", "two or more separate networks", got, "Make each anew."))
+        kinds = {(type(m).__name__, m.components, type(m.likelihood).__name__) for m in members}
+        if len(kinds) > 1 or isinstance(members[0], Ensemble):
+            remedy = "Make all members alike: one class, number of components and likelihood; no ensembles."
+            raise ValueError(complaint("members", "models of one kind", sorted(kinds), remedy))
+        self.members: Any = nn.ModuleList(members)
+        first: Any = self.members[0].likelihood
+        self.likelihood = mixing(first)
+        for heads in [self.likelihood, *(member.likelihood for member in self.members)]:
+            if isinstance(heads, Heads) and isinstance(first, Heads):  # the first one packs targets for all
+                heads._shapes["y"] = first._shapes["y"]
+        self.likelihood.to(next(self.members[0].parameters()).device)
+        self.components = len(members)
+        self.training = self.members[0].training
+
+    predict, save_pretrained, evaluating = predict, save_pretrained, evaluating
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """None: files describe the members."""
+        return {}
+
+    @property
+    def net(self) -> nn.ModuleList:
+        """The members' networks."""
+        return nn.ModuleList(member.net for member in self.members)
+
+    @property
+    def random(self) -> bool:
+        """Whether a member has more than one draw."""
+        return self.per_sample > 1 or any(member.random for member in self.members)
+
+    @property
+    def per_sample(self) -> int:
+        """Draws of each member for one sample of `predict`: its components."""
+        return int(self.members[0].components)
+
+    @property
+    def examples(self) -> Tensor:
+        """Training examples that the first member has seen."""
+        examples: Tensor = self.members[0].examples
+        return examples
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns one output that stands for all members: for their draws, in train mode for a noisy pass of each."""
+        if self.training:
+            self.reference = self.held_out = None
+            noisy = [member.likelihood.read(member(*args, **kwargs))[None] for member in self.members]
+        else:
+            noisy = [_draws(member, kwargs or args) for member in self.members]
+        scaled = [self._unit(member, drawn) for member, drawn in zip(self.members, noisy, strict=True)]
+        return self.likelihood.combine(torch.cat(scaled))
+
+    def elbo(self, x: Inputs, y: Any, **options: Any) -> ELBO:
+        """Returns the mean of the members' terms; each member's gradient is that of its own loss, not of the mean."""
+        self.reference = self.held_out = None
+        loss, *terms = (
+            torch.stack(part) for part in zip(*(m.elbo(x, y, **options) for m in self.members), strict=True)
+        )
+        total = loss.sum()
+        return ELBO(total - (total - loss.mean()).detach(), *(part.mean() for part in terms))
+
+    def parameter_groups(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        """Returns the groups of all members, as `IBNN.parameter_groups` does."""
+        return [group for member in self.members for group in member.parameter_groups(*args, **options)]
+
+    def each_draw(
+        self,
+        x: Inputs,
+        samples: int = 5,
+        seed: int = 0,
+        *,
+        first: int = 0,
+        batch_size: int | None = None,
+        components: Sequence[int] | None = None,
+    ) -> Iterator[Tensor]:
+        """Yields draws of every member, (J, B, …), as the ensemble's likelihood reads them; see `IBNN.each_draw`."""
+        for number in range(self.components) if components is None else components:
+            member, own = self.members[number], numbered_seed(seed, number)
+            for drawn in member.each_draw(x, samples, own, first=first, batch_size=batch_size):
+                yield self._unit(member, drawn)
+
+    def draw_logits(
+        self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
+    ) -> Tensor:
+        """Returns what `each_draw` yields, together."""
+        return torch.cat(list(self.each_draw(x, samples, seed, first=first, batch_size=batch_size)))
+
+    def mean_output(self, x: Inputs) -> Tensor:
+        """Returns the mean of the members' outputs at their means."""
+        return torch.stack([self._unit(member, member.mean_output(x)[None])[0] for member in self.members]).mean(0)
+
+    def reseed(self, seed: int) -> None:
+        """Starts the noise of every member's training anew."""
+        check.seed(seed)
+        for number, member in enumerate(self.members):
+            member.reseed(seed + number)
+
+    def _unit(self, member: Any, draws: Tensor) -> Tensor:
+        """Returns a member's outputs (J, B, …) at temperature 1, with their noise where it is a Gaussian's."""
+        return on_one_scale(draws, member.likelihood, self.likelihood)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        make_room(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _draws(member: Any, x: Inputs) -> Tensor:
+    """Returns the draws that a member's own eval mode stands for."""
+    drawn: Tensor = member.draw_logits(x, getattr(member, "eval_samples", 1) or 1, getattr(member, "eval_seed", 0))
+    return drawn

@@ -1,0 +1,20 @@
+"""Hugging Face's `Trainer` and `generate` for converted networks. Only `Trainer` imports transformers, on first use."""
+
+from typing import TYPE_CHECKING, Any
+
+from ibnn.transformers.generation import Generation, generate
+
+if TYPE_CHECKING:
+    from ibnn.transformers.trainer import Trainer
+
+__all__ = ["Generation", "Trainer", "generate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Trainer":
+        raise AttributeError(f"module 'ibnn.transformers' has no attribute {name!r}")
+    try:
+        from ibnn.transformers.trainer import Trainer
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"ibnn.transformers.Trainer needs {error.name}", name=error.name) from error
+    return Trainer
