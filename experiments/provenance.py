@@ -1,6 +1,8 @@
 """What a result needs to be believed: versions, commit, machine."""
 
+import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -12,13 +14,24 @@ import torch
 
 import ibnn
 
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden.json"
+
 
 def provenance(*packages: str) -> dict[str, Any]:
     """Returns the versions of Python, torch, ibnn and the named packages, the commit, and the size of the machine."""
     facts: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__, "ibnn": ibnn.__version__}
     facts |= {package: importlib.metadata.version(package) for package in packages}
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-    return facts | {"commit": commit()} | machine
+    return facts | {"commit": commit(), "training_code": training_code()} | machine
+
+
+def training_code() -> str | None:
+    """Returns a hash of the numbers that pin training (tests/golden.json): code that trains alike has the same."""
+    if not GOLDEN.exists():
+        return None
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    pinned = json.dumps({name: golden[name] for name in ("elbo", "fit", "averages", "baselines", "swag")})
+    return hashlib.sha256(pinned.encode()).hexdigest()[:12]
 
 
 @cache

@@ -337,10 +337,15 @@ def _derived(cell: Cell, members: list[Cell], folders: Folders) -> dict[str, Any
     """Returns the row of what kept runs answer together."""
     runs = [read_run(_folder(member, folders), trust_code=True) for member in members]
     splits, samples = _splits(members[0], folders), cell.method.get("samples", members[0].job.samples)
-    model = DERIVED[cell.method.get("make", "ensemble")]([each.model for each in runs], splits)
+    begin = time.perf_counter()
+    model = DERIVED[cell.method.get("make", "ensemble")]([each.model for each in runs], splits, samples)
+    seconds = time.perf_counter() - begin
     result = evaluate(model, splits.whole, splits.valid, samples=samples, data_folder=folders.data).result
     costs = [each.result["costs"] for each in runs]
-    total = {name: sum(cost[name] for cost in costs) for name in costs[0]} | {"forwards": model.forwards(samples)}
+    forwards = model.components * getattr(model, "per_sample", 1) * (samples if model.random else 1)
+    total = {name: sum(cost[name] for cost in costs) for name in costs[0]} | {"forwards": forwards}
+    if cell.method.get("make") == "one-pass":
+        total |= {"distil_seconds": seconds, "parameters": sum(p.numel() for p in model.parameters())}
     job = {"of": cell.method["of"], "seeds": [member.seed for member in members], "samples": samples}
     trained = [read_json(_folder(member, folders) / PROVENANCE) for member in members]
     row = {name: result[name] for name in KEPT if name in result}
