@@ -33,17 +33,23 @@ class Sheet(NamedTuple):
     names: tuple[str, ...]
     cells: Any  # an array (rows, columns) of str
 
-    def column(self, name: str) -> list[str]:
-        """Returns the cells below a name, stripped; raises unless there is one such column."""
-        return [cell.strip() for cell in self.cells[:, self._places([name])[0]]]
+    def columns(self, names: Sequence[str]) -> Any:
+        """Returns the cells below these names, (rows, columns); raises unless there is one column of each."""
+        counts, places = Counter(self.names), {name: place for place, name in enumerate(self.names)}
+        for name in names:
+            if counts[name] != 1:
+                near, shown = nearest(name, self.names), ", ".join(self.names[:12])
+                got, remedy = "none", f"Is it called {near!r} there?" if near else f"It has {shown}."
+                if counts[name]:
+                    got, remedy = f"{counts[name]} called {name!r}", "Rename or remove all but one."
+                raise self.error(f"a table with a column {name!r}", got, remedy)
+        return self.cells[:, [places[name] for name in names]]
 
     def numbers(self, names: Sequence[str], remedy: str) -> Tensor:
         """Returns columns as finite numbers, (rows, columns) float64; the error names the first cell that is none."""
-        import numpy as np
-
-        cells = self.cells[:, self._places(names)]
+        cells = self.columns(names)
         try:
-            values = torch.from_numpy(cells.astype(np.float64))
+            values = torch.from_numpy(cells.astype("float64"))
         except ValueError:
             values = torch.tensor([[float(cell) if _is_number(cell) else torch.nan for cell in row] for row in cells])
         if wrong := (~values.isfinite()).nonzero().tolist():
@@ -51,18 +57,6 @@ class Sheet(NamedTuple):
             got = self.cell(row, names[column])
             raise self.error("a table with a finite number in every cell that is used", got, remedy)
         return values
-
-    def _places(self, names: Sequence[str]) -> list[int]:
-        counts, places = Counter(self.names), {name: place for place, name in enumerate(self.names)}
-        for name in names:
-            if not counts[name]:
-                near, shown = nearest(name, self.names), ", ".join(self.names[:12])
-                remedy = f"Is it called {near!r} there?" if near else f"It has {shown}."
-                raise self.error(f"a table with a column {name!r}", "none", remedy)
-            if counts[name] > 1:
-                expected, remedy = "a table whose columns have different names", "Rename or remove all but one."
-                raise self.error(expected, f"{counts[name]} called {name!r}", remedy)
-        return [places[name] for name in names]
 
     def cell(self, row: int, name: str) -> str:
         """Describes a cell by its content and place; rows count from 1, below the header."""
@@ -82,15 +76,9 @@ def read_sheet(path: Path, content: bytes | None = None, *, named: bool = True) 
     how: Any = {"header": None, "dtype": object, "na_filter": False, "encoding": "utf-8-sig"}
     try:
         cells = pd.read_csv(io.BytesIO(text), encoding_errors="strict" if named else "replace", **how).to_numpy()
-    except UnicodeDecodeError as error:
-        raise sheet.error("text in UTF-8", str(error), "Save it as CSV UTF-8.") from None
-    except pd.errors.EmptyDataError:
-        raise sheet.error("a table with a header", "an empty file", "Check the file.") from None
-    except pd.errors.ParserError as error:
-        got = str(error).replace("Error tokenizing data. C error: ", "").strip()
-        raise sheet.error(
-            "a CSV file with as many cells in every line", f"one with an error: {got}", "Mend it."
-        ) from None
+    except (UnicodeDecodeError, pd.errors.EmptyDataError, pd.errors.ParserError) as error:
+        expected = "CSV in UTF-8 with a header and as many cells in every line"
+        raise sheet.error(expected, f"an error: {str(error).strip()}", "Mend the file.") from None
     names = tuple(name.strip() for name in cells[0])
     cells = cells[1:] if named or not all(map(_is_number, names)) else cells
     if not len(cells):
@@ -121,11 +109,9 @@ class FileTable:
         check.integer("valid", valid, least=0, most=used - 1, remedy="Pass fewer, or a smaller test_share.")
         points = self.train if examples is None else _divided(self.train, examples)[0]
         held_out, train = _divided(points, valid) if valid else (None, points)
-        for number, name in enumerate(self.classes):
-            if not bool((train.y == number).any()):
-                expected = f"a target whose classes all have rows to train on, of which there are {len(train)}"
-                remedy = "Add rows, or leave that class out."
-                raise ValueError(complaint("target", expected, f"none of {name!r}", remedy))
+        if lost := [name for number, name in enumerate(self.classes) if not bool((train.y == number).any())]:
+            expected = f"a target whose classes all have rows to train on, of which there are {len(train)}"
+            raise ValueError(complaint("target", expected, f"none of {lost[0]!r}", "Add rows, or leave it out."))
         return train, held_out
 
     def units(self, train: Points) -> Standardisation:
@@ -163,55 +149,35 @@ def read_table(
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if sha256 not in (None, digest):
-        expected = f"the table that the run was trained on (sha256 {str(sha256)[:12]}…)"
-        remedy = "Bring the old file back, or train anew."
-        raise ValueError(complaint("data", expected, f"{path}, which has changed ({digest[:12]}…)", remedy))
+        got, remedy = f"{path}, which has changed", "Bring the old file back, or train anew."
+        raise ValueError(complaint("data", "the table that the run was trained on", got, remedy))
     sheet = read_sheet(path, content)
-    columns = _columns(sheet, target, ignore)
+    for argument, column in (("target", target), *(("ignore", column) for column in ignore)):
+        if column not in sheet.names:
+            shown = ", ".join(sheet.names[:12]) + (", …" if len(sheet.names) > 12 else "")
+            otherwise = "Pass one of these; the first line names the columns, with commas between."
+            remedy = did_you_mean(column, sheet.names, otherwise=otherwise)
+            raise ValueError(complaint(argument, f"a column of {path}: {shown}", repr(column), remedy))
+    left_out = {target, *ignore}
+    columns = tuple(column for column in sheet.names if column not in left_out)
+    if not columns or "" in (target, *columns):
+        expected, got = "a table with named columns beside the target", f"columns {list(sheet.names[:12])}"
+        raise sheet.error(expected, got, "Name them, or save the table without its index (pandas: index=False).")
     remedy = "Fill the cell or leave the row out; a column of words, encode as numbers or name under ignore."
     x = _representable(sheet, columns, sheet.numbers(columns, remedy))
     y, classes = _targets(sheet, target, task)
-    rows = len(x)
-    test = max(1, round(test_share * rows))
-    if test >= rows:
-        remedy = "Add rows." if rows < 5 else "Pass a smaller test_share."
-        raise sheet.error(f"more than {test} rows, which are for testing", f"{rows}", remedy)
-    tested, trained = _divided(Points(x.float(), y), test)
+    rows = max(1, round(test_share * len(x)))
+    if rows >= len(x):
+        raise sheet.error(f"more than {rows} rows, which are for testing", f"{len(x)}", "Add rows.")
+    tested, trained = _divided(Points(x.float(), y), rows)
     return FileTable(name or str(path), columns, classes, trained, tested, digest)
-
-
-def _columns(sheet: Sheet, target: str, ignore: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of the inputs; raises if there is no header, or names are missing or unknown."""
-    names, left_out = sheet.names, {target, *ignore}
-    if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
-        remedy = "Save it with commas between the cells."
-        raise sheet.error("separated by commas", f"a first line {names[0][:60]!r}", remedy)
-    if target not in names and all(map(_is_number, names)):
-        got = f"numbers in its first line: {', '.join(names[:4])}"
-        raise sheet.error("a table with the names of its columns in the first line", got, "Add them.")
-    for argument, name in (("target", target), *(("ignore", name) for name in ignore)):
-        if name not in names:
-            shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-            remedy = did_you_mean(name, names, otherwise="Pass one of these.")
-            raise ValueError(complaint(argument, f"a column of {sheet.path}: {shown}", repr(name), remedy))
-    if target in ignore:
-        raise ValueError(complaint("ignore", "columns other than the target", repr(target), "Leave it out."))
-    columns = tuple(name for name in names if name not in left_out)
-    if "" in (target, *columns):
-        remedy = "Name it, or save the table without its index (pandas: index=False)."
-        raise sheet.error("a table whose columns all have names", "one without", remedy)
-    if not columns:
-        remedy = "Add the columns to predict it from."
-        raise sheet.error("a table with inputs beside the target", f"{target!r} alone", remedy)
-    return columns
 
 
 def _targets(sheet: Sheet, name: str, task: Task | None) -> tuple[Tensor, tuple[str, ...]]:
     """Returns class indices (N,) and the names of the classes, or numbers (N, 1) and no names."""
-    cells = sheet.column(name)
-    for row, cell in enumerate(cells):
-        if cell.lower() in MISSING:
-            raise sheet.error("a target in every row", sheet.cell(row, name), "Fill it or leave the row out.")
+    cells = [cell.strip() for cell in sheet.columns([name])[:, 0]]
+    if empty := [row for row, cell in enumerate(cells) if cell.lower() in MISSING]:
+        raise sheet.error("a target in every row", sheet.cell(empty[0], name), "Fill it or leave the row out.")
     numeric = [_is_number(cell) for cell in cells]
     if task is None and any(numeric) and not all(numeric):
         row = numeric.index(sum(numeric) * 2 < len(numeric))  # the first of the rarer kind
@@ -223,7 +189,7 @@ def _targets(sheet: Sheet, name: str, task: Task | None) -> tuple[Tensor, tuple[
     if len(names) < 2:
         got = f"{names[0]!r} in every row"
         raise ValueError(complaint("target", "a column with different values", got, "Choose another target."))
-    if (task or ("classes" if not all(numeric) or (whole and len(names) <= MOST_CLASSES) else "numbers")) == "classes":
+    if task == "classes" or (task is None and (not all(numeric) or (whole and len(names) <= MOST_CLASSES))):
         number = {label: index for index, label in enumerate(names)}
         return torch.tensor([number[label] for label in labels]), tuple(names)
     remedy = 'Fill the cell or leave the row out; set task = "classes" for a target of words.'
@@ -237,16 +203,10 @@ def _representable(sheet: Sheet, names: Sequence[str], values: Tensor) -> Tensor
     wide = (largest > _LARGEST) | (varies & (spread < 1 / _LARGEST))
     fine = varies & (largest * torch.finfo(torch.float32).eps / 2 > _FINEST * spread)
     for column in (wide | fine).nonzero().flatten().tolist():
-        name, by = names[column], f"that spread by {float(spread[column]):.3g}"
-        if wide[column]:
-            expected = f"numbers below {_LARGEST:g} that spread by more than {1 / _LARGEST:g}"
-            got = f"values of up to {float(largest[column]):.3g} {by} in column {name!r}"
-            raise sheet.error(expected, got, "Choose other units.")
-        middle = f"{float(values[:, column].mean()):.9g}"
-        remedy = f"Subtract {middle} from that column, or name it under ignore."
-        raise sheet.error(
-            "numbers that single precision can tell apart", f"values near {middle} {by} in column {name!r}", remedy
-        )
+        middle = float(values[:, column].mean())
+        got = f"values near {middle:.9g} that spread by {float(spread[column]):.3g} in column {names[column]!r}"
+        remedy = f"Subtract {middle:.9g} from that column, choose other units, or name it under ignore."
+        raise sheet.error("numbers that single precision can tell apart", got, remedy)
     return values
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ibnn import check
+
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
     """Inputs (N, D) and targets, classes (N,) or numbers (N, 1); whole batches come from `__getitems__`.
@@ -24,7 +26,7 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, index: int | Tensor) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int | slice | Tensor) -> tuple[Tensor, Tensor]:
         return self.x[index], self.y[index]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -95,6 +97,13 @@ class Table:
     def draw(self, rows: int | None = None) -> Points:
         """Returns the training points, always the same, in random order."""
         return Points(*self.make(rows or self.rows, 0))
+
+    def split(self, examples: int | None, valid: int) -> tuple[Points, Points | None]:
+        """Returns points to train on and `valid` held-out ones, the last; together `examples`, in random order."""
+        drawn = self.draw(examples)
+        check.integer("valid", valid, least=0, most=len(drawn) - 1, remedy="Pass a larger examples.")
+        cut = len(drawn) - valid
+        return Points(*drawn[slice(cut)]), Points(*drawn[slice(cut, None)]) if valid else None
 
     @property
     def test(self) -> Points:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -34,14 +33,10 @@ def make_net(name: str, outputs: int, options: Mapping[str, Any]) -> nn.Module:
     try:
         inspect.signature(function).bind(outputs, **options)
     except TypeError as error:
-        expected, got = f"what {name} takes beside the number of outputs", f"{dict(options) or 'none'} ({error})"
-        remedy = f"It is called as {name.partition(':')[2]}(outputs, **net_options)."
-        raise ValueError(complaint("net_options", expected, got, remedy)) from None
-    try:
-        with _importable(Path.cwd()):
-            net = function(outputs, **options)
-    except Exception as error:
-        raise _failure(name, f"a function that makes a network of {outputs} outputs", error) from error
+        expected, got = f"what {name}(outputs, **net_options) takes", f"{dict(options) or 'none'} ({error})"
+        raise ValueError(complaint("net_options", expected, got, "Change the options or the function.")) from None
+    with _own_code(name, f"a function that makes a network of {outputs} outputs"):
+        net = function(outputs, **options)
     if not isinstance(net, nn.Module):
         got = f"{name}, which returned {type(net).__name__}"
         raise TypeError(complaint("net", "a function that returns a torch.nn.Module", got, "Return the network."))
@@ -56,10 +51,9 @@ def takes(name: str, option: str) -> bool:
 def find(name: str) -> Callable[..., Any]:
     """Imports the function from a module in the current folder, which is on `sys.path` during the import alone."""
     module, _, function = name.partition(":")
-    top, here = module.partition(".")[0], Path.cwd()
+    top, here = module.partition(".")[0], os.getcwd()
     importlib.invalidate_caches()
-    spec = PathFinder.find_spec(top, [str(here)])
-    if spec is None:
+    if (spec := PathFinder.find_spec(top, [here])) is None:
         remedy = "Run the command in the folder that has it; import a function of an installed package in a file there."
         got = f"{name}, where {here} has no module {top!r}"
         raise FileNotFoundError(complaint("net", "a function of a module in the current folder", got, remedy))
@@ -67,24 +61,16 @@ def find(name: str) -> Callable[..., Any]:
     if loaded is not None and _place(loaded.__spec__) != _place(spec):
         got = f"{name}, where {top!r} is already {_place(loaded.__spec__) or 'built into Python'}"
         raise ValueError(complaint("net", "of a module whose name is free", got, "Rename your module."))
-    try:
-        with _importable(here):
-            found = getattr(importlib.import_module(module), function, None)
-    except (Exception, SystemExit) as error:
-        raise _failure(name, "of a module that can be imported", error) from error
-    if found is None:
-        there = [each for each, value in vars(sys.modules[module]).items() if callable(value) and each[0] != "_"]
+    with _own_code(name, "of a module that can be imported"):
+        names = vars(importlib.import_module(module))
+    if function not in names:
+        there = [each for each, value in names.items() if callable(value) and each[0] != "_"]
         remedy = did_you_mean(function, there, otherwise=f"Define it in {module}.")
         raise ValueError(complaint("net", f"a function of {module}", f"{function!r}, which it does not have", remedy))
-    if not callable(found):
+    if not callable(found := names[function]):
         got = f"{name}, which is a {type(found).__name__}"
         raise TypeError(complaint("net", "a function that makes a network", got, "Name a function or a class."))
     return found  # type: ignore[no-any-return]
-
-
-def _failure(name: str, expected: str, error: BaseException) -> ValueError:
-    got = f"{name}, which stops: {type(error).__name__}: {error}"
-    return ValueError(complaint("net", expected, got, "Mend it; --debug shows where."))
 
 
 def _place(spec: ModuleSpec | None) -> str | None:
@@ -94,12 +80,15 @@ def _place(spec: ModuleSpec | None) -> str | None:
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Puts a folder first on `sys.path` for the length of a block, whose prints go to stderr: stdout is for results."""
-    sys.path.insert(0, str(folder))
+def _own_code(name: str, expected: str) -> Iterator[None]:
+    """Makes the current folder importable for a block; names errors; sends prints to stderr: stdout is for results."""
+    sys.path.insert(0, here := os.getcwd())
     try:
         with redirect_stdout(sys.stderr):
             yield
+    except (Exception, SystemExit) as error:
+        got = f"{name}, which stops: {type(error).__name__}: {error}"
+        raise ValueError(complaint("net", expected, got, "Mend it; --debug shows where.")) from error
     finally:
         with suppress(ValueError):
-            sys.path.remove(str(folder))
+            sys.path.remove(here)

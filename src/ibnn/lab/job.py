@@ -1,7 +1,6 @@
 """One training run as data: network, data, method and recipe."""
 
 import json
-import math
 import tomllib
 from hashlib import sha256
 from pathlib import Path
@@ -45,43 +44,10 @@ SYNONYMS = {  # what users of other libraries call fields and options
     }.items()
     for word in words.split()
 }
-_OF_TABLES = ("target", "task", "ignore", "test_share")  # fields that only a .csv file has
 
 
 class Job(BaseModel):
     """What is trained, on what, and how.
-
-    Attributes:
-        net: Name of a network of `ibnn.nets`, or "package.module:function" of the current folder, which is imported and
-            called as `function(outputs, **net_options)`.
-        net_options: Its options. An "mlp", or a function that takes `inputs`, gets those of a table by default.
-        data: Name of a data set of `ibnn.data`, of a folder of images, or of a table of points: "toy-regression",
-            "two-moons"; or a .csv file, looked for in the current folder and then in the data folder.
-        target: Column of a .csv file to predict.
-        task: What the target holds, "classes" or "numbers"; guessed by default, see `ibnn.data.read_table`.
-        ignore: Columns of a .csv file that are left out.
-        test_share: Share of the rows of a .csv file that are kept for testing.
-        image_size: Height and width that images of a folder are resized to; default what the network takes, and 224
-            for one of your own.
-        examples: Size of a stratified subset of the training images or rows, held-out ones included; None for all. For
-            points that are drawn, how many.
-        valid: How many of them are held out, to steer and choose by.
-        augment: Random crops and flips.
-        method: "ibnn" or a baseline: "sgd", "swa", "swag", "dropout", "vi", "ensemble".
-        method_options: Its options, such as `components`.
-        posterior: Of "ibnn": "mixture", or a sampler that comes after training, "sghmc" or "hmc".
-        sampling: Its options, such as `samples`, `warmup` and `temperature`; see `ibnn.sampling.Settings`.
-        first: Changes to `train` for a plain training that comes first; the method starts from its weights.
-        weights: A safetensors file of trained weights to start from instead.
-        prune: {"keep": share of the multiply–adds that stays}, and changes to `train` such as `epochs`: a training of
-            the same job without this comes first, its network is thinned (`ibnn.prune`) and trained on.
-        samples: Draws per component in the evaluation at the end.
-        fallback: p-value of novelty below which that evaluation mixes answers with the base rates; default never.
-        device: Where it is trained and evaluated, such as "cuda:1"; default: the CPU, or what accelerate launches on.
-        seed: Decides initial weights, order and noise; subset and held-out rows are the same for all seeds. It is the
-            only seed: `train`, `first` and `method_options` have none.
-        recipe: Name of a recipe of the library that `train` changes.
-        train: Fields of the `Recipe`.
 
     >>> Job(net="lenet", data="mnist", train={"epochs": 2}).full_recipe().epochs
     2
@@ -89,46 +55,78 @@ class Job(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    #: A network of `ibnn.nets`, or "package.module:function", imported from the current folder and called as
+    #: `function(outputs, **net_options)`.
     net: str
+    #: Its options. An "mlp", or a function that takes `inputs`, gets those of a table by default.
     net_options: dict[str, Any] = {}
+    #: A data set of `ibnn.data`, a folder of images, a table of points ("toy-regression", "two-moons"), or a .csv file,
+    #: looked for in the current folder and then in the data folder.
     data: str
-    target: str | None = None
+    target: str | None = None  #: Column of a .csv file to predict.
+    #: What the target holds; guessed by default, see `ibnn.data.read_table`.
     task: Literal["classes", "numbers"] | None = None
-    ignore: list[str] = []
-    test_share: float = Field(0.2, gt=0, lt=1)
+    ignore: list[str] = []  #: Columns of a .csv file that are left out.
+    test_share: float = Field(0.2, gt=0, lt=1)  #: Share of the rows of a .csv file that are kept for testing.
+    #: Height and width that images of a folder are resized to; default what the network takes, 224 for one of your own.
     image_size: int | None = Field(None, ge=1)
+    #: Size of a stratified subset of the training images or rows, held-out ones included; default all. For points that
+    #: are drawn, how many.
     examples: int | None = Field(None, ge=1)
-    valid: int = Field(0, ge=0)
-    augment: bool = False
-    method: str = "ibnn"
-    method_options: dict[str, Any] = {}
-    posterior: str = "mixture"
+    valid: int = Field(0, ge=0)  #: How many of them are held out, to steer and choose by.
+    augment: bool = False  #: Random crops and flips.
+    method: str = "ibnn"  #: "ibnn" or a baseline: "sgd", "swa", "swag", "dropout", "vi", "ensemble".
+    method_options: dict[str, Any] = {}  #: Its options, such as `components`.
+    posterior: str = "mixture"  #: Of "ibnn": "mixture", or a sampler that comes after training, "sghmc" or "hmc".
+    #: Options of the sampler, such as `samples`, `warmup` and `temperature`; see `ibnn.sampling.Settings`.
     sampling: dict[str, Any] = {}
+    #: Changes to `train` for a plain training that comes first; the method starts from its weights.
     first: dict[str, Any] | None = None
-    weights: str | None = None
+    weights: str | None = None  #: A safetensors file of trained weights to start from instead.
+    #: {"keep": share of the multiply–adds that stays}, and changes to `train` such as `epochs`: a training of the same
+    #: job without this comes first, its network is thinned (`ibnn.prune`) and trained on.
     prune: dict[str, Any] | None = None
-    samples: int = Field(5, ge=1)
+    samples: int = Field(5, ge=1)  #: Draws per component in the evaluation at the end.
+    #: p-value of novelty below which that evaluation mixes answers with the base rates; default never.
     fallback: float | None = Field(None, gt=0, lt=1)
+    #: Where it is trained and evaluated, such as "cuda:1"; default: the CPU, or what accelerate launches on.
     device: str | None = None
+    #: Decides initial weights, order and noise; subset and held-out rows are the same for all seeds. The only seed.
     seed: int = Field(0, ge=0)
-    recipe: str | None = None
-    train: dict[str, Any] = {}
+    recipe: str | None = None  #: Name of a recipe of the library that `train` changes.
+    train: dict[str, Any] = {}  #: Fields of the `Recipe`.
 
     def __init__(self, **fields: Any) -> None:
-        _check_names(fields)
+        for name, value in fields.items():
+            if name not in Job.model_fields:
+                remedy = did_you_mean(name, meanings().values(), meanings(), otherwise="Leave it out.")
+                raise ValueError(complaint(name, "a field of a job", repr(value), remedy))
+            if name != "net_options" and isinstance(value, dict) and "seed" in value:
+                remedy = f"Set seed = {value['seed']} instead (--set seed={value['seed']})."
+                raise ValueError(complaint(f"{name}.seed", "absent: a job has one seed", value["seed"], remedy))
         try:
             super().__init__(**fields)
         except ValidationError as error:
             raise ValueError(explain(error, type(self))) from None
-        if not is_import_path(self.net):
+        self._check()
+
+    def _check(self) -> None:
+        """Raises for fields that do not go together, and for unknown names."""
+        if not self.has_code:
             check.choice("net", self.net, [*nets.names(), FORM])
         check.choice("method", self.method, methods.METHODS, methods.SYNONYMS)
         check.choice("posterior", self.posterior, ("mixture", *SAMPLERS))
-        self._check_absent(_OF_TABLES, "data is a .csv file", self.has_file)
-        self._check_absent(("posterior", "prune"), 'method = "ibnn"', self.method == "ibnn")
-        self._check_absent(("sampling",), "posterior names a sampler", self.posterior != "mixture")
-        alike = 'the method is no "ensemble": its members would stay alike'
-        self._check_absent(("first", "weights"), alike, self.method != "ensemble")
+        alike = 'the method is no "ensemble", whose members would stay alike'
+        for names, condition, holds in (
+            (("target", "task", "ignore", "test_share"), "data is a .csv file", self.has_file),
+            (("posterior", "prune"), 'method = "ibnn"', self.method == "ibnn"),
+            (("sampling",), "posterior names a sampler", self.posterior != "mixture"),
+            (("first", "weights"), alike, self.method != "ensemble"),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if not holds and value != type(self).model_fields[name].default:
+                    raise ValueError(complaint(name, f"absent unless {condition}", repr(value), "Leave it out."))
         if self.has_file and self.target is None:
             raise ValueError(complaint("target", f"the column of {self.data} to predict", "none", "Set target."))
         if self.prune is not None:
@@ -138,16 +136,8 @@ class Job(BaseModel):
                 Settings(self.posterior, **(self.sampling | {"seed": self.seed}))
             except TypeError as error:
                 raise ValueError(str(error)) from None
-        _check_plain("net_options", self.net_options)
         self.full_recipe()  # checks `train`
         self.before()  # checks `first`
-
-    def _check_absent(self, names: tuple[str, ...], unless: str, true: bool) -> None:
-        """Raises for a field that is set although the condition which it needs is not true."""
-        given = [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
-        if given and not true:
-            got = repr(getattr(self, given[0]))
-            raise ValueError(complaint(given[0], f"absent unless {unless}", got, "Leave it out."))
 
     @property
     def has_file(self) -> bool:
@@ -161,25 +151,12 @@ class Job(BaseModel):
 
     def full_recipe(self) -> Recipe:
         """Returns the recipe that `fit` trains by; that of a thinned network has the changes in `prune`."""
-        recipe = self._recipe(self.recipe, "train")
+        base = Recipe.named(self.recipe) if self.recipe else Recipe()
+        recipe = _changed(base, {"seed": self.seed} | self.train, "train")
         if self.prune is None:
             return recipe
         changes = {name: value for name, value in self.prune.items() if name != "keep"}
-        return self._changed(recipe, {"beta_warmup": 0.0} | changes, "prune")
-
-    def _recipe(self, base: str | None, table: str) -> Recipe:
-        """Returns a recipe of the library with the changes in a table, "train" or "first"."""
-        changes = {"seed": self.seed, **getattr(self, table)}
-        return self._changed(Recipe.named(base) if base else Recipe(), changes, table)
-
-    @staticmethod
-    def _changed(recipe: Recipe, changes: dict[str, Any], table: str) -> Recipe:
-        try:
-            return recipe.but(**{k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()})
-        except ValueError as error:
-            if isinstance(error.__context__, ValidationError):  # worded for a recipe that stands alone
-                raise ValueError(explain(error.__context__, Recipe, table)) from None
-            raise
+        return _changed(recipe, {"beta_warmup": 0.0} | changes, "prune")
 
     def but(self, **changes: Any) -> Self:
         """Returns a copy with some fields changed; tables are merged.
@@ -191,23 +168,15 @@ class Job(BaseModel):
 
     def before(self) -> "Job | None":
         """Returns the training that comes first, if there is one: of the network to prune, or of the plain one."""
+        fields = self.model_dump(exclude_unset=True)
         if self.prune is not None:
-            return Job(**(self.model_dump(exclude_unset=True) | {"prune": None}))
+            return Job(**(fields | {"prune": None}))
         if self.first is None:
             return None
-        self._recipe(None, "first")  # errors name `first`, not the `train` of the other job
-        fields = {
-            "method": "sgd",
-            "method_options": {},
-            "posterior": "mixture",
-            "sampling": {},
-            "first": None,
-            "fallback": None,
-            "samples": type(self).model_fields["samples"].default,  # a plain network has no draws: all share its run
-            "recipe": None,
-            "train": self.first,
-        }
-        return Job(**(self.model_dump(exclude_unset=True) | fields))
+        _changed(Recipe(), self.first, "first")  # errors name `first`, not the `train` of the other job
+        of_method = ("method_options", "posterior", "sampling", "first", "fallback", "samples", "recipe")
+        fields |= {name: type(self).model_fields[name].default for name in of_method}
+        return Job(**(fields | {"method": "sgd", "train": self.first}))
 
     @property
     def key(self) -> str:
@@ -222,6 +191,16 @@ class Job(BaseModel):
     def to_toml(self) -> str:
         """Returns the fields that are set; `from_toml` gives back an equal job."""
         return to_toml(self.model_dump(exclude_unset=True))
+
+
+def _changed(recipe: Recipe, changes: dict[str, Any], table: str) -> Recipe:
+    """Returns a recipe with the changes in a table of the job, which errors name."""
+    try:
+        return recipe.but(**{k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()})
+    except ValueError as error:
+        if isinstance(error.__context__, ValidationError):  # worded for a recipe that stands alone
+            raise ValueError(explain(error.__context__, Recipe, table)) from None
+        raise
 
 
 def meanings() -> dict[str, str]:
@@ -247,28 +226,3 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def short_hash(fields: dict[str, Any]) -> str:
     """Returns 12 hexadecimal digits of the SHA-256 of some plain data."""
     return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _check_names(fields: dict[str, Any]) -> None:
-    """Raises for a field that a job does not have, and for a seed in the wrong place."""
-    for name, value in fields.items():
-        if name not in Job.model_fields:
-            remedy = did_you_mean(name, meanings().values(), meanings(), otherwise="Leave it out.")
-            raise ValueError(complaint(name, "a field of a job", repr(value), remedy))
-    for table in ("train", "first", "method_options", "sampling", "prune"):
-        if isinstance(given := fields.get(table), dict) and "seed" in given:
-            expected = f"absent: the seed of a job also decides its first weights and stands outside {table}"
-            remedy = f"Set seed = {given['seed']} instead (--set seed={given['seed']})."
-            raise ValueError(complaint(f"{table}.seed", expected, given["seed"], remedy))
-
-
-def _check_plain(name: str, value: Any) -> None:
-    """Raises for options that a TOML file cannot hold: dates, NaN, tables in lists."""
-    if isinstance(value, dict):
-        for key, entry in value.items():
-            _check_plain(f"{name}.{key}", entry)
-        return
-    for entry in value if isinstance(value, list) else [value]:
-        if not isinstance(entry, str | int | float) or (isinstance(entry, float) and not math.isfinite(entry)):
-            expected = "text, a finite number, true or false, or a list of these"
-            raise ValueError(complaint(name, expected, repr(entry), "Pass it as one of these."))

@@ -1,13 +1,13 @@
 """Trains and evaluates a job into a run folder, and reads run folders back."""
 
-import copy
 import logging
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -16,7 +16,7 @@ from ibnn.data import TABLES, Images, Points, Standardisation
 from ibnn.diagnosis import diagnose
 from ibnn.errors import DamagedError, complaint
 from ibnn.files.saving import save_pretrained
-from ibnn.lab.evaluation import Evaluation, evaluate, scores_of
+from ibnn.lab.evaluation import evaluate, scores_of
 from ibnn.lab.job import Job
 from ibnn.lab.methods import METHODS
 from ibnn.lab.parts import Splits, architecture, make_method, prepare
@@ -86,26 +86,38 @@ def run(
         history = _train(job, model, splits, home, quiet)
         how = None if job.prune else architecture(job, len(splits.whole.classes), splits.units)
         save_pretrained(model, home.path, architecture=how)  # type: ignore[arg-type]
-        measured = evaluate(
-            model,
-            splits.whole,
-            splits.valid,
-            samples=job.samples,
-            fallback=job.fallback,
-            data_folder=data_folder,
-        )
-        home.write_tensors(ANSWERS, measured.answers)
-        spent = costs(job, model, history, spent)
+        options: dict[str, Any] = {"samples": job.samples, "fallback": job.fallback, "data_folder": data_folder}
+        measured = evaluate(model, splits.whole, splits.valid, **options)
+        home.write(ANSWERS, safetensors.torch.save(measured.answers))
         if facts and splits.valid is not None:
             facts["pruned"]["held_out"].append(scores_of(model, splits.valid, samples=job.samples))
-        return home.finish(_result(job, model, history, measured, splits, spent) | facts)
+        if job.has_code:
+            shape = list(splits.train[0][0].shape)
+            facts["probe"] = {"shape": shape, "outputs": _probed(model, shape, splits.units)}
+        kept = f" {job.prune['keep']:.0%}" if job.prune else ""
+        return home.finish(
+            {
+                "name": f"{job.method} {job.net}{kept} {job.data} seed {job.seed}",
+                "job": job.model_dump(exclude_unset=True),
+                **measured.result,
+                "costs": costs(job, model, history, spent),
+                "diagnosis": history.summary,
+                "training": _training(history),
+                "classes": list(splits.whole.classes),
+                "provenance": versions(),
+                **facts,
+            }
+        )
 
 
 def _begin(job: Job, splits: Splits, home: RunFolder) -> None:
-    """Writes what a run was begun with; job.toml first, which makes the folder one of a run."""
+    """Writes what a run is begun with; job.toml first, which makes the folder one of a run."""
     home.write(JOB, job.to_toml().encode())
     if splits.units is not None and splits.units.sha256 is not None:
-        _keep_units(splits.units, home)
+        if home.has(TABLE) and _read_units(home).sha256 != splits.units.sha256:
+            got = f"{home.path}, which was begun before the table changed"
+            raise ValueError(complaint("folder", "a new one, or one of this table", got, "Start anew: --fresh."))
+        home.write(TABLE, f"{splits.units.to_json()}\n".encode())
 
 
 def _pruned(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainable, dict[str, Any]]:
@@ -115,17 +127,13 @@ def _pruned(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainab
     assert job.prune is not None
     held_out = [] if splits.valid is None else [scores_of(dense, splits.valid, samples=job.samples)]
     dense.set_posterior()  # the moments of a bank
-    found = prune(dense, _as_they_are(splits.train), job.prune["keep"], seed=job.seed, quiet=quiet)
+    found = prune(dense, _unaugmented(splits.train), job.prune["keep"], seed=job.seed, quiet=quiet)
     sizes = [size._asdict() for size in (found.before, found.after)]
     return found.model, {"pruned": {"sizes": sizes, "held_out": held_out}}
 
 
-def _as_they_are(train: Images | Points) -> Images | Points:
-    """Returns training data without augmentation."""
-    train = copy.copy(train)
-    if isinstance(train, Images):
-        train.augment = False
-    return train
+def _unaugmented(train: Images | Points) -> Images | Points:
+    return Images(train.data, mean=train.mean, std=train.std) if isinstance(train, Images) else train
 
 
 def _train(job: Job, model: Trainable, splits: Splits, home: RunFolder, quiet: bool) -> History:
@@ -133,7 +141,7 @@ def _train(job: Job, model: Trainable, splits: Splits, home: RunFolder, quiet: b
     history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
     if job.posterior == "mixture":
         return history
-    ours, train = cast(IBNN, model), _as_they_are(splits.train)  # the likelihood is of these
+    ours, train = cast(IBNN, model), _unaugmented(splits.train)  # the likelihood is of these
     options: dict[str, Any] = {"run_dir": home.path / "chains", "progress": not quiet, "seed": job.seed}
     found = sample(ours, train, cast(Sampler, job.posterior), **options, **job.sampling)
     fit_novelty_if_possible(ours, train, splits.valid, seed=job.seed)
@@ -141,21 +149,6 @@ def _train(job: Job, model: Trainable, splits: Splits, home: RunFolder, quiet: b
     if not quiet:
         print(summary, file=sys.stderr, flush=True)  # as `fit` shows its own
     return replace(history, summary=summary, seconds=history.seconds + found.seconds)
-
-
-def _result(
-    job: Job, model: Trainable, history: History, measured: Evaluation, splits: Splits, spent: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns the content of result.json."""
-    kept = f" {job.prune['keep']:.0%}" if job.prune else ""
-    name = f"{job.method} {job.net}{kept} {job.data} seed {job.seed}"
-    result = {"name": name, "job": job.model_dump(exclude_unset=True)}
-    result |= measured.result | {"costs": spent, "diagnosis": history.summary, "training": _training(history)}
-    result |= {"classes": list(splits.whole.classes), "provenance": versions()}
-    if job.has_code:
-        shape = list(splits.train[0][0].shape)
-        result["probe"] = {"shape": shape, "outputs": _probed(model, shape, splits.units)}
-    return result
 
 
 def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -200,27 +193,18 @@ def finished(job: Job, home: RunFolder) -> dict[str, Any] | None:
     if not home.begun:
         home.check_free()
         return None
-    if (saved := job_of(home)) != job:
+    if (saved := _job_of(home)) != job:
         got = f"{home.path}, one of another job ({saved.net}, {saved.data}, {saved.method}, seed {saved.seed})"
         raise ValueError(complaint("folder", "a new one, or one of this job", got, "Choose another folder."))
     return home.result if home.has(RESULT) else None
 
 
-def job_of(home: RunFolder) -> Job:
-    """Returns the job of a run folder."""
-    fields = home.job()
+def _job_of(home: RunFolder) -> Job:
+    text = home.text(JOB)
     try:
-        return Job(**fields)
+        return Job.from_toml(text)
     except ValueError as error:
         raise DamagedError(f"{home.path / JOB} is no job of this version of ibnn. {error}") from None
-
-
-def _keep_units(units: Standardisation, home: RunFolder) -> None:
-    """Writes the units of a table to the run folder; raises if the run was begun with another table."""
-    if home.has(TABLE) and _read_units(home).sha256 != units.sha256:
-        got = f"{home.path}, which was begun before the table changed"
-        raise ValueError(complaint("folder", "a new one, or one of this table", got, "Start anew: --fresh."))
-    home.write(TABLE, f"{units.to_json()}\n".encode())
 
 
 def _read_units(home: RunFolder) -> Standardisation:
@@ -230,17 +214,7 @@ def _read_units(home: RunFolder) -> Standardisation:
         raise DamagedError(f"{home.path / TABLE} is damaged: {error}") from error
 
 
-@torch.no_grad()
-def _probed(model: Trainable, shape: list[int], units: Standardisation | None) -> list[float]:
-    """Returns a trained method's outputs for made-up examples, which changed code of its network would change."""
-    x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)) if units is None else units.made_up(4)
-    device = next(model.parameters()).device
-    found: list[float] = model.eval().draw_logits(x.to(device), 1, 0).mean(0).flatten().tolist()
-    return found
-
-
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A finished run, read back; of points also their `units`."""
 
     job: Job
@@ -259,10 +233,10 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
     """
     home = RunFolder(Path(folder))
     home.require()
-    job, result = job_of(home), home.result
+    job, result = _job_of(home), home.result
     if job.has_code and not trust_code:
-        got = f"one whose network is code, {job.net}"
         remedy = "If you trust that module of the current folder, pass --trust-code (trust_code=True) to import it."
+        got = f"one whose network is code, {job.net}"
         raise ValueError(complaint("folder", "a run of a network of the library", got, remedy))
     units = _read_units(home) if job.has_file else TABLES[job.data].units if job.data in TABLES else None
     model, state = make_method(job, len(result["classes"]), units=units), home.model_state()
@@ -270,24 +244,27 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
         if job.prune is not None:
             resize(cast(IBNN, model), state)
         model.load_state_dict(state)
+        if job.has_code:
+            _check_code(model, result["probe"], units)
     except RuntimeError as error:
         if not job.has_code:
             raise
-        raise _other_code(job, f"other weights ({str(error).splitlines()[-1].strip()})") from error
-    if job.has_code:
-        _check_code(job, model, result.get("probe", {}), units)
+        got, remedy = f"another ({str(error).splitlines()[-1].strip()})", "Bring the old code back, or train anew."
+        raise ValueError(complaint("net", f"{job.net} as it was when the run was trained", got, remedy)) from error
     return Run(job, model.eval(), result, units)
 
 
-def _check_code(job: Job, model: Trainable, probe: dict[str, Any], units: Standardisation | None) -> None:
+def _check_code(model: Trainable, probe: dict[str, Any], units: Standardisation | None) -> None:
     """Raises if the network's code does not give the outputs that it gave at the end of training."""
-    stored = torch.tensor(probe.get("outputs", []))
-    found = torch.tensor(_probed(model, probe.get("shape", []), units))
-    rounding = 1e-3 * stored.abs().amax() if len(stored) else 0
-    if found.shape != stored.shape or not bool(((found - stored).abs() <= rounding).all()):
-        raise _other_code(job, "the same weights answer otherwise")
+    stored, found = torch.tensor(probe["outputs"]), torch.tensor(_probed(model, probe["shape"], units))
+    if found.shape != stored.shape or not bool(((found - stored).abs() <= 1e-3 * stored.abs().amax()).all()):
+        raise RuntimeError("the same weights answer otherwise")
 
 
-def _other_code(job: Job, got: str) -> ValueError:
-    remedy = "Bring the code of that time back, or train anew."
-    return ValueError(complaint("net", f"{job.net} as it was when the run was trained", f"another ({got})", remedy))
+@torch.no_grad()
+def _probed(model: Trainable, shape: list[int], units: Standardisation | None) -> list[float]:
+    """Returns a trained method's outputs for made-up examples, which changed code of its network would change."""
+    x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)) if units is None else units.made_up(4)
+    device = next(model.parameters()).device
+    found: list[float] = model.eval().draw_logits(x.to(device), 1, 0).mean(0).flatten().tolist()
+    return found

@@ -1,9 +1,8 @@
 """Makes the parts of a job: its data, the same for all seeds, and its untrained network and method."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
@@ -23,19 +22,19 @@ from ibnn.nets.dense import Affine
 from ibnn.training.trainable import Trainable
 
 State = dict[str, Tensor]
+Units = data.Standardisation | None
 
 
-@dataclass(frozen=True)
-class Splits:
+class Splits(NamedTuple):
     """Training data, held-out data to choose by, and the whole set with its test part; of points also their units."""
 
     train: data.Images | data.Points
     valid: data.Images | data.Points | None
     whole: data.DataSet | data.Table | data.FileTable
-    units: data.Standardisation | None = None
+    units: Units = None
 
 
-def make_data(job: Job, folder: str | Path | None = None, units: data.Standardisation | None = None) -> Splits:
+def make_data(job: Job, folder: str | Path | None = None, units: Units = None) -> Splits:
     """Returns the splits of a job.
 
     Args:
@@ -43,13 +42,18 @@ def make_data(job: Job, folder: str | Path | None = None, units: data.Standardis
         folder: Where data sets are; see `ibnn.data.load`.
         units: Those of a finished run on a .csv file; the file must not have changed since.
     """
+    check_data(job.data, folder)
     if job.augment and (job.data in data.TABLES or job.has_file):
         raise ValueError(complaint("augment", "false for points", "true", "Leave it out."))
     if job.data in data.TABLES:
-        return _points(job, data.TABLES[job.data])
-    check_data(job.data, folder)
+        drawn = data.TABLES[job.data]
+        return Splits(*drawn.split(job.examples, job.valid), drawn, drawn.units)
     if job.has_file:
-        return _rows_of_file(job, folder, units)
+        options: dict[str, Any] = {"task": job.task, "ignore": job.ignore, "test_share": job.test_share}
+        options |= {"name": job.data, "sha256": units.sha256 if units else None}
+        table = data.read_table(_file(job.data, folder), str(job.target), **options)
+        points, held_points = table.split(job.examples, job.valid)
+        return Splits(points, held_points, table, units or table.units(points))
     whole = data.load(job.data, folder, size=_side(job))
     train, held_out = whole.train, None
     if job.examples is not None:
@@ -62,28 +66,9 @@ def make_data(job: Job, folder: str | Path | None = None, units: data.Standardis
     return Splits(images, data.Images(held_out, mean=whole.mean, std=whole.std) if held_out else None, whole)
 
 
-def _points(job: Job, table: data.Table) -> Splits:
-    """Holds out the last points: they are in random order."""
-    drawn = table.draw(job.examples)
-    if job.valid >= len(drawn):
-        raise ValueError(complaint("valid", f"below the {len(drawn)} points", job.valid, "Pass a larger examples."))
-    cut = len(drawn) - job.valid
-    train, held_out = (data.Points(drawn.x[part], drawn.y[part]) for part in (slice(cut), slice(cut, None)))
-    return Splits(train, held_out if job.valid else None, table, table.units)
-
-
-def _rows_of_file(job: Job, folder: str | Path | None, units: data.Standardisation | None) -> Splits:
-    assert job.target is not None, "checked"
-    options = {"task": job.task, "ignore": job.ignore, "test_share": job.test_share}
-    sha256 = units.sha256 if units else None
-    table = data.read_table(_file(job.data, folder), job.target, name=job.data, sha256=sha256, **options)  # type: ignore[arg-type]
-    train, held_out = table.split(job.examples, job.valid)
-    return Splits(train, held_out, table, units or table.units(train))
-
-
 def _file(name: str, folder: str | Path | None) -> Path:
     """Returns the path of a .csv file in the current folder or else in the data folder."""
-    return next((path for path in (Path(name), data_folder(folder) / name) if path.is_file()), Path(name))
+    return Path(name) if Path(name).is_file() else data_folder(folder) / name
 
 
 def check_data(name: str, folder: str | Path | None = None) -> None:
@@ -114,9 +99,7 @@ def _side(job: Job) -> int:
     return side
 
 
-def make_method(
-    job: Job, classes: int, start: State | None = None, units: data.Standardisation | None = None
-) -> Trainable:
+def make_method(job: Job, classes: int, start: State | None = None, units: Units = None) -> Trainable:
     """Returns the untrained method of a job.
 
     Args:
@@ -127,23 +110,20 @@ def make_method(
     """
     units = data.TABLES[job.data].units if job.data in data.TABLES else units
     if job.has_file and units is None:
-        remedy = "Pass those of make_data(job).units."
-        raise ValueError(complaint("units", f"those of the columns of {job.data}", "none", remedy))
+        raise ValueError(complaint("units", f"those of {job.data}", "none", "Pass those of make_data(job).units."))
     options: dict[str, Any] = {"seed": job.seed} if job.method == "ibnn" else {}
     if units and units.target:
         scale = units.target.scale
         options["likelihood"] = Gaussian(init_std=units.target.noise / scale, location=units.target.centre, scale=scale)
     options |= job.method_options
     try:
-        return METHODS[job.method].build(lambda member: _make_net(job, classes, start, units, member), **options)
+        return METHODS[job.method].build(lambda member: _make_net(job, classes, units, start, member), **options)
     except TypeError as error:
         remedy = f"Leave out what {job.method!r} does not have."
         raise ValueError(complaint("method_options", f"those of {job.method!r}", options, remedy)) from error
 
 
-def _make_net(
-    job: Job, classes: int, start: State | None, units: data.Standardisation | None, member: int = 0
-) -> nn.Module:
+def _make_net(job: Job, classes: int, units: Units, start: State | None = None, member: int = 0) -> nn.Module:
     """Returns the plain network of a job; one for points takes their own units."""
     with generators_restored():
         seed_generators(job.seed, member)
@@ -158,23 +138,19 @@ def _make_net(
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def architecture(job: Job, classes: int, units: data.Standardisation | None) -> dict[str, Any] | list[dict[str, Any]]:
+def architecture(job: Job, classes: int, units: Units) -> dict[str, Any] | list[dict[str, Any]]:
     """Returns how `ibnn.load` builds the plain network of a job (see `save_pretrained`)."""
     named: dict[str, Any] = {"name": job.net, "options": {"classes": classes or 1, **_net_options(job, units)}}
     if units is None:
         return named
-    return [
-        {"name": "affine", "options": {"scale": part.scale.tolist(), "shift": part.shift.tolist()}}
-        if isinstance(part, Affine)
-        else named
-        for part in _make_net(job, classes, None, units=units).children()
-    ]
+    affine: Any = next(_make_net(job, classes, units).children())
+    return [{"name": "affine", "options": {"scale": affine.scale.tolist(), "shift": affine.shift.tolist()}}, named]
 
 
-def _net_options(job: Job, units: data.Standardisation | None) -> dict[str, Any]:
+def _net_options(job: Job, units: Units) -> dict[str, Any]:
     """Returns the network's options, with the inputs of a table unless the job sets them."""
-    asked = units is not None and (job.net == "mlp" or (job.has_code and takes(job.net, "inputs")))
-    return ({"inputs": len(units.columns)} if asked and units else {}) | job.net_options
+    asked = units and (job.net == "mlp" or (job.has_code and takes(job.net, "inputs")))
+    return ({"inputs": len(units.columns)} if units and asked else {}) | job.net_options
 
 
 def prepare(job: Job, folder: str | Path | None = None, splits: Splits | None = None) -> tuple[Splits, Trainable]:
@@ -200,8 +176,7 @@ def check_weights(job: Job) -> None:
 
 def _check_net(job: Job, splits: Splits, start: State | None) -> None:
     """Passes one example through the network; raises if it does not fit the data or the weights to start from."""
-    outputs = len(splits.whole.classes) or 1
-    net = _make_net(job, len(splits.whole.classes), None, splits.units).eval()
+    outputs, net = len(splits.whole.classes) or 1, _make_net(job, len(splits.whole.classes), splits.units).eval()
     try:
         net.load_state_dict(start or net.state_dict())
     except RuntimeError as error:
@@ -211,19 +186,13 @@ def _check_net(job: Job, splits: Splits, start: State | None) -> None:
     x, _ = splits.train.__getitems__([0])
     try:
         with generators_restored(), torch.no_grad():
-            output = net(x)
+            shape = tuple(logits_of(net(x)).shape)
     except Exception as error:
         expected = f"a network for examples of shape {tuple(x.shape[1:])}, which {job.data} has"
-        if job.has_code:
-            got = f"{job.net}, which stops: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            raise ValueError(complaint("net", expected, got, "Mend it, or choose another.")) from error
-        if not isinstance(error, RuntimeError):
-            raise
-        got = f"{job.net!r} for {nets.input_shape(job.net, **_net_options(job, splits.units))}"
+        got = f"{job.net!r}, which stops: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         remedy = f'Choose another; net = "mlp" with net_options.inputs = {x.numel()} takes them.'
         raise ValueError(complaint("net", expected, got, remedy)) from error
-    shape = tuple(logits_of(output).shape)
-    if job.has_code and shape != (1, outputs):
+    if shape != (1, outputs):
         expected = f"a network with an output of shape (1, {outputs}) for one example"
         remedy = "Give it as many outputs as its function is called with."
         raise ValueError(complaint("net", expected, f"{job.net} with an output of shape {shape}", remedy))

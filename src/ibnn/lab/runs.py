@@ -9,7 +9,6 @@ finished. It is sealed, and holds the SHA-256 of the other files. Nothing is pic
 
 import os
 import platform
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ import torch
 from torch import Tensor
 
 from ibnn._version import __version__
-from ibnn.errors import DamagedError, complaint
+from ibnn.errors import complaint
 from ibnn.files import model_folder, sealed
-from ibnn.files.atomic import locked, read_text, read_toml, write_atomically
+from ibnn.files.atomic import locked, read_text, write_atomically
 from ibnn.network import NUMBERS
 
 CONFIG, JOB, TABLE, RECIPE, HISTORY = "config.json", "job.toml", "table.json", "recipe.toml", "history.csv"
@@ -46,18 +45,14 @@ def versions() -> dict[str, Any]:
 class RunFolder:
     """A run folder, which need not exist yet.
 
-    >>> import tempfile, torch
+    >>> import tempfile
     >>> folder = RunFolder(Path(tempfile.mkdtemp()) / "run")
     >>> folder.write(JOB, b'net = "mlp"')
-    >>> folder.write_tensors(ANSWERS, {"labels": torch.ones(2)})
-    >>> result = folder.finish({"name": "mine", "scores": {}})
-    >>> sorted(result["sha256"]), RunFolder(folder.path).answers()["labels"].tolist()
-    (['answers.safetensors', 'job.toml'], [1.0, 1.0])
+    >>> sorted(folder.finish({"name": "mine", "scores": {}})["sha256"]), folder.text(JOB)
+    (['job.toml'], 'net = "mlp"')
     """
 
     path: Path
-
-    # ------------------------------------------------------------------------------------------------------- writing
 
     def lock(self, *, wait: bool = True, note: Callable[[str], None] | None = None) -> AbstractContextManager[bool]:
         """Keeps other processes from writing the folder; see `ibnn.files.atomic.locked`.
@@ -77,10 +72,6 @@ class RunFolder:
         """Writes a file, whole or not at all."""
         write_atomically(self.path / name, content)
 
-    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Writes a safetensors file."""
-        self.write(name, safetensors.torch.save({key: value.contiguous() for key, value in tensors.items()}))
-
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Writes result.json with the checksums of the other files, removes the checkpoints, returns its content."""
         content = {**result, "sha256": {name: self.checksum(name) for name in _CHECKED if self.has(name)}}
@@ -91,8 +82,7 @@ class RunFolder:
     def clear(self) -> None:
         """Removes what a run has written, and nothing else, if one was begun here; hold the lock."""
         if self.begun:
-            self._remove(_WRITTEN)
-            (self.path / JOB).unlink()  # last: until then the other files are the run's
+            self._remove([*_WRITTEN, JOB])  # job.toml last: until then the other files are the run's
 
     def check_free(self) -> None:
         """Raises a ValueError if no run was begun here, and one would replace files."""
@@ -107,9 +97,7 @@ class RunFolder:
 
     def _remove(self, patterns: Sequence[str]) -> None:
         for path in self._found(patterns):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    # ------------------------------------------------------------------------------------------------------- reading
+            path.unlink()
 
     def has(self, *names: str) -> bool:
         """Whether the files exist."""
@@ -137,28 +125,17 @@ class RunFolder:
         """The content of result.json."""
         return sealed.read_json(self.path / RESULT, remedy=_AGAIN)
 
-    def job(self) -> dict[str, Any]:
-        """Reads the fields of job.toml."""
-        self._verify(JOB)
-        try:
-            return read_toml(self.path / JOB)
-        except ValueError as error:  # of a run that has not finished: there is no checksum yet
-            raise DamagedError(str(error)) from None
-
     def text(self, name: str) -> str:
         """Reads the text of a file."""
-        self._verify(name)
-        return read_text(self.path / name)
+        return read_text(self._verified(name))
 
     def answers(self) -> dict[str, Tensor]:
         """Reads the answers for the test set."""
-        self._verify(ANSWERS)
-        return safetensors.torch.load_file(self.path / ANSWERS)
+        return safetensors.torch.load_file(self._verified(ANSWERS))
 
     def model_state(self) -> dict[str, Tensor]:
         """Reads the state dict of the trained model."""
-        self._verify(CONFIG)
-        config = model_folder.read_config(self.path)
+        config = model_folder.read_config(self._verified(CONFIG).parent)
         numbers = {name: config[name] for name in NUMBERS if config.get(name) is not None}
         tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
         return tensors | model_folder.read_tensors(self.path, config)
@@ -167,8 +144,9 @@ class RunFolder:
         """Returns the SHA-256 of a file."""
         return sealed.checksum(self.path / name)
 
-    def _verify(self, name: str) -> None:
-        """Raises unless a file exists and, if the run has finished, is as it was then."""
+    def _verified(self, name: str) -> Path:
+        """Returns the path of a file; raises unless it exists and, if the run has finished, is as it was then."""
         self.require([name])
         if self.has(RESULT):
             sealed.verify(self.path / name, self.result["sha256"].get(name, ""), remedy=_AGAIN)
+        return self.path / name
