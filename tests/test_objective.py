@@ -5,22 +5,27 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from ibnn.likelihood import Terms
-from ibnn.objective import check_weights, elbo
+import ibnn
+from ibnn.mixture import entropy_bound
+from ibnn.objective import check_weights
 
 WEIGHTS: dict[str, Any] = {"n_data": 10, "data": 4, "samples": 1, "beta": 1.0, "gamma": 0.0}
 
 
 @pytest.mark.parametrize(("beta", "gamma"), [(1.0, 0.0), (0.5, 0.25), (0.0, 2.0), (0.0, 0.0)])
 def test_kl_and_entropy_are_divided_by_the_training_set_and_nll_is_not(beta: float, gamma: float) -> None:
-    loss, kl, entropy = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (1.7, 30.0, 8.0))
-    nll, count = torch.tensor(1.2), torch.tensor(4.0)
-    terms = elbo(Terms(loss, nll, count, count), kl, entropy, n_data=40, beta=beta, gamma=gamma)
-    assert terms.loss.item() == pytest.approx(1.7 + beta * 30 / 40 - gamma * 8 / 40, rel=1e-12)
-    assert (terms.nll, terms.kl, terms.entropy) == (nll, kl, entropy)  # as they came, not weighted
-    gradients = torch.autograd.grad(terms.loss, [loss, kl, entropy])
-    assert [g.item() for g in gradients] == pytest.approx([1.0, beta / 40, -gamma / 40])
+    model = ibnn.convert(nn.Linear(3, 2).double(), components=2, seed=0)
+    x, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0])
+    found, kl = model.elbo(x, y, n_data=40, beta=beta, gamma=gamma), model.kl()
+    entropy = entropy_bound(model.posterior()) if gamma else torch.zeros_like(kl)
+    assert (found.kl.item(), found.entropy.item()) == (kl.item(), entropy.item())  # not weighted
+    assert found.loss.item() == pytest.approx((found.nll + (beta * kl - gamma * entropy) / 40).item(), rel=1e-12)
+    parameters = list(model.parameters())
+    gradient = torch.autograd.grad(found.loss, parameters, retain_graph=True)
+    expected = torch.autograd.grad(found.nll + (beta * found.kl - gamma * found.entropy) / 40, parameters)
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(gradient, expected, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ OF_NETWORK = (
     "device",
     "dtype",
     "generation_config",
-    "main_input_name",
     "loss_type",
-)  # found on the model, too
+    "main_input_name",
+)  # the model has them, too
 HINTS = {
     "fit": "Call ibnn.fit(model, train, valid).",
     "calibrate": "Call ibnn.calibrate(model, valid).",
@@ -88,22 +88,20 @@ class IBNN(nn.Module):
         logits: Which part of the network's output that is: a path, a function, or None for all of it.
         latents: Latents by the name of their layer, in the order of the nodes.
         components: K.
-        prior_std: s, standard deviation of the prior of every latent; like `gradient_scale` a plain number that is
-            part of the state dict.
-        prior_factors: Of each layer, (layers,), a buffer: its prior's standard deviation is s times this.
+        prior_std: s, standard deviation of the prior of every latent.
+        prior_factors: Factors on s, one for each layer, (layers,).
         draws: What a factor of a convolution's input is drawn for: "channel", "unit" or "both".
         where: Which nodes of layers have latents: those of their "input", their "output" or "both".
         bias_latents: Whether biases have latents: "none", one for each "layer", or one for each "node".
-        unit_std: τ of each layer, (layers,), a buffer: standard deviation of the factors of single units.
-        bank: Samples of z that are the posterior in place of the mixture, (K, S, nodes), a buffer (see `ibnn.sample`);
-            None where there are none.
+        unit_std: τ of each layer, (layers,): standard deviation of the factors of single units.
+        bank: Samples of z that replace the mixture as posterior, (K, S, nodes), see `ibnn.sample`; or None.
         kl_kind: Which KL `kl` and `elbo` use.
         eval_samples: Draws per component in eval mode; 0 stands for the K networks at the component means.
         eval_seed: Seed of those draws.
         gradient_scale: Factor on the latents' gradients; `parameter_groups` sets it to K.
-        seed: Decides every draw of training (a buffer, so that it is saved).
-        examples: How many training examples have been drawn for so far (a buffer); with `seed` it addresses the next
-            draws, so a restored state dict goes on exactly where it stopped.
+        seed: Decides every draw of training.
+        examples: How many training examples have been drawn for so far. With `seed` it addresses the next draws, so a
+            restored state dict goes on exactly where it stopped.
         reference: Statistics of known inputs (see `ibnn.fit_novelty`); None without them, and after more training.
         held_out: Distances of held-out targets from answers (see `ibnn.conformalize`); None without them, and after any
             change of the posterior.
@@ -148,11 +146,11 @@ class IBNN(nn.Module):
         self._searches = 0  # for the batch in layers' inputs
         self._targets_checked = False
         self._entries_per_value: float | None = None  # of a draw as rows; 0 if rows affect each other, None if unknown
-        device = next(net.parameters()).device
-        self.register_buffer("unit_std", torch.zeros(len(self.latents), device=device))
+        device, layers = next(net.parameters()).device, len(self.latents)
+        self.register_buffer("unit_std", torch.zeros(layers, device=device))
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
-        self.register_buffer("prior_factors", torch.ones(len(self.latents), device=device))
+        self.register_buffer("prior_factors", torch.ones(layers, device=device))
         self.register_buffer("bank", None)
         self.register_module("reference", None)
         self.register_module("held_out", None)
@@ -220,7 +218,7 @@ class IBNN(nn.Module):
         """
         if isinstance(unit_std, Tensor) and unit_std.dim():
             check.shape(
-                "unit_std", unit_std, tuple(self.unit_std.shape), remedy="Pass one for each layer, or a number."
+                "unit_std", unit_std, tuple(self.unit_std.shape), remedy="Pass one for each layer."
             )
         for name, value in (("std", std), ("unit_std", unit_std)):
             if value is not None and not bool((torch.as_tensor(value) >= 0).all()):
@@ -260,23 +258,22 @@ class IBNN(nn.Module):
         self.seed.fill_(seed)
         self.examples.zero_()
 
-    def kl(self, kind: KLKind | None = None) -> Tensor:
+    def kl(self, kind: KLKind | None = None, q: Mixture | None = None) -> Tensor:
         """KL of the posterior to the prior in nats, summed over nodes and layers. Divide by the training-set size only.
 
         Args:
             kind: "mean" (the paper's surrogate), "components" or "pairwise" (upper bounds: β = 1 gives a true lower
                 bound of the evidence), or "montecarlo" (unbiased, one draw per component); default `kl_kind`.
+            q: What `posterior` returned, if it is at hand.
         """
-        return self._kl(self.posterior(), kind or self.kl_kind)
-
-    def _kl(self, q: Mixture, kind: KLKind) -> Tensor:
+        kind, q = kind or self.kl_kind, q or self.posterior()
         if kind == "montecarlo":
             row = torch.arange(self.components, device=self.examples.device)
             eps = normals(address(self.seed, Space.KL, self.examples, row), self.nodes)
-            return mixture.kl_montecarlo(q, noise.prior_stds(self), eps)
+            return mixture.kl_montecarlo(q, prior_stds(self), eps)
         if kind not in mixture.CLOSED_FORMS:
             check.choice("kind", kind, get_args(KLKind))
-        return mixture.CLOSED_FORMS[kind](q, noise.prior_stds(self))
+        return mixture.CLOSED_FORMS[kind](q, prior_stds(self))
 
     def draw_each(
         self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
@@ -330,18 +327,17 @@ class IBNN(nn.Module):
         Given `labels`, networks that return their loss (Hugging Face's) do so in eval mode too, for all draws together.
         """
         call = (args, kwargs)
-        with (
-            nullcontext() if torch.compiler.is_compiling() else self._lock
-        ):  # the mode is that of the caller, not of a prediction in another thread
+        # locked: the mode is that of the caller, not of a prediction in another thread
+        with nullcontext() if torch.compiler.is_compiling() else self._lock:
             if self.training:
                 rows = batch_length(call)
                 self._forget()
                 output = self._run(call, self._training_draws(self.posterior(), rows))
                 self.examples.add_(rows)
                 return output
-            means_only = self.eval_samples == 0
-            drawn = Draws(self.posterior().mean) if means_only else self.draw_each(self.eval_samples, self.eval_seed)
-            combined = self.likelihood.combine(self._outputs(call, drawn))
+            samples = self.eval_samples
+            drawn = self.draw_each(samples, self.eval_seed) if samples else Draws(self.posterior().mean)
+            combined = self.likelihood.combine(torch.cat(list(self._each_output(call, drawn))))
             if kwargs.get("labels") is None or torch.compiler.is_compiling():
                 return combined
             from ibnn.labelled import with_loss
@@ -356,10 +352,8 @@ class IBNN(nn.Module):
             z: J draws of the latents, (J, nodes); or (J, B, nodes), a draw for each row.
             batch_size: Lets several draws for a few inputs pass as one batch of at most this many rows.
         """
-        return self._outputs(call_arguments(x), z if isinstance(z, Draws) else Draws(z), batch_size)
-
-    def _outputs(self, call: Call, drawn: Draws, batch_size: int | None = None) -> Tensor:
-        return torch.cat(list(self._each_output(call, drawn, batch_size)))
+        drawn = z if isinstance(z, Draws) else Draws(z)
+        return torch.cat(list(self._each_output(call_arguments(x), drawn, batch_size)))
 
     def _each_output(self, call: Call, drawn: Draws, batch_size: int | None = None) -> Iterator[Tensor]:
         """Yields what `outputs` returns, some draws at a time."""
@@ -538,11 +532,11 @@ class IBNN(nn.Module):
             self._targets_checked = True
         self._forget()
         terms = self.likelihood.terms(output, y if samples == 1 else repeat_rows(y, rows, samples))
-        kl = self._kl(q, self.kl_kind)
+        kl = self.kl(q=q)
         entropy = mixture.entropy_bound(q) if gamma else torch.zeros_like(kl)
         if part is None:
             self.examples.add_(rows)
-        return objective.elbo(terms, kl, entropy, n_data=n_data, beta=beta, gamma=gamma)
+        return objective.ELBO(terms.loss + (beta * kl - gamma * entropy) / n_data, terms.nll, kl, entropy)
 
     def parameter_groups(
         self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
@@ -686,13 +680,9 @@ class IBNN(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print` shows of the model."""
-        elsewhere = f", where={self.where!r}, bias_latents={self.bias_latents!r}"
-        return (
-            f"components={self.components}, nodes={self.nodes}, prior_std={self.prior_std}, kl={self.kl_kind!r}, "
-            f"draws={self.draws!r}, "
-            f"eval_samples={self.eval_samples}, eval_seed={self.eval_seed}"
-            f"{elsewhere if (self.where, self.bias_latents) != ('input', 'none') else ''}"
-        )
+        shown = ["components", "nodes", "prior_std", "kl_kind", "draws", "eval_samples", "eval_seed"]
+        shown += ["where", "bias_latents"] if (self.where, self.bias_latents) != ("input", "none") else []
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
 
 
 @contextmanager
@@ -724,6 +714,19 @@ def by_layer(model: IBNN, values: Tensor) -> list[tuple[str, Latent, Tensor]]:
     """Returns every layer's name, its latent, and its part of values (…, nodes)."""
     parts = values.split([latent.nodes for latent in model.latents.values()], dim=-1)
     return [(name, latent, part) for (name, latent), part in zip(model.latents.items(), parts, strict=True)]
+
+
+def by_node(model: IBNN, factors: Tensor) -> Tensor:
+    """Returns factors of layers' inputs (layers,) for every node, (nodes,): latents of outputs and biases have 1."""
+    parts = []
+    for latent, factor in zip(model.latents.values(), factors.unbind(), strict=True):
+        parts += [factor.expand(latent.inputs), factors.new_ones(latent.nodes - latent.inputs)]
+    return torch.cat(parts)
+
+
+def prior_stds(model: IBNN) -> Tensor | float:
+    """Returns the standard deviation of every node's prior, (nodes,): s times its layer's factor; s if all are 1."""
+    return model.prior_std if model.draws == "channel" else model.prior_std * by_node(model, model.prior_factors)
 
 
 def mean_latents(model: IBNN) -> Tensor:

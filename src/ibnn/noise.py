@@ -58,30 +58,9 @@ def depth_factor(latents: Iterable[Latent], draws: DrawsPer) -> float:
     return math.sqrt(LAYERS / sum(c > HARDLY or u > 0 for c, u in zip(channels, units, strict=True)))
 
 
-def by_node(latents: Iterable[Latent], factors: Tensor) -> Tensor:
-    """Returns factors of layers' inputs (layers,) for every node, (nodes,): latents of outputs and biases have 1.
-
-    >>> by_node([Latent(1, 2, axis=-1), Latent(1, 3, axis=-1)], torch.tensor([0.5, 1.0]))
-    tensor([0.5000, 0.5000, 1.0000, 1.0000, 1.0000])
-    """
-    parts = []
-    for latent, factor in zip(latents, factors.unbind(), strict=True):
-        parts.append(factor.expand(latent.inputs))
-        if latent.nodes > latent.inputs:
-            parts.append(factors.new_ones(latent.nodes - latent.inputs))
-    return torch.cat(parts)
-
-
 def initial_std(noise: Tensor) -> Tensor:
     """Returns the σ that a latent starts with, |N(0.05, 0.02²)|, from standard normals."""
     return (START + 0.02 * noise).abs()
-
-
-def prior_stds(model: "IBNN") -> Tensor | float:
-    """Returns the standard deviation of every node's prior, (nodes,): s times its layer's factor; s if all are 1."""
-    if model.draws == "channel":
-        return model.prior_std
-    return model.prior_std * by_node(model.latents.values(), model.prior_factors)
 
 
 def has_units(model: "IBNN") -> Tensor:

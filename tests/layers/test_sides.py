@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 import ibnn
 from ibnn.contrib.sides import OUTPUTS, Output, SidedLatent, register_output
 from ibnn.layers import registry as layers
-from ibnn.network import by_layer
-from ibnn.noise import depth_factor, divide_noise, prior_stds
+from ibnn.network import by_layer, prior_stds
+from ibnn.noise import depth_factor, divide_noise
 
 SINGLES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(4, 6), (B, 4)),

@@ -90,7 +90,7 @@ class Plain(nn.Module):
         terms, kl = self._terms(x, y, samples), self.kl()
         if part is None:
             self.examples.add_(batch_length(x))
-        return objective.elbo(terms, kl, torch.zeros_like(kl), n_data=n_data, beta=beta, gamma=0.0)
+        return objective.ELBO(terms.loss + beta * kl / n_data, terms.nll, kl, torch.zeros_like(kl))
 
     def kl(self) -> Tensor:
         """Returns the KL of the posterior to the prior in nats; 0 where there is no posterior."""

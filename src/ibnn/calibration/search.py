@@ -33,8 +33,8 @@ from ibnn.inputs import Inputs, check_rows, slice_rows, tree_map
 from ibnn.layers.explain import explaining_shapes
 from ibnn.likelihood import Bernoulli, Categorical, Heads, Likelihood, own_activation
 from ibnn.likelihood.temperature import PRICE, best_temperature, supported_temperature
-from ibnn.network import IBNN, by_layer, require_mixture
-from ibnn.noise import by_node, has_units, shares
+from ibnn.network import IBNN, by_layer, by_node, require_mixture
+from ibnn.noise import has_units, shares
 from ibnn.normal import Space, address, normals, numbered_words, words
 from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.prediction import explaining_cuts, refuse_nan
@@ -310,7 +310,7 @@ class _Outputs:
         if not self.trained:
             channels, units = torch.tensor(shares(model.latents.values(), model.draws)).to(self.mean)
             self.mean, self.unit_std = torch.ones_like(self.mean), units.to(model.unit_std)
-            self.std = by_node(model.latents.values(), channels).expand_as(self.mean).clone()
+            self.std = by_node(model, channels).expand_as(self.mean).clone()
 
     def set_noise(self, scale: float) -> None:
         """Sets the model's σ and τ."""

@@ -16,8 +16,7 @@ from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.likelihood import Categorical
 from ibnn.mixture import CLOSED_FORMS, Mixture
-from ibnn.network import IBNN
-from ibnn.noise import prior_stds
+from ibnn.network import IBNN, prior_stds
 from ibnn.prediction import JointPrediction
 
 __all__ = ["Diagnosis", "Finding", "LayerDiagnosis", "Severity", "diagnose"]

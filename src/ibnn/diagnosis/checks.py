@@ -16,8 +16,8 @@ from ibnn.autograd import inverse_softplus
 from ibnn.latent import Latent
 from ibnn.likelihood import Bernoulli, Categorical, own_activation
 from ibnn.mixture import Mixture, kl_components
-from ibnn.network import IBNN
-from ibnn.noise import initial_noise, initial_std, prior_stds
+from ibnn.network import IBNN, prior_stds
+from ibnn.noise import initial_noise, initial_std
 from ibnn.sampling.chains import MOST, disagreement, effective_size
 from ibnn.sampling.settings import FEWEST
 

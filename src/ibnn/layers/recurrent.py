@@ -126,24 +126,18 @@ def _direction(
     first: State,
     sizes: tuple[int, ...] | None,
     reverse: bool,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, Sequence[Tensor]]:
     """Returns the outputs of all steps, in the form of x (T, B, …) or packed (N, …), and the last state."""
     from ibnn.kernels import runs_here, scan
 
     weights: list[Any] = [own[name] for name in _WEIGHTS]
-    z_in: Tensor | None = z["weight_ih"]
-    if sizes or z["weight_ih"].dtype != x.dtype:  # rows of packed steps, or numbers to be cast, are multiplied first
-        x, z_in = scaled(x, z["weight_ih"]), None
-    state_z = z["weight_hh"].to(x.dtype)
+    z_in, z_state = z["weight_ih"], z["weight_hh"]
     lower = torch.is_autocast_enabled(x.device.type)  # the scan works in one precision, and in place
-    if not layer.proj_size and not lower and runs_here(x, z_in, state_z, *weights, *first):
-        rows = sizes or (x.shape[1],) * x.shape[0]
-        slow = partial(_slow, _step(layer), rows, reverse)
-        plan = scan.Plan(_kind(layer), rows, reverse, slow)
-        output, end = scan.scan(plan, x, z_in, state_z, weights, first)
-        return output if sizes else output.unflatten(0, x.shape[:2]), end
-    gates = F.linear(x if z_in is None else scaled(x, z_in), own["weight_ih"], own["bias_ih"])  # for all steps
-    product = _product(z["weight_hh"], own["weight_hh"], own["bias_hh"])
+    if not sizes and not layer.proj_size and not lower and runs_here(x, z_in, z_state, *weights, *first):
+        plan = scan.Plan(_kind(layer), reverse, partial(_slow, _step(layer), reverse))
+        return scan.scan(plan, x, z_in, z_state, weights, first)
+    gates = F.linear(scaled(x, z_in), own["weight_ih"], own["bias_ih"])  # for all steps
+    product = _product(z_state, own["weight_hh"], own["bias_hh"])
     project = _product(z["weight_hr"], own["weight_hr"], None) if layer.proj_size else None
     if torch.compiler.is_exporting() and not sizes:
         return _traced_scan(_step(layer), gates, first, product, project, reverse)
@@ -152,15 +146,11 @@ def _direction(
     return torch.cat(made) if sizes else torch.stack(made), end
 
 
-def _slow(
-    step: Step, sizes: tuple[int, ...], reverse: bool, x: Tensor, z_in: Tensor | None, z: Tensor, *more: Any
-) -> tuple[Tensor, ...]:
+def _slow(step: Step, reverse: bool, x: Tensor, z_in: Tensor, z: Tensor, *more: Any) -> tuple[Tensor, ...]:
     """Computes what `scan` does from the same tensors."""
     w, u, b, b_h, *state = more
-    x = x if z_in is None else x * z_in
-    gates = F.linear(x.flatten(0, -2), w, b).split(sizes)
-    made, end = _scan(step, gates, tuple(state), _product(z, u, b_h), None, reverse)
-    return torch.cat(made), *end
+    made, end = _scan(step, F.linear(x * z_in, w, b).unbind(), tuple(state), _product(z, u, b_h), None, reverse)
+    return torch.stack(made), *end
 
 
 def _kind(layer: nn.RNNBase) -> str:

@@ -18,8 +18,7 @@ from ibnn.batches import Source
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, check_rows, repeat_rows, slice_rows, tree_map
 from ibnn.layers.explain import explaining_shapes
-from ibnn.network import IBNN
-from ibnn.noise import prior_stds
+from ibnn.network import IBNN, prior_stds
 from ibnn.normal import Space, address, words
 
 PROBED = 32  # rows of a minibatch to try things on, where steps take all data

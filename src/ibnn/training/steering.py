@@ -20,8 +20,8 @@ from ibnn.batches import Source
 from ibnn.calibration import Calibration, calibrate
 from ibnn.likelihood import Heads, Likelihood
 from ibnn.likelihood.temperature import confidence, nll, supported_temperature
-from ibnn.network import IBNN
-from ibnn.noise import depth_factor, divide_noise, prior_stds
+from ibnn.network import IBNN, prior_stds
+from ibnn.noise import depth_factor, divide_noise
 from ibnn.training.data import HeldOut
 
 START = 0.6  # s at the start of training, as a part of the converted `prior_std`
