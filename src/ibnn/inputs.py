@@ -114,16 +114,6 @@ def repeat_rows(tensor: Tensor, rows: int, samples: int) -> Tensor:
     return tensor.repeat(samples, *[1] * (tensor.dim() - 1))
 
 
-def copies(tree: Any, rows: int, count: int) -> Any:
-    """Repeats a batch; copies of one image share their memory, so that convolutions recognise them."""
-
-    def copied(tensor: Tensor) -> Tensor:
-        one_image = rows == 1 and tensor.dim() > 3 and len(tensor) == 1
-        return tensor.expand(count, *tensor.shape[1:]) if one_image else repeat_rows(tensor, rows, count)
-
-    return tree_map(copied, tree)
-
-
 Pick = str | Callable[[Any], Any]  # which part of a network's output is predicted: a path such as "heads.age"
 
 

@@ -277,7 +277,7 @@ class Latent(nn.Module):
         z = self.broadcast(z, x, batch_axis)
         if units is None:
             return x * z
-        return x * (z * units.placed(x.shape, self.axis, batch_axis, self.copied).factors(x))
+        return x * (z * units.factors(x, self.axis, batch_axis, self.copied))
 
     def _held_factors(self, z: Tensor, units: Tensor, x: Tensor, batch_axis: int) -> Tensor:
         """Returns z ∘ u of the rows of J copies of a batch, from z (J, D) and u (J, D, …)."""

@@ -25,7 +25,6 @@ from ibnn.inputs import (
     batch_length,
     call_arguments,
     check_rows,
-    copies,
     evaluating,
     pick,
     repeat_rows,
@@ -217,9 +216,7 @@ class IBNN(nn.Module):
             unit_std: τ, a number, or one for each layer, (layers,); only layers whose units have factors take it.
         """
         if isinstance(unit_std, Tensor) and unit_std.dim():
-            check.shape(
-                "unit_std", unit_std, tuple(self.unit_std.shape), remedy="Pass one for each layer."
-            )
+            check.shape("unit_std", unit_std, tuple(self.unit_std.shape), remedy="Pass one for each layer.")
         for name, value in (("std", std), ("unit_std", unit_std)):
             if value is not None and not bool((torch.as_tensor(value) >= 0).all()):
                 raise ValueError(complaint(name, "not negative", value, "Pass 0 for no noise."))
@@ -374,8 +371,10 @@ class IBNN(nn.Module):
 
     def _rows_of_draws(self, call: Call, drawn: Draws, rows: int) -> Tensor:
         """Returns the outputs of J draws from one forward pass on J copies of the batch."""
-        output = self._read(self._run(copies(call, rows, len(drawn)), drawn.each_row(rows)))
-        return output.reshape(len(drawn), rows, *output.shape[1:])
+        count = drawn.z.shape[0]
+        repeated = tree_map(lambda tensor: repeat_rows(tensor, rows, count), call)
+        output = self._read(self._run(repeated, drawn.each_row(rows)))
+        return output.reshape(count, rows, *output.shape[1:])
 
     def _draws_at_once(self, call: Call, draw: Draws, most: int) -> int:
         """Returns how many draws pass as rows of one batch: several if rows are few, or the network computes little."""

@@ -8,7 +8,6 @@ image of a draw costs no more.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -64,42 +63,11 @@ class Units(NamedTuple):
     std: Tensor  # τ, ()
     at: Tensor  # words: (), one draw for all rows, or (R,), one for each
 
-    def placed(self, shape: Sequence[int], axis: int, batch_axis: int, copied: bool = False) -> "Placed":
-        """Returns the factors of an input of some shape; windows or copies of one example share them."""
-        at, view = self.at.reshape(-1), [1] * len(shape)
-        view[axis:] = shape[axis:]
-        if self.at.dim():
-            view[batch_axis] = shape[batch_axis]
-            times = shape[batch_axis] // at.shape[0]
-            many = at[None].expand(times, -1) if copied else at[:, None].expand(-1, times)
-            at = many.flatten() if times > 1 else at
-        return Placed(self.std, at, tuple(view))
-
-
-class Placed(NamedTuple):
-    """Unit factors that broadcast to an input."""
-
-    std: Tensor
-    at: Tensor  # (R,)
-    shape: tuple[int, ...]  # of the factors
-
-    def of_rows(self, rows: slice) -> "Placed":
-        """Returns the factors of some rows of an input."""
-        if self.shape[0] != self.at.shape[0] or self.shape[0] == 1:  # one for all, or the channels of an input alone
-            return self
-        at = self.at[rows]
-        return Placed(self.std, at, (at.shape[0], *self.shape[1:]))
-
-    def noise(self, like: Tensor) -> Tensor:
-        """Returns ε in the shape of the factors, in the dtype of an input, and in its memory format."""
-        entries = math.prod(self.shape) // self.at.shape[0]
-        noise = windows(self.at, entries).view(self.shape).to(like.dtype)
-        last = len(self.at) == self.shape[0] and not torch.compiler.is_compiling() and channels_last(like)
+    def noise(self, x: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Returns ε for some rows x of an input that has a row for each word, in their dtype and memory format."""
+        noise = windows(self.at[rows], x[0].numel()).view(x.shape).to(x.dtype)
+        last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()  # channels
         return noise.movedim(1, -1).contiguous().movedim(-1, 1) if last else noise
-
-    def factors(self, like: Tensor) -> Tensor:
-        """Returns u = 1 + τ ε like `noise`."""
-        return 1 + self.std.to(like.dtype) * self.noise(like)
 
     def times_(self, x: Tensor, noise: Tensor) -> Tensor:
         """Multiplies an input, which has a row for each word, by u in place."""
@@ -107,24 +75,24 @@ class Placed(NamedTuple):
             return x.addcmul_(x, noise, value=float(self.std))
         return x.addcmul_(x, noise * self.std.to(x.dtype))  # without waiting for the device
 
-
-def channels_last(x: Tensor) -> bool:
-    """Whether channels are last in memory."""
-    return not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+    def factors(self, x: Tensor, axis: int, batch_axis: int, copied: bool = False) -> Tensor:
+        """Returns u = 1 + τ ε, to be multiplied with any input; windows or copies of one example share them."""
+        at, shape = self.at.reshape(-1), [1] * x.dim()
+        shape[axis:] = x.shape[axis:]
+        if self.at.dim():
+            shape[batch_axis] = x.shape[batch_axis]
+            times = x.shape[batch_axis] // at.shape[0]
+            at = (at[None].expand(times, -1) if copied else at[:, None].expand(-1, times)).flatten()
+        noise = windows(at, math.prod(shape) // at.shape[0]).view(shape)
+        return 1 + self.std.to(x.dtype) * noise.to(x.dtype)
 
 
 class UnitFactors(nn.Module):
-    """Multiplies the input of a layer by the factors of one draw: in a plain network, what weights cannot hold.
+    """Multiplies the input of a layer by the factors of one draw: in a plain network, what weights cannot hold."""
 
-    Attributes:
-        std: τ.
-        at: The draw's word.
-        factors: u of the last input, (C, …): made for the first input, and again for inputs of another size.
-    """
-
-    std: Tensor
-    at: Tensor
-    factors: Tensor
+    std: Tensor  # τ
+    at: Tensor  # the draw's word
+    factors: Tensor  # u of the last input, (C, …): made for the first input, and again for inputs of another size
 
     def __init__(self, std: Tensor, at: Tensor, axis: int) -> None:
         """Takes τ and the draw's word, and the node axis of the layer's input."""

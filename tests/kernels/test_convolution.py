@@ -28,15 +28,14 @@ def double(*shape: int, grad: bool = True) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=grad)
 
 
-def run_of(layer: Any, units: units.Placed | None) -> Callable[..., Tensor]:
+def run_of(layer: Any, units: units.Units | None) -> Callable[..., Tensor]:
     """The layer's output as a function of x, z, weight and bias."""
     how = layer.stride, layer.padding, layer.dilation, layer.groups
     return lambda x, z, w, b=None: convolution._Convolution.apply(x, z, w, b, how, units)
 
 
-def convolved(layer: Any, x: Tensor, z: Tensor, placed: units.Placed | None = None) -> Tensor:
-    how = layer.stride, layer.padding, layer.dilation, layer.groups
-    return convolution.convolved(x, z, layer.weight, layer.bias, how, placed)
+def convolved(layer: Any, x: Tensor, z: Tensor, drawn: units.Units | None = None) -> Tensor:
+    return run_of(layer, drawn)(x, z, layer.weight, layer.bias)
 
 
 @pytest.mark.parametrize("has_units", [False, True])
@@ -50,14 +49,13 @@ def test_values_and_derivatives_of_convolutions(
     monkeypatch.setattr(convolution, "_PATCHES", at_once)
     make, places = CONVOLUTIONS[name]
     layer = make().double()
-    drawn = units.Units(torch.tensor(0.4, dtype=torch.float64), torch.tensor([5, 77, 123456]))
-    placed = drawn.placed((B, C, *places), -1 - len(places), 0) if has_units else None
-    run = run_of(layer, placed)
+    drawn = units.Units(torch.tensor(0.4, dtype=torch.float64), torch.tensor([5, 77, 123456])) if has_units else None
+    run = run_of(layer, drawn)
     own = [p.detach().requires_grad_() for p in layer.parameters()]
     z = double(B, C, *[1] * len(places))
     for grad in (True, False):  # a first layer's input needs none
         x = double(B, C, *places, grad=grad)
-        factors = 1 if placed is None else 1 + 0.4 * placed.noise(x)
+        factors = 1 if drawn is None else 1 + 0.4 * drawn.noise(x)
         torch.testing.assert_close(run(x, z, *own), layer(x * z * factors))
         wanted = [t for t in (x, z, *own) if t.requires_grad]
         gradient = torch.randn_like(layer(x))
@@ -79,9 +77,8 @@ def test_many_channels_in_each_memory_format(
     x, z = double(5, wide, 6, 4, grad=False).contiguous(memory_format=layout), double(5, wide, 1, 1)
     x.requires_grad_()
     drawn = units.Units(torch.tensor(0.4, dtype=torch.float64), torch.tensor([5, 77, 123456, 8, 9]))
-    placed = drawn.placed(x.shape, -3, 0)
     factors = 1 + 0.4 * units.windows(drawn.at, 24 * wide).view(x.shape).double()
-    found, expected = convolved(layer, x, z, placed), layer(x * z * factors)
+    found, expected = convolved(layer, x, z, drawn), layer(x * z * factors)
     torch.testing.assert_close(found, expected)
     assert found.stride() == expected.stride()
     wanted, gradient = [x, z, *layer.parameters()], torch.randn_like(expected)
@@ -109,26 +106,6 @@ def test_what_follows_may_change_the_output_in_place(
         loss.backward()
         losses.append([loss.detach(), *(p.grad for p in model.net.parameters())])
     torch.testing.assert_close(*losses)
-
-
-@pytest.mark.parametrize("layout", [None, torch.channels_last])
-@pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if name != "groups"])
-@torch.no_grad()
-def test_copies_of_one_input_are_convolved_once(
-    name: str, layout: torch.memory_format | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    make, places = CONVOLUTIONS[name]
-    layer, x = make().double(), double(1, C, *places)
-    if layout is not None and x.dim() == 4:
-        layer, x = layer.to(memory_format=layout), x.contiguous(memory_format=layout)
-    x, z = x.expand(8 * C, *x.shape[1:]), double(8 * C, C, *[1] * len(places))
-    made = convolved(layer, x, z)
-    expected = layer(x.clone() * z)
-    torch.testing.assert_close(made, expected)
-    assert made.stride() == expected.stride()
-    monkeypatch.setattr(convolution, "_product", None)  # nothing is multiplied, row by row
-    convolved(layer, x, z)
 
 
 def layer_of(layer: Any, x: Tensor, own: list[Tensor]) -> Tensor:
@@ -202,7 +179,7 @@ def test_what_does_not_suit_is_multiplied_first(
 ) -> None:
     model = converted(Several()).train()
     change(model.net)
-    monkeypatch.setattr(kernels, "convolved", lambda *_: pytest.fail("kernel"))
+    monkeypatch.setattr(convolution._Convolution, "forward", lambda *_: pytest.fail("kernel"))
     x = model.net.first(torch.randn(4, 2, 8, 8).to(model.net.first.weight)).detach().float()
     latent = model.latents["second"]
     give(latent, torch.randn(4, 4).to(latent.mean))

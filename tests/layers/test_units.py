@@ -86,7 +86,7 @@ def test_noise_does_not_depend_on_the_memory_format(shape: tuple[int, ...]) -> N
     entries = math.prod(shape[1:])
     ends = (0, POOL - min(entries, LONGEST) - shape[0])  # of the pool
     for first in (*ends, *(end + MIRRORED for end in ends)):
-        units = Units(torch.tensor(0.3), first + torch.arange(shape[0])).placed(shape, 1 - len(shape), 0)
+        units = Units(torch.tensor(0.3), first + torch.arange(shape[0]))
         found = units.noise(last)
         assert found.stride() == last.stride()
         assert torch.equal(found, units.noise(torch.zeros(shape)))

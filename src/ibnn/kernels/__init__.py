@@ -12,11 +12,18 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from ibnn.autograd import PLAIN
-from ibnn.kernels.convolution import convolved
-from ibnn.kernels.linear import linears
+from ibnn.kernels.convolution import convolve
+from ibnn.kernels.linear import project
 from ibnn.units import Units
 
-Kernel = Callable[[Any, Tensor, Tensor, int, Units | None], Tensor | None]  # layer, x, z (R, D), batch axis, units
+# Takes a layer, x, z (R, D), the layer's weight and bias, the batch axis of x, and units.
+Kernel = Callable[[Any, Tensor, Tensor, Tensor, Tensor | None, int, Units | None], Tensor | None]
+KERNELS: dict[type[nn.Module], Kernel] = {
+    nn.Linear: project,
+    nn.Conv1d: convolve,
+    nn.Conv2d: convolve,
+    nn.Conv3d: convolve,
+}
 
 
 def run(layer: Any, x: Any, z: Tensor, axis: int, units: Units | None) -> Tensor | None:
@@ -29,35 +36,7 @@ def run(layer: Any, x: Any, z: Tensor, axis: int, units: Units | None) -> Tensor
         return None
     if x.shape[axis] != z.shape[0] or x.numel() == 0 or not runs_here(x, z, layer.weight, layer.bias):
         return None
-    return kernel(layer, x, z, axis, units)
-
-
-def _linear(layer: nn.Linear, x: Tensor, z: Tensor, axis: int, units: Units | None) -> Tensor | None:
-    if x.shape[-1] != z.shape[1] or not (axis < 2 if x.dim() == 3 else axis == 0 and x.is_contiguous()):
-        return None
-    x, z, weight, bias = lowered(x, z, layer.weight, layer.bias)
-    if x.dim() == 3:
-        return linears(x, axis, [(z, weight, bias)])[0]
-    (output,) = linears(x.reshape(len(x), -1, x.shape[-1]), 0, [(z, weight, bias)])
-    return output.view(*x.shape[:-1], output.shape[-1])
-
-
-def _convolution(layer: Any, x: Tensor, z: Tensor, axis: int, units: Units | None) -> Tensor | None:
-    padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    if axis or x.dim() != len(layer.kernel_size) + 2 or x.shape[1] != z.shape[1] or not padded:
-        return None
-    placed = units and units.placed(x.shape, 1 - x.dim(), 0)
-    x, z, weight, bias = lowered(x, z, layer.weight, layer.bias)
-    how = layer.stride, layer.padding, layer.dilation, layer.groups
-    return convolved(x, z.view(*z.shape, *[1] * (x.dim() - 2)), weight, bias, how, placed)
-
-
-KERNELS: dict[type[nn.Module], Kernel] = {
-    nn.Linear: _linear,
-    nn.Conv1d: _convolution,
-    nn.Conv2d: _convolution,
-    nn.Conv3d: _convolution,
-}
+    return kernel(layer, *lowered(x, z, layer.weight, layer.bias), axis, units)
 
 
 def runs_here(*tensors: Tensor | None) -> bool:

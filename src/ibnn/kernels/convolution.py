@@ -14,21 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.kernels.autograd import differentiable
-from ibnn.units import Placed, channels_last
+from ibnn.units import Units
 
 _AT_ONCE = 2**19  # entries of an input that are convolved at once, for each thread of a CPU
 _PATCHES = 2**18  # entries of patches that are made at once
 How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]  # stride, padding, dilation, groups
 
 
-def convolved(
-    x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, units: Placed | None = None
-) -> Tensor:
-    """Returns the convolution of x ∘ z (∘ u) with a weight, with z (B, D, 1, …).
-
-    The deviation of the units gets no gradient.
-    """
-    output: Tensor = _Convolution.apply(x, z, weight, bias, how, units)  # type: ignore[no-untyped-call]
+def convolve(
+    layer: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, axis: int, units: Units | None
+) -> Tensor | None:
+    """Returns a convolution of x ∘ z (∘ u); the deviation of the units gets no gradient."""
+    padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    if axis or x.dim() != len(layer.kernel_size) + 2 or x.shape[1] != z.shape[1] or not padded:
+        return None
+    how = layer.stride, layer.padding, layer.dilation, layer.groups
+    output: Tensor = _Convolution.apply(x, z.view(*z.shape, *[1] * (x.dim() - 2)), weight, bias, how, units)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -44,42 +45,23 @@ def _pieces(x: Tensor, weight: Tensor) -> list[slice]:
     return [slice(begin, begin + at_once) for begin in range(0, rows, at_once)]
 
 
-def _product(x: Tensor, z: Tensor, units: Placed | None, rows: slice) -> tuple[Tensor, Tensor | None]:
+def _product(x: Tensor, z: Tensor, units: Units | None, rows: slice) -> tuple[Tensor, Tensor | None]:
     """Returns x ∘ z (∘ u) of some rows, and the noise of their units."""
     product = x[rows] * z[rows]
     if units is None:
         return product, None
-    noise = units.of_rows(rows).noise(product)
+    noise = units.noise(product, rows)
     return units.times_(product, noise), noise
-
-
-def _of_copies(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
-    """Returns the forward pass for copies of one example x (1, D, …) with z (R, D): Σ_c z_c conv(x_c, U_c).
-
-    A seventh of the time of one image's prediction by a LeNet, whose first layer it is.
-    """
-    (stride, padding, dilation, _), (rows, nodes) = how, z.shape
-    each = weight.transpose(0, 1).flatten(0, 1)[:, None]  # (D · O, 1, …)
-    made = torch.convolution(x, each, None, stride, padding, dilation, False, (0,) * len(stride), nodes)
-    made = made[0].unflatten(0, (nodes, -1))  # (D, O, …)
-    if last := channels_last(x):
-        made = made.movedim(1, -1)
-    output = torch.mm(z, made.flatten(1)).view(rows, *made.shape[1:])
-    output = output.movedim(-1, 1) if last else output
-    return output if bias is None else output.add_(bias.view(-1, *[1] * len(stride)))
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, units: Placed | None
+        ctx: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, how: How, units: Units | None
     ) -> Tensor:
         ctx.save_for_backward(x, z, weight, bias)
         ctx.how, ctx.units = how, units
         stride, padding, dilation, groups = how
-        few = 8 * x.shape[1] <= z.shape[0]  # nodes, beside rows
-        if few and units is None and groups == 1 and x.stride(0) == 0:
-            return _of_copies(x[:1], z.flatten(1), weight, bias, how)
         more = (weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
         parts = _pieces(x, weight)
         made = torch.convolution(_product(x, z, units, parts[0])[0], *more)
@@ -96,12 +78,12 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,), inputs, needed, how = gradients, ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.how
         (stride, padding, dilation, groups), (x, z, weight, _) = how, inputs
-        units: Placed | None = ctx.units
+        units: Units | None = ctx.units
         if torch.is_grad_enabled():  # create_graph=True
             return *differentiable(partial(_slow, how, units), inputs, gradients, needed), None, None
         if not needed[0] and _rows_pay(weight, gradient.shape[2:], how):
             to_bias = gradient.sum([0, *range(2, gradient.dim())]) if needed[3] else None
-            seen = x if units is None else x * units.factors(x)
+            seen = x if units is None else x * units.factors(x, 1 - x.dim(), 0)
             return None, *_by_rows(seen, z, weight, gradient, how), to_bias, None, None
         mask = (needed[0] or needed[1], needed[2], needed[3])
         more = (weight, [len(weight)], stride, padding, dilation, False, (0,) * len(stride), groups, mask)
@@ -122,9 +104,9 @@ class _Convolution(torch.autograd.Function):
         return to_x, torch.cat(to_zs) if needed[1] else None, *sums, None, None
 
 
-def _slow(how: How, units: Placed | None, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
+def _slow(how: How, units: Units | None, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
     stride, padding, dilation, groups = how
-    product = x * z if units is None else x * z * units.factors(x)
+    product = x * z if units is None else x * z * units.factors(x, 1 - x.dim(), 0)
     return (torch.convolution(product, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups),)
 
 

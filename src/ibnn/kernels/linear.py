@@ -18,6 +18,16 @@ _AT_ONCE = 2**19  # entries of inputs that are multiplied at once, for each thre
 Product = tuple[Tensor, Tensor, Tensor | None]  # z, W and b
 
 
+def project(
+    layer: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, axis: int, units: object = None
+) -> Tensor | None:
+    """Returns (x ∘ z) Wᵀ + b."""
+    if x.shape[-1] != z.shape[1] or not (axis < 2 if x.dim() == 3 else axis == 0 and x.is_contiguous()):
+        return None
+    flat = x if x.dim() == 3 else x.reshape(x.shape[0], -1, x.shape[-1])
+    return linears(flat, axis, [(z, weight, bias)])[0].view(*x.shape[:-1], -1)
+
+
 def linears(x: Tensor, axis: int, products: Sequence[Product]) -> tuple[Tensor, ...]:
     """Returns (x ∘ z) Wᵀ + b for each product of one input.
 
