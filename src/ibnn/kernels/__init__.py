@@ -17,7 +17,7 @@ from ibnn.kernels.linear import project
 from ibnn.units import Units
 
 # Takes a layer, x, z (R, D), the layer's weight and bias, the batch axis of x, and units.
-Kernel = Callable[[Any, Tensor, Tensor, Tensor, Tensor | None, int, Units | None], Tensor | None]
+Kernel = Callable[..., Tensor | None]
 KERNELS: dict[type[nn.Module], Kernel] = {
     nn.Linear: project,
     nn.Conv1d: convolve,

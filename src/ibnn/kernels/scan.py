@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ibnn.kernels.autograd import differentiable
 
-State = Sequence[Tensor]  # h, and c of an LSTM, (B, H) each
+State = tuple[Tensor, ...]  # h, and c of an LSTM, (B, H) each
 Weights = Sequence[Any]  # those of inputs and of states, and their biases, (G · H, …) each; biases may be None
 
 _AT_ONCE = 2**20  # entries of factors that are computed at once
@@ -141,7 +141,7 @@ def _steps(backwards: bool, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
 
 def _blocks(gates: Tensor, count: int) -> tuple[Tensor, ...]:
     """Returns blocks of gates, (T, B, H) each."""
-    return gates.unflatten(-1, (count, -1)).unbind(2)
+    return torch.unbind(gates.unflatten(-1, (count, -1)), 2)
 
 
 def _doubled(weight: Tensor | None, block: int, blocks: int) -> Any:
@@ -207,7 +207,9 @@ def _factors_lstm(plan: Plan, kept: Sequence[Tensor], before: Sequence[Sequence[
     return factors[:, :, :3], by_o, through, f.clone()  # gates are overwritten
 
 
-def _back_lstm(found: Tensor, to_state: State, by_ifg: Tensor, by_o: Tensor, through: Tensor, forget: Tensor) -> None:
+def _back_lstm(
+    found: Tensor, to_state: Sequence[Tensor], by_ifg: Tensor, by_o: Tensor, through: Tensor, forget: Tensor
+) -> None:
     to_h, to_c = to_state
     torch.mul(by_o, to_h, out=found[:, 3])
     to_c.addcmul_(to_h, through)
@@ -226,7 +228,7 @@ def _factors_gru(plan: Plan, kept: Sequence[Tensor], before: Sequence[Sequence[T
     return factors, u.clone()  # gates are overwritten
 
 
-def _back_gru(found: Tensor, to_state: State, factor: Tensor, keep: Tensor) -> None:
+def _back_gru(found: Tensor, to_state: Sequence[Tensor], factor: Tensor, keep: Tensor) -> None:
     torch.mul(factor, to_state[0][:, None], out=found)
     to_state[0].mul_(keep)
 
@@ -236,7 +238,7 @@ def _factors_rnn(plan: Plan, kept: Sequence[Tensor], before: Sequence[Sequence[T
     return ((made > 0).to(made.dtype) if plan.kind == "relu" else torch.mul(made, made).neg_().add_(1),)
 
 
-def _back_rnn(found: Tensor, to_state: State, factor: Tensor) -> None:
+def _back_rnn(found: Tensor, to_state: Sequence[Tensor], factor: Tensor) -> None:
     torch.mul(factor, to_state[0], out=found[:, 0])
 
 

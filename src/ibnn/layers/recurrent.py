@@ -126,7 +126,7 @@ def _direction(
     first: State,
     sizes: tuple[int, ...] | None,
     reverse: bool,
-) -> tuple[Tensor, Sequence[Tensor]]:
+) -> tuple[Tensor, State]:
     """Returns the outputs of all steps, in the form of x (T, B, …) or packed (N, …), and the last state."""
     from ibnn.kernels import runs_here, scan
 
