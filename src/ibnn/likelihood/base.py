@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from ibnn import check
 from ibnn.errors import complaint
 from ibnn.inputs import logits_of
-from ibnn.prediction import Collected, Conformal, Prediction, Running
+from ibnn.prediction import Conformal, Prediction, Running
 
 BLOCKS = 10  # blocks of rows by which `losses` are known where they are not known row by row
 Temperature = float | Tensor | None  # None stands for the likelihood's own
@@ -74,8 +75,8 @@ class Likelihood(nn.Module, ABC):
             self.temperature.fill_(value)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        loaded = state_dict.get(f"{prefix}temperature")
-        if loaded is not None and not loaded.is_meta and not bool((loaded > 0).all() and loaded.isfinite().all()):
+        loaded = state_dict.get(f"{prefix}temperature", self.temperature)
+        if not loaded.is_meta and not bool((loaded > 0).all() and loaded.isfinite().all()):
             remedy = "Save the model again, or set another one: model.likelihood.set_temperature(1.0)."
             raise ValueError(complaint("temperature", "a finite number above 0", loaded.tolist(), remedy))
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -138,7 +139,7 @@ class Likelihood(nn.Module, ABC):
 
     def running(self, components: int, samples: int, temperature: Temperature = None) -> Running:
         """Returns an object that makes the same prediction of draws that come a few at a time; this one holds all."""
-        return Collected(functools.partial(self.summarise, temperature=temperature), components)
+        return Running(functools.partial(self.summarise, temperature=temperature), components)
 
     @abstractmethod
     def score(self, prediction: Any, target: Tensor) -> dict[str, float]:
@@ -147,14 +148,11 @@ class Likelihood(nn.Module, ABC):
     def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
         """Returns the sum of −log p(target) of the mixture of draws (K, S, N, …), and the number of data, of each row.
 
-        This default calls `score` for blocks of rows.
+        All likelihoods of the library return two tensors (N,). This default calls `score` for blocks of rows.
 
         >>> import ibnn
         >>> ibnn.Categorical().losses(torch.zeros(1, 1, 2, 4), torch.tensor([0, 3]))[0]  # log 4
         tensor([1.3863, 1.3863], dtype=torch.float64)
-
-        Returns:
-            Two tensors (G,), of which G = N for all likelihoods of the library.
         """
         sums, counts = [], []
         for rows in torch.arange(len(target), device=target.device).tensor_split(BLOCKS):
@@ -195,13 +193,16 @@ def full(x: Tensor) -> Tensor:
 
 
 def check_shape(output: Tensor, target: Tensor) -> None:
-    """Raises unless a target has the shape of an output, but for the batch."""
+    """Raises unless a target has the shape of an output, but for the batch: one broadcast trains the wrong loss."""
     expected = (len(target), *output.shape[1:])
-    if tuple(target.shape) != expected:
-        remedy = "Give each output its target."
-        if target.numel() == math.prod(expected):
-            remedy = f"Pass y.reshape({expected}): a target broadcast by accident trains the wrong loss."
-        raise ValueError(complaint("y", f"of shape {expected}", f"shape {tuple(target.shape)}", remedy))
+    fits = target.numel() == math.prod(expected)
+    remedy = f"Pass y.reshape({expected})." if fits else "Give each output its target."
+    check.shape("y", target, expected, remedy=remedy)
+
+
+def like_rows(weight: Tensor, values: Tensor) -> Tensor:
+    """Returns weights (B,) such that they multiply the rows of values (B, …)."""
+    return weight.to(values).reshape(-1, *[1] * (values.dim() - 1))
 
 
 def log_mean(log_probs: Tensor) -> Tensor:

@@ -12,16 +12,7 @@ from torch import Tensor, nn
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.likelihood.base import (
-    Likelihood,
-    Temperature,
-    Terms,
-    as_rows,
-    by_row,
-    check_shape,
-    full,
-    log_mean,
-)
+from ibnn.likelihood.base import Likelihood, Temperature, Terms, as_rows, by_row, check_shape, full, like_rows, log_mean
 from ibnn.likelihood.running import RunningProbabilities, Split, entropy
 from ibnn.prediction import (
     BernoulliPrediction,
@@ -32,18 +23,18 @@ from ibnn.prediction import (
     class_distances,
 )
 
+OPEN_AXIS = "Convert with likelihood=ibnn.Categorical(axis=-1) if the classes come last, or axis=1."
+
 
 class Discrete(Likelihood):
     """A likelihood of probabilities, whose logits a temperature divides."""
 
     def summarise(self, draws: Tensor, temperature: Temperature = None) -> Prediction:
         """Returns probabilities, and their entropy split into aleatoric, between and within."""
-        running = self.running(draws.shape[0], draws.shape[1], temperature)
-        running.take(draws)
-        return running.result()
+        return self.running(draws.shape[0], draws.shape[1], temperature).at_once(draws)
 
     def running(self, components: int, samples: int, temperature: Temperature = None) -> RunningProbabilities:
-        """Returns sums over draws: of their outputs they hold few at a time."""
+        """Returns sums over draws, which hold few of their outputs at a time."""
         log_probs = functools.partial(self._log_probs, temperature=temperature)
         return RunningProbabilities(components, samples, log_probs, self._prediction)
 
@@ -108,8 +99,7 @@ class Categorical(Discrete):
     @property
     def options(self) -> dict[str, Any]:
         """What the loss leaves out and smooths, where the classes are, and whether targets are the next tokens."""
-        names = ("ignore_index", "label_smoothing", "axis", "next_token")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("ignore_index", "label_smoothing", "axis", "next_token")}
 
     def aligned(self, target: Tensor) -> Tensor:
         """Returns targets with the label of each token in its place: those of `next_token` are shifted by one.
@@ -135,8 +125,7 @@ class Categorical(Discrete):
         shape = tuple(outputs.shape[leading:])
         if self.axis is None and len(shape) == 3:
             expected = f"known for an output of shape {shape}: (B, C, …) or (B, …, C)"
-            remedy = "Convert with likelihood=ibnn.Categorical(axis=-1) if the classes come last, or axis=1."
-            raise ValueError(complaint("axis", expected, "none", remedy))
+            raise ValueError(complaint("axis", expected, "none", OPEN_AXIS))
         dim = self._from_end(len(shape))
         if not -len(shape) < dim < 0 or shape[dim] < self.fewest:
             expected = f"a network with class scores in axis {self.axis or 1} of its output, two or more"
@@ -145,20 +134,9 @@ class Categorical(Discrete):
         return dim
 
     def _from_end(self, dims: int) -> int:
-        """The axis of the classes in an output of so many axes, counted from its end."""
+        """Returns the axis of the classes in an output of so many axes, counted from its end."""
         axis = self.axis or 1
         return axis - dims if axis > 0 else axis
-
-    def _find_axis(self, output: Tensor, target: Tensor) -> None:
-        """Finds out where the classes are, if that is open and the target's shape tells."""
-        if self.axis is not None or output.dim() < 3:
-            return
-        fitting = [axis for axis in (1, -1) if _without(output, axis) == tuple(target.shape[1:])]
-        if len(fitting) == 2:
-            got = f"both possible for outputs {tuple(output.shape)} and targets {tuple(target.shape)}"
-            remedy = "Convert with likelihood=ibnn.Categorical(axis=-1) if the classes come last, or axis=1."
-            raise ValueError(complaint("axis", "given where 1 and -1 are both possible", got, remedy))
-        self.axis = fitting[0] if fitting else None
 
     def check_dtype(self, target: Tensor) -> None:
         """Raises if labels are not integers."""
@@ -170,22 +148,21 @@ class Categorical(Discrete):
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raises if labels are not integers, out of range, or do not fit the output's shape; finds the class axis."""
         self.check_dtype(target)
-        self._find_axis(output, target)
+        shape, found = tuple(output.shape), tuple(target.shape)
+        if self.axis is None and output.dim() > 2:  # the target's shape may tell
+            fitting = [axis for axis in (1, -1) if _without(output, axis) == found[1:]]
+            if len(fitting) == 2:
+                got = f"both possible for outputs {shape} and targets {found}"
+                raise ValueError(complaint("axis", "given where 1 and -1 are both possible", got, OPEN_AXIS))
+            self.axis = fitting[0] if fitting else None
         dim = self.class_dim(output) if self.axis is not None or output.dim() != 3 else -2
-        expected = (len(target), *_without(output, dim))
-        if tuple(target.shape) != expected:
-            got, remedy = f"shape {tuple(target.shape)}", "Pass one class index a datum."
-            raise ValueError(complaint("y", f"of shape {expected}", got, remedy))
-        classes = output.shape[dim]
-        if target.numel():
-            low, high = torch.aminmax(target)
-            if low >= 0 and high < classes:  # mostly
-                return
-        used = target[target != self.ignore_index]
-        if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < classes:
-            got = f"labels from {int(used.min())} to {int(used.max())}"
+        check.shape("y", target, (len(target), *_without(output, dim)), remedy="Pass one class index a datum.")
+        classes, used = shape[dim], target.masked_fill(target == self.ignore_index, 0)
+        low, high = used.aminmax() if used.numel() else (0, 0)
+        if low < 0 or high >= classes:
+            expected = f"in 0 … {classes - 1} (the network has {classes} outputs)"
             remedy = f"Renumber the classes, or mark what to leave out with {self.ignore_index}."
-            raise ValueError(complaint("y", f"in 0 … {classes - 1} (the network has {classes} outputs)", got, remedy))
+            raise ValueError(complaint("y", expected, f"labels from {int(low)} to {int(high)}", remedy))
 
     def refuse_shifted(self, tokens: Tensor, target: Tensor) -> None:
         """Raises if the targets of `next_token` were shifted before: they are the tokens that follow."""
@@ -194,14 +171,7 @@ class Categorical(Discrete):
         given, kept = target[:, :-1], target[:, :-1] != self.ignore_index
         if bool(kept.any()) and bool((given == tokens[:, 1:])[kept].all()) and bool((given != tokens[:, :-1]).any()):
             remedy = "Pass labels = input_ids, or convert with likelihood=ibnn.Categorical(axis=-1, next_token=False)."
-            raise ValueError(
-                complaint(
-                    "y",
-                    "the tokens themselves, as this model's class takes them",
-                    "labels that are shifted already",
-                    remedy,
-                )
-            )
+            raise ValueError(complaint("y", "the tokens themselves", "labels that are shifted already", remedy))
 
     def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns the cross-entropy, the (weighted) mean over all targets that are not ignored; 0 if all are."""
@@ -258,17 +228,10 @@ class Categorical(Discrete):
         """NLL, error and ECE over the targets that are not ignored; without class weights or smoothing."""
         from ibnn import metrics
 
-        target = self.aligned(target)
-        kept = target.flatten() != self.ignore_index
-        labels = target.flatten()[kept]
-        probs, log_probs = (
-            p.movedim(prediction.axis, -1).flatten(0, -2)[kept] for p in (prediction.probs, prediction.log_probs)
-        )
-        return {
-            "nll": metrics.nll(log_probs, labels),
-            "error": metrics.error(probs, labels),
-            "ece": metrics.ece(probs, labels),
-        }
+        target = self.aligned(target).flatten()
+        kept, answers = target != self.ignore_index, (prediction.probs, prediction.log_probs)
+        probs, log_probs = (values.movedim(prediction.axis, -1).flatten(0, -2)[kept] for values in answers)
+        return metrics.scores(probs, log_probs, target[kept], ("nll", "error", "ece"))
 
     def classes(self, target: Tensor) -> Tensor | None:
         """Returns the labels, if every row has one of its own."""
@@ -293,36 +256,27 @@ class Categorical(Discrete):
         """Returns a mixture with the class frequencies; see `Likelihood.fall_back`."""
         axis, classes = prediction.axis, prediction.probs.shape[prediction.axis]
         rates = torch.cat([base, base.min().expand(classes - len(base))])  # classes that never came
-        shape = [1] * prediction.probs.dim()
-        shape[axis] = classes
-        logs = mixed(prediction.log_probs, weight, (rates / rates.sum()).log().reshape(shape))
-        total = entropy(logs.exp().movedim(axis, -1))
-        parts: Any = shares(prediction, weight, total)
+        rates = (rates / rates.sum()).log().reshape(-1, *[1] * (-1 - axis % -prediction.probs.dim()))  # (C, …)
+        logs = mixed(prediction.log_probs, weight, rates)
+        parts = fallen_back(prediction, weight, entropy(logs.exp().movedim(axis, -1)))
         return replace(prediction, probs=logs.exp(), log_probs=logs, **parts)
 
 
 def mixed(logs: Tensor, weight: Tensor, base: Tensor) -> Tensor:
     """Returns log(w · exp(logs) + (1 − w) · exp(base)) for weights (B,); logs themselves where w is 1."""
-    w = weight.to(logs).reshape(-1, *[1] * (logs.dim() - 1))
+    w = like_rows(weight, logs)
     return torch.logaddexp(logs + w.log(), base.to(logs) + (-w).log1p())
 
 
-def shares(prediction: CategoricalPrediction, weight: Tensor, total: Tensor) -> dict[str, Tensor]:
-    """Returns the parts of the uncertainty after a fallback that has made it `total`."""
-    w, error = weight.to(total).reshape(-1, *[1] * (total.dim() - 1)), prediction.standard_error
-    error = error * weight.to(error).reshape(-1, *[1] * (error.dim() - 1))
-    parts = {"aleatoric": w * prediction.aleatoric, "standard_error": error}
-    return parts | epistemic_parts(prediction, w, total - parts["aleatoric"])
-
-
-def epistemic_parts(
-    prediction: CategoricalPrediction | GaussianPrediction, w: Tensor, epistemic: Tensor
-) -> dict[str, Tensor]:
-    """Returns what a fallback of weight w makes of the epistemic part: between gets what within does not."""
-    if prediction.between is None or prediction.within is None:
-        return {"unsplit": torch.where(w < 1, epistemic.clamp_min(0), prediction.epistemic)}
-    within = w * prediction.within
-    return {"between": torch.where(w < 1, (epistemic - within).clamp_min(0), prediction.between), "within": within}
+def fallen_back(answer: CategoricalPrediction | GaussianPrediction, weight: Tensor, total: Tensor) -> dict[str, Any]:
+    """Returns the parts of the uncertainty after a fallback that has made it `total`; between gets what is left."""
+    w, aleatoric = like_rows(weight, total), like_rows(weight, total) * answer.aleatoric
+    parts = {"aleatoric": aleatoric, "standard_error": like_rows(weight, answer.standard_error) * answer.standard_error}
+    if answer.between is None or answer.within is None:
+        return parts | {"unsplit": torch.where(w < 1, (total - aleatoric).clamp_min(0), answer.epistemic)}
+    within = w * answer.within
+    between = torch.where(w < 1, (total - aleatoric - within).clamp_min(0), answer.between)
+    return parts | {"between": between, "within": within}
 
 
 def _without(output: Tensor, axis: int) -> tuple[int, ...]:
@@ -345,7 +299,7 @@ class Bernoulli(Discrete):
             remedy = 'For one class number each convert with likelihood="categorical", or one-hot the labels.'
             raise ValueError(complaint("y", expected, f"shape {tuple(target.shape)}", remedy))
         check_shape(output, target)
-        if not bool((target >= 0).all() and (target <= 1).all()):  # nor NaN
+        if not bool(((target >= 0) & (target <= 1)).all()):  # nor NaN
             got = f"values from {target.min():g} to {target.max():g}"
             raise ValueError(complaint("y", "in [0, 1]", got, "Pass 0 for no and 1 for yes."))
 
@@ -399,8 +353,7 @@ class Bernoulli(Discrete):
         rates = base.expand(prediction.probs.shape[-1]) if prediction.probs.dim() > 1 else base
         yes = mixed(prediction.log_probs, weight, rates.log())
         no = mixed(prediction.log_complements, weight, (-rates).log1p())
-        total = entropy(torch.stack([yes, no], -1).exp())
-        parts: Any = shares(prediction, weight, total)
+        parts = fallen_back(prediction, weight, entropy(torch.stack([yes, no], -1).exp()))
         return replace(prediction, probs=yes.exp(), log_probs=yes, log_complements=no, **parts)
 
 

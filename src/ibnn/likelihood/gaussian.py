@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.likelihood.base import Likelihood, Temperature, Terms, as_rows, by_row, check_shape, full
-from ibnn.likelihood.categorical import epistemic_parts
+from ibnn.likelihood.base import Likelihood, Temperature, Terms, as_rows, by_row, check_shape, full, like_rows
+from ibnn.likelihood.categorical import fallen_back
 from ibnn.likelihood.running import standard_error
 from ibnn.prediction import Conformal, GaussianPrediction, number_distances
 
@@ -62,8 +62,7 @@ class Gaussian(Likelihood):
         check.number("init_std", init_std, above=0, remedy="Pass the target's standard deviation.")
         check.number("scale", scale, above=0, remedy="Pass the target's standard deviation.")
         self.noise = noise
-        learnt = nn.Parameter(torch.full((outputs,), math.log(init_std))) if noise == "learnt" else None
-        self.register_parameter("log_std", learnt)
+        self.log_std = nn.Parameter(torch.full((outputs,), math.log(init_std))) if noise == "learnt" else None
         self.register_buffer("location", torch.tensor([float(location)]))
         self.register_buffer("scale", torch.tensor([float(scale)]))
 
@@ -77,11 +76,11 @@ class Gaussian(Likelihood):
         output, factor = full(output), self._resolve(temperature)
         location, scale = self.location.to(output.dtype), self.scale.to(output.dtype)
         if self.log_std is not None:
-            std = (self.log_std.to(output.dtype).exp() * factor * scale).expand_as(output)
-            return location + scale * output, std
-        mean, raw = output.chunk(2, dim=-1)
-        std = (F.softplus(raw) + 1e-6).sqrt()  # the floor keeps the loss finite on targets fitted exactly
-        return location + scale * mean, std * factor * scale
+            mean, std = output, self.log_std.to(output.dtype).exp()
+        else:
+            mean, raw = output.chunk(2, dim=-1)
+            std = (F.softplus(raw) + 1e-6).sqrt()  # the floor keeps the loss finite on targets fitted exactly
+        return location + scale * mean, (std * factor * scale).expand_as(mean)
 
     @torch.no_grad()
     def standardise(self, output: Tensor, target: Tensor) -> None:
@@ -186,20 +185,15 @@ class Gaussian(Likelihood):
     def fall_back(self, prediction: GaussianPrediction, weight: Tensor, base: Tensor) -> GaussianPrediction:
         """Returns a mixture with the targets' own Gaussian as one more draw; see `Likelihood.fall_back`."""
         mean, std = (part.to(prediction.mean).expand_as(prediction.mean) for part in base.chunk(2))
-        w = weight.to(mean).reshape(-1, *[1] * (mean.dim() - 1)).expand_as(mean)
-        weights = torch.cat([(w / len(prediction.draw_means)).expand_as(prediction.draw_means), (1 - w)[None]])
+        w = like_rows(weight, mean).expand_as(mean)
         centre = w * prediction.mean + (1 - w) * mean
         spread = w * (prediction.variance + prediction.mean.square()) + (1 - w) * (std.square() + mean.square())
         total = (spread - centre.square()).maximum(w * prediction.variance)
-        aleatoric = w * prediction.aleatoric
-        parts: Any = epistemic_parts(prediction, w, total - aleatoric)
         return replace(
             prediction,
             mean=centre,
-            aleatoric=aleatoric,
-            standard_error=w * prediction.standard_error,
             draw_means=torch.cat([prediction.draw_means, mean[None]]),
             draw_stds=torch.cat([prediction.draw_stds, std[None]]),
-            draw_weights=weights,
-            **parts,
+            draw_weights=torch.cat([(w / len(prediction.draw_means)).expand_as(prediction.draw_means), (1 - w)[None]]),
+            **fallen_back(prediction, weight, total),
         )

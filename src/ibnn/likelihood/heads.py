@@ -67,8 +67,7 @@ class Heads(Likelihood):
 
     def _tempered(self, temperature: Temperature) -> Iterator[tuple[str, Likelihood, Tensor]]:
         """Yields the heads with their temperatures, where the common one is as given."""
-        for (name, head), own in zip(self._each(), self._resolve(temperature) * self.relative, strict=True):
-            yield name, head, own
+        yield from zip(self.names, self.heads, self._resolve(temperature) * self.relative, strict=True)
 
     def read(self, output: Any) -> Tensor:
         """Returns the outputs of all heads side by side, (B, …)."""
@@ -79,19 +78,22 @@ class Heads(Likelihood):
         if isinstance(target, Tensor):
             return target
         if not isinstance(target, Mapping) or set(target) != set(self.names):
-            got = f"{sorted(target)}" if isinstance(target, Mapping) else type(target).__name__
-            remedy = "Pass a tensor for each of them."
-            raise ValueError(complaint("y", f"a dict with {sorted(self.names)}", got, remedy))
-        parts = {name: head.pack(torch.as_tensor(target[name])) for name, head in self._each()}
+            got = sorted(target) if isinstance(target, Mapping) else type(target).__name__
+            raise ValueError(
+                complaint("y", f"a dict with {sorted(self.names)}", got, "Pass a tensor for each of them.")
+            )
+        parts = {}
         for name, head in self._each():
             with _of_head(name):
-                head.check_dtype(parts[name])
-        return self._join({name: part.float() for name, part in parts.items()}, "y")
+                own = head.pack(torch.as_tensor(target[name]))
+                head.check_dtype(own)
+            parts[name] = own.float()
+        return self._join(parts, "y")
 
     def _join(self, parts: dict[str, Tensor], what: str) -> Tensor:
         rows = [part.shape[:1] for part in parts.values()]
         if not torch.compiler.is_compiling() and (set(rows) != {rows[0]} or not rows[0]):
-            got = f"{ {name: tuple(part.shape) for name, part in parts.items()} }"
+            got = {name: tuple(part.shape) for name, part in parts.items()}
             raise ValueError(complaint(what, "of as many rows in every head", got, "Put the batch first in each."))
         joined = torch.cat([part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts.values()], 1)
         shapes, width = {name: part.shape[1:] for name, part in parts.items()}, joined.shape[1]
@@ -107,10 +109,8 @@ class Heads(Likelihood):
         """What `_join` has joined, with so many axes before the batch's."""
         shapes = self._shapes[what][joined.shape[leading + 1]]
         parts = joined.split([shape.numel() for shape in shapes.values()], leading + 1)
-        return {
-            name: part.reshape(*part.shape[: leading + 1], *shape)
-            for (name, shape), part in zip(shapes.items(), parts, strict=True)
-        }
+        named = zip(shapes.items(), parts, strict=True)
+        return {name: part.reshape(*part.shape[: leading + 1], *shape) for (name, shape), part in named}
 
     def split(self, target: Any) -> dict[str, Tensor]:
         """Returns targets by head, class indices as integers."""
@@ -134,13 +134,9 @@ class Heads(Likelihood):
         """Returns means over the targets of all heads."""
         outputs, targets = self._parts(output, "output"), self.split(target)
         heads = [head.terms(outputs[name], targets[name], own) for name, head, own in self._tempered(temperature)]
-        parts = zip(*heads, strict=True)
-        loss, nll, count, weight = (torch.stack([part.to(output) for part in of_heads]) for of_heads in parts)
-
-        def mean(losses: Tensor, totals: Tensor) -> Tensor:
-            return (losses * totals).sum() / totals.sum().clamp_min(1e-12)
-
-        return Terms(mean(loss, weight), mean(nll, count), count.sum(), weight.sum())
+        loss, nll, count, weight = (torch.stack([t.to(output) for t in part]) for part in zip(*heads, strict=True))
+        mean_loss = (loss * weight).sum() / weight.sum().clamp_min(1e-12)
+        return Terms(mean_loss, (nll * count).sum() / count.sum().clamp_min(1e-12), count.sum(), weight.sum())
 
     def count(self, target: Tensor) -> int:
         """Returns how many targets all heads have."""
@@ -172,27 +168,25 @@ class Heads(Likelihood):
     def summarise(self, draws: Tensor, temperature: Temperature = None) -> Prediction:
         """Returns a prediction for each head."""
         outputs = self._parts(draws, "output", 2)
-        return JointPrediction(
-            {name: head.summarise(outputs[name], own) for name, head, own in self._tempered(temperature)}
-        )
+        heads = {name: head.summarise(outputs[name], own) for name, head, own in self._tempered(temperature)}
+        return JointPrediction(heads)
 
     def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
         """Returns the sums over heads; by blocks of rows if a head has them by blocks."""
         outputs, targets = self._parts(draws, "output", 2), self.split(target)
         parts = [head.losses(outputs[name], targets[name], own) for name, head, own in self._tempered(temperature)]
-        if not all(len(losses) == len(target) for losses, _ in parts):
+        if any(len(losses) != len(target) for losses, _ in parts):
             return super().losses(draws, target, temperature)
-        return torch.stack([losses for losses, _ in parts]).sum(0), torch.stack([counts for _, counts in parts]).sum(0)
+        losses, counts = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
+        return losses, counts
 
     def score(self, prediction: JointPrediction, target: Any) -> dict[str, float]:
         """NLL over the targets of all heads; then all scores of each head, "age.nll" and so on."""
-        targets, nll = self.split(target), 0.0
-        scores: dict[str, float] = {}
-        for name, head in self._each():
-            own = head.score(prediction[name], targets[name])
-            nll += own["nll"] * head.count(targets[name])
-            scores |= {f"{name}.{score}": value for score, value in own.items()}
-        return {"nll": nll / max(self.count(self.pack(target)), 1)} | scores
+        targets = self.split(target)
+        own = {name: head.score(prediction[name], targets[name]) for name, head in self._each()}
+        counts = {name: head.count(targets[name]) for name, head in self._each()}
+        nll = sum(own[name]["nll"] * counts[name] for name in own) / max(sum(counts.values()), 1)
+        return {"nll": nll} | {f"{name}.{score}": value for name in own for score, value in own[name].items()}
 
     def distances(self, prediction: JointPrediction, target: Tensor) -> list[Conformal | None]:
         """Returns the distances of every head."""
@@ -212,10 +206,8 @@ class Heads(Likelihood):
             found[name], base = base[1 : 1 + int(base[0])], base[1 + int(base[0]) :]
         return found
 
-    def fall_back(
-        self, prediction: JointPrediction, weight: Tensor, base: Tensor | Mapping[str, Tensor]
-    ) -> JointPrediction:
-        """Lets every head fall back to its own base rates, which may be given by head."""
+    def fall_back(self, prediction: JointPrediction, weight: Tensor, base: Any) -> JointPrediction:
+        """Lets every head fall back to its own base rates, a tensor of all or one for each head by name."""
         heads, rates = dict(prediction.heads), self.rates_by_head(base) if isinstance(base, Tensor) else base
         for name, head in self._each():
             heads[name] = head.fall_back(heads[name], weight, rates[name]) if len(rates[name]) else heads[name]

@@ -18,7 +18,7 @@ from ibnn.likelihood.categorical import Bernoulli, Categorical, Discrete
 from ibnn.likelihood.gaussian import Gaussian
 from ibnn.likelihood.heads import Heads
 from ibnn.likelihood.mixing import ExplicitGaussian
-from ibnn.likelihood.running import Split, entropy
+from ibnn.likelihood.running import entropy
 from ibnn.prediction import GaussianPrediction, Prediction
 
 FLOOR = 1e-12  # of variances and probabilities in losses
@@ -65,7 +65,7 @@ class _Probabilities(OnePass, Discrete):
         logs = (logs.flatten(0, 1).logsumexp(0) - math.log(math.prod(draws.shape[:2]))).clamp_max(0)
         unsplit = (entropy(logs.exp()) - aleatoric).clamp_min(0)
         error = torch.full_like(logs, math.nan)
-        answer: Any = self._prediction(logs, Split(aleatoric, unsplit, unsplit), error)
+        answer: Any = self._prediction(logs, (aleatoric, unsplit, unsplit), error)
         found: Prediction = replace(answer, between=None, within=None, unsplit=unsplit)
         return found
 

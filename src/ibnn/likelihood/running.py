@@ -1,4 +1,4 @@
-"""Sums up the probabilities of draws as they come: their mean, its entropies and its Monte Carlo error.
+"""Sums up the probabilities of draws: their mean, its entropies and its Monte Carlo error.
 
 Draws of components 0 and 1, 2 and 3, … with the same number are mirror images of each other (`draws`). So only
 *rounds*, the draws of all components with one number, are independent of each other, and errors are found from the
@@ -7,28 +7,20 @@ sums of such pairs. For draws that are independent altogether that is right, too
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ibnn.prediction import Prediction
+from ibnn.prediction import Prediction, Running
 
-HELD = 2**25  # entries of draws' outputs that a running summary holds at most before it sums them up
-
-
-class Split(NamedTuple):
-    """How the entropy of the mean probability splits, (B, …) each."""
-
-    aleatoric: Tensor
-    between: Tensor
-    within: Tensor
+HELD = 2**25  # entries of draws' outputs that are held at most before they are summed up one by one
+Split = tuple[Tensor, Tensor, Tensor]  # aleatoric, between and within parts of an entropy, (B, …) each
 
 
-class RunningProbabilities:
-    """Mean, entropies and standard error of draws' probabilities, which come component by component, a few at a time.
+class RunningProbabilities(Running):
+    """Mean, entropies and standard error of draws' probabilities p_ks.
 
-    Of draws p_ks:  total = H[mean p],  by component = mean_k H[mean_s p_ks],  aleatoric = mean_ks H[p_ks].
+    total = H[mean p],  by component = mean_k H[mean_s p_ks],  aleatoric = mean_ks H[p_ks].
     """
 
     def __init__(
@@ -38,95 +30,70 @@ class RunningProbabilities:
         log_probs: Callable[[Tensor], Tensor],
         prediction: Callable[[Tensor, Split, Tensor], Prediction],
     ) -> None:
-        self.components, self.samples, self.log_probs, self.prediction = components, samples, log_probs, prediction
-        self.held: list[Tensor] = []
+        super().__init__(self.at_once, components)
+        self.samples, self.log_probs, self.prediction = samples, log_probs, prediction
+        self.number = 0  # of the next draw that is summed up
         zero = torch.zeros(())
-        self.begun = False
-        self.logs = zero  # log of the sum of all probabilities
-        self.means = zero  # of the components' draws, summed
-        self.entropy, self.component_entropy = zero, zero  # of draws and of components' means, summed
-        self.variance = zero  # over rounds, of the sums of two components, summed
-        self.closed = 0  # components that are complete
-        self.open = _Moments()  # of the draws of a component that has begun
-        self.pair = _Moments()  # of their sums with those of the component before
+        self.logs = zero - math.inf  # log of the sum of all probabilities
+        self.means = self.entropy = self.component_entropy = zero  # sums over components, draws and components
+        self.mean = zero  # of the draws so far of one component
+        self.centre = self.squares = zero  # mean and squared deviations of what standard errors are found from
         self.waiting: list[Tensor] = []  # draws of a component whose mirror images are still to come
-        self.across = _Moments()  # of the components, where they have one draw each
+
+    def at_once(self, draws: Tensor) -> Prediction:
+        """Returns the prediction made of draws of outputs, (K, S, B, …)."""
+        log_probs = self.log_probs(draws)  # (K, S, B, …, C)
+        probs = log_probs.exp()
+        means, aleatoric, error = probs.mean(1), entropy(probs).mean((0, 1)), standard_error(probs)
+        logs = log_probs.flatten(0, 1).logsumexp(0)
+        return self._answer(logs, means.mean(0), entropy(means).mean(0), aleatoric, error)
 
     def add(self, draws: Tensor) -> None:
         """Takes the next draws of outputs, (J, B, …), component-major; holds them while they are few."""
-        self.held.append(draws)
-        if sum(part.numel() for part in self.held) > HELD:
-            self._flush()
+        super().add(draws)
+        if sum(part.numel() for part in self.parts) > HELD:
+            self._sum_up()
 
-    def _flush(self) -> None:
-        draws, self.held = torch.cat(self.held), []
-        while len(draws):
-            whole = len(draws) // self.samples * self.samples
-            if self.open.number or not whole:  # a part of one component
-                now = draws[: self.samples - self.open.number][None]
-            else:
-                now = draws[:whole].unflatten(0, (-1, self.samples))
-            self.take(now)
-            draws = draws[now.shape[0] * now.shape[1] :]
+    def _sum_up(self) -> None:
+        parts, self.parts = self.parts, []
+        for part in parts:
+            for draw in part:
+                self._take(self.log_probs(draw[None, None])[0, 0])
 
-    def take(self, draws: Tensor) -> None:
-        """Takes draws of whole components, (k, S, B, …), or some of one, (1, s, B, …)."""
-        log_probs = self.log_probs(draws)  # (k, s, B, …, C)
-        probs, logs = log_probs.exp(), log_probs.flatten(0, 1).logsumexp(0)
-        self.logs = torch.logaddexp(self.logs, logs) if self.begun else logs
-        self.begun = True
-        self.entropy = self.entropy + entropy(probs).sum((0, 1))
-        if probs.shape[:2] == (self.components, self.samples):
-            self._close(probs.mean(1))
-            self.variance = paired(probs).var(1).sum(0) if self.samples > 1 else self.variance
+    def _take(self, log_probs: Tensor) -> None:
+        """Takes the log-probabilities of one draw, (B, …, C)."""
+        component, sample = divmod(self.number, self.samples)
+        probs = log_probs.exp()
+        self.number += 1
+        self.logs, self.entropy = torch.logaddexp(self.logs, log_probs), self.entropy + entropy(probs)
+        self.mean = self.mean + probs / self.samples
+        if sample == self.samples - 1:
+            self.component_entropy = self.component_entropy + entropy(self.mean)
+            self.means, self.mean = self.means + self.mean, torch.zeros(())
+        if self.samples > 1 and component % 2 == 0 and component < self.components - 1:
+            self.waiting.append(probs)
             return
-        for part in probs:
-            self._join(part)
-
-    def _join(self, probs: Tensor) -> None:
-        """Takes some draws of one component, (s, B, …, C)."""
-        first, last = self.open.number, self.closed == self.components - 1
-        self.open = self.open.joined(probs)
-        if self.closed % 2 == 0 and not last:
-            self.waiting.extend(probs)
-        else:
-            others = self.waiting[first : first + len(probs)]
-            self.pair = self.pair.joined(probs + torch.stack(others) if others else probs)
-        if self.open.number < self.samples:
-            return
-        self._close(self.open.mean[None])
-        if self.pair.number:
-            self.variance = self.variance + self.pair.squares / max(self.samples - 1, 1)
-            self.pair, self.waiting = _Moments(), []
-        self.open = _Moments()
-
-    def _close(self, means: Tensor) -> None:
-        """Takes the means of whole components, (k, B, …, C)."""
-        self.closed += len(means)
-        self.means = self.means + means.sum(0)
-        self.component_entropy = self.component_entropy + entropy(means).sum(0)
-        if self.samples == 1:
-            self.across = self.across.joined(means)
+        number = component + 1 if self.samples == 1 else sample + 1
+        values = probs + self.waiting.pop(0) if self.waiting else probs
+        centre = self.centre if number > 1 else torch.zeros(())
+        apart = values - centre
+        self.centre = centre + apart / number
+        self.squares = self.squares + apart * (values - self.centre)
 
     def result(self) -> Prediction:
         """Returns the prediction made of all draws."""
-        if self.held:
-            self._flush()
-        count = self.components * self.samples
-        logs = (self.logs - math.log(count)).clamp_max(0)  # rounding may end above
-        total, component = entropy(self.means / self.components), self.component_entropy / self.components
-        aleatoric = self.entropy / count
-        # By concavity the differences are ≥ 0; the clamp only removes rounding.
-        split = Split(aleatoric, (total - component).clamp_min(0), (component - aleatoric).clamp_min(0))
-        return self.prediction(logs, split, self._standard_error())
+        if not self.number:
+            return super().result()
+        self._sum_up()
+        k, s = self.components, self.samples
+        error = (self.squares / (k * (k - 1) if s == 1 else k * k * s * (s - 1))).sqrt()  # as `standard_error`
+        return self._answer(self.logs, self.means / k, self.component_entropy / k, self.entropy / (k * s), error)
 
-    def _standard_error(self) -> Tensor:
-        """Returns what `standard_error` would of all draws."""
-        if self.components == self.samples == 1:
-            return torch.full_like(self.means, math.nan)
-        if self.samples == 1:
-            return (self.across.squares / (self.components - 1) / self.components).sqrt()
-        return (self.variance / self.samples).sqrt() / self.components
+    def _answer(self, logs: Tensor, mean: Tensor, component: Tensor, aleatoric: Tensor, error: Tensor) -> Prediction:
+        # Rounding may lift a probability above 1. By concavity the differences are ≥ 0 without rounding.
+        logs = (logs - math.log(self.components * self.samples)).clamp_max(0)
+        split = aleatoric, (entropy(mean) - component).clamp_min(0), (component - aleatoric).clamp_min(0)
+        return self.prediction(logs, split, error)
 
 
 def paired(draws: Tensor) -> Tensor:
@@ -152,24 +119,6 @@ def standard_error(draws: Tensor) -> Tensor:
     if samples == 1:
         return draws[:, 0].std(0) / math.sqrt(components)
     return (paired(draws).var(1).sum(0) / samples).sqrt() / components
-
-
-class _Moments(NamedTuple):
-    """Number, mean and sum of squared deviations of tensors."""
-
-    number: int = 0
-    mean: Tensor = torch.zeros(())
-    squares: Tensor = torch.zeros(())
-
-    def joined(self, values: Tensor) -> "_Moments":
-        """Returns the moments with more tensors, (n, …)."""
-        more, mean = len(values), values.mean(0)
-        squares = (values - mean).square().sum(0)
-        if not self.number:
-            return _Moments(more, mean, squares)
-        number, apart = self.number + more, mean - self.mean
-        squares = self.squares + squares + apart.square() * (self.number * more / number)
-        return _Moments(number, self.mean + apart * (more / number), squares)
 
 
 def entropy(probs: Tensor) -> Tensor:

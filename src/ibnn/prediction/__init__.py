@@ -3,7 +3,6 @@
 from ibnn.prediction.answers import (
     BernoulliPrediction,
     CategoricalPrediction,
-    Collected,
     GaussianPrediction,
     JointPrediction,
     Prediction,
@@ -12,37 +11,11 @@ from ibnn.prediction.answers import (
     no_reference,
 )
 from ibnn.prediction.conformal import Conformal, HeldOut, class_distances, number_distances
-from ibnn.prediction.predict import (
-    TOLERANCE,
-    Method,
-    Summary,
-    check_fallback,
-    draws,
-    explaining_cuts,
-    predict,
-    refuse_nan,
-)
+from ibnn.prediction.predict import Method, check_fallback, draws, explaining_cuts, predict, refuse_nan
 
 __all__ = [
-    "TOLERANCE",
-    "BernoulliPrediction",
-    "CategoricalPrediction",
-    "Collected",
-    "Conformal",
-    "GaussianPrediction",
-    "HeldOut",
-    "JointPrediction",
-    "Method",
-    "Prediction",
-    "Running",
-    "Summary",
-    "check_fallback",
-    "check_level",
-    "class_distances",
-    "draws",
-    "explaining_cuts",
-    "no_reference",
-    "number_distances",
-    "predict",
+    "BernoulliPrediction", "CategoricalPrediction", "GaussianPrediction", "JointPrediction", "Prediction",  # answers
+    "Conformal", "HeldOut", "class_distances", "number_distances",
+    "Method", "Running", "check_fallback", "check_level", "draws", "explaining_cuts", "no_reference", "predict",
     "refuse_nan",
-]
+]  # fmt: skip

@@ -7,7 +7,7 @@ part ≥ 0.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -424,29 +424,19 @@ def _epistemic(answer: CategoricalPrediction | GaussianPrediction) -> Tensor:
     return answer.between + answer.within
 
 
-class Running(Protocol):
-    """What makes a prediction of draws that come a few at a time."""
-
-    def add(self, draws: Tensor) -> None:
-        """Takes the next draws of a network's output, (J, B, …), component-major."""
-
-    def result(self) -> Prediction:
-        """The prediction made of all draws."""
-
-
-class Collected:
-    """Holds all draws and summarises them at the end."""
+class Running:
+    """Makes a prediction of draws that come a few at a time; this class holds them all."""
 
     def __init__(self, summarise: Callable[[Tensor], Prediction], components: int) -> None:
         self.summarise, self.components = summarise, components
         self.parts: list[Tensor] = []
 
     def add(self, draws: Tensor) -> None:
-        """Takes the next draws, (J, B, …), component-major."""
+        """Takes the next draws of a network's output, (J, B, …), component-major."""
         self.parts.append(draws)
 
     def result(self) -> Prediction:
-        """The prediction made of all draws."""
+        """Returns the prediction made of all draws."""
         return self.summarise(torch.cat(self.parts).unflatten(0, (self.components, -1)))
 
 
