@@ -78,7 +78,7 @@ class Heads(Likelihood):
         if isinstance(target, Tensor):
             return target
         if not isinstance(target, Mapping) or set(target) != set(self.names):
-            got = sorted(target) if isinstance(target, Mapping) else type(target).__name__
+            got = f"{sorted(target)}" if isinstance(target, Mapping) else type(target).__name__
             raise ValueError(
                 complaint("y", f"a dict with {sorted(self.names)}", got, "Pass a tensor for each of them.")
             )
@@ -93,8 +93,8 @@ class Heads(Likelihood):
     def _join(self, parts: dict[str, Tensor], what: str) -> Tensor:
         rows = [part.shape[:1] for part in parts.values()]
         if not torch.compiler.is_compiling() and (set(rows) != {rows[0]} or not rows[0]):
-            got = {name: tuple(part.shape) for name, part in parts.items()}
-            raise ValueError(complaint(what, "of as many rows in every head", got, "Put the batch first in each."))
+            found = {name: tuple(part.shape) for name, part in parts.items()}
+            raise ValueError(complaint(what, "of as many rows in every head", found, "Put the batch first in each."))
         joined = torch.cat([part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts.values()], 1)
         shapes, width = {name: part.shape[1:] for name, part in parts.items()}, joined.shape[1]
         if what == "y" and self._shapes[what].get(width, shapes) != shapes:  # targets of another shape are in use

@@ -72,9 +72,9 @@ class Prediction:
             if values.dim() > 2:
                 got, remedy = f"{name} of shape {tuple(values.shape)}", "Read the tensors of the prediction instead."
                 raise ValueError(complaint("p", "a prediction of one or several numbers for each input", got, remedy))
-            parts = values[:, None] if values.dim() == 1 else values
-            for number, column in enumerate(parts.detach().cpu().unbind(1)):
-                table[name if parts.shape[1] == 1 else f"{name}.{number}"] = column.numpy()
+            parts = (values[:, None] if values.dim() == 1 else values).detach().cpu().numpy()
+            names = [name] if parts.shape[1] == 1 else [f"{name}.{number}" for number in range(parts.shape[1])]
+            table |= dict(zip(names, parts.T, strict=True))
         return pandas.DataFrame(table)
 
     def _columns(self) -> dict[str, Tensor]:
@@ -133,8 +133,33 @@ class Prediction:
         return parts[0]._map(joined)
 
 
+class _Split:
+    """Uncertainty in parts; `between` and `within` are None where only their sum, `unsplit`, is known."""
+
+    aleatoric: Tensor
+    between: Tensor | None
+    within: Tensor | None
+    unsplit: Tensor | None
+
+    @property
+    def epistemic(self) -> Tensor:
+        """What the draws disagree about, (B, …): mutual information of classes, variance of means of numbers."""
+        if self.between is None or self.within is None:
+            assert self.unsplit is not None
+            return self.unsplit
+        return self.between + self.within
+
+    @property
+    def total(self) -> Tensor:
+        """Entropy of `probs`, or predictive variance, (B, …): aleatoric + epistemic."""
+        return self.aleatoric + self.epistemic
+
+    def _uncertainty(self) -> dict[str, Tensor]:
+        return {"total": self.total, "aleatoric": self.aleatoric, "epistemic": self.epistemic}
+
+
 @dataclass(frozen=True)
-class CategoricalPrediction(Prediction):
+class CategoricalPrediction(_Split, Prediction):
     """Class probabilities and the entropies behind them, in nats.
 
     Attributes:
@@ -162,18 +187,7 @@ class CategoricalPrediction(Prediction):
     unit: ClassVar[str] = "nats"
 
     def _columns(self) -> dict[str, Tensor]:
-        uncertainty = {"total": self.total, "aleatoric": self.aleatoric, "epistemic": self.epistemic}
-        return {"label": self.labels, "prob": self.probs} | uncertainty
-
-    @property
-    def epistemic(self) -> Tensor:
-        """What the draws disagree about (mutual information), (B, …)."""
-        return _epistemic(self)
-
-    @property
-    def total(self) -> Tensor:
-        """Entropy of `probs`, (B, …)."""
-        return self.aleatoric + self.epistemic
+        return {"label": self.labels, "prob": self.probs} | self._uncertainty()
 
     @property
     def labels(self) -> Tensor:
@@ -189,7 +203,7 @@ class CategoricalPrediction(Prediction):
         level: float = 0.9,
         *,
         kind: Kind = "smallest",
-        penalty: float = 0.0,
+        penalty: float = 0,
         by_class: bool = False,
         groups: Any = None,
     ) -> Tensor:
@@ -279,7 +293,7 @@ class BernoulliPrediction(CategoricalPrediction):
 
 
 @dataclass(frozen=True)
-class GaussianPrediction(Prediction):
+class GaussianPrediction(_Split, Prediction):
     """A mixture of Gaussians, one for each draw; variances in squared units of the target.
 
     Attributes:
@@ -306,23 +320,12 @@ class GaussianPrediction(Prediction):
     unit: ClassVar[str] = "squared units of the target"
 
     def _columns(self) -> dict[str, Tensor]:
-        uncertainty = {"total": self.total, "aleatoric": self.aleatoric, "epistemic": self.epistemic}
-        return {"mean": self.mean, "std": self.std} | uncertainty
-
-    @property
-    def epistemic(self) -> Tensor:
-        """Variance of the draws' means."""
-        return _epistemic(self)
+        return {"mean": self.mean, "std": self.std} | self._uncertainty()
 
     @property
     def variance(self) -> Tensor:
-        """Predictive variance: aleatoric + epistemic."""
-        return self.aleatoric + self.epistemic
-
-    @property
-    def total(self) -> Tensor:
-        """Another name of `variance`, as for classification."""
-        return self.variance
+        """Predictive variance: another name of `total`."""
+        return self.total
 
     @property
     def std(self) -> Tensor:
@@ -413,15 +416,6 @@ class JointPrediction(Prediction, Mapping[str, Any]):
         heads = {name: type(head).cat([part[name] for part in parts]) for name, head in parts[0].heads.items()}
         p_values = [part.p_value for part in parts if part.p_value is not None]
         return replace(parts[0], heads=heads, p_value=torch.cat(p_values) if p_values else None)
-
-
-def _epistemic(answer: CategoricalPrediction | GaussianPrediction) -> Tensor:
-    """Returns between + within, or the part that is not split."""
-    if answer.unsplit is not None:
-        return answer.unsplit
-    assert answer.between is not None
-    assert answer.within is not None
-    return answer.between + answer.within
 
 
 class Running:

@@ -28,22 +28,12 @@ from ibnn.inputs import (
     tensors,
     tree_map,
 )
-from ibnn.layers.explain import explain, out_of_memory
-from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, Running, check_level
+from ibnn.layers.explain import explaining_shapes, out_of_memory
+from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, check_level
 from ibnn.prediction.conformal import HeldOut
 
 log = logging.getLogger("ibnn")
 TOLERANCE = 0.1  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
-
-
-class Summary(Protocol):
-    """What `predict` needs of a likelihood."""
-
-    def summarise(self, draws: Tensor) -> Prediction:
-        """Turns draws of a network's output, (K, S, B, …), into a prediction."""
-
-    def running(self, components: int, samples: int) -> Running:
-        """Does the same for draws that come a few at a time."""
 
 
 class Method(Protocol):
@@ -56,8 +46,8 @@ class Method(Protocol):
         """Whether a component has more than one draw."""
 
     @property
-    def likelihood(self) -> Summary:
-        """Turns the draws into a prediction."""
+    def likelihood(self) -> Any:
+        """Turns the draws into a prediction: `summarise` and `running` of a `Likelihood`."""
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Holds the method in eval mode within a block."""
@@ -117,33 +107,34 @@ def predict(
         raise TypeError(complaint("method", "a converted network or a baseline", type(method).__name__, remedy))
     if samples == "auto":
         samples, tolerance = 5, TOLERANCE if tolerance is None else tolerance
-    _check_counts(samples, batch_size)
-    check.seed(seed)
+    _check_options(samples, seed, batch_size)
+    reference = getattr(method, "reference", None) if novelty else None
+    if tolerance is not None:
+        check.number("tolerance", tolerance, above=0, remedy="Pass tolerance=0.05.")
+        if samples == 1 or batch_size is None:
+            expected, got = "given with two samples or more and a batch size", f"{samples} and {batch_size}"
+            raise ValueError(complaint("tolerance", expected, got, "Leave tolerance out."))
+    if fallback is not None:
+        check_fallback(fallback, reference)
     if getattr(method, "fresh", False):
         log.warning("predict: the latents' noise is as convert set it. Call ibnn.calibrate(model, valid) or ibnn.fit.")
         method.fresh = False  # type: ignore[attr-defined]
-    reference = getattr(method, "reference", None) if novelty else None
     held_out: HeldOut | None = getattr(method, "held_out", None)
     held_out = held_out if held_out is not None and held_out.fits(method.likelihood) else None
-    if tolerance is not None:
-        _check_tolerance(tolerance, samples, batch_size)
-    if fallback is not None:
-        check_fallback(fallback, reference)
-
     only_draw = not method.random and method.components == 1  # is the output that novelty measures
 
     def answer(piece: Inputs, first: int, size: int | None) -> Prediction:
+        output = None
         if reference is not None:
             from ibnn.novelty.measure import annotated, measured  # loaded where a model has reference data
-        output = None
-        if reference is not None and only_draw:
-            novel, output = measured(method, piece)
+
+            novel, mean_output = measured(method, piece)
+            output = mean_output if only_draw else None
         if tolerance is None or only_draw:
             found = _answer(method, piece, first, size, samples, seed, output)
         else:
             found = _settled_answer(method, piece, first, size, samples, seed, tolerance)
         if reference is not None:
-            novel = novel if only_draw else measured(method, piece)[0]
             found = cast(Prediction, annotated(method, found, novel, fallback))
         return found if held_out is None else _with_held_out(found, held_out)
 
@@ -171,12 +162,12 @@ def draws(
     >>> draws(model, x, samples=6).shape
     torch.Size([2, 6, 5, 3])
     """
-    _check_counts(samples, batch_size)
-    check.seed(seed)
+    _check_options(samples, seed, batch_size)
     chosen = method.components if components is None else len(components)
+    only: dict[str, Any] = {} if components is None else {"components": components}
 
     def outputs(piece: Inputs, first: int, size: int | None) -> Tensor:
-        drawn = torch.cat(list(_each_draw(method, piece, size, samples, seed, components=components)))
+        drawn = torch.cat(list(_each_draw(method, piece, size, samples, seed, **only)))
         _refuse_not_finite(method, _finite_rows(method, drawn), first + torch.arange(batch_length(piece)))
         return drawn.unflatten(0, (chosen, -1))  # type: ignore[no-any-return]
 
@@ -186,18 +177,11 @@ def draws(
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
-def _check_counts(samples: int, batch_size: int | None) -> None:
+def _check_options(samples: int, seed: int, batch_size: int | None) -> None:
     check.integer("samples", samples, remedy="Pass samples=5.")
+    check.seed(seed)
     if batch_size is not None:
         check.integer("batch_size", batch_size, remedy="Pass batch_size=256, or None to never cut a batch.")
-
-
-def _check_tolerance(tolerance: float, samples: int, batch_size: int | None) -> None:
-    check.number("tolerance", tolerance, above=0, remedy="Pass tolerance=0.05.")
-    if samples == 1 or batch_size is None:
-        got = f"{tolerance} with samples={samples}, batch_size={batch_size}"
-        expected = "given with two samples or more, and with a batch size"
-        raise ValueError(complaint("tolerance", expected, got, "Leave tolerance out."))
 
 
 def check_fallback(fallback: float, reference: Any) -> None:
@@ -214,20 +198,17 @@ def refuse_nan(inputs: Inputs, first: int = 0, argument: str = "", *, infinity: 
 
     `first` is the number of the batch's first row, and `argument` what the message names instead of the input.
     """
-    rows = batch_length(inputs)
-    named = (
-        inputs if isinstance(inputs, Mapping) else {f"input {i}": t for i, t in enumerate(call_arguments(inputs)[0])}
-    )
-    for name, value in named.items():
-        for tensor in tensors(value):
-            if not tensor.is_floating_point() or not tensor.dim() or len(tensor) != rows:
-                continue
-            bad = ~(tensor < math.inf) if infinity else tensor.isnan()
-            if bad.any():
-                row = first + int(bad.reshape(rows, -1).any(1).nonzero()[0])
-                what = "NaN" if tensor.isnan().any() else "infinity"
-                got, remedy = f"{what} in row {row}", "Clean or drop that row."
-                raise ValueError(complaint(argument or name, f"free of {what}", got, remedy))
+    rows, args = batch_length(inputs), call_arguments(inputs)[0]
+    named = inputs if isinstance(inputs, Mapping) else {f"input {i}": value for i, value in enumerate(args)}
+    for name, tensor in ((name, tensor) for name, value in named.items() for tensor in tensors(value)):
+        if not tensor.is_floating_point() or not tensor.dim() or len(tensor) != rows:
+            continue
+        bad = ~(tensor < math.inf) if infinity else tensor.isnan()
+        if bad.any():
+            row = first + int(bad.reshape(rows, -1).any(1).nonzero()[0])
+            what = "NaN" if tensor.isnan().any() else "infinity"
+            got = f"{what} in row {row}"
+            raise ValueError(complaint(argument or name, f"free of {what}", got, "Clean or drop that row."))
 
 
 def _finite_rows(method: Method, found: Tensor | Prediction) -> list[Tensor]:
@@ -276,7 +257,9 @@ def _by_pieces(method: Method, x: Inputs, answer: _Answer[T], batch_size: int | 
     if not isinstance(x, Tensor | tuple | list | dict) and isinstance(x, Iterable):
         from ibnn.progress import track
 
-        home, (rank, world) = torch.device("cpu"), _worker()
+        home = torch.device("cpu")
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         batches = (as_tensors(split_inputs(b), dtype) for b in (track(x, "predict") if progress else x))
     answers: list[tuple[int, T]] = []  # with the number of their batch
     size, first, device = batch_size, 0, next(method.parameters()).device
@@ -301,7 +284,7 @@ def _batch_by_pieces(
     method: Method, batch: Inputs, first: int, size: int | None, answer: _Answer[T]
 ) -> tuple[list[T], int | None]:
     """Returns the answers for a batch, and how many rows may pass at once: halved where memory runs out."""
-    rows, device = batch_length(batch), next(method.parameters()).device
+    rows, device, net = batch_length(batch), next(method.parameters()).device, getattr(method, "net", nn.Identity())
     parts: list[T] = []
     start = 0
     while start < rows:
@@ -309,7 +292,7 @@ def _batch_by_pieces(
         piece = batch if whole else slice_rows(batch, slice(start, start + (size or 0)), rows)
         piece = tree_map(lambda t: t.to(device), piece)
         try:
-            with explaining_cuts(size, rows):
+            with explaining_cuts(size, rows), explaining_shapes(net, piece):
                 parts.append(answer(piece, first + start, size))
         except (MemoryError, RuntimeError) as error:
             if size is None or size == 1 or not out_of_memory(error):
@@ -333,48 +316,21 @@ def explaining_cuts(batch_size: int | None, rows: int) -> Iterator[None]:
         raise ValueError(complaint("batch_size", expected, f"{batch_size} for {rows} rows", remedy)) from error
 
 
-def _worker() -> tuple[int, int]:
-    """Returns the rank and the number of workers."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
 # ------------------------------------------------------------------------------------------------- one piece's answer
 
 
 def _each_draw(
-    method: Method,
-    piece: Inputs,
-    size: int | None,
-    samples: int,
-    seed: int,
-    *,
-    first: int = 0,
-    components: Sequence[int] | None = None,
+    method: Method, piece: Inputs, size: int | None, samples: int, seed: int, **options: Any
 ) -> Iterator[Tensor]:
-    """Yields draws first … first + S − 1 of every component, (J, b, …) at a time."""
-    rows, net = batch_length(piece), getattr(method, "net", nn.Identity())
-    only: dict[str, Any] = {} if components is None else {"components": components}
-    each = method.each_draw(piece, samples, seed, first=first, batch_size=size, **only)
-    try:
-        with closing(each) as drawn:  # type: ignore[type-var]
-            for part in drawn:
-                check_rows(part[0], rows)
-                yield part
-    except (RuntimeError, IndexError, ValueError) as error:
-        explain(error, net, piece)
-        raise
+    """Yields draws of every component, (J, b, …) at a time; raises unless they have the rows of the piece."""
+    with closing(method.each_draw(piece, samples, seed, batch_size=size, **options)) as drawn:  # type: ignore[type-var]
+        for part in drawn:
+            check_rows(part[0], batch_length(piece))
+            yield part
 
 
 def _answer(
-    method: Method,
-    piece: Inputs,
-    first: int,
-    size: int | None,
-    samples: int,
-    seed: int,
-    output: Tensor | None = None,
+    method: Method, piece: Inputs, first: int, size: int | None, samples: int, seed: int, output: Tensor | None
 ) -> Prediction:
     """Returns the prediction for a piece that begins with row `first`; `output` is its only draw, if known."""
     numbers = first + torch.arange(batch_length(piece))
@@ -384,7 +340,7 @@ def _answer(
     for drawn in _each_draw(method, piece, size, samples, seed) if output is None else [output[None]]:
         checks += _finite_rows(method, drawn)
         running.add(drawn)
-    answer = running.result()
+    answer: Prediction = running.result()
     _refuse_not_finite(method, checks + _finite_rows(method, answer), numbers)
     return answer
 
@@ -420,6 +376,5 @@ def _settled_answer(
         left, rounds = left[~done], [part[:, :, ~done] for part in rounds]
         if len(left) == 0:
             break
-    order = torch.cat([numbers for numbers, _ in settled]).argsort()
     answers = [answer for _, answer in settled]
-    return type(answers[0]).cat(answers).rows(order)
+    return type(answers[0]).cat(answers).rows(torch.cat([numbers for numbers, _ in settled]).argsort())
