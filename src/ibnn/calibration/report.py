@@ -67,10 +67,9 @@ class Calibration:
         layers = f"latents: {_span(self.std)}"
         if self.unit_std:
             layers += f", of their units' factors: {_span(self.unit_std)}"
-        (alone, noisy), (gain, error), gained = self.cross_nll, self.gain, ""
-        if error:
-            unit, per = ("% of the NLL", 100 / alone) if alone > 0 else ("nats", 1.0)
-            gained = f": gains {per * gain:.{1 if alone > 0 else 4}f} ± {per * error:.{1 if alone > 0 else 4}f} {unit}"
+        (alone, noisy), (gain, error) = self.cross_nll, self.gain
+        unit, per, digits = ("% of the NLL", 100 / alone, 1) if alone > 0 else ("nats", 1.0, 4)
+        gained = f": gains {per * gain:.{digits}f} ± {per * error:.{digits}f} {unit}" if error else ""
         given_up = abs(math.log(self.temperature / self.fitted_temperature)) > NOTEWORTHY
         shrunk = f" ({self.fitted_temperature:.3g} fits these rows best: too few to support it)" if given_up else ""
         lines += [

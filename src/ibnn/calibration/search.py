@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ibnn import check
 from ibnn.batches import Source, as_source, gather
 from ibnn.calibration.report import Calibration, Point
 from ibnn.draws import Draws
@@ -37,7 +36,7 @@ from ibnn.network import IBNN, by_layer, by_node, require_mixture
 from ibnn.noise import has_units, shares
 from ibnn.normal import Space, address, normals, numbered_words, words
 from ibnn.novelty.fitting import fit_novelty_if_possible
-from ibnn.prediction import explaining_cuts, refuse_nan
+from ibnn.prediction import check_options, explaining_cuts, refuse_nan
 from ibnn.progress import Bar
 from ibnn.units import MIRRORED
 
@@ -63,21 +62,20 @@ def calibrate(
 ) -> Calibration:
     """Calibrates a trained network on held-out labels, without training: sets its latents' noise and a temperature.
 
-    Afterwards `predict` and the network in eval mode give calibrated answers; weights and running statistics are as
-    they were. Latents that were never trained get the mean 1 and a standard deviation by layer; trained ones keep
-    their means, and their standard deviations are scaled. On the held-out labels the result is never worse than
-    temperature scaling; on new data it is about equal or better. Few labels change little: with 30 the network often
-    stays as it is. From 100 rows on `fit_novelty` makes a new reference of them.
+    Weights and running statistics stay. Latents that were never trained get the mean 1 and a standard deviation by
+    layer; trained ones keep their means, and their standard deviations are scaled. On the held-out labels the result
+    is never worse than temperature scaling; on new data it is about equal or better. Few labels change little: with 30
+    the network often stays as it is. From 100 rows on `fit_novelty` makes a new reference of them.
 
     It takes about 60 passes over the held-out rows, or over 1,000 rows if there are fewer; trained latents take up to
-    twice that. In a terminal it says at the start about how long that is.
+    twice that.
 
     Args:
         model: What `ibnn.convert` made of the network.
         valid: Held-out data that the weights were not trained on, as `fit` takes it: a pair (x, y), a Dataset or a
             DataLoader. Held in memory with outputs from all draws of an answer: for dense outputs pass few rows.
-        samples: Draws per component of later answers: what is passed to `predict`. `model.eval_samples` is set to it.
-        seed: Decides the draws; `model.eval_seed` is set to it.
+        samples: Draws per component of later answers, as passed to `predict`; sets `model.eval_samples`.
+        seed: Decides the draws; sets `model.eval_seed`.
         temperature: False leaves the temperature at 1 and takes the scale of the lowest NLL.
         batch_size: Rows that go through the network at once. None never cuts a batch, for networks whose rows depend on
             each other, such as the nodes of a graph; mark rows that are not held out by targets that are ignored.
@@ -94,12 +92,8 @@ def calibrate(
     if not isinstance(model, IBNN):
         remedy = "Convert it first: calibrate(ibnn.convert(net), valid)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
-    model.posterior()  # refuses a reverted one
     require_mixture(model)
-    check.integer("samples", samples, remedy="Pass samples=5.")
-    if batch_size is not None:
-        check.integer("batch_size", batch_size, remedy="Pass batch_size=256, or None to never cut a batch.")
-    check.seed(seed)
+    check_options(samples, seed, batch_size)
     with generators_restored():
         options: Any = {"batch_size": batch_size, "shuffled": False, "pack": model.likelihood.pack}
         source = valid if isinstance(valid, Source) else as_source(valid, name="valid", **options)
@@ -122,7 +116,7 @@ def calibrate(
         else:
             order, answers = order[:RANKED], answers[:, :, :RANKED]
             x, y = slice_rows(x, order, len(y)), y[order]
-        given = model.likelihood.summarise(answers).to(torch.device("cpu"))
+        given = model.likelihood.summarise(answers).to("cpu")
         source = as_source((x, y), batch_size=batch_size, shuffled=False)
         fit_novelty_if_possible(model, source, answers=given, seed=seed, batch_size=batch_size)
     return report
@@ -144,30 +138,34 @@ def _calibrated(outputs: "_Outputs", y: Tensor, *, temper: bool) -> tuple[Calibr
         likelihood.balance(plain, y, functools.partial(supported_temperature, rough=True))
     curve = _curve(outputs, plain, y, temper=temper)
     scale = _chosen(curve, outputs, temper)
-    without, answers = measure(outputs, plain, 0.0, y, temper=temper), plain
+    answers, kept = plain, measure(outputs, plain, 0.0, y, temper=temper)
+    after, cost = scores(plain, kept.point.temperature), kept.costs.sum()
     cross, counts = crossed(likelihood, plain, y, temper=temper)
-    kept, after, kept_cross = without, scores(plain, without.point.temperature), cross
+    kept_cross = cross
     if scale:
         draws = outputs.answers(scale)
-        noisy = measure(outputs, draws, scale, y, temper=temper)
-        tried, tried_cross = scores(draws, noisy.point.temperature), crossed(likelihood, draws, y, temper=temper)[0]
-        cheaper = bool(noisy.costs.sum() <= without.costs.sum())
-        if cheaper and tried["nll"] <= after["nll"] and tried_cross.sum() <= cross.sum():
-            kept, answers, after, kept_cross = noisy, draws, tried, tried_cross
-    outputs.set_noise(kept.point.scale)
+        noisy, noisy_cross = (
+            measure(outputs, draws, scale, y, temper=temper),
+            crossed(likelihood, draws, y, temper=temper)[0],
+        )
+        noisy_scores = scores(draws, noisy.point.temperature)
+        if noisy.costs.sum() <= cost and noisy_scores["nll"] <= after["nll"] and noisy_cross.sum() <= cross.sum():
+            answers, kept, after, kept_cross = draws, noisy, noisy_scores, noisy_cross
+    point = kept.point
+    outputs.set_noise(point.scale)
     temperature_scaling = scores(plain, supported_temperature(likelihood, plain, y, rough=True))
     fitted = best_temperature(likelihood, answers, y, rough=True) if temper else 1.0
-    likelihood.set_temperature(kept.point.temperature)
+    likelihood.set_temperature(point.temperature)
     model.eval_samples, model.eval_seed = outputs.samples, outputs.seed
     units = zip(model.latents, model.unit_std.tolist(), has_units(model).tolist(), strict=True)
     report = Calibration(
         curve=tuple(candidate.point for candidate in curve),
-        scale=kept.point.scale,
-        temperature=kept.point.temperature,
+        scale=point.scale,
+        temperature=point.temperature,
         fitted_temperature=fitted,
         std={name: float(part.mean()) for name, _, part in by_layer(model, model.posterior().std)},
         unit_std={name: std for name, std, placed in units if placed},
-        reason="" if kept.point.scale else _refusal(curve, scale),
+        reason="" if point.scale else _refusal(curve, scale),
         before=before,
         temperature_scaling=temperature_scaling,
         after=after,
@@ -183,13 +181,12 @@ class Candidate(NamedTuple):
     """A scale as the report shows it, and what it costs groups of rows, (G,) each."""
 
     point: Point
-    losses: Tensor  # summed over a group's data, at the point's temperature
-    costs: Tensor  # the same, and the group's part of the price
+    costs: Tensor  # losses summed over a group's data, at the point's temperature, and the group's part of the price
     counts: Tensor  # data in each group
 
 
 def measure(outputs: "_Outputs", draws: Tensor, scale: float, y: Tensor, *, temper: bool) -> Candidate:
-    """Returns the losses of draws (K, S, N, …) at the temperature that they support or, without `temper`, at 1.
+    """Returns what draws (K, S, N, …) cost at the temperature that they support or, without `temper`, at 1.
 
     Prices are for all held-out rows: where only a part is measured, it pays that part.
     """
@@ -197,9 +194,9 @@ def measure(outputs: "_Outputs", draws: Tensor, scale: float, y: Tensor, *, temp
     best = supported_temperature(likelihood, draws, y, price=part * PRICE, rough=True) if temper else 1.0
     price = PRICE * abs(math.log(best / float(likelihood.temperature))) + NOISE_PRICE * abs(scale - outputs.trained)
     (plain, counts), (losses, _) = (likelihood.losses(draws, y, t) for t in (1.0, best))
-    number = counts.sum()
-    point = Point(scale, float(plain.sum() / number), best, float(losses.sum() / number))
-    return Candidate(point, losses, losses + part * price * counts / number, counts)
+    number = float(counts.sum())
+    point = Point(scale, float(plain.sum()) / number, best, _total(losses) / number)
+    return Candidate(point, losses + part * price * counts / number, counts)
 
 
 def _curve(outputs: "_Outputs", plain: Tensor, y: Tensor, *, temper: bool) -> list[Candidate]:
@@ -229,13 +226,12 @@ def _chosen(curve: list[Candidate], outputs: "_Outputs", temper: bool) -> float:
 
 def _refusal(curve: list[Candidate], scale: float) -> str:
     """Says why there is no noise, given the scale that the curve chose."""
-    lowest = min(curve, key=lambda candidate: _total(candidate.losses)).point.scale
+    lowest = min((candidate.point for candidate in curve), key=lambda point: point.tempered_nll).scale
+    why = "Noise does not lower the NLL"
     if scale:
         why = f"Noise of scale {scale:.3g} is no better than none on all rows"
     elif lowest:
         why = f"Noise of scale {lowest:.3g} lowers the NLL by less than so few labels can prove"
-    else:
-        why = "Noise does not lower the NLL"
     return f"{why}: this is temperature scaling, without noise."
 
 
@@ -255,11 +251,10 @@ def choose(losses: list[Tensor], counts: Tensor, *, largest: bool, part: float =
     best = min(range(len(totals)), key=totals.__getitem__)
     if not largest:
         return best
-    for at in reversed(range(best, len(totals))):
+    for at in reversed(range(best + 1, len(totals))):
         difference, error = paired(losses[at], losses[best], counts)
-        error *= part**0.5
         halfway = totals[at] <= (totals[0] + totals[best]) / 2
-        if difference <= max(error if halfway else error / 4, NEGLIGIBLE):
+        if difference <= max(part**0.5 * error * (1 if halfway else 0.25), NEGLIGIBLE):
             return at
     return best
 
@@ -288,23 +283,17 @@ def crossed(likelihood: Likelihood, draws: Tensor, y: Tensor, *, temper: bool) -
 
 
 class _Outputs:
-    """Runs the network on the held-out rows with noise of a given scale.
-
-    Attributes:
-        order: A random order of the rows, in which outputs are returned.
-        trained: Whether the latents were trained.
-        searched: How many rows the search uses: what `PASSES` leaves beside an answer for each row.
-        by_row: Whether every row can have its own draw; layers that do not see the batch refuse that.
-        passed: How many rows went through the network.
-    """
+    """Runs the network on the held-out rows, in a random order, with noise of a given scale."""
 
     def __init__(self, model: IBNN, x: Inputs, rows: int, *, samples: int, seed: int, batch_size: int | None, bar: Bar):
         self.model, self.x, self.rows, self.device = model, x, rows, model.examples.device
-        self.samples, self.seed, self.batch_size, self.bar, self.passed = samples, seed, batch_size, bar, 0
+        self.samples, self.seed, self.batch_size, self.bar = samples, seed, batch_size, bar
+        self.passed = 0  # rows that went through the network
         self.order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
         left = PASSES * max(rows, LEAST) - model.components * samples * rows
-        self.searched = min(max(left // ((SCALES + 2) * DRAWS), rows // 4), rows)
-        self.by_row, self.trained = batch_size is not None, int(model.examples) > 0
+        self.searched = min(max(left // ((SCALES + 2) * DRAWS), rows // 4), rows)  # rows that the search uses
+        self.by_row = batch_size is not None  # layers that do not see the batch refuse a draw for each row
+        self.trained = int(model.examples) > 0
         q = model.posterior()
         self.mean, self.std, self.unit_std = q.mean.clone(), q.std.clone(), model.unit_std.clone()
         if not self.trained:
@@ -369,8 +358,7 @@ class _Outputs:
 
 def _checked_plain(outputs: _Outputs, y: Tensor) -> Tensor:
     """Returns the outputs without noise; raises if they do not fit the labels, or labels are too few."""
-    likelihood, few = outputs.model.likelihood, torch.arange(min(256, outputs.rows))
-    began = time.perf_counter()
+    likelihood, few, began = outputs.model.likelihood, torch.arange(min(256, outputs.rows)), time.perf_counter()
     with explaining_shapes(outputs.model.net, outputs.inputs(few), "valid"):
         plain = outputs.plain()
         check_rows(plain[0, 0], outputs.rows)
@@ -381,13 +369,12 @@ def _checked_plain(outputs: _Outputs, y: Tensor) -> Tensor:
     if (labels := likelihood.count(y)) < FEWEST:
         remedy = "Hold out more: targets that are ignored do not count."
         raise ValueError(complaint("valid", f"data of at least {FEWEST} labels", labels, remedy))
-    if plain.isnan().any() or plain.isposinf().any():  # −∞ masks a class
+    if not bool((plain < math.inf).all()):  # nor NaN; −∞ masks a class
         got = "NaN or infinity in the network's outputs"
         raise ValueError(complaint("valid", "data that the network can answer", got, "Check the inputs' scale."))
     if isinstance(likelihood, Categorical | Bernoulli):
-        classes = (
-            plain[:, 0].movedim(likelihood.class_dim(plain, 2), 2) if isinstance(likelihood, Categorical) else None
-        )
+        dim = likelihood.class_dim(plain, 2) if isinstance(likelihood, Categorical) else None
+        classes = None if dim is None else plain[:, 0].movedim(dim, 2)
         if end := own_activation(outputs.model.net, classes):
             what = f"The network ends in a {end}, and the likelihood adds its own: probabilities stay far from 1"
             warnings.warn(f"{what}. Take the {end} out of the network and calibrate again.", stacklevel=4)
@@ -402,15 +389,15 @@ def _checked_plain(outputs: _Outputs, y: Tensor) -> Tensor:
 @contextmanager
 def _restored_on_error(model: IBNN) -> Iterator[None]:
     """Puts latents, temperature and eval settings back if the block fails."""
-    tensors: list[Tensor] = [parameter for latent in model.latents.values() for parameter in latent.parameters()]
-    tensors += [*model.likelihood.buffers(), model.unit_std]
-    values = [tensor.detach().clone() for tensor in tensors]
-    settings = model.eval_samples, model.eval_seed, model.reference, model.held_out
+    latents = (parameter for latent in model.latents.values() for parameter in latent.parameters())
+    values = [(tensor, tensor.detach().clone()) for tensor in (*latents, *model.likelihood.buffers(), model.unit_std)]
+    settings = {name: getattr(model, name) for name in ("eval_samples", "eval_seed", "reference", "held_out")}
     try:
         yield
     except BaseException:
         with torch.no_grad():
-            for tensor, value in zip(tensors, values, strict=True):
+            for tensor, value in values:
                 tensor.copy_(value)
-        model.eval_samples, model.eval_seed, model.reference, model.held_out = settings
+        for name, value in settings.items():
+            setattr(model, name, value)
         raise

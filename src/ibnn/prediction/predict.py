@@ -107,7 +107,7 @@ def predict(
         raise TypeError(complaint("method", "a converted network or a baseline", type(method).__name__, remedy))
     if samples == "auto":
         samples, tolerance = 5, TOLERANCE if tolerance is None else tolerance
-    _check_options(samples, seed, batch_size)
+    check_options(samples, seed, batch_size)
     reference = getattr(method, "reference", None) if novelty else None
     if tolerance is not None:
         check.number("tolerance", tolerance, above=0, remedy="Pass tolerance=0.05.")
@@ -162,7 +162,7 @@ def draws(
     >>> draws(model, x, samples=6).shape
     torch.Size([2, 6, 5, 3])
     """
-    _check_options(samples, seed, batch_size)
+    check_options(samples, seed, batch_size)
     chosen = method.components if components is None else len(components)
     only: dict[str, Any] = {} if components is None else {"components": components}
 
@@ -177,7 +177,8 @@ def draws(
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
-def _check_options(samples: int, seed: int, batch_size: int | None) -> None:
+def check_options(samples: int, seed: int, batch_size: int | None) -> None:
+    """Raises unless these options of `predict`, `draws`, `calibrate` and others are as they expect them."""
     check.integer("samples", samples, remedy="Pass samples=5.")
     check.seed(seed)
     if batch_size is not None:
