@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -494,7 +493,6 @@ def test_probabilities_may_be_off_by_rounding() -> None:
 
 P, Y = torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([0, 1])
 LOGITS, S = torch.tensor([[0.9, 0.1], [2.0, -1.0]]), torch.tensor([0.1, 0.2])
-LOGIT_ROW = "-1 to 2 with values summing to 1 in row 1"
 
 
 def row(*values: float) -> tuple[Tensor, Tensor]:
@@ -502,59 +500,56 @@ def row(*values: float) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("call", "argument", "expected", "got", "remedy"),
+    ("call", "argument"),
     [
         # distributions
-        (lambda: error(LOGITS, Y), "probs", "in [0, 1]", LOGIT_ROW, "pass prediction.probs"),
-        (lambda: brier(*row(0.5, 0.498)), "probs", "sum", "0.998 in row 0", "did you pass logits?"),
-        (lambda: ece(*row(1.00005, -5e-5)), "probs", "in [0, 1]", "-5e-05", "prediction.probs"),
-        (lambda: ece(*row(1.0005, 0.0)), "probs", "in [0, 1]", "to 1 in row 0", "prediction.probs"),
-        (lambda: error(*row(math.inf, 0)), "probs", "in [0, 1]", "inf", "prediction.probs"),
-        (lambda: nll(P, Y), "log_probs", "at most 0", "0.1 to 0.9", "pass prediction.log_probs"),
-        (lambda: nll(*row(-1, -1)), "log_probs", "exps summing", "0.7358 in row 0", "logits?"),
-        (lambda: nll(*row(2e-4, -20)), "log_probs", "at most 0", "0.0002", "prediction.log_probs"),
-        (lambda: brier(*row(NAN, 0.6)), "probs", "numbers", "NaN in row 0", "upstream"),
-        (lambda: nll(*row(NAN, 0)), "log_probs", "numbers", "NaN in row 0", "upstream"),
-        (lambda: error(P[:0], Y[:0]), "probs", "non-empty", "(0, 2)", "prediction.probs"),
-        (lambda: error(P[0], Y), "probs", "(N, C)", "(2,)", "prediction.probs"),
-        (lambda: error(torch.eye(2).long(), Y), "probs", "float", "int64", "prediction.probs"),
+        (lambda: error(LOGITS, Y), "probs"),
+        (lambda: brier(*row(0.5, 0.498)), "probs"),
+        (lambda: ece(*row(1.00005, -5e-5)), "probs"),
+        (lambda: ece(*row(1.0005, 0.0)), "probs"),
+        (lambda: error(*row(math.inf, 0)), "probs"),
+        (lambda: nll(P, Y), "log_probs"),
+        (lambda: nll(*row(-1, -1)), "log_probs"),
+        (lambda: nll(*row(2e-4, -20)), "log_probs"),
+        (lambda: brier(*row(NAN, 0.6)), "probs"),
+        (lambda: nll(*row(NAN, 0)), "log_probs"),
+        (lambda: error(P[:0], Y[:0]), "probs"),
+        (lambda: error(P[0], Y), "probs"),
+        (lambda: error(torch.eye(2).long(), Y), "probs"),
         # labels
-        (lambda: nll(P.log(), Y[:1]), "labels", "(2,) to go with log_probs", "(1,)", "one class"),
-        (lambda: brier(P, torch.eye(2).long()), "labels", "shape (2,)", "(2, 2)", "class index"),
-        (lambda: error(P, Y.float()), "labels", "integer", "torch.float32", "labels.long()"),
-        (lambda: error(P, Y.bool()), "labels", "integer", "torch.bool", "labels.long()"),
-        (lambda: error(P, Y + 1), "labels", "in 0 to 1", "2", "count classes from 0"),
-        (lambda: error(P, Y - 1), "labels", "in 0 to 1", "-1", "drop rows without a label"),
-        (lambda: ece(P, Y, 0), "bins", "at least 1", "0", "bins=15"),
+        (lambda: nll(P.log(), Y[:1]), "labels"),
+        (lambda: brier(P, torch.eye(2).long()), "labels"),
+        (lambda: error(P, Y.float()), "labels"),
+        (lambda: error(P, Y.bool()), "labels"),
+        (lambda: error(P, Y + 1), "labels"),
+        (lambda: error(P, Y - 1), "labels"),
+        (lambda: ece(P, Y, 0), "bins"),
         # scores
-        (lambda: auroc(S[:0], S), "negatives", "non-empty 1-D", "(0,)", "some data"),
-        (lambda: fpr_at_95_tpr(S, P), "positives", "1-D", "(2, 2)", "positives.flatten()"),
-        (lambda: auroc(S, S * NAN), "positives", "numbers", "NaN in row 0", "upstream"),
-        (lambda: risk_coverage(S * NAN, Y), "uncertainty", "numbers", "NaN in row 0", "upstream"),
-        (lambda: risk_coverage(S, Y[:1]), "correct", "length 2", "length 1", "one entry per row"),
-        (lambda: risk_coverage(S, 7 * Y), "correct", "True or False", "7", "argmax(1) == labels"),
+        (lambda: auroc(S[:0], S), "negatives"),
+        (lambda: fpr_at_95_tpr(S, P), "positives"),
+        (lambda: auroc(S, S * NAN), "positives"),
+        (lambda: risk_coverage(S * NAN, Y), "uncertainty"),
+        (lambda: risk_coverage(S, Y[:1]), "correct"),
+        (lambda: risk_coverage(S, 7 * Y), "correct"),
         # bootstrap
-        (lambda: bootstrap(mean), "samples", "rows on axis 0", "[]", "some data"),
-        (lambda: bootstrap(mean, S[:0]), "samples", "rows on axis 0", "[0]", "some data"),
-        (lambda: bootstrap(mean, S[0]), "samples", "rows on axis 0", "[0]", "some data"),
-        (lambda: bootstrap(auroc, S, S[:1]), "samples", "as many rows", "[2, 1]", "paired=False"),
-        (lambda: bootstrap(lambda _: NAN, S), "metric", "numbers", "NaN in row 0", "upstream"),
-        (lambda: bootstrap(mean, S, resamples=0), "resamples", "at least 1", "0", "1000"),
-        (lambda: bootstrap(mean, S, level=95), "level", "above 0 and below 1", "95", "0.95"),
-        (lambda: bootstrap(mean, S, level=1), "level", "above 0 and below 1", "1", "0.95"),
-        (lambda: rmse(S, S[:, None]), "target", "non-empty, of the shape of mean", "(2,) and (2, 1)", "view_as(mean)"),
-        (lambda: coverage(S, S, S * NAN), "target", "numbers", "NaN in row 0", "upstream"),
-        (lambda: interval_score(S, S, S, level=90), "level", "above 0 and below 1", "90", "0.9"),
-        (lambda: crps(S[None], 0 * S[None], S), "stds", "positive", "not positive", "draw_stds"),
-        (lambda: crps(S[None], S[None] + 1, S, S[None]), "weights", "sum 1 over draws", "sums", "draw_weights"),
-        (lambda: bootstrap(mean, S, level=0), "level", "above 0 and below 1", "0", "0.95"),
+        (lambda: bootstrap(mean), "samples"),
+        (lambda: bootstrap(mean, S[:0]), "samples"),
+        (lambda: bootstrap(mean, S[0]), "samples"),
+        (lambda: bootstrap(auroc, S, S[:1]), "samples"),
+        (lambda: bootstrap(lambda _: NAN, S), "metric"),
+        (lambda: bootstrap(mean, S, resamples=0), "resamples"),
+        (lambda: bootstrap(mean, S, level=95), "level"),
+        (lambda: bootstrap(mean, S, level=1), "level"),
+        (lambda: rmse(S, S[:, None]), "target"),
+        (lambda: coverage(S, S, S * NAN), "target"),
+        (lambda: interval_score(S, S, S, level=90), "level"),
+        (lambda: crps(S[None], 0 * S[None], S), "stds"),
+        (lambda: crps(S[None], S[None] + 1, S, S[None]), "weights"),
+        (lambda: bootstrap(mean, S, level=0), "level"),
     ],
 )
-def test_an_error_has_four_parts(
-    call: Callable[[], object], argument: str, expected: str, got: str, remedy: str
-) -> None:
-    parts = f"Expected `{argument}` to be ", expected, ", but got ", got, ". ", remedy, "."
-    with pytest.raises(ValueError, match="(?si)^" + ".*".join(map(re.escape, parts)) + "$"):
+def test_an_error_has_four_parts(call: Callable[[], object], argument: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s)^Expected `{argument}` to be .+, but got .+[.] [A-Z].+[.]$"):
         call()
 
 

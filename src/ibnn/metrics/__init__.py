@@ -14,15 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ibnn import check
-from ibnn.metrics.checks import (
-    Values,
-    as_tensor,
-    check_numbers,
-    class_rows,
-    problem,
-    same_shape,
-    score_column,
-)
+from ibnn.errors import complaint
+from ibnn.metrics.checks import Values, class_rows, numbers, same_shape, score_column
 
 __all__ = ["ReliabilityCurve", "RiskCoverage", "reliability_curve", "risk_coverage", "scores"]  # of classifiers
 __all__ += ["adaptive_ece", "augrc", "aupr", "aurc", "auroc", "brier", "classwise_ece", "ece", "error"]
@@ -65,8 +58,7 @@ def error(probs: Values, labels: Values, *, axis: int = 1) -> float:
     >>> error(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
     0.5
     """
-    probs, labels = class_rows("probs", probs, labels, axis)
-    return (probs.argmax(1) != labels).double().mean().item()
+    return (~_guesses(probs, labels, axis)[1]).double().mean().item()
 
 
 def nll(log_probs: Values, labels: Values, *, axis: int = 1) -> float:
@@ -99,15 +91,24 @@ def reliability_curve(probs: Values, labels: Values, bins: int = BINS, *, axis: 
     >>> reliability_curve(probs, torch.tensor([0, 1, 1]), bins=2).accuracy.tolist()
     [0.0, 0.5]
     """
-    check.integer("bins", bins, remedy="Pass bins=15.")
-    probs, labels = class_rows("probs", probs, labels, axis)
-    confidence, guess = probs.max(1)
-    edges = torch.arange(bins + 1, dtype=torch.float64) / bins  # linspace would miss some by an ulp
+    edges = _edges(bins)
+    confidence, right = _guesses(probs, labels, axis)
     index = _bin_numbers(confidence, edges)
     count = index.bincount(minlength=bins)
-    total = index.bincount(confidence.double(), minlength=bins)
-    hits = index.bincount((guess == labels).double(), minlength=bins)
+    total, hits = (index.bincount(values.double(), minlength=bins) for values in (confidence, right))
     return ReliabilityCurve(total / count, hits / count, count, edges)
+
+
+def _guesses(probs: Values, labels: Values, axis: int) -> tuple[Tensor, Tensor]:
+    """Returns the probability of each row's most probable class, and whether that class is the label, (R,) each."""
+    probs, labels = class_rows("probs", probs, labels, axis)
+    confidence, guess = probs.max(1)
+    return confidence, guess == labels
+
+
+def _edges(bins: int) -> Tensor:
+    check.integer("bins", bins, remedy="Pass bins=15.")
+    return torch.arange(bins + 1, dtype=torch.float64) / bins  # linspace would miss some by an ulp
 
 
 def _bin_numbers(confidence: Tensor, edges: Tensor) -> Tensor:
@@ -136,13 +137,11 @@ def adaptive_ece(probs: Values, labels: Values, bins: int = BINS, *, axis: int =
     0.15
     """
     check.integer("bins", bins, remedy="Pass bins=15.")
-    probs, labels = class_rows("probs", probs, labels, axis)
-    confidence, guess = probs.double().max(1)
+    confidence, right = (values.double() for values in _guesses(probs, labels, axis))
     last = torch.arange(1, bins + 1) * len(confidence) // bins - 1  # the last row of each bin, by rank
     borders = confidence.sort().values[last.clamp_min(0)].unique()
     index = torch.bucketize(confidence, borders)
-    gaps = index.bincount(confidence - (guess == labels).double())  # sums of confidence − accuracy
-    return gaps.abs().sum().item() / len(confidence)
+    return index.bincount(confidence - right).abs().sum().item() / len(confidence)  # sums of confidence − accuracy
 
 
 def classwise_ece(probs: Values, labels: Values, bins: int = BINS, *, axis: int = 1) -> float:
@@ -153,14 +152,9 @@ def classwise_ece(probs: Values, labels: Values, bins: int = BINS, *, axis: int 
     >>> classwise_ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
     0.25
     """
-    check.integer("bins", bins, remedy="Pass bins=15.")
-    probs, labels = class_rows("probs", probs, labels, axis)
-    edges = torch.arange(bins + 1, dtype=torch.float64) / bins
-    true = F.one_hot(labels, probs.shape[1]).double()
-    gaps = [
-        _bin_numbers(own, edges).bincount(own.double() - hit).abs().sum()
-        for own, hit in zip(probs.T.contiguous(), true.T, strict=True)
-    ]
+    edges, (probs, labels) = _edges(bins), class_rows("probs", probs, labels, axis)
+    columns = zip(probs.T.contiguous(), F.one_hot(labels, probs.shape[1]).T.double(), strict=True)
+    gaps = [_bin_numbers(own, edges).bincount(own.double() - hit).abs().sum() for own, hit in columns]
     return torch.stack(gaps).mean().item() / len(probs)
 
 
@@ -224,10 +218,9 @@ def risk_coverage(uncertainty: Values, correct: Values) -> RiskCoverage:
     """
     uncertainty, right = score_column("uncertainty", uncertainty), score_column("correct", correct)
     rows = len(uncertainty)
-    if len(right) != rows:
-        raise problem("correct", f"of length {rows}", f"length {len(right)}", "pass one entry per row of `uncertainty`")
+    check.shape("correct", right, (rows,), remedy="Pass one entry per row of `uncertainty`.")
     if len(odd := right[(right != 0) & (right != 1)]):
-        raise problem("correct", "True or False", f"{odd[0]}", "pass probs.argmax(1) == labels")
+        raise ValueError(complaint("correct", "True or False", odd[0].item(), "Pass probs.argmax(1) == labels."))
     uncertainty, order = uncertainty.sort(stable=True)
     new = (uncertainty[1:] != uncertainty[:-1]).long()
     group = F.pad(new.cumsum(0), (1, 0))  # (N,) number of the tie
@@ -244,9 +237,8 @@ def aurc(probs: Values, labels: Values, *, axis: int = 1) -> float:
     >>> aurc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
     0.25
     """
-    probs, labels = class_rows("probs", probs, labels, axis)
-    confidence, guess = probs.max(1)
-    return risk_coverage(1 - confidence, guess == labels).area
+    confidence, right = _guesses(probs, labels, axis)
+    return risk_coverage(1 - confidence, right).area
 
 
 def augrc(probs: Values, labels: Values, *, axis: int = 1) -> float:
@@ -258,9 +250,7 @@ def augrc(probs: Values, labels: Values, *, axis: int = 1) -> float:
     >>> augrc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))  # the error is the less confident row
     0.125
     """
-    probs, labels = class_rows("probs", probs, labels, axis)
-    confidence, guess = probs.max(1)
-    right = guess == labels
+    confidence, right = _guesses(probs, labels, axis)
     wrong = 1 - right.double().mean().item()
     missed = 1 - auroc(confidence[~right], confidence[right]) if 0 < wrong < 1 else 0.0
     return missed * wrong * (1 - wrong) + wrong**2 / 2
@@ -354,15 +344,17 @@ def _mixture(
     means: Values, stds: Values, target: Values, weights: "Values | None"
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Checks the draws of a mixture of Gaussians and its targets. Returns all in float64; default weights are equal."""
-    means, stds = as_tensor("means", means), as_tensor("stds", stds)
-    if means.shape != stds.shape or means.dim() < 1 or not len(means) or not bool((stds > 0).all()):
-        got = f"shapes {tuple(means.shape)} and {tuple(stds.shape)}, or a std that is not positive"
-        raise problem("stds", "positive, of the shape of means", got, "pass prediction.draw_stds")
-    weights = torch.full_like(means, 1 / len(means)) if weights is None else as_tensor("weights", weights)
-    if weights.shape != means.shape or bool((weights < 0).any() or ((weights.sum(0) - 1).abs() > 1e-3).any()):
-        got = f"shape {tuple(weights.shape)}, sums from {weights.sum(0).min():.4g} to {weights.sum(0).max():.4g}"
-        raise problem("weights", "of the shape of means, with sum 1 over draws", got, "pass prediction.draw_weights")
-    target, _, _ = same_shape(target, means=means[0], stds=stds[0])
+    means, stds = numbers("means", means), numbers("stds", stds)
+    equal = torch.ones_like(means)
+    weights = equal / equal.sum(0) if weights is None else numbers("weights", weights)
+    for name, values in (("stds", stds), ("weights", weights)):
+        check.shape(name, values, tuple(means.shape), remedy=f"Pass prediction.draw_{name}.")
+    if not bool((stds > 0).all()):
+        raise ValueError(complaint("stds", "positive", f"{stds.min():.4g}", "Pass prediction.draw_stds."))
+    if bool((weights < 0).any() or ((weights.sum(0) - 1).abs() > 1e-3).any()):
+        got = f"sums from {weights.sum(0).min():.4g} to {weights.sum(0).max():.4g}"
+        raise ValueError(complaint("weights", "of sum 1 over draws", got, "Pass prediction.draw_weights."))
+    target = same_shape(target, means=means.sum(0))[0]
     return means.double(), stds.double(), target.double(), weights.double()
 
 
@@ -401,24 +393,19 @@ def bootstrap(
     >>> bootstrap(error, probs, labels)  # 0.2 and two standard errors of 0.04
     Interval(value=0.2, low=0.12, high=0.28)
     """
-    data = [as_tensor("samples", sample) for sample in samples]
+    data = [torch.as_tensor(sample).detach().cpu() for sample in samples]
     sizes = [len(sample) if sample.ndim else 0 for sample in data]
-    if not sizes or 0 in sizes:
-        raise problem("samples", "tensors with rows on axis 0", f"rows {sizes}", "pass some data")
-    if paired and len(set(sizes)) > 1:
-        remedy = "pass paired=False if the samples are independent"
-        raise problem("samples", "as many rows in each, being paired", f"rows {sizes}", remedy)
+    if not sizes or 0 in sizes or (paired and len(set(sizes)) > 1):
+        remedy = "Pass some data, with paired=False if the samples are independent."
+        raise ValueError(complaint("samples", "of one or more rows, as many in each if paired", sizes, remedy))
     check.integer("resamples", resamples, remedy="Pass resamples=1000.")
     check.share("level", level, remedy="Pass 0.95 for 95 %.")
     generator = torch.Generator().manual_seed(seed)
     values = torch.empty(resamples, dtype=torch.float64)
-    independent = sizes[:1] if paired else sizes
     for r in range(resamples):
-        drawn = [torch.randint(n, (n,), generator=generator) for n in independent]
-        drawn *= len(sizes) // len(independent)
-        values[r] = metric(*(s[i] for s, i in zip(data, drawn, strict=True)))
-    check_numbers("metric", values)
-    ranked = values.sort().values.tolist()
+        drawn = [torch.randint(n, (n,), generator=generator) for n in (sizes[:1] if paired else sizes)]
+        values[r] = metric(*(sample[rows] for sample, rows in zip(data, drawn * len(sizes), strict=False)))
+    ranked = numbers("metric", values).sort().values.tolist()
     cut = int((1 - level) / 2 * (resamples - 1) + 1e-9)  # ranks beyond each end, less rounding
     return Interval(float(metric(*data)), ranked[cut], ranked[-1 - cut])
 
@@ -435,14 +422,7 @@ def score_intervals(probs: Values, log_probs: Values, labels: Values) -> dict[st
     log_probs, _ = class_rows("log_probs", log_probs, labels, 1)
     probs, labels = class_rows("probs", probs, labels, 1)
     confidence, guess = probs.max(1)
-    wrong = (guess != labels).double()
-    gap = confidence.double() - 1 + wrong
-    columns = {
-        "error": wrong,
-        "nll": 0 - log_probs.gather(1, labels[:, None])[:, 0].double(),
-        "ece": _bin_numbers(confidence, torch.arange(BINS + 1, dtype=torch.float64) / BINS),
-        "brier": (probs.double() - F.one_hot(labels, probs.shape[1])).square().sum(1),
-    }
+    wrong, bins = (guess != labels).double(), _bin_numbers(confidence, _edges(BINS))
 
     def mean(values: Tensor) -> float:
         return values.mean().item()
@@ -451,6 +431,8 @@ def score_intervals(probs: Values, log_probs: Values, labels: Values) -> dict[st
         return bins.bincount(gap, minlength=BINS).abs().sum().item() / len(gap)
 
     return {
-        name: bootstrap(mean_gap, column, gap) if name == "ece" else bootstrap(mean, column)
-        for name, column in columns.items()
+        "error": bootstrap(mean, wrong),
+        "nll": bootstrap(mean, 0 - log_probs.gather(1, labels[:, None])[:, 0].double()),
+        "ece": bootstrap(mean_gap, bins, confidence.double() - 1 + wrong),
+        "brier": bootstrap(mean, (probs.double() - F.one_hot(labels, probs.shape[1])).square().sum(1)),
     }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ibnn import check
 from ibnn.errors import complaint
 
 if TYPE_CHECKING:
@@ -13,19 +14,14 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = "Tensor | np.ndarray[Any, Any] | Sequence[Any]"  # what metrics accept
 
-_SUM_TOLERANCE = 1e-3  # of a row's total probability
-_TOP_TOLERANCE = 1e-4  # of the largest (log-)probability, which rounding may lift above its bound
+SUM_TOLERANCE = 1e-3  # of a row's total probability
+TOP_TOLERANCE = 1e-4  # of the largest (log-)probability, which rounding may lift above its bound
 
 
-def problem(argument: str, expected: str, got: str, remedy: str) -> ValueError:
-    """An error in four parts; the remedy becomes a sentence."""
-    return ValueError(complaint(argument, expected, got, f"{remedy[0].upper()}{remedy[1:]}."))
+def numbers(name: str, values: Values) -> Tensor:
+    """Returns values of any kind as a tensor on the CPU, without its graph; raises unless they are real and not NaN.
 
-
-def as_tensor(name: str, values: Values) -> Tensor:
-    """Returns values of any kind as a tensor on the CPU, without its graph.
-
-    >>> as_tensor("probs", [1.0, 2.0])
+    >>> numbers("probs", [1.0, 2.0])
     tensor([1., 2.])
     """
     try:
@@ -35,72 +31,55 @@ def as_tensor(name: str, values: Values) -> Tensor:
         raise TypeError(complaint(name, "a tensor, an array or a list", type(values).__name__, remedy)) from error
     if found.is_complex():
         raise TypeError(complaint(name, "real numbers", f"dtype {found.dtype}", f"Pass {name}.real."))
+    if len(nans := found.isnan().nonzero()):
+        got = "NaN" if found.dim() == 0 else f"NaN in row {nans[0, 0]}"
+        raise ValueError(complaint(name, "numbers", got, "Find what made it upstream."))
     return found
-
-
-def check_numbers(name: str, values: Tensor) -> None:
-    """Raises if a value is NaN."""
-    if len(nans := values.isnan().nonzero()):
-        raise problem(name, "numbers", f"NaN in row {nans[0, 0]}", "find what made it upstream")
-
-
-def _check_distributions(name: str, values: Tensor) -> None:
-    """Checks that every row of `values` (R, C), probs or log_probs by name, is a distribution."""
-    logs = name == "log_probs"
-    probs, top, what = (values.exp(), 0, "exps") if logs else (values, 1, "values")
-    total = probs.sum(1)  # (R,)
-    outside = ((values > top + _TOP_TOLERANCE) | (probs < 0)).any(1)
-    if len(bad := (outside | ((total - 1).abs() > _SUM_TOLERANCE)).nonzero()):
-        row = int(bad[0])
-        expected = f"values {'of at most 0' if logs else 'in [0, 1]'} with {what} summing to 1"
-        low, high = values[row].aminmax()
-        got = f"{low:.4g} to {high:.4g} with {what} summing to {total[row]:.4g} in row {row}"
-        raise problem(name, expected, got, f"did you pass logits? pass prediction.{name}, in float32 or wider")
 
 
 def class_rows(name: str, values: Values, labels: Values, axis: int) -> tuple[Tensor, Tensor]:
     """Checks `values` (N, C, ...), named probs or log_probs, classes in an axis, and flattens both: (R, C), (R,)."""
-    values, labels = as_tensor(name, values), as_tensor("labels", labels)
-    shape = tuple(values.shape)
+    values, labels = numbers(name, values), numbers("labels", labels)
     if values.ndim < 2 or values.numel() == 0 or not values.is_floating_point():
-        expected = "a non-empty float tensor (N, C) or (N, C, ...)"
-        raise problem(name, expected, f"{values.dtype} {shape}", f"pass prediction.{name}")
-    if axis in (0, -values.ndim) or not -values.ndim <= axis < values.ndim:
-        raise problem("axis", f"one of {name} {shape} beyond the first", f"{axis}", "pass 1 or -1")
+        got, remedy = f"{values.dtype} {tuple(values.shape)}", f"Pass prediction.{name}."
+        raise ValueError(complaint(name, "a non-empty float tensor (N, C) or (N, C, ...)", got, remedy))
+    axis = axis + values.ndim if -values.ndim <= axis < 0 else axis
+    check.integer("axis", axis, most=values.ndim - 1, remedy="Pass 1 or -1.")
     values = values.movedim(axis, 1)
-    if labels.shape != values[:, 0].shape:
-        expected = f"of shape {tuple(values[:, 0].shape)} to go with {name} {shape}"
-        got = f"shape {tuple(labels.shape)}"
-        raise problem("labels", expected, got, f"pass one class index per row, classes on axis {axis}")
+    check.shape(
+        "labels", labels, tuple(values[:, 0].shape), remedy=f"Pass one class index per row, classes on axis {axis}."
+    )
     if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise problem("labels", "of an integer dtype", f"{labels.dtype}", "pass labels.long()")
+        raise ValueError(complaint("labels", "of an integer dtype", labels.dtype, "Pass labels.long()."))
     values, labels = values.movedim(1, -1).flatten(0, -2), labels.long().reshape(-1)
-    classes = values.shape[1]
-    if len(wrong := labels[(labels < 0) | (labels >= classes)]):
-        remedy = "drop rows without a label and count classes from 0"
-        raise problem("labels", f"in 0 to {classes - 1}", f"{wrong[0]}", remedy)
-    check_numbers(name, values)
-    _check_distributions(name, values.double())
+    if len(wrong := labels[(labels < 0) | (labels >= values.shape[1])]):
+        remedy = "Drop rows without a label and count classes from 0."
+        raise ValueError(complaint("labels", f"in 0 to {values.shape[1] - 1}", int(wrong[0]), remedy))
+    wide, logs = values.double(), name == "log_probs"
+    probs, top = (wide.exp(), 0) if logs else (wide, 1)
+    outside = ((wide > top + TOP_TOLERANCE) | (probs < 0)).any(1)
+    if len(bad := (outside | ((probs.sum(1) - 1).abs() > SUM_TOLERANCE)).nonzero()):
+        (low, high), total = wide[bad[0]].aminmax(), probs[bad[0]].sum()
+        got = f"{low:.4g} to {high:.4g}, with probabilities summing to {total:.4g}, in row {int(bad[0])}"
+        remedy = f"Did you pass logits? Pass prediction.{name}, in float32 or wider."
+        raise ValueError(complaint(name, "logs of probabilities" if logs else "probabilities", got, remedy))
     return values, labels
 
 
 def score_column(name: str, values: Values) -> Tensor:
     """Checks that `values` are one or more numbers along one axis."""
-    values = as_tensor(name, values)
+    values = numbers(name, values)
     if values.ndim != 1 or len(values) == 0:
-        got, remedy = f"shape {tuple(values.shape)}", f"pass {name}.flatten() of some data"
-        raise problem(name, "a non-empty 1-D tensor", got, remedy)
-    check_numbers(name, values)
+        got = f"shape {tuple(values.shape)}"
+        raise ValueError(complaint(name, "a non-empty 1-D tensor", got, f"Pass {name}.flatten() of some data."))
     return values.double().contiguous()  # else searchsorted warns
 
 
 def same_shape(target: Values, **others: Values) -> list[Tensor]:
     """Checks numbers that must have the target's shape; returns the target and the others as tensors."""
-    target, tensors = as_tensor("target", target), {name: as_tensor(name, values) for name, values in others.items()}
+    found, tensors = numbers("target", target), {name: numbers(name, values) for name, values in others.items()}
     for name, values in tensors.items():
-        if values.shape != target.shape or not target.numel():
-            got = f"{tuple(values.shape)} and {tuple(target.shape)}"
-            raise problem("target", f"non-empty, of the shape of {name}", got, f"pass target.view_as({name})")
-        check_numbers(name, values)
-    check_numbers("target", target)
-    return [target, *tensors.values()]
+        if values.shape != found.shape or not found.numel():
+            got = f"{tuple(values.shape)} and {tuple(found.shape)}"
+            raise ValueError(complaint("target", f"of the shape of {name}, not empty", got, "Pass one of that shape."))
+    return [found, *tensors.values()]
