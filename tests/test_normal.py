@@ -10,7 +10,7 @@ from scipy import stats
 
 from ibnn.generators import generators_restored, seed_generators
 from ibnn.normal import Space, _mixed, address, next_words, normals, normals_of, words
-from ibnn.training.loop import Stream
+from ibnn.training.loop import FORWARD, LOADING
 
 ROWS, NODES = 2000, 1500
 GOLDEN_WORD = 973211550
@@ -109,8 +109,7 @@ def test_the_operator_is_sound_and_graphs_draw_the_same_words() -> None:
 
 
 def test_spaces_are_distinct() -> None:
-    for registry in (Space, Stream):
-        assert len({member.value for member in registry}) == len(registry.__members__)
+    assert len({member.value for member in Space}) == len(Space.__members__)
     drawn = {int(words(address(0, space, 1))) for space in Space}
     assert len(drawn) == len(Space)
 
@@ -119,7 +118,7 @@ def test_numbers_that_weights_and_predictions_depend_on() -> None:
     assert [space.name for space in sorted(Space) if space < 7] == [
         *("INIT_MEAN", "INIT_STD", "TRAIN", "ASSIGN", "PREDICT", "KL", "TIES")
     ]
-    assert (Space.SEARCH, Stream.LOADING, Stream.FORWARD) == (101, 1, 2)
+    assert (Space.SEARCH, LOADING, FORWARD) == (101, 1, 2)
 
 
 def calls(name: str) -> list[tuple[str, ast.Call]]:
@@ -160,7 +159,7 @@ def test_one_address_seeds_all_generators() -> None:
     with generators_restored():
         seed_generators(3, 1)
         first = drawn()
-        seed_generators(3, Stream.LOADING)  # a name is its number
+        seed_generators(3, LOADING)
         assert drawn() == first
         seed_generators(3, 2)
         assert all(a != b for a, b in zip(first, drawn(), strict=True))

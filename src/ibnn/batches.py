@@ -84,15 +84,17 @@ class Source:
 
     def split(self, rows: int, seed: int) -> tuple["Source", "Source"]:
         """Returns a random (train, held-out) split with `rows` held out, both in their original order."""
-        order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(seed))
-        kept, out = order[rows:].sort().values, order[:rows].sort().values
-        parts = []
-        for part in (kept, out):
+
+        def part(numbers: Tensor) -> Source:
             pair = isinstance(self.data, tuple)
-            data = tree_map(lambda t: t[part], self.data) if pair else Subset(self.data, part.tolist())  # noqa: B023
-            size, numbers = min(self.batch_size, len(part)), part if self.numbers is None else self.numbers[part]
-            parts.append(replace(self, data=data, rows=len(part), batch_size=size, numbers=numbers))
-        return parts[0], replace(parts[1], shuffled=False, drop_last=False)
+            data = tree_map(lambda t: t[numbers], self.data) if pair else Subset(self.data, numbers.tolist())
+            before = numbers if self.numbers is None else self.numbers[numbers]
+            size = min(self.batch_size, len(numbers))
+            return replace(self, data=data, rows=len(numbers), batch_size=size, numbers=before)
+
+        order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(seed))
+        out = part(order[:rows].sort().values)
+        return part(order[rows:].sort().values), replace(out, shuffled=False, drop_last=False)
 
     def fingerprint(self) -> str:
         """Returns a hash of the data: their size, all targets, and 64 rows of inputs.
@@ -100,15 +102,14 @@ class Source:
         The 64 rows of a Dataset are loaded twice: what differs is augmented at random and is left out, and so are the
         targets of its other rows. Of an iterable only the length is hashed.
         """
-        digest = hashlib.blake2b(str(self.rows).encode(), digest_size=16)
+        digest, parts = hashlib.blake2b(str(self.rows).encode(), digest_size=16), list[Tensor]()
+        if not isinstance(self.data, DataLoader):
+            length = len(self.data[1] if isinstance(self.data, tuple) else self.data)
+            rows = torch.linspace(0, length - 1, min(length, SAMPLED)).long()
         if isinstance(self.data, tuple):
             x, y = self.data
-            rows = _sampled(len(y)).to(y.device)
-            parts = [y, *tensors(tree_map(lambda t: t[rows], x))]
-        elif isinstance(self.data, DataLoader):
-            parts = []
-        else:
-            rows = _sampled(len(self.data))
+            parts = [y, *tensors(tree_map(lambda t: t[rows.to(t.device)], x))]
+        elif not isinstance(self.data, DataLoader):
             loading = tuple((name, value) for name, value in self.loading if name == "collate_fn")
             alone, loaded = replace(self, loading=loading), []
             for _ in range(2):
@@ -211,11 +212,10 @@ def as_source(
     >>> as_source((torch.zeros(10, 2), torch.zeros(10)), batch_size=4).steps
     3
     """
-    loading = (("num_workers", workers),)
     if isinstance(data, DataLoader):
         return replace(_from_loader(data, name, shuffled), pack=pack)
     if isinstance(data, tuple | list) and len(data) == 2:
-        x, y = (_numbers(part, name, what) for part, what in zip(data, ("inputs", "targets"), strict=True))
+        x, y = _numbers(data[0], name, "inputs"), _numbers(data[1], name, "targets")
         y = pack(y) if pack is not None and isinstance(y, Mapping) else y
         if not isinstance(y, Tensor) or y.dim() == 0:
             inner = f" of {type(data[1][0]).__name__}" if isinstance(data[1], tuple | list) and data[1] else ""
@@ -228,10 +228,10 @@ def as_source(
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and isinstance(data, Sized):
         if len(data) == 0:
             raise ValueError(complaint(name, "at least one example", "an empty dataset", "Pass data."))
-        size = min(batch_size or len(data), len(data))
+        size, loading = min(batch_size or len(data), len(data)), (("num_workers", workers),)
         return Source(data, len(data), size, shuffled, loading=loading, pack=pack)
-    got = type(data).__name__
-    raise TypeError(complaint(name, "a Dataset, a DataLoader or a pair (x, y)", got, "Wrap it in a DataLoader."))
+    expected, got = "a Dataset, a DataLoader or a pair (x, y)", type(data).__name__
+    raise TypeError(complaint(name, expected, got, "Wrap it in a DataLoader."))
 
 
 def _numbers(data: Any, name: str, what: str) -> Any:
@@ -270,11 +270,6 @@ def _collate(rows: Any) -> Any:
     return rows if isinstance(rows, tuple) else default_collate(rows)
 
 
-def _sampled(rows: int) -> Tensor:
-    """Returns the numbers of the rows that stand for all in a fingerprint."""
-    return torch.linspace(0, rows - 1, min(rows, SAMPLED)).long()
-
-
 def gather(source: Source, seed: int, name: str) -> tuple[Inputs, Tensor]:
     """Returns all inputs and targets of one epoch of a source; `name` is the argument's."""
     batches = [(share.x, share.y) for share in source.epoch(seed, 0)]
@@ -304,8 +299,8 @@ def split_batch(batch: Any, pack: Pack | None = None) -> tuple[Inputs, Tensor]:
         target = batch[-1]
     if pack is not None and isinstance(target, Mapping):
         target = pack(target)
-    if isinstance(target, Tensor):
-        return split_inputs(batch), target
-    got = f"a {type(batch).__name__}" + ("" if target is None else f" whose targets are a {type(target).__name__}")
-    wanted, remedy = 'a pair (x, y) or a dict with "labels", targets as a tensor', "Set the loader's collate_fn."
-    raise TypeError(complaint("batch", wanted, got, remedy))
+    if not isinstance(target, Tensor):
+        got = f"a {type(batch).__name__}" + ("" if target is None else f" whose targets are a {type(target).__name__}")
+        wanted, remedy = 'a pair (x, y) or a dict with "labels", targets as a tensor', "Set the loader's collate_fn."
+        raise TypeError(complaint("batch", wanted, got, remedy))
+    return split_inputs(batch), target

@@ -15,12 +15,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]  # the same, as positional and key
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
-    """Yields the tensors in nested tuples, lists and mappings, in order.
-
-    >>> import torch
-    >>> [len(t) for t in tensors({"a": torch.zeros(2), "b": (torch.zeros(3), None)})]
-    [2, 3]
-    """
+    """Yields the tensors in nested tuples, lists and mappings, in order."""
     return (part for part in _parts(tree) if isinstance(part, Tensor))
 
 
@@ -47,9 +42,6 @@ def as_tensors(tree: Any, dtype: torch.dtype | None = None) -> Any:
     """Returns arrays as tensors, in containers too; float64 becomes the dtype of a network, if it is given.
 
     Without one, arrays of float64, which is numpy's default, become float32, and tensors stay as they are.
-
-    >>> as_tensors({"x": torch.zeros(2, dtype=torch.float64)}, torch.float32)["x"].dtype
-    torch.float32
     """
     if isinstance(tree, Mapping):
         return {key: as_tensors(value, dtype) for key, value in tree.items()}
@@ -64,11 +56,7 @@ def as_tensors(tree: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Returns a tensor of floats in a network's dtype, if either is float64; lower precisions are autocast's business.
-
-    >>> cast(torch.zeros(2), torch.float64).dtype, cast(torch.zeros(2), torch.bfloat16).dtype
-    (torch.float64, torch.float32)
-    """
+    """Returns a tensor of floats in a network's dtype, if either is float64; lower precisions are for autocast."""
     wide = dtype is not None and tensor.is_floating_point() and torch.float64 in (tensor.dtype, dtype)
     return tensor.to(dtype) if wide else tensor
 
@@ -129,12 +117,11 @@ def pick(output: Any, part: Pick | None) -> Any:
         try:
             if isinstance(output, Mapping):
                 output = output[name]
-            elif name.lstrip("-").isdigit() and isinstance(output, tuple | list):
-                output = output[int(name)]
             else:
-                output = getattr(output, name)
+                at = name.lstrip("-").isdigit() and isinstance(output, tuple | list)
+                output = output[int(name)] if at else getattr(output, name)
         except (KeyError, IndexError, AttributeError):
-            has = f"{list(output)}" if isinstance(output, Mapping) else f"a {type(output).__name__}"
+            has = list(output) if isinstance(output, Mapping) else f"a {type(output).__name__}"
             remedy = 'Pass the path to the tensor that is predicted, such as "heads.age" or "0", or a function.'
             raise ValueError(complaint("logits", f"a path into the network's output, {part!r}", has, remedy)) from None
     return output

@@ -7,6 +7,16 @@ from typing import Any, Self, TypeVar
 T = TypeVar("T")
 
 
+class _Nothing:
+    """Does nothing, whatever it is asked to do."""
+
+    def __getattr__(self, name: str) -> Self:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Self:
+        return self
+
+
 class Bar:
     """A bar on stderr that counts up to a total, if there is one.
 
@@ -18,35 +28,27 @@ class Bar:
     def __init__(
         self, title: str, total: int | None = None, *, done: int = 0, shown: bool = True, in_bytes: bool = False
     ) -> None:
-        self._live: Any = _draw(in_bytes) if shown and sys.stderr.isatty() else None
-        if self._live is not None:
-            self._task = self._live.add_task(title, total=total, completed=done)
-            self._live.start()
-
-    @property
-    def drawn(self) -> bool:
-        """Whether someone can see it."""
-        return self._live is not None
+        live = _draw(in_bytes) if shown and sys.stderr.isatty() else None
+        self.drawn = live is not None  # whether someone can see it
+        self._live: Any = live or _Nothing()
+        self._task = self._live.add_task(title, total=total, completed=done)
+        self._live.start()
 
     def advance(self) -> None:
         """Counts one more step."""
-        if self._live is not None:
-            self._live.advance(self._task)
+        self._live.advance(self._task)
 
     def update(self, *, done: int, total: int | None = None, title: str | None = None) -> None:
         """Sets how much is done, and of how much, and the text."""
-        if self._live is not None:
-            self._live.update(self._task, completed=done, total=total, description=title)
+        self._live.update(self._task, completed=done, total=total, description=title)
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
-        if self._live is not None:
-            self._live.console.print(text, highlight=False, markup=False)
+        self._live.console.print(text, highlight=False, markup=False)
 
     def close(self) -> None:
         """Removes the bar."""
-        if self._live is not None:
-            self._live.stop()
+        self._live.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -56,11 +58,7 @@ class Bar:
 
 
 def track(items: Iterable[T], title: str) -> Iterator[T]:
-    """Yields items under a bar.
-
-    >>> list(track([1, 2], "predict"))
-    [1, 2]
-    """
+    """Yields items under a bar."""
     with Bar(title, len(items) if isinstance(items, Sized) else None) as bar:
         for item in items:
             yield item
@@ -75,12 +73,7 @@ def _draw(in_bytes: bool) -> Any:
     except ImportError:
         return None
     counts = (
-        [progress.DownloadColumn(), progress.TransferSpeedColumn()] if in_bytes else [progress.MofNCompleteColumn()]
+        (progress.DownloadColumn(), progress.TransferSpeedColumn()) if in_bytes else (progress.MofNCompleteColumn(),)
     )
-    columns = [
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(20),
-        *counts,
-        progress.TimeRemainingColumn(),
-    ]
+    columns = ("{task.description}", progress.BarColumn(20), *counts, progress.TimeRemainingColumn())
     return progress.Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True)

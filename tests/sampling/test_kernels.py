@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ibnn.sampling import kernels
+from ibnn.sampling import moves as kernels
 from ibnn.sampling.settings import Settings
 
 CURVATURE = torch.tensor([1.0, 4.0], dtype=torch.float64)

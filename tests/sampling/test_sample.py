@@ -384,7 +384,7 @@ def test_data_that_cannot_be_sampled_from() -> None:
         quick(model, (x[:1], y[:1]))
     sampler = torch.utils.data.WeightedRandomSampler([1.0] * 50, 50)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10, sampler=sampler)
-    with pytest.raises(TypeError, match="drawn at random"):
+    with pytest.raises(TypeError, match="`data`"):
         quick(model, loader)
     wrong = y.clone()
     wrong[40] = 2

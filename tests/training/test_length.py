@@ -82,7 +82,7 @@ def test_a_default_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     expected = fit(whole, train, valid, **options)
     with pytest.raises(Stop) as stopped:
         fit(parts, train, valid, run_dir=tmp_path, callbacks=[stop], **options)
-    assert "of step" in stopped.value.__notes__[0]
+    assert "last step" in stopped.value.__notes__[0]
     history = fit(make(), train, valid, run_dir=tmp_path, **options)
     assert history == expected
     resumed = make()
@@ -150,6 +150,35 @@ def test_a_run_that_fails_before_its_first_step_changes_nothing(method: Any, mon
     after = model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize("method", [make, lambda: Plain(ibnn.revert(make()))], ids=["ibnn", "plain"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_run_that_fails_later_restores_noise_and_the_count_of_examples(method: Any, trained: bool) -> None:
+    def fail(row: dict[str, Any], model: Any) -> None:
+        raise KeyError
+
+    model = method()
+    if trained:
+        fit(model, rows(60), epochs=1, quiet=True, novelty=False)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(KeyError) as failed:
+        fit(model, rows(600), callbacks=[fail], epochs=3, batch_size=20, quiet=True)
+    assert "last step" in failed.value.__notes__[0]
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"}
+
+
+def test_a_run_that_is_interrupted_keeps_the_noise_that_fits_its_weights() -> None:
+    def interrupt(row: dict[str, Any], model: Any) -> None:
+        raise KeyboardInterrupt
+
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, rows(600), callbacks=[interrupt], epochs=3, quiet=True)
+    assert int(model.examples) == 500
+    assert model.prior_std != before["prior_std"]
 
 
 def numbers(number: int, seed: int = 0) -> tuple[Tensor, Tensor]:

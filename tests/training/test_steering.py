@@ -248,7 +248,7 @@ def test_a_calibrated_start_ends_with_more_held_out_examples(monkeypatch: pytest
 def test_looks_take_turns_and_cost_the_same_for_any_number_of_components(components: int) -> None:
     model = make_model(components=components)
     held_out = HeldOut(model, as_source((X, Y), batch_size=256, shuffled=False), torch.device("cpu"), seed=0)
-    steered = steering.Steering(model, held_out, total=100, batch_size=90, n_data=600)
+    steered = steering.Steering(model, held_out, total=100, batch_size=90)
     (a, a_targets), (b, b_targets) = (steered._draws(4, 120, turn=turn) for turn in (0, 1))
     each = max(4 // components, 1)
     assert a.shape[:3] == b.shape[:3] == (min(components, 4), each, 120)

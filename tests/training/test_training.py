@@ -388,7 +388,7 @@ def test_bad_validation_data_are_refused_before_the_first_step(valid: Any, match
         ({"callbacks": print}, r"`callbacks` to be a list of functions.*callbacks=\[function\]"),
         ({"callbacks": ["print"]}, "`callbacks` to be a list of functions"),
         ({"resume": "yes"}, "`resume`"),
-        ({"recipe": 3}, "`recipe` to be a Recipe, the name of one, or None, but got int"),
+        ({"recipe": 3}, "`recipe` to be a Recipe or the name of one, but got 3"),
         ({"learning_rate": 0.1}, "unexpected keyword argument 'learning_rate'"),
         ({"lr": -1.0}, "`lr`"),
     ],

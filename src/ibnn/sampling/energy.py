@@ -1,10 +1,7 @@
 """Computes the energy of several chains and its gradient, on all data or estimated from minibatches.
 
-U(z) = −(Σ log p(y | x, z) + log p(z)) / T, where the likelihood has its full weight. Minibatches are drawn with
-replacement, by address: their noise is independent from step to step, and a chain resumes from its step alone.
-
-An estimate from a minibatch is the value of all data at an anchor near the chain, plus the minibatch's estimate of the
-difference (control variates; Baker et al., 2019). Both terms have the same rows, so that most of their noise cancels.
+U(z) = −(Σ log p(y | x, z) + log p(z)) / T, where the likelihood has its full weight. A minibatch's estimate is that
+of all data at an anchor near the chain, plus its estimate of the difference (control variates; Baker et al., 2019).
 Without it the noise of minibatches, not the posterior, would dictate the step size.
 """
 
@@ -25,6 +22,10 @@ PROBED = 32  # rows of a minibatch to try things on, where steps take all data
 AT_ONCE = 256  # rows that go through the network at once, for each chain
 
 
+class DivergedChainError(RuntimeError):
+    """A chain left the finite numbers; the model is as it was."""
+
+
 class Piece(NamedTuple):
     """Some data: the same rows for all chains, or as many for each chain, one chain after the other."""
 
@@ -42,15 +43,9 @@ class Anchor(NamedTuple):
 
 
 class Energy:
-    """U of K chains at z (K, nodes).
+    """U of K chains at z (K, nodes), for a network in eval mode.
 
-    Args:
-        model: The network, in eval mode; its weights stay as they are.
-        source: The data.
-        batch_size: Rows of a minibatch; None for all data, which are then held in memory. Data of at most four
-            minibatches are also taken whole: a step computes two of them, and carries their noise.
-        temperature: T.
-        seed: Decides the minibatches.
+    Data of at most four minibatches are taken whole: a step computes two of them, and carries their noise.
     """
 
     def __init__(self, model: IBNN, source: Source, batch_size: int | None, temperature: float, seed: int) -> None:
@@ -59,17 +54,16 @@ class Energy:
         self.prior_std = torch.as_tensor(prior_stds(model)).to(self.device, self.dtype)
         self.batch_size = None if batch_size is None or 4 * batch_size >= source.rows else batch_size
         self._probe_rows = self.batch_size or min(PROBED, source.rows)
-        self._whole: list[Piece] = []
-        if self.batch_size is None:
-            parts = torch.arange(source.rows).split(AT_ONCE)
-            self._whole = [Piece(*self.rows(part), len(part)) for part in parts]
+        self._whole = [] if self.batch_size else list(self._all())
         self._in_one_pass = False
-        self._check(*self.rows(torch.arange(min(2, source.rows))))
+        self._check(*self._rows(torch.arange(min(2, source.rows))))
 
-    def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
-        """Returns data by their numbers."""
+    def _rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
         x, y = self.source.take(numbers)
         return tree_map(lambda t: t.to(self.device), as_tensors(x, self.dtype)), y.to(self.device)
+
+    def _all(self) -> Iterable[Piece]:
+        return (Piece(*self._rows(part), len(part)) for part in torch.arange(self.source.rows).split(AT_ONCE))
 
     def _check(self, x: Inputs, y: Tensor) -> None:
         """Raises unless targets fit the network's outputs; finds out whether it takes a z for each row."""
@@ -91,14 +85,14 @@ class Energy:
     def batch(self, step: int, number: int = 0) -> list[Piece]:
         """Returns the data of a step: all, or a minibatch; `number` counts further minibatches, to try things on.
 
-        Each chain has its own minibatch: a shared one would make chains depend on each other.
+        Rows are drawn by address, with replacement. Each chain has its own: shared ones would make chains dependent.
         """
         if self.batch_size is None and not number:
             return self._whole
         chain, row = torch.arange(self.model.components)[:, None], torch.arange(self._probe_rows)
         drawn = words(address(self.seed, Space.CHAIN_BATCH, step, number, chain, row)).view(-1, len(row))
         parts = (drawn % self.source.rows).split(AT_ONCE, 1)
-        return [Piece(*self.rows(part.flatten()), part.shape[1]) for part in parts]
+        return [Piece(*self._rows(part.flatten()), part.shape[1]) for part in parts]
 
     def __call__(
         self, z: Tensor, data: list[Piece], *, each: bool = True, anchor: Anchor | None = None
@@ -120,30 +114,26 @@ class Energy:
 
     def anchor(self, z: Tensor) -> Anchor:
         """Returns an anchor at z; it takes a pass over all data."""
-        numbers = torch.arange(self.source.rows).split(AT_ONCE)
-        return Anchor(z, *self._likelihood(z, (Piece(*self.rows(part), len(part)) for part in numbers), True))
+        return Anchor(z, *self._likelihood(z, self._all(), True))
 
     def _likelihood(self, z: Tensor, data: Iterable[Piece], each: bool) -> tuple[Tensor, Tensor]:
-        """Returns −Σ log p(y | x, z) of some data, (K,), and its gradient (K, nodes)."""
+        """Returns −Σ log p(y | x, z) of some data, (K,), or without `each` its mean, and its gradient (K, nodes)."""
         total, gradient = torch.zeros_like(z[:, 0]), torch.zeros_like(z)
+        likelihood, chains = self.model.likelihood, len(z)
         for piece in data:
+            y = piece.y if len(piece.y) != piece.rows else piece.y.repeat(chains, *[1] * (piece.y.dim() - 1))
             with torch.enable_grad():
                 at = z.detach().requires_grad_()
-                losses = self._losses(at, piece, each)  # (K,)
+                outputs = self._outputs(at, piece)  # (K, rows, …)
+                if each:
+                    every = list(map(likelihood.terms, outputs, y.split(piece.rows)))
+                    losses = torch.stack([terms.nll * terms.count.to(z) for terms in every])
+                else:
+                    terms = likelihood.terms(outputs.flatten(0, 1), y)
+                    losses = (terms.nll * terms.count.to(z) / chains).expand(chains)
                 (part,) = torch.autograd.grad(losses.sum(), at)
             total, gradient = total + losses.detach(), gradient + part
         return total, gradient
-
-    def _losses(self, z: Tensor, piece: Piece, each: bool) -> Tensor:
-        """Returns −Σ log p(y | x, z) of a piece, (K,), or without `each` its mean over chains."""
-        likelihood, y, chains = self.model.likelihood, piece.y, len(z)
-        outputs = self._outputs(z, piece)  # (K, rows, …)
-        targets = y.repeat(chains, *[1] * (y.dim() - 1)) if len(y) == piece.rows else y
-        if not each:
-            terms = likelihood.terms(outputs.flatten(0, 1), targets)
-            return (terms.nll * terms.count.to(z) / chains).expand(chains)
-        each_terms = map(likelihood.terms, outputs, targets.split(piece.rows))
-        return torch.stack([terms.nll * terms.count.to(z) for terms in each_terms])
 
     def _outputs(self, z: Tensor, piece: Piece) -> Tensor:
         """Returns the outputs of all chains, (K, rows, …): in one pass, if the network takes a z for each row."""
@@ -174,25 +164,18 @@ class Energy:
         """
         width, data = 0.1, self.batch(step)
         gradient = self(z, data, each=False)[1]
-        largest = torch.zeros(len(z), dtype=z.dtype, device=z.device)
         for _ in range(repeats):
             probe = probe / probe.norm(dim=1, keepdim=True)
             moved = self(z + width * scale.sqrt() * probe, data, each=False)[1]
             probe = scale.sqrt() * (moved - gradient) / width  # (K, nodes)
-            largest = probe.norm(dim=1)
-        return refuse_not_finite(largest, "curvature", step).max().item()
+        return refuse_not_finite(probe.norm(dim=1), "curvature", step).max().item()
 
 
 def refuse_not_finite(values: Tensor, what: str, step: int) -> Tensor:
     """Returns values of chains, (K, …); raises if one of them is NaN or infinite."""
     good = values.reshape(len(values), -1).isfinite().all(1)
     if not bool(good.all()):
-        chain = int((~good).nonzero()[0])
+        got = f"NaN or infinity for the {what} of chain {int(good.long().argmin())} at step {step}"
         remedy = "Pass a smaller step_size or a longer warmup; are all inputs finite and scaled like the training data?"
-        got = f"NaN or infinity for the {what} of chain {chain} at step {step}"
         raise DivergedChainError(complaint("model", "one whose chains stay finite", got, remedy))
     return values
-
-
-class DivergedChainError(RuntimeError):
-    """A chain left the finite numbers; the model is as it was."""

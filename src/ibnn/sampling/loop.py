@@ -1,7 +1,7 @@
 """Samples the latents of a network by Markov chains, one for each component; the samples become its posterior."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -73,25 +73,17 @@ def sample(
     >>> found.z.shape, model.predict(x, samples=20).probs.shape
     (torch.Size([2, 20, 3]), torch.Size([50, 2]))
     """
-    settings = Settings(
-        method=method,
-        samples=samples,
-        warmup=warmup,  # type: ignore[arg-type]  # None is the method's default
-        thin=thin,  # type: ignore[arg-type]  # likewise
-        temperature=temperature,
-        batch_size=batch_size,
-        step_size=step_size,
-        seed=seed,
-    )
+    arguments = locals()
+    settings = Settings(**{field.name: arguments[field.name] for field in fields(Settings)})
     _check_model(model)
     folder = None if run_dir is None else check.path("run_dir", run_dir, folder=True)
     source = as_source(data, batch_size=batch_size, name="data", shuffled=False, pack=model.likelihood.pack)
     if not source.divisible:
-        got, remedy = "a sampler or iterable of your own", "Pass the Dataset, or a pair (x, y)."
-        raise TypeError(complaint("data", "data whose rows can be drawn at random", got, remedy))
+        raise TypeError(complaint("data", "a Dataset or a pair (x, y)", "a sampler or iterable", "Pass the Dataset."))
     if source.rows < 2:
-        remedy = "The posterior is nearly the prior: model.set_posterior(mean=1.0, std=model.prior_std)."
-        raise ValueError(complaint("data", "two rows or more", source.rows, remedy))
+        raise ValueError(
+            complaint("data", "two rows or more", source.rows, "Keep the prior: it is nearly the posterior.")
+        )
     with model.evaluating(), Bar(method, settings.total, shown=progress) as bar:
         energy = Energy(model, source, None if method == "hmc" else batch_size, temperature, seed)
         found = _Run(Moves(energy, settings), folder).run(bar)
@@ -110,22 +102,21 @@ class _Run:
         self.moves, self.settings, self.model, self.folder = moves, moves.settings, moves.energy.model, folder
         self.z = torch.zeros(self.model.components, self.settings.samples, self.model.nodes, dtype=moves.energy.dtype)
         self.energy, self.seconds = torch.zeros(self.z.shape[:2], dtype=torch.float64), 0.0
-        self.facts: dict[str, Any] = {}
+        self.facts = asdict(self.settings)
         if folder is not None:
-            known = {"data": moves.energy.source.fingerprint(), "weights": fingerprint(self.model.net)}
-            self.facts = asdict(self.settings) | known
+            self.facts |= {"data": moves.energy.source.fingerprint(), "weights": fingerprint(self.model.net)}
         self.state = self._resumed() or self._started()
 
     def run(self, bar: Bar) -> Samples:
         """Goes on to the end; saves now and then, and when it is interrupted."""
-        first, before = self.state, self.seconds
+        settings, first, before = self.settings, self.state, self.seconds
         began = saved = time.monotonic()
         try:
-            while (step := int(self.state.at)) < self.settings.total:
+            while (step := int(self.state.at)) < settings.total:
                 state = self.moves.advance(self.state)
-                if (number := self.settings.index(step)) is not None:
+                if (number := settings.index(step)) is not None:
                     self.z[:, number] = state.z.cpu()
-                    self.energy[:, number] = self.settings.temperature * state.potential.cpu().double()
+                    self.energy[:, number] = settings.temperature * state.potential.cpu().double()
                 self.state = state
                 self.seconds = before + time.monotonic() - began
                 bar.update(done=step + 1)
@@ -135,14 +126,13 @@ class _Run:
         finally:
             if self.state is not first:
                 self._save()
-        steps = self.settings.total - self.settings.warmup
         return Samples(
             z=self.z,
             energy=self.energy,
             layers={name: latent.nodes for name, latent in self.model.latents.items()},
-            settings=self.settings,
+            settings=settings,
             step_size=float(self.state.step),
-            acceptance=float(self.state.accepted) / steps if self.settings.method == "hmc" else None,
+            acceptance=float(self.state.accepted) / (settings.total - settings.warmup) if self.moves.whole else None,
             divergent=int(self.state.divergent),
             seconds=self.seconds,
             unit_std=float(self.model.unit_std.max()),
@@ -179,9 +169,8 @@ def _check_model(model: IBNN) -> None:
     if not isinstance(model, IBNN) or not model.latents:
         remedy = "Convert it first: sample(ibnn.convert(net), data)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
-    norms = {name: m for name, m in model.net.named_modules() if isinstance(m, _BatchNorm)}
-    if batchwise := [name for name, norm in norms.items() if norm.training or norm.running_mean is None]:
-        expected = "a network whose likelihood is a product over rows"
+    norms = [(name, m) for name, m in model.net.named_modules() if isinstance(m, _BatchNorm)]
+    if batchwise := [name for name, norm in norms if norm.training or norm.running_mean is None]:
+        expected, got = "a network that answers each row by itself", f"BatchNorm over the batch: {batchwise}"
         remedy = "Call model.eval(); BatchNorm without running statistics cannot be sampled."
-        got = f"BatchNorm that normalises by the batch: {batchwise}"
         raise ValueError(complaint("model", expected, got, remedy))

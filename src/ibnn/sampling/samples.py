@@ -57,9 +57,8 @@ class Samples:
         parts = zip(*(x.split(sizes, -1) for x in (self.z.double(), self.rhat, self.ess)), strict=True)
         for name, (z, rhat, ess) in zip(self.layers, parts, strict=True):
             start = f"{name or '(net)':<{width}}  {z.shape[2]:>7,}  {z.mean():>6.3f}  {z.std((0, 1)).mean():>4.2f}"
-            lines.append(
-                f"{start}  {rhat.median():>9.3f}  {rhat.max():>8.3f}  {ess.median():>10.0f}  {ess.min():>9.0f}"
-            )
+            agreement = f"{rhat.median():>9.3f}  {rhat.max():>8.3f}  {ess.median():>10.0f}  {ess.min():>9.0f}"
+            lines.append(f"{start}  {agreement}")
         chains, kept = self.z.shape[:2]
         energy = f"energy R̂ {split_rhat(self.energy):.3f}, ESS {effective_size(self.energy):.0f}"
         how = f"{self.settings.method}, T = {self.settings.temperature:g}, step {self.step_size:.3g}"
@@ -78,7 +77,6 @@ class Samples:
             path: File to write the figure to, if any.
             nodes: How many nodes.
         """
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         worst = self.rhat.argsort(descending=True)[:nodes].tolist()
@@ -86,14 +84,11 @@ class Samples:
         rows = [("energy", self.energy, split_rhat(self.energy), effective_size(self.energy))]
         rows += [(names[node], self.z[:, :, node], self.rhat[node], self.ess[node]) for node in worst]
         figure = Figure(figsize=(9.0, 1.7 * len(rows)), layout="constrained")
-        FigureCanvasAgg(figure)
         panels = figure.subplots(len(rows), 2, squeeze=False, width_ratios=[4, 1])
-        colours = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000"]
         for (trace, histogram), (name, values, rhat, ess) in zip(panels, rows, strict=True):
             for number, chain in enumerate(values.detach().cpu().double()):
-                colour = colours[number % len(colours)]
-                trace.plot(chain.tolist(), color=colour, lw=0.8)
-                histogram.hist(chain.tolist(), bins=25, orientation="horizontal", histtype="step", color=colour)
+                trace.plot(chain, color=f"C{number}", lw=0.8)
+                histogram.hist(chain, bins=25, orientation="horizontal", histtype="step", color=f"C{number}")
             trace.set_ylabel(name)
             trace.set_title(f"R̂ {rhat:.3f}, ESS {ess:.0f}", fontsize=9, loc="right")
             trace.margins(x=0)

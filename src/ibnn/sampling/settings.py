@@ -13,11 +13,7 @@ _SYNONYMS = {"langevin": "sghmc", "sgld": "sghmc", "nuts": "hmc", "mcmc": "hmc"}
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `ibnn.sample` that decide how chains move, checked, with their defaults filled in.
-
-    >>> Settings(method="hmc").total  # steps, a trajectory each
-    400
-    """
+    """The arguments of `ibnn.sample` that decide how chains move, checked, with their defaults filled in."""
 
     method: str = "sghmc"
     samples: int = 100
@@ -30,10 +26,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         check.choice("method", self.method, SAMPLERS, _SYNONYMS)
-        whole = self.method == "hmc"
-        for name, default in (("warmup", 300 if whole else 500), ("thin", 1 if whole else 10)):
+        for name, default in {"warmup": (300, 500), "thin": (1, 10)}.items():
             if getattr(self, name) is None:
-                object.__setattr__(self, name, default)
+                object.__setattr__(self, name, default[self.method == "sghmc"])
         if self.step_size is not None:
             check.number("step_size", self.step_size, above=0, remedy="Leave it out.")
         least = {"samples": FEWEST, "warmup": 0 if self.step_size else 10, "thin": 1, "batch_size": 2}
@@ -44,14 +39,10 @@ class Settings:
 
     @property
     def total(self) -> int:
-        """The number of steps, warm-up included."""
+        """The number of steps, warm-up included; a step of HMC is a trajectory."""
         return self.warmup + self.samples * self.thin
 
     def index(self, step: int) -> int | None:
-        """Returns the number of the sample that a step ends with; None if it is not kept.
-
-        >>> [Settings(samples=4, warmup=10, thin=2).index(step) for step in range(9, 14)]
-        [None, None, 0, None, 1]
-        """
+        """Returns the number of the sample that a step ends with; None if it is not kept."""
         since = step - self.warmup + 1
         return since // self.thin - 1 if since > 0 and since % self.thin == 0 else None

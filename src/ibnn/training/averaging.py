@@ -22,24 +22,17 @@ class Average:
     count: int = 0  # updates so far
 
     def update(self, model: Trainable, decay: float | None = None) -> None:
-        """Moves the average towards the model: by 1 − decay (EMA), or so that it is the mean of all so far (SWA).
-
-        The decay of an EMA starts small, so that short runs are not averages of their start. Numbers of the state that
-        are neither parameters nor buffers (an IBNN's `prior_std`) are not averaged.
-        """
-        self.count += 1
+        """Moves the average towards the model: by 1 − decay (EMA), or so that it is the mean of all so far (SWA)."""
+        self.count += 1  # an EMA's decay starts small, so that short runs are not averages of their start
         share = 1 / self.count if decay is None else 1 - min(decay, self.count / (9 + self.count))
         kinds = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-        tensors = {name for named in kinds for name, _ in named}
+        tensors = {name for named in kinds for name, _ in named}  # an IBNN's state has other numbers, too
         for name, value in model.state_dict().items():
             if name in tensors and value.is_floating_point():
                 self.state.setdefault(name, value.clone()).lerp_(value, share)
 
     def end_epoch(self, model: Trainable, *, collect: bool, last: bool) -> bool:
-        """Adds the weights to an SWA, unless the method averages them in its own way.
-
-        Returns whether an average took the weights' place.
-        """
+        """Adds the weights to an SWA, unless the method averages by itself; returns if an average replaced them."""
         own = hasattr(model, "end_epoch") and model.end_epoch(collect=collect, last=last)
         if collect and not own:
             self.update(model)

@@ -1,10 +1,7 @@
-"""Checkpoints of a run: sealed files of which the last few are kept. Nothing is unpickled.
-
-Sharded weights are gathered for a checkpoint, so that a run may go on with another number of workers, or with one.
-"""
+"""Checkpoints of a run: sealed files of which the last few are kept. Nothing is unpickled."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ from ibnn.files import sealed
 
 log = logging.getLogger("ibnn")
 
-
 KEPT = 2  # checkpoints of a run: should the last be damaged, there is one before it
 
 
@@ -24,15 +20,9 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[
     """Saves a checkpoint and removes all but the last `KEPT` up to this step; later ones were found damaged."""
     path = folder / f"step-{step:09d}.safetensors"
     sealed.write_tensors(path, tensors, facts)
-    until = [other for other in paths(folder) if other <= path]
-    remove(folder, but=until[-KEPT:])
+    for other in set(paths(folder)) - set([other for other in paths(folder) if other <= path][-KEPT:]):
+        other.unlink()
     return path
-
-
-def remove(folder: Path, but: Sequence[Path] = ()) -> None:
-    """Removes the checkpoints of a folder."""
-    for path in set(paths(folder)) - set(but):
-        path.unlink()
 
 
 def latest(folder: Path) -> sealed.Sealed | None:
@@ -50,25 +40,18 @@ def paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.safetensors"))
 
 
-def pack_optimiser(optimiser: Optimizer, prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Returns an optimiser's state as named tensors and plain data."""
-    state = optimiser.state_dict()
-    tensors: dict[str, Tensor] = {}
-    scalars: dict[str, dict[str, Any]] = {}
-    for number, entries in state["state"].items():
-        for name, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{prefix}/{number}/{name}"] = value
-            else:
-                scalars.setdefault(str(number), {})[name] = value
-    return tensors, {"groups": state["param_groups"], "scalars": scalars}
+def pack_optimiser(optimiser: Optimizer, prefix: str) -> tuple[dict[str, Tensor], list[Any]]:
+    """Returns an optimiser's state as named tensors, and its groups."""
+    states = optimiser.state_dict()["state"].items()
+    tensors = {f"{prefix}/{number}/{name}": t for number, entries in states for name, t in entries.items()}
+    return tensors, optimiser.state_dict()["param_groups"]
 
 
-def unpack_optimiser(optimiser: Optimizer, prefix: str, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+def unpack_optimiser(optimiser: Optimizer, prefix: str, tensors: Mapping[str, Tensor], groups: list[Any]) -> None:
     """Restores what `pack_optimiser` took."""
-    state: dict[int, dict[str, Any]] = {int(number): dict(entries) for number, entries in data["scalars"].items()}
+    state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
-        if key.startswith(prefix + "/"):
+        if key.startswith(f"{prefix}/"):
             _, number, name = key.split("/", 2)
             state.setdefault(int(number), {})[name] = value
-    optimiser.load_state_dict({"state": state, "param_groups": data["groups"]})
+    optimiser.load_state_dict({"state": state, "param_groups": groups})

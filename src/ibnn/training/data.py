@@ -21,17 +21,25 @@ from ibnn.training.trainable import Trainable
 
 log = logging.getLogger("ibnn")
 
+MIN_TRAIN_ROWS = 500  # of fewer training examples none are held out
+MIN_HELD_OUT, MAX_HELD_OUT = 100, 5000  # with fewer held-out examples the noise is not steered
+UNITS_ROWS = 1000  # training examples whose targets decide the units of outputs
 
-def check_data(model: Trainable, source: Source, name: str) -> None:
+
+def check_data(model: Trainable, source: Source, name: str, *, held_out: bool) -> None:
     """Raises if the network cannot take the inputs, or the likelihood the targets, of the argument of this name.
 
-    Tensors and validation data are checked as a whole; of training data that have to be loaded, the first batch. One
-    batch goes through the network.
+    Tensors and held-out data are checked as a whole; of training data that have to be loaded, the first batch.
     """
     device, output, rows, shapes = next(model.parameters()).device, None, 0, set[torch.Size]()
     with generators_restored(), torch.no_grad():
         for share in source.epoch(0, 0):
-            x, y = (tree_map(lambda t: t.to(device), part) for part in (share.x, share.y))
+            x, y = tree_map(lambda t: t.to(device), (share.x, share.y))
+            shapes.add(y.shape[1:])
+            if len(shapes) > 1:  # padded batch by batch; held-out targets are scored together
+                got = " and ".join(f"(B, {', '.join(map(str, shape))})" for shape in sorted(shapes))
+                remedy = "Pad them to one length, or pass beta=1.0 and no valid."
+                raise ValueError(complaint(name, "batches with targets of one shape, to hold out rows", got, remedy))
             if output is None:
                 with explaining_shapes(model.net, x, name):
                     output = next(model.each_draw(x, 1, 0))[0]
@@ -40,34 +48,12 @@ def check_data(model: Trainable, source: Source, name: str) -> None:
                 refuse_nan(source.data[0], argument=name, infinity=True)
                 model.likelihood.check(output, source.data[1].to(device))
                 return
-            refuse_padding(shapes, y, name)
             model.likelihood.check(output, y)
-            if name == "train":  # NaN in a later batch is found, with its row, when the loss is not finite
+            if not held_out:  # NaN in a later batch is found, with its row, when the loss is not finite
                 return
-            refuse_nan(x, rows, name, infinity=True)
+            if name == "valid":
+                refuse_nan(x, rows, name, infinity=True)
             rows += share.total
-
-
-def refuse_padding(shapes: set[torch.Size], y: Tensor, name: str) -> None:
-    """Adds the shape of a batch's targets to those before; raises if they differ, for they are scored together."""
-    shapes.add(y.shape[1:])
-    if len(shapes) > 1:
-        got = " and ".join(f"(B, {', '.join(map(str, shape))})" for shape in sorted(shapes))
-        remedy = "Pad them to one length, or pass beta=1.0 and no valid."
-        raise ValueError(complaint(name, "batches with targets of one shape, to hold out rows", got, remedy))
-
-
-def check_padding(source: Source) -> None:
-    """Raises if a collate function pads held-out targets batch by batch."""
-    if dict(source.loading).get("collate_fn", default_collate) is not default_collate:
-        shapes = set[torch.Size]()
-        with generators_restored():
-            for share in source.epoch(0, 0):
-                refuse_padding(shapes, share.y, "train")
-
-
-MIN_TRAIN_ROWS = 500  # of fewer training examples none are held out
-MIN_HELD_OUT, MAX_HELD_OUT = 100, 5000  # with fewer held-out examples the noise is not steered
 
 
 class Split(NamedTuple):
@@ -78,37 +64,28 @@ class Split(NamedTuple):
     given: int  # number of training examples before some were held out
     note: str = ""  # why the noise is not steered although the recipe asks for it
 
-    def fingerprint(self) -> str:
-        """Returns a hash by which a run folder recognises other data."""
-        return " ".join(source.fingerprint() for source in (self.train, self.held_out) if source is not None)
-
 
 def read_data(model: Trainable, train: Any, valid: Any, recipe: Recipe) -> Split:
     """Reads and checks the data; where the noise is steered without validation data, some rows are held out."""
-    pack = model.likelihood.pack
-    source = train  # read already where an ensemble trains
+    options: dict[str, Any] = {"workers": recipe.workers, "pack": model.likelihood.pack}
+    source, held_out = train, valid  # read already where an ensemble trains
     if not isinstance(train, Source):
-        source = as_source(train, batch_size=recipe.batch_size, workers=recipe.workers, pack=pack)
-    held_out = None
-    if isinstance(valid, Source):
-        held_out = valid
-    elif valid is not None:
-        held_out = as_source(valid, batch_size=256, name="valid", workers=recipe.workers, shuffled=False, pack=pack)
-    elif recipe.patience:
+        source = as_source(train, batch_size=recipe.batch_size, **options)
+    if valid is not None and not isinstance(valid, Source):
+        held_out = as_source(valid, batch_size=256, name="valid", shuffled=False, **options)
+    if valid is None and recipe.patience:
         raise ValueError(complaint("patience", "0 without validation data", recipe.patience, "Pass valid=(x, y)."))
-    check_data(model, source, "train")
+    check_data(model, source, "train", held_out=False)
     if held_out is not None:
-        check_data(model, held_out, "valid")
+        check_data(model, held_out, "valid", held_out=True)
         if valid is train or (held_out.rows == source.rows and held_out.fingerprint() == source.fingerprint()):
-            log.warning(
-                "`valid` has the rows of `train`: nothing is held out, and the noise is chosen by rows that the network"
-                " has learnt. Pass other rows."
-            )
+            log.warning("`valid` has the rows of `train`: noise is chosen by rows that were learnt. Pass other rows.")
     split = Split(source, held_out, source.rows)
     if recipe.beta == "auto":
         split = hold_out(source, held_out, recipe.seed)
-        if held_out is None and split.held_out is not None:
-            check_padding(split.held_out)
+        own = dict(source.loading).get("collate_fn", default_collate) is not default_collate
+        if held_out is None and split.held_out is not None and own:  # it may pad targets batch by batch
+            check_data(model, split.held_out, "train", held_out=True)
     if recipe.calibrate and split.held_out is None:
         raise ValueError(complaint("valid", "held-out data to calibrate by", None, "Pass valid=(x, y)."))
     return split
@@ -116,17 +93,16 @@ def read_data(model: Trainable, train: Any, valid: Any, recipe: Recipe) -> Split
 
 def hold_out(source: Source, held_out: Source | None, seed: int) -> Split:
     """Returns the data to train on and to steer by, or a note why the noise cannot be steered."""
-    if held_out is not None:
-        few = held_out.rows < MIN_HELD_OUT
-        note = f"only {held_out.rows} held-out examples" if few else ""
-    elif not source.divisible:
+    note, train = "", source
+    if held_out is not None and held_out.rows < MIN_HELD_OUT:
+        note = f"only {held_out.rows} held-out examples"
+    elif held_out is None and not source.divisible:
         note = "no held-out data, and none can be split off where a sampler or iterable decides"
-    elif source.rows < MIN_TRAIN_ROWS:
+    elif held_out is None and source.rows < MIN_TRAIN_ROWS:
         note = f"no held-out data, and only {source.rows} examples"
-    else:
+    elif held_out is None:
         train, held_out = source.split(held_out_rows(source.rows), seed)
-        return Split(train, held_out, source.rows)
-    return Split(source, held_out, source.rows, note)
+    return Split(train, held_out, source.rows, note)
 
 
 def held_out_rows(rows: int) -> int:
@@ -143,9 +119,6 @@ def count_targets(likelihood: Likelihood, source: Source) -> int:
     return max(round(source.rows * likelihood.count(first.y) / len(first.y)), source.batch_size)
 
 
-UNITS_ROWS = 1000  # training examples whose targets decide the units of outputs
-
-
 def choose_units(model: Trainable, source: Source, seed: int) -> None:
     """Lets the likelihood of an untrained network choose the units of its outputs by some training targets."""
     if model.likelihood.discrete:
@@ -154,7 +127,7 @@ def choose_units(model: Trainable, source: Source, seed: int) -> None:
     with generators_restored(), torch.no_grad():
         seed_generators(seed)
         for share in source.epoch(seed, 0):
-            x, y = (tree_map(lambda t: t.to(device), part) for part in (share.x, share.y))
+            x, y = tree_map(lambda t: t.to(device), (share.x, share.y))
             if targets and y.shape[1:] != targets[0].shape[1:]:
                 break
             outputs.append(next(model.each_draw(x, 1, 0))[0])

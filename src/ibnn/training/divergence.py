@@ -1,8 +1,7 @@
 """Stops training on numbers that are not finite, and says where they come from."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,7 @@ class DivergedError(RuntimeError):
     """Training produced a loss or a gradient that is not finite; the last good checkpoint is in place."""
 
 
-@dataclass(frozen=True)
-class Guard:
+class Guard(NamedTuple):
     """Checks the loss and the gradients of a run."""
 
     model: Trainable
@@ -50,8 +48,8 @@ class Guard:
                 row = piece.offset + int((~tensor.isfinite()).reshape(rows, -1).any(1).nonzero()[0])
                 epoch, batch = divmod(step, self.source.steps)
                 number = self.source.number(recipe.seed, epoch, batch, row)
-                got = "NaN or infinity in " + (f"row {number}" if number is not None else f"row {row} of batch {batch}")
-                raise ValueError(complaint("train", "finite", got, "Clean or drop that row."))
+                place = f"row {row} of batch {batch}" if number is None else f"row {number}"
+                raise ValueError(complaint("train", "finite", f"NaN or infinity in {place}", "Clean or drop that row."))
         kept = f" The last good checkpoint is kept in {self.folder}." if self.folder else ""
         raise DivergedError(
             f"Training diverged at step {step}: {what}. Lower lr={recipe.lr:g} or "

@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
-from ibnn.batches import Share
 from ibnn.diagnosis import diagnose
 from ibnn.files.atomic import replaced
 from ibnn.generators import generators_restored
@@ -22,8 +19,8 @@ from ibnn.training.steering import SteeringState
 
 Callback = Callable[[dict[str, Any], Any], None]  # called with a row and the model
 
-
 STILL_FALLING = "The held-out NLL was still falling at the end: pass a larger `epochs`."
+EXAMINED = 128  # inputs whose predictions `diagnose` examines at the end
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,7 @@ class History:
         if self.stopped != "finished" or len(losses) < 5:
             return False
         first, middle, last = losses[0], losses[len(losses) // 2], losses[-1]
-        fall = middle - last
-        return bool(fall > 0.25 * (first - last) and fall > 0.005 * abs(middle))
+        return bool(middle - last > max(0.25 * (first - last), 0.005 * abs(middle)))
 
     def __str__(self) -> str:
         last, best = self.rows[-1], self.best
@@ -82,9 +78,8 @@ class History:
 
         ax = pyplot.subplots()[1] if ax is None else ax
         for column, label in (("nll", "training"), ("valid_nll", "held out")):
-            rows = [row for row in self.rows if column in row]
-            if rows:
-                ax.plot([row["epoch"] for row in rows], [row[column] for row in rows], label=label)
+            if self[column]:
+                ax.plot([row["epoch"] for row in self.rows if column in row], self[column], label=label)
         ax.set(xlabel="epoch", ylabel="NLL (nats per target)")
         ax.legend()
         return ax
@@ -96,33 +91,23 @@ class History:
 
 def joined(histories: Sequence[History]) -> History:
     """Returns the histories of an ensemble's members as one, whose rows say which member they are of."""
-    first = histories[0]
     return History(
         rows=tuple({"member": number, **row} for number, own in enumerate(histories) for row in own.rows),
         best=min((own.best for own in histories), key=lambda row: row.get("valid_nll", 0.0)),
-        stopped="patience" if any(own.stopped == "patience" for own in histories) else first.stopped,
+        stopped="patience" if any(own.stopped == "patience" for own in histories) else histories[0].stopped,
         summary="\n".join(f"Member {number}\n{own.summary}" for number, own in enumerate(histories) if own.summary),
         seconds=sum(own.seconds for own in histories),
-        examples=first.examples,
+        examples=histories[0].examples,
         looked=sum(own.looked for own in histories),
     )
 
 
 class Journal:
-    """The rows of a run: shown, written to history.csv, and handed to trackers and callbacks.
-
-    A terminal shows a live bar, any other stderr a line for each row, and a quiet run nothing.
-    """
+    """The rows of a run: shown (a live bar in a terminal, else lines), written to history.csv, and handed on."""
 
     def __init__(self, session: Session, *, quiet: bool) -> None:
-        self.state, self.engine, self.recipe, self.folder = (
-            session.state,
-            session.engine,
-            session.recipe,
-            session.folder,
-        )
-        self.length, self.quiet, self._rows, self._since = session.length, quiet, 0, time.monotonic()
-        self.total = self.length.total
+        self.session, self.state, self.quiet, self.total = session, session.state, quiet, session.length.total
+        self._rows, self._since = 0, time.monotonic()
         self._bar = Bar("", self.total, done=self.state.progress.step, shown=not quiet)
 
     def say(self, text: str) -> None:
@@ -136,16 +121,15 @@ class Journal:
         """Takes the bar down."""
         self._bar.close()
 
-    def record(self, sums: Tensor, rates: Mapping[str, float], share: Share) -> None:
-        """Adds the sums of loss, nll and kl over the data of a step."""
-        progress, likelihood, values = self.state.progress, self.state.model.likelihood, sums.tolist()
-        totals = [float(likelihood.total_weight(share.y)), float(likelihood.count(share.y))]
-        progress.sums = [total + value for total, value in zip(progress.sums, [*values, *totals], strict=True)]
-        progress.seen = [total + value for total, value in zip(progress.seen, (values[1], totals[1]), strict=True)]
-        self._rows += share.total
+    def record(self, sums: Sequence[float], rates: Mapping[str, float], rows: int) -> None:
+        """Adds the sums over the data of a step."""
+        progress = self.state.progress
+        progress.sums = [total + value for total, value in zip(progress.sums, sums, strict=True)]
+        progress.seen = [progress.seen[0] + sums[1], progress.seen[1] + sums[4]]
+        self._rows += rows
         passed = time.monotonic() - self._since
         if self._bar.drawn and (passed > 0.5 or progress.step == self.total):
-            shown = {**_means(*values, *totals), "beta": rates["beta"], "lr": rates["lr"]}
+            shown = {**_means(*sums), "beta": rates["beta"], "lr": rates["lr"]}
             text = " ".join(f"{name} {value:.4g}" for name, value in shown.items())
             self._bar.update(done=progress.step, title=f"{text} {self._rows / passed:,.0f} rows/s")
             self._rows, self._since = 0, time.monotonic()
@@ -154,21 +138,22 @@ class Journal:
         self, epoch: int, rates: Mapping[str, float], held_out: HeldOut | None, callbacks: Sequence[Callback]
     ) -> None:
         """Evaluates the held-out data, and adds a row."""
-        model, progress, recipe = self.state.model, self.state.progress, self.recipe
+        model, progress, session = self.state.model, self.state.progress, self.session
         row: dict[str, Any] = {"epoch": epoch, "step": progress.step}
-        row |= _means(*self.engine.total(progress.sums)) | dict(rates)
+        row |= _means(*session.engine.total(progress.sums)) | dict(rates)
         progress.sums = [0.0] * 5
         row |= {"prior_std": model.prior_std} if self.state.steering is not None else {}
         if held_out is not None:
-            row |= {f"valid_{name}": value for name, value in held_out.scores(recipe.eval_samples).items()}
-            self.state.best.update(row, model, keep=self.length.patience > 0)
+            row |= {f"valid_{name}": value for name, value in held_out.scores(session.recipe.eval_samples).items()}
+            self.state.best.update(row, model, keep=session.length.patience > 0)
         progress.rows.append(row)
         text = "  ".join(f"{name} {value:.5g}" for name, value in row.items() if name != "step")
         self.say(f"[{row['step']}/{self.total}] {text}")
-        self.engine.log(row)
-        if self.folder and self.engine.main:
+        session.engine.log(row)
+        if session.folder and session.engine.main:
             columns = dict.fromkeys(column for row in progress.rows for column in row)
-            with replaced(self.folder / "history.csv") as (path,), path.open("w", encoding="utf-8", newline="") as file:
+            place = session.folder / "history.csv"
+            with replaced(place) as (path,), path.open("w", encoding="utf-8", newline="") as file:
                 writer = csv.DictWriter(file, columns, lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(progress.rows)
@@ -180,9 +165,6 @@ def _means(loss: float, nll: float, kl: float, weight: float, count: float) -> d
     """Returns means of sums over data: loss and kl by their weight, nll by their number."""
     weight, count = max(weight, 1e-12), max(count, 1e-12)
     return {"loss": loss / weight, "nll": nll / count, "kl": kl / weight}
-
-
-EXAMINED = 128  # inputs whose predictions `diagnose` examines at the end
 
 
 def summarise(journal: Journal, data: Split) -> History:

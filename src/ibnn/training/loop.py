@@ -5,8 +5,8 @@ moment and resumed from a checkpoint ends with the same bits as one that was not
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from enum import IntEnum, unique
+from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,16 +30,12 @@ from ibnn.training.history import Callback, History, Journal, joined, summarise
 from ibnn.training.recipe import Recipe, Schedule
 from ibnn.training.session import Session, State
 from ibnn.training.sharding import average_gradients, clip_gradients, reshard, whole
-from ibnn.training.steering import LEAST_STD, START, Steering, start_calibrated, start_divided
+from ibnn.training.steering import LEAST_STD, START, Steering, kl_weight, start_calibrated, start_divided
 from ibnn.training.trainable import Trainable, as_trainable, restored_on_error
 
-
-@unique
-class Stream(IntEnum):
-    """Last part of what seeds the global generators in a training step: (seed, step, worker, stream)."""
-
-    LOADING = 1  # augmentation and whatever else loading a batch draws
-    FORWARD = 2  # dropout and whatever else the network draws, however the batch was loaded
+# Last part of what seeds the global generators in a training step, (seed, step, worker, stream): one stream for
+# augmentation and whatever else loading a batch draws, and one for dropout and whatever else the network draws.
+LOADING, FORWARD = 1, 2
 
 
 def fit(  # noqa: D417  fields of the recipe are described there
@@ -93,8 +89,8 @@ def fit(  # noqa: D417  fields of the recipe are described there
     """Trains a converted network with Algorithm 1, or a baseline with its own objective.
 
     Held-out labels steer the noise unless the recipe has a fixed `beta`: those of `valid`, or of a tenth of the
-    training data, which is then not trained on. If training fails before
-    its first step, the model is as it was; after that, it keeps the weights of the last step, and its former mode.
+    training data, which is then not trained on. If training fails, mode, noise and count of examples are as they were,
+    and the network has the weights of the last step.
 
     All arguments from `epochs` on are fields of the recipe, and described there; None keeps the recipe's value.
 
@@ -117,62 +113,54 @@ def fit(  # noqa: D417  fields of the recipe are described there
     arguments = locals()
     if hasattr(model, "members"):
         return _fit_members(model, arguments)
-    fields = {name: value for name in Recipe.model_fields if (value := arguments[name]) is not None}
     model, folder = as_trainable(model), None if run_dir is None else check.path("run_dir", run_dir, folder=True)
-    given = Recipe.named(recipe) if isinstance(recipe, str) else Recipe() if recipe is None else recipe
-    _check_arguments(given, folder, resume, callbacks, n_data)
-    given = given.but(**fields) if fields else given
-    if not isinstance(model, IBNN):
-        if given.calibrate:
-            raise ValueError(complaint("calibrate", "left out for a network without latents", True, "Leave it out."))
-        given = given.but(beta=1.0) if given.beta == "auto" else given
-    data = read_data(model, train, valid, given)
-    given = given.but(beta=1.0) if data.note else given
+    found = _read_recipe(model, arguments)
+    check.choice("resume", resume, ("auto", "never", "must"))
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise TypeError(complaint("callbacks", "a list of functions", callbacks, "Pass callbacks=[function]."))
+    if n_data is not None:
+        check.integer("n_data", n_data, remedy="Pass the number of training targets, or leave it out.")
+    data = read_data(model, train, valid, found)
+    found = found.but(beta=1.0) if data.note else found
     n_data = n_data and max(round(n_data * data.train.rows / data.given), 1)
-    with restored_on_error(model) as runs:
-        runs.append(run := _Run(model, data, given, folder, n_data, quiet))
-        history = run.run(resume, callbacks)
-        if novelty and data.held_out is not None:
-            with whole(model):
-                fit_novelty_if_possible(model, data.train, data.held_out, seed=given.seed)
+    with restored_on_error(model):
+        history = _Run(model, data, found, folder, n_data, quiet).run(resume, callbacks)
+    if novelty and data.held_out is not None:
+        with whole(model):
+            fit_novelty_if_possible(model, data.train, data.held_out, seed=found.seed)
     return history
+
+
+def _read_recipe(model: Trainable, arguments: dict[str, Any]) -> Recipe:
+    """Returns the recipe with the fields that are arguments of `fit`, and a fixed β where there are no latents."""
+    recipe = arguments["recipe"]
+    if isinstance(recipe, str | None):
+        recipe = Recipe.named(recipe) if recipe else Recipe()
+    if not isinstance(recipe, Recipe):
+        raise TypeError(complaint("recipe", "a Recipe or the name of one", recipe, "Pass fields: fit(..., lr=0.01)."))
+    found = recipe.but(**{name: arguments[name] for name in Recipe.model_fields if arguments[name] is not None})
+    if isinstance(model, IBNN):
+        return found
+    if found.calibrate:
+        raise ValueError(complaint("calibrate", "left out for a network without latents", True, "Leave it out."))
+    return found.but(beta=1.0) if found.beta == "auto" else found
 
 
 def _fit_members(model: Any, arguments: dict[str, Any]) -> History:
     """Trains the members of an ensemble one after the other, each as if alone, on the same training rows."""
-    recipe, run_dir = arguments["recipe"], arguments["run_dir"]
-    given = Recipe.named(recipe) if isinstance(recipe, str) else Recipe() if recipe is None else recipe
-    seed = given.seed if arguments["seed"] is None else arguments["seed"]
-    found = given.but(**{n: arguments[n] for n in Recipe.model_fields if arguments[n] is not None})
-    found = found if isinstance(model.members[0], IBNN) or found.beta != "auto" else found.but(beta=1.0)
+    found, run_dir, histories = _read_recipe(model.members[0], arguments), arguments["run_dir"], []
     data = read_data(model.members[0], arguments["train"], arguments["valid"], found)
-    rows, histories = {"train": data.train, "valid": data.held_out, "novelty": False}, []
     for number, member in enumerate(model.members):
-        folder = run_dir and Path(run_dir) / f"member-{number}"
-        own = arguments | rows | {"model": member, "seed": seed + number, "run_dir": folder}
-        own["resume"] = "auto" if number and own["resume"] == "must" else own["resume"]
-        histories.append(fit(**own))
+        own = {"model": member, "train": data.train, "valid": data.held_out, "novelty": False}
+        own |= {"seed": found.seed + number, "run_dir": run_dir and Path(run_dir) / f"member-{number}"}
+        if number and arguments["resume"] == "must":
+            own["resume"] = "auto"  # it may not have begun
+        histories.append(fit(**arguments | own))
     model.eval()
     model.reference = model.held_out = None
     if arguments["novelty"] and data.held_out is not None:
-        fit_novelty_if_possible(model, data.train, data.held_out, seed=seed)
+        fit_novelty_if_possible(model, data.train, data.held_out, seed=found.seed)
     return joined(histories)
-
-
-def _check_arguments(
-    recipe: Any, folder: Path | None, resume: str, callbacks: Sequence[Callback], n_data: int | None
-) -> None:
-    """Raises if an argument of `fit` makes no sense, whatever the data."""
-    if not isinstance(recipe, Recipe):
-        got, remedy = type(recipe).__name__, "Pass fields: fit(..., lr=0.01)."
-        raise TypeError(complaint("recipe", "a Recipe, the name of one, or None", got, remedy))
-    check.choice("resume", resume, ("auto", "never", "must"))
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        got, remedy = repr(callbacks), "Pass callbacks=[function]: it is called as function(row, model)."
-        raise TypeError(complaint("callbacks", "a list of functions", got, remedy))
-    if n_data is not None:
-        remedy = "Pass the number of targets in the training set, or leave it out: they are counted."
-        check.integer("n_data", n_data, remedy=remedy)
 
 
 class _Run:
@@ -188,13 +176,14 @@ class _Run:
         self.total = self.length.total
         self.engine = engine = Engine(recipe, folder, self.source.rows, next(model.net.parameters()).device)
         self.held_out = HeldOut(model, data.held_out, engine.device, recipe.seed) if data.held_out else None
+        # Held-out data need whole weights on every worker; a model may be sharded:
+        self.gathered = partial(whole, model) if self.held_out else nullcontext
         steering = None
         if recipe.beta == "auto" and self.latents is not None and self.held_out is not None:
-            sizes = {"total": self.total, "batch_size": self.source.batch_size, "n_data": self.n_data}
+            sizes = {"total": self.total, "batch_size": self.source.batch_size}
             steering = Steering(self.latents, self.held_out, **sizes, calibrated=recipe.calibrate)
         model.kl_kind = recipe.kl or model.kl_kind
         self.untrained = int(model.examples) == 0
-        self.calibrates = recipe.calibrate and self.untrained
         model.reseed(recipe.seed)
         if recipe.sync_batchnorm and engine.worker.world > 1:
             model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
@@ -204,17 +193,18 @@ class _Run:
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
         self.guard = Guard(model, self.source, recipe, folder)
         self.session = Session(state, engine, recipe, folder, self._facts() if folder else {}, self.length)
-        self.folder, self.quiet = folder, quiet or not engine.main
+        self.quiet = quiet or not engine.main
 
     def _facts(self) -> dict[str, Any]:
         """Returns what besides the recipe makes a run what it is: a folder with other facts is of another run."""
-        model, recipe = self.model, self.recipe
-        facts: dict[str, Any] = {"components": model.components}
+        names = ["components"]
         if self.latents is not None:
-            facts |= {name: getattr(model, name) for name in ("nodes", "draws", "where", "bias_latents")}
-        if self.state.steering is None and not recipe.calibrate:  # else training changes it
-            facts["prior_std"] = model.prior_std
-        return facts | {"examples": self.source.rows, "n_data": self.n_data, "data": self.data.fingerprint()}
+            names += ["nodes", "draws", "where", "bias_latents"]
+        if self.state.steering is None and not self.recipe.calibrate:  # else training changes it
+            names += ["prior_std"]
+        data = " ".join(source.fingerprint() for source in (self.source, self.data.held_out) if source is not None)
+        facts = {"examples": self.source.rows, "n_data": self.n_data, "data": data}
+        return {name: getattr(self.model, name) for name in names} | facts
 
     def run(self, resume: str, callbacks: Sequence[Callback]) -> History:
         """Resumes or starts, trains, and returns the history."""
@@ -224,47 +214,44 @@ class _Run:
             self.session.opened(resume),
             closing(Journal(self.session, quiet=self.quiet)) as self.journal,
         ):
-            with self._gathered():
+            self.model.zero_grad()  # of a failed run, or of the caller
+            with self.gathered():
                 self._start()
             while not self.state.progress.finished:
                 self._epoch()
                 self._end_epoch(callbacks)
         return summarise(self.journal, self.data)
 
-    def _gathered(self) -> AbstractContextManager[None]:
-        """Holds whole weights on every worker while held-out data are asked about; a model may be sharded."""
-        return whole(self.model) if self.held_out is not None else nullcontext()
-
     def _start(self) -> None:
-        """Clears old gradients, calibrates untrained latents if asked to, and gives latents without noise a little."""
-        self.model.zero_grad()  # of a failed run, or of the caller
-        if self.untrained and self.state.progress.step == 0:
-            choose_units(self.model, self.source, self.recipe.seed)
-        if self.latents is not None:
-            if self.state.progress.step == 0:
-                self._start_noise(self.latents)
-            std = self.latents.posterior().std
-            if not bool(std.all()):  # `ibnn.calibrate` may have chosen σ = 0
-                self.latents.set_posterior(std=std.clamp_min(LEAST_STD))
-        data, rows = self.data, f"{self.source.rows:,} rows"
+        """Says what is trained on; an untrained model gets its units and its noise, latents without noise a little."""
+        data, model = self.data, self.latents
+        if self.state.progress.step == 0:
+            if self.untrained:
+                choose_units(self.model, self.source, self.recipe.seed)
+            if model is not None:
+                self._start_noise(model)
+        if model is not None and not bool((std := model.posterior().std).all()):  # `ibnn.calibrate` may have chosen 0
+            model.set_posterior(std=std.clamp_min(LEAST_STD))
+        rows = f"{self.source.rows:,} rows"
         if data.held_out is not None:
             of = f" of {data.given:,}" if data.given > self.source.rows else ""
             rows += f"; {data.held_out.rows:,}{of} rows are held out"
         self.journal.say(f"Training on {rows}. Length: {self.length}.")
-        if self.data.note:
-            self.journal.say(f'beta = 1 stands in for "auto": {self.data.note}.')
+        if data.note:
+            self.journal.say(f'beta = 1 stands in for "auto": {data.note}.')
 
     def _start_noise(self, model: IBNN) -> None:
         """Calibrates untrained latents, or divides the prior's noise among them; tells steering that of the units."""
         steering, held_out = self.state.steering, self.data.held_out
-        if self.calibrates and held_out is not None:
+        calibrates = self.recipe.calibrate and self.untrained
+        if calibrates and held_out is not None:
             found = start_calibrated(model, held_out, seed=self.recipe.seed, progress=not self.quiet)
             self.journal.say(str(found))
         elif self.untrained:
             start_divided(model, START if steering is not None else 1.0)
         if steering is not None:
             steering.state.unit_std = model.unit_std.tolist()
-            steering.state.rising = self.untrained and not self.calibrates
+            steering.state.rising = self.untrained and not calibrates
 
     # ------------------------------------------------------------------------------------------------- Algorithm 1
 
@@ -274,17 +261,17 @@ class _Run:
         epoch, first = divmod(progress.step, per_epoch)
         shares = self.source.epoch(seed, epoch, first=first, worker=worker)
         while True:
-            seed_generators(seed, progress.step, worker.rank, Stream.LOADING)
+            seed_generators(seed, progress.step, worker.rank, LOADING)
             share = next(shares, None)
             if share is None:  # fewer batches than announced: a last one with too few rows for all workers
                 progress.step = min((epoch + 1) * per_epoch, self.total)
                 return
-            seed_generators(seed, progress.step, worker.rank, Stream.FORWARD)  # however it was loaded
+            seed_generators(seed, progress.step, worker.rank, FORWARD)
             self._steer()
             rates = self._rates(progress.step)
             sums = self._step(share, rates)
             progress.step += 1
-            self.journal.record(sums, rates, share)
+            self.journal.record(sums, rates, share.total)
             if progress.step >= self.total or progress.step % per_epoch == 0:
                 return
             self.session.after_step()
@@ -295,26 +282,28 @@ class _Run:
         if steering is not None and progress.step in steering.steps:
             nll, count = self.engine.total(progress.seen)
             progress.seen = [0.0] * 2
-            with self._gathered():
+            with self.gathered():
                 steering.look(progress.step, nll / max(count, 1e-12))
         if steering is not None:
             steering.set_units((progress.step + 0.5) / self.total)
 
     def _rates(self, step: int) -> dict[str, float]:
         """Returns β and the learning rates at the middle of a step."""
-        t, steering = (step + 0.5) / self.total, self.state.steering
-        beta = self.recipe.beta_at(t) if steering is None else steering.beta(t)
-        return {"beta": beta} | rates_at(t, self.recipe)
+        t = (step + 0.5) / self.total
+        if self.state.steering is not None and self.latents is not None:
+            return {"beta": kl_weight(t, n_data=self.n_data, nodes=self.latents.nodes)} | rates_at(t, self.recipe)
+        return {"beta": self.recipe.beta_at(t)} | rates_at(t, self.recipe)
 
-    def _step(self, share: Share, rates: dict[str, float]) -> Tensor:
-        """Takes one step on a batch, in pieces to save memory; returns sums over its data of loss, nll and kl."""
+    def _step(self, share: Share, rates: dict[str, float]) -> list[float]:
+        """Takes one step on a batch, in pieces to save memory; returns sums over its data, as `Progress.sums`."""
         recipe, engine, likelihood = self.recipe, self.engine, self.model.likelihood
         set_rates(self.state.optimisers, rates, recipe)
         self.model.train()
         for norm in self.frozen:
             norm.eval()
         pieces, sums = list(share.pieces(recipe.accumulate)), []
-        (whole,) = engine.total([float(likelihood.total_weight(share.y))])
+        mine = float(likelihood.total_weight(share.y))
+        (whole,) = engine.total([mine])
         weights: dict[str, Any] = {"n_data": self.n_data, "beta": rates["beta"], "gamma": recipe.gamma}
         for number, piece in enumerate(pieces):
             weight, count = float(likelihood.total_weight(piece.y)), likelihood.count(piece.y)
@@ -336,7 +325,7 @@ class _Run:
         self.model.examples.add_(share.total)
         if recipe.ema:
             self.state.average.update(self.model, recipe.ema)
-        return torch.stack(sums).sum(0)
+        return [*torch.stack(sums).sum(0).tolist(), mine, float(likelihood.count(share.y))]
 
     def _clip(self, share: Share) -> None:
         """Limits the gradient norms of weights and latents separately."""
@@ -357,7 +346,7 @@ class _Run:
             shares = self.source.epoch(recipe.seed, 0)
             estimate_statistics(self.model, (self.engine.to_device(share.x) for share in shares))
         if last or epoch % (recipe.evaluate_every or self.length.every) == 0:
-            with self._gathered():
+            with self.gathered():
                 self.journal.write(epoch, self._rates(step - 1), self.held_out, callbacks)
         if last:
             state.progress.finished = "finished"
@@ -366,7 +355,7 @@ class _Run:
         if state.progress.finished and state.best.state:
             self.model.load_state_dict(state.best.state)
         if state.progress.finished and state.steering is not None:
-            with self._gathered():
+            with self.gathered():
                 state.steering.settle()
         self.session.after_step(at_epoch=epoch % self.length.every == 0)
 

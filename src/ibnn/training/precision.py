@@ -1,8 +1,8 @@
 """Finds out whether bfloat16 works on this CPU.
 
-Some CPUs, in virtual machines, announce instructions (AMX) that kill the process that uses them; in bfloat16 torch then
-dies with "Illegal instruction". So bfloat16 is tried in a process of its own. `python -m ibnn.training.precision`
-prints the environment variables that it needs. They must be set before torch is imported, so this file does without it.
+Some CPUs in virtual machines announce instructions (AMX) that kill the process that uses them. So bfloat16 is tried in
+a process of its own. `python -m ibnn.training.precision` prints the environment variables that it needs. They must be
+set before torch is imported, so this file does without it.
 """
 
 import functools
@@ -11,8 +11,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-# Keeps oneDNN, which computes for torch, from AMX.
-WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}  # for oneDNN, which computes for torch
 PROBE = """
 import torch
 with torch.autocast("cpu", torch.bfloat16):
@@ -23,12 +22,7 @@ with torch.autocast("cpu", torch.bfloat16):
 
 @functools.cache
 def bf16_settings(probe: str = PROBE, seconds: float = 120.0) -> dict[str, str] | None:
-    """Returns the environment variables that bfloat16 needs on this CPU, or None if it does not work at all.
-
-    Args:
-        probe: Python code that dies, fails or hangs where bfloat16 does not work.
-        seconds: Time limit of that code.
-    """
+    """Returns the environment variables that bfloat16 needs on this CPU, or None if the probe never ends well."""
     for settings in ({}, WITHOUT_AMX):
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | settings  # finds the torch found here
         command = [sys.executable, "-P", "-c", probe]
@@ -45,11 +39,11 @@ def bf16_fault() -> str:
         return ""
     from ibnn.errors import complaint
 
-    remedy = "Leave precision out."
-    if settings:
-        words = " ".join(f"{name}={value}" for name, value in settings.items())
-        remedy = f"Set {words} in the environment before Python starts, or leave precision out."
-    return complaint("precision", "one that works on this CPU", '"bf16", which crashes here', remedy)
+    words = " ".join(f"{name}={value}" for name, value in (settings or {}).items())
+    remedy = f"Set {words} in the environment before Python starts, or leave" if words else "Leave"
+    return complaint(
+        "precision", "one that works on this CPU", '"bf16", which crashes here', f"{remedy} precision out."
+    )
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from ibnn.files.atomic import read_toml
 from ibnn.mixture import KLKind
 
 _RECIPES = resources.files("ibnn.training") / "recipes"
-
-
 NOISE_LR = 0.02  # chosen on held-out rows: experiments/tabular_speed.py
 EPOCHS, LEAST, MOST = 30, 2000, 3000  # default length: so many epochs; on few data, from LEAST to MOST steps
 EVALUATIONS, WAIT = 60, 12  # on few data: most evaluations, and how many of them without progress end training
@@ -119,9 +117,6 @@ class Recipe(_Frozen):
         checkpoint_every: Steps between checkpoints, where there is a run folder; 0 for one per epoch.
         sync_batchnorm: Computes BatchNorm over all workers together.
         trackers: Names of accelerate trackers ("tensorboard", …), written to the run folder.
-
-    >>> Recipe(epochs=3).latent_lr
-    0.01
     """
 
     epochs: int | None = Field(None, ge=1)
@@ -188,18 +183,14 @@ class Recipe(_Frozen):
         """
         if self.steps or self.epochs or EPOCHS * per_epoch >= MOST:
             return Length(self.steps or (self.epochs or EPOCHS) * per_epoch, 0, self.patience)
-        steps = MOST if held_out else max(LEAST, EPOCHS * per_epoch)
-        epochs = -(-steps // per_epoch)
+        epochs = -(-(MOST if held_out else max(LEAST, EPOCHS * per_epoch)) // per_epoch)
+        every = -(-epochs // EVALUATIONS)
         if self.ema or self.swa < 1 or self.patience or not held_out:
-            return Length(epochs * per_epoch, 0, self.patience, -(-epochs // EVALUATIONS))
-        return Length(epochs * per_epoch, LEAST, WAIT, self.evaluate_every or -(-epochs // EVALUATIONS))
+            return Length(epochs * per_epoch, 0, self.patience, every)
+        return Length(epochs * per_epoch, LEAST, WAIT, self.evaluate_every or every)
 
     def beta_at(self, t: float) -> float:
-        """Returns a fixed β when the share t of training is done.
-
-        >>> Recipe(beta=2.0, beta_warmup=0.5).beta_at(0.25)
-        1.0
-        """
+        """Returns a fixed β when the share t of training is done."""
         assert not isinstance(self.beta, str), "the noise is steered"
         return self.beta * (min(1.0, t / self.beta_warmup) if self.beta_warmup else 1.0)
 
@@ -209,12 +200,9 @@ class Recipe(_Frozen):
         >>> Recipe(epochs=3).but(lr=0.1).lr
         0.1
         """
-        fields = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
-        if "epochs" in changes and changes.get("steps") is None:
-            fields.pop("steps", None)
-        if "steps" in changes and changes.get("epochs") is None:
-            fields.pop("epochs", None)
-        return Recipe(**(fields | changes))
+        excluded = {"epochs": "steps", "steps": "epochs"}
+        gone = {other for name, other in excluded.items() if name in changes and changes.get(other) is None}
+        return Recipe(**{name: getattr(self, name) for name in self.model_fields_set - gone} | changes)
 
     @classmethod
     def from_toml(cls, source: str | Path) -> "Recipe":
@@ -223,18 +211,12 @@ class Recipe(_Frozen):
         >>> Recipe.from_toml('epochs = 5').epochs
         5
         """
-        path = Path(source) if isinstance(source, Path) or source.endswith(".toml") else None
-        fields = read_toml(path) if path else tomllib.loads(str(source))
-        if isinstance(fields.get("trackers"), list):
-            fields["trackers"] = tuple(fields["trackers"])
-        return cls(**fields)
+        a_file = isinstance(source, Path) or source.endswith(".toml")
+        fields = read_toml(Path(source)) if a_file else tomllib.loads(str(source))
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
     def to_toml(self) -> str:
-        """Returns all fields as TOML; `from_toml` gives back an equal recipe.
-
-        >>> Recipe.from_toml(Recipe(epochs=5).to_toml()) == Recipe(epochs=5)
-        True
-        """
+        """Returns all fields as TOML; `from_toml` gives back an equal recipe."""
         return to_toml(self.model_dump())
 
     @classmethod
@@ -254,14 +236,7 @@ class Recipe(_Frozen):
 
 
 def to_toml(fields: dict[str, Any]) -> str:
-    """Returns nested fields as TOML, without those that are None.
-
-    >>> print(to_toml({"a": 1, "b": {"c": "d"}, "e": None}), end="")
-    a = 1
-    <BLANKLINE>
-    [b]
-    c = "d"
-    """
+    """Returns nested fields as TOML, without those that are None."""
 
     def given(tree: Any) -> Any:
         return {n: given(value) for n, value in tree.items() if value is not None} if isinstance(tree, dict) else tree

@@ -36,15 +36,13 @@ class Interrupts:
     @contextmanager
     def caught(self) -> Iterator[None]:
         """Catches signals for the length of a block, where Python lets us: in the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
         def note(number: int, frame: Any) -> None:
             self.number = number
-            signal.signal(number, before[signal.Signals(number)])
+            signal.signal(number, before[number])
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        main = threading.current_thread() is threading.main_thread()
+        before = {int(number): signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM) if main}
         try:
             yield
         finally:
@@ -76,21 +74,20 @@ class State:
     best: Best = field(default_factory=Best)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns it as named tensors and plain data; all workers of a sharded model take part."""
+        """Returns it as named tensors, gathered from all workers of a sharded model, and plain data."""
         states = {"model": self.model.state_dict(), "average": self.average.state, "best": self.best.state}
         tensors: dict[str, Tensor] = {f"{kind}/{n}": value for kind, s in states.items() for n, value in s.items()}
-        optimisers = []
-        for number, optimiser in enumerate(self.optimisers):
-            packed, data = checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
-            tensors |= packed
-            optimisers.append(data)
-        facts = {
+        facts: dict[str, Any] = {
             "progress": asdict(self.progress),
             "steering": asdict(self.steering.state) if self.steering is not None else {},
             "best": {"row": self.best.row, "waited": self.best.waited},
             "averaged": self.average.count,
-            "optimisers": optimisers,
+            "optimisers": [],
         }
+        for number, optimiser in enumerate(self.optimisers):
+            packed, groups = checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
+            tensors |= packed
+            facts["optimisers"].append(groups)
         return {name: gathered(tensor) for name, tensor in tensors.items()}, facts
 
     def restore(self, saved: Sealed, engine: Engine) -> None:
@@ -107,14 +104,10 @@ class State:
         self.progress = Progress(**facts["progress"])
         if self.steering is not None:
             self.steering.state = SteeringState(**facts["steering"])
-        for number, (optimiser, data) in enumerate(zip(self.optimisers, facts["optimisers"], strict=True)):
-            checkpoint.unpack_optimiser(optimiser, f"optimiser{number}", tensors, data)
+        for number, (optimiser, groups) in enumerate(zip(self.optimisers, facts["optimisers"], strict=True)):
+            checkpoint.unpack_optimiser(optimiser, f"optimiser{number}", tensors, groups)
         if not engine.main:  # the main worker's are the sums over all
             self.progress.sums, self.progress.seen = [0.0] * 5, [0.0] * 2
-
-
-class Stopped(SystemExit):
-    """A signal ended a run that is saved."""
 
 
 @dataclass
@@ -132,42 +125,35 @@ class Session:
 
     @contextmanager
     def opened(self, resume: str) -> Iterator[None]:
-        """Restores the newest checkpoint, if `resume` wants it. With a run folder, a signal stops the block.
-
-        A finished run is only read, so its folder may be read-only.
-        """
+        """Restores the newest checkpoint, if `resume` wants it. With a run folder, a signal stops the block."""
         with ExitStack() as held:
-            saved = None
-            if self.folder is not None:
-                place = self.folder / "checkpoints"
-                saved = None if resume == "never" else checkpoint.latest(place)
-                finished = saved is not None and saved.facts["progress"]["finished"]
-                if self.engine.main and not finished:
-                    held.enter_context(locked(place / ".lock", waiting=self._say_waiting))
-                    if resume == "never":
-                        checkpoint.remove(place)
-                self.engine.accelerator.wait_for_everyone()
-                if not finished:
-                    saved = checkpoint.latest(place)  # another process may have written it before the lock was free
-                    held.enter_context(self.interrupts.caught())
+            saved = self._found(self.folder, resume, held) if self.folder is not None else None
             if saved is not None:
                 self._check_same_run(saved.facts)
                 self.state.restore(saved, self.engine)
             elif resume == "must":
-                remedy = 'Pass resume="auto".'
-                raise ValueError(complaint("run_dir", "a folder with a whole checkpoint", self.folder, remedy))
+                expected, remedy = "a folder with a whole checkpoint", 'Pass resume="auto".'
+                raise ValueError(complaint("run_dir", expected, self.folder, remedy))
             if self.folder is not None and self.engine.main and not self.state.progress.finished:
                 write_atomically(self.folder / "recipe.toml", self.recipe.to_toml().encode())
             self._since = time.monotonic()
-            try:
-                yield
-            except Stopped:
-                at = f"step {self.state.progress.step} of {self.length.total}; saved in {self.folder}"
-                print(f"Stopped at {at}: the same call goes on from there.", file=sys.stderr)
-                raise
+            yield
 
-    def _say_waiting(self, process: str) -> None:
-        log.warning("%s is in use: waiting for process %s to finish.", self.folder, process)
+    def _found(self, folder: Path, resume: str, held: ExitStack) -> Sealed | None:
+        """Locks the folder and returns its newest checkpoint; a finished run is only read: it may be read-only."""
+        place = folder / "checkpoints"
+        saved = None if resume == "never" else checkpoint.latest(place)
+        finished = saved is not None and saved.facts["progress"]["finished"]
+        if self.engine.main and not finished:
+            warning = "%s is in use: waiting for process %s to finish."
+            held.enter_context(locked(place / ".lock", waiting=lambda process: log.warning(warning, folder, process)))
+            for path in checkpoint.paths(place) if resume == "never" else ():
+                path.unlink()
+        self.engine.accelerator.wait_for_everyone()
+        if finished:
+            return saved
+        held.enter_context(self.interrupts.caught())
+        return checkpoint.latest(place)  # another process may have written it before the lock was free
 
     def _check_same_run(self, saved: Mapping[str, Any]) -> None:
         mine = self.recipe.model_dump() | dict(self.facts)
@@ -194,4 +180,6 @@ class Session:
                 facts |= {"recipe": self.recipe.to_toml(), "facts": dict(self.facts)}
                 checkpoint.save(self.folder / "checkpoints", progress.step, tensors, facts)
         if stop and not progress.finished:
-            raise Stopped(128 + stop)
+            at = f"step {progress.step} of {self.length.total}; saved in {self.folder}"
+            print(f"Stopped at {at}: the same call goes on from there.", file=sys.stderr)
+            raise SystemExit(128 + stop)

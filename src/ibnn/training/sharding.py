@@ -16,6 +16,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm, parameters_to_vector, vector_to_parameters
 
 from ibnn.errors import complaint
 from ibnn.latent import Latent
@@ -23,14 +24,7 @@ from ibnn.latent import Latent
 # torch.distributed's sharding takes more than a second to import: only where a model is sharded.
 
 
-def shard(
-    model: Any,
-    blocks: Sequence[str | type[nn.Module]] = (),
-    *,
-    reshard_after_forward: bool | int | None = None,
-    mp_policy: Any = None,
-    offload_policy: Any = None,
-) -> None:
+def shard(model: Any, blocks: Sequence[str | type[nn.Module]] = (), **options: Any) -> None:
     """Spreads the weights of a converted network over the workers, in place; `fit` then trains it.
 
     Call it on every worker (torchrun, accelerate launch) before `fit`. The first worker's values count.
@@ -39,9 +33,7 @@ def shard(
         model: Made by `ibnn.convert`, or a method of `ibnn.baselines`.
         blocks: Names or classes of modules in `model.net` whose weights are gathered one block at a time, such as a
             Transformer's layers; what is in none of them is gathered together.
-        reshard_after_forward: As of torch's `fully_shard`, like those that follow; None for its default.
-        mp_policy: Mixed precision.
-        offload_policy: Whether shards are kept in the CPU's memory.
+        **options: Options of torch's `fully_shard`: reshard_after_forward, mp_policy, offload_policy.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -51,8 +43,7 @@ def shard(
         remedy = "Start the script with torchrun or accelerate launch, or leave `shard` out."
         raise ValueError(complaint("workers", "two or more to shard a model", world, remedy))
     named = dict(model.net.named_modules())
-    unknown = [block for block in blocks if isinstance(block, str) and block not in named]
-    if unknown:
+    if unknown := [block for block in blocks if isinstance(block, str) and block not in named]:
         remedy = f"Names are those of model.net, such as {next(name for name in named if name)!r}."
         raise ValueError(complaint("blocks", "names of modules in model.net, or classes", unknown[0], remedy))
     classes = tuple(block for block in blocks if not isinstance(block, str))
@@ -62,10 +53,8 @@ def shard(
         dist.broadcast(tensor.data, 0)
     latents = {p for module in model.modules() if isinstance(module, Latent) for p in module.parameters()}
     mesh = init_device_mesh(next(model.parameters()).device.type, (world,))
-    options = {"reshard_after_forward": reshard_after_forward, "mp_policy": mp_policy, "offload_policy": offload_policy}
-    given = {name: value for name, value in options.items() if value is not None}
     for module in (*reversed(inside), model.net):  # from the inside out
-        fully_shard(module, mesh=mesh, ignored_params=latents, **given)
+        fully_shard(module, mesh=mesh, ignored_params=latents, **options)
 
 
 def is_sharded(model: Any) -> bool:
@@ -112,28 +101,18 @@ def average_gradients(model: Any) -> None:
     """Averages the gradients of what is not sharded over the workers."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None and not _is_part(p)]
     if gradients:
-        mean = torch.cat([gradient.flatten() for gradient in gradients])
+        mean = parameters_to_vector(gradients)
         dist.all_reduce(mean)
-        mean /= dist.get_world_size()
-        for gradient, part in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        vector_to_parameters(mean / dist.get_world_size(), gradients)
 
 
-@torch.no_grad()
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
     """Limits the norm of gradients, of which some are sharded; returns the norm before."""
-    gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
-    sharded, others = [g.to_local() for g in gradients if _is_part(g)], [g for g in gradients if not _is_part(g)]
-    squares = torch.zeros(2, dtype=torch.float64, device=gradients[0].device)
-    for number, part in enumerate((sharded, others)):
-        for gradient in part:
-            squares[number] += gradient.double().square().sum()
-    dist.all_reduce(squares)
-    norm = (squares[0] + squares[1] / dist.get_world_size()).sqrt()  # the others are the same everywhere
-    share = min(1.0, limit / (float(norm) + 1e-6))
-    if share < 1:
-        for gradient in (*sharded, *others):
-            gradient.mul_(share)
+    kinds = [[p for p in parameters if _is_part(p) == sharded] for sharded in (True, False)]
+    norms: list[Any] = [get_total_norm([p.grad for p in kind if p.grad is not None]) for kind in kinds if kind]
+    norm: Tensor = torch.stack([norm.full_tensor() if _is_part(norm) else norm for norm in norms]).norm()
+    for kind in kinds:
+        clip_grads_with_norm_(kind, limit, norm)
     return norm
 
 

@@ -1,11 +1,9 @@
 """Lets held-out labels decide, while training goes on, how large the prior's standard deviation s is.
 
 A *look* is an evaluation on held-out data that moves s. A network needs more noise if it is overconfident there (the
-temperature T that minimises its held-out NLL is above 1), and less if T is below 1; more if it overfits (its training
-NLL, noise and all, is far below the held-out one), and less if it does not. s starts at 0.6 of `prior_std` as
-converted: a network that does not overfit needs less, and one that does gets more within a few looks. The KL has a
-fixed weight per node and datum, so that s means the same noise for 200 and for 20,000 nodes, for 1,000 and for
-1,000,000 examples.
+temperature T that minimises its held-out NLL is above 1) or overfits (its training NLL, noise and all, is far below the
+held-out one), and less if not. The KL has a fixed weight per node and datum, so that s means the same noise for 200 and
+for 20,000 nodes, for 1,000 and for 1,000,000 examples.
 """
 
 import math
@@ -56,18 +54,17 @@ class Plan(NamedTuple):
 def look_budget(training_rows: int, *, calibrated: bool = False) -> Plan:
     """Returns a plan whose forward passes are at most `BUDGET` (and `END`) of training's, except in very short runs.
 
-    A forward pass costs about a third of a training step on the same example. A run that starts calibrated is short,
-    and its start used all held-out examples some forty times. Its end uses as many as are useful, too: a few hundred
-    would leave the temperature of the start in place.
+    A run that starts calibrated is short, and a few hundred examples would leave its temperature in place: its end uses
+    as many as are useful.
     """
+
+    def within(bounds: tuple[int, int], number: float) -> int:
+        return min(max(int(number), bounds[0]), bounds[1])
+
     examples = BUDGET * training_rows / DRAWS  # of all looks
-    looks = _within((MIN_LOOKS, LOOKS), examples / ROWS[0])
-    end = END_ROWS[1] if calibrated else _within(END_ROWS, END * training_rows / END_DRAWS)
-    return Plan(looks, _within(ROWS, examples / looks), end)
-
-
-def _within(bounds: tuple[int, int], number: float) -> int:
-    return min(max(int(number), bounds[0]), bounds[1])
+    looks = within((MIN_LOOKS, LOOKS), examples / ROWS[0])
+    end = END_ROWS[1] if calibrated else within(END_ROWS, END * training_rows / END_DRAWS)
+    return Plan(looks, within(ROWS, examples / looks), end)
 
 
 def kl_weight(t: float, *, n_data: int, nodes: int) -> float:
@@ -78,15 +75,10 @@ def kl_weight(t: float, *, n_data: int, nodes: int) -> float:
 def desired_change(likelihood: Likelihood, look: Mapping[str, float], t: float) -> float:
     """Returns the logarithm of the factor by which the noise should change when the share t of training is done.
 
-    It is log T, corrected by the gap between the held-out NLL and the training NLL. Noise is there against overfitting:
-    a network whose gap is larger than `GAP` · t is steered to be underconfident (a temperature can restore its
-    confidence), one whose gap is smaller gets less noise, and none gets more noise than its gap.
-
-    Args:
-        likelihood: Decides whether NLLs are compared by ratio (of probabilities) or by difference (of densities).
-        look: `temperature` T that minimises the held-out NLL, relative to the current one; `training_nll` of single
-            draws, as in the training loss; `held_out_nll` of all draws together, at T.
-        t: Share of training that is done.
+    It is log T, corrected by the gap between the held-out NLL and the training NLL (by ratio of probabilities, by
+    difference of densities). Noise is there against overfitting: a network whose gap exceeds `GAP` · t is steered
+    to be underconfident (a temperature can restore its confidence), one whose gap is smaller gets less noise, and none
+    gets more noise than its gap.
     """
     training, held_out = look["training_nll"], look["held_out_nll"]
     if likelihood.discrete:
@@ -117,10 +109,9 @@ class Steering:
     """Moves s at the looks of a run (before each of `steps`), and sets temperature and noise at its end."""
 
     def __init__(
-        self, model: IBNN, held_out: HeldOut, *, total: int, batch_size: int, n_data: int, calibrated: bool = False
+        self, model: IBNN, held_out: HeldOut, *, total: int, batch_size: int, calibrated: bool = False
     ) -> None:
-        """Plans the looks of `total` steps."""
-        self.model, self.held_out, self.n_data, self.total = model, held_out, n_data, total
+        self.model, self.held_out, self.total = model, held_out, total
         self.state = SteeringState()
         self.plan = look_budget(total * batch_size, calibrated=calibrated)
         self.steps = look_steps(total, self.plan.looks)
@@ -130,10 +121,6 @@ class Steering:
         if any(self.state.unit_std):
             part = min(1.0, t / WARM) if self.state.rising else 1.0
             self.model.unit_std.copy_(torch.tensor(self.state.unit_std) * part)
-
-    def beta(self, t: float) -> float:
-        """Returns β when the share t of training is done."""
-        return kl_weight(t, n_data=self.n_data, nodes=self.model.nodes)
 
     def look(self, step: int, training_nll: float) -> None:
         """Moves s, and σ with it, by held-out labels and the mean training NLL since the last look."""
@@ -161,14 +148,7 @@ class Steering:
         std, unit_std = model.posterior().std.detach(), model.unit_std.clone()
         if isinstance(likelihood, Heads):
             likelihood.balance(*self._draws(END_DRAWS, self.plan.end_rows), supported_temperature)
-        factor, temperature = self._shrunk(std, unit_std)
-        model.set_posterior(std=std * factor, unit_std=unit_std * factor)
-        likelihood.set_temperature(temperature)
-
-    def _shrunk(self, std: Tensor, unit_std: Tensor) -> tuple[float, float]:
-        """Returns the factor on σ and τ with the lowest held-out NLL, and its temperature; stops where T reaches 1."""
-        model, likelihood = self.model, self.model.likelihood
-        found: list[tuple[float, float, float]] = []  # NLL, factor on σ, temperature
+        found: list[tuple[float, float, float]] = []  # NLL, factor on σ and τ, temperature
         for factor in SHRINKAGES:
             model.set_posterior(std=std * factor, unit_std=unit_std * factor)
             draws, targets = self._draws(END_DRAWS, self.plan.end_rows)
@@ -176,13 +156,14 @@ class Steering:
             found.append((nll(likelihood, draws, targets, best), factor, best))
             if found[-1] > min(found) or confidence(likelihood, draws, targets)[0] >= 1:
                 break
-        return min(found)[1:]
+        _, factor, temperature = min(found)
+        model.set_posterior(std=std * factor, unit_std=unit_std * factor)
+        likelihood.set_temperature(temperature)
 
     def _draws(self, draws: int, rows: int, turn: int = 0) -> tuple[Tensor, Tensor]:
         """Returns up to so many draws for each of so many held-out examples, (K, S, N, …), and their targets.
 
-        Every look takes its turn of the components, of draws and of the examples, so that what a few of them say by
-        chance evens out over the looks.
+        Every look takes its turn of components, draws and examples, so that chance evens out over the looks.
         """
         components = self.model.components
         chosen = [(turn * draws + number) % components for number in range(min(draws, components))]

@@ -1,8 +1,8 @@
 """What `fit` needs of a method: IBNN, the baselines, and any class of yours that has it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,27 +14,13 @@ from ibnn.likelihood import Likelihood
 from ibnn.objective import ELBO
 from ibnn.prediction import Method
 
-# What `fit` changes before its first step.
+# What `fit` changes besides the weights of the network.
 _ATTRIBUTES = ("net", "kl_kind", "prior_std", "gradient_scale", "eval_samples", "eval_seed", "reference", "held_out")
 _TENSORS = ("examples", "seed", "unit_std", "prior_factors", "likelihood.")
 
 
-class _Module(Protocol):
-    """The part of nn.Module that training uses."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-    def train(self, mode: bool = True) -> Self: ...
-    def eval(self) -> Self: ...
-    def zero_grad(self) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any: ...
-    def named_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]: ...
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
-    def named_buffers(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]: ...
-
-
-class Trainable(_Module, Method, Protocol):
-    """A module with draws for `predict`, an objective with named terms, and parameter groups.
+class Trainable(Method, Protocol):
+    """An nn.Module with draws for `predict`, an objective with named terms, and parameter groups.
 
     A method that averages weights in its own way, as SWAG does, also has `end_epoch(*, collect, last)`. It adds the
     weights to the average if `collect`, and puts the average in their place if `last`. False leaves averaging to `fit`.
@@ -44,6 +30,12 @@ class Trainable(_Module, Method, Protocol):
     examples: Tensor  # number of training examples seen so far, a buffer; `fit` counts whole batches
     prior_std: float  # of the prior, where there is one
     kl_kind: Any  # which KL the objective has, where there is a choice
+
+    def __getattr__(self, name: str) -> Any:
+        """Stands for the methods of nn.Module."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the network, as nn.Module does."""
 
     @property
     def likelihood(self) -> Likelihood:
@@ -73,30 +65,34 @@ def as_trainable(model: Any) -> Trainable:
 
 
 @contextmanager
-def restored_on_error(model: Trainable) -> Iterator[list[Any]]:
-    """Restores train and eval modes if the block fails, and all that `fit` changes before its first step.
+def restored_on_error(model: Trainable) -> Iterator[None]:
+    """Restores modes, noise and the count of examples if training fails; the network keeps its last weights.
 
-    Yields a list to put the run in; if that has taken a step, only modes and the kind of KL are restored.
+    If the user interrupts it after its first step, the noise that fits the weights stays, too.
     """
-    modes, runs = [(module, module.training) for module in model.modules()], list[Any]()
+    modes = [(module, module.training) for module in model.modules()]
     attributes = {name: getattr(model, name) for name in _ATTRIBUTES if hasattr(model, name)}
     latents = [f"{name}." for name, module in model.named_modules() if isinstance(module, Latent)]
-    named = (*model.named_parameters(), *model.named_buffers())
-    tensors = {name: t.detach().clone() for name, t in named if name.startswith((*latents, *_TENSORS))}
+
+    def changed() -> dict[str, Tensor]:
+        named = (*model.named_parameters(), *model.named_buffers())
+        return {name: t for name, t in named if name.startswith((*latents, *_TENSORS))}
+
+    before = {name: t.detach().clone() for name, t in changed().items()}
     try:
-        yield runs
+        yield
     except BaseException as error:
         for module, training in modes:
             module.training = training
-        steps = runs[0].state.progress.step if runs else 0
-        if steps:
-            model.kl_kind = attributes["kl_kind"]
-            error.add_note(f"The model has the weights and the noise of step {steps}.")
+        model.kl_kind = attributes["kl_kind"]
+        seen = int(model.examples)
+        if seen and not isinstance(error, Exception):
             raise
         for name, value in attributes.items():
             setattr(model, name, value)
         with torch.no_grad():
-            for name, t in (*model.named_parameters(), *model.named_buffers()):
-                if name in tensors:
-                    t.copy_(tensors[name])
+            for name, t in changed().items():
+                t.copy_(before[name])
+        if seen != int(model.examples):
+            error.add_note("The network has the weights of the last step; noise and count of examples are as before.")
         raise
