@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ibnn.app.inputs import Form, decoded
+from ibnn.app.inputs import Form, Pixels
 
 
 def _decoded(image: Image.Image, folder: Path, channels: int = 1, **options: Any) -> list[Any]:
     image.save(folder / "a.png", **options)
-    found, size = decoded(folder / "a.png", Form(channels, *image.size[::-1]), name="a.png")
-    assert size == image.size
+    found, size, note = Pixels(Form(channels, *image.size[::-1])).decoded(folder / "a.png", "a.png")
+    assert (size, note) == (image.size[0] * image.size[1], None)
     pixels: list[Any] = (found * 255).round().int().tolist()
     return pixels
 
@@ -35,12 +35,12 @@ def test_greys_of_16_bits_are_scaled(tmp_path: Path) -> None:
     assert _decoded(grey, tmp_path, transparency=257 * 7) == [[[0, 0, 1, 255, 255]]]
     Image.fromarray(np.array([[70_000]], np.int32)).save(tmp_path / "a.tif")
     with pytest.raises(ValueError, match="more than 16 bits a pixel"):
-        decoded(tmp_path / "a.tif", Form(1, 1, 1), name="a.tif")
+        Pixels(Form(1, 1, 1)).decoded(tmp_path / "a.tif", "a.tif")
 
 
 def test_images_are_turned_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # lies on its side: to be turned to the right
     Image.fromarray(np.array([[1000, 2000]], np.uint16)).save(tmp_path / "a.png", exif=exif)
-    found, size = decoded(tmp_path / "a.png", Form(1, 2, 1), name="a.png")
-    assert (size, (found * 255).round().tolist()) == ((1, 2), [[[4.0], [8.0]]])
+    found, _, note = Pixels(Form(1, 2, 1)).decoded(tmp_path / "a.png", "a.png")
+    assert (note, (found * 255).round().tolist()) == (None, [[[4.0], [8.0]]])

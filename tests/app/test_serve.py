@@ -243,7 +243,7 @@ FLAT = [0.5] * 64
         (body({"inputs": []}), 422, "a list of at most 256 inputs"),
         (body({"inputs": "a"}), 422, 'but got "a"'),
         (body({"inputs": [FLAT] * 257}), 422, "but got 257 of them"),
-        (body({"inputs": [FLAT, FLAT[1:]]}), 422, "lists of equal lengths, here 64, but got one of 63"),
+        (body({"inputs": [FLAT, FLAT[1:]]}), 422, "but got lists of different lengths"),
         (body({"inputs": [[*FLAT[1:], "1"]]}), 422, 'finite numbers in lists, but got "1"'),
         (body({"inputs": [[*FLAT[1:], True]]}), 422, "but got true"),
         (body({"inputs": [[*FLAT[1:], None]]}), 422, "but got null"),
@@ -342,7 +342,7 @@ def test_answers_under_load_are_those_of_single_requests(running: Running, pixel
         with ThreadPoolExecutor(16) as pool:
             futures = [pool.submit(ask, number) for number in range(48)]
             deadline = time.monotonic() + 30
-            while running.service._batcher._queue.qsize() < 10 and time.monotonic() < deadline:
+            while len(running.service._batcher._queue) < 10 and time.monotonic() < deadline:
                 time.sleep(0.01)  # until the first is in work and others wait
             held.set()
             together = [future.result() for future in futures]

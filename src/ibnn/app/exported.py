@@ -16,17 +16,7 @@ from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, Gaussian
 
 
 class ExportedFile:
-    """An ONNX file that `ibnn.export` wrote.
-
-    Attributes:
-        facts: Its metadata.
-        shapes: Shapes of one input by name; axes of any length are names.
-        whole: Whether the first input is of integers.
-        components: Components that were exported.
-        ranked: How many held-out inputs p-values are ranks among; None if the file returns none.
-        fallback: p-value below which the file mixes answers with the base rates.
-        likelihood: One of the exported class, which says what kind of answers there are.
-    """
+    """An ONNX file that `ibnn.export` wrote: it answers, and says what the predictor needs to know."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Reads the file; raises ValueError if it is no file of `ibnn.export`."""
@@ -37,12 +27,12 @@ class ExportedFile:
         except Exception as error:  # whatever onnxruntime finds wrong with it
             got = f"{path} ({type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else '–'})"
             raise ValueError(complaint("MODEL", "an .onnx file that ibnn.export wrote", got, "Export it.")) from error
-        self.shapes = {each.name: list(each.shape[1:]) for each in self.session.get_inputs()}
-        self.whole = "int" in self.session.get_inputs()[0].type
+        inputs, novelty = self.session.get_inputs(), self.facts.get("p_value") or {}
+        self.shapes = {each.name: list(each.shape[1:]) for each in inputs}  # axes of any length are names
+        self.whole = "int" in inputs[0].type  # takes integers
         self.components: int = self.facts["components"]
-        novelty = self.facts.get("p_value") or {}
-        self.ranked: int | None = novelty.get("held_out")
-        self.fallback: float | None = novelty.get("fallback")
+        self.ranked: int | None = novelty.get("held_out")  # held-out inputs that p-values are ranks among
+        self.fallback: float | None = novelty.get("fallback")  # p-value below which answers are mixed with base rates
         known = {cls.__name__: cls for cls in LIKELIHOODS.values()}
         self.likelihood: Likelihood | None = known[name]() if (name := self.facts["likelihood"]) in known else None
 

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 
 from ibnn import check, nets
 from ibnn.app.exported import ExportedFile
-from ibnn.app.inputs import BATCH, Form, Kind, Pixels, Rows, Tensors
-from ibnn.data import Images, Points, Standardisation
+from ibnn.app.inputs import BATCH, Form, Kind, Pixels, Tensors
 from ibnn.data.images import shorter_side
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
 from ibnn.errors import DamagedError, complaint
@@ -46,11 +44,6 @@ class HeldOut(NamedTuple):
     source: str  # describes the inputs
     stored: bool = False  # whether the run stored them, with the job's number of draws and seed 0
 
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The answers by name."""
-        return {name: getattr(self, name) for name in ("total", "epistemic", "wrong", "p_value")}
-
 
 @dataclass(frozen=True)
 class Predictor:
@@ -68,10 +61,16 @@ class Predictor:
     home: RunFolder | None = None  # of a run, and its content
     run: jobs.Run | None = None
 
+    def __post_init__(self) -> None:
+        """Raises for a number of draws or a fallback that the model cannot have."""
+        check.integer("samples", self.samples, remedy="Pass samples=5.")
+        if self.fallback is not None and self.can_draw:
+            check_fallback(self.fallback, self.reference)
+
     @classmethod
     def read(
         cls,
-        source: Path,
+        model: Path,
         samples: int | None = None,
         seed: int = 0,
         *,
@@ -83,7 +82,7 @@ class Predictor:
         """Reads a finished run, a folder of `save_pretrained` or an exported .onnx file.
 
         Args:
-            source: The folder or file.
+            model: The folder or file.
             samples: Draws per component; default: the job's, or 5.
             seed: Seed of the draws.
             fallback: p-value below which answers are mixed with the base rates.
@@ -91,54 +90,62 @@ class Predictor:
             net: "module:function" that makes the network of a saved model; imported from the current folder.
             device: Where the model computes; default: the CPU.
         """
-        draws: dict[str, Any] = {"seed": seed, "fallback": fallback}
-        is_run, is_saved = RunFolder(source).begun, (source / model_folder.CONFIG).is_file()
-        if net is not None and (is_run or not is_saved):
+        is_saved = (model / model_folder.CONFIG).is_file() and not RunFolder(model).begun
+        if net is not None and not is_saved:
             raise ValueError(complaint("--net", "absent unless MODEL is a saved model", repr(net), "Leave it out."))
-        if source.suffix == ".onnx" and not source.is_dir():
-            made = cls._of_file(source, samples, seed, fallback, device)
-        elif is_run or not is_saved:
-            if not source.is_dir():
-                expected, remedy = "a run folder, a folder of save_pretrained, or an .onnx file", "Check the path."
-                raise FileNotFoundError(complaint("MODEL", expected, f"no such {source}", remedy))
-            made = cls._of_run(source, samples, trust_code, draws)
+        if model.suffix == ".onnx" and not model.is_dir():
+            elsewhere = None if device is None or torch.device(device).type == "cpu" else device
+            given = {"--samples": samples, "--seed": seed or None, "--fallback": fallback, "--device": elsewhere}
+            return cls._of_file(model, given)
+        if not model.is_dir():
+            expected = "a run folder, a folder of save_pretrained, or an .onnx file"
+            raise FileNotFoundError(complaint("MODEL", expected, f"no such {model}", "Check the path."))
+        draws: Any = {"seed": seed, "fallback": fallback}
+        if is_saved:
+            made = cls._of_save(model, net, samples=samples or SAMPLES, **draws)
         else:
-            made = cls._of_save(source, samples or SAMPLES, net, draws)
-        if device is not None and isinstance(made.model, nn.Module):
-            made.model.to(device)
-        if fallback is not None and made.run is not None:
-            check_fallback(fallback, made.reference)
+            made = cls._of_run(model, samples, trust_code, draws)
+        made.model.to(device)
         return made
 
     @classmethod
     def _of_run(cls, folder: Path, samples: int | None, trust_code: bool, draws: dict[str, Any]) -> Self:
         run, home = jobs.read_run(folder, trust_code=trust_code), RunFolder(folder)
-        kind = _rows(run.units) if run.units is not None else _pixels(home, run.job.data)
-        facts: Any = {
-            "classes": tuple(map(str, run.result["classes"])),
-            "target": run.job.target,
-            "home": home,
-            "run": run,
-        }
-        return cls(run.result["name"], run.model, kind, samples=samples or run.job.samples, **facts, **draws)
+        data, units = run.job.data, run.units
+        kind: Kind
+        if units is not None:  # the page's fields start at means, to a hundredth of the std
+            pairs = zip(units.centre, units.scale, strict=True)
+            start = tuple(f"{round(mean, 2 - math.floor(math.log10(std))):.12g}" for mean, std in pairs)
+            kind = Tensors(columns=units.columns, named=units.sha256 is not None, start=start)
+        else:
+            form = Form(*home.answers()["shown/images"].shape[1:])
+            mean, std = (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS
+            kind = Pixels(form, mean, std, None if data in KNOWN else shorter_side(form.height))
+        draws |= {"samples": samples or run.job.samples, "home": home, "run": run}
+        classes = tuple(map(str, run.result["classes"]))
+        return cls(run.result["name"], run.model, kind, classes, run.job.target, **draws)
 
     @classmethod
-    def _of_save(cls, folder: Path, samples: int, net: str | None, draws: dict[str, Any]) -> Self:
+    def _of_save(cls, folder: Path, net: str | None, **draws: Any) -> Self:
         import ibnn.baselines  # noqa: F401  so that they can be loaded
 
-        config = model_folder.read_config(folder)
-        known = config.get("architecture")
-        first = next((p for p in known if p["name"] != "affine"), None) if isinstance(known, list) else known
-        if net is None and (first is None or ":" in first["name"] or config["latents_only"]):
-            expected = "given: the folder does not hold a network that ibnn can build"
-            remedy = "Pass --net module:function, a function of the current folder that returns the plain network."
-            raise ValueError(complaint("--net", expected, None, remedy))
-        shape = None
-        if net is None and first is not None:
+        config, shape, made = model_folder.read_config(folder), None, None
+        if net is not None:
+            try:
+                made = find(net)()
+            except TypeError as error:
+                expected, remedy = "a function that is called without arguments", "Let it return the plain network."
+                raise ValueError(complaint("--net", expected, error, remedy)) from error
+        else:
+            known = config.get("architecture")
+            first = next((p for p in known if p["name"] != "affine"), None) if isinstance(known, list) else known
+            if first is None or ":" in first["name"] or config["latents_only"]:
+                expected = "given: the folder does not hold a network that ibnn can build"
+                remedy = "Pass --net module:function, a function of the current folder that returns the plain network."
+                raise ValueError(complaint("--net", expected, None, remedy))
             options = {name: value for name, value in first["options"].items() if name != "classes"}
             shape = nets.input_shape(first["name"], **options)
-        model = load(folder, None if net is None else _called(net))
-        return cls.of_model(model, name=folder.resolve().name, shape=shape, samples=samples, **draws)
+        return cls.of_model(load(folder, made), name=folder.resolve().name, shape=shape, **draws)
 
     @classmethod
     def of_model(
@@ -147,46 +154,33 @@ class Predictor:
         *,
         name: str | None = None,
         shape: tuple[int, ...] | None = None,
-        valid: Labelled | None = None,
         classes: Sequence[str] = (),
-        samples: int = SAMPLES,
-        seed: int = 0,
-        fallback: float | None = None,
+        **options: Any,
     ) -> Self:
         """Makes a predictor of a converted network or a baseline, on the model's own device."""
         if not isinstance(model, nn.Module) or not hasattr(model, "each_draw"):
             remedy = "Pass what ibnn.convert returned, or a baseline of ibnn.baselines."
             raise TypeError(complaint("model", "a converted network or a baseline", type(model).__name__, remedy))
-        check.integer("samples", samples, remedy="Pass samples=5.")
-        if fallback is not None:
-            check_fallback(fallback, getattr(model, "reference", None))
         whole = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
-        classes = tuple(map(str, classes))
         name = name or f"{type(model).__name__} of {type(getattr(model, 'net', model)).__name__}"
-        return cls(name, model.eval(), Tensors(shape, whole), classes, None, samples, seed, fallback, valid)
+        return cls(name, model.eval(), Tensors(shape, whole), tuple(map(str, classes)), **options)
 
     @classmethod
-    def _of_file(cls, path: Path, samples: int | None, seed: int, fallback: float | None, device: str | None) -> Self:
-        given: dict[str, Any] = {"--samples": samples, "--seed": seed or None, "--fallback": fallback}
-        if device is not None and torch.device(device).type != "cpu":
-            given["--device"] = device
+    def _of_file(cls, path: Path, given: dict[str, Any]) -> Self:
         for option, value in given.items():
             if value is not None:
                 remedy = "Leave it out, or export the model again."
                 raise ValueError(complaint(option, "absent for an .onnx file, which holds its draws", value, remedy))
         model = ExportedFile(path)
         facts, shape = model.facts, model.shapes.get("x")
-        kind: Kind = Tensors()
-        if shape is not None:
-            kind = Tensors(tuple(shape) if all(isinstance(size, int) for size in shape) else None, model.whole)
-        if facts.get("columns"):
-            kind = Rows(tuple(facts["columns"]))
-        elif shape is not None and len(shape) == 3 and (facts.get("pixels") or facts.get("normalisation")):
+        known = tuple(shape) if shape is not None and all(isinstance(size, int) for size in shape) else None
+        kind: Kind = Tensors(known, shape is not None and model.whole, tuple(facts.get("columns") or ()))
+        if shape is not None and len(shape) == 3 and (facts.get("pixels") or facts.get("normalisation")):
             normal = {} if facts.get("pixels") else facts["normalisation"]
             kind = Pixels(Form(*shape), **normal, resize=facts.get("resize"))
         classes, name = tuple(map(str, facts.get("classes") or ())), facts.get("run") or path.name
-        draws = {"samples": facts["samples"], "seed": facts["seed"]}
-        return cls(name, model, kind, classes, facts.get("target"), **draws, fallback=model.fallback)
+        draws = {"samples": facts["samples"], "seed": facts["seed"], "fallback": model.fallback}
+        return cls(name, model, kind, classes, facts.get("target"), **draws)
 
     @property
     def labels(self) -> bool:
@@ -323,9 +317,18 @@ class Predictor:
         """
         if self.run is None or self.home is None:
             return None if self.valid is None else self._measured(*self.valid, "validation inputs")
-        if (cached := self._cached()) is not None:
-            return cached
-        valid = self._validation(data)
+        job, path = self.run.job, self.home.path / HELD_OUT
+        key = json.dumps([self.home.checksum(), job.key, self.samples, self.seed, self.fallback, MOST])
+        with suppress(OSError, DamagedError):
+            tensors, facts = sealed.read_tensors(path)
+            if facts["key"] == key:
+                return HeldOut(**tensors, source=facts["source"])  # type: ignore[arg-type]
+        try:
+            valid = parts.make_data(job, data, self.run.units).valid if job.valid else None
+        except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
+            if isinstance(error, ValueError) and not job.has_file:  # else the table has changed
+                raise
+            valid = None
         if valid is None:
             stored = self.home.answers()
             epistemic = (stored["between"] + stored["within"]).flatten()
@@ -337,8 +340,9 @@ class Predictor:
         x, y = valid.__getitems__(index.sort().values.tolist())
         source = "validation images" if isinstance(self.kind, Pixels) else "validation points"
         found = self._measured(x, y, source)
+        tensors = {name: value for name, value in found._asdict().items() if isinstance(value, Tensor)}
         with suppress(OSError):  # a read-only folder
-            sealed.write_tensors(self.home.path / HELD_OUT, found.tensors, {"key": self._key, "source": source})
+            sealed.write_tensors(path, tensors, {"key": key, "source": source})
         return found
 
     def _measured(self, x: Inputs, y: Tensor, source: str) -> HeldOut:
@@ -351,33 +355,6 @@ class Predictor:
         p_value = torch.ones_like(total) if answer.p_value is None else answer.p_value
         return HeldOut(total, epistemic, wrong, p_value, source)
 
-    def _validation(self, data: Path | None) -> Images | Points | None:
-        """Returns the validation split, or None if the run had none, or if its data are missing or have changed."""
-        assert self.run is not None
-        job = self.run.job
-        try:
-            return parts.make_data(job, data, self.run.units).valid if job.valid else None
-        except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
-            if isinstance(error, ValueError) and not job.has_file:
-                raise
-            return None
-
-    @cached_property
-    def _key(self) -> str:
-        """Names all that the cached answers depend on."""
-        assert self.run is not None
-        assert self.home is not None
-        return json.dumps([self.home.checksum(), self.run.job.key, self.samples, self.seed, self.fallback, MOST])
-
-    def _cached(self) -> HeldOut | None:
-        assert self.home is not None
-        tensors: Any
-        try:
-            tensors, facts = sealed.read_tensors(self.home.path / HELD_OUT)
-        except (OSError, DamagedError):
-            return None
-        return HeldOut(**tensors, source=facts["source"]) if facts["key"] == self._key else None
-
 
 def check_limits(risk: float, novelty: float | None, false_alarm: float = 0.01, megabytes: float = 10) -> None:
     """Raises for numbers that are out of range; names are those of the command's options."""
@@ -386,30 +363,3 @@ def check_limits(risk: float, novelty: float | None, false_alarm: float = 0.01, 
         check.number("--novelty", novelty, least=0, below=1, remedy="Pass 0.01, or 0 for never.")
     check.share("--false-alarm", false_alarm, remedy="Pass 0.01.")
     check.number("--megabytes", megabytes, above=0, remedy="Pass 10.")
-
-
-def _pixels(home: RunFolder, data: str) -> Pixels:
-    """Returns the images that a run was trained on; a folder's are resized by their shorter side and cropped."""
-    form = Form(*home.answers()["shown/images"].shape[1:])
-    mean, std = (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS
-    return Pixels(form, mean, std, None if data in KNOWN else shorter_side(form.height))
-
-
-def _rows(units: Standardisation) -> Rows:
-    """Returns the rows that a run was trained on; the page's fields start at means, to a hundredth of the std."""
-    pairs = zip(units.centre, units.scale, strict=True)
-    start = tuple(f"{round(mean, 2 - math.floor(math.log10(std))):.12g}" for mean, std in pairs)
-    return Rows(units.columns, units.sha256 is not None, start)
-
-
-def _called(name: str) -> nn.Module:
-    """Returns the network that a function of the current folder makes, called without arguments."""
-    try:
-        net = find(name)()
-    except TypeError as error:
-        remedy = "Define one that takes no arguments and returns the plain network."
-        raise ValueError(complaint("--net", "a function that is called without arguments", error, remedy)) from error
-    if not isinstance(net, nn.Module):
-        got = f"{name}, which returned {type(net).__name__}"
-        raise TypeError(complaint("--net", "a function that returns a torch.nn.Module", got, "Return the network."))
-    return net

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch import nn
 
 from ibnn import nets
 from ibnn.app.cli.options import Json, NewData
 from ibnn.app.cli.screen import Screen, check_out, misuse, require
 from ibnn.app.cli.train import parsed
+from ibnn.convert import Plan
 from ibnn.convert import plan as planned_by
 from ibnn.data import download, sets
 from ibnn.lab.imported_net import is_import_path, make_net
@@ -57,45 +57,41 @@ def plan(
 
     A network of your own is created by function(classes, **options).
     """
-    if net is None:
-        return _list(screen, classes, json)
     with misuse():
         options = parsed(option or [], "--option")
-        count = classes or _classes(net, options)
         chosen: Any = {"include": include or None, "exclude": exclude or None}
         chosen |= {"where": where, "bias_latents": bias_latents}
-        planned = planned_by(_made(net, count, options), **chosen)
+        if net is None:
+            return _list(screen, classes, json)
+        planned, facts = _planned(net, classes, options, chosen)
     if not json:
         return print(planned)
-    facts = {"net": net, "classes": count, "options": options, "where": where, "bias_latents": bias_latents}
-    facts |= {"weights": planned.weights, "nodes": planned.nodes, "ratio": planned.weights / planned.nodes}
+    facts |= {"options": options, "where": where, "bias_latents": bias_latents}
     parts = {"layers": planned.layers, "skipped": planned.skipped}
     screen.json(facts | {name: [vars(entry) for entry in part] for name, part in parts.items()})
 
 
-def _classes(net: str, options: dict[str, Any]) -> int:
-    """Returns the default number of classes: 1000 for networks that take ImageNet's images."""
-    return 1000 if not is_import_path(net) and nets.input_shape(net, **options)[-1] == 224 else 10
-
-
-def _made(net: str, classes: int, options: dict[str, Any]) -> nn.Module:
+def _planned(net: str, classes: int | None, options: dict[str, Any], chosen: dict[str, Any]) -> tuple[Plan, Any]:
+    """Returns the plan of a network, by default with 1000 classes if it takes ImageNet's images, and its size."""
     if is_import_path(net):
-        return make_net(net, classes, options)
-    with torch.device("meta"):
-        return nets.make(net, classes, **options)
+        count = classes or 10
+        made = make_net(net, count, options)
+    else:
+        count = classes or (1000 if nets.input_shape(net, **options)[-1] == 224 else 10)
+        with torch.device("meta"):
+            made = nets.make(net, count, **options)
+    plan = planned_by(made, **chosen)
+    size = {"weights": plan.weights, "nodes": plan.nodes, "ratio": plan.weights / plan.nodes}
+    return plan, {"net": net, "classes": count, **size}
 
 
 def _list(screen: Screen, classes: int | None, json: bool) -> None:
-    rows: list[dict[str, Any]] = []
-    for name in nets.names():
-        count = classes or _classes(name, {})
-        planned = planned_by(_made(name, count, {}))
-        size = {"weights": planned.weights, "nodes": planned.nodes, "ratio": planned.weights / planned.nodes}
-        rows.append({"net": name, "input": list(nets.input_shape(name)), "classes": count, **size})
+    rows = [_planned(name, classes, {}, {})[1] | {"input": list(nets.input_shape(name))} for name in nets.names()]
     if json:
         return screen.json(rows)
     head = ["net", "input", "classes", "weights", "nodes", "weights per node"]
-    cells = [[r["net"], "×".join(map(str, r["input"])), *(f"{r[k]:,.0f}" for k in list(r)[2:])] for r in rows]
+    numbers = ("classes", "weights", "nodes", "ratio")
+    cells = [[r["net"], "×".join(map(str, r["input"])), *(f"{r[k]:,.0f}" for k in numbers)] for r in rows]
     screen.table([head, *cells])
     screen.note("One of them in detail: ibnn plan --net NAME")
 

@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from ibnn.app.cli.options import Data, Device, Json, Model, Net, Novelty, Risk, 
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse, require
 from ibnn.app.cli.train import show
 from ibnn.baselines import Plain
-from ibnn.data import TABLES, DataSet, FileTable, Points, Table, load
+from ibnn.data import TABLES, DataSet, FileTable, Points, load
 from ibnn.errors import complaint
 from ibnn.files.export import export as write
+from ibnn.lab.runs import RunFolder
 from ibnn.network import IBNN
 
 if TYPE_CHECKING:
@@ -38,91 +39,72 @@ def evaluate(
 ) -> None:
     """Evaluates a model: error, NLL, ECE and Brier score, also on corrupted images and on other kinds of images.
 
-    A run on points is evaluated on its test points alone; if it predicts a number, by NLL, RMSE and the coverage of
-    90 % intervals. A run on a table of your own needs that table, unchanged, in the current folder or in --data.
-
-    A folder of `save_pretrained` is evaluated on --data-set.
+    Points are evaluated on test points alone, numbers by NLL, RMSE and the coverage of 90 % intervals. A run on a table
+    of your own needs that table, unchanged, in the current folder or in --data. A saved model needs --data-set.
     """
     from ibnn.lab.evaluation import evaluate as measure
     from ibnn.lab.parts import make_data
 
     predictor = Source(model, samples, device=device, net=net, trust_code=trust_code).read()
-    if not predictor.can_draw or (predictor.run is None and data_set is None):
-        got = f"{model}, an .onnx file" if not predictor.can_draw else f"{model}, which names no data"
-        remedy = "Pass --data-set with a saved model; export again from what the file was made of."
-        raise MisuseError(complaint("MODEL", "a run, or a saved model and --data-set", got, remedy))
-    other = None if data_set is None else _other(screen, data_set, data, predictor)
-    run, name, costs = predictor.run, predictor.name, {}
-    if run is None:
-        assert other is not None
-        whole, valid = other, None
-    else:
+    run, name = predictor.run, predictor.name
+    if not predictor.can_draw or (run is None and data_set is None):
+        remedy = "Pass --data-set with a saved model; an .onnx file cannot be evaluated: pass what it was made of."
+        raise MisuseError(complaint("MODEL", "a run, or a saved model and --data-set", model, remedy))
+    whole: Any = None if data_set is None else _other(screen, data_set, data, predictor)
+    valid, costs = None, {}
+    if run is not None:
         with misuse() if run.job.has_file else nullcontext():
-            splits = make_data(run.job, data, run.units)
-        whole, valid, costs = splits.whole, splits.valid, {"costs": run.result["costs"]}
-        if isinstance(other, DataSet) and isinstance(whole, DataSet):  # normalised as in training
-            whole = replace(whole, name=other.name, test=other.test)
-        elif other is not None:
-            whole = other
+            splits: Any = make_data(run.job, data, run.units)
+        other, valid, costs = splits.whole if whole is None else whole, splits.valid, {"costs": run.result["costs"]}
+        both = isinstance(other, DataSet) and isinstance(splits.whole, DataSet)  # then normalised as in training
+        whole = replace(splits.whole, name=other.name, test=other.test) if both else other
     found = measure(predictor.model, whole, valid, samples=predictor.samples, data_folder=data).result
-    for reading in (found, found.get("tempered", found)):
-        for part in ("outsiders", "novelty"):
-            if run is not None:
+    if run is not None:
+        for reading in (found, found.get("tempered", {})):
+            for part in ("outsiders", "novelty"):
                 reading.get(part, {}).pop(run.job.data, None)  # the training data are no outsiders
     name += f" on {data_set}" if data_set is not None else ""
     result = {"name": name, "data": whole.name, **found, **costs}
     screen.json(result) if json else show(screen, result)
 
 
-def _other(screen: Screen, name: str, folder: Path | None, predictor: "Predictor") -> DataSet | Table | FileTable:
+def _other(screen: Screen, name: str, folder: Path | None, predictor: "Predictor") -> Any:
     """Returns another data set; raises unless its inputs and classes are like the model's."""
-    from ibnn.app.inputs import Pixels
     from ibnn.lab.parts import check_data
 
-    if name.endswith(".npz"):
-        with misuse():
-            other: DataSet | Table | FileTable = _arrays(Path(name), predictor.classes)
-    elif predictor.run is None and name in TABLES:
-        other = TABLES[name]
-    else:
-        with misuse():
-            if predictor.run is not None and not isinstance(predictor.kind, Pixels):
-                got = f"one on the points {predictor.run.job.data}"
-                raise ValueError(complaint("MODEL", "a run on images", got, "Leave out --data-set."))
+    form, other = getattr(predictor.kind, "form", None), cast(Any, None)
+    with misuse():
+        if name.endswith(".npz"):
+            other = _arrays(Path(name), predictor.classes)
+        elif predictor.run is not None and form is None:
+            got = f"one on the points {predictor.run.job.data}"
+            raise ValueError(complaint("MODEL", "a run on images", got, "Leave out --data-set."))
+        elif predictor.run is None and name in TABLES:
+            other = TABLES[name]
+        elif name in TABLES or name.endswith(".csv"):
+            remedy = "Leave it out for the run's own set; save x and y of a table by numpy.savez."
+            raise ValueError(complaint("--data-set", "a set of images, or an .npz file", name, remedy))
+        else:
             check_data(name, folder)
-            if name in TABLES or name.endswith(".csv"):
-                remedy = "Leave it out for the run's own set; save x and y of a table by numpy.savez."
-                raise ValueError(complaint("--data-set", "a set of images, or an .npz file", name, remedy))
-        shape: Any = tuple(getattr(predictor.kind, "form", None) or getattr(predictor.kind, "shape", None) or (0,))
+    shape: Any = form or getattr(predictor.kind, "shape", None) or (0,)
+    if other is None:
         other = load(name, folder, size=shape[-1] if len(shape) > 1 else 224)
-    _check_fits(screen, name, other, predictor)
-    return other
-
-
-def _check_fits(screen: Screen, name: str, other: Any, predictor: "Predictor") -> None:
-    """Answers the first input of a data set; raises if the model does not take it or knows other classes."""
-    own, images = list(predictor.classes), isinstance(other, DataSet)
+    images = isinstance(other, DataSet)
     x = other.test.rows(torch.tensor([0])).images if images else other.test.x[:1]
-    expected, got = f"inputs {tuple(x.shape[1:])}", ""
-    if predictor.run is not None and images:
-        form = tuple(predictor.kind.form)  # type: ignore[union-attr]
-        known = ((own, form), (other.classes, tuple(x.shape[1:])))
-        expected, got = (f"{len(classes)} classes and images {shape}" for classes, shape in known)
-        if expected == got:
-            got = ""
-    else:
-        try:
-            found: Any = predictor.answer(other.normalise(x) if images else x)
-            count = found.probs.shape[1] if predictor.labels else 0
-            if count != len(other.classes) and (images or count == 0 or int(other.test.y.max()) >= count):
-                expected, got = f"{count} classes", f"{len(other.classes)}"
-        except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            expected, got = "inputs that the network takes", f"{tuple(x.shape[1:])} ({str(error).splitlines()[0]})"
-    if got:
+    try:
+        if images and form is not None and x.shape[1:] != torch.Size(form):
+            raise ValueError(f"not {tuple(form)}")
+        found: Any = predictor.answer(x if not images else x / 255 if form is not None else other.normalise(x))
+        count = found.probs.shape[1] if predictor.labels else 0
+        if count != len(other.classes) and (images or count == 0 or int(other.test.y.max()) >= count):
+            raise ValueError(f"{len(other.classes)} classes, not {count}")
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        got = f"one of inputs {tuple(x.shape[1:])} ({str(error).splitlines()[0]})"
         remedy = "Leave it out for a run's own set, or pass another one."
-        raise MisuseError(complaint("--data-set", f"one of {expected}", got, remedy))
-    if own and list(other.classes) != own and images:
+        raise MisuseError(complaint("--data-set", "one like that of the training", got, remedy)) from error
+    if predictor.classes and list(other.classes) != list(predictor.classes) and images:
         screen.note(f"The classes of {name} have other names than those of {predictor.name}.")
+    return other
 
 
 def _arrays(path: Path, classes: Any) -> FileTable:
@@ -153,14 +135,13 @@ def report(
     """Writes one self-contained HTML page about one or more runs: scores, calibration, uncertainty, provenance."""
     require("matplotlib", "jinja2")
     from ibnn.lab.report import write_report
-    from ibnn.lab.runs import RunFolder as Home
 
+    check_out("--out", out)
     with misuse():
-        check_out("--out", out)
         for run in runs:
             if not run.exists():
                 raise ValueError(complaint("RUNS", "run folders", f"no folder {run}", "Train first: ibnn train."))
-        done = [run for run in runs if Home(run).finished]
+        done = [run for run in runs if RunFolder(run).finished]
         if not done:
             got = f"none in {', '.join(map(str, runs))}"
             raise ValueError(complaint("RUNS", "folders of finished runs", got, "Let a run finish: ibnn train."))
@@ -186,12 +167,9 @@ def export(
     Its outputs: probabilities, total, aleatoric and epistemic for classes; mean, std, aleatoric and epistemic for
     numbers; p_value, if the model has reference data. Its metadata list them.
 
-    For images: without --pixels the file takes images normalised as in training; its metadata have the numbers.
-
-    For points and tables: the file takes rows of numbers in their original units, columns in the order given in its
-    metadata. A saved model takes what its network takes; --example shows the shape, unless ibnn knows the network.
-
-    The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
+    Without --pixels the file takes images normalised as in training; its metadata have the numbers. It takes rows of a
+    table in their own units. A saved model takes what its network takes; --example shows the shape, unless ibnn knows
+    the network. The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
     """
     out = out or Path("model.onnx" if format == "onnx" else "model.pt2")
     check_out("--out", out)
@@ -215,24 +193,23 @@ def export(
 
 def _example(predictor: "Predictor", pixels: bool, path: Path | None) -> tuple[Tensor, dict[str, Any]]:
     """Returns inputs that show the file's shapes, and its metadata."""
-    from ibnn.app.inputs import Pixels
-
     facts: dict[str, Any] = {"run": predictor.name, "classes": list(predictor.classes)}
-    kind, run = predictor.kind, predictor.run
+    kind: Any = predictor.kind
+    run, is_image, shape = predictor.run, hasattr(kind, "form"), getattr(kind, "shape", None)
     with misuse():
         if not predictor.can_draw:
             raise ValueError(complaint("MODEL", "a run or a saved model", "a file that is exported", "Copy it."))
-        if pixels and not isinstance(kind, Pixels):
+        if pixels and not is_image:
             raise ValueError(complaint("--pixels", "for a run on images", f"given for {kind.word}", "Leave it out."))
-        if isinstance(kind, Pixels):
+        if is_image:
             images = predictor.home.answers()["shown/images"].float() / 255  # type: ignore[union-attr]
             facts |= {"normalisation": {"mean": kind.mean, "std": kind.std}, "resize": kind.resize}
             return images if pixels else kind.prepared(images), facts
         if run is not None and run.units is not None:
             return run.units.made_up(3), facts | {"columns": list(run.units.columns), "target": run.job.target}
         if path is not None:
-            return torch.stack([each.pixels for each in kind.reader(None, lambda _: None)(path)[:3]]), facts
-        if (shape := getattr(kind, "shape", None)) is None:
+            return torch.stack([each.x for each in kind.read(path, lambda _: None)[:3]]), facts
+        if shape is None:
             remedy = "Pass --example inputs.npy."
             raise ValueError(complaint("--example", "given: the folder does not hold shapes", None, remedy))
     return torch.rand(3, *shape, generator=torch.Generator().manual_seed(0)), facts
@@ -257,11 +234,9 @@ def serve(
 ) -> None:
     """Serves a model over HTTP: /predict, /health, /metrics, and a page at / to try it.
 
-    A run takes images or rows. A saved model takes {"inputs": [...]}, nested lists of what its network takes; so does
-    an .onnx file, unless it holds how images are normalised, or names of columns.
-
-    Ctrl-C or SIGTERM ends it after the requests in flight are answered. There is no password: before others can reach
-    it, put a proxy in front that asks for one.
+    A run takes images or rows, and so does an .onnx file of one. Other models take {"inputs": [...]}, nested lists of
+    what the network takes. Ctrl-C or SIGTERM ends it after the requests in flight are answered. There is no password:
+    before others can reach it, put a proxy in front that asks for one.
     """
     require("fastapi", "uvicorn", "prometheus_client", "python_multipart", "jinja2")
     from ibnn.app.predictor import check_limits

@@ -52,6 +52,5 @@ class Source:
         """Reads the model; one that does not exist is misuse."""
         from ibnn.app.predictor import Predictor
 
-        more = {"fallback": self.fallback, "trust_code": self.trust_code, "net": self.net, "device": self.device}
         with misuse():
-            return Predictor.read(self.model, self.samples, self.seed, **more)  # type: ignore[arg-type]
+            return Predictor.read(**vars(self))

@@ -31,17 +31,14 @@ _SYNONYMS = {
         "seed": "random_state random_seed",
         "keep": "ratio amount share sparsity",
         "net": "model network arch architecture",
-        "option": "options",
         "classes": "num_classes n_classes",
         "fresh": "restart overwrite force",
-        "resume": "continue",
         "set": "config override",
         "risk": "error alpha threshold",
         "novelty": "novel ood outlier anomaly",
         "scale": "white divide max",
         "host": "address bind ip",
         "megabytes": "max_size limit",
-        "methods": "method",
         "quiet": "silent",
         "debug": "verbose traceback",
     }.items()
@@ -110,13 +107,13 @@ class Screen:
         """Prints a result as JSON or as text."""
         self.json(value) if as_json else print(printable(text))
 
-    def table(self, rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    def table(self, rows: Sequence[Sequence[str]]) -> None:
         """Prints a header and rows; words are aligned left, numbers right."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        shown = Table(title=title, title_justify="left")
+        shown = Table()
         for number, name in enumerate(rows[0]):
             numeric = number > 0 and all(row[number][:1] in "0123456789−-+–" for row in rows[1:])
             shown.add_column(Text(printable(name)), justify="right" if numeric else "left", overflow="fold")

@@ -1,5 +1,6 @@
 """The commands `train` (a job, changed by `--set`, into a run folder) and `prune` (a run into another one)."""
 
+import json
 import shlex
 import tomllib
 from importlib import resources
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ibnn import check, nets
+from ibnn import check
 from ibnn.app.cli.options import Data, Json, TrustCode
 from ibnn.app.cli.options import RunFolder as Finished
 from ibnn.app.cli.screen import Screen, check_out, misuse
@@ -24,31 +25,24 @@ if TYPE_CHECKING:
 
 SAME = 0.02  # relative difference of temperatures that is not worth a row
 _JOBS = resources.files("ibnn.lab") / "job_files"
-_SYNONYMS = {"dropout_rate": "rate", "dropout": "rate", "p": "rate", "k": "components", "n_components": "components"}
-_SYNONYMS |= {"num_components": "components", "n_members": "members", "size": "members", "prior": "prior_std"}
 
 
 def parsed(settings: list[str], flag: str) -> dict[str, Any]:
     """Returns settings, such as "train.lr=0.01", as nested tables; a value that is not TOML is a string."""
-    found: dict[str, Any] = {}
+    lines = dict[str, str]()  # the last one wins
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        *path, last = key.strip().split(".")
-        if not equals or not all((*path, last)):
-            example = "seed=3" if flag == "--set" else "width=2"
-            raise ValueError(complaint(flag, "key=value", repr(setting), f"Pass e.g. {flag} {example}."))
-        table = found
-        for part in path:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                got = f"{key!r} below a value"
-                raise ValueError(complaint(flag, "one value per key", got, "Leave one of them out."))
+        key, equals, text = (part.strip() for part in setting.partition("="))
         try:
-            loaded = tomllib.loads(f"value = {text.strip()}")
+            is_toml = len(tomllib.loads(f"value = {text}")) == 1
         except tomllib.TOMLDecodeError:
-            loaded = {}
-        table[last] = loaded["value"] if len(loaded) == 1 else text.strip()
-    return found
+            is_toml = False
+        lines[key] = f"{key} {equals} {text if is_toml or not equals else json.dumps(text, ensure_ascii=False)}"
+    try:
+        return tomllib.loads("\n".join(lines.values()))
+    except tomllib.TOMLDecodeError as error:
+        example = "seed=3" if flag == "--set" else "width=2"
+        got = f"{', '.join(settings)} ({error})"
+        raise ValueError(complaint(flag, "key=value, with one value per key", got, f"Pass {flag} {example}.")) from None
 
 
 def names() -> list[str]:
@@ -58,7 +52,7 @@ def names() -> list[str]:
 
 def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     """Returns a job by file or by name, with changes; checks all that can be checked without data."""
-    from ibnn.lab.job import Job, merged
+    from ibnn.lab.job import SYNONYMS, Job, merged
     from ibnn.lab.methods import METHODS
     from ibnn.lab.parts import check_data, check_weights
 
@@ -74,13 +68,9 @@ def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     check.device("device", job.device)
     if job.has_code:
         find(job.net)
-    else:
-        nets.input_shape(job.net, **job.net_options)
-    options = METHODS[job.method].options
+    words = {word: name.removeprefix("method_options.") for word, name in SYNONYMS.items()}
     for option in job.method_options:
-        if not options:
-            raise ValueError(complaint("method_options", f"empty for {job.method!r}", repr(option), "Leave it out."))
-        check.choice("method_options", option, options, _SYNONYMS)
+        check.choice("method_options", option, METHODS[job.method].options or ("members",), words)
     return job
 
 
@@ -89,12 +79,10 @@ def _fields(name: str) -> dict[str, Any]:
         return tomllib.loads((_JOBS / f"{name}.toml").read_text(encoding="utf-8"))
     if Path(name).is_file():
         return read_toml(Path(name))
-    there = [str(path) for path in Path(name).parent.glob("*.toml")]
-    by_stem = dict.fromkeys(names()) | {Path(path).stem: path for path in there}
+    by_stem = {each: each for each in names()} | {path.stem: str(path) for path in Path(name).parent.glob("*.toml")}
     near = nearest(Path(name).stem, by_stem)
-    expected, remedy = f"a TOML file, or one of {', '.join(names())}", "Check the name."
-    remedy = remedy if near is None else f"Did you mean {by_stem[near] or near!r}?"
-    raise FileNotFoundError(complaint("JOB", expected, repr(name), remedy))
+    remedy = "Check the name." if near is None else f"Did you mean {by_stem[near]!r}?"
+    raise FileNotFoundError(complaint("JOB", f"a TOML file, or one of {', '.join(names())}", repr(name), remedy))
 
 
 _JOB = f"TOML file of a job, or one of: {', '.join(names())}."
@@ -126,17 +114,7 @@ def train(
     screen.note(f"{job.method} {job.net} on {job.data}, seed {job.seed}, into {home.path}")
     words = ["ibnn", "train", name, *(w for s in set or [] for w in ("--set", s)), "--out", str(home.path)]
     again = f"To go on: {shlex.join([*words, *(['--data', str(data)] if data else [])])}"
-    try:
-        result = _run(screen, job, home, data, fresh=resume is False)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(again) from None
-    except SystemExit as stop:  # the training loop has saved
-        screen.note(again)
-        raise typer.Exit(stop.code if isinstance(stop.code, int) else 1) from None
-    if json:
-        return screen.json(result)
-    show(screen, result)
-    screen.note(_next(job, home.path, images="corrupted" in result))
+    _run(screen, job, home, data, again, json, fresh=resume is False)
 
 
 _KEEP = "Share of the multiply–adds of linear layers and convolutions that stays."
@@ -157,11 +135,8 @@ def prune(
     """Makes the network of a run thinner: fewer channels in its layers, so that it is smaller and faster.
 
     The channels that the training loss needs least are removed, and the thinner network is trained on as the run was,
-    for a few epochs. The result is a run folder like any other: evaluate, predict, report, export and serve take it.
-    The given run stays as it is.
-
-    Runs of the method ibnn can be pruned, on images, points or tables. What cannot be cut stays; if that is too much,
-    an error names the layers. Ctrl-C saves, and the same command continues.
+    for a few epochs. The result is a run folder like any other; the given run stays as it is. Only runs of the method
+    ibnn can be pruned. Ctrl-C saves, and the same command continues.
 
     Example: ibnn prune runs/digits-mlp --keep 0.25 --out runs/thin && ibnn export runs/thin
     """
@@ -170,15 +145,7 @@ def prune(
         job = _thinner(folder, keep, epochs, trust_code)
         check_out("--out", home.path, folder=True)
     screen.note(f"{folder} to {keep:.0%} of its multiply–adds, epochs: {epochs}, into {home.path}")
-    try:
-        result = _run(screen, job, home, data, fresh=False, first=folder)
-    except SystemExit as stop:
-        screen.note("The same command goes on.")
-        raise typer.Exit(stop.code if isinstance(stop.code, int) else 1) from None
-    if json:
-        return screen.json(result)
-    show(screen, result)
-    screen.note(_next(job, home.path, images="corrupted" in result))
+    _run(screen, job, home, data, "The same command goes on.", json, first=folder)
 
 
 def _thinner(folder: Path, keep: float, epochs: int, trust_code: bool) -> "Job":
@@ -197,36 +164,51 @@ def _thinner(folder: Path, keep: float, epochs: int, trust_code: bool) -> "Job":
 
 
 def _run(
-    screen: Screen, job: "Job", home: RunFolder, data: Path | None, *, fresh: bool, first: Path | None = None
-) -> dict[str, Any]:
+    screen: Screen,
+    job: "Job",
+    home: RunFolder,
+    data: Path | None,
+    again: str,
+    as_json: bool,
+    *,
+    fresh: bool = False,
+    first: Path | None = None,
+) -> None:
+    """Runs a job, or reads its finished run, and prints the result; `again` says how to go on if it is interrupted."""
     from ibnn.lab import jobs, parts
 
     with misuse((ValueError,)):
         home.check_free()
+    result = None
     if not fresh:
         with misuse((ValueError,), hint=" Or pass --fresh to replace it."):
-            if (result := jobs.finished(job, home)) is not None:
-                return result
-    with misuse((ValueError,)):  # missing data are a FileNotFoundError: the command is right
-        splits, _ = parts.prepare(job, data)
-    if job.has_file:
-        screen.note(_described(splits, job))
-    with home.lock(note=screen.note):
+            result = jobs.finished(job, home)
+    if result is None:
+        with misuse((ValueError,)):  # missing data are a FileNotFoundError: the command is right
+            splits, _ = parts.prepare(job, data)
+        if job.has_file:
+            screen.note(_described(splits, job))
         before = RunFolder(first or home.path / "first")  # the training before it
-        if fresh:
-            home.clear()
-            if before.begun:
-                with before.lock(note=screen.note):
-                    before.clear()
-        options: dict[str, Any] = {"data_folder": data, "splits": splits, "first_folder": before.path}
-        return jobs.run(job, home.path, **options, quiet=screen.quiet, held=True)
-
-
-def _next(job: "Job", folder: Path, images: bool) -> str:
-    place = shlex.quote(str(folder))
-    inputs = shlex.quote(job.data) if job.has_file else "image.png" if images else "points.csv"
-    trust = " --trust-code" if job.has_code else ""
-    return f"Next: ibnn report {place} -o report.html · ibnn predict {place} {inputs}{trust}"
+        try:
+            with home.lock(note=screen.note):
+                if fresh:
+                    home.clear()
+                    if before.begun:
+                        with before.lock(note=screen.note):
+                            before.clear()
+                options: Any = {"data_folder": data, "splits": splits, "first_folder": before.path, "held": True}
+                result = jobs.run(job, home.path, **options, quiet=screen.quiet)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(again) from None
+        except SystemExit as stop:  # the training loop has saved
+            screen.note(again)
+            raise typer.Exit(stop.code if isinstance(stop.code, int) else 1) from None
+    if as_json:
+        return screen.json(result)
+    show(screen, result)
+    place, trust = shlex.quote(str(home.path)), " --trust-code" if job.has_code else ""
+    inputs = shlex.quote(job.data) if job.has_file else "image.png" if "corrupted" in result else "points.csv"
+    screen.note(f"Next: ibnn report {place} -o report.html · ibnn predict {place} {inputs}{trust}")
 
 
 def _described(splits: "Splits", job: "Job") -> str:
@@ -240,16 +222,6 @@ def _described(splits: "Splits", job: "Job") -> str:
         f"{job.data}: {job.target!r} is {target}, predicted from {len(columns)} columns; {len(splits.train):,} rows to "
         f"train on{held_out}, {len(splits.whole.test.y):,} to test."  # type: ignore[union-attr]
     )
-
-
-def _cut(sizes: list[dict[str, int]], held_out: list[dict[str, float]]) -> list[list[str]]:
-    """Returns a table of a network before and after it was pruned and trained on."""
-    words = {"weights": "weights", "products": "multiply–adds", "nodes": "nodes"}
-    rows = [[words[name], *(f"{size[name]:,}" for size in sizes)] for name in words]
-    for name in [name for name in ("error", "nll", "rmse") if held_out and name in held_out[0]]:
-        values = [100 * of[name] if name == "error" else of[name] for of in held_out]
-        rows.append([f"held-out {SCORES[name]}", *(f"{value:.4g}" for value in values)])
-    return [["pruned", "before", "after"], *rows]
 
 
 def show(screen: Screen, result: dict[str, Any]) -> None:
@@ -266,7 +238,13 @@ def show(screen: Screen, result: dict[str, Any]) -> None:
             rows.append([f"{what}{how}", *cells])
     screen.table([[result.get("name", ""), *names.values()], *rows])
     if "pruned" in result:
-        screen.table(_cut(**result["pruned"]))
+        sizes, held_out = result["pruned"]["sizes"], result["pruned"]["held_out"]
+        words = {"weights": "weights", "products": "multiply–adds", "nodes": "nodes"}
+        rows = [[words[name], *(f"{size[name]:,}" for size in sizes)] for name in words]
+        for name in [name for name in ("error", "nll", "rmse") if held_out and name in held_out[0]]:
+            values = [100 * of[name] if name == "error" else of[name] for of in held_out]
+            rows.append([f"held-out {SCORES[name]}", *(f"{value:.4g}" for value in values)])
+        screen.table([["pruned", "before", "after"], *rows])
     outsiders = [(f"{name}{how}", found) for how, r in readings.items() for name, found in r["outsiders"].items()]
     known = {name: words for name, words in UNCERTAINTIES.items() if any(name in found for _, found in outsiders)}
     if outsiders:

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-import math
 import time
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ibnn.app.serve.service import Service
+from ibnn.app.serve.service import Busy, Service
 from ibnn.errors import complaint
 
 BODY = 20  # seconds for the body of a request
@@ -54,7 +53,7 @@ class Gate:
             if read > self.most or (read > SMALL and self.held > IN_FLIGHT):
                 if more:
                     await self._discard(receive)
-                raise self._too_large(f"more than {self.most:,}") if read > self.most else busy(1)
+                raise self._too_large(f"more than {self.most:,}") if read > self.most else Busy(1)
             return message
 
         try:
@@ -62,13 +61,11 @@ class Gate:
                 await self.app(scope, receiving, sending)
             else:
                 await self._discard(receive)
-                headers = {**(refusal.headers or {}), "Connection": "close"}
-                await JSONResponse({"detail": refusal.detail}, refusal.status_code, headers)(scope, receive, sending)
+                await reply(refusal)(scope, receive, sending)
         except asyncio.CancelledError:  # the time to finish after SIGTERM is over
             if status:
                 raise
-            answer = busy(1)
-            await JSONResponse({"detail": answer.detail}, answer.status_code, answer.headers)(scope, receive, sending)
+            await reply(Busy(1))(scope, receive, sending)
         finally:
             self.held -= read
             self.service.counts.requests.labels(path, status or 500).inc()
@@ -80,7 +77,7 @@ class Gate:
         if length.isdigit() and int(length) > self.most:
             return self._too_large(f"{int(length):,}")
         wait = self.service.wait if scope["path"] == "/predict" or self.service.draining else 0
-        return busy(wait) if wait else None
+        return Busy(wait) if wait else None
 
     async def _discard(self, receive: Receive) -> None:
         """Lets a client finish that is not far above the limit; many clients read a reply only then."""
@@ -96,7 +93,7 @@ class Gate:
         return HTTPException(413, complaint("body", f"at most {self.most:,} bytes", got, remedy))
 
 
-def busy(seconds: float) -> HTTPException:
-    """Returns a refusal of work that cannot be finished in time; says when to try again."""
-    headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
-    return HTTPException(503, "Too many requests are waiting. Try again later.", headers)
+def reply(refusal: HTTPException) -> JSONResponse:
+    """Returns a refusal as an application, which closes the connection."""
+    headers = {**(refusal.headers or {}), "Connection": "close"}
+    return JSONResponse({"detail": refusal.detail}, refusal.status_code, headers)

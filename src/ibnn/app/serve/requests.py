@@ -6,7 +6,6 @@ from typing import Any
 import python_multipart  # noqa: F401  starlette needs it for uploads, and complains only at the first one
 from fastapi import HTTPException, Request
 from pydantic import BaseModel
-from starlette.datastructures import FormData, UploadFile
 
 from ibnn.app.inputs import MOST, Kind, Pixels, array
 from ibnn.errors import complaint
@@ -114,23 +113,16 @@ async def receive(request: Request, *, images: bool) -> Parts:
         raise HTTPException(415, complaint("Content-Type", expected, kind or "none", remedy))
     try:
         async with request.form(max_files=MOST, max_fields=8) as sent:  # 400 if it is not multipart
-            return await _files(sent)
+            items: Any = sent.multi_items()
+            wrong = [name for name, file in items if name != "image" or isinstance(file, str)]
+            found = [] if wrong else [(file.filename or "image", await file.read()) for _, file in items]
     except UnicodeError as error:
         remedy = "Leave the charset out: names are then read as UTF-8."
         raise HTTPException(400, complaint("Content-Type", "with the charset of the names", error, remedy)) from None
-
-
-async def _files(sent: FormData) -> list[tuple[str, bytes]]:
-    """Returns names, in which what is no text is replaced, and contents of uploaded files."""
-    named = sent.multi_items()
-    wrong = [name for name, value in named if name != "image" or not isinstance(value, UploadFile)]
-    if wrong or not named:
-        got = f"a field {wrong[0][:80]!r}" if wrong else "none"
-        remedy = "curl -F image=@a.png does so."
-        raise HTTPException(422, complaint("image", "one or more files, and nothing else", got, remedy))
-    files = [file for _, file in named if isinstance(file, UploadFile)]
-    names = [file.filename or f"image {number}" for number, file in enumerate(files)]
-    return [(n.encode(errors="replace").decode(), await file.read()) for n, file in zip(names, files, strict=True)]
+    if not found:
+        got, remedy = f"a field {wrong[0][:80]!r}" if wrong else "none", "curl -F image=@a.png does so."
+        raise ValueError(complaint("image", "one or more files, and nothing else", got, remedy))
+    return [(name.encode(errors="replace").decode(), content) for name, content in found]
 
 
 def read(parts: Parts, kind: Kind) -> tuple[Inputs, list[str | None]]:

@@ -6,13 +6,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ibnn.app.serve.gate import reply
+from ibnn.app.serve.service import Busy
 from ibnn.errors import complaint
 
 GRACE = 30  # seconds to finish requests after SIGTERM
@@ -64,17 +65,9 @@ def make_server(app: FastAPI, *, ready: Callable[[], None], drain: Callable[[], 
             drain()
             await super().shutdown(sockets)
 
+    options: Any = {"log_level": "warning", "access_log": False, "server_header": False}
     return Server(
-        uvicorn.Config(
-            app,
-            http=Connection,
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=GRACE,
-            lifespan="on",
-        )
+        uvicorn.Config(app, http=Connection, ws="none", lifespan="on", timeout_graceful_shutdown=GRACE, **options)
     )
 
 
@@ -87,22 +80,21 @@ class Connection(H11Protocol):
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._watch()
-        open_ones = [each for each in self.connections if isinstance(each, Connection) and each.is_open]
+        open_ones: list[Any] = [each for each in self.connections if not each.transport.is_closing()]
         near = [each for each in open_ones if each.client and self.client and each.client[0] == self.client[0]]
         for some, most in ((near, PER_ADDRESS), (open_ones, CONNECTIONS)):
             if len(some) > most:
-                idle = [each for each in some if each.is_idle and each is not self]
+                idle = [each for each in some if each._is_idle() and each is not self]
                 if idle:
                     min(idle, key=lambda each: each.since).transport.close()
                 else:
-                    self.app = _full
+                    self.app = reply(Busy(1))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the clocks."""
         super().connection_lost(exc)
-        for clock in (self._clock, self._unread):
-            if clock is not None:
-                clock.cancel()
+        for clock in filter(None, (self._clock, self._unread)):
+            clock.cancel()
 
     def data_received(self, data: bytes) -> None:
         """Stops the clock of a request whose head is complete."""
@@ -125,13 +117,7 @@ class Connection(H11Protocol):
         if self._unread is not None:
             self._unread.cancel()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the connection is not about to be closed."""
-        return not self.transport.is_closing()
-
-    @property
-    def is_idle(self) -> bool:
+    def _is_idle(self) -> bool:
         """Whether no complete request is being answered."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
@@ -143,9 +129,3 @@ class Connection(H11Protocol):
         elif not begun and self._clock is None:
             self.since = self.loop.time()
             self._clock = self.loop.call_later(HEAD, self.transport.close)
-
-
-async def _full(scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuses a request because all connections are busy."""
-    detail = "Too many connections are open. Try again later."
-    await JSONResponse({"detail": detail}, 503, {"Retry-After": "1", "Connection": "close"})(scope, receive, send)

@@ -3,17 +3,18 @@
 import hashlib
 import json
 import math
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
+from fastapi import HTTPException
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ibnn._version import __version__
@@ -32,8 +33,6 @@ BYTES = 64_000_000
 PATIENCE = 20  # seconds that a request may have to wait for its answer; one that would wait longer is refused
 
 Row = dict[str, Any]
-Q = TypeVar("Q")  # a question
-A = TypeVar("A")  # an answer
 
 
 class Question(NamedTuple):
@@ -63,7 +62,6 @@ class Service:
         self.held_out: HeldOut | None = predictor.held_out(data)  # decides where to abstain
         self.rule = lru_cache(maxsize=64)(lambda risk, level: predictor.rule(risk, level, lambda: self.held_out))
         self.rule(risk, self.novelty)
-        self.watched = self._score()
         self.unwatched = ""  # why there is no monitor
         self.monitor = self._monitor(false_alarm)
         self.counts = Counts()
@@ -72,25 +70,20 @@ class Service:
         self.ask = self._batcher.submit  # returns the future rows, one for each input
         self.draining = False  # whether the service is about to end
 
-    def _score(self) -> str:
-        """Returns the name of the score that the monitor ranks."""
-        held, predictor = self.held_out, self.predictor
-        if predictor.ranked is not None:
-            return "novelty"
-        if held is None:
-            return "total"
-        least = 1e-6 if predictor.labels else 1e-6 * float(held.total.max())  # variances have units
-        agrees = predictor.model.components == 1 and not float(held.epistemic.abs().max()) > least
-        return "total" if agrees else "epistemic"
-
     def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
+        """Returns a monitor of the inputs' novelty or, for a model that cannot tell it, of their uncertainty."""
         predictor, held, reference = self.predictor, self.held_out, self.predictor.reference
-        scores, fewest = torch.empty(0), fewest_scores(false_alarm)
+        scores, source, self.watched = torch.empty(0), "held-out inputs", "novelty"
         if reference is not None:
             scores = -reference.held_out_p_values().log()
-        elif held is not None and self.watched != "novelty":
-            scores = getattr(held, self.watched)
-        self.against = f"{len(scores):,} {'held-out inputs' if reference is not None or held is None else held.source}"
+        elif predictor.ranked is None:
+            self.watched = "total"
+            if held is not None:
+                least = 1e-6 if predictor.labels else 1e-6 * float(held.total.max())  # variances have units
+                if predictor.model.components > 1 or float(held.epistemic.abs().max()) > least:
+                    self.watched = "epistemic"
+                scores, source = getattr(held, self.watched), held.source
+        self.against, fewest = f"{len(scores):,} {source}", fewest_scores(false_alarm)
         stored = held is not None and held.stored and predictor.run is not None and predictor.run.job.samples
         if reference is None and stored and (predictor.samples, predictor.seed) != (stored, 0):
             self.unwatched = "the stored test answers come from other draws"
@@ -104,18 +97,20 @@ class Service:
             return None
         fresh = ShiftMonitor(scores.cpu(), false_alarm=false_alarm, seed=predictor.seed)
         self._start = hashlib.sha256(json.dumps(fresh.state()).encode()).hexdigest()
-        return fresh if self._state is None or not self._state.exists() else self._restored(self._state)
-
-    def _restored(self, path: Path) -> ShiftMonitor:
-        kept = sealed.read_json(path, remedy="Delete it to start over, or pass another file.")
+        if self._state is None or not self._state.exists():
+            return fresh
+        kept = sealed.read_json(self._state, remedy="Delete it to start over, or pass another file.")
         with suppress(ValueError, TypeError, KeyError):
             if kept["begin"] == self._start:
                 return ShiftMonitor.restored(kept["monitor"])
-        expected, got = "a file written by a service of this run", f"{path}, of another run or false-alarm rate"
+        expected, got = "a file written by a service of this run", f"{self._state}, of another run or false-alarm rate"
         raise ValueError(complaint("state", expected, got, "Pass another file, or delete this one to start over."))
 
     def _answer(self, questions: Sequence[Question]) -> list[list[Row]]:
-        found = self.predictor.answer(_joined([question.inputs for question in questions]))
+        parts = [question.inputs for question in questions]
+        named = isinstance(parts[0], dict)  # several tensors; those of different shapes raise
+        x = {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if named else torch.cat(parts)
+        found = self.predictor.answer(x)
         if self.monitor is not None:
             p = found.p_value if self.watched == "novelty" else None
             self.monitor.update(getattr(found, self.watched).flatten() if p is None else -p.log())
@@ -157,8 +152,8 @@ class Service:
 
     def health(self) -> dict[str, Any]:
         """Returns what is served, where it abstains, and whether inputs have shifted."""
-        predictor, shift = self.predictor, None
-        if (monitor := self.monitor) is not None:
+        predictor, monitor, shift, novelty = self.predictor, self.monitor, None, None
+        if monitor is not None:
             shift = {
                 "score": self.watched,
                 "against": self.against,
@@ -169,6 +164,9 @@ class Service:
                 "direction": monitor.direction if monitor.alarm is not None else None,
                 "p_value": min(1.0, monitor.p_value),
             }
+        if (ranked := predictor.ranked) is not None:
+            novel = int(self.counts.registry.get_sample_value("ibnn_novel_total") or 0)
+            novelty = {"level": self.novelty, "against": f"{ranked:,} held-out inputs", "novel": novel}
         return {
             "status": "ok",
             "version": __version__,
@@ -179,16 +177,9 @@ class Service:
             "samples": predictor.samples,
             "seed": predictor.seed,
             "abstention": finite(self.rule(self.risk, self.novelty)[1]),
-            "novelty": self._novelty(),
+            "novelty": novelty,
             "shift": shift,
         }
-
-    def _novelty(self) -> dict[str, Any] | None:
-        """Returns up to which p-value inputs are withheld as novel, what they are ranked among, and how many were."""
-        if (ranked := self.predictor.ranked) is None:
-            return None
-        novel = self.counts.registry.get_sample_value("ibnn_novel_total") or 0
-        return {"level": self.novelty, "against": f"{ranked:,} held-out inputs", "novel": int(novel)}
 
     def metrics(self) -> bytes:
         """Returns the counters in Prometheus' text format."""
@@ -197,13 +188,6 @@ class Service:
             self.counts.shift_wealth.set(self.monitor.log_wealth)
             self.counts.shift_alarm.set(self.monitor.alarm is not None)
         return generate_latest(self.counts.registry)
-
-
-def _joined(parts: list[Inputs]) -> Inputs:
-    """Returns the inputs of several questions as one batch; raises if their shapes differ."""
-    if isinstance(parts[0], dict):
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return torch.cat(parts)
 
 
 class Counts:
@@ -223,27 +207,27 @@ class Counts:
         self.shift_alarm = Gauge("ibnn_shift_alarm", "1 once the shift monitor has rung.", registry=own)
 
 
-class Busy(Exception):  # noqa: N818  no error of anybody
-    """Too much work is waiting; says for how many seconds it will."""
+class Busy(HTTPException):
+    """Refuses work that cannot be finished in time; says after how many seconds to try again."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"{seconds:.3g} s of work wait")
+        headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
+        super().__init__(503, "Too many requests are waiting. Try again later.", headers)
         self.seconds = seconds
 
 
-class Batcher(Generic[Q, A]):
+class Batcher:
     """Gathers questions from many threads into batches; nobody waits for a batch to fill."""
 
     def __init__(
-        self, answer: Callable[[Sequence[Q]], Sequence[A]], *, most: int, waiting: int, rows: Callable[[Q], int]
+        self, answer: Callable[[Sequence[Any]], Sequence[Any]], *, most: int, waiting: int, rows: Callable[[Any], int]
     ) -> None:
-        """Starts the thread; a batch of `most` rows takes no more questions, and at most `waiting` rows wait."""
+        """A batch of `most` rows takes no more questions, and at most `waiting` rows wait."""
         self._answer, self._most, self._waiting, self._rows = answer, most, waiting, rows
-        self._queue: queue.Queue[tuple[Q, Future[A]] | None] = queue.Queue()
+        self._queue: deque[tuple[Any, Future[Any]]] = deque()
         self._lock, self._backlog = threading.Lock(), 0  # rows that wait or are being answered
         self._timed = (0.0, 0.0)  # seconds and rows of recent batches
-        self._thread = threading.Thread(target=self._work, name="ibnn-answers", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "ibnn-answers")
 
     @property
     def wait(self) -> float:
@@ -251,53 +235,47 @@ class Batcher(Generic[Q, A]):
         seconds, rows = self._timed
         return self._backlog * seconds / rows if rows else 0.0
 
-    def submit(self, question: Q) -> Future[A]:
+    def submit(self, question: Any) -> Future[Any]:
         """Returns the future answer; raises `Busy` if too many rows wait. An idle batcher takes any question."""
         rows = self._rows(question)
         with self._lock:
             if self._backlog and (self._backlog + rows > self._waiting or self.wait > PATIENCE):
                 raise Busy(self.wait)
             self._backlog += rows
-        future: Future[A] = Future()
-        self._queue.put((question, future))
+        future: Future[Any] = Future()
+        self._queue.append((question, future))
+        self._thread.submit(self._work)
         return future
 
     def close(self) -> None:
         """Answers the waiting questions and ends the thread."""
-        self._queue.put(None)
-        self._thread.join()
+        self._thread.shutdown()
 
     def _work(self) -> None:
-        ending = False
-        while not ending:
-            batch: list[tuple[Q, Future[A]]] = []
-            rows = 0
-            while not batch or (rows < self._most and not self._queue.empty()):
-                following = self._queue.get()  # this thread is the only reader
-                if following is None:
-                    ending = True
-                    break
-                batch.append(following)
-                rows += self._rows(following[0])
-            begin = time.perf_counter()
-            wanted = [each for each in batch if each[1].set_running_or_notify_cancel()]
-            self._settle(wanted)
-            with self._lock:
-                self._backlog -= rows
-                if wanted:
-                    seconds, count = self._timed
-                    answered = sum(self._rows(question) for question, _ in wanted)
-                    self._timed = (0.8 * seconds + time.perf_counter() - begin, 0.8 * count + answered)
+        """Answers the questions that wait, up to a batch; there may be none, if the last batch took them all."""
+        batch, rows = list[tuple[Any, Future[Any]]](), 0
+        while self._queue and rows < self._most:
+            batch.append(self._queue.popleft())
+            rows += self._rows(batch[-1][0])
+        begin = time.perf_counter()
+        wanted = [each for each in batch if each[1].set_running_or_notify_cancel()]
+        self._settle(wanted)
+        with self._lock:
+            self._backlog -= rows
+            if wanted:
+                seconds, count = self._timed
+                answered = sum(self._rows(question) for question, _ in wanted)
+                self._timed = (0.8 * seconds + time.perf_counter() - begin, 0.8 * count + answered)
 
-    def _settle(self, batch: list[tuple[Q, Future[A]]]) -> None:
+    def _settle(self, batch: list[tuple[Any, Future[Any]]]) -> None:
         try:
             answers = self._answer([question for question, _ in batch]) if batch else []
         except BaseException as error:
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
-                return
-            for each in batch:  # so that one failure does not fail the others
-                self._settle([each])
-            return
-        for (_, future), answer in zip(batch, answers, strict=True):
-            future.set_result(answer)
+            else:
+                for each in batch:  # so that one failure does not fail the others
+                    self._settle([each])
+        else:
+            for (_, future), answer in zip(batch, answers, strict=True):
+                future.set_result(answer)
