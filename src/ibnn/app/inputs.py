@@ -242,7 +242,7 @@ class Tensors:
     def read(self, path: Path, note: Note, scale: float | None = None) -> list[Example]:
         """Reads the rows of a .csv or .npy file; they have no `scale`."""
         if path.suffix.lower() in IMAGES:
-            remedy = "Save what the network takes by numpy.save; the model does not say how images are normalised."
+            remedy = "Save what the network takes by numpy.save."
             raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, remedy))
         return _rows(path, self._checked(_table(path, note, self.columns if self.named else ())[0], str(path)))
 
@@ -336,8 +336,7 @@ def numbers(nested: Any, name: str = "inputs") -> Tensor:
     """Returns nested lists of floats as a float64 tensor; raises ValueError for anything else, as for ragged lists."""
     if not isinstance(nested, list) or not 1 <= len(nested) <= MOST:
         got = f"{len(nested)} of them" if nested and isinstance(nested, list) else json.dumps(nested)[:40]
-        remedy = f"Send 1 … {MOST} inputs, and more in further requests."
-        raise ValueError(complaint(name, f"a list of at most {MOST} inputs", got, remedy))
+        raise ValueError(complaint(name, f"a list of at most {MOST} inputs", got, "Send several requests."))
     found = np.array(nested, dtype=object)  # lists of different lengths stay entries
     for entry in found.flat:
         if not isinstance(entry, float) or not math.isfinite(entry):

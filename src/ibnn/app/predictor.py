@@ -98,8 +98,9 @@ class Predictor:
             given = {"--samples": samples, "--seed": seed or None, "--fallback": fallback, "--device": elsewhere}
             return cls._of_file(model, given)
         if not model.is_dir():
-            expected = "a run folder, a folder of save_pretrained, or an .onnx file"
-            raise FileNotFoundError(complaint("MODEL", expected, f"no such {model}", "Check the path."))
+            raise FileNotFoundError(
+                complaint("MODEL", "a folder or an .onnx file", f"no such {model}", "Check the path.")
+            )
         draws: Any = {"seed": seed, "fallback": fallback}
         if is_saved:
             made = cls._of_save(model, net, samples=samples or SAMPLES, **draws)
@@ -134,15 +135,13 @@ class Predictor:
             try:
                 made = find(net)()
             except TypeError as error:
-                expected, remedy = "a function that is called without arguments", "Let it return the plain network."
-                raise ValueError(complaint("--net", expected, error, remedy)) from error
+                raise ValueError(complaint("--net", "a function without arguments", error, "Define one.")) from error
         else:
             known = config.get("architecture")
             first = next((p for p in known if p["name"] != "affine"), None) if isinstance(known, list) else known
             if first is None or ":" in first["name"] or config["latents_only"]:
-                expected = "given: the folder does not hold a network that ibnn can build"
                 remedy = "Pass --net module:function, a function of the current folder that returns the plain network."
-                raise ValueError(complaint("--net", expected, None, remedy))
+                raise ValueError(complaint("--net", "given for this folder, which holds no network", None, remedy))
             options = {name: value for name, value in first["options"].items() if name != "classes"}
             shape = nets.input_shape(first["name"], **options)
         return cls.of_model(load(folder, made), name=folder.resolve().name, shape=shape, **draws)
@@ -169,8 +168,7 @@ class Predictor:
     def _of_file(cls, path: Path, given: dict[str, Any]) -> Self:
         for option, value in given.items():
             if value is not None:
-                remedy = "Leave it out, or export the model again."
-                raise ValueError(complaint(option, "absent for an .onnx file, which holds its draws", value, remedy))
+                raise ValueError(complaint(option, "absent for an .onnx file", value, "Export the model again."))
         model = ExportedFile(path)
         facts, shape = model.facts, model.shapes.get("x")
         known = tuple(shape) if shape is not None and all(isinstance(size, int) for size in shape) else None
@@ -264,7 +262,7 @@ class Predictor:
         """
         if self.ranked is None:
             if given:
-                remedy = "Leave it out, or train again with at least 50 validation examples."
+                remedy = "Train again with at least 50 validation examples."
                 raise ValueError(complaint("novelty", "0 for a model that knows no reference data", given, remedy))
             return 0.0
         if given:
@@ -348,8 +346,8 @@ class Predictor:
     def _measured(self, x: Inputs, y: Tensor, source: str) -> HeldOut:
         answer: Any = self._answer(x)
         if not hasattr(answer, "total") or answer.total.numel() != len(answer):
-            got, remedy = f"answers of shape {tuple(getattr(answer, 'total', torch.empty(0)).shape)}", "Leave it out."
-            raise ValueError(complaint("valid", "given for a model with one label or number an input", got, remedy))
+            expected = "given for a model with one label or number an input"
+            raise ValueError(complaint("valid", expected, type(answer).__name__, "Leave it out."))
         total, epistemic = answer.total.flatten(), answer.epistemic.flatten()
         wrong = answer.labels.flatten() != y.cpu().flatten() if self.labels else epistemic < 0
         p_value = torch.ones_like(total) if answer.p_value is None else answer.p_value

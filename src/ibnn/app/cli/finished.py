@@ -115,8 +115,7 @@ def _arrays(path: Path, classes: Any) -> FileTable:
     except FileNotFoundError:
         raise FileNotFoundError(complaint("--data-set", "a file", f"no such {path}", "Check the name.")) from None
     except Exception as error:  # damaged headers make numpy raise whatever comes
-        remedy = "Save it by numpy.savez(path, x=x, y=y)."
-        raise ValueError(complaint(str(path), "an .npz file with arrays x and y", error, remedy)) from error
+        raise ValueError(complaint(str(path), "an .npz file with x and y", error, "Save it by numpy.savez.")) from error
     if len(x) != len(y) or not len(x):
         raise ValueError(complaint(str(path), "as many x as y, at least one", (len(x), len(y)), "Correct it."))
     labels = not y.is_floating_point()
@@ -143,8 +142,9 @@ def report(
                 raise ValueError(complaint("RUNS", "run folders", f"no folder {run}", "Train first: ibnn train."))
         done = [run for run in runs if RunFolder(run).finished]
         if not done:
-            got = f"none in {', '.join(map(str, runs))}"
-            raise ValueError(complaint("RUNS", "folders of finished runs", got, "Let a run finish: ibnn train."))
+            raise ValueError(
+                complaint("RUNS", "folders of finished runs", ", ".join(map(str, runs)), "Run ibnn train.")
+            )
     for run in runs:
         if run.is_dir() and run not in done:
             screen.note(f"Skipped: {run}, which has not finished.")
@@ -210,8 +210,7 @@ def _example(predictor: "Predictor", pixels: bool, path: Path | None) -> tuple[T
         if path is not None:
             return torch.stack([each.x for each in kind.read(path, lambda _: None)[:3]]), facts
         if shape is None:
-            remedy = "Pass --example inputs.npy."
-            raise ValueError(complaint("--example", "given: the folder does not hold shapes", None, remedy))
+            raise ValueError(complaint("--example", "given for this folder", None, "Pass --example inputs.npy."))
     return torch.rand(3, *shape, generator=torch.Generator().manual_seed(0)), facts
 
 

@@ -25,21 +25,14 @@ _SYNONYMS = {
     word: option
     for option, words in {
         "out": "output output_dir output_file out_dir outdir dir folder run_dir save_to",
-        "data": "data_dir data_folder dataset_dir root",
         "data-set": "dataset",
-        "samples": "draws n_samples num_samples",
-        "seed": "random_state random_seed",
+        "samples": "draws",
         "keep": "ratio amount share sparsity",
         "net": "model network arch architecture",
-        "classes": "num_classes n_classes",
         "fresh": "restart overwrite force",
-        "set": "config override",
         "risk": "error alpha threshold",
         "novelty": "novel ood outlier anomaly",
         "scale": "white divide max",
-        "host": "address bind ip",
-        "megabytes": "max_size limit",
-        "quiet": "silent",
         "debug": "verbose traceback",
     }.items()
     for word in words.split()

@@ -145,8 +145,8 @@ async def _answered(service: Service, question: Question) -> list[Row]:
         raise ValueError(str(error).strip()[:500]) from None  # the network does not take such inputs
     for number, row in enumerate(rows):
         if not all(math.isfinite(value) for value in row.values() if isinstance(value, float)):
-            expected, remedy = "close enough to the training data for finite answers", "Check its units, or omit it."
-            raise ValueError(complaint("inputs", expected, f"row {number}, which is too far off", remedy))
+            got = f"row {number}, which is too far off"
+            raise ValueError(complaint("inputs", "close enough to training data for finite answers", got, "Omit it."))
     service.counts.abstained.inc(sum(row["abstain"] for row in rows))
     service.counts.novel.inc(sum("novel" in (row["withheld"] or "") for row in rows))
     return rows

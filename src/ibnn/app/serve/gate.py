@@ -89,8 +89,7 @@ class Gate:
                     read, more = read + len(message.get("body", b"")), message.get("more_body", False)
 
     def _too_large(self, got: str) -> HTTPException:
-        remedy = "Send fewer inputs, or a smaller image."
-        return HTTPException(413, complaint("body", f"at most {self.most:,} bytes", got, remedy))
+        return HTTPException(413, complaint("body", f"at most {self.most:,} bytes", got, "Send fewer inputs."))
 
 
 def reply(refusal: HTTPException) -> JSONResponse:

@@ -109,16 +109,15 @@ async def receive(request: Request, *, images: bool) -> Parts:
         return await request.body()
     if kind != "multipart/form-data" or not images:
         expected = "application/json" + (" or multipart/form-data" if images else "")
-        remedy = 'Send {"inputs": [...]}' + (", or files named image." if images else ".")
-        raise HTTPException(415, complaint("Content-Type", expected, kind or "none", remedy))
+        raise HTTPException(415, complaint("Content-Type", expected, kind or "none", 'Send {"inputs": [...]}.'))
     try:
         async with request.form(max_files=MOST, max_fields=8) as sent:  # 400 if it is not multipart
             items: Any = sent.multi_items()
             wrong = [name for name, file in items if name != "image" or isinstance(file, str)]
             found = [] if wrong else [(file.filename or "image", await file.read()) for _, file in items]
     except UnicodeError as error:
-        remedy = "Leave the charset out: names are then read as UTF-8."
-        raise HTTPException(400, complaint("Content-Type", "with the charset of the names", error, remedy)) from None
+        wrong_names = complaint("Content-Type", "with the charset of the names", error, "Leave the charset out.")
+        raise HTTPException(400, wrong_names) from None
     if not found:
         got, remedy = f"a field {wrong[0][:80]!r}" if wrong else "none", "curl -F image=@a.png does so."
         raise ValueError(complaint("image", "one or more files, and nothing else", got, remedy))
@@ -136,12 +135,11 @@ def read(parts: Parts, kind: Kind) -> tuple[Inputs, list[str | None]]:
 
 def _inputs(text: bytes) -> Any:
     """Returns what JSON has under "inputs", every number as a float."""
-    remedy = 'Send {"inputs": [...]}.'
     try:
         found = json.loads(text.decode(), parse_int=float)  # int() refuses thousands of digits
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HTTPException(400, complaint("body", "JSON", f"{type(error).__name__}: {error}", remedy)) from None
+        raise HTTPException(400, complaint("body", "JSON", f"{type(error).__name__}: {error}", "Send JSON.")) from None
     if not isinstance(found, dict) or list(found) != ["inputs"]:
         got = f"the keys {sorted(found)}"[:200] if isinstance(found, dict) else type(found).__name__
-        raise ValueError(complaint("body", 'an object with "inputs" alone', got, remedy))
+        raise ValueError(complaint("body", 'an object with "inputs" alone', got, 'Send {"inputs": [...]}.'))
     return found["inputs"]

@@ -30,10 +30,10 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
         if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
-            expected, remedy = "a free port that may be opened", "Pass --port 0 for any free port."
-            raise OSError(complaint("--port", expected, f"{port} at {host} ({reason})", remedy)) from error
-        remedy = "Pass --host 127.0.0.1, or 0.0.0.0 for all its addresses."
-        raise ValueError(complaint("--host", "an address of this machine", f"{host!r} ({reason})", remedy)) from error
+            got = f"{port} at {host} ({reason})"
+            raise OSError(complaint("--port", "a free port that may be opened", got, "Pass --port 0.")) from error
+        got = f"{host!r} ({reason})"
+        raise ValueError(complaint("--host", "an address of this machine", got, "Pass --host 127.0.0.1.")) from error
     at.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it: no reply waits for an ACK
     return at
 
