@@ -136,7 +136,7 @@ def prune(
 
     The channels that the training loss needs least are removed, and the thinner network is trained on as the run was,
     for a few epochs. The result is a run folder like any other; the given run stays as it is. Only runs of the method
-    ibnn can be pruned. Ctrl-C saves, and the same command continues.
+    ibnn can be pruned; if too much cannot be cut, an error names the layers. Ctrl-C saves; the same command goes on.
 
     Example: ibnn prune runs/digits-mlp --keep 0.25 --out runs/thin && ibnn export runs/thin
     """
