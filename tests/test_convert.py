@@ -552,7 +552,7 @@ NAN[2, 1, 0, 0] = float("nan")
         (lambda m: m.eval()(X[:0]), ValueError, ROWS),
         (lambda m: m.draw_logits(X[:0]), ValueError, ROWS),
         (lambda m: m.predict(X[:0]), ValueError, ROWS),
-        (lambda m: m.predict([]), ValueError, four_parts("x", "at least one row", "no tensor", "first dimension")),
+        (lambda m: m.predict([]), ValueError, four_parts("x", "at least one row", "without tensors", "torch.tensor")),
         (lambda m: m.predict(iter([])), ValueError, four_parts("x", "one batch", "empty loader", "with data")),
         (lambda m: m.predict(NAN), ValueError, four_parts("input 0", "free of NaN", "row 2", "drop that row")),
         (lambda m: m.predict({"x": NAN}), ValueError, four_parts("x", "free of NaN", "row 2", "drop that row")),
@@ -683,7 +683,9 @@ def test_print_tells_the_truth() -> None:
     model = ibnn.convert(Normalised(), components=3, prior_std=0.25, kl="pairwise", seed=0)
     model.eval_samples, model.eval_seed = 2, 7
     text = str(model)
-    assert "components=3, nodes=7, prior_std=0.25, kl='pairwise', draws='channel', eval_samples=2, eval_seed=7" in text
+    mean_std = round(float(model.posterior().std.detach().mean()), 4)
+    assert "components=3, nodes=7, prior_std=0.25, kl_kind='pairwise', draws='channel'" in text
+    assert f"mean_std={mean_std}, temperature=1.0, eval_samples=2" in text
     assert [line.strip() for line in text.splitlines() if "Latent" in line] == [
         "(latent): Latent(components=3, nodes=3)",
         "(latent): Latent(components=3, nodes=4)",

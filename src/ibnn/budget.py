@@ -36,6 +36,7 @@ class Cost(NamedTuple):
         predict_bytes: The outputs of all draws.
         predict_products: Products of `predict`.
         predict_scalings: Its scalings, of inputs or of weights, whichever are fewer.
+        passes: Forward passes of `predict`, K · S.
     """
 
     weights: int
@@ -47,6 +48,17 @@ class Cost(NamedTuple):
     predict_bytes: int
     predict_products: int
     predict_scalings: int
+    passes: int = 1
+
+    def __str__(self) -> str:
+        step = self.step_bytes / max(self.plain_bytes, 1)
+        return (
+            f"{self.latents:,} latent parameters beside {self.weights:,} weights\n"
+            f"training step: {self.step_products / 1e9:,.3g} G multiply–adds, {self.step_bytes / 1e6:,.1f} MB kept for "
+            f"backward ({step:.2f} × plain)\n"
+            f"predict: {self.passes} passes, {self.predict_products / 1e9:,.3g} G multiply–adds, "
+            f"{self.predict_bytes / 1e6:,.1f} MB of outputs"
+        )
 
 
 def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Cost:
@@ -96,6 +108,7 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
         predict_bytes=draws * output.nbytes,
         predict_products=draws * products,
         predict_scalings=sum(inputs.values()) + (draws - 1) * sum(again.values()),
+        passes=draws,
     )
 
 

@@ -279,6 +279,9 @@ def _check_plain(net: nn.Module) -> None:
     if hasattr(net, "_orig_mod"):
         remedy = "Convert first, then compile: torch.compile(ibnn.convert(net))."
         raise TypeError(complaint("net", "a plain network", "one that torch.compile returned", remedy))
+    if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        remedy = "Convert what it wraps: ibnn.convert(net.module)."
+        raise TypeError(complaint("net", "a plain network", f"a {type(net).__name__}", remedy))
     if isinstance(net, torch.jit.ScriptModule):
         remedy = "Convert the network before torch.jit.script or trace; ibnn.export writes what has been converted."
         raise TypeError(complaint("net", "an nn.Module in Python", "a ScriptModule", remedy))

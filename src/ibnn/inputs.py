@@ -45,6 +45,8 @@ def as_tensors(tree: Any, dtype: torch.dtype | None = None) -> Any:
     """
     if isinstance(tree, Mapping):
         return {key: as_tensors(value, dtype) for key, value in tree.items()}
+    if hasattr(tree, "to_numpy"):  # a table of pandas
+        tree = tree.to_numpy(copy=True)  # pandas' own may not be written to
     if isinstance(tree, tuple | list):
         parts = [as_tensors(value, dtype) for value in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
@@ -74,8 +76,11 @@ def batch_length(inputs: Any) -> int:
         raise TypeError(complaint("x", "tensors with the batch first", "a PackedSequence", remedy))
     first = next((part for part in parts if isinstance(part, Tensor)), None)
     if first is None or first.dim() == 0 or first.shape[0] == 0:
-        got = "no tensor" if first is None else f"shape {tuple(first.shape)}"
-        raise ValueError(complaint("x", "a batch of at least one row", got, "Put the batch in the first dimension."))
+        got = f"a {type(inputs).__name__} without tensors" if first is None else f"shape {tuple(first.shape)}"
+        remedy = (
+            "Put the batch in the first dimension." if first is not None else "Pass a tensor, such as torch.tensor(x)."
+        )
+        raise ValueError(complaint("x", "a batch of at least one row", got, remedy))
     return first.shape[0]  # and not len, which cannot be traced
 
 

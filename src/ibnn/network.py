@@ -63,6 +63,11 @@ HINTS = {
     "calibrate": "Call ibnn.calibrate(model, valid).",
     "export": "Call ibnn.export(model, example, path).",
     "predict_proba": "Call model.predict(x).probs.",
+    "save": "Call model.save_pretrained(folder).",
+    "prune": "Call ibnn.prune(model, data, keep=0.5).",
+    "sample": "Call ibnn.sample(model, data).",
+    "diagnose": "Call ibnn.diagnose(model).",
+    "fit_novelty": "Call ibnn.fit_novelty(model, train, valid).",
     "generate": "Its network does not generate.",
 }
 FEW_ROWS = 16  # rows of a batch that is worth repeating for several draws at once
@@ -679,9 +684,13 @@ class IBNN(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print` shows of the model."""
-        shown = ["components", "nodes", "prior_std", "kl_kind", "draws", "eval_samples", "eval_seed"]
-        shown += ["where", "bias_latents"] if (self.where, self.bias_latents) != ("input", "none") else []
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+        shown: dict[str, Any] = {n: getattr(self, n) for n in ("components", "nodes", "prior_std", "kl_kind", "draws")}
+        stds = [latent.std.detach().flatten() for latent in self.latents.values()]
+        shown |= {"mean_std": round(float(torch.cat(stds).mean()), 4)} if stds else {}
+        shown |= {"temperature": round(float(self.likelihood.temperature), 4), "eval_samples": self.eval_samples}
+        if (self.where, self.bias_latents) != ("input", "none"):
+            shown |= {"where": self.where, "bias_latents": self.bias_latents}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 
 @contextmanager

@@ -156,7 +156,11 @@ class Categorical(Discrete):
                 raise ValueError(complaint("axis", "given where 1 and -1 are both possible", got, OPEN_AXIS))
             self.axis = fitting[0] if fitting else None
         dim = self.class_dim(output) if self.axis is not None or output.dim() != 3 else -2
-        check.shape("y", target, (len(target), *_without(output, dim)), remedy="Pass one class index a datum.")
+        one_hot = found == shape and target.numel() > 0 and int(target.max()) <= 1
+        remedy = f"Pass y.argmax({dim % output.dim()})." if one_hot else "Pass one class index a datum."
+        check.shape("y", target, (len(target), *_without(output, dim)), remedy=remedy)
+        if self.weight is not None:
+            check.shape("weight", self.weight, (shape[dim],), remedy="Pass a weight for every class.")
         classes, used = shape[dim], target.masked_fill(target == self.ignore_index, 0)
         low, high = used.aminmax() if used.numel() else (0, 0)
         if low < 0 or high >= classes:

@@ -32,6 +32,13 @@ class Threshold(NamedTuple):
     bound: float
     novelty: float = 0.0
 
+    def __str__(self) -> str:
+        if self.limit == -math.inf:
+            return "withholds every answer: no set of the labelled answers is right often enough"
+        novel = f", and inputs with a p-value of at most {self.novelty:g}" if self.novelty else ""
+        given = f"gives {self.coverage:.1%} of the labelled answers, of which at most {self.bound:.1%} are wrong"
+        return f"{given}; withholds total uncertainty above {self.limit:.3g} nats{novel}"
+
     def __call__(self, p: CategoricalPrediction | GaussianPrediction) -> Tensor:
         """Returns which answers of a prediction to withhold, (B,)."""
         return self._uncertain(p) | self._novel(p)

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ibnn import check
 from ibnn.errors import complaint
@@ -76,7 +77,7 @@ def predict(
     fallback: float | None = None,
     progress: bool = True,
 ) -> Prediction:
-    """Answers a tensor, a tuple or mapping of inputs, or a loader of batches, in bounded memory.
+    """Answers a tensor or table, a tuple or mapping of inputs, a Dataset, or a loader of batches, in bounded memory.
 
     Workers (torch.distributed) must all pass the same loader: they share its batches, and each gets all answers.
 
@@ -252,6 +253,8 @@ _Answer = Callable[[Inputs, int, int | None], T]  # of a piece, the number of it
 def _by_pieces(method: Method, x: Inputs, answer: _Answer[T], batch_size: int | None, *, progress: bool) -> list[T]:
     """Answers inputs, or the batches of a loader, piece by piece; returns the answers of all pieces in order."""
     dtype = next((p.dtype for p in method.parameters() if p.is_floating_point()), torch.float32)
+    if isinstance(x, Dataset) and not isinstance(x, IterableDataset):
+        x = DataLoader(x, batch_size=batch_size or len(x))  # type: ignore[arg-type]
     x = as_tensors(x, dtype)
     home, rank, world = next(tensors(x), torch.empty(0)).device, 0, 1
     batches: Iterable[Inputs] = [x]

@@ -51,10 +51,16 @@ class Generation:
         names = ("log_probs", "total", "aleatoric", "epistemic")
         return {name: getattr(self, name).sum(1) for name in names}
 
+    def __str__(self) -> str:
+        sums = {name: value.mean().item() for name, value in self.of_sequence.items()}
+        means = ", ".join(f"{name} {value:.2f}" for name, value in sums.items() if name != "log_probs")
+        new = f"{int(self.mask.sum())} new tokens in {len(self.tokens)} sequences"
+        return f"{new}; nats per sequence: {means}, log-probability {sums['log_probs']:.2f}"
+
 
 def generate(
     model: IBNN,
-    inputs: Any,
+    inputs: Any = None,
     *,
     networks: Networks = "all",
     samples: int = 1,
@@ -68,7 +74,8 @@ def generate(
 
     Args:
         model: A converted causal or encoder–decoder model.
-        inputs: The prompts: token ids (B, L), or a mapping of what the network's `generate` takes.
+        inputs: The prompts: token ids (B, L), or a mapping of what the network's `generate` takes. Tensors may also be
+            passed by keyword, such as `input_ids` and `attention_mask`.
         networks: "all" averages the next-token probabilities of J = K · `samples` draws. "mean" is one network at the
             mean of the component means, J = 1. "each" gives every sequence a draw of its own, J = 1: row b has
             `model.draw(b % K, b // K, seed)`.
@@ -86,6 +93,9 @@ def generate(
     if not isinstance(model.likelihood, Categorical):
         got = type(model.likelihood).__name__
         raise TypeError(complaint("model", "of a categorical likelihood", got, "Convert it with that likelihood."))
+    if inputs is None:
+        inputs = {name: value for name, value in options.items() if isinstance(value, Tensor)}
+        options = {name: value for name, value in options.items() if name not in inputs}
     args, kwargs = call_arguments(inputs)
     rows = batch_length(inputs)
     with model.evaluating(), no_fast_path(), torch.no_grad():
