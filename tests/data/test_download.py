@@ -200,7 +200,7 @@ def test_unknown_and_embedded_sets(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_written(files: dict[str, bytes], server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OSError, match="`"):
+    with pytest.raises(FileExistsError, match=str(tmp_path / "file")):
         get("mnist", tmp_path / "file")
 
 

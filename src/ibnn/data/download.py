@@ -34,17 +34,11 @@ def get(
         return place
     mirror = server(mirror)
     url = f"{mirror.rstrip('/')}/{name}" if mirror else entry.url
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with Bar(name, shown=progress, in_bytes=True) as bar:
-            for file, md5 in entry.files.items():
-                if entry.members or not _right(place / file, md5):
-                    _get_file(root, entry, file, f"{url}/{file}", retries, bar)
-    except ConnectionError:
-        raise
-    except OSError as error:
-        remedy = "Make room and allow writing there, or pass another folder."
-        raise OSError(complaint("folder", "one that can be written to", f"{root} ({error})", remedy)) from error
+    root.mkdir(parents=True, exist_ok=True)
+    with Bar(name, shown=progress, in_bytes=True) as bar:
+        for file, md5 in entry.files.items():
+            if entry.members or not _right(place / file, md5):
+                _get_file(root, entry, file, f"{url}/{file}", retries, bar)
     return place
 
 
@@ -77,21 +71,15 @@ def _get_file(root: Path, entry: Known, file: str, url: str, retries: int, bar: 
 def _right(path: Path, md5: str | None, size: int | None = None) -> bool:
     if not path.is_file() or size not in (None, path.stat().st_size):
         return False
-    if md5 is None:
-        return True
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest() == md5
+        return md5 is None or hashlib.file_digest(file, "md5").hexdigest() == md5
 
 
 def _fetched(url: str, name: str, md5: str, folder: Path, retries: int, bar: Bar) -> Path:
     """Downloads a file and returns its path; raises unless it has the checksum."""
-    try:
-        import pooch
-        import requests
-        from urllib3.exceptions import HTTPError
-    except ModuleNotFoundError as error:
-        hint = "pip install -c constraints.txt '.[data]' in a clone of the repository"
-        raise ModuleNotFoundError(f"ibnn.data.get needs {error.name}: {hint}") from error
+    import pooch
+    import requests
+    from urllib3.exceptions import HTTPError
 
     def download(url: str, file: str, _: Any) -> None:
         try:

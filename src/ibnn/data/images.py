@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ibnn import check
 from ibnn.errors import DamagedError, complaint
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
+Numbers = Sequence[float]
 PADDING = 4  # black pixels on each side, zero before normalising, for random crops
 _DENSEST = 1100  # bytes that gzip packs into one, at most
 _PIXELS = 3 * 32 * 32  # of a CIFAR image
@@ -27,12 +29,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # that pillow ma
 
 
 class Split(NamedTuple):
-    """Images (N, channels, height, width) uint8 and labels (N,) int64.
-
-    >>> split = Split(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([5, 6, 7]))
-    >>> split.rows(torch.tensor([2, 0])).labels.tolist()
-    [7, 5]
-    """
+    """Images (N, channels, height, width) uint8 and labels (N,) int64."""
 
     images: Tensor
     labels: Tensor
@@ -42,16 +39,15 @@ class Split(NamedTuple):
         return Split(self.images.index_select(0, index), self.labels[index])
 
     def part(self, index: Tensor) -> "Split":
-        """Returns the given rows, as `Folder.part` does without decoding them."""
+        """Returns the given rows; `Folder.part` does so without decoding them."""
         return self.rows(index)
 
 
 def load_idx(folder: str | Path, *, train: bool) -> Split:
     """Reads MNIST or Fashion-MNIST from its idx .gz files."""
     prefix = "train" if train else "t10k"
-    images = _read_idx(Path(folder) / f"{prefix}-images-idx3-ubyte.gz", dims=3)
     path = Path(folder) / f"{prefix}-labels-idx1-ubyte.gz"
-    labels = _read_idx(path, dims=1)
+    images, labels = _read_idx(path.with_name(f"{prefix}-images-idx3-ubyte.gz"), dims=3), _read_idx(path, dims=1)
     if len(images) != len(labels):
         raise _damaged(path, "a file with a label per image", f"{len(images)} images and {len(labels)} labels")
     return Split(images.unsqueeze(1), labels.long())
@@ -73,7 +69,7 @@ def _read_idx(path: Path, *, dims: int) -> Tensor:
 
     It unpacks no more than the header promises, and gzip cannot pack a byte for more than about a thousand.
     """
-    magic, packed = bytes([0, 0, 8, dims]), _checked(path).stat().st_size
+    magic, packed = bytes([0, 0, 8, dims]), path.stat().st_size
     try:
         with gzip.open(path) as file:
             if (start := file.read(4)) != magic or len(sizes := file.read(4 * dims)) < 4 * dims:
@@ -94,7 +90,7 @@ def _cifar(paths: list[Path], *, classes: tuple[int, ...]) -> Split:
     """Reads rows of label bytes, one for each of `classes`, and 3 × 32 × 32 pixels; the last label is the finest."""
     width, parts = len(classes) + _PIXELS, []
     for path in paths:
-        content = _checked(path).read_bytes()
+        content = path.read_bytes()
         if len(content) % width or not content:
             raise _damaged(path, f"whole rows of {width} bytes, at least one", f"{len(content)} bytes")
         rows = _tensor(content).view(-1, width)
@@ -104,14 +100,6 @@ def _cifar(paths: list[Path], *, classes: tuple[int, ...]) -> Split:
         parts.append(rows)
     whole = torch.cat(parts)
     return Split(whole[:, len(classes) :].reshape(-1, 3, 32, 32), whole[:, len(classes) - 1].long())
-
-
-def _checked(path: Path) -> Path:
-    """Returns the path; raises unless there is a file."""
-    if not path.is_file():
-        remedy = "Put the set's files there: ibnn data get NAME."
-        raise FileNotFoundError(complaint("folder", f"one with {path.name}", path.parent, remedy))
-    return path
 
 
 def _damaged(path: Path, expected: str, got: object) -> DamagedError:
@@ -134,8 +122,7 @@ def opened(file: Path | BinaryIO, mode: str, most: int | None = None) -> "Pictur
             ImageOps.exif_transpose(image, in_place=True)
             return flattened(image, mode)
     except UnidentifiedImageError as error:
-        kinds = ", ".join(FORMATS)
-        raise ValueError(f"no image, a damaged one, or one of another kind than {kinds}") from error
+        raise ValueError(f"no image, a damaged one, or of another kind than {', '.join(FORMATS)}") from error
     except Exception as error:  # damaged bytes make decoders raise whatever comes
         raise ValueError(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}") from error
 
@@ -192,22 +179,16 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, root: str | Path, *, train: bool, size: int, resize: int | None = None) -> None:
         """Lists the files; `resize` is the shorter side before the crop, by default 8/7 of `size` (256 for 224)."""
         self.size, self.resize = size, resize or shorter_side(size)
-        if not 1 <= size <= self.resize:
-            raise ValueError(complaint("size", f"between 1 and resize = {self.resize}", size, "Pass a larger resize."))
+        check.integer("size", size, most=self.resize, remedy="Pass a larger resize.")
         part = Path(root) / ("train" if train else "val")
         both = (path for name in ("train", "val") for path in (Path(root) / name).glob("*"))
         self.classes = tuple(sorted({path.name for path in both if path.is_dir()}))
-        found = [
-            (path, label)
-            for label, name in enumerate(self.classes)
-            for path in sorted((part / name).glob("*"))
-            if path.suffix.lower() in _SUFFIXES
-        ]
-        if not found:
-            remedy = "Put one folder per class there."
-            raise FileNotFoundError(complaint("root", f"a folder with {part.name}/CLASS/*.png or *.jpg", root, remedy))
-        self.paths = [path for path, _ in found]
-        self.labels = torch.tensor([label for _, label in found])
+        files = (path for name in self.classes for path in sorted((part / name).glob("*")))
+        self.paths = [path for path in files if path.suffix.lower() in _SUFFIXES]
+        if not self.paths:
+            expected, remedy = f"a folder with {part.name}/CLASS/*.png or *.jpg", "Put one folder per class there."
+            raise FileNotFoundError(complaint("root", expected, root, remedy))
+        self.labels = torch.tensor([self.classes.index(path.parent.name) for path in self.paths])
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -249,13 +230,7 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(
-        self,
-        data: Split | Folder,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        augment: bool = False,
-        flip: bool = True,
+        self, data: Split | Folder, *, mean: Numbers, std: Numbers, augment: bool = False, flip: bool = True
     ) -> None:
         """Takes images; `mean` and `std` of each channel are for pixels in [0, 1].
 
@@ -283,7 +258,7 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         return normalised(images, self.mean, self.std), labels
 
 
-def normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalised(images: Tensor, mean: Numbers, std: Numbers) -> Tensor:
     """Turns bytes (B, C, H, W) into float32 (pixel − mean) / std, for pixels in [0, 1]."""
     centre, spread = (torch.tensor(values).view(-1, 1, 1).to(images.device) * 255 for values in (mean, std))
     return images.float().sub_(centre).div_(spread)

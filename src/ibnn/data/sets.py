@@ -2,12 +2,12 @@
 
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,27 +74,23 @@ class Known(NamedTuple):
 
 def _digits(_: Path, *, train: bool) -> Rows:
     """Reads scikit-learn's 1,797 digits; always the same 360 are for testing."""
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        hint = "pip install -c constraints.txt '.[demo]' in a clone of the repository"
-        raise ModuleNotFoundError(f"The digits come with {error.name}: {hint}") from error
+    from sklearn.datasets import load_digits
+
     found = load_digits()
     images = torch.from_numpy(found.images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)
     return hold_out(Split(images, torch.from_numpy(found.target).long()), 360, seed=0)[0 if train else 1]
 
 
-def _read_known() -> Iterator[tuple[str, Known]]:
-    readers = {"idx": load_idx, "cifar-10": load_cifar10, "cifar-100": load_cifar100, "digits": _digits}
-    text = (resources.files("ibnn.data") / "sets.toml").read_text(encoding="utf-8")
-    for name, entry in tomllib.loads(text).items():
-        members = {path: (member["bytes"], member.get("md5")) for path, member in entry.pop("members", {}).items()}
-        entry |= {key: tuple(entry[key]) for key in ("mean", "std", "classes")}
-        yield name, Known(read=readers[entry.pop("format")], members=members, **entry)
+def _known(entry: dict[str, Any]) -> Known:
+    members = {path: (member["bytes"], member.get("md5")) for path, member in entry.pop("members", {}).items()}
+    entry |= {key: tuple(entry[key]) for key in ("mean", "std", "classes")}
+    return Known(read=_READERS[entry.pop("format")], members=members, **entry)
 
 
 PHOTOGRAPHS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation that suit most photographs
-KNOWN = dict(_read_known())
+_READERS = {"idx": load_idx, "cifar-10": load_cifar10, "cifar-100": load_cifar100, "digits": _digits}
+_TEXT = (resources.files("ibnn.data") / "sets.toml").read_text(encoding="utf-8")
+KNOWN = {name: _known(entry) for name, entry in tomllib.loads(_TEXT).items()}
 
 
 def names() -> tuple[str, ...]:

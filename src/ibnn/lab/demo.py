@@ -20,7 +20,7 @@ from ibnn.baselines import Plain, scale_temperature
 from ibnn.calibration import calibrate
 from ibnn.convert import convert
 from ibnn.files.atomic import write_atomically
-from ibnn.lab.display import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, dots, histogram, png
+from ibnn.lab.display import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, dots, histogram, new_figure, png
 from ibnn.lab.evaluation import LEVELS
 from ibnn.lab.runs import versions
 from ibnn.prediction import CategoricalPrediction
@@ -42,7 +42,6 @@ RECIPE: dict[str, Any] = {
 }
 NAMES = ("plain", "plain + T", "calibrated", "iBNN")
 COLOURS = ("#999999", ORANGE, SKY, BLUE)
-Answers = dict[str, list[CategoricalPrediction]]  # of every method, for test and OOD images
 KINDS = ("test digits 0–7", "unseen 8 and 9", "inverted digits", "noise")
 KIND_COLOURS = (BLUE, VERMILION, GREEN, PURPLE)
 
@@ -102,21 +101,15 @@ def score(seen: CategoricalPrediction, unseen: CategoricalPrediction, labels: Te
     return {name: [round(value, 4) for value in interval] for name, interval in found.items()}
 
 
-def novelty_shares(answers: dict[str, CategoricalPrediction]) -> dict[str, dict[str, float]]:
+def novelty_shares(answers: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Returns what share of every kind of images is called novel, and how sure the answers for them are."""
     found = {}
     for kind, answer in answers.items():
         shares = {f"{level}": float(answer.novel(level).double().mean()) for level in LEVELS}
-        shares["auroc"] = metrics.auroc(-known(answers[KINDS[0]]), -known(answer))
+        shares["auroc"] = metrics.auroc(-answers[KINDS[0]].p_value, -answer.p_value)
         shares["confidence"] = float(answer.probs.amax(1).double().mean())
         found[kind] = {name: round(value, 4) for name, value in shares.items()}
     return found
-
-
-def known(answer: CategoricalPrediction) -> Tensor:
-    """Returns the p-values of novelty of answers that have them."""
-    assert answer.p_value is not None
-    return answer.p_value
 
 
 @contextmanager
@@ -151,7 +144,7 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
     seen, unseen = answers[NAMES[-1]]
     noise = torch.rand(test.x[::5].shape, generator=torch.Generator().manual_seed(seed))
     inputs = dict(zip(KINDS, (test.x, ood, 1 - test.x[::5], noise), strict=True))
-    kinds: dict[str, Any] = {kind: model.predict(x, samples=recipe["samples"]) for kind, x in inputs.items()}
+    kinds = {kind: model.predict(x, samples=recipe["samples"]) for kind, x in inputs.items()}
     steered = [round(look["prior_std"], 4) for look in history.looks]
     result = {
         "metrics": {name: score(a, b, test.y) for name, (a, b) in answers.items()},
@@ -170,8 +163,8 @@ def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet
         "seconds": round(time.monotonic() - start, 1),
         "versions": versions(),
     }
-    _draw_reliability(out, answers, test.y)
-    _draw_novelty(out, inputs, kinds)
+    _draw_reliability(out / "reliability.png", answers, test.y)
+    _draw_novelty(out / "novelty.png", inputs, kinds)
     write_atomically(out / "results.json", json.dumps(result, indent=1).encode() + b"\n")
     return result
 
@@ -180,8 +173,9 @@ def table(result: dict[str, Any]) -> list[list[str]]:
     """Returns the result as rows of text, the header first."""
     rows = [["", "error %", "NLL", "ECE", "OOD AUROC"]]
     for name, values in result["metrics"].items():
-        error = [100 * v for v in values["error"]]
-        rows.append([name, _interval(error, 1), *(_interval(values[m], 3) for m in ("nll", "ece", "ood_auroc"))])
+        texts = [[f"{100 * v:.1f}" for v in values["error"]]]
+        texts += [[f"{v:.3f}" for v in values[metric]] for metric in ("nll", "ece", "ood_auroc")]
+        rows.append([name, *(f"{value} ({low}–{high})" for value, low, high in texts)])
     return rows
 
 
@@ -193,11 +187,6 @@ def novelty_table(result: dict[str, Any]) -> list[list[str]]:
         auroc = "–" if kind == KINDS[0] else f"{found['auroc']:.3f}"
         rows.append([kind, *shares, auroc, f"{found['confidence']:.2f}"])
     return rows
-
-
-def _interval(values: list[float], digits: int) -> str:
-    value, low, high = (f"{v:.{digits}f}" for v in values)
-    return f"{value} ({low}–{high})"
 
 
 def explain(result: dict[str, Any]) -> str:
@@ -219,38 +208,31 @@ def explain(result: dict[str, Any]) -> str:
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- figures
-
-
-def _draw_novelty(out: Path, inputs: dict[str, Tensor], answers: dict[str, CategoricalPrediction]) -> None:
-    """Writes novelty.png: the p-values of every kind of images, and images of each."""
-    from matplotlib.figure import Figure
-
-    figure: Any = Figure(figsize=(9.6, 4.4), layout="constrained")
+def _draw_novelty(file: Path, inputs: dict[str, Tensor], answers: dict[str, Any]) -> None:
+    """Draws the p-values of every kind of images, and images of each."""
+    figure = new_figure(9.6, 4.4)
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.15))
     axes, grid = left.add_subplot(), right.subplots(len(KINDS), 6)
     for (kind, answer), colour, row in zip(answers.items(), KIND_COLOURS, grid, strict=True):
         filled = {"histtype": "stepfilled", "alpha": 0.4} if kind == KINDS[0] else {"histtype": "step", "lw": 1.8}
-        histogram(axes, known(answer), [number / 20 for number in range(21)], color=colour, label=kind, **filled)
+        histogram(axes, answer.p_value, [number / 20 for number in range(21)], color=colour, label=kind, **filled)
         for picture, number in zip(row, torch.linspace(0, len(answer) - 1, 6).long().tolist(), strict=True):
             picture.imshow(inputs[kind][number, 0].numpy(), cmap="gray_r", vmin=0, vmax=1)
             picture.set(xticks=[], yticks=[])
             says = f"{int(answer.labels[number])}: {float(answer.probs[number].max()):.0%}"
-            picture.set_title(f"p = {float(known(answer)[number]):.3f}\n{says}", fontsize=6.5, pad=2)
+            picture.set_title(f"p = {float(answer.p_value[number]):.3f}\n{says}", fontsize=6.5, pad=2)
         row[0].set_ylabel(kind.replace(" ", "\n", 1), fontsize=8, rotation=0, ha="right", va="center")
     axes.axhline(1 / 20, color="black", lw=0.8, ls=":")
     axes.set(xlabel="p-value of novelty", ylabel="share of images", xlim=(0, 1), ylim=(0, 1.02))
     axes.legend(frameon=False, fontsize=8)
     title = "Known images fill the p-values evenly; novel ones are at the left (answer: class and probability)"
     figure.suptitle(title, fontsize=10)
-    write_atomically(out / "novelty.png", png(figure, dpi=130))
+    write_atomically(file, png(figure, dpi=130))
 
 
-def _draw_reliability(out: Path, answers: Answers, labels: Tensor) -> None:
-    """Writes reliability.png."""
-    from matplotlib.figure import Figure
-
-    figure: Any = Figure(figsize=(6.4, 4.6), layout="constrained")
+def _draw_reliability(file: Path, answers: dict[str, list[CategoricalPrediction]], labels: Tensor) -> None:
+    """Draws accuracy over confidence for every method."""
+    figure = new_figure(6.4, 4.6)
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="black", lw=0.8, ls=":")
     for (name, (seen, _)), colour in zip(answers.items(), COLOURS, strict=True):
@@ -263,4 +245,4 @@ def _draw_reliability(out: Path, answers: Answers, labels: Tensor) -> None:
     axes.set_title(f"{title}\n(dot area: share of the test images; bins of fewer than 5 left out)", fontsize=10)
     for handle in axes.legend(loc="lower right", frameon=False).legend_handles:
         handle.set_sizes([40])
-    write_atomically(out / "reliability.png", png(figure, dpi=130))
+    write_atomically(file, png(figure, dpi=130))

@@ -6,10 +6,7 @@ Imports nothing but the standard library until something is drawn; matplotlib's 
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from typing import Any
 
 SCORES = {
     "error": "error %",
@@ -59,7 +56,14 @@ def house_style(own: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def png(figure: "Figure", dpi: int = DPI) -> bytes:
+def new_figure(width: float, height: float) -> Any:
+    """Returns an empty matplotlib figure of a size in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def png(figure: Any, dpi: int = DPI) -> bytes:
     """Returns the figure's PNG, the same bytes each time."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=dpi, metadata={"Software": None})
@@ -78,7 +82,7 @@ def histogram(axes: Any, values: Any, edges: list[float], **style: Any) -> None:
     axes.hist(values.tolist(), edges, weights=[1 / len(values)] * len(values), **style)
 
 
-def draw_examples(figure: "Figure", images: Any, titles: Sequence[str], draws: Any = None) -> None:
+def draw_examples(figure: Any, images: Any, titles: Sequence[str], draws: Any = None) -> None:
     """Draws images (n, channels, H, W) with titles, each above its draws (n, J, classes)."""
     grid = figure.subplots(1 if draws is None else 2, len(images), squeeze=False)
     for column, (image, title) in enumerate(zip(images, titles, strict=True)):

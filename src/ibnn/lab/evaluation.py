@@ -7,10 +7,9 @@ measured by its p-values of novelty.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from ibnn import data, metrics
 from ibnn.baselines.plain import find_temperature
 from ibnn.novelty import Novelty, measure
-from ibnn.novelty.measure import fallback_weight
+from ibnn.novelty.measure import annotated
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, check_fallback, draws
 from ibnn.training.trainable import Trainable
 
@@ -36,8 +35,7 @@ Damage = Callable[..., Tensor]  # of images, and by keyword the place of the fir
 Images = data.Split | data.Folder
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """What was measured."""
 
     result: dict[str, Any]  # scores, curves and the like, as plain data
@@ -77,11 +75,11 @@ def evaluate(
     result = measured.result(own)
     if valid is not None:
         result["tempered"] = measured.result(scaled)
-    p_values = {name: kind.novelty.p_value for name, kind in measured.kinds.items() if kind.novelty is not None}
-    if p_values:  # the share of each kind that is called novel; of test inputs, that of false alarms
+    if measured.test.novelty is not None:  # the share of each kind that is called novel; of the test, of false alarms
         result["novelty"] = {
-            name: {f"{level}": round(float((p <= level).double().mean()), 5) for level in LEVELS}
-            for name, p in p_values.items()
+            name: {f"{level}": round(float((kind.novelty.p_value <= level).double().mean()), 5) for level in LEVELS}
+            for name, kind in measured.kinds.items()
+            if kind.novelty is not None
         }
     return Evaluation(result, measured.tensors(own))
 
@@ -90,11 +88,17 @@ def scores_of(model: Trainable, known: data.Images | data.Points, *, samples: in
     """Returns the scores of a trained method on labelled images or points."""
     x, y = known.__getitems__(list(range(len(known))))
     own = float(model.likelihood.temperature)
-    return _Points(_Method(model, samples, (own,)).answers(x.split(BATCH)), y).scores(own)
+    return _scores(_Method(model, samples, (own,)).answers(x.split(BATCH)).at[own], y)
 
 
-@dataclass(frozen=True)
-class _Answers:
+def _scores(answer: Any, y: Tensor) -> dict[str, float]:
+    if not isinstance(answer, GaussianPrediction):
+        return metrics.scores(answer.probs, answer.log_probs, y)
+    scores = {"nll": float(-answer.log_prob(y).mean()), "rmse": metrics.rmse(answer.mean, y)}
+    return scores | {"coverage": metrics.coverage(*answer.interval(0.9), y)}
+
+
+class _Answers(NamedTuple):
     """Answers for some inputs by temperature, and how novel the inputs are, where the method can tell."""
 
     at: dict[float, Any]
@@ -102,7 +106,6 @@ class _Answers:
 
     @classmethod
     def cat(cls, parts: "list[_Answers]") -> "_Answers":
-        """Joins the answers for several lots of inputs."""
         at = {t: type(answer).cat([part.at[t] for part in parts]) for t, answer in parts[0].at.items()}
         known = [part.novelty for part in parts if part.novelty is not None]
         return cls(at, Novelty(*map(torch.cat, zip(*known, strict=True))) if known else None)
@@ -111,8 +114,7 @@ class _Answers:
         """Returns what a run stores of them."""
         answer = self.at[temperature]
         first = "mean" if isinstance(answer, GaussianPrediction) else "probs"
-        named = {name: getattr(answer, name) for name in (first, "aleatoric", "between", "within")}
-        found = {name: part.contiguous() for name, part in named.items() if part is not None}  # one pass has no parts
+        found = {name: getattr(answer, name).contiguous() for name in (first, "aleatoric", "between", "within")}
         return found | ({"p_value": self.novelty.p_value, "score": self.novelty.score} if self.novelty else {})
 
     def doubts(self, temperature: float) -> dict[str, Tensor]:
@@ -122,8 +124,7 @@ class _Answers:
         return {"max_prob": 1 - answer.probs.amax(1), "total": answer.total, "epistemic": answer.epistemic} | known
 
 
-@dataclass(frozen=True)
-class _Method:
+class _Method(NamedTuple):
     """A method that answers batches of inputs at several temperatures; the draws are made once."""
 
     model: Trainable
@@ -137,15 +138,12 @@ class _Method:
         return _Answers.cat([self._batch(x.to(device)) for x in batches])
 
     def _batch(self, x: Tensor) -> _Answers:
-        likelihood, novelty = self.model.likelihood, None
-        drawn = draws(self.model, x, samples=self.samples, batch_size=BATCH)
-        answers = {t: likelihood.summarise(drawn, t) for t in self.temperatures}
-        if (reference := getattr(self.model, "reference", None)) is not None:
-            p_value, score = measure(self.model, x)
-            novelty = Novelty(p_value.cpu(), score.clamp_max(MOST).cpu())
-            if self.fallback is not None:
-                weight = fallback_weight(p_value, self.fallback, reference.ranked)
-                answers = {t: likelihood.fall_back(answer, weight, reference.base) for t, answer in answers.items()}
+        drawn, novelty = draws(self.model, x, samples=self.samples, batch_size=BATCH), None
+        answers = {t: self.model.likelihood.summarise(drawn, t) for t in self.temperatures}
+        if getattr(self.model, "reference", None) is not None:
+            found = measure(self.model, x)
+            answers = {t: annotated(self.model, answer, found, self.fallback) for t, answer in answers.items()}
+            novelty = Novelty(found.p_value.cpu(), found.score.clamp_max(MOST).cpu())
         return _Answers({t: answer.to("cpu") for t, answer in answers.items()}, novelty)
 
 
@@ -156,18 +154,10 @@ class _Points:
         self.test, self.y = test, y
         self.kinds = {"test": test}  # answers by kind of inputs
 
-    def scores(self, temperature: float) -> dict[str, float]:
-        """Returns the scores of the test inputs."""
-        answer = self.test.at[temperature]
-        if not isinstance(answer, GaussianPrediction):
-            return _scores(answer, self.y)
-        scores = {"nll": float(-answer.log_prob(self.y).mean()), "rmse": metrics.rmse(answer.mean, self.y)}
-        return scores | {"coverage": metrics.coverage(*answer.interval(0.9), self.y)}
-
     def result(self, temperature: float) -> dict[str, Any]:
         """Returns everything that is measured at a temperature."""
         answer = self.test.at[temperature]
-        found = {"temperature": temperature, "scores": self.scores(temperature), "outsiders": {}}
+        found = {"temperature": temperature, "scores": _scores(answer, self.y), "outsiders": {}}
         if isinstance(answer, CategoricalPrediction):
             curve = metrics.reliability_curve(answer.probs, self.y)
             columns = {name: getattr(curve, name)[curve.count > 0] for name in ("confidence", "accuracy", "count")}
@@ -188,7 +178,7 @@ class _Points:
 class _Images(_Points):
     """Adds answers for damaged images and for images of another kind."""
 
-    def __init__(self, method: _Method, whole: data.DataSet, shifted: int, data_folder: str | Path | None) -> None:
+    def __init__(self, method: _Method, whole: data.DataSet, shifted: int, folder: str | Path | None) -> None:
         self.method, self.whole = method, whole
         self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (whole.mean, whole.std))
         super().__init__(self._answers(whole.test), whole.test.labels)
@@ -197,12 +187,15 @@ class _Images(_Points):
         self.corrupted = {kind: [self._answers(part, damage=d) for d in of] for kind, of in damages.items()}
         self.gaussian = [self._answers(part, noise=partial(data.gaussian_mix, gamma=gamma)) for gamma in GAMMAS]
         self.salt = [self._answers(part, damage=partial(data.salt_and_pepper, p=p)) for p in SALTS]
-        worst, other = f"corrupted {SEVERITIES[-1]}", _outsiders(whole.name, shifted * 4, data_folder)
+        worst = f"corrupted {SEVERITIES[-1]}"
         self.kinds[worst] = _Answers.cat([of[-1] for of in self.corrupted.values()])
-        self.kinds |= {name: self._answers(images) for name, images in other.items()}
         self.lots: dict[str, list[tuple[Images, Damage | None]]] = {"test": [(whole.test, None)]}  # behind the kinds
         self.lots[worst] = [(part, of[-1]) for of in damages.values()]
-        self.lots |= {name: [(images, None)] for name, images in other.items()}
+        name = OUTSIDERS.get(whole.name)
+        if name and any(row.found for row in data.status(folder) if row.name == name):
+            other = data.load(name, folder).test
+            other = other.part(torch.arange(min(4 * shifted, len(other.labels))))
+            self.kinds[name], self.lots[name] = self._answers(other), [(other, None)]
 
     def _answers(self, images: Images, *, damage: Damage | None = None, noise: Damage | None = None) -> _Answers:
         """Returns answers for images damaged as pixels in [0, 1] or noisy as what the network sees."""
@@ -215,7 +208,6 @@ class _Images(_Points):
         return self.method.answers(batches())
 
     def result(self, temperature: float) -> dict[str, Any]:
-        """Returns everything that is measured at a temperature."""
         corrupted = {kind: [answers.at[temperature] for answers in of] for kind, of in self.corrupted.items()}
         corrupted["all"] = [answer for of in corrupted.values() for answer in of]
         inside, labels = self.test.doubts(temperature), self.part.labels
@@ -260,11 +252,10 @@ class _Images(_Points):
 
     def _shown(self, name: str, rows: Tensor) -> Tensor:
         """Returns rows of a kind of images as bytes; the rows of its lots follow one another."""
-        lots = self.lots[name]
-        length = len(lots[0][0].labels)
-        pixels = [
-            _pixels(lots[r // length][0], torch.tensor([r % length]), lots[r // length][1]) for r in rows.tolist()
-        ]
+        length, pixels = len(self.lots[name][0][0].labels), []
+        for row in rows.tolist():
+            images, damage = self.lots[name][row // length]
+            pixels.append(_pixels(images, torch.tensor([row % length]), damage))
         return (255 * torch.cat(pixels)).round().byte()
 
 
@@ -272,18 +263,3 @@ def _pixels(images: Images, rows: Tensor, damage: Damage | None) -> Tensor:
     """Returns consecutive images, damaged, with values in [0, 1]."""
     x = images.rows(rows).images.float() / 255
     return damage(x, first=int(rows[0])) if damage else x
-
-
-def _outsiders(name: str, rows: int, folder: str | Path | None) -> dict[str, Images]:
-    """Returns images of another kind than a set's, if there are any on disk."""
-    if (other := OUTSIDERS.get(name)) is None:
-        return {}
-    try:
-        test = data.load(other, folder).test
-    except FileNotFoundError:
-        return {}
-    return {other: test.part(torch.arange(min(rows, len(test.labels))))}
-
-
-def _scores(answer: CategoricalPrediction, labels: Tensor) -> dict[str, float]:
-    return metrics.scores(answer.probs, answer.log_probs, labels)

@@ -6,18 +6,27 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from ibnn import metrics
 from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
-from ibnn.lab.display import COLOURS, COSTS, SCORES, UNCERTAINTIES, draw_examples, histogram, house_style, png
+from ibnn.lab.display import (
+    COLOURS,
+    COSTS,
+    SCORES,
+    UNCERTAINTIES,
+    draw_examples,
+    histogram,
+    house_style,
+    new_figure,
+    png,
+)
 from ibnn.lab.evaluation import LEVELS
 from ibnn.lab.pages import environment, style
 from ibnn.lab.runs import ANSWERS, HISTORY, JOB, RESULT, RunFolder
@@ -75,26 +84,22 @@ class Table(NamedTuple):
     rows: Sequence[tuple[Run, Sequence[str]]]
 
 
-class Figure(NamedTuple):
-    """A picture as a data URI, with its caption."""
-
-    src: str
-    width: int
-    height: int
-    alt: str
-    caption: str
-    note: str
-    wide: bool = False
-
-
-class Section(NamedTuple):
+@dataclass(frozen=True)
+class Section:
     """The content of a section, whose heading and first words are in the template."""
 
     name: str
-    tables: Sequence[Table] = ()
-    figures: Sequence[Figure] = ()
-    notes: Sequence[str] = ()
-    texts: Sequence[tuple[str, str]] = ()
+    tables: list[Table] = field(default_factory=list)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    texts: list[tuple[str, str]] = field(default_factory=list)
+
+    def draw(self, canvas: Any, alt: str, caption: str, note: str = "", *, wide: bool = False) -> None:
+        """Adds a picture as a data URI, with its caption."""
+        src = f"data:image/png;base64,{base64.b64encode(png(canvas)).decode()}"
+        width, height = (round(96 * side) for side in canvas.get_size_inches())
+        about = {"alt": alt, "caption": caption, "note": note, "wide": wide}
+        self.figures.append({"src": src, "width": width, "height": height} | about)
 
 
 def write_report(runs: Sequence[Path], out: Path, *, title: str = "Calibration report") -> None:
@@ -107,7 +112,7 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str = "Calibration r
 
     >>> write_report([], Path("report.html"))
     Traceback (most recent call last):
-    ValueError: Expected `runs` to be a list of one or more run folders, but got none. Pass [Path('runs/mine')].
+    ValueError: Expected `runs` to be a list of one or more run folders, but got []. Pass [Path('runs/mine')].
     """
     if Path(out).is_dir():
         raise IsADirectoryError(complaint("out", "a file's name", f"the folder {out}", "Pass report.html in it."))
@@ -123,18 +128,15 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str = "Calibration r
         if classifiers:
             sections += [_risk(classifiers), _split(classifiers), _examples(classifiers)]
         sections += [_training(found), _diagnosis(found), _provenance(found)]
-    template = environment("ibnn.lab").get_template("report.html.j2")
-    page = template.render(
-        title=title, style=style("ibnn.lab", "report.css"), lead=_lead(found, rated), sections=sections
-    )
+    values = {"title": title, "style": style("ibnn.lab", "report.css"), "lead": _lead(found, rated)}
+    page = environment("ibnn.lab").get_template("report.html.j2").render(sections=sections, **values)
     write_atomically(Path(out), page.encode("utf-8", "replace"))
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Reads and checks all folders; runs that share a name get their folder's name as well."""
     if isinstance(folders, str | Path) or not folders:
-        got = f"`{folders}`" if isinstance(folders, str | Path) else "none"
-        raise ValueError(complaint("runs", "a list of one or more run folders", got, "Pass [Path('runs/mine')]."))
+        raise ValueError(complaint("runs", "a list of one or more run folders", folders, "Pass [Path('runs/mine')]."))
     homes = [RunFolder(Path(folder)) for folder in folders]
     for home in homes:
         home.require([JOB, RESULT, HISTORY, ANSWERS])
@@ -142,8 +144,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     for number, home in enumerate(homes):
         rows = list(csv.DictReader(home.text(HISTORY).splitlines()))
         history = {column: [float(row[column] or "nan") for row in rows] for column in (rows[0] if rows else ())}
-        result = home.result
-        runs.append(Run(number, result["name"], home.text(JOB), result, history, home.answers()))
+        runs.append(Run(number, home.result["name"], home.text(JOB), home.result, history, home.answers()))
     for labels in ([home.path.name for home in homes], [f"#{i}" for i in range(1, len(runs) + 1)]):
         count = Counter(run.name for run in runs)
         pairs = zip(runs, labels, strict=True)
@@ -181,7 +182,7 @@ def _lead(runs: Sequence[Run], rated: Rated) -> str:
 
 
 def _summary(runs: Sequence[Run], rated: Rated) -> Section:
-    rows, notes = [], []
+    section, rows = Section("summary"), []
     for run, found in rated:
         alike = [each for other, each in rated if _data(other) == _data(run)]
         cells = []
@@ -190,24 +191,20 @@ def _summary(runs: Sequence[Run], rated: Rated) -> Section:
             best = len(alike) > 1 and float(value) == min(round(each[name].value, digits) for each in alike)
             cells.append(f"{'★ ' if best else ''}{value} ({low}–{high})")
         rows.append((run, [*cells, _short(len(run.answers["labels"]))]))
-        zero = int((run.answers["probs"].gather(1, run.answers["labels"][:, None]) == 0).sum())
-        if zero:
+        if zero := int((run.answers["probs"].gather(1, run.answers["labels"][:, None]) == 0).sum()):
             words = f"{zero} true classes have a stored probability of 0; the NLL uses the smallest positive number."
-            notes.append(f"Careful, {run.name}: {words}")
+            section.notes.append(f"Careful, {run.name}: {words}")
     numbers = {"nll": "NLL", "rmse": "RMSE", "coverage": "coverage"}
-    regressions = [
-        (run, [_short(run.result["scores"].get(name)) for name in numbers]) for run in runs if not run.result["classes"]
-    ]
+    others = [run for run in runs if not run.result["classes"]]
+    regressions = [(run, [_short(run.result["scores"].get(name)) for name in numbers]) for run in others]
     costs = [
         (run, [*(_short(run.result["costs"].get(key)) for key in COSTS), _short(run.result["temperature"])])
         for run in runs
     ]
-    tables = [
-        Table("Scores", ["run", *(SCORES[name] for name in DIGITS), "test rows"], rows),
-        Table("Scores of regression", ["run", *numbers.values()], regressions),
-        Table("Costs", ["run", *COSTS.values(), "temperature"], costs),
-    ]
-    return Section("summary", tables, (), notes)
+    section.tables.append(Table("Scores", ["run", *(SCORES[name] for name in DIGITS), "test rows"], rows))
+    section.tables.append(Table("Scores of regression", ["run", *numbers.values()], regressions))
+    section.tables.append(Table("Costs", ["run", *COSTS.values(), "temperature"], costs))
+    return section
 
 
 def _short(value: float | None) -> str:
@@ -217,15 +214,14 @@ def _short(value: float | None) -> str:
 
 
 def _reliability(runs: Sequence[Run]) -> Section:
-    figures = []
+    section = Section("reliability")
     for run in runs:
         probs, labels = run.answers["probs"], run.answers["labels"]
         confidence, accuracy = 100 * float(probs.amax(1).double().mean()), 100 - 100 * metrics.error(probs, labels)
         lean = f"{'over' if confidence > accuracy else 'under'}confident by {abs(confidence - accuracy):.1f} points"
         note = f"Mean confidence {confidence:.1f} %, accuracy {accuracy:.1f} %: {lean}."
         curve = metrics.reliability_curve(probs, labels)
-        filled = curve.count > 0
-        x, p, n = (column[filled].double() for column in (curve.confidence, curve.accuracy, curve.count))
+        x, p, n = (column[curve.count > 0].double() for column in (curve.confidence, curve.accuracy, curve.count))
         spread = 1.96**2 / n  # Wilson's interval
         middle = (p + spread / 2) / (1 + spread)
         half = (1.96 / (1 + spread)) * (p * (1 - p) / n + spread / n / 4).sqrt()
@@ -239,43 +235,42 @@ def _reliability(runs: Sequence[Run]) -> Section:
         bottom.set(xlabel="confidence", ylabel="rows", yscale="log", ylim=(0.7, 2 * float(curve.count.max())))
         bottom.yaxis.set_major_formatter("{x:g}")  # the usual one is a formula
         alt = f"Reliability diagram of {run.name}: ECE {metrics.ece(probs, labels):.3f} over {len(labels)} rows. {note}"
-        figures.append(_figure(canvas, alt, run.name, note))
-    return Section("reliability", figures=figures)
+        section.draw(canvas, alt, run.name, note)
+    return section
 
 
 def _detection(runs: Sequence[Run]) -> Section:
-    figures, rows = [], []
+    section, rows = Section("ood"), []
     for run in runs:
         scores = {name: run.uncertainties(prefix) for name, prefix in run.sets.items()}
         inside = scores["test set"]
         for name, outside in list(scores.items())[1:]:
             cells = [name]
             for kind, test in inside.items():
-                other = outside[kind]
-                pair = None if test is None or other is None else (test, other)
-                cells += [f"{m(*pair):.3f}" if pair else "–" for m in (metrics.auroc, metrics.fpr_at_95_tpr)]
+                pair = None if test is None or outside[kind] is None else (test, outside[kind])
+                cells += [f"{m(*pair):.3f}" if pair else "–" for m in (metrics.auroc, metrics.fpr_at_95_tpr)]  # type: ignore[arg-type]
             rows.append((run, cells))
-        for kind in ("total", "epistemic"):
+        for kind in [kind for kind in ("total", "epistemic") if inside[kind] is not None]:
             values = {name: found for name, each in scores.items() if (found := each[kind]) is not None}
-            if inside[kind] is None:
-                continue
             high = max(float(v.max()) for v in values.values()) or 1.0
             edges = torch.linspace(0, high * (1 + 1e-9), 25, dtype=torch.float64).tolist()
             note = "Mean: " + "; ".join(f"{name} {float(v.mean()):.3f} nats" for name, v in values.items()) + "."
             canvas = _histograms(values, f"{kind} uncertainty (nats)", edges)
-            alt = f"Histogram of the {kind} uncertainty of {run.name}. {note}"
-            figures.append(_figure(canvas, alt, f"{run.name}: {kind}", note))
+            section.draw(
+                canvas, f"Histogram of the {kind} uncertainty of {run.name}. {note}", f"{run.name}: {kind}", note
+            )
     head = [f"{score} {by}" for by in ("max-prob", "total", "epistemic", "novelty") for score in ("AUROC", "FPR95")]
-    notes = () if rows else ("No run stored answers for inputs out of distribution.",)
-    table = Table("Detection of each set by four scores", ["run", "set", *head], rows)
-    return Section("ood", [table], figures, notes)
+    section.tables.append(Table("Detection of each set by four scores", ["run", "set", *head], rows))
+    if not rows:
+        section.notes.append("No run stored answers for inputs out of distribution.")
+    return section
 
 
 def _novelty(runs: Sequence[Run]) -> Section:
-    figures, shares, most, notes = [], [], [], []
+    section, shares, most = Section("novelty"), [], []
     for run in runs:
         if "p_value" not in run.answers:
-            notes.append(f"{run.name} stored no p-values of novelty.")
+            section.notes.append(f"{run.name} stored no p-values of novelty.")
             continue
         p_values = {name: run.answers[f"{prefix}p_value"].float() for name, prefix in run.sets.items()}
         for name, p in p_values.items():
@@ -284,27 +279,25 @@ def _novelty(runs: Sequence[Run]) -> Section:
         canvas = _histograms(p_values, "p-value of novelty", [n / 20 for n in range(21)], expected=True)
         said = "; ".join(f"{cells[0]} {cells[1]} %" for each, cells in shares if each is run)
         note = f"Called novel at p ≤ {LEVELS[0]}: {said}."
-        figures.append(_figure(canvas, f"Histogram of the p-values of novelty of {run.name}. {note}", run.name, note))
+        section.draw(canvas, f"Histogram of the p-values of novelty of {run.name}. {note}", run.name, note)
         for name, p in p_values.items():
             prefix = f"novel/{'test' if name == 'test set' else name}/"
             rows, images = run.answers[f"{prefix}rows"], run.answers.get(f"{prefix}images")
             words = [f"row {row}: p = {float(p[row]):.2g}" for row in rows.tolist()]
             most.append((run, [name, "; ".join(words)]))
             if images is not None and len(rows):
-                canvas = Canvas(figsize=(9.6, 1.9), layout="constrained")
+                canvas = new_figure(9.6, 1.9)
                 draw_examples(canvas, images, [word.replace(": ", "\n") for word in words])
                 alt = f"The most novel inputs of {name}, {run.name}: {'; '.join(words)}."
-                figures.append(_figure(canvas, alt, f"{run.name}: most novel of {name}", "", wide=True))
+                section.draw(canvas, alt, f"{run.name}: most novel of {name}", wide=True)
     head = ["run", "set", *(f"% with p ≤ {level}" for level in LEVELS), "median p", "rows"]
-    tables = [
-        Table("Inputs that are called novel", head, shares),
-        Table("The most novel inputs", ["run", "set", "inputs"], most),
-    ]
-    return Section("novelty", tables, figures, notes)
+    section.tables.append(Table("Inputs that are called novel", head, shares))
+    section.tables.append(Table("The most novel inputs", ["run", "set", "inputs"], most))
+    return section
 
 
 def _risk(runs: Sequence[Run]) -> Section:
-    canvas, axes = _panels(4.8, 3.4 + 0.2 * len(runs))
+    section, (canvas, axes) = Section("risk"), _panels(4.8, 3.4 + 0.2 * len(runs))
     shares, rows = (50, 80, 95, 100), []
     for run in runs:
         confidence, guess = run.answers["probs"].max(1)
@@ -318,10 +311,10 @@ def _risk(runs: Sequence[Run]) -> Section:
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=1)
     areas = "; ".join(f"{run.name}: AURC {cells[0]}" for run, cells in rows)
     alt = f"Error rate among the most certain rows over coverage. {areas}."
-    figure = _figure(canvas, alt, "Risk over coverage", "Rows of high confidence are answered first.")
+    section.draw(canvas, alt, "Risk over coverage", "Rows of high confidence are answered first.")
     head = ["run", "AURC", *(f"error % at {share} % coverage" for share in shares)]
-    table = Table("Error rate if the most uncertain rows are declined", head, rows)
-    return Section("risk", [table], [figure])
+    section.tables.append(Table("Error rate if the most uncertain rows are declined", head, rows))
+    return section
 
 
 def _split(runs: Sequence[Run]) -> Section:
@@ -336,42 +329,40 @@ def _split(runs: Sequence[Run]) -> Section:
                 total, epistemic = float(means.sum()), float(means[1:].sum())
                 numbers = [f"{value:.3f}" for value in (*means.tolist(), epistemic, total)]
                 rows.append((run, [name, *numbers, f"{100 * epistemic / max(total, 1e-12):.0f}"]))
-    table = Table("Mean uncertainty in nats", ["run", "rows", *PARTS, "epistemic", "total", "epistemic %"], rows)
-    return Section("split", [table])
+    head = ["run", "rows", *PARTS, "epistemic", "total", "epistemic %"]
+    return Section("split", [Table("Mean uncertainty in nats", head, rows)])
 
 
 def _examples(runs: Sequence[Run]) -> Section:
-    figures, notes = [], []
+    section = Section("examples")
     for run in runs:
         if "shown/rows" not in run.answers:
-            notes.append(f"{run.name} stored no examples.")
+            section.notes.append(f"{run.name} stored no examples.")
             continue
         rows, images, draws = (run.answers[f"shown/{name}"] for name in ("rows", "images", "draws"))
         order = run.parts().sum(0)[rows].argsort(stable=True)
-        classes, said = [str(name) for name in run.result["classes"]], []
+        classes, said = run.result["classes"], []
         for row in rows[order].tolist():
             probs, true = run.answers["probs"][row], int(run.answers["labels"][row])
-            guess = int(probs.argmax())
-            said.append(f"row {row}: {classes[guess]} {float(probs[guess]):.0%}, true {classes[true]}")
-        canvas = Canvas(figsize=(9.6, 4.4), layout="constrained")
+            said.append(f"row {row}: {classes[int(probs.argmax())]} {float(probs.max()):.0%}, true {classes[true]}")
+        canvas = new_figure(9.6, 4.4)
         titles = [_plain(words.replace(": ", "\n", 1).replace(", true", "\ntrue"), 48) for words in said]
         draw_examples(canvas, images[order], titles, draws[order])
         alt = f"Most to least certain test images of {run.name}. {'; '.join(said)}."
-        figures.append(
-            _figure(canvas, alt, run.name, "Most certain at the left, least certain at the right.", wide=True)
-        )
-    return Section("examples", (), figures, notes)
+        section.draw(canvas, alt, run.name, "Most certain at the left, least certain at the right.", wide=True)
+    return section
 
 
 def _training(runs: Sequence[Run]) -> Section:
-    figures, notes = [], []
+    section = Section("training")
     columns = {"train NLL": "nll", "validation NLL": "valid_nll", "prior std": "prior_std"}
     for run in runs:
         axis = "epoch" if "epoch" in run.history else "step"
-        curves = {name: _points(run.history, axis, column) for name, column in columns.items()}
-        curves = {name: points for name, points in curves.items() if points}
+        pairs = {n: zip(run.history.get(axis, ()), run.history.get(c, ()), strict=False) for n, c in columns.items()}
+        finite = {name: [pair for pair in points if all(map(math.isfinite, pair))] for name, points in pairs.items()}
+        curves = {name: points for name, points in finite.items() if points}
         if not curves:
-            notes.append(f"{run.name} has no history of training.")
+            section.notes.append(f"{run.name} has no history of training.")
             continue
         panels = 1 + ("prior std" in curves)
         canvas, grid = _panels(4, 1.9 + panels, panels, sharex=True, squeeze=False, height_ratios=(3, 1)[:panels])
@@ -383,20 +374,14 @@ def _training(runs: Sequence[Run]) -> Section:
         grid[-1, 0].set_xlabel(axis)
         ends = {name: [y for _, y in points] for name, points in curves.items()}
         note = "; ".join(f"{name}: last {y[-1]:.3f}, lowest {min(y):.3f}" for name, y in ends.items()) + "."
-        figures.append(_figure(canvas, f"Training curves of {run.name} over {axis}s. {note}", run.name, note))
-    return Section("training", (), figures, notes)
-
-
-def _points(history: Mapping[str, list[float]], x: str, y: str) -> list[tuple[float, float]]:
-    pairs = zip(history.get(x, ()), history.get(y, ()), strict=False)
-    return [pair for pair in pairs if all(map(math.isfinite, pair))]
+        section.draw(canvas, f"Training curves of {run.name} over {axis}s. {note}", run.name, note)
+    return section
 
 
 def _diagnosis(runs: Sequence[Run]) -> Section:
-    found = [(run.name, run.result["diagnosis"].strip()) for run in runs]
-    notes = [f"{name} has no diagnosis." for name, text in found if not text]
-    texts = [(name, text) for name, text in found if text]
-    return Section("diagnosis", (), (), notes, texts)
+    found = {run.name: run.result["diagnosis"].strip() for run in runs}
+    notes = [f"{name} has no diagnosis." for name, text in found.items() if not text]
+    return Section("diagnosis", notes=notes, texts=[(name, text) for name, text in found.items() if text])
 
 
 def _provenance(runs: Sequence[Run]) -> Section:
@@ -408,22 +393,13 @@ def _provenance(runs: Sequence[Run]) -> Section:
     return Section("provenance", texts=texts)
 
 
-# -------------------------------------------------------------------------------------------------------------- figures
-
-
 def _panels(width: float, height: float, *shape: int, **options: Any) -> tuple[Any, Any]:
     """Returns a matplotlib figure of a size in inches, and its axes."""
-    canvas = Canvas(figsize=(width, height), layout="constrained")
+    canvas = new_figure(width, height)
     return canvas, canvas.subplots(*shape, **options)
 
 
-def _figure(canvas: Canvas, alt: str, caption: str, note: str, *, wide: bool = False) -> Figure:
-    src = f"data:image/png;base64,{base64.b64encode(png(canvas)).decode()}"
-    width, height = (round(96 * side) for side in canvas.get_size_inches())
-    return Figure(src, width, height, alt, caption, note, wide)
-
-
-def _histograms(sets: Mapping[str, Tensor], label: str, edges: list[float], *, expected: bool = False) -> Canvas:
+def _histograms(sets: Mapping[str, Tensor], label: str, edges: list[float], *, expected: bool = False) -> Any:
     """Draws the share of rows in each bin; the first set is filled. `expected` adds a line of equal shares."""
     canvas, axes = _panels(4, 2.8 + 0.2 * (len(sets) + expected))
     for i, (name, values) in enumerate(sets.items()):
@@ -434,7 +410,7 @@ def _histograms(sets: Mapping[str, Tensor], label: str, edges: list[float], *, e
         words = "expected of inputs like the held-out ones"
         axes.axhline(1 / (len(edges) - 1), color="#555555", lw=1, ls=":", label=words)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
-    return canvas  # type: ignore[no-any-return]
+    return canvas
 
 
 def _line(number: int) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from collections import OrderedDict
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 
-class LeNet(nn.Module):
+class LeNet(nn.Sequential):
     """The paper's LeNet for 28 × 28 images of one channel; `width` multiplies every hidden layer.
 
     >>> sum(p.numel() for p in LeNet().parameters())
@@ -14,34 +13,11 @@ class LeNet(nn.Module):
     """
 
     def __init__(self, classes: int = 10, *, width: int = 1) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 6 * width, 5)
-        self.conv2 = nn.Conv2d(6 * width, 16 * width, 5)
-        self.conv3 = nn.Conv2d(16 * width, 120 * width, 4)
-        self.fc1 = nn.Linear(120 * width, 64 * width)
-        self.fc2 = nn.Linear(64 * width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 1, 28, 28) to class scores (B, C)."""
-        x = F.max_pool2d(self.conv1(x).relu(), 2)
-        x = F.max_pool2d(self.conv2(x).relu(), 2)
-        x = self.conv3(x).relu().flatten(1)
-        scores: Tensor = self.fc2(self.fc1(x).relu())
-        return scores
-
-
-def _features(*, width: float = 1.0, batchnorm: bool = False) -> nn.Sequential:
-    """Returns the thirteen convolutions; their indices are the names in torchvision's checkpoints."""
-    channels = 3
-    layers: list[nn.Module] = []
-    for size, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
-        out = int(size * width)
-        for _ in range(depth):
-            norm = [nn.BatchNorm2d(out)] if batchnorm else []
-            layers += [nn.Conv2d(channels, out, 3, padding=1), *norm, nn.ReLU(inplace=True)]
-            channels = out
-        layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers)
+        layers: dict[str, nn.Module] = {"conv1": nn.Conv2d(1, 6 * width, 5), "relu1": nn.ReLU()}
+        layers |= {"pool1": nn.MaxPool2d(2), "conv2": nn.Conv2d(6 * width, 16 * width, 5), "relu2": nn.ReLU()}
+        layers |= {"pool2": nn.MaxPool2d(2), "conv3": nn.Conv2d(16 * width, 120 * width, 4), "relu3": nn.ReLU()}
+        layers |= {"flatten": nn.Flatten(), "fc1": nn.Linear(120 * width, 64 * width), "relu4": nn.ReLU()}
+        super().__init__(OrderedDict(layers | {"fc2": nn.Linear(64 * width, classes)}))
 
 
 class VGG16(nn.Sequential):
@@ -55,10 +31,17 @@ class VGG16(nn.Sequential):
     """
 
     def __init__(self, classes: int = 10, *, width: float = 1.0, batchnorm: bool = False, dropout: float = 0.5) -> None:
-        features, last = _features(width=width, batchnorm=batchnorm), int(512 * width)
-        head = [m for _ in range(2) for m in (nn.Dropout(dropout), nn.Linear(last, last), nn.ReLU(inplace=True))]
-        classifier = nn.Sequential(*head, nn.Linear(last, classes))
-        super().__init__(OrderedDict(features=features, flatten=nn.Flatten(), classifier=classifier))
+        channels, layers = 3, list[nn.Module]()  # indices of the layers are the names in torchvision's checkpoints
+        for size, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+            out = int(size * width)
+            for _ in range(depth):
+                norm = [nn.BatchNorm2d(out)] if batchnorm else []
+                layers += [nn.Conv2d(channels, out, 3, padding=1), *norm, nn.ReLU(inplace=True)]
+                channels = out
+            layers.append(nn.MaxPool2d(2))
+        head = [m for _ in range(2) for m in (nn.Dropout(dropout), nn.Linear(out, out), nn.ReLU(inplace=True))]
+        classifier = nn.Sequential(*head, nn.Linear(out, classes))
+        super().__init__(OrderedDict(features=nn.Sequential(*layers), flatten=nn.Flatten(), classifier=classifier))
         he_convolutions(self)
 
 

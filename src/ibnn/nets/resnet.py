@@ -1,6 +1,6 @@
 """Residual networks: ResNets with torchvision's layer names, for ImageNet and for 32 × 32 images, and wide ResNets."""
 
-from functools import partial
+from collections import OrderedDict
 from itertools import pairwise
 
 import torch.nn.functional as F
@@ -42,10 +42,15 @@ def _stage(channels: int, width: int, blocks: int, stride: int, *, bottleneck: b
     return nn.Sequential(first, *(_Block(out, width, bottleneck=bottleneck) for _ in range(blocks - 1)))
 
 
+def _pooled(width: int, classes: int) -> dict[str, nn.Module]:
+    """Returns the end of each network: averages over the image, and a linear layer."""
+    return {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "fc": nn.Linear(width, classes)}
+
+
 _STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # blocks of each stage, by depth
 
 
-class ResNet(nn.Module):
+class ResNet(nn.Sequential):
     """ResNet-18 or -50 for 224 × 224 images; torchvision's checkpoints load as they are.
 
     >>> import torch
@@ -56,29 +61,21 @@ class ResNet(nn.Module):
     """
 
     def __init__(self, classes: int = 1000, *, depth: int = 18) -> None:
-        super().__init__()
         if depth not in _STAGES:
             known = ", ".join(map(str, _STAGES))
             raise ValueError(complaint("depth", f"one of {known}", repr(depth), "For 32 × 32 images see CifarResNet."))
-        one, two, three, four = _STAGES[depth]
-        stage, factor = partial(_stage, bottleneck=depth == 50), 4 if depth == 50 else 1
-        self.conv1, self.bn1 = _conv(3, 64, 7, 2), nn.BatchNorm2d(64)
-        self.layer1 = stage(64, 64, one, 1)
-        self.layer2 = stage(64 * factor, 128, two, 2)
-        self.layer3 = stage(128 * factor, 256, three, 2)
-        self.layer4 = stage(256 * factor, 512, four, 2)
-        self.fc = nn.Linear(512 * factor, classes)
+        layers = {"conv1": _conv(3, 64, 7, 2), "bn1": nn.BatchNorm2d(64), "relu": nn.ReLU()}
+        layers["maxpool"] = nn.MaxPool2d(3, 2, padding=1)
+        channels, bottleneck = 64, depth == 50
+        for number, blocks in enumerate(_STAGES[depth]):
+            width = 64 * 2**number
+            layers[f"layer{number + 1}"] = _stage(channels, width, blocks, 2 if number else 1, bottleneck=bottleneck)
+            channels = 4 * width if bottleneck else width
+        super().__init__(OrderedDict(layers | _pooled(channels, classes)))
         he_convolutions(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, 224, 224), or any size, to class scores (B, C)."""
-        x = F.max_pool2d(self.bn1(self.conv1(x)).relu(), 3, 2, padding=1)
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        scores: Tensor = self.fc(x.mean((2, 3)))
-        return scores
 
-
-class CifarResNet(nn.Module):
+class CifarResNet(nn.Sequential):
     """ResNet for 32 × 32 images, of depth 6n + 2: 20, 32, 44, …; layer names are torchvision's.
 
     `width` scales the channels: 1 is the usual network.
@@ -88,25 +85,16 @@ class CifarResNet(nn.Module):
     """
 
     def __init__(self, classes: int = 10, *, depth: int = 20, width: float = 1.0) -> None:
-        super().__init__()
-        blocks, (one, two, three) = (depth - 2) // 6, (int(size * width) for size in (16, 32, 64))
-        self.conv1, self.bn1 = _conv(3, one, 3), nn.BatchNorm2d(one)
-        self.layer1 = _stage(one, one, blocks, 1)
-        self.layer2 = _stage(one, two, blocks, 2)
-        self.layer3 = _stage(two, three, blocks, 2)
-        for module in self.modules():
-            if isinstance(module, _Block) and module.downsample is None:
+        one, two, three = (int(size * width) for size in (16, 32, 64))
+        layers = {"conv1": _conv(3, one, 3), "bn1": nn.BatchNorm2d(one), "relu": nn.ReLU()}
+        for number, (before, after) in enumerate(((one, one), (one, two), (two, three))):
+            layers[f"layer{number + 1}"] = _stage(before, after, (depth - 2) // 6, 2 if number else 1)
+        for block in [block for number in (1, 2, 3) for block in layers[f"layer{number}"].children()]:
+            if block.downsample is None:
                 # drawn and dropped, since every block once drew a shortcut: seeds keep giving the same weights
-                _conv(module.conv1.in_channels, module.conv1.out_channels, 1)
-        self.fc = nn.Linear(three, classes)
+                _conv(block.conv1.in_channels, block.conv1.out_channels, 1)
+        super().__init__(OrderedDict(layers | _pooled(three, classes)))
         he_convolutions(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, 32, 32) to class scores (B, C)."""
-        x = self.bn1(self.conv1(x)).relu()
-        x = self.layer3(self.layer2(self.layer1(x)))
-        scores: Tensor = self.fc(x.mean((2, 3)))
-        return scores
 
 
 class _WideBlock(nn.Module):
@@ -126,7 +114,7 @@ class _WideBlock(nn.Module):
         return total
 
 
-class WideResNet(nn.Module):
+class WideResNet(nn.Sequential):
     """Wide ResNet for 32 × 32 images, whose convolutions have biases; the paper's is 28 deep and 10 wide.
 
     >>> sum(p.numel() for p in WideResNet(depth=10, width=1).parameters())
@@ -134,19 +122,10 @@ class WideResNet(nn.Module):
     """
 
     def __init__(self, classes: int = 10, *, depth: int = 28, width: int = 10) -> None:
-        super().__init__()
-        blocks, sizes = (depth - 4) // 6, [16, 16 * width, 32 * width, 64 * width]
-        self.conv1 = nn.Conv2d(3, sizes[0], 3, padding=1)
-        stages: list[nn.Module] = []
+        count, sizes = (depth - 4) // 6, [16, 16 * width, 32 * width, 64 * width]
+        first, blocks = nn.Conv2d(3, sizes[0], 3, padding=1), list[nn.Module]()
         for before, after in pairwise(sizes):
-            stride = 2 if stages else 1
-            stages += [_WideBlock(after if i else before, after, 1 if i else stride) for i in range(blocks)]
-        self.blocks = nn.Sequential(*stages)
-        self.bn = nn.BatchNorm2d(sizes[-1])
-        self.fc = nn.Linear(sizes[-1], classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, 32, 32) to class scores (B, C)."""
-        x = self.bn(self.blocks(self.conv1(x))).relu()
-        scores: Tensor = self.fc(x.mean((2, 3)))
-        return scores
+            stride = 2 if blocks else 1
+            blocks += [_WideBlock(after if i else before, after, 1 if i else stride) for i in range(count)]
+        layers = {"conv1": first, "blocks": nn.Sequential(*blocks), "bn": nn.BatchNorm2d(sizes[-1]), "relu": nn.ReLU()}
+        super().__init__(OrderedDict(layers | _pooled(sizes[-1], classes)))
