@@ -166,7 +166,7 @@ def test_data_list(tmp_path: Path) -> None:
 def test_data_get(tmp_path: Path) -> None:
     found = call("data", "get", "digits", "two-moons", "--data", tmp_path).stdout
     assert found == "digits: scikit-learn\ntwo-moons: ibnn\n"
-    assert "name of a set" in call("data", "get", "mnst", code=2).stderr
+    assert "Did you mean 'mnist'?" in call("data", "get", "mnst", code=2).stderr
     assert "http" in call("data", "get", "mnist", "--data", tmp_path, "--mirror", "ftp://x", code=2).stderr
 
 

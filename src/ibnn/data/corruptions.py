@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.normal import Address, Space, address, normals, words
+from ibnn.normal import Space, address, normals, words
 
 SEVERITIES = {  # 1 to 5; noise, blur and contrast are those of CIFAR-10-C
     "noise": (0.04, 0.06, 0.08, 0.09, 0.1),  # standard deviation of the noise
@@ -43,16 +43,16 @@ def corrupt(pixels: Tensor, kind: str, severity: int, *, seed: int = 0, first: i
     check.choice("kind", kind, KINDS)
     check.integer("severity", severity, most=5, remedy="Pass severity=3.")
     _check(pixels)
-    amount, index = SEVERITIES[kind][severity - 1], _indices(pixels, first)
+    amount = SEVERITIES[kind][severity - 1]
     if kind == "noise":
-        return (pixels + amount * _normals(pixels, address(seed, Space.NOISE, index))).clamp(0, 1)
+        return (pixels + amount * _normals(pixels, seed, Space.NOISE, first)).clamp(0, 1)
     if kind == "blur":
         return _blurred(pixels, amount)
     if kind == "contrast":
         mean = pixels.mean((2, 3), keepdim=True, dtype=torch.float64).to(pixels.dtype)
         return mean + (pixels - mean) * amount
     if kind == "rotation":
-        left = words(address(seed, Space.ROTATION, index)) & 1
+        left = words(address(seed, Space.ROTATION, _indices(pixels, first))) & 1
         return _rotated(pixels, amount * (2.0 * left - 1.0))
     small = [max(1, int(side * amount)) for side in pixels.shape[2:]]
     return F.interpolate(F.interpolate(pixels, small, mode="area"), pixels.shape[2:], mode="area")
@@ -83,24 +83,22 @@ def gaussian_mix(x: Tensor, gamma: float, *, seed: int = 0, first: int = 0) -> T
     (True, True)
     """
     check.number("gamma", gamma, least=0, most=1, remedy="Pass gamma=0.5.")
-    return (1 - gamma) * x + gamma * _normals(x, address(seed, Space.MIX, _indices(x, first)))
+    return (1 - gamma) * x + gamma * _normals(x, seed, Space.MIX, first)
 
 
 def _check(pixels: Tensor) -> None:
-    if pixels.dim() != 4 or not pixels.is_floating_point() or not len(pixels):
-        got = f"{tuple(pixels.shape)} {pixels.dtype}"
-        raise ValueError(complaint("pixels", "floats (B, C, H, W)", got, "Divide bytes by 255 first."))
-    if pixels.amin() < 0 or pixels.amax() > 1:
-        got = f"values from {pixels.amin():.3g} to {pixels.amax():.3g}"
-        raise ValueError(complaint("pixels", "in [0, 1]", got, "Pass images before they are normalised."))
+    check.shape("pixels", pixels, ("B", "C", "H", "W"))
+    if not pixels.is_floating_point() or pixels.amin() < 0 or pixels.amax() > 1:
+        got, remedy = f"{pixels.dtype} up to {float(pixels.amax()):.3g}", "Divide bytes by 255, and do not normalise."
+        raise ValueError(complaint("pixels", "floats in [0, 1]", got, remedy))
 
 
 def _indices(x: Tensor, first: int) -> Tensor:
     return torch.arange(first, first + len(x), device=x.device)
 
 
-def _normals(x: Tensor, at: Address) -> Tensor:
-    noise: Tensor = normals(at, x[0].numel())
+def _normals(x: Tensor, seed: int, space: Space, first: int) -> Tensor:
+    noise: Tensor = normals(address(seed, space, _indices(x, first)), x[0].numel())
     return noise.view(x.shape).to(x.dtype)
 
 

@@ -104,9 +104,7 @@ def names() -> tuple[str, ...]:
 
 def known(name: str) -> Known:
     """Returns the entry of a set."""
-    if name not in KNOWN:
-        remedy = f"Pass one of {', '.join(names())}, or a folder of the data folder with train/CLASS/*.png and val/."
-        raise ValueError(complaint("name", "the name of a set", repr(name), remedy))
+    check.choice("name", name, KNOWN)
     return KNOWN[name]
 
 

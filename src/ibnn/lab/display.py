@@ -8,30 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-SCORES = {
-    "error": "error %",
-    "nll": "NLL",
-    "ece": "ECE",
-    "brier": "Brier",
-    "aurc": "AURC",
-    "rmse": "RMSE",
-    "coverage": "in 90 % interval",
-}
-UNCERTAINTIES = {
-    "max_prob": "largest probability",
-    "total": "total entropy",
-    "epistemic": "epistemic part",
-    "novelty": "novelty",
-}
-COSTS = {
-    "train_seconds": "seconds of training",
-    "rows": "rows trained on",
-    "steering_rows": "held-out forward passes for steering",
-    "parameters": "parameters",
-    "latents": "of them latents",
-    "stored": "numbers stored",
-    "forwards": "forward passes per prediction",
-}
+SCORES = {"error": "error %", "nll": "NLL", "ece": "ECE", "brier": "Brier", "aurc": "AURC", "rmse": "RMSE"}
+SCORES |= {"coverage": "in 90 % interval"}
+UNCERTAINTIES = {"max_prob": "largest probability", "total": "total entropy"}
+UNCERTAINTIES |= {"epistemic": "epistemic part", "novelty": "novelty"}
+COSTS = {"train_seconds": "seconds of training", "rows": "rows trained on"}
+COSTS |= {"steering_rows": "held-out forward passes for steering", "parameters": "parameters"}
+COSTS |= {"latents": "of them latents", "stored": "numbers stored", "forwards": "forward passes per prediction"}
 
 DPI = 120  # dots in each inch of a figure
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind

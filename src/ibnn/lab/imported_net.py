@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from typing import Any
 
 from torch import nn
@@ -57,9 +57,9 @@ def find(name: str) -> Callable[..., Any]:
         remedy = "Run the command in the folder that has it; import a function of an installed package in a file there."
         got = f"{name}, where {here} has no module {top!r}"
         raise FileNotFoundError(complaint("net", "a function of a module in the current folder", got, remedy))
-    loaded = sys.modules.get(top)
-    if loaded is not None and _place(loaded.__spec__) != _place(spec):
-        got = f"{name}, where {top!r} is already {_place(loaded.__spec__) or 'built into Python'}"
+    loaded = getattr(sys.modules.get(top), "__spec__", spec)
+    if loaded.origin != spec.origin:
+        got = f"{name}, where {top!r} is already {loaded.origin}"
         raise ValueError(complaint("net", "of a module whose name is free", got, "Rename your module."))
     with _own_code(name, "of a module that can be imported"):
         names = vars(importlib.import_module(module))
@@ -71,12 +71,6 @@ def find(name: str) -> Callable[..., Any]:
         got = f"{name}, which is a {type(found).__name__}"
         raise TypeError(complaint("net", "a function that makes a network", got, "Name a function or a class."))
     return found  # type: ignore[no-any-return]
-
-
-def _place(spec: ModuleSpec | None) -> str | None:
-    """Returns the file of a module, or the folder of a package without __init__.py."""
-    place = next(iter(spec.submodule_search_locations or ()), spec.origin) if spec else None
-    return os.path.realpath(place) if place else None
 
 
 @contextmanager

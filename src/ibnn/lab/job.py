@@ -16,34 +16,22 @@ from ibnn.lab.imported_net import FORM, is_import_path
 from ibnn.sampling.settings import SAMPLERS, Settings
 from ibnn.training.recipe import Recipe, explain, to_toml
 
-SYNONYMS = {  # what users of other libraries call fields and options
-    word: name
-    for name, words in {
-        "data": "dataset data_set",
-        "net": "model network architecture arch backbone",
-        "net_options": "model_options network_options net_kwargs model_kwargs",
-        "method": "algorithm inference",
-        "valid": "validation val n_valid held_out",
-        "examples": "n_train subset rows",
-        "augment": "augmentation augmentations",
-        "weights": "checkpoint pretrained",
-        "samples": "n_samples num_samples draws",
-        "seed": "random_state random_seed",
-        "train": "training fit",
-        "train.lr": "learning_rate",
-        "train.epochs": "n_epochs num_epochs max_epochs",
-        "train.steps": "max_steps iterations",
-        "train.batch_size": "batch batchsize",
-        "train.optimiser": "optimizer",
-        "method_options.components": "components n_components num_components",
-        "method_options.members": "members n_members",
-        "method_options.rate": "dropout_rate drop_rate dropout",
-        "net_options.hidden": "hidden hidden_size",
-        "net_options.layers": "layers num_layers",
-        "net_options.width": "width",
-    }.items()
-    for word in words.split()
+# What users of other libraries call fields and options.
+SYNONYMS = {
+    "dataset": "data",
+    "model": "net",
+    "network": "net",
+    "architecture": "net",
+    "arch": "net",
+    "backbone": "net",
 }
+SYNONYMS |= {"algorithm": "method", "inference": "method", "validation": "valid", "val": "valid", "held_out": "valid"}
+SYNONYMS |= {"subset": "examples", "rows": "examples", "augmentation": "augment", "checkpoint": "weights"}
+SYNONYMS |= {"pretrained": "weights", "draws": "samples", "random_state": "seed", "training": "train", "fit": "train"}
+SYNONYMS |= {"learning_rate": "train.lr", "num_epochs": "train.epochs", "max_epochs": "train.epochs"}
+SYNONYMS |= {"max_steps": "train.steps", "batch": "train.batch_size", "optimizer": "train.optimiser"}
+SYNONYMS |= {name: f"method_options.{name}" for name in ("components", "members")} | {"dropout": "method_options.rate"}
+SYNONYMS |= {name: f"net_options.{name}" for name in ("hidden", "layers", "width")}
 
 
 class Job(BaseModel):
@@ -214,11 +202,7 @@ def meanings() -> dict[str, str]:
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Returns a dict with changes; where both have a dict, these are merged too.
-
-    >>> merged({"a": 1, "b": {"c": 2}}, {"b": {"d": 3}})
-    {'a': 1, 'b': {'c': 2, 'd': 3}}
-    """
+    """Returns a dict with changes; where both have a dict, these are merged too."""
     both = {k: merged(base[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(base.get(k), dict)}
     return base | changes | both
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class Run:
         """Returns the aleatoric, between and within part of the entropies of a set, (3, N)."""
         return torch.stack([self.answers[prefix + part].double() for part in PARTS]).clamp_min(0)
 
-    def uncertainties(self, prefix: str = "") -> dict[str, Tensor | None]:
+    def uncertainties(self, prefix: str = "") -> dict[str, Any]:
         """Returns scores (N,) of a set that grow with uncertainty; None where the method has no such score."""
         parts, novelty = self.parts(prefix), self.answers.get(f"{prefix}score")
         epistemic = None if parts[1:].max() < _ROUNDING else parts[1:].sum(0)  # None if draws never disagree
@@ -76,12 +76,7 @@ class Run:
         return dict(zip(UNCERTAINTIES, scores, strict=True))
 
 
-class Table(NamedTuple):
-    """A table whose rows begin with a run."""
-
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[tuple[Run, Sequence[str]]]
+Table = tuple[str, Sequence[str], Sequence[tuple[Run, Sequence[str]]]]  # caption, head, rows that begin with a run
 
 
 @dataclass(frozen=True)
@@ -201,9 +196,9 @@ def _summary(runs: Sequence[Run], rated: Rated) -> Section:
         (run, [*(_short(run.result["costs"].get(key)) for key in COSTS), _short(run.result["temperature"])])
         for run in runs
     ]
-    section.tables.append(Table("Scores", ["run", *(SCORES[name] for name in DIGITS), "test rows"], rows))
-    section.tables.append(Table("Scores of regression", ["run", *numbers.values()], regressions))
-    section.tables.append(Table("Costs", ["run", *COSTS.values(), "temperature"], costs))
+    section.tables.append(("Scores", ["run", *(SCORES[name] for name in DIGITS), "test rows"], rows))
+    section.tables.append(("Scores of regression", ["run", *numbers.values()], regressions))
+    section.tables.append(("Costs", ["run", *COSTS.values(), "temperature"], costs))
     return section
 
 
@@ -247,8 +242,9 @@ def _detection(runs: Sequence[Run]) -> Section:
         for name, outside in list(scores.items())[1:]:
             cells = [name]
             for kind, test in inside.items():
-                pair = None if test is None or outside[kind] is None else (test, outside[kind])
-                cells += [f"{m(*pair):.3f}" if pair else "–" for m in (metrics.auroc, metrics.fpr_at_95_tpr)]  # type: ignore[arg-type]
+                other = outside[kind]
+                known = test is not None and other is not None
+                cells += [f"{m(test, other):.3f}" if known else "–" for m in (metrics.auroc, metrics.fpr_at_95_tpr)]
             rows.append((run, cells))
         for kind in [kind for kind in ("total", "epistemic") if inside[kind] is not None]:
             values = {name: found for name, each in scores.items() if (found := each[kind]) is not None}
@@ -260,7 +256,7 @@ def _detection(runs: Sequence[Run]) -> Section:
                 canvas, f"Histogram of the {kind} uncertainty of {run.name}. {note}", f"{run.name}: {kind}", note
             )
     head = [f"{score} {by}" for by in ("max-prob", "total", "epistemic", "novelty") for score in ("AUROC", "FPR95")]
-    section.tables.append(Table("Detection of each set by four scores", ["run", "set", *head], rows))
+    section.tables.append(("Detection of each set by four scores", ["run", "set", *head], rows))
     if not rows:
         section.notes.append("No run stored answers for inputs out of distribution.")
     return section
@@ -291,8 +287,8 @@ def _novelty(runs: Sequence[Run]) -> Section:
                 alt = f"The most novel inputs of {name}, {run.name}: {'; '.join(words)}."
                 section.draw(canvas, alt, f"{run.name}: most novel of {name}", wide=True)
     head = ["run", "set", *(f"% with p ≤ {level}" for level in LEVELS), "median p", "rows"]
-    section.tables.append(Table("Inputs that are called novel", head, shares))
-    section.tables.append(Table("The most novel inputs", ["run", "set", "inputs"], most))
+    section.tables.append(("Inputs that are called novel", head, shares))
+    section.tables.append(("The most novel inputs", ["run", "set", "inputs"], most))
     return section
 
 
@@ -313,7 +309,7 @@ def _risk(runs: Sequence[Run]) -> Section:
     alt = f"Error rate among the most certain rows over coverage. {areas}."
     section.draw(canvas, alt, "Risk over coverage", "Rows of high confidence are answered first.")
     head = ["run", "AURC", *(f"error % at {share} % coverage" for share in shares)]
-    section.tables.append(Table("Error rate if the most uncertain rows are declined", head, rows))
+    section.tables.append(("Error rate if the most uncertain rows are declined", head, rows))
     return section
 
 
@@ -330,7 +326,7 @@ def _split(runs: Sequence[Run]) -> Section:
                 numbers = [f"{value:.3f}" for value in (*means.tolist(), epistemic, total)]
                 rows.append((run, [name, *numbers, f"{100 * epistemic / max(total, 1e-12):.0f}"]))
     head = ["run", "rows", *PARTS, "epistemic", "total", "epistemic %"]
-    return Section("split", [Table("Mean uncertainty in nats", head, rows)])
+    return Section("split", [("Mean uncertainty in nats", head, rows)])
 
 
 def _examples(runs: Sequence[Run]) -> Section:

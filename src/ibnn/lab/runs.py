@@ -43,14 +43,7 @@ def versions() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run folder, which need not exist yet.
-
-    >>> import tempfile
-    >>> folder = RunFolder(Path(tempfile.mkdtemp()) / "run")
-    >>> folder.write(JOB, b'net = "mlp"')
-    >>> sorted(folder.finish({"name": "mine", "scores": {}})["sha256"]), folder.text(JOB)
-    (['job.toml'], 'net = "mlp"')
-    """
+    """A run folder, which need not exist yet."""
 
     path: Path
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -13,41 +13,44 @@ from ibnn.nets.dense import mlp
 from ibnn.nets.resnet import CifarResNet, ResNet, WideResNet
 
 _PIXELS = 28 * 28
-_LIMITS = {"layers": (0, 1000), "depth": (1, 1000), "batchnorm": (0, 1)}  # of whole numbers; others 1 … 2**20
 _SYNONYMS = {"dropout_rate": "dropout", "p": "dropout", "hidden_size": "hidden", "hidden_dim": "hidden"}
 _SYNONYMS |= {"units": "hidden", "n_layers": "layers", "num_layers": "layers", "batch_norm": "batchnorm"}
 _SYNONYMS |= {"input_size": "inputs", "in_features": "inputs", "widen_factor": "width"}
 
 
 class _Entry(NamedTuple):
-    """How a net is built, the shape of one example, and the options it knows."""
+    """How a net is built, the shape of one example, and a check of each option that it knows."""
 
     build: Callable[..., nn.Module]
     shape: tuple[int, ...]
-    options: tuple[str, ...] = ()
+    options: Mapping[str, Callable[[str, Any], None]] = {}
 
 
 def _mlp(classes: int, *, inputs: int = _PIXELS, hidden: int = 256, layers: int = 2) -> nn.Module:
     return nn.Sequential(nn.Flatten(), mlp(inputs, classes, hidden=hidden, layers=layers))  # images too
 
 
+def _flag(name: str, value: Any) -> None:
+    check.integer(name, int(value) if isinstance(value, bool) else value, least=0, most=1, remedy=_REMEDY)
+
+
+_REMEDY = "Leave it out for the default."
+_SIZE, _DEPTH = (partial(check.integer, most=most, remedy=_REMEDY) for most in (2**20, 1000))
+_FACTOR = partial(check.number, above=0, remedy=_REMEDY)
+_SHARE = partial(check.number, least=0, most=1, remedy=_REMEDY)
 _NETS = {
-    "mlp": _Entry(_mlp, (_PIXELS,), ("inputs", "hidden", "layers")),
-    "lenet": _Entry(LeNet, (1, 28, 28), ("width",)),
-    "vgg16-small": _Entry(VGG16, (3, 32, 32), ("width", "batchnorm", "dropout")),
+    "mlp": _Entry(_mlp, (_PIXELS,), {"inputs": _SIZE, "hidden": _SIZE, "layers": partial(_DEPTH, least=0)}),
+    "lenet": _Entry(LeNet, (1, 28, 28), {"width": _SIZE}),
+    "vgg16-small": _Entry(VGG16, (3, 32, 32), {"width": _FACTOR, "batchnorm": _flag, "dropout": _SHARE}),
     "resnet18": _Entry(partial(ResNet, depth=18), (3, 224, 224)),
     "resnet50": _Entry(partial(ResNet, depth=50), (3, 224, 224)),
-    "wideresnet": _Entry(WideResNet, (3, 32, 32), ("depth", "width")),
-    "resnet20": _Entry(partial(CifarResNet, depth=20), (3, 32, 32), ("width",)),
+    "wideresnet": _Entry(WideResNet, (3, 32, 32), {"depth": _DEPTH, "width": _SIZE}),
+    "resnet20": _Entry(partial(CifarResNet, depth=20), (3, 32, 32), {"width": _FACTOR}),
 }
 
 
 def names() -> tuple[str, ...]:
-    """Returns the names that `make` knows.
-
-    >>> names()[:3]
-    ('mlp', 'lenet', 'vgg16-small')
-    """
+    """Returns the names that `make` knows."""
     return tuple(_NETS)
 
 
@@ -85,12 +88,5 @@ def _entry(name: str, options: Mapping[str, float]) -> _Entry:
         if not known:
             raise ValueError(complaint("options", f"none for {name!r}", repr(option), "Leave it out."))
         check.choice("options", option, known, _SYNONYMS)
-        remedy = "Leave it out for the default."
-        if option == "dropout":
-            check.number(option, value, least=0, most=1, remedy=remedy)
-        elif (name, option) in (("vgg16-small", "width"), ("resnet20", "width")):
-            check.number(option, value, above=0, remedy=remedy)
-        elif option != "batchnorm" or not isinstance(value, bool):
-            least, most = _LIMITS.get(option, (1, 2**20))
-            check.integer(option, value, least=least, most=most, remedy=remedy)
+        known[option](option, value)
     return _NETS[name]
