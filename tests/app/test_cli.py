@@ -693,7 +693,7 @@ def _bad(folder: Path, name: str, content: bytes) -> Path:
         (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,2\n"), 1, "column"),
         (lambda folder: _bad(folder, "a.csv", b"1,2,3\n1,x,3\n"), 1, "'x' in row 2, column '2'"),
         (lambda folder: _bad(folder, "a.csv", b"\xff\xfe\x00"), 1, "no row below the header"),
-        (lambda folder: _bad(folder, "a.csv", b""), 1, "an empty file"),
+        (lambda folder: _bad(folder, "a.csv", b""), 1, "to be CSV"),
     ],
 )
 def test_wrong_inputs(make: Callable[[Path], Path], code: int, message: str, run: Path, tmp_path: Path) -> None:

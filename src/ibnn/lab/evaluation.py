@@ -114,7 +114,8 @@ class _Answers(NamedTuple):
         """Returns what a run stores of them."""
         answer = self.at[temperature]
         first = "mean" if isinstance(answer, GaussianPrediction) else "probs"
-        found = {name: getattr(answer, name).contiguous() for name in (first, "aleatoric", "between", "within")}
+        named = {name: getattr(answer, name) for name in (first, "aleatoric", "between", "within")}
+        found = {name: part.contiguous() for name, part in named.items() if part is not None}  # one pass has no parts
         return found | ({"p_value": self.novelty.p_value, "score": self.novelty.score} if self.novelty else {})
 
     def doubts(self, temperature: float) -> dict[str, Tensor]:

@@ -245,20 +245,16 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
             resize(cast(IBNN, model), state)
         model.load_state_dict(state)
         if job.has_code:
-            _check_code(model, result["probe"], units)
+            stored = torch.tensor(result["probe"]["outputs"])
+            found = torch.tensor(_probed(model, result["probe"]["shape"], units))
+            if not torch.allclose(found, stored, rtol=0, atol=1e-3 * float(stored.abs().amax())):
+                raise RuntimeError("the same weights answer otherwise")
     except RuntimeError as error:
         if not job.has_code:
             raise
         got, remedy = f"another ({str(error).splitlines()[-1].strip()})", "Bring the old code back, or train anew."
         raise ValueError(complaint("net", f"{job.net} as it was when the run was trained", got, remedy)) from error
     return Run(job, model.eval(), result, units)
-
-
-def _check_code(model: Trainable, probe: dict[str, Any], units: Standardisation | None) -> None:
-    """Raises if the network's code does not give the outputs that it gave at the end of training."""
-    stored, found = torch.tensor(probe["outputs"]), torch.tensor(_probed(model, probe["shape"], units))
-    if found.shape != stored.shape or not bool(((found - stored).abs() <= 1e-3 * stored.abs().amax()).all()):
-        raise RuntimeError("the same weights answer otherwise")
 
 
 @torch.no_grad()
