@@ -10,6 +10,7 @@ from scipy.stats import t as student
 from torch import nn
 
 import ibnn
+from ibnn.layers.registry import layer_type
 from ibnn.likelihood import Categorical
 from ibnn.sklearn import IBNNClassifier, IBNNRegressor
 from ibnn.sklearn.ensemble import CategoricalMembers, Each, Ensemble, GaussianMembers, StackedLinear, squash, stacked
@@ -64,7 +65,7 @@ def test_weights_of_a_stacked_layer_fold() -> None:
     layer = StackedLinear(2, 3, 4)
     x, z = torch.randn(6, 2, 3), torch.rand(3)
     expected = layer(x * z)
-    layer.weight.data = layer.folded(z).detach()
+    layer.weight.data = layer_type(layer).fold(layer, z)["weight"].detach()
     torch.testing.assert_close(layer(x), expected)
 
 

@@ -95,19 +95,19 @@ def diagnose(
         remedy = "Pass the model itself, `.module` of a wrapped one."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
     optimisers = [optimiser] if isinstance(optimiser, Optimizer) else list(optimiser or ())
-    for each in optimisers:
-        if not isinstance(each, Optimizer):
-            raise TypeError(complaint("optimiser", "torch optimisers", type(each).__name__, "Pass a list of them."))
+    if wrong := [type(each).__name__ for each in optimisers if not isinstance(each, Optimizer)]:
+        raise TypeError(complaint("optimiser", "torch optimisers", wrong[0], "Pass a list of them."))
     with torch.no_grad():
         q = Mixture(*(part.cpu().double() for part in model.posterior()))
         inner = [getattr(each, "optimizer", each) for each in optimisers]  # accelerate wraps them
-        case = Case(model, q, _layers(model, q), _overlap(q), inner)
+        overlap = _overlap(q)
+        distinct = overlap.mean(1).log().mean().neg().exp().item()
+        case = Case(model, q, _layers(model, q), overlap, distinct, inner)
         if inputs is not None and not any(non_finite(case)):
             case = replace(case, **_answers(model, as_tensors(inputs), batch_size))
         findings = [finding for check in CHECKS for finding in check(case) if finding]
     findings.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
-    shares = case.effective_components, case.share, case.disagreement
-    return Diagnosis(case.layers, tuple(findings), model.kl_kind, *shares)
+    return Diagnosis(case.layers, tuple(findings), model.kl_kind, distinct, case.share, case.disagreement)
 
 
 def _answers(model: IBNN, inputs: Inputs, batch_size: int | None) -> dict[str, Any]:
@@ -117,25 +117,18 @@ def _answers(model: IBNN, inputs: Inputs, batch_size: int | None) -> dict[str, A
     heads = [head for head in parts if hasattr(head, "total") and hasattr(head, "epistemic")]
     means = [(float(head.epistemic.double().mean()), float(head.total.double().mean())) for head in heads]
     share = max((epistemic / total for epistemic, total in means if total > 0), default=None)
-    rows, k, labels = batch_length(inputs), model.components, isinstance(model.likelihood, Categorical)
-    starts = range(0, rows, batch_size or rows)
-    pieces = [slice_rows(inputs, slice(start, start + (batch_size or rows)), rows) for start in starts]
-    pieces = [tree_map(lambda t: t.to(model.examples.device), piece) for piece in pieces]
+    rows, k, likelihood, disagreement = batch_length(inputs), model.components, model.likelihood, None
+    inputs = tree_map(lambda t: t.to(model.examples.device), inputs)
+    pieces = [slice_rows(inputs, part, rows) for part in torch.arange(rows).split(batch_size or rows)]
     outputs = model.draw_logits(pieces[0], 1) if len(heads) == 1 else None  # several heads stand side by side
-    if outputs is not None and isinstance(model.likelihood, Categorical):
-        outputs = outputs.movedim(model.likelihood.class_dim(outputs, 1), 2)
-    differing = torch.cat([_differing(model, piece) for piece in pieces]) if labels and k > 1 else None
-    disagreement = None if differing is None else float(differing.double().mean()) / (k * (k - 1))
+    if isinstance(likelihood, Categorical) and outputs is not None:
+        outputs = outputs.movedim(likelihood.class_dim(outputs, 1), 2)
+    if isinstance(likelihood, Categorical) and k > 1:
+        with model.evaluating():
+            each = [model.outputs(piece, model.posterior().mean) for piece in pieces]  # (K, B, …)
+        labels = torch.cat([part.argmax(likelihood.class_dim(part, 1)).flatten(1) for part in each], 1)
+        disagreement = sum(float((labels != one).double().mean()) for one in labels) / (k - 1)
     return {"share": share, "disagreement": disagreement, "outputs": outputs}
-
-
-def _differing(model: IBNN, x: Inputs) -> Tensor:
-    """Returns how many ordered pairs of components, each at its mean, give each input different labels, flat."""
-    assert isinstance(model.likelihood, Categorical)
-    with model.evaluating():
-        outputs = model.outputs(x, model.posterior().mean)  # (K, B, …)
-    labels = outputs.argmax(model.likelihood.class_dim(outputs, 1))
-    return sum(((labels != one).sum(0) for one in labels), torch.tensor(0)).flatten()
 
 
 def _splitting(kind: str) -> str:
@@ -149,12 +142,19 @@ def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
     parts = list(zip(q.mean.split(sizes, 1), q.std.split(sizes, 1), strict=True))
     kl_of = CLOSED_FORMS[_splitting(model.kl_kind)]
     kls = [kl_of(Mixture(mean, std.clamp_min(_TINY)), s).item() for (mean, std), s in zip(parts, stds, strict=True)]
-    rows = []
-    for name, (mean, std), kl, s in zip(model.latents, parts, kls, stds, strict=True):
-        share, width = kl / (sum(kls) or 1.0), std.mean().item()
-        spread, shift = mean.var(0, correction=0).mean().sqrt().item(), (mean - 1).abs().mean().item()
-        rows.append(LayerDiagnosis(name, mean.shape[1], kl, share, width, width / s.mean().item(), spread, shift))
-    return tuple(rows)
+    return tuple(
+        LayerDiagnosis(
+            name,
+            nodes=mean.shape[1],
+            kl=kl,
+            kl_share=kl / (sum(kls) or 1.0),
+            std=std.mean().item(),
+            std_ratio=(std.mean() / s.mean()).item(),
+            spread=mean.var(0, correction=0).mean().sqrt().item(),
+            shift=(mean - 1).abs().mean().item(),
+        )
+        for name, (mean, std), kl, s in zip(model.latents, parts, kls, stds, strict=True)
+    )
 
 
 def _overlap(q: Mixture) -> Tensor:

@@ -71,15 +71,11 @@ class Case:
     q: Mixture  # on the CPU, in double precision
     layers: tuple[LayerDiagnosis, ...]
     overlap: Tensor  # exp(−BD) of all pairs of components, (K, K)
+    effective_components: float
     optimisers: list[Optimizer]
     share: float | None = None  # epistemic over total uncertainty of the inputs
     disagreement: float | None = None  # of components about the inputs' labels
     outputs: Tensor | None = None  # of the network for some of the inputs, (J, B, …)
-
-    @property
-    def effective_components(self) -> float:
-        """How many components are distinct."""
-        return self.overlap.mean(1).log().mean().neg().exp().item()
 
     @property
     def groups(self) -> list[tuple[Optimizer, dict[str, Any]]]:
@@ -101,8 +97,7 @@ def shown(name: str) -> str:
 
 def _about(names: Sequence[str], severity: Severity, what: str, remedy: str) -> Finding | None:
     """Returns a finding about layers, whose names replace @ in `what`; None if there are none."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    listed = ", ".join(repr(shown(name)) for name in names[:3]) + more
+    listed = ", ".join(repr(shown(name)) for name in names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
     return Finding(severity, names[0], what.replace("@", listed), remedy) if names else None
 
 
@@ -122,27 +117,25 @@ def non_finite(case: Case) -> Findings:
 def _components(case: Case) -> Findings:
     """Checks what the components of a mixture learnt; a sampled posterior's chains should agree instead."""
     model, q, k = case.model, case.q, case.model.components
-    kl_per_node = _kl_per_node(case)
     if model.bank is not None:
         return
     # The KL "components" pulls all components to the prior, and untrained ones may be meant so.
     severity: Severity = "warning" if model.examples > 0 and model.kl_kind != "components" else "note"
-    if kl_per_node < _ON_PRIOR:
-        what = f"The posterior is the prior ({kl_per_node:.4f} nats a node away): the latents have learnt nothing."
-        remedy = "Lower beta or train longer. If strong noise is all you want, one component does the same for less."
-        yield Finding(severity, None, what, remedy)
-        return
     remedy = "Convert with fewer components, or drive them apart: larger init_std, gamma above 0, smaller beta."
     twins = (case.overlap.triu(1) > _SAME).any(0).nonzero().flatten().tolist()
     between, within = q.mean.var(0, correction=0).sum().item(), q.std.square().mean(0).sum().item()
     share = between / (between + within or 1.0)
-    if twins:
+    if (kl := _kl_per_node(case)) < _ON_PRIOR:
+        what = f"The posterior is the prior ({kl:.4f} nats a node away): the latents have learnt nothing."
+        remedy = "Lower beta or train longer. If strong noise is all you want, one component does the same for less."
+    elif twins:
         repeated = f"{', '.join(map(str, twins))} repeat earlier ones (overlap above {_SAME})"
         what = f"The {k} components count as {case.effective_components:.1f}: {repeated}."
-        yield Finding(severity, None, what, remedy)
     elif k > 1 and share < _TOGETHER:
         what = f"The means of the {k} components have collapsed: {share:.2%} of the latents' variance is between them."
-        yield Finding(severity, None, what, remedy)
+    else:
+        return
+    yield Finding(severity, None, what, remedy)
 
 
 def _pull(case: Case) -> float:
@@ -153,28 +146,24 @@ def _pull(case: Case) -> float:
 def _kl_per_node(case: Case) -> float:
     """Returns the KL of the components to the prior, or to the optimum of the model's own KL if that is nearer."""
     prior = torch.as_tensor(prior_stds(case.model)).to(case.q.std)
-    stds = (prior, _pull(case) * prior)
-    return min(kl_components(case.q, std).item() for std in stds) / case.model.nodes
+    return min(kl_components(case.q, std).item() for std in (prior, _pull(case) * prior)) / case.model.nodes
 
 
 def _noise(case: Case) -> Findings:
     """Checks how large σ is in each layer, and which layer the KL comes from."""
-    pull = _pull(case)
-    wide = sorted((row for row in case.layers if row.std_ratio > _WIDE), key=lambda row: -row.std_ratio)
-    worst = wide[0].std_ratio if wide else 0.0
+    pull, ratios = _pull(case), {row.name: row.std_ratio for row in case.layers}
+    worst, least = max(ratios.values()), min(ratios.values())
+    names = sorted((name for name in ratios if ratios[name] > _WIDE), key=lambda name: -ratios[name])
+    what = f"σ is far above the prior's, up to {worst:.1f} times, in @."
     remedy = "Raise beta, or lower the latents' learning rate."
     if pull > 1:
         remedy += f" The 'mean' KL itself asks for {pull:.1f} (√K) times the prior's; kl='components' does not."
-    severity: Severity = "warning" if worst > _WIDE * pull else "note"
-    yield _about(
-        [r.name for r in wide], severity, f"σ is far above the prior's, up to {worst:.1f} times, in @.", remedy
-    )
+    yield _about(names, "warning" if worst > _WIDE * pull else "note", what, remedy)
 
-    dead = sorted((row for row in case.layers if row.std_ratio < _DEAD), key=lambda row: row.std_ratio)
-    least = dead[0].std_ratio if dead else 0.0
+    names = sorted((name for name in ratios if ratios[name] < _DEAD), key=lambda name: ratios[name])
     what = f"The noise is off (σ down to {least:.4f} of the prior's) in @: as overconfident as a plain network."
     remedy = "Raise beta, or lower the latents' learning rate; by hand: model.set_posterior(std=0.1)."
-    yield _about([row.name for row in dead], "warning", what, remedy)
+    yield _about(names, "warning", what, remedy)
 
     rows = [row for row in case.layers if row.kl_share > _MOST_KL and row.nodes < _FEW_NODES * case.model.nodes]
     if rows and _kl_per_node(case) >= _ON_PRIOR:  # shares of nothing mean nothing
@@ -221,13 +210,12 @@ def _gradients(case: Case) -> Findings:
     yield _about(names, "note", "Latents are frozen (requires_grad is False) in @.", remedy)
 
     backward = any(_nonzero(p.grad) for p in case.model.parameters())
-    remembering, live = set(), set()  # parameters whose gradients an optimiser remembers, and those that got one
+    live = dict[int, bool]()  # whether parameters, of optimisers that remember gradients, got one
     for optimiser, group in case.groups:
-        if isinstance(optimiser, LBFGS) or (isinstance(optimiser, SGD) and not group["momentum"]):
-            continue  # LBFGS remembers all in one place, plain SGD nothing
-        remembering |= {id(p) for p in group["params"]}
-        live |= {id(p) for p in group["params"] if any(map(_nonzero, optimiser.state.get(p, {}).values()))}
-    forgotten = remembering - live if live else set()
+        if not isinstance(optimiser, LBFGS | SGD) or group.get("momentum"):  # LBFGS remembers all in one place
+            for p in group["params"]:
+                live[id(p)] = live.get(id(p), False) or any(map(_nonzero, optimiser.state.get(p, {}).values()))
+    forgotten = {p for p, got in live.items() if not got} if any(live.values()) else set()
     names = case.where(lambda p: p.requires_grad and ((backward and not _nonzero(p.grad)) or id(p) in forgotten))
     remedy = "Train on model.elbo(...).loss; check that forward calls these layers and nothing after them detaches."
     yield _about(names, "warning", "Other parameters got a gradient, but not all latents of @.", remedy)
@@ -291,16 +279,13 @@ def _answers(case: Case) -> Findings:
         remedy = "Set model.eval_samples to 1 or more; model.predict draws in any case."
         yield Finding("note", None, what, remedy)
     if case.share is not None and case.share < _AGREED:
-        start = f"{case.share:.1%} of the uncertainty is epistemic"
-        what = f"{start}: the draws hardly disagree, as if there were one network."
+        what = f"{case.share:.1%} of the uncertainty is epistemic: the draws hardly disagree, as if of one network."
         remedy = "Go by the total. For more disagreement: a larger beta or prior_std, or components farther apart."
         yield Finding("warning" if model.examples > 0 else "note", None, what, remedy)
 
     likelihood = getattr(model.likelihood, "inner", model.likelihood)  # of one whose rows have weights
-    end, top = (
-        own_activation(model.net, case.outputs),
-        math.exp(1 / float(likelihood.temperature)),
-    )  # odds of an output of 1 against one of 0
+    end = own_activation(model.net, case.outputs)
+    top = math.exp(1 / float(likelihood.temperature))  # odds of an output of 1 against one of 0
     if end and isinstance(likelihood, Categorical | Bernoulli):
         limit = "no class can have a probability near 1"
         if isinstance(likelihood, Bernoulli):
@@ -314,14 +299,12 @@ def _answers(case: Case) -> Findings:
 def _novelty(case: Case) -> Findings:
     """Checks whether the model can detect novel inputs."""
     model, reference = case.model, case.model.reference
-    if reference is None:
-        if not (model.training or case.optimisers or not model.examples):  # it is trained
-            remedy = "Call ibnn.fit_novelty(model, train, valid) with data it was not trained on; ibnn.fit does it too."
-            yield Finding("note", None, "The model cannot tell novel inputs: it has no reference data.", remedy)
-        return
-    least, rows = 1 / (reference.ranked + 1), math.ceil(1 / _NOVEL - 1)
-    if least > _NOVEL:
+    if reference is None and model.examples and not (model.training or case.optimisers):  # it is trained
+        remedy = "Call ibnn.fit_novelty(model, train, valid) with data it was not trained on; ibnn.fit does it too."
+        yield Finding("note", None, "The model cannot tell novel inputs: it has no reference data.", remedy)
+    if reference is not None and (least := 1 / (reference.ranked + 1)) > _NOVEL:
         what = f"No input has a p-value below {least:.3g}: too few inputs were held out."
+        rows = math.ceil(1 / _NOVEL - 1)
         remedy = f"Hold out {rows} or more: ibnn.fit_novelty(model, train, valid). Or use p.novel({least:.3g})."
         yield Finding("note", None, what, remedy)
 

@@ -9,6 +9,7 @@ shift, and the probability that it is ever reached by chance is at most α (Vill
 import itertools
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -32,7 +33,6 @@ class ShiftMonitor:
 
     where the calibration scores come before all others and u is uniform. If calibration scores and stream are
     exchangeable (for example i.i.d.), the p-values are *exactly* uniform and independent, whatever the size of the set.
-    (Ranked among the calibration scores alone they would share that set's accidents and raise more false alarms.)
     Scores are rounded to 8 binary digits before they are ranked, which does not affect this.
 
     Wealth starts at 1. At step k the share 1 / (k (k+1)) is staked on "the stream has shifted from here on", evenly on
@@ -40,9 +40,9 @@ class ShiftMonitor:
 
         wealth = 1 / (n+1) + Σ_k 1 / (k (k+1)) · mean over the bets of Π_{i=k…n} bet(p_i).
 
-    So a late shift is found as surely as an early one, with about 2 log k nats more evidence. Since scores are ranked
-    among all before them, a shifted stream becomes its own reference after a while: there must be enough calibration
-    scores to show the shift before that, see `fewest_scores`.
+    So a late shift is found as surely as an early one, with about 2 log k nats more evidence. A shifted stream becomes
+    its own reference after a while: there must be enough calibration scores to show the shift before that, see
+    `fewest_scores`.
 
     Attributes:
         seen: n, the number of scores since calibration.
@@ -59,6 +59,10 @@ class ShiftMonitor:
     (209, 'higher')
     """
 
+    alarm: int | None
+    _counts: list[int]  # of `_values`: distinct scores, ascending
+    _size: int  # sum of the counts
+
     def __init__(self, calibration: Tensor | Sequence[float], *, false_alarm: float = 0.01, seed: int = 0) -> None:
         """Takes the calibration scores.
 
@@ -68,27 +72,34 @@ class ShiftMonitor:
             false_alarm: α, the probability of ever raising the alarm, at wealth 1/α, although nothing has shifted.
             seed: Decides how ties are broken.
         """
-        self._begin(_checked(calibration, "calibration"), false_alarm, seed)
+        scores = Counter(_checked(calibration, "calibration"))
+        values = sorted(scores)
+        self._set(false_alarm, seed, 0, None, 0.0, None, values, [scores[value] for value in values])
         if self._size < (fewest := fewest_scores(false_alarm)):
             wanted = f"at least {fewest} scores for false_alarm={false_alarm}"
             remedy = "With fewer, even a complete shift would rarely raise the alarm. Pass more held-out scores."
             raise ValueError(complaint("calibration", wanted, self._size, remedy))
 
-    def _begin(self, scores: list[float], false_alarm: float, seed: int) -> None:
-        """Ranks the first scores."""
+    def _set(
+        self,
+        false_alarm: float,
+        seed: int,
+        seen: int,
+        alarm: Any,
+        log_peak: float,
+        stakes: Any,
+        values: Any,
+        counts: Any,
+    ) -> None:
         check.share("false_alarm", false_alarm, remedy="Pass false_alarm=0.01.")
         check.seed(seed)
-        self.false_alarm, self.seed = false_alarm, seed
-        self.seen, self.alarm = 0, None
-        self.log_wealth = self.log_peak = 0.0
-        self._values: list[float] = []  # distinct scores, ascending
-        self._counts: list[int] = []
-        self._size = 0  # number of scores
-        self._stakes = [-math.inf] * (2 * len(POWERS))  # log of what each bet has become: those on a rise first
-        for score in scores:
-            self._place(score)
-
-    alarm: int | None
+        self.false_alarm, self.seed, self.seen, self.alarm, self.log_peak = false_alarm, seed, seen, alarm, log_peak
+        self._stakes = list(stakes or [-math.inf] * (2 * len(POWERS)))  # log of each bet: those on a rise first
+        self.log_wealth = _log_sum([-math.log(seen + 1), *self._stakes])
+        self._values, self._counts = _checked(values, "values"), list(counts)
+        self._size = sum(counts)
+        if len(self._values) != len(counts):
+            raise ValueError("counts that do not fit the values")
 
     @property
     def direction(self) -> Literal["higher", "lower"]:
@@ -109,34 +120,23 @@ class ShiftMonitor:
         return torch.tensor([self._next(*each) for each in zip(stream, ties.tolist(), strict=True)], dtype=torch.double)
 
     def _next(self, score: float, u: float) -> float:
-        above, equal = self._place(score)
-        p = (above + u * (equal + 1)) / self._size
-        self.seen += 1
-        self._bet(p)
-        self.log_peak = max(self.log_peak, self.log_wealth)
-        if self.alarm is None and self.log_wealth >= -math.log(self.false_alarm):
-            self.alarm = self.seen
-        return p
-
-    def _place(self, score: float) -> tuple[int, int]:
-        """Inserts a score; returns how many earlier ones are higher, and how many equal."""
         place = bisect_left(self._values, score)
         if place == len(self._values) or self._values[place] != score:
             self._values.insert(place, score)
             self._counts.insert(place, 0)
-        equal = self._counts[place]
         self._counts[place] += 1
         self._size += 1
-        return sum(self._counts[place + 1 :]), equal
-
-    def _bet(self, p: float) -> None:
-        k = self.seen
+        p: float = (sum(self._counts[place + 1 :]) + u * self._counts[place]) / self._size
+        self.seen = k = self.seen + 1
         new = -math.log(k) - math.log(k + 1) - math.log(len(self._stakes))
         logs = [math.log(p)] * len(POWERS) + [math.log1p(-p)] * len(POWERS)
-        for number, (log_p, power) in enumerate(zip(logs, POWERS * 2, strict=True)):
-            staked = _log_sum([self._stakes[number], new])
-            self._stakes[number] = staked + math.log(power) + (power - 1) * log_p
+        bets = [math.log(power) + (power - 1) * log_p for log_p, power in zip(logs, POWERS * 2, strict=True)]
+        self._stakes = [_log_sum([stake, new]) + bet for stake, bet in zip(self._stakes, bets, strict=True)]
         self.log_wealth = _log_sum([-math.log(k + 1), *self._stakes])
+        self.log_peak = max(self.log_peak, self.log_wealth)
+        if self.alarm is None and self.log_wealth >= -math.log(self.false_alarm):
+            self.alarm = k
+        return p
 
     def state(self) -> dict[str, Any]:
         """Returns everything as plain data for JSON; `restored` continues with the very same numbers."""
@@ -146,17 +146,10 @@ class ShiftMonitor:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Self:
         """Returns the monitor whose `state` this is."""
+        monitor = cls.__new__(cls)
         try:
-            monitor = cls.__new__(cls)
-            monitor._begin(_checked(state["values"], "values"), state["false_alarm"], state["seed"])
-            monitor._counts, monitor._size = list(state["counts"]), sum(state["counts"])
-            monitor.seen, monitor.alarm, monitor.log_peak = state["seen"], state["alarm"], state["log_peak"]
-            if monitor.seen:
-                monitor._stakes = list(state["stakes"])
-                monitor.log_wealth = _log_sum([-math.log(monitor.seen + 1), *monitor._stakes])
-            if not len(monitor._values) == len(monitor._counts) == len(state["values"]):
-                raise ValueError("counts that do not fit the values")
-        except (KeyError, TypeError, ValueError) as error:
+            monitor._set(**state)
+        except (TypeError, ValueError) as error:
             got, remedy = f"{type(error).__name__}: {error}", "Make a new monitor from calibration scores."
             raise ValueError(complaint("state", "what `state()` returned", got, remedy)) from error
         return monitor
@@ -189,12 +182,10 @@ def fewest_scores(false_alarm: float) -> int:
 def _checked(scores: Tensor | Sequence[float], name: str) -> list[float]:
     """Returns rounded scores; raises unless they are finite and of shape (N,)."""
     found = torch.as_tensor(scores, dtype=torch.double)
-    if found.dim() != 1:
-        got, remedy = f"shape {tuple(found.shape)}", "Pass one score for each input."
-        raise ValueError(complaint(name, "of shape (N,)", got, remedy))
+    check.shape(name, found, ("N",), remedy="Pass one score for each input.")
     if not found.isfinite().all():
-        remedy = "Leave out inputs that have no score."
-        raise ValueError(complaint(name, "finite", f"{found[~found.isfinite()][0].item()}", remedy))
+        got = found[~found.isfinite()][0].item()
+        raise ValueError(complaint(name, "finite", got, "Leave out inputs that have no score."))
     fraction, exponent = torch.frexp(found)
     rounded: list[float] = torch.ldexp((fraction * 2**_BITS).round(), exponent - _BITS).tolist()
     return rounded

@@ -1,9 +1,9 @@
 """`fit_novelty`: makes a reference of known inputs, and ranks held-out ones among them."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tree_m
 from ibnn.layers.batch_axis import places
 from ibnn.layers.explain import explaining_shapes
 from ibnn.layers.registry import layer_type
-from ibnn.novelty.measure import Seen, see
+from ibnn.novelty.measure import see
 from ibnn.novelty.nodes import observable
 from ibnn.novelty.reference import MEMORY, WIDEST, Reference, fit_layers, ranks_of, score
 from ibnn.prediction import Conformal, HeldOut, Prediction, explaining_cuts, predict, refuse_nan
@@ -87,29 +87,20 @@ def fit_novelty(
     if batch_size is not None:
         check.integer("batch_size", batch_size)
     check.seed(seed)
-    return _fit(model, train, valid, exclude=exclude, rows=rows, seed=seed, batch_size=batch_size)
+    return _fit(model, train, valid, exclude, rows, seed, batch_size)
 
 
-def fit_novelty_if_possible(
-    model: Any,
-    train: Any,
-    valid: Any = None,
-    *,
-    seed: int = 0,
-    batch_size: int | None = 256,
-    answers: Prediction | None = None,
-    samples: int = 5,
-) -> None:
+def fit_novelty_if_possible(model: Any, train: Any, valid: Any = None, **options: Any) -> None:
     """Calls `fit_novelty` after training or calibration; leaves no reference if there are too few rows.
 
-    A network without layers that can be observed gets a warning. Every other failure is raised. `answers` are
-    predictions of the held-out inputs, in the order of their source, if they are known already; else they are made here
-    with `samples` draws per component.
+    A network without layers that can be observed gets a warning. Every other failure is raised. Options are `seed` and
+    `batch_size`; `answers`, predictions of the held-out inputs in the order of their source, if they are known already;
+    and else `samples`, the draws per component that they are made with here.
     """
     if not hasattr(model, "reference"):
         return
     try:
-        _fit(model, train, valid, seed=seed, batch_size=batch_size, answers=answers, samples=samples)
+        _fit(model, train, valid, **options)
     except TooFewRowsError:
         return
     except NotObservableError as error:
@@ -120,7 +111,6 @@ def _fit(
     model: Any,
     train: Any,
     valid: Any,
-    *,
     exclude: Sequence[str] = (),
     rows: int = ROWS,
     seed: int = 0,
@@ -135,55 +125,38 @@ def _fit(
             remedy = "Pass more: with n held-out inputs, p-values go down to 1 / (n + 1)."
             raise TooFewRowsError(complaint(data.name, f"at least {fewest} inputs", data.source.rows, remedy))
     if held is None and not (known.source.divisible or known.source.whole):
-        got, remedy = "none, and training data that a sampler or iterable of your own chooses", "Pass valid."
-        raise ValueError(complaint("valid", "held-out inputs", got, remedy))
-    collector = _Collector(model, exclude, batch_size)
+        got = "none, and training data that a sampler or iterable of your own chooses"
+        raise ValueError(complaint("valid", "held-out inputs", got, "Pass valid."))
     with generators_restored(), Bar("novelty") as bar, explaining_cuts(batch_size, known.source.rows):
+        collector = _Collector(model, exclude, rows, seed, batch_size, bar)
         if held is None:
-            known = _at_most(known, rows, seed)
-            everything = collector.collect(known, seed, bar, samples if known.labelled else 0, answers)
-            half = torch.randperm(len(everything), generator=torch.Generator().manual_seed(seed)).chunk(2)
+            everything = answered = collector.collect(known, samples if known.labelled else 0, answers)
+            half = torch.randperm(len(everything.reduced[0]), generator=torch.Generator().manual_seed(seed)).chunk(2)
             first, second = (everything.rows(part) for part in half)
-            folds, answered = [(first, second), (second, first)], everything
+            folds = [(first, second), (second, first)]
         else:
-            known, held = _at_most(known, rows, seed), _at_most(held, rows, seed)
-            everything = collector.collect(known, seed, bar)
-            answered = collector.collect(held, seed, bar, samples if known.labelled and held.labelled else 0, answers)
+            everything = collector.collect(known)
+            answered = collector.collect(held, samples if known.labelled and held.labelled else 0, answers)
             folds = [(everything, answered)]
-        reference = collector.reference
-        assert reference is not None
-        _set_statistics(reference, model.likelihood, folds, labelled=known.labelled)
+        reference = collector.reference.to("cpu")
+        labels = _classes(model.likelihood, [one for one, _ in folds], reference) if known.labelled else None
+        of_folds: list[Any] = labels or [None] * len(folds)
+        fitted = [fit_layers(one.reduced, own) for (one, _), own in zip(folds, of_folds, strict=True)]
+        reference.whiten, reference.centres = (torch.stack(parts) for parts in zip(*fitted, strict=True))
         _set_ranks(reference, [ranked for _, ranked in folds], seed)
         if answered.distances:
             held_out = HeldOut.of(model.likelihood, answered.distances)
             model.held_out = held_out and held_out.to(collector.device)
-            if _alike(everything.targets):  # dense targets may be padded batch by batch
-                reference.base = model.likelihood.base_rates(torch.cat(everything.targets)).float()
+            if everything.targets is not None:
+                reference.base = model.likelihood.base_rates(everything.targets).float()
     model.reference = reference.to(collector.device)
     return model.reference  # type: ignore[no-any-return]
 
 
-# --------------------------------------------------------------------------------------------------------------- data
-
-
-@dataclass(frozen=True)
-class _Data:
-    """Inputs, and labels if there are any."""
-
+class _Data(NamedTuple):
     source: Source
     labelled: bool
     name: str
-    most: int  # rows that are taken
-
-    def batches(self, seed: int) -> Iterator[tuple[Inputs, Tensor]]:
-        """Yields batches of inputs and targets, in random order unless the source has one."""
-        rows = 0
-        for share in self.source.epoch(seed, 0):
-            refuse_nan(share.x, rows, f"{self.name} (rows in random order)")
-            yield share.x, share.y
-            rows += len(share.y)
-            if rows >= self.most:
-                return
 
 
 def _data(data: Any, name: str, batch_size: int | None, model: Any) -> _Data:
@@ -194,41 +167,33 @@ def _data(data: Any, name: str, batch_size: int | None, model: Any) -> _Data:
     source = data if isinstance(data, Source) else as_source(data, batch_size=batch_size, name=name, pack=pack)
     if isinstance(source.data, tuple):
         refuse_nan(source.data[0], argument=name)
-    return _Data(source, labelled, name, source.rows)
+    return _Data(source, labelled, name)
 
 
-def _at_most(data: _Data, rows: int, seed: int) -> _Data:
-    """Returns a random part of the data with this many rows, if there are more; the first ones of an iterable."""
-    if data.source.rows <= rows:
-        return data
-    source = data.source.split(rows, seed)[1] if data.source.divisible else data.source
-    return replace(data, source=source, most=rows)
-
-
-@dataclass(frozen=True)
-class _Rows:
+class _Rows(NamedTuple):
     """What the network makes of some inputs."""
 
     reduced: list[Tensor]  # numbers that describe the layers' inputs, (N, P) each
     surprise: Tensor | None  # how unsure the answers are, (N,)
-    targets: list[Tensor]  # batch by batch: dense ones may differ in shape
-    distances: list[list[Conformal | None]] = field(default_factory=list)  # of the first targets, batch by batch
-
-    def __len__(self) -> int:
-        return len(self.reduced[0])
+    targets: Tensor | None  # None if dense ones were padded batch by batch
+    distances: list[list[Conformal | None]]  # of the first targets, batch by batch
 
     def rows(self, numbers: Tensor) -> "_Rows":
-        """Returns some of the rows; targets only if they can be joined."""
-        surprise = None if self.surprise is None else self.surprise[numbers]
-        targets = [torch.cat(self.targets)[numbers]] if _alike(self.targets) else []
-        return _Rows([part[numbers] for part in self.reduced], surprise, targets)
+        """Returns some of the rows."""
+        surprise, targets = (None if part is None else part[numbers] for part in (self.surprise, self.targets))
+        return _Rows([part[numbers] for part in self.reduced], surprise, targets, [])
 
 
 class _Collector:
     """Passes data through a model and keeps what describes the inputs of its layers."""
 
-    def __init__(self, model: Any, exclude: Sequence[str], batch_size: int | None) -> None:
-        self.model, self.batch_size, self.device = model, batch_size, next(model.net.parameters()).device
+    reference: Reference
+
+    def __init__(
+        self, model: Any, exclude: Sequence[str], rows: int, seed: int, batch_size: int | None, bar: Bar
+    ) -> None:
+        self.model, self.device = model, next(model.net.parameters()).device
+        self.most, self.seed, self.batch_size, self.bar = rows, seed, batch_size, bar
         self.all_layers = observable(model.net)
         for name in exclude:
             if name not in self.all_layers:
@@ -238,33 +203,45 @@ class _Collector:
         if not self.layers:
             remedy = "Exclude fewer, or register the layers: ibnn.register_layer."
             raise NotObservableError(complaint("model", "a network with layers that can be observed", "none", remedy))
-        self.axes = dict.fromkeys(self.layers, 0)
-        self.reference: Reference | None = None
+        self.axes: dict[str, int] = {}  # known from the first batch on
 
-    def collect(self, data: _Data, seed: int, bar: Bar, samples: int = 0, answers: Prediction | None = None) -> _Rows:
+    def collect(self, data: _Data, samples: int = 0, answers: Prediction | None = None) -> _Rows:
         """Returns the rows of some data; with `samples`, also distances of the first `ANSWERED` targets or more."""
-        if samples and answers is None and data.source.divisible and data.source.rows > ANSWERED:
-            data = replace(data, source=replace(data.source, shuffled=True))  # they may be sorted
+        source, likelihood = data.source, self.model.likelihood
+        if source.divisible and source.rows > self.most:
+            source = source.split(self.most, self.seed)[1]
+        if samples and answers is None and source.divisible and source.rows > ANSWERED:
+            source = replace(source, shuffled=True)  # they may be sorted
         reduced, surprises, targets, distances = [], list[Tensor](), list[Tensor](), list[list[Conformal | None]]()
         dtype, first = next(self.model.net.parameters()).dtype, 0
-        for x, y in data.batches(seed):
-            x = tree_map(lambda t: t.to(self.device), as_tensors(x, dtype))
-            self.reference = self.reference or self._begin(x, y, data)
-            seen, kept = self._seen(x, y, data), self._kept(y, data)
-            summaries = [seen.summaries[name] for name in self.layers]
-            reduced.append([self.reference.reduce(i, part).cpu()[kept] for i, part in enumerate(summaries)])
+        for share in source.epoch(self.seed, 0):
+            refuse_nan(share.x, first, f"{data.name} (rows in random order)")
+            x, y = tree_map(lambda t: t.to(self.device), as_tensors(share.x, dtype)), share.y
+            if fresh := not self.axes:
+                self._find_axes(x)
+            with explaining_shapes(self.model.net, x, data.name):
+                seen = see(self.model, x, self.layers, self.axes)
+            if data.labelled:
+                likelihood.check(seen.output, y.to(self.device))
+            if fresh:
+                self._begin(seen.summaries)
+            kept = torch.arange(len(y))
+            if self.batch_size is None and data.labelled:  # rows of a whole graph may have no target
+                kept = kept[[bool(likelihood.count(y[n : n + 1])) for n in range(len(y))]]
+            summaries = enumerate(seen.summaries[name] for name in self.layers)
+            reduced.append([self.reference.reduce(i, part).cpu()[kept] for i, part in summaries])
             surprises += [] if seen.surprise is None else [seen.surprise.cpu()[kept]]
-            target, p = y.cpu()[kept], None
+            targets.append(y.cpu()[kept])
             if samples and answers is not None:
-                p = answers.rows(first + kept)
+                distances.append(likelihood.distances(answers.rows(first + kept), targets[-1]))
             elif samples and first < ANSWERED:
                 options: Any = {"batch_size": self.batch_size, "novelty": False, "progress": False}
                 p = predict(self.model, x, samples=samples, **options).to("cpu").rows(kept)
-            if p is not None:
-                distances.append(self.model.likelihood.distances(p, target))
-            targets.append(target)
+                distances.append(likelihood.distances(p, targets[-1]))
             first += len(y)
-            bar.advance()
+            self.bar.advance()
+            if first >= self.most:
+                break
         joined = [torch.cat(parts) for parts in zip(*reduced, strict=True)]
         if self.batch_size is None and len(joined[0]) < FEWEST:
             remedy = "Targets that are ignored do not count."
@@ -272,26 +249,15 @@ class _Collector:
         if not all(part.isfinite().all() for part in joined):
             got = "NaN or infinity inside of the network"
             raise ValueError(complaint(data.name, "inputs that the network can take", got, "Check their scale."))
-        return _Rows(joined, torch.cat(surprises) if surprises else None, targets, distances)
+        alike = len({target.shape[1:] for target in targets}) == 1
+        surprise = torch.cat(surprises) if surprises else None
+        return _Rows(joined, surprise, torch.cat(targets) if alike else None, distances)
 
-    def _kept(self, y: Tensor, data: _Data) -> Tensor:
-        """Returns the numbers of a batch's rows that count: all, but for rows of a whole graph without a target."""
-        if self.batch_size is not None or not data.labelled:
-            return torch.arange(len(y))
-        return torch.tensor([number for number in range(len(y)) if self.model.likelihood.count(y[number : number + 1])])
-
-    def _seen(self, x: Inputs, y: Tensor, data: _Data) -> Seen:
-        with explaining_shapes(self.model.net, x, data.name):
-            seen = see(self.model, x, self.layers, self.axes)
-        if data.labelled:
-            self.model.likelihood.check(seen.output, y.to(self.device))
-        return seen
-
-    def _begin(self, x: Inputs, y: Tensor, data: _Data) -> Reference:
-        """Keeps the layers whose inputs hold the batch; returns a reference with widths, shifts and scales."""
+    def _find_axes(self, x: Inputs) -> None:
+        """Finds the batch axes of layers, and leaves out layers whose inputs hold no batch."""
         kinds = {name: layer_type(layer) for name, layer in self.layers.items()}
         known = {n: kind.batch_axis(self.layers[n]) for n, kind in kinds.items() if kind and kind.batch_axis}
-        self.axes |= known
+        self.axes = dict.fromkeys(self.layers, 0) | known
         net, call = self.model.net, call_arguments(x)
         members = {f"{i}.": member for i, member in enumerate(net)} if isinstance(net, nn.ModuleList) else {"": net}
         for prefix, member in members.items():
@@ -300,64 +266,49 @@ class _Collector:
             found = places(member, parts, inner, call, strict=False)
             seeing = {n: place.axis for n, place in found.items() if not place.copied}
             self.axes |= {prefix + n: axis for n, axis in seeing.items()}
-            blind = {prefix + n for n in parts if n not in seeing} if found else set()
-            self.layers = {n: layer for n, layer in self.layers.items() if n not in blind}
-        seen = {n: part.cpu().double() for n, part in self._seen(x, y, data).summaries.items()}
-        self.layers = {n: layer for n, layer in self.layers.items() if n in seen}
+            for n in parts.keys() - seeing.keys() if found else ():
+                del self.layers[prefix + n]
+
+    def _begin(self, summaries: Mapping[str, Tensor]) -> None:
+        """Makes a reference with widths, shifts and scales, by the summaries of the first batch."""
+        self.layers = {n: layer for n, layer in self.layers.items() if n in summaries}
+        seen = [summaries[n].cpu().double() for n in self.layers]
         if not seen:
             remedy = "Put the batch first in the inputs of its layers."
             raise NotObservableError(complaint("model", "a network whose layers see the batch", "none", remedy))
         most = min(WIDEST, int((MEMORY / 4 / len(seen)) ** 0.5))
-        stds = [seen[n].std(0, correction=0) for n in self.layers]
+        stds = [part.std(0, correction=0) for part in seen]
         floors = [0.01 * std.square().mean().sqrt().clamp_min(1e-12) for std in stds]  # constant nodes may wake up
-        return Reference(
+        self.reference = Reference(
             layers=torch.tensor([number for number, n in enumerate(self.all_layers) if n in self.layers]),
             axes=torch.tensor([self.axes[n] for n in self.layers]),
             widths=torch.tensor([[len(std), min(len(std), most)] for std in stds]),
-            shift=torch.cat([seen[n].mean(0) for n in self.layers]).float(),
+            shift=torch.cat([part.mean(0) for part in seen]).float(),
             scale=torch.cat([1 / std.maximum(floor) for std, floor in zip(stds, floors, strict=True)]).float(),
         ).to(self.device)
 
 
-# --------------------------------------------------------------------------------------------------------- statistics
-
-
-def _set_statistics(reference: Reference, likelihood: Any, folds: list[tuple[_Rows, _Rows]], *, labelled: bool) -> None:
-    """Sets means and covariances of each fold's known inputs; classes have means of their own if they are enough."""
-    labels: list[Tensor] | None = None
-    if labelled and all(_alike(known.targets) for known, _ in folds):
-        of_rows = [likelihood.classes(torch.cat(known.targets)) for known, _ in folds]
-        labels = _numbered(of_rows, int(reference.widths[:, 1].sum())) if all(c is not None for c in of_rows) else None
-    of_folds: list[Any] = labels or [None] * len(folds)
-    fitted = [fit_layers(known.reduced, own) for (known, _), own in zip(folds, of_folds, strict=True)]
-    reference.to("cpu")
-    reference.whiten, reference.centres = (torch.stack(parts) for parts in zip(*fitted, strict=True))
-
-
-def _numbered(labels: list[Any], width: int) -> list[Tensor] | None:
+def _classes(likelihood: Any, known: list[_Rows], reference: Reference) -> list[Tensor] | None:
     """Returns the labels of each fold, numbered without gaps, if classes can have means of their own."""
+    labels: list[Any] = [None if rows.targets is None else likelihood.classes(rows.targets) for rows in known]
+    if any(part is None for part in labels):
+        return None
     classes, numbers = torch.cat(labels).unique(return_inverse=True)
     by_fold = list(numbers.split([len(part) for part in labels]))
     counts = torch.stack([torch.bincount(part, minlength=len(classes)) for part in by_fold])
     enough = len(classes) > 1 and int(counts.min()) > 1 and int(counts.sum(1).min()) >= PER_CLASS * len(classes)
-    return by_fold if enough and 4 * len(classes) * width <= MEMORY else None
+    return by_fold if enough and 4 * len(classes) * int(reference.widths[:, 1].sum()) <= MEMORY else None
 
 
 def _set_ranks(reference: Reference, held: list[_Rows], seed: int) -> None:
     """Ranks the held-out inputs of each fold, in two groups: each is scored by the ranks of the other."""
     ranks, scores = [], []
-    size = min(len(rows) for rows in held) // 2
+    size = min(len(rows.reduced[0]) for rows in held) // 2
     for fold, rows in enumerate(held):
         distances, surprise = reference.distances(fold, rows.reduced), rows.surprise
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed + fold))
-        groups = [order[:size], order[size : 2 * size]]
-        for group, other in (groups, groups[::-1]):
-            ranks.append(ranks_of(distances[:, other], None if surprise is None else surprise[other]))
-            own = score(ranks[-1], distances[:, group], None if surprise is None else surprise[group])
-            scores.append(own.sort().values)
+        order = torch.randperm(distances.shape[1], generator=torch.Generator().manual_seed(seed + fold))
+        groups = [(distances[:, i], None if surprise is None else surprise[i]) for i in order[: 2 * size].split(size)]
+        for own, other in (groups, groups[::-1]):
+            ranks.append(ranks_of(*other))
+            scores.append(score(ranks[-1], *own).sort().values)
     reference.ranks, reference.scores = torch.stack(ranks), torch.stack(scores)
-
-
-def _alike(targets: list[Tensor]) -> bool:
-    """Whether targets of all batches have one shape beyond the batch."""
-    return len({target.shape[1:] for target in targets}) == 1

@@ -10,10 +10,11 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ibnn.inputs import Inputs, call_arguments, evaluating, tensors
+from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating, tensors
 
 LAYERS: dict[str, type[nn.Module]] = {
     "linear": nn.Linear,
@@ -30,8 +31,6 @@ _ELEMENTWISE = {
     "double", "half", "bfloat16", "type", "nan_to_num", "type_as",
 }  # fmt: skip
 _POOLS = {f"{name}_pool{d}d" for name in ("max", "avg", "lp", "adaptive_avg", "adaptive_max") for d in (1, 2, 3)}
-_RESIZES = {"interpolate", "upsample"}
-_REDUCTIONS = {"mean", "sum", "amax", "amin"}
 _MOVES = {
     "view", "reshape", "flatten", "permute", "transpose", "swapaxes", "swapdims", "unsqueeze", "squeeze", "movedim",
     "moveaxis", "unflatten", "expand", "repeat", "cat", "concat", "concatenate", "getitem", "select", "narrow",
@@ -78,17 +77,11 @@ class Layer:
 
 @dataclass
 class Channels:
-    """All channels of a network.
+    """All channels of a network."""
 
-    Attributes:
-        layers: Linear layers and convolutions by name, in the order of their calls.
-        norms: The channels that BatchNorm layers see, by name.
-        fixed: Why channels cannot be cut, by channel.
-    """
-
-    layers: dict[str, Layer] = field(default_factory=dict)
-    norms: dict[str, Tensor] = field(default_factory=dict)
-    fixed: dict[int, str] = field(default_factory=dict)
+    layers: dict[str, Layer] = field(default_factory=dict)  # by name, in the order of their calls
+    norms: dict[str, Tensor] = field(default_factory=dict)  # the channels that BatchNorm layers see
+    fixed: dict[int, str] = field(default_factory=dict)  # why channels cannot be cut
     _parent: list[int] = field(default_factory=list)
 
     def new(self, count: int) -> Tensor:
@@ -121,12 +114,13 @@ class Channels:
 
     def settle(self) -> None:
         """Replaces all channels by those that stand for them."""
-        for layer in self.layers.values():
-            layer.ins, layer.outs = self._roots(layer.ins), self._roots(layer.outs)
-        self.norms = {name: self._roots(ids) for name, ids in self.norms.items()}
 
-    def _roots(self, ids: Tensor) -> Tensor:
-        return torch.tensor([channel if channel < 0 else self.root(channel) for channel in ids.tolist()])
+        def roots(ids: Tensor) -> Tensor:
+            return torch.tensor([channel if channel < 0 else self.root(channel) for channel in ids.tolist()])
+
+        for layer in self.layers.values():
+            layer.ins, layer.outs = roots(layer.ins), roots(layer.outs)
+        self.norms = {name: roots(ids) for name, ids in self.norms.items()}
 
     @property
     def cuttable(self) -> list[int]:
@@ -143,7 +137,7 @@ def find_channels(net: nn.Module, x: Inputs) -> Channels:
     ([0, 1, 2, 3], [0, 1, 2, 3])
     """
     args, kwargs = call_arguments(x)
-    tracer = _Tracer(net, rows=len(next(tensors((args, kwargs)))))
+    tracer = _Tracer(net, batch_length(x))
     with evaluating(net), torch.no_grad(), tracer:
         output = net(*args, **kwargs)
     return tracer.finish(output)
@@ -161,9 +155,14 @@ class _Tracer(TorchFunctionMode):
         self.modules = dict(net.named_modules())
         self.owners: dict[int, list[tuple[str, str]]] = {}
         for name, module in self.modules.items():
-            for key, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None:
-                    self.owners.setdefault(id(tensor), []).append((name, key))
+            for key, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                self.owners.setdefault(id(tensor), []).append((name, key))
+        self.rules = {
+            "batch_norm": self._norm, "pad": self._padded, "interpolate": self._resized, "upsample": self._resized,
+            **dict.fromkeys(LAYERS, self._layer), **dict.fromkeys(_ELEMENTWISE, self._elementwise),
+            **dict.fromkeys(_POOLS, self._resized), **dict.fromkeys(_MOVES, self._moved),
+            **dict.fromkeys(("mean", "sum", "amax", "amin"), self._reduced),
+        }  # fmt: skip
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -178,24 +177,11 @@ class _Tracer(TorchFunctionMode):
 
     def _follow(self, call: _Call) -> bool:
         """Finds the channels of what a function returns; False if it may mix them."""
-        name, out = call.name, call.out
-        single = isinstance(out, Tensor) and isinstance(call.argument(0, ""), Tensor) and "out" not in call.kwargs
-        if name in LAYERS and single:
-            return self._layer(call)
-        if name == "batch_norm" and single:
-            return self._norm(call)
-        returns = bool(list(tensors(out)))
-        if not any(flow for _, flow in call.given) or not (returns or name in _READS):
-            return not returns or not any(self.owners.get(id(t)) for t, _ in call.given)
-        if name in _ELEMENTWISE and isinstance(out, Tensor):
-            return self._elementwise(call)
-        if name in _POOLS | _RESIZES and single:
-            return self._resized(call)
-        if name in _REDUCTIONS and single:
-            return self._reduced(call)
-        if name == "pad" and single:
-            return self._padded(call)
-        return name in _MOVES and self._moved(call)
+        rule, returns, flowing = self.rules.get(call.name), list(tensors(call.out)), any(f for _, f in call.given)
+        if call.name not in (*LAYERS, "batch_norm") and not (flowing and (returns or call.name in _READS)):
+            return not returns or not any(id(t) in self.owners for t, _ in call.given)
+        single = isinstance(call.out, Tensor) and isinstance(call.argument(0, ""), Tensor) and "out" not in call.kwargs
+        return rule is not None and (single or rule == self._moved) and rule(call)
 
     def _stop(self, call: _Call) -> None:
         """Fixes what goes into an operation that may mix channels."""
@@ -216,12 +202,10 @@ class _Tracer(TorchFunctionMode):
         kind, x, out = call.name, call.args[0], call.out
         weight, bias, flow = call.argument(1, "weight"), call.argument(2, "bias"), self.flows.get(id(x))
         owners = self.owners.get(id(weight), [])
-        candidates = [name for name, key in owners if key == "weight"]
-        candidates = [name for name in candidates if isinstance(self.modules[name], LAYERS[kind])]
-        name = next((name for name in candidates if self.modules[name].bias is bias), None)
-        if name is None:
+        named = [(n, m) for n, key in owners if key == "weight" and isinstance(m := self.modules[n], LAYERS[kind])]
+        name, module = next(((n, m) for n, m in named if m.bias is bias), ("", None))
+        if module is None:
             return False
-        module = self.modules[name]
         axis = -1 if kind == "linear" else 1 - weight.dim()
         if flow is not None and flow.axis != x.dim() + axis:
             self.found.fix(flow.ids, f"is not the node axis of {name!r}")
@@ -229,17 +213,15 @@ class _Tracer(TorchFunctionMode):
         ins = torch.full((x.shape[axis],), -1) if flow is None else flow.ids
         transposed, groups, made = "transpose" in kind, getattr(module, "groups", 1), out.shape[axis]
         depthwise = groups > 1 and groups == len(ins) == made and not transposed
-        layer = self.found.layers.get(name)
-        if layer is None:
-            outs = ins if depthwise else self.found.new(made)
-            layer = self.found.layers[name] = Layer(module, ins, outs)
-        else:
+        if layer := self.found.layers.get(name):
             self.found.join(layer.ins, ins, f"is not always a node of {name!r}")
+        else:
+            layer = self.found.layers[name] = Layer(module, ins, ins if depthwise else self.found.new(made))
+        both = torch.cat([layer.ins, layer.outs])
         if len(owners) > 1:
-            tied = " and ".join(repr(owner) for owner, _ in owners)
-            self.found.fix(torch.cat([layer.ins, layer.outs]), f"{tied} share a weight")
+            self.found.fix(both, f"{' and '.join(repr(owner) for owner, _ in owners)} share a weight")
         if groups > 1 and not depthwise:
-            self.found.fix(torch.cat([layer.ins, layer.outs]), f"{name!r} is a grouped convolution")
+            self.found.fix(both, f"{name!r} is a grouped convolution")
         layer.products += (x if transposed else out).numel() // self.rows * prod(weight.shape[1:])
         return self._set(out, axis, layer.outs)
 
@@ -273,9 +255,8 @@ class _Tracer(TorchFunctionMode):
         """Keeps channels where places are pooled or interpolated."""
         (x, flow), *others = call.given
         places = int(call.name[-2]) if call.name in _POOLS else x.dim() - 2
-        if others or flow is None or flow.axis != x.dim() - 1 - places:
-            return False
-        return self._set(call.out, flow.axis, flow.ids)
+        fits = not others and flow is not None and flow.axis == x.dim() - 1 - places
+        return fits and self._set(call.out, flow.axis, flow.ids)  # type: ignore[union-attr]
 
     def _reduced(self, call: _Call) -> bool:
         """Keeps channels where places are averaged."""
@@ -289,15 +270,13 @@ class _Tracer(TorchFunctionMode):
 
     def _padded(self, call: _Call) -> bool:
         """Keeps channels beside which zeros are put, or whose places are padded with anything."""
-        (x, flow), pad, mode = call.given[0], list(call.argument(1, "pad")), call.argument(2, "mode", "constant")
+        x, flow = call.given[0]
         if flow is None:
             return False
         last = 2 * (x.dim() - flow.axis)
-        before, after = pad[last - 2 : last] if len(pad) >= last else (0, 0)
-        if min(before, after) < 0 or ((before or after) and mode != "constant"):
-            return False
-        ids = torch.cat([torch.full((before,), -1), flow.ids, torch.full((after,), -1)])
-        return self._set(call.out, flow.axis, ids)
+        beside = list(call.argument(1, "pad"))[last - 2 : last]
+        zeros = min(beside, default=0) >= 0 and call.argument(2, "mode", "constant") == "constant"
+        return (zeros or not any(beside)) and self._set(call.out, flow.axis, F.pad(flow.ids, beside, value=-1))
 
     def _moved(self, call: _Call) -> bool:
         """Moves the channels' numbers as the function moves the entries."""

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -21,17 +22,11 @@ BLOCK = 8  # numbers of outputs of which processors compute multiples fast
 
 
 class Size(NamedTuple):
-    """How large a network is.
+    """How large a network is."""
 
-    Attributes:
-        weights: Number of parameters, without latents.
-        products: Multiply–adds of its linear layers and convolutions for one row of input.
-        nodes: Number of latent variables.
-    """
-
-    weights: int
-    products: int
-    nodes: int
+    weights: int  # number of parameters, without latents
+    products: int  # multiply–adds of its linear layers and convolutions for one row of input
+    nodes: int  # number of latent variables
 
 
 def size(model: IBNN, channels: Channels) -> Size:
@@ -71,18 +66,12 @@ class _Count:
 
     def cut(self, lot: Sequence[int]) -> int:
         """Cuts channels and returns what this saves; 0, and none is cut, if a layer would be left without others."""
-        saved = 0
-        for place, channel in enumerate(lot):
-            if not self.spare(channel):
-                self.change(lot[:place], 1)
-                return 0
-            saved -= self.change([channel], -1)
-        return saved
-
-    def spare(self, channel: int) -> bool:
-        """Whether every layer that makes a channel has others."""
-        made = ((self.outs[n] - outs, len(self.layers[n].outs)) for n, _, outs in self.uses[channel] if outs)
-        return all(left >= max(1, ceil(LEAST * whole)) for left, whole in made)
+        saved = -self.change(lot, -1)
+        makers = {number for channel in lot for number, _, outs in self.uses[channel] if outs}
+        if all(self.outs[n] >= max(1, ceil(LEAST * len(self.layers[n].outs))) for n in makers):
+            return saved
+        self.change(lot, 1)
+        return 0
 
 
 def costs(channels: Channels) -> dict[int, int]:
@@ -110,7 +99,11 @@ def choose(channels: Channels, scores: Mapping[int, float], products: float, blo
     if left > products:
         if block > 1:
             return choose(channels, scores, products)
-        raise ValueError(_too_little(channels, left, products))
+        whole = {name: why_whole(channels, layer) for name, layer in channels.layers.items()}
+        stay = [f"{name} ({reason})" for name, reason in whole.items() if reason]
+        got = f"{int(products):,} of them, with layers that cannot be cut: {'; '.join(stay[:6])}"
+        least = f"enough for {left:,} multiply–adds, the least for this network"
+        raise ValueError(complaint("keep", least, got, "Keep more of the network."))
     for lot in [lot for lot in reversed(gone) if len(lot) == block]:  # the last may have saved more than was needed
         if left + (back := count.change(lot, 1)) <= products:
             left += back
@@ -127,17 +120,9 @@ def _lots(count: _Count, scores: Mapping[int, float], block: int) -> list[list[i
         made.setdefault(tuple(number for number, _, outs in count.uses[channel] if outs), []).append(channel)
     lots: list[list[int]] = []
     for makers, each in made.items():
-        first = count.outs[makers[0]] % block
-        lots += [each[:first]] * bool(first)
-        lots += [each[start : start + block] for start in range(first, len(each), block)]
+        ends = [0, *range(count.outs[makers[0]] % block or block, len(each), block), len(each)]
+        lots += [each[start:end] for start, end in pairwise(ends)]
     return sorted(lots, key=lambda lot: sum(scores[channel] for channel in lot) / len(lot))
-
-
-def _too_little(channels: Channels, left: int, products: float) -> str:
-    stay = [f"{name} ({reason})" for name, layer in channels.layers.items() if (reason := why_whole(channels, layer))]
-    got = f"{int(products):,} of them, with layers that cannot be cut: {'; '.join(stay[:6])}"
-    remedy = "Keep more of the network."
-    return complaint("keep", f"enough for {left:,} multiply–adds, the least for this network", got, remedy)
 
 
 def why_whole(channels: Channels, layer: Layer) -> str:
@@ -187,13 +172,16 @@ def rebuild(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 def resize(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Cuts the layers of a network or model, in place, to the sizes that they have in a thinner one's state."""
     for name, layer in module.named_modules():
-        if isinstance(layer, tuple(LAYERS.values())) and f"{name}.weight".lstrip(".") in state:
-            one, other = state[f"{name}.weight".lstrip(".")].shape[:2]
-            grouped: Any = layer if getattr(layer, "groups", 1) > 1 else None
-            if grouped and not grouped.groups == grouped.in_channels == grouped.out_channels:
-                continue  # never cut
-            other = one if grouped else other
-            ins, outs = (one, other) if isinstance(layer, nn.modules.conv._ConvTransposeNd) else (other, one)
+        weight = state.get(f"{name}.weight".lstrip("."))
+        if isinstance(layer, tuple(LAYERS.values())) and weight is not None:
+            own: Any = layer
+            outs, ins = weight.shape[:2]
+            if isinstance(layer, nn.modules.conv._ConvTransposeNd):
+                outs, ins = ins, outs
+            if getattr(layer, "groups", 1) > 1:
+                if not own.groups == own.in_channels == own.out_channels:
+                    continue  # never cut
+                ins = outs = max(ins, outs)
             _cut_layer(layer, torch.arange(ins), torch.arange(outs))
         elif isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
             _cut_norm(layer, torch.arange(len(state[f"{name}.running_mean".lstrip(".")])))
@@ -213,11 +201,9 @@ def _cut_layer(layer: Any, ins: Tensor, outs: Tensor) -> None:
     if (getattr(layer, into), getattr(layer, out_of)) == (len(ins), len(outs)):
         return
     transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
+    axes = {0: ins, 1: outs} if transposed else {0: outs, 1: ins}
     if getattr(layer, "groups", 1) > 1:  # depthwise: an output of each input
-        layer.groups = len(ins)
-        axes: dict[int, Tensor] = {0: outs}
-    else:
-        axes = {0: ins, 1: outs} if transposed else {0: outs, 1: ins}
+        layer.groups, axes = len(ins), {0: outs}
     _pick(layer, "weight", axes)
     _pick(layer, "bias", {0: outs})
     setattr(layer, into, len(ins))

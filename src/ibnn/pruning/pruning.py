@@ -60,23 +60,15 @@ class Pruned:
 
     def __str__(self) -> str:
         width = max(len(layer.name) for layer in self.layers)
-        lines = [
-            f"{layer.name:<{width}}  {layer.outputs[0]:>5} -> {layer.outputs[1]:>5}  {layer.whole}".rstrip()
-            for layer in self.layers
-        ]
-        for name, before, after in zip(Size._fields, self.before, self.after, strict=True):
-            lines.append(f"{name}: {before:,} -> {after:,} ({after / before:.0%})")
-        return "\n".join(lines)
+        rows = [(layer.name, *layer.outputs, layer.whole) for layer in self.layers]
+        layers = [f"{name:<{width}}  {before:>5} -> {after:>5}  {whole}" for name, before, after, whole in rows]
+        sizes = zip(Size._fields, self.before, self.after, strict=True)
+        totals = [f"{name}: {before:,} -> {after:,} ({after / before:.0%})" for name, before, after in sizes]
+        return "\n".join([line.rstrip() for line in layers] + totals)
 
 
 def prune(
-    model: IBNN,
-    data: Any,
-    keep: float = 0.5,
-    *,
-    by: Scores | None = None,
-    seed: int = 0,
-    quiet: bool = False,
+    model: IBNN, data: Any, keep: float = 0.5, *, by: Scores | None = None, seed: int = 0, quiet: bool = False
 ) -> Pruned:
     """Returns a thinner network: the channels that the loss needs least are removed from all layers that have them.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ibnn.batches import Source
 from ibnn.draws import Draws
+from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.network import IBNN
 from ibnn.normal import Space, address, numbered_words, words
@@ -44,9 +45,7 @@ class Ranking:
     def scores(self, given: Mapping[str, Tensor] | None, share: float) -> dict[int, float]:
         """Returns the score of every channel: the mean of the given scores of its nodes, or by sensitivity and cost.
 
-        Args:
-            given: Scores of all nodes by layer.
-            share: Approximate share of the channels that is left after the cut.
+        `share` is the approximate share of the channels that is left after the cut.
         """
         if not self.costs:
             return {}
@@ -56,8 +55,8 @@ class Ranking:
             nodes = torch.cat([given[name].to(self.groups.device) for name in self.model.latents])
             scores = self._summed(nodes) / self._summed(torch.ones_like(nodes)).clamp_min(1)
         if not bool(scores.isfinite().all()):
-            message = "Some channels have scores that are NaN or infinite, so they cannot be ranked."
-            raise ValueError(f"{message} Check the model's outputs and latents, and the scores in `by`.")
+            remedy = "Check the model's outputs and latents, and the scores in `by`."
+            raise ValueError(complaint("scores", "finite for every channel", "NaN or infinity", remedy))
         return dict(zip(self.costs, scores.tolist(), strict=True))
 
     def _summed(self, nodes: Tensor) -> Tensor:
@@ -101,14 +100,8 @@ def sensitivities(
 ) -> Tensor:
     """Returns (∂L/∂m)² / 2 of every row and channel, (B, channels): m multiplies z of all nodes of a channel.
 
-    Args:
-        model: The converted network.
-        x: A batch of inputs.
-        y: Its targets.
-        draws: A draw for each row.
-        groups: The channel of every node, (nodes,), numbered from 0; −1 for none.
-        mask: m of each row, (B, channels).
-        part: Factor on the gradient of each node, (nodes,): the part that other nodes do not explain.
+    There is a draw for each row. `groups` has the channel of every node, (nodes,), −1 for none; `mask` m of each row,
+    (B, channels); `part` a factor on the gradient of each node, (nodes,): what other nodes do not explain.
     """
     likelihood, z, channels = model.likelihood, draws.z.detach(), int(groups.max()) + 1
     at = torch.where(groups < 0, channels, groups).to(z.device)
@@ -127,12 +120,8 @@ def sensitivities(
 def row_gradients(model: IBNN, x: Inputs, draws: Draws, of: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns the gradient of a function of the network's output with respect to z of each row, (B, nodes).
 
-    Args:
-        model: In the mode in which it is to run; rows must not affect each other.
-        x: What one call of the network takes, of B rows.
-        draws: A draw for each row.
-        of: Takes the outputs (B, …), returns a sum over rows; or several of them, (C,), for a result (C, B, nodes):
-            `lambda output: output.sum(0)` gives the Jacobians of all rows, from C backward passes.
+    `of` takes the outputs (B, …) and returns a sum over rows; or several of them, (C,), for a result (C, B, nodes):
+    `lambda output: output.sum(0)` gives the Jacobians of all rows, from C backward passes.
 
     >>> import ibnn
     >>> net = torch.nn.Linear(2, 1, bias=False)

@@ -7,7 +7,7 @@ Outputs are (B, M, outputs), with an axis for the members.
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from ibnn.layers.registry import register_layer
 from ibnn.likelihood import Categorical, Gaussian, Likelihood
 from ibnn.likelihood.base import Temperature, Terms
 from ibnn.likelihood.running import standard_error
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction
+from ibnn.prediction import GaussianPrediction
 
 REACH = 4.0  # standardised inputs are squashed smoothly to within ± this
 LEAST_SHARE = 0.5  # of the held-out variance is taken for noise, however much the members differ
@@ -28,25 +28,17 @@ class StackedLinear(nn.Module):
     def __init__(self, members: int, inputs: int, outputs: int) -> None:
         """Starts every member from weights of its own, drawn as `nn.Linear` draws them."""
         super().__init__()
+        self.nodes = inputs
         bound = 1 / math.sqrt(max(inputs, 1))
         self.weight = nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
-
-    @property
-    def nodes(self) -> int:
-        """Number of inputs."""
-        return self.weight.shape[1]
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the outputs (B, M, outputs) for inputs (B, M, D)."""
         return torch.baddbmm(self.bias, x.transpose(0, 1), self.weight).transpose(0, 1)
 
-    def folded(self, z: Tensor) -> Tensor:
-        """Returns the weights with z (D,) multiplied in."""
-        return self.weight * z[:, None]
 
-
-register_layer(StackedLinear, nodes="nodes", fold=StackedLinear.folded)  # type: ignore[arg-type]
+register_layer(StackedLinear, nodes="nodes", fold=lambda layer, z: layer.weight * z[:, None])  # type: ignore[operator]
 
 
 def stacked(members: int, sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
@@ -68,21 +60,14 @@ class Each(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """M networks; for numbers each is added to a line, and may be given a second network for the target's noise.
+    """M networks; for numbers each is added to a line, and may be given a second network for the target's noise."""
 
-    Attributes:
-        body: The networks.
-        line: Linear functions that a regression starts from, one for each member; None for classes.
-        gain: What outputs of `body` are multiplied by before they are added to `line`, (targets,).
-        noise: Networks that predict the noise of targets from inputs and means; None if it is the same for all rows.
-    """
-
-    gain: Tensor
+    gain: Tensor  # factor on the outputs of `body` before they are added to `line`, (targets,)
 
     def __init__(self, body: nn.Module, members: int, line: StackedLinear | None = None, gain: Any = 1.0) -> None:
         super().__init__()
         self.body, self.members, self.line = body, members, line
-        self.noise: nn.Module | None = None
+        self.noise: nn.Module | None = None  # predicts the noise of targets from inputs and means
         self.register_buffer("gain", torch.as_tensor(gain, dtype=torch.get_default_dtype()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,21 +117,18 @@ class _Members(Likelihood):
         return None if found is None else found.reshape(output.shape[:2]).mean(1)
 
 
-class _Classes(Categorical):
+class CategoricalMembers(_Members, Categorical):  # type: ignore[misc]
     """Labels of any number of classes: a table may have only one."""
 
     fewest = 1
-
-
-class CategoricalMembers(_Members, _Classes):  # type: ignore[misc]
-    """Labels."""
-
     running = Likelihood.running  # type: ignore[assignment]
 
-    def summarise(self, draws: Tensor, temperature: Temperature = None) -> CategoricalPrediction:
+    def summarise(self, draws: Tensor, temperature: Temperature = None) -> Any:
         """Returns the prediction made of draws (1, S, B, M, classes)."""
-        found = _Classes().summarise(draws[0].movedim(-2, 0), self._resolve(temperature))
-        return cast(CategoricalPrediction, found)
+        members = draws[0].movedim(-2, 0)  # (M, S, B, classes)
+        running = Categorical.running(self, members.shape[0], members.shape[1], temperature)
+        running.take(members)
+        return running.result()
 
 
 class GaussianMembers(_Members, Gaussian):
@@ -154,11 +136,8 @@ class GaussianMembers(_Members, Gaussian):
 
     So measured it includes the error of a single member. The mixture has the spread of the members besides, and the
     error of their mean is smaller than that of a single one, both by the variance between members. Twice that variance
-    is therefore taken off the noise.
-
-    Attributes:
-        scales: Standard deviations of the noise are multiplied by each of them, (Q,), with equal probability: one
-            scale is Gaussian noise, several have heavier tails.
+    is therefore taken off the noise. Its standard deviations are multiplied by each of the `scales`, (Q,), with equal
+    probability: one scale is Gaussian noise, several have heavier tails.
     """
 
     scales: Tensor

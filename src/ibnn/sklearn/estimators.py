@@ -18,10 +18,10 @@ from ibnn import check
 from ibnn.errors import complaint
 from ibnn.likelihood import Likelihood
 from ibnn.monitoring import Threshold, abstain
-from ibnn.prediction import CategoricalPrediction, GaussianPrediction
+from ibnn.prediction import GaussianPrediction
 from ibnn.sklearn.ensemble import CategoricalMembers, Ensemble, GaussianMembers, StackedLinear
 from ibnn.sklearn.noise import fit_noise
-from ibnn.sklearn.table import MANY, Table, differ
+from ibnn.sklearn.table import MANY, Table
 from ibnn.sklearn.training import NONE, Array, Rows, Run
 
 ALPHAS = tuple(10.0**power for power in range(-2, 5))  # ridge penalties that leave-one-out errors choose from
@@ -84,25 +84,7 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     weight_decay: float = field(default=1.0, kw_only=True)
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = field(default=None, kw_only=True)
 
-    def fit(
-        self,
-        X: Any,  # noqa: N803
-        y: Any,
-        sample_weight: Any = None,
-        *,
-        X_val: Any = None,  # noqa: N803
-        y_val: Any = None,
-    ) -> Self:
-        """Trains anew on rows (n, inputs) and their labels, of any kind; a row of weight 2 counts as two.
-
-        Rows `X_val` with labels `y_val` are not trained on: `p_value` and `predict_set` need 50 of them.
-        """
-        x, target, weight = self._prepared(X, y, sample_weight, start=True)
-        held = None if X_val is None else self._prepared(X_val, y_val, None, start=False)[:2]
-        self._train(x, target, weight, target.numpy(), len(self.classes_), held)
-        return self
-
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Trains for one more pass over these rows; the first call needs all `classes`, and standardises by its rows.
 
         The noise on the nodes stays at `prior_std` ("auto": 0.6), or at what an earlier `fit` has chosen.
@@ -114,8 +96,12 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         if first and classes is None:
             raise ValueError(complaint("classes", "all labels in the first partial_fit", None, "Pass np.unique(y)."))
         x, target, weight = self._prepared(X, y, sample_weight, start=first, classes=classes)
-        self._train_more(x, target, weight, len(self.classes_))
+        self._train_more(x, target, weight)
         return self
+
+    @property
+    def _outputs(self) -> int:
+        return len(self.classes_)
 
     def _prepared(self, x: Any, y: Any, weight: Any, *, start: bool, classes: Any = None) -> tuple[Any, Tensor, Array]:
         """Returns the rows of positive weight, their class numbers, and the product of row and class weights."""
@@ -128,8 +114,8 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         if unseen := set(y.tolist()) - set(self.classes_.tolist()):  # the encoder would cut strings that are too long
             remedy = "Pass all labels to fit, or as classes to the first partial_fit."
             raise ValueError(complaint("y", "labels of the classes in use, none unseen", sorted(unseen), remedy))
-        labels, class_weights = self._encoder.transform(y), compute_sample_weight(self.class_weight, y)
-        x, labels, weight = self._present(x, labels, weight, class_weights)
+        weight = weight * compute_sample_weight(self.class_weight, y)
+        x, labels, weight = self._present(x, self._encoder.transform(y), weight)
         if start:
             self._start(x, weight)
         return x, torch.tensor(labels), weight
@@ -141,27 +127,22 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         losses = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
         return losses.reshape(output.shape[:-1])
 
-    def predict_distribution(self, X: Any) -> CategoricalPrediction:  # noqa: N803
-        """Returns the whole prediction of `ibnn.predict`, as tensors."""
-        answer: CategoricalPrediction = self._predict(X)
-        return answer
-
-    def predict_proba(self, X: Any) -> Array:  # noqa: N803
+    def predict_proba(self, X: Any) -> Array:
         """Returns the probabilities of the classes, (n, classes)."""
-        return self.predict_distribution(X).probs.numpy()
+        return np.asarray(self.predict_distribution(X).probs)
 
-    def predict_log_proba(self, X: Any) -> Array:  # noqa: N803
+    def predict_log_proba(self, X: Any) -> Array:
         """Returns their logarithms, without underflow."""
-        return self.predict_distribution(X).log_probs.numpy()
+        return np.asarray(self.predict_distribution(X).log_probs)
 
-    def predict(self, X: Any) -> Array:  # noqa: N803
+    def predict(self, X: Any) -> Array:
         """Returns the most probable label of every row."""
-        labels = self.predict_distribution(X).labels.numpy()
-        return np.asarray(self.classes_[labels])
+        labels = self.predict_distribution(X).labels
+        return np.asarray(self.classes_[labels.numpy()])
 
     def predict_set(
         self,
-        X: Any,  # noqa: N803
+        X: Any,
         level: float = 0.9,
         *,
         kind: Literal["smallest", "adaptive"] = "smallest",
@@ -175,9 +156,9 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         """
         answer = self.predict_distribution(X)
         self._check_held("predict_set", known=answer.conformal is not None)
-        return answer.set(level, kind=kind, penalty=penalty, by_class=by_class).numpy()
+        return np.asarray(answer.set(level, kind=kind, penalty=penalty, by_class=by_class))
 
-    def abstain(self, X: Any, y: Any, risk: float = 0.05, *, confidence: float = 0.95) -> Threshold:  # noqa: N803
+    def abstain(self, X: Any, y: Any, risk: float = 0.05, *, confidence: float = 0.95) -> Threshold:
         """Returns a rule, made on held-out rows, that withholds answers so that a share `risk` of the rest is wrong.
 
         This holds with the stated confidence. `rule(model.predict_distribution(X_new))` says which answers to withhold;
@@ -186,7 +167,7 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         answer = self.predict_distribution(X)
         return abstain(answer, torch.tensor(self._encoder.transform(y)), risk, confidence=confidence)
 
-    def unsure(self, X: Any, error: float = 0.1) -> Array:  # noqa: N803
+    def unsure(self, X: Any, error: float = 0.1) -> Array:
         """Returns which rows to leave to someone else: where the label is wrong with a probability above `error`.
 
         If the probabilities are calibrated, at most a share `error` of the other predictions is wrong (Chow's rule).
@@ -217,33 +198,19 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
     _activation = nn.SiLU
     _hidden, _stds = ((64, 64, 64), (128, 128, 128), (64, 64, 64)), (NONE, 0.25)  # large batches are slow with 128
 
-    def fit(
-        self,
-        X: Any,  # noqa: N803
-        y: Any,
-        sample_weight: Any = None,
-        *,
-        X_val: Any = None,  # noqa: N803
-        y_val: Any = None,
-    ) -> Self:
-        """Trains anew on rows (n, inputs) and targets, (n,) or (n, targets); a row of weight 2 counts as two.
-
-        Rows `X_val` with targets `y_val` are not trained on: `p_value` and conformal intervals need 50 of them.
-        """
-        x, target, weight = self._prepared(X, y, sample_weight, start=True)
-        held = None if X_val is None else self._prepared(X_val, y_val, None, start=False)[:2]
-        self._train(x, target, weight, None, target.shape[1], held)
-        return self
-
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains for one more pass over these rows; the first call standardises by its rows.
 
         The noise on the nodes stays at `prior_std` ("auto": 0.25), or at what an earlier `fit` has chosen. That of the
         target is measured on these rows, after the pass.
         """
         x, target, weight = self._prepared(X, y, sample_weight, start=not hasattr(self, "model_"))
-        self._train_more(x, target, weight, target.shape[1])
+        self._train_more(x, target, weight)
         return self
+
+    @property
+    def _outputs(self) -> int:
+        return int(self.target_scaler_.n_features_in_)
 
     def _prepared(self, x: Any, y: Any, weight: Any, *, start: bool) -> tuple[Any, Tensor, Array]:
         """Returns the rows of positive weight, their standardised targets (n, targets), and their weights."""
@@ -252,20 +219,20 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         columns = y.reshape(len(y), -1)
         if start:
             self._single = y.ndim == 1
-            self.target_scaler_ = StandardScaler().fit(columns, sample_weight=weight if differ(weight) else None)
+            self.target_scaler_ = StandardScaler().fit(columns, sample_weight=weight)
             self._start(x, weight)
         return x, torch.tensor(self.target_scaler_.transform(columns)), weight
 
     def _likelihood(self) -> Likelihood:
-        return GaussianMembers(outputs=self.target_scaler_.n_features_in_)
+        return GaussianMembers(outputs=self._outputs)
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         return ((output - target) / self._gain).square().mean(-1)
 
-    def _base(self, rows: Rows, outputs: int) -> tuple[StackedLinear | None, Any]:
+    def _base(self, rows: Rows) -> tuple[StackedLinear | None, Any]:
         """Returns a ridge line for each member, on the rows that it does not hold out, and the size of what is left."""
         x, y, weight = (part.cpu().double().numpy() for part in rows[:3])
-        line = StackedLinear(int(self.components), x.shape[1], outputs).requires_grad_(False)
+        line = StackedLinear(int(self.components), x.shape[1], self._outputs).requires_grad_(False)
         shared = len(x) >= MANY or bool((rows.fold < 0).all())  # one for all members: it hardly depends on a fold
         for member in range(int(self.components)):
             if member == 0 or not shared:
@@ -292,9 +259,9 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         if likelihood.log_std is not None:
             likelihood.log_std.data.copy_(std.log())
 
-    def predict_distribution(self, X: Any) -> GaussianPrediction:  # noqa: N803
+    def predict_distribution(self, X: Any) -> GaussianPrediction:
         """Returns the whole prediction of `ibnn.predict`, as tensors (n, targets) in units of the targets."""
-        answer: GaussianPrediction = self._predict(X)
+        answer: GaussianPrediction = super().predict_distribution(X)
         scale, offset = (torch.tensor(part) for part in (self.target_scaler_.scale_, self.target_scaler_.mean_))
         return replace(
             answer,
@@ -303,19 +270,13 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
             **{name: getattr(answer, name) * scale.square() for name in ("aleatoric", "between", "within")},
         )
 
-    def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:  # noqa: N803
+    def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Returns the mean of every row; with `return_std` also its predictive standard deviation, noise included."""
         answer = self.predict_distribution(X)
         mean = self._shaped(answer.mean)
         return (mean, self._shaped(answer.std)) if return_std else mean
 
-    def predict_interval(
-        self,
-        X: Any,  # noqa: N803
-        level: float = 0.9,
-        *,
-        conformal: bool = False,
-    ) -> tuple[Array, Array]:
+    def predict_interval(self, X: Any, level: float = 0.9, *, conformal: bool = False) -> tuple[Array, Array]:
         """Returns the ends of every row's central interval that holds its target with probability `level`.
 
         With `conformal` it is as wide as held-out rows need it, and so right whatever the network is worth, for rows
@@ -327,7 +288,7 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         low, high = answer.interval(level, conformal=conformal)
         return self._shaped(low), self._shaped(high)
 
-    def unsure(self, X: Any, error: float) -> Array:  # noqa: N803
+    def unsure(self, X: Any, error: float) -> Array:
         """Returns which rows to leave to someone else: where the predictive standard deviation is above `error`.
 
         It is the root mean squared error to expect, in units of the target; with several targets any of them counts.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ibnn.autograd import inverse_softplus
 from ibnn.generators import generators_restored
-from ibnn.sklearn.ensemble import StackedLinear, noise_inputs, stacked
+from ibnn.sklearn.ensemble import noise_inputs, stacked
 from ibnn.sklearn.training import Pace, Rows, Run
 
 HIDDEN = (32, 32)  # widths of the networks that predict noise
@@ -36,25 +36,15 @@ class Noise(NamedTuple):
 
 
 def fit_noise(rows: Rows, mean: Tensor, members: int, pace: Pace) -> Noise:
-    """Fits the noise to the errors of held-out means.
-
-    Args:
-        rows: The table, with standardised targets (n, targets).
-        mean: Its means, each by the member that holds the row out, (n, targets).
-        members: M.
-        pace: How the means were trained.
-    """
+    """Fits the noise to the errors of means (n, targets), each by the member that holds the row out."""
     error = rows.y - mean
     weight = rows.weight / rows.weight.sum()
     variance = (weight[:, None] * error.square()).sum(0).clamp_min(LEAST)
     with generators_restored():
         torch.manual_seed(pace.seed)
         net = stacked(members, [rows.x.shape[1] + mean.shape[1], *HIDDEN, error.shape[1]], nn.SiLU).to(error.device)
-    last = net[-1]
-    assert isinstance(last, StackedLinear)
-    with torch.no_grad():
-        last.weight.zero_()
-        last.bias.copy_(inverse_softplus(variance))
+    nn.init.zeros_(net[-1].weight)  # type: ignore[arg-type]
+    net[-1].bias.data.copy_(inverse_softplus(variance))  # type: ignore[operator]
     inputs = rows._replace(x=noise_inputs(rows.x, mean), y=error)
     run = Run(net, members, inputs, _loss, pace._replace(lr=LR, weight_decay=WEIGHT_DECAY, steps=STEPS))
     constant = _loss(inverse_softplus(variance).expand_as(error), error)
@@ -89,17 +79,15 @@ def tails(ratio: Tensor, weight: Tensor) -> Tensor:
     4
     """
     ratio, weight = ratio.cpu().double(), weight.cpu().double()
-    best, chosen = -math.inf, torch.ones(1, dtype=torch.float64)
-    for degrees in (math.inf, *DEGREES):
-        shapes = student_scales(degrees)
-        for factor in FACTORS:
-            scales = (factor * shapes)[:, None, None]
-            log_normal = -0.5 * (ratio / scales).square() - scales.log()
-            density = torch.logsumexp(log_normal, 0) - math.log(len(shapes))
-            likelihood = float((weight[:, None] * density).sum()) - (NATS if degrees < math.inf else 0.0)
-            if likelihood > best:
-                best, chosen = likelihood, factor * shapes
-    return chosen
+    tried = [factor * student_scales(degrees) for degrees in (math.inf, *DEGREES) for factor in FACTORS]
+
+    def likelihood(scales: Tensor) -> float:
+        each = scales[:, None, None]
+        density = torch.logsumexp(-0.5 * (ratio / each).square() - each.log(), 0) - math.log(len(scales))
+        return float((weight[:, None] * density).sum()) - NATS * (len(scales) > 1)
+
+    best: Tensor = max(tried, key=likelihood)
+    return best
 
 
 def student_scales(degrees: float) -> Tensor:

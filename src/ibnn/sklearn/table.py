@@ -2,21 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from math import ceil
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    _check_y,
-    check_consistent_length,
-    check_is_fitted,
-    validate_data,
-)
+from sklearn.utils import check_random_state, validation
 from torch import Tensor, nn
 
 from ibnn import check
@@ -74,8 +68,6 @@ class Table(BaseEstimator):  # type: ignore[misc]
     progress: bool = False
     random_state: Any = None
 
-    # ------------------------------------------------------------------------------------------------------- tables
-
     def _checked(self, x: Any, *y: Any, start: bool, **options: Any) -> Any:
         """Returns rows, and targets if they are passed, after scikit-learn's checks; a mixed data frame stays one."""
         mixed = is_mixed(x)
@@ -84,19 +76,16 @@ class Table(BaseEstimator):  # type: ignore[misc]
             raise ValueError(complaint("X", "a table like that of fit", got, "Pass a data frame with its columns."))
         self._mixed: bool = mixed
         if not mixed:
-            shared: Any = {"reset": start, "dtype": np.float64, "ensure_all_finite": "allow-nan"}
-            return validate_data(self, x, *y, **shared, **options)
-        x = validate_data(self, x, skip_check_array=True, reset=start)
-        if not y:
-            return x
-        check_consistent_length(x, *y)
-        return x, _check_y(*y, estimator=self, **options)
+            options |= {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
+            return validation.validate_data(self, x, *y, reset=start, **options)
+        x = validation.validate_data(self, x, skip_check_array=True, reset=start)
+        validation.check_consistent_length(x, *y)
+        return (x, validation._check_y(*y, estimator=self, **options)) if y else x
 
-    def _present(self, x: Any, y: Array, weight: Any, factor: Array | float = 1.0) -> tuple[Any, Array, Array]:
+    def _present(self, x: Any, y: Array, weight: Any) -> tuple[Any, Array, Array]:
         """Returns the rows of positive weight, and their weights: a row of weight 0 is as good as absent."""
-        weight = factor * _check_sample_weight(weight, y, dtype=np.float64, ensure_non_negative=True)
-        kept = weight > 0
-        if not kept.any():
+        weight = validation._check_sample_weight(weight, y, dtype=np.float64, ensure_non_negative=True)
+        if not (kept := weight > 0).any():
             raise ValueError(complaint("sample_weight", "positive for some row", "zeros", "Leave it out."))
         return x[kept], y[kept], weight[kept]
 
@@ -108,7 +97,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._calls = 0
         self.encoder_ = encoder(x).fit(x)
-        self.scaler_ = StandardScaler().fit(self._encoded(x), sample_weight=weight if differ(weight) else None)
+        self.scaler_ = StandardScaler().fit(self._encoded(x), sample_weight=weight)
 
     def _encoded(self, x: Any) -> Array:
         return np.asarray(self.encoder_.transform(x), dtype=np.float64)
@@ -117,32 +106,42 @@ class Table(BaseEstimator):  # type: ignore[misc]
         """Returns standardised rows (n, inputs) on the device."""
         return torch.tensor(self.scaler_.transform(self._encoded(x)), dtype=self._dtype, device=self.device)
 
+    def _inputs(self, x: Any) -> Tensor:
+        """Returns `_tensor` of rows to answer for."""
+        validation.check_is_fitted(self)
+        return self._tensor(self._checked(x, start=False))
+
     @property
     def _dtype(self) -> torch.dtype:
         """Answers are computed in double precision on a CPU; other devices may not have it."""
         return torch.float64 if torch.device(self.device).type == "cpu" else torch.float32
 
-    # ----------------------------------------------------------------------------------------------------- training
+    def _prepared(self, x: Any, y: Any, weight: Any, *, start: bool) -> tuple[Any, Tensor, Array]:
+        """Returns the rows of positive weight, their targets and weights."""
+        raise NotImplementedError
 
     def _likelihood(self) -> Likelihood:
-        """Returns the likelihood of one network."""
+        raise NotImplementedError
+
+    @property
+    def _outputs(self) -> int:
         raise NotImplementedError
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Returns the losses (…) of outputs (…, outputs) for targets (…, targets)."""
         raise NotImplementedError
 
-    def _base(self, rows: Rows, outputs: int) -> tuple[StackedLinear | None, Any]:
+    def _base(self, rows: Rows) -> tuple[StackedLinear | None, Any]:
         """Returns what the networks are added to, and the size of what they add."""
         return None, 1.0
 
     def _after_training(self, run: Run) -> None:
         """Learns what is left to learn from held-out rows."""
 
-    def _make(self, std: float, rows: Rows, outputs: int) -> IBNN:
+    def _make(self, std: float, rows: Rows) -> IBNN:
         """Returns an untrained ensemble; the noise on its nodes stays as it is."""
-        members, inputs = int(self.components), rows.x.shape[1]
-        line, gain = self._base(rows, outputs)
+        members, inputs, outputs = int(self.components), rows.x.shape[1], self._outputs
+        line, gain = self._base(rows)
         with generators_restored():
             torch.manual_seed(self._seed)
             if self.net is None:
@@ -152,27 +151,19 @@ class Table(BaseEstimator):  # type: ignore[misc]
             else:
                 body = Each([self.net(inputs, outputs) for _ in range(members)])
         net = Ensemble(body.float(), members, line, gain)
-        names = [layer.name for layer in plan(net.body).layers]
-        each = 1 if self.net is None else members  # layers are named once, or once for each member
-        quiet = [f"body.{name}" for name in names[:: len(names) // each]] if inputs < FEW_COLUMNS else []
-        quiet = (quiet if len(names) > each else []) + ([] if line is None else ["line"])
-        model = convert(
-            net,
-            components=1,
-            prior_std=std,
-            init_std=0.0,
-            likelihood=self._likelihood(),
-            exclude=quiet or None,
-            copy=False,
-            seed=self._seed,
-        )
+        names = [f"body.{layer.name}" for layer in plan(net.body).layers]
+        each = len(names) // (1 if self.net is None else members)  # layers of a member, or of all together
+        quiet = names[::each] if inputs < FEW_COLUMNS and each > 1 else []
+        quiet += [] if line is None else ["line"]
+        options: Any = {"prior_std": std, "init_std": 0.0, "seed": self._seed, "exclude": quiet or None}
+        model = convert(net, components=1, likelihood=self._likelihood(), copy=False, **options)
         model.set_posterior(mean=1.0, std=std)
         for latent in model.latents.values():
             latent.requires_grad_(False)
         return model.to(self.device)
 
     def _run(self, model: IBNN, rows: Rows, pace: Pace) -> Run:
-        noisy = model if _noise(model) > NONE else None
+        noisy = model if float(model.prior_std) > NONE else None
         return Run(model.net, int(self.components), rows, self._loss, pace, noisy)
 
     def _rows(self, x: Tensor, target: Tensor, weight: Array, fold: Array) -> Rows:
@@ -189,71 +180,80 @@ class Table(BaseEstimator):  # type: ignore[misc]
         steps = most if self.epochs is None else int(self.epochs) * -(-rows // batch_size)
         return Pace(float(self.lr), float(self.weight_decay), batch_size, steps, self._seed + self._calls)
 
-    def _train(self, x: Any, target: Tensor, weight: Array, labels: Array | None, outputs: int, held: Any) -> None:
-        """Trains from the start; `held` are rows and targets that are not trained on."""
-        inputs = self._tensor(x)
-        if held is None and self.validation_fraction:
-            check.share("validation_fraction", _python(self.validation_fraction))
-            kept, out = split(len(inputs), float(self.validation_fraction), labels, self._seed)
-            valid: Any = inputs[out], target[out]
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, X_val: Any = None, y_val: Any = None) -> Self:
+        """Trains anew on rows (n, inputs), and labels of any kind or targets (n,) or (n, targets).
+
+        A row of weight 2 counts as two. Rows `X_val` with `y_val` are not trained on: `p_value`, `predict_set` and
+        conformal intervals need 50 of them.
+        """
+        x, target, weight = self._prepared(X, y, sample_weight, start=True)
+        inputs, valid, labels = self._tensor(x), None, None if target.is_floating_point() else target.numpy()
+        if X_val is not None:
+            more, targets, _ = self._prepared(X_val, y_val, None, start=False)
+            valid = self._tensor(more), targets
+        elif self.validation_fraction:
+            check.share("validation_fraction", share := _python(self.validation_fraction))
+            counts = [0] if labels is None else np.unique(labels, return_counts=True)[1]
+            stratified = min(counts) > 1 and ceil(share * len(inputs)) >= len(counts)  # unless a class is too rare
+            kept, out = train_test_split(
+                np.arange(len(inputs)),
+                test_size=share,
+                stratify=labels if stratified else None,
+                random_state=self._seed,
+            )
+            valid = inputs[out], target[out]
             inputs, target, weight = inputs[kept], target[kept], weight[kept]
             labels = None if labels is None else labels[kept]
-        else:
-            valid = None if held is None else (self._tensor(held[0]), held[1])
-        members, count = int(self.components), len(inputs)
+        members, count, outputs = int(self.components), len(inputs), self._outputs
         held_out = count >= FEW_ROWS * members and members > 1 and outputs + (labels is None) > 1
         fold = folds(count, members, labels, self._seed) if held_out else np.full(count, -1)
         rows, pace = self._rows(inputs, target, weight, fold), self._pace(count, held_out=held_out)
         stds = (self._stds if held_out else self._stds[-1:]) if self.prior_std == "auto" else (float(self.prior_std),)
         with Bar("training", total=pace.steps, shown=bool(self.progress)) as bar:
-            models = [self._make(std, rows, outputs) for std in stds]
+            models = [self._make(std, rows) for std in stds]
             runs = [self._run(model, rows, pace) for model in models]
             run = train(runs, bar)
         self.model_, self.history_ = models[runs.index(run)], run.history
-        self._after_training(run)
-        self.model_.to(self._dtype).eval()
+        self._finish(run)
         if valid is not None:
+            self._held = len(valid[0])
             samples = self._samples()
             fit_novelty_if_possible(self.model_, (inputs, target), valid, seed=self._seed, samples=samples)
-        self._calls += 1
-        self._held = 0 if valid is None else len(valid[0])
+        return self
 
-    def _train_more(self, x: Any, target: Tensor, weight: Array, outputs: int) -> None:
+    def _train_more(self, x: Any, target: Tensor, weight: Array) -> None:
         """Trains for one pass over more rows."""
         inputs = self._tensor(x)
-        rows = self._rows(inputs, target, weight, np.full(len(inputs), -1))
+        rows, pace = self._rows(inputs, target, weight, np.full(len(inputs), -1)), self._pace(len(inputs))
         if not hasattr(self, "model_"):
             std = self._stds[-1] if self.prior_std == "auto" else float(self.prior_std)
-            self.model_, self.history_ = self._make(std, rows, outputs), []
-        pace = self._pace(len(inputs))
-        steps = -(-len(inputs) // pace.batch_size)
+            self.model_, self.history_ = self._make(std, rows), []
+        steps = ceil(len(inputs) / pace.batch_size)
         run = self._run(self.model_.float(), rows, pace._replace(steps=steps, steady=True))
         run.advance(steps)
+        self._finish(run)
+
+    def _finish(self, run: Run) -> None:
         self._after_training(run)
         self.model_.to(self._dtype).eval()
-        self._calls += 1
-        self._held = 0
-
-    # --------------------------------------------------------------------------------------------------- prediction
+        self._calls, self._held = self._calls + 1, 0
 
     def _samples(self) -> int:
         """Returns the draws of a prediction: one is enough without noise."""
-        return int(self.samples) if _noise(self.model_) > NONE else 1
+        return int(self.samples) if float(self.model_.prior_std) > NONE else 1
 
-    def _predict(self, x: Any) -> Any:
-        """Returns `ibnn.predict` for rows."""
-        check_is_fitted(self)
-        inputs = self._tensor(self._checked(x, start=False))
+    def predict_distribution(self, X: Any) -> Any:
+        """Returns the whole prediction of `ibnn.predict`, as tensors."""
+        inputs = self._inputs(X)
         return self.model_.predict(inputs, samples=self._samples(), progress=False).to("cpu")
 
-    def p_value(self, X: Any) -> Array:  # noqa: N803
+    def p_value(self, X: Any) -> Array:
         """Returns the p-value of every row, (n,): near 0 for rows unlike the held-out ones.
 
         Of rows like those a share of about α has a p-value of α or less. It takes 50 rows that were not trained on, of
         `validation_fraction` or `fit(..., X_val=, y_val=)`; p-values go down to 1 / (1 + their number).
         """
-        check_is_fitted(self)
-        x = self._tensor(self._checked(X, start=False))
+        x = self._inputs(X)
         self._check_held("p_value", known=self.model_.reference is not None)
         return torch.cat([measure(self.model_, part).p_value.cpu() for part in x.split(AT_ONCE)]).double().numpy()
 
@@ -265,7 +265,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
                 f" has {getattr(self, '_held', 0)}. Call fit(X, y, X_val=…, y_val=…), or set validation_fraction."
             )
 
-    def predict_uncertainty(self, X: Any) -> Uncertainty:  # noqa: N803
+    def predict_uncertainty(self, X: Any) -> Uncertainty:
         """Returns the total, aleatoric and epistemic uncertainty of every row.
 
         Entropies in nats for classes; variances in squared units of the target for regression.
@@ -280,30 +280,6 @@ class Table(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
-
-
-def differ(weight: Array) -> bool:
-    """Returns whether any weight is not 1."""
-    return bool((weight != 1).any())
-
-
-def split(rows: int, share: float, labels: Array | None, seed: int) -> tuple[Array, Array]:
-    """Returns a (train, held-out) split of row numbers, stratified unless a class is too rare."""
-    out = int(np.ceil(share * rows))
-    if out >= rows:
-        got, remedy = f"{rows} sample(s), {out} of them held out", "Pass more rows, or validation_fraction=0."
-        raise ValueError(complaint("X", "rows to train on besides those held out", got, remedy))
-    counts = None if labels is None else np.unique(labels, return_counts=True)[1]
-    stratified = counts is not None and counts.min() > 1 and out >= len(counts)
-    train, held = train_test_split(
-        np.arange(rows), test_size=out, stratify=labels if stratified else None, random_state=seed
-    )
-    return train, held
-
-
-def _noise(model: IBNN) -> float:
-    """Returns the standard deviation of the noise on the nodes."""
-    return float(model.prior_std)
 
 
 def _python(value: Any) -> Any:

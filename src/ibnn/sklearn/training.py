@@ -81,18 +81,9 @@ class Run:
     def __init__(
         self, net: nn.Module, members: int, rows: Rows, loss: Loss, pace: Pace, noisy: IBNN | None = None
     ) -> None:
-        """Prepares the first step.
-
-        Args:
-            net: The networks, (B, M, inputs) to (B, M, outputs).
-            members: M.
-            rows: What they are trained on.
-            loss: What they minimise.
-            pace: How they are trained.
-            noisy: The model that puts noise on the nodes of `net`; None trains without noise.
-        """
+        """Takes M networks, (B, M, inputs) to (B, M, outputs), and the model that puts noise on their nodes, if any."""
         self.net, self.members, self.rows, self.loss, self.pace, self.noisy = net, members, rows, loss, pace, noisy
-        self.parameters = [p for p in net.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in net.parameters() if p.requires_grad]
         self.optimiser = torch.optim.AdamW(
             self.parameters, lr=pace.lr, betas=(0.9, 0.99), weight_decay=pace.weight_decay, fused=rows.x.is_cpu
         )
@@ -147,38 +138,32 @@ class Run:
         left = (1 - self.step / self.pace.steps) / ANNEAL
         return self.pace.lr * DROP**self.drops * min(1.0, left, (self.step + 1) / WARMUP)
 
+    @torch.no_grad()
     def _check(self) -> None:
         """Compares held-out rows with the best so far, keeps the best weights, lowers the rate or stops."""
         if not any(len(held) for held in self.held):
             return
         present = [p.detach().clone() for p in self.parameters]
-        self._copy(self.average, self.parameters)
+        torch._foreach_copy_(self.parameters, self.average)
         loss = float(np.average(self.losses().cpu().numpy(), weights=self.rows.weight.cpu().numpy()))
         self.history.append({"step": self.step, "held_out_loss": loss, "lr": self.rate()})
-        if not math.isfinite(loss):
-            loss = math.inf
-        progress = math.isinf(self.best) or loss < self.best - PROGRESS * abs(self.best)
+        progress = math.isinf(self.best) or loss < self.best - PROGRESS * abs(self.best)  # NaN is none
         self.stale = 0 if progress else self.stale + 1
         if loss < self.best:
             self.best = loss
-            self._copy(self.parameters, self.kept)
-        self._copy(present, self.parameters)
+            torch._foreach_copy_(self.kept, self.parameters)
+        torch._foreach_copy_(self.parameters, present)
         if self.stale >= PATIENCE[self.drops]:
-            self._copy(self.kept, self.parameters)
-            self._copy(self.kept, self.average)
+            torch._foreach_copy_(self.parameters, self.kept)
+            torch._foreach_copy_(self.average, self.kept)
             self.drops, self.stale = self.drops + 1, 0
             self.done = self.done or self.drops == len(PATIENCE)
 
+    @torch.no_grad()
     def finish(self) -> None:
         """Goes back to the best weights."""
         if self.history:
-            self._copy(self.kept, self.parameters)
-
-    @staticmethod
-    @torch.no_grad()
-    def _copy(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
-        for a, b in zip(source, target, strict=True):
-            b.copy_(a)
+            torch._foreach_copy_(self.parameters, self.kept)
 
     def losses(self) -> Tensor:
         """Returns the loss of each row, (n,), by the member that holds it out."""
@@ -198,8 +183,7 @@ class Run:
             found = self.noisy.likelihood.combine(drawn.flatten(1, 2)[:, :, None])
             found = found.reshape(width, self.members, -1)
         answers = found.new_zeros(len(self.rows.x), found.shape[-1])
-        for member, held in enumerate(self.held):
-            answers[held.to(answers.device)] = found[: len(held), member]
+        answers[index] = found  # those that fill up short columns repeat others
         return answers
 
 
