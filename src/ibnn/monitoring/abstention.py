@@ -41,27 +41,21 @@ class Threshold(NamedTuple):
 
     def __call__(self, p: CategoricalPrediction | GaussianPrediction) -> Tensor:
         """Returns which answers of a prediction to withhold, (B,)."""
-        return self._uncertain(p) | self._novel(p)
+        return self._found(p).any(0)
 
     def reasons(self, p: CategoricalPrediction | GaussianPrediction) -> list[str | None]:
         """Returns why each answer is withheld: "novel", "uncertain" or "novel and uncertain"; None if it is given."""
         words = ((None, "uncertain"), ("novel", "novel and uncertain"))
-        return [words[n][u] for n, u in zip(self._novel(p).tolist(), self._uncertain(p).tolist(), strict=True)]
+        return [words[n][u] for n, u in self._found(p).T.tolist()]
 
-    def _uncertain(self, p: CategoricalPrediction | GaussianPrediction) -> Tensor:
-        return (p.total > self.limit).reshape(len(p), -1).any(1)
-
-    def _novel(self, p: CategoricalPrediction | GaussianPrediction) -> Tensor:
-        return p.novel(self.novelty) if self.novelty else torch.zeros(len(p), dtype=torch.bool, device=p.total.device)
+    def _found(self, p: CategoricalPrediction | GaussianPrediction) -> Tensor:
+        """Returns which inputs are novel and which uncertain, (2, B)."""
+        uncertain = (p.total > self.limit).reshape(len(p), -1).any(1)
+        return torch.stack([p.novel(self.novelty) if self.novelty else torch.zeros_like(uncertain), uncertain])
 
 
 def abstain(
-    p: CategoricalPrediction,
-    target: Any,
-    risk: float = 0.05,
-    *,
-    novelty: float | None = None,
-    confidence: float = CONFIDENCE,
+    p: CategoricalPrediction, target: Any, risk: float = 0.05, *, novelty: float | None = None, confidence: float = 0.95
 ) -> Threshold:
     """Returns a rule that withholds uncertain and novel answers, so that at most a share `risk` of the rest is wrong.
 
@@ -94,12 +88,15 @@ def abstain(
     >>> x[:3], rule.reasons(p)[:3]
     (tensor([-1.1258, -1.1524, -0.2506]), [None, None, 'uncertain'])
     """
-    _check(p, risk, novelty, confidence)
+    if not isinstance(p, CategoricalPrediction) or p.total.numel() != len(p) or not len(p):
+        got = f"{type(p).__name__} of shape {tuple(p.total.shape)}" if hasattr(p, "total") else type(p).__name__
+        remedy = "Labels of one input are not independent of each other: choose a limit for p.total on your own data."
+        raise ValueError(complaint("p", "predictions of one class for each of some inputs", got, remedy))
+    check.share("risk", risk, remedy="Pass risk=0.05.")
+    check.share("confidence", confidence, remedy=f"Pass confidence={CONFIDENCE}.")
+    check.number("novelty", novelty or 0, least=0, below=1, remedy=f"Pass novelty={NOVEL}, or 0 for never.")
     labels = p.labels.flatten()
-    try:
-        target = torch.as_tensor(target, device=labels.device)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise TypeError(complaint("target", "numbers of classes", type(target).__name__, "Pass a tensor.")) from error
+    target = torch.as_tensor(target, device=labels.device)
     if target.shape not in (labels.shape, p.labels.shape):
         expected, remedy = f"of shape {tuple(p.labels.shape)}", "Pass the label of every input of the prediction."
         raise ValueError(complaint("target", expected, f"shape {tuple(target.shape)}", remedy))
@@ -107,7 +104,7 @@ def abstain(
     if bool((outside := (target < 0) | (target >= classes) | (target != target.long())).any()):
         remedy = "Count classes from 0, and leave out other rows."
         raise ValueError(complaint("target", f"classes from 0 to {classes - 1}", target[outside][0].item(), remedy))
-    level = (0.0 if p.p_value is None else default_level(p.ranked)) if novelty is None else novelty
+    level = novelty if novelty is not None else 0.0 if p.p_value is None else default_level(p.ranked)
     novel = p.novel(level) if level else torch.zeros_like(labels, dtype=torch.bool)
     needed, rows = rows_needed(risk, confidence), int((~novel).sum())
     if rows < needed:
@@ -121,17 +118,6 @@ def abstain(
 def default_level(ranked: int) -> float:
     """Returns the p-value up to which inputs are withheld as novel by default, with this many held-out inputs."""
     return max(NOVEL, 1 / (ranked + 1)) if ranked else NOVEL
-
-
-def _check(p: Any, risk: float, novelty: float | None, confidence: float) -> None:
-    if not isinstance(p, CategoricalPrediction) or p.total.numel() != len(p) or not len(p):
-        got = f"{type(p).__name__} of shape {tuple(p.total.shape)}" if hasattr(p, "total") else type(p).__name__
-        remedy = "Labels of one input are not independent of each other: choose a limit for p.total on your own data."
-        raise ValueError(complaint("p", "predictions of one class for each of some inputs", got, remedy))
-    check.share("risk", risk, remedy="Pass risk=0.05.")
-    check.share("confidence", confidence, remedy=f"Pass confidence={CONFIDENCE}.")
-    if novelty is not None:
-        check.number("novelty", novelty, least=0, below=1, remedy=f"Pass novelty={NOVEL}, or 0 for never.")
 
 
 def threshold(

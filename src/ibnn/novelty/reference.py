@@ -99,12 +99,6 @@ class Reference(nn.Module):
         self._parts = []
         return self
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Sets a buffer; the places of layers in the old ones are forgotten."""
-        super().__setattr__(name, value)
-        if name in self._buffers:
-            self._parts = []
-
     @property
     def parts(self) -> "list[_Part]":
         """Where the statistics of each layer are; found once, so that `forward` can be traced."""
@@ -137,9 +131,8 @@ class Reference(nn.Module):
     def reduce(self, number: int, summary: Tensor) -> Tensor:
         """Returns the numbers that describe a layer's input, (B, P): centred, scaled, and projected if many."""
         part = self.parts[number]
-        if summary.shape[1] != part.raw.stop - part.raw.start:
-            got = f"a layer of {summary.shape[1]} numbers where the reference has {part.raw.stop - part.raw.start}"
-            raise ValueError(foreign(got))
+        if summary.shape[1] != (wide := part.raw.stop - part.raw.start):
+            raise ValueError(foreign(f"a layer of {summary.shape[1]} numbers where the reference has {wide}"))
         scaled = (summary.to(self.shift) - self.shift[part.raw]) * self.scale[part.raw]
         if part.projection is None:
             return scaled
@@ -152,8 +145,12 @@ class Reference(nn.Module):
         means, found = self.means, []
         for part, x in zip(self.parts, reduced, strict=True):
             whiten = self.whiten[fold, part.squares : part.squares + part.width**2].view(part.width, part.width)
-            centres = self.centres[fold, means * part.before : means * (part.before + part.width)]
-            found.append(_nearest(x @ whiten, centres.view(means, part.width)))
+            centres = self.centres[fold, means * part.before : means * (part.before + part.width)].view(means, -1)
+            if torch.compiler.is_exporting():  # other runtimes know no cdist
+                found.append((x @ whiten - centres[:, None]).square().sum(2).amin(0))
+            else:
+                apart = torch.cdist(x @ whiten, centres, compute_mode="donot_use_mm_for_euclid_dist")
+                found.append(apart.amin(1).square())
         return torch.stack(found).nan_to_num(nan=math.inf, posinf=math.inf)
 
     def forward(self, summaries: Sequence[Tensor], surprise: Tensor | None) -> Novelty:
@@ -245,20 +242,6 @@ def _projection(layer: int, width: int, narrow: int) -> tuple[Tensor, Tensor]:
     return entries, signs
 
 
-def _nearest(x: Tensor, centres: Tensor) -> Tensor:
-    """Returns the squared distance of each row from the nearest centre."""
-    if torch.compiler.is_exporting():  # other runtimes know no cdist
-        return (x[:, None] - centres).square().sum(2).amin(1)
-    return torch.cdist(x, centres, compute_mode="donot_use_mm_for_euclid_dist").amin(1).square()
-
-
-def whitening(covariance: Tensor) -> Tensor:
-    """Returns W (P, P) with W Wᵀ the inverse of a covariance."""
-    factor = torch.linalg.cholesky(covariance)
-    inverse: Tensor = torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=factor.dtype), upper=False)
-    return inverse.T
-
-
 def shrunk_covariance(rows: Tensor) -> Tensor:
     """Returns the covariance of centred rows (N, P), shrunk towards a multiple of the identity (Ledoit and Wolf, 2004).
 
@@ -282,16 +265,14 @@ def fit_layers(summaries: Iterable[Tensor], labels: Tensor | None) -> tuple[Tens
     whiten, centres = [], []
     for rows in summaries:
         x = rows.double()
-        if labels is None:
-            means = x.mean(0, keepdim=True)
-            centred = x - means
-        else:
-            counts = torch.bincount(labels)
-            means = torch.zeros(len(counts), x.shape[1], dtype=x.dtype).index_add_(0, labels, x) / counts[:, None]
-            centred = x - means[labels]
-        covariance = shrunk_covariance(centred)
+        own = torch.zeros(len(x), dtype=torch.int64) if labels is None else labels
+        counts = torch.bincount(own)
+        means = torch.zeros(len(counts), x.shape[1], dtype=x.dtype).index_add_(0, own, x) / counts[:, None]
+        covariance = shrunk_covariance(x - means[own])
         floor = 1e-6 * covariance.diagonal().mean() + 1e-12  # constant nodes
-        matrix = whitening(covariance + floor * torch.eye(len(covariance), dtype=x.dtype))
+        unit = torch.eye(len(covariance), dtype=x.dtype)
+        factor = torch.linalg.cholesky(covariance + floor * unit)
+        matrix = torch.linalg.solve_triangular(factor, unit, upper=False).T  # W Wᵀ is the inverse of the covariance
         whiten.append(matrix.flatten().float())
         centres.append((means @ matrix).flatten().float())
     return torch.cat(whiten), torch.cat(centres)
