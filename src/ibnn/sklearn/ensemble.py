@@ -126,9 +126,7 @@ class CategoricalMembers(_Members, Categorical):  # type: ignore[misc]
     def summarise(self, draws: Tensor, temperature: Temperature = None) -> Any:
         """Returns the prediction made of draws (1, S, B, M, classes)."""
         members = draws[0].movedim(-2, 0)  # (M, S, B, classes)
-        running = Categorical.running(self, members.shape[0], members.shape[1], temperature)
-        running.take(members)
-        return running.result()
+        return Categorical.running(self, members.shape[0], members.shape[1], temperature).at_once(members)
 
 
 class GaussianMembers(_Members, Gaussian):
