@@ -30,7 +30,7 @@ from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, check_rows, slice_rows, tree_map
 from ibnn.layers.explain import explaining_shapes
-from ibnn.likelihood import Bernoulli, Categorical, Heads, Likelihood, own_activation
+from ibnn.likelihood import Bernoulli, Categorical, Heads, own_activation
 from ibnn.likelihood.temperature import PRICE, best_temperature, supported_temperature
 from ibnn.network import IBNN, by_layer, by_node, require_mixture
 from ibnn.noise import has_units, shares
@@ -107,10 +107,11 @@ def calibrate(
         raise ValueError(complaint("valid", f"at least {FEWEST} labelled rows", len(y), remedy))
     refuse_nan(x, argument="valid")
     with _restored_on_error(model), model.evaluating(), torch.no_grad(), Bar("calibrate", shown=progress) as bar:
-        outputs = _Outputs(model, x, len(y), samples=samples, seed=seed, batch_size=batch_size, bar=bar)
-        order = outputs.order
+        options = {"samples": samples, "seed": seed, "batch_size": batch_size}
+        outputs = _Outputs(model, x, y, **options, temper=temperature, bar=bar)
         with explaining_cuts(batch_size, len(y)):
-            report, answers = _calibrated(outputs, y[order].to(outputs.device), temper=temperature)
+            report, answers = _calibrated(outputs)
+        order = outputs.order
         if batch_size is None:
             answers = answers[:, :, order.argsort()]
         else:
@@ -122,9 +123,9 @@ def calibrate(
     return report
 
 
-def _calibrated(outputs: "_Outputs", y: Tensor, *, temper: bool) -> tuple[Calibration, Tensor]:
+def _calibrated(outputs: "_Outputs") -> tuple[Calibration, Tensor]:
     """Sets the model; returns the report, and the outputs (K, S, N, …) that answers are made of."""
-    model, likelihood = outputs.model, outputs.model.likelihood
+    model, likelihood, y = outputs.model, outputs.model.likelihood, outputs.y
 
     def scores(draws: Tensor, temperature: float | None) -> dict[str, float]:
         return likelihood.score(likelihood.summarise(draws, temperature), y)
@@ -132,29 +133,24 @@ def _calibrated(outputs: "_Outputs", y: Tensor, *, temper: bool) -> tuple[Calibr
     model.set_posterior(mean=outputs.mean)
     if not outputs.trained:  # a former calibration leaves no trace
         likelihood.set_temperature(1.0, *([torch.ones(())] if isinstance(likelihood, Heads) else []))
-    plain = _checked_plain(outputs, y)
+    plain = _checked_plain(outputs)
     before = scores(outputs.answers(1.0) if outputs.trained else plain, None)
-    if isinstance(likelihood, Heads) and temper:
+    if isinstance(likelihood, Heads) and outputs.temper:
         likelihood.balance(plain, y, functools.partial(supported_temperature, rough=True))
-    curve = _curve(outputs, plain, y, temper=temper)
-    scale = _chosen(curve, outputs, temper)
-    answers, kept = plain, measure(outputs, plain, 0.0, y, temper=temper)
-    after, cost = scores(plain, kept.point.temperature), kept.costs.sum()
-    cross, counts = crossed(likelihood, plain, y, temper=temper)
-    kept_cross = cross
+    curve = _curve(outputs, plain)
+    scale = _chosen(curve, outputs)
+    answers, kept, (cross, counts) = plain, measure(outputs, plain, 0.0), crossed(outputs, plain)
+    after, kept_cross = scores(plain, kept.point.temperature), cross
     if scale:
         draws = outputs.answers(scale)
-        noisy, noisy_cross = (
-            measure(outputs, draws, scale, y, temper=temper),
-            crossed(likelihood, draws, y, temper=temper)[0],
-        )
-        noisy_scores = scores(draws, noisy.point.temperature)
-        if noisy.costs.sum() <= cost and noisy_scores["nll"] <= after["nll"] and noisy_cross.sum() <= cross.sum():
-            answers, kept, after, kept_cross = draws, noisy, noisy_scores, noisy_cross
+        noisy, noisy_cross = measure(outputs, draws, scale), crossed(outputs, draws)[0]
+        tried, cheaper = scores(draws, noisy.point.temperature), bool(noisy.costs.sum() <= kept.costs.sum())
+        if cheaper and tried["nll"] <= after["nll"] and noisy_cross.sum() <= cross.sum():
+            answers, kept, after, kept_cross = draws, noisy, tried, noisy_cross
     point = kept.point
     outputs.set_noise(point.scale)
     temperature_scaling = scores(plain, supported_temperature(likelihood, plain, y, rough=True))
-    fitted = best_temperature(likelihood, answers, y, rough=True) if temper else 1.0
+    fitted = best_temperature(likelihood, answers, y, rough=True) if outputs.temper else 1.0
     likelihood.set_temperature(point.temperature)
     model.eval_samples, model.eval_seed = outputs.samples, outputs.seed
     units = zip(model.latents, model.unit_std.tolist(), has_units(model).tolist(), strict=True)
@@ -185,13 +181,14 @@ class Candidate(NamedTuple):
     counts: Tensor  # data in each group
 
 
-def measure(outputs: "_Outputs", draws: Tensor, scale: float, y: Tensor, *, temper: bool) -> Candidate:
-    """Returns what draws (K, S, N, …) cost at the temperature that they support or, without `temper`, at 1.
+def measure(outputs: "_Outputs", draws: Tensor, scale: float) -> Candidate:
+    """Returns what draws (K, S, N, …) of the first rows cost, at the temperature that they support or at 1.
 
     Prices are for all held-out rows: where only a part is measured, it pays that part.
     """
-    likelihood, part = outputs.model.likelihood, len(y) / outputs.rows
-    best = supported_temperature(likelihood, draws, y, price=part * PRICE, rough=True) if temper else 1.0
+    likelihood, y = outputs.model.likelihood, outputs.y[: draws.shape[2]]
+    part = len(y) / outputs.rows
+    best = supported_temperature(likelihood, draws, y, price=part * PRICE, rough=True) if outputs.temper else 1.0
     price = PRICE * abs(math.log(best / float(likelihood.temperature))) + NOISE_PRICE * abs(scale - outputs.trained)
     (plain, counts), (losses, _) = (likelihood.losses(draws, y, t) for t in (1.0, best))
     number = float(counts.sum())
@@ -199,13 +196,12 @@ def measure(outputs: "_Outputs", draws: Tensor, scale: float, y: Tensor, *, temp
     return Candidate(point, losses + part * price * counts / number, counts)
 
 
-def _curve(outputs: "_Outputs", plain: Tensor, y: Tensor, *, temper: bool) -> list[Candidate]:
+def _curve(outputs: "_Outputs", plain: Tensor) -> list[Candidate]:
     """Returns candidates of growing scale, the first without noise, measured on the first rows."""
-    y, smallest = y[: outputs.searched], SMALLEST[outputs.trained]
+    smallest = SMALLEST[outputs.trained]
 
     def tried(scale: float) -> Candidate:
-        draws = outputs.mirrored(scale) if scale else plain[:, :, : outputs.searched]
-        return measure(outputs, draws, scale, y, temper=temper)
+        return measure(outputs, outputs.mirrored(scale) if scale else plain[:, :, : outputs.searched], scale)
 
     curve = [tried(0.0)]
     for number in range(SCALES):
@@ -214,14 +210,14 @@ def _curve(outputs: "_Outputs", plain: Tensor, y: Tensor, *, temper: bool) -> li
         difference, error = paired(curve[-1].costs, lowest.costs, lowest.counts)
         if not difference <= TOO_MUCH * error:
             break
-    chosen = _chosen(curve, outputs, temper)
+    chosen = _chosen(curve, outputs)
     beside = (chosen / 2**0.5, chosen * 2**0.5) if chosen else (smallest / 2,)
     return sorted([*curve, *map(tried, beside)], key=lambda candidate: candidate.point.scale)
 
 
-def _chosen(curve: list[Candidate], outputs: "_Outputs", temper: bool) -> float:
+def _chosen(curve: list[Candidate], outputs: "_Outputs") -> float:
     costs, part = [candidate.costs for candidate in curve], outputs.searched / outputs.rows
-    return curve[choose(costs, curve[0].counts, largest=temper, part=part)].point.scale
+    return curve[choose(costs, curve[0].counts, largest=outputs.temper, part=part)].point.scale
 
 
 def _refusal(curve: list[Candidate], scale: float) -> str:
@@ -271,13 +267,14 @@ def paired(losses: Tensor, others: Tensor, counts: Tensor) -> tuple[float, float
     return float(mean), float(spread.sqrt() / counts.sum())
 
 
-def crossed(likelihood: Likelihood, draws: Tensor, y: Tensor, *, temper: bool) -> tuple[Tensor, Tensor]:
+def crossed(outputs: "_Outputs", draws: Tensor) -> tuple[Tensor, Tensor]:
     """Returns losses and counts of groups of rows (G,); each half has the temperature of the other."""
-    halves = slice(0, len(y) // 2), slice(len(y) // 2, None)
-    parts = []
-    for here, other in (halves, halves[::-1]):
-        best = supported_temperature(likelihood, draws[:, :, other], y[other], rough=True) if temper else 1.0
-        parts.append(likelihood.losses(draws[:, :, here], y[here], best))
+    likelihood, parts = outputs.model.likelihood, []
+    middle = outputs.rows // 2
+    halves = [(draws[:, :, :middle], outputs.y[:middle]), (draws[:, :, middle:], outputs.y[middle:])]
+    for half, other in (halves, halves[::-1]):
+        best = supported_temperature(likelihood, *other, rough=True) if outputs.temper else 1.0
+        parts.append(likelihood.losses(*half, best))
     losses, counts = (torch.cat(part) for part in zip(*parts, strict=True))
     return losses, counts
 
@@ -285,11 +282,13 @@ def crossed(likelihood: Likelihood, draws: Tensor, y: Tensor, *, temper: bool) -
 class _Outputs:
     """Runs the network on the held-out rows, in a random order, with noise of a given scale."""
 
-    def __init__(self, model: IBNN, x: Inputs, rows: int, *, samples: int, seed: int, batch_size: int | None, bar: Bar):
-        self.model, self.x, self.rows, self.device = model, x, rows, model.examples.device
-        self.samples, self.seed, self.batch_size, self.bar = samples, seed, batch_size, bar
-        self.passed = 0  # rows that went through the network
-        self.order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    def __init__(
+        self, model: IBNN, x: Inputs, y: Tensor, *, samples: int, seed: int, batch_size: Any, temper: bool, bar: Bar
+    ) -> None:
+        self.model, self.x, self.device, self.rows, self.bar = model, x, model.examples.device, len(y), bar
+        self.samples, self.seed, self.batch_size, self.temper = samples, seed, batch_size, temper
+        self.order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+        self.y, self.passed, rows = y[self.order].to(self.device), 0, len(y)  # `passed`: rows through the network
         left = PASSES * max(rows, LEAST) - model.components * samples * rows
         self.searched = min(max(left // ((SCALES + 2) * DRAWS), rows // 4), rows)  # rows that the search uses
         self.by_row = batch_size is not None  # layers that do not see the batch refuse a draw for each row
@@ -356,7 +355,7 @@ class _Outputs:
         return tree_map(lambda t: t.to(self.device), part)
 
 
-def _checked_plain(outputs: _Outputs, y: Tensor) -> Tensor:
+def _checked_plain(outputs: _Outputs) -> Tensor:
     """Returns the outputs without noise; raises if they do not fit the labels, or labels are too few."""
     likelihood, few, began = outputs.model.likelihood, torch.arange(min(256, outputs.rows)), time.perf_counter()
     with explaining_shapes(outputs.model.net, outputs.inputs(few), "valid"):
@@ -365,8 +364,8 @@ def _checked_plain(outputs: _Outputs, y: Tensor) -> Tensor:
     passes = PASSES * max(outputs.rows, LEAST) / outputs.rows * (1 + outputs.trained)
     seconds = passes / len(plain) * (time.perf_counter() - began)
     outputs.bar.say(f"calibrate: up to {passes:,.0f} passes over {outputs.rows:,} rows, about {seconds:,.0f} s")
-    likelihood.check(plain[0, 0], y)
-    if (labels := likelihood.count(y)) < FEWEST:
+    likelihood.check(plain[0, 0], outputs.y)
+    if (labels := likelihood.count(outputs.y)) < FEWEST:
         remedy = "Hold out more: targets that are ignored do not count."
         raise ValueError(complaint("valid", f"data of at least {FEWEST} labels", labels, remedy))
     if not bool((plain < math.inf).all()):  # nor NaN; −∞ masks a class

@@ -43,8 +43,7 @@ class Prediction:
         columns = {name: values.double() for name, values in self._columns().items()}
         lines = [f"{type(self).__name__} for {len(self):,} inputs"]
         if "total" in columns:
-            names = [name for name in ("total", "aleatoric", "epistemic") if name in columns]
-            means = ", ".join(f"{name} {columns[name].mean():.3g}" for name in names)
+            means = ", ".join(f"{name} {columns[name].mean():.3g}" for name in ("total", "aleatoric", "epistemic"))
             lines.append(f"mean uncertainty in {self.unit}: {means}")
         if isinstance(self, CategoricalPrediction):
             lines.append(f"mean probability of the answer: {self.log_prob(self.labels).exp().mean():.3g}")
@@ -52,8 +51,8 @@ class Prediction:
             low, high = columns["mean"].aminmax() if len(self) else (math.nan, math.nan)
             lines.append(f"predicted means from {low:.4g} to {high:.4g}")
         if self.p_value is not None and len(self):
-            what = f"p-values of novelty, among {self.ranked:,} held-out inputs"
-            lines.append(f"{what}: {self.p_value.min():.3g} to {self.p_value.max():.3g}")
+            low, high = self.p_value.aminmax()
+            lines.append(f"p-values of novelty, among {self.ranked:,} held-out inputs: {low:.3g} to {high:.3g}")
         return "\n".join(lines)
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -119,8 +118,6 @@ class Prediction:
     @classmethod
     def cat(cls, parts: list[Self]) -> Self:
         """Joins the answers for consecutive batches."""
-        if len(parts) == 1:
-            return parts[0]
 
         def joined(name: str, value: Tensor, axis: int) -> Tensor:
             values = [getattr(part, name) for part in parts]
@@ -130,7 +127,7 @@ class Prediction:
                 raise ValueError(complaint("x", expected, got, "Pad them to one length, or predict batch by batch."))
             return torch.cat(values, axis)
 
-        return parts[0]._map(joined)
+        return parts[0] if len(parts) == 1 else parts[0]._map(joined)
 
 
 class _Split:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ibnn import check
 
@@ -35,18 +36,11 @@ class Conformal(NamedTuple):
     classes: Tensor
     groups: Tensor = torch.zeros(0, dtype=torch.int64)
 
-    def limits(
-        self, scores: Tensor, level: float, *, classes: int | None = None, groups: Tensor | None = None
-    ) -> Tensor:
+    def limits(self, scores: Tensor, level: float, *, classes: int | None = None, groups: Any = None) -> Tensor:
         """Returns the scores that new examples stay within at a level, (1 or rows, 1 or classes, O).
 
-        A limit is infinite where too few examples were held out for the level.
-
-        Args:
-            scores: Scores of the held-out examples, (N, O, P).
-            level: Probability; 0 has the limit −∞, 1 has ∞.
-            classes: Number of classes, to have a limit for each of them, by examples of that class alone.
-            groups: Groups of the new examples, (rows,), to have a limit for each group.
+        They are found from scores (N, O, P) of all held-out examples or, given their number, of those of each class,
+        and of those of each of `groups`, (rows,). A limit is infinite where too few were held out for the level.
 
         >>> nine = Conformal(torch.arange(1.0, 10.0).view(9, 1, 1, 1), torch.zeros(9, 1, 1))
         >>> nine.limits(nine.distances[..., 0], 0.9)  # the 9th of 9
@@ -55,27 +49,17 @@ class Conformal(NamedTuple):
         check.number("level", level, least=0, most=1, remedy="Pass level=0.9.")
         every = torch.ones_like(scores, dtype=torch.bool)
         of_class = [every] if classes is None else [self.classes == label for label in range(classes)]
-        if groups is None:
-            return torch.stack([_limit(scores, level, part) for part in of_class])[None]
-        if not len(self.groups):
-            raise RuntimeError(
-                "groups= needs the groups of held-out rows, and this model has none. Call "
-                "ibnn.conformalize(model, valid, groups=…) before you predict."
-            )
-        asked, number = groups.to(self.groups.device).unique(return_inverse=True)
-        members = [(self.groups == group)[:, None, None] for group in asked]
+        members, number = [every], torch.zeros(1, dtype=torch.int64)
+        if groups is not None:
+            if not len(self.groups):
+                raise RuntimeError("groups= needs those of held-out rows: ibnn.conformalize(model, valid, groups=…).")
+            asked, number = groups.to(self.groups.device).unique(return_inverse=True)
+            members = [(self.groups == group)[:, None, None] for group in asked]
         found = [torch.stack([_limit(scores, level, member & part) for part in of_class]) for member in members]
         return torch.stack(found)[number]
 
     def class_sets(
-        self,
-        probs: Tensor,
-        level: float,
-        kind: Kind,
-        penalty: float,
-        *,
-        by_class: bool = False,
-        groups: Any = None,
+        self, probs: Tensor, level: float, kind: Kind, penalty: float, *, by_class: bool, groups: Any
     ) -> Tensor:
         """Returns which classes are in the set of each place, for probabilities (B, …, C)."""
         check.choice("kind", kind, ("smallest", "adaptive"))
@@ -134,14 +118,12 @@ def class_distances(probs: Tensor, target: Tensor, present: Tensor, *, by_output
 
     With `by_output` the outputs (B, O) have limits of their own; all others are places.
     """
-    parts = (probs.flatten(1, -2) if probs.dim() > 2 else probs[:, None], target.long(), present)
-    probs, target, present = parts[0], *(part.reshape(len(part), -1) for part in parts[1:])
+    probs = probs.flatten(1, -2) if probs.dim() > 2 else probs[:, None]
+    target, present = (part.reshape(len(part), -1) for part in (target.long() * present, present))
     if not by_output and target.shape[1] > PLACES:
-        some = torch.rand(target.shape, generator=torch.Generator().manual_seed(0)).to(probs.device)
-        some = some.masked_fill(~present, 2.0).argsort(1)[:, :PLACES]
+        some = _some(present)
         target, present = target.gather(1, some), present.gather(1, some)
         probs = probs.gather(1, some[..., None].expand(-1, -1, probs.shape[-1]))
-    target = target * present
     columns = [part.gather(-1, target[..., None])[..., 0] for part in (probs, *more_probable(probs))]
     distances = torch.stack(columns, -1).masked_fill(~present[..., None], math.nan)
     axis = 2 if by_output else 1
@@ -152,10 +134,15 @@ def number_distances(distances: Tensor) -> Conformal:
     """Returns distances of numbers, (B,), (B, O) or with more axes, which are places."""
     rows = distances.reshape(len(distances), -1)
     if distances.dim() > 2 and rows.shape[1] > PLACES:
-        some = torch.rand(rows.shape, generator=torch.Generator().manual_seed(0)).argsort(1)[:, :PLACES]
-        rows = rows.gather(1, some.to(rows.device))
+        rows = rows.gather(1, _some(torch.ones_like(rows, dtype=torch.bool)))
     rows = rows[:, None] if distances.dim() > 2 else rows[..., None]
     return Conformal(rows[..., None], torch.zeros_like(rows, dtype=torch.int64))
+
+
+def _some(present: Tensor) -> Tensor:
+    """Returns the numbers of the places that are stored, chosen at random among those present, (B, `PLACES`)."""
+    order = torch.rand(present.shape, generator=torch.Generator().manual_seed(0)).to(present.device)
+    return order.masked_fill(~present, 2.0).argsort(1)[:, :PLACES]
 
 
 class HeldOut(nn.Module):
@@ -179,14 +166,12 @@ class HeldOut(nn.Module):
         """Returns the distances of all heads, joined over batches; None if no likelihood has any."""
         buffers: dict[str, Tensor] = {}
         for head, parts in enumerate(zip(*batches, strict=True)):
-            found = [part for part in parts if part is not None]
-            if found:
-                places = max(part.classes.shape[2] for part in found)
-                short = [places - part.classes.shape[2] for part in found]
-                pad = nn.functional.pad
-                distances = [pad(p.distances, (0, 0, 0, n), value=math.nan) for p, n in zip(found, short, strict=True)]
-                classes = [pad(part.classes, (0, n)) for part, n in zip(found, short, strict=True)]
-                buffers |= {f"distances{head}": torch.cat(distances), f"classes{head}": torch.cat(classes)}
+            if found := [part for part in parts if part is not None]:
+                most = max(part.classes.shape[2] for part in found)  # places; batches with fewer are filled up
+                short = [(part, most - part.classes.shape[2]) for part in found]
+                distances = [pad(part.distances, (0, 0, 0, n), value=math.nan) for part, n in short]
+                buffers[f"distances{head}"] = torch.cat(distances)
+                buffers[f"classes{head}"] = torch.cat([pad(part.classes, (0, n)) for part, n in short])
         if not buffers:
             return None
         none = torch.zeros(0, dtype=torch.int64)

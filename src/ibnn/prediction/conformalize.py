@@ -4,24 +4,17 @@ from typing import Any
 
 import torch
 
-from ibnn import check
 from ibnn.batches import as_source
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import as_tensors, tree_map
 from ibnn.layers.explain import explaining_shapes
 from ibnn.prediction.conformal import Conformal, HeldOut, check_groups
-from ibnn.prediction.predict import explaining_cuts, predict
+from ibnn.prediction.predict import check_options, explaining_cuts, predict
 
 
 def conformalize(
-    model: Any,
-    valid: Any,
-    *,
-    groups: Any = None,
-    samples: int = 5,
-    seed: int = 0,
-    batch_size: int | None = 256,
+    model: Any, valid: Any, *, groups: Any = None, samples: int = 5, seed: int = 0, batch_size: int | None = 256
 ) -> HeldOut:
     """Stores how far held-out targets are from a model's answers, so that `p.set` and `p.interval` cover.
 
@@ -52,8 +45,7 @@ def conformalize(
     if not hasattr(model, "held_out"):
         remedy = "Convert it first, ibnn.convert(net), or wrap it: ibnn.baselines.Plain(net)."
         raise TypeError(complaint("model", "a converted network or a baseline", type(model).__name__, remedy))
-    if batch_size is not None:
-        check.integer("batch_size", batch_size)
+    check_options(samples, seed, batch_size)
     source = as_source(valid, batch_size=batch_size, name="valid", shuffled=False, pack=model.likelihood.pack)
     if groups is not None:
         groups = check_groups(groups, source.rows)
@@ -71,7 +63,6 @@ def conformalize(
             batches.append(model.likelihood.distances(p.to("cpu"), share.y.cpu()))
     model.held_out = HeldOut.of(model.likelihood, batches, groups)
     if model.held_out is None:
-        got = type(model.likelihood).__name__
-        remedy = "Give the likelihood a `distances` method."
+        got, remedy = type(model.likelihood).__name__, "Give the likelihood a `distances` method."
         raise ValueError(complaint("model", "of a likelihood that says how far targets are", got, remedy))
     return model.held_out.to(device)  # type: ignore[no-any-return]
