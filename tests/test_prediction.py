@@ -621,7 +621,7 @@ def test_an_answer_is_settled_when_its_error_is_small_and_its_label_clear() -> N
     assert p.settled(0.05).tolist() == [True, True, False, False]
     dense = ibnn.CategoricalPrediction(*(v.T[None] for v in (probs, probs.log())), *[zero[None]] * 3, errors.T[None])
     assert dense.settled(0.05).tolist() == [False]  # not all its pixels are
-    yes = ibnn.BernoulliPrediction(probs, probs.log(), *[zero] * 3, errors, probs.log1p())
+    yes = ibnn.BernoulliPrediction(probs, probs.log(), *[zero] * 3, errors, (-probs).log1p())
     assert yes.settled(0.05).tolist() == [True, False, False, False]
     one = ibnn.CategoricalPrediction(probs[:1, :1], probs[:1, :1].log(), *[zero[:1]] * 3, errors[:1, :1])
     assert one.settled(0.05).tolist() == [True]  # of a single class

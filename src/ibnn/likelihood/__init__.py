@@ -10,14 +10,6 @@ ALIASES = {"multiclass": "categorical", "softmax": "categorical", "classificatio
 ALIASES |= {"binary": "bernoulli", "multilabel": "bernoulli", "regression": "gaussian", "normal": "gaussian"}
 
 __all__ = [
-    "ALIASES",
-    "LIKELIHOODS",
-    "Bernoulli",
-    "Categorical",
-    "Gaussian",
-    "Heads",
-    "Likelihood",
-    "Temperature",
-    "Terms",
+    "ALIASES", "LIKELIHOODS", "Bernoulli", "Categorical", "Gaussian", "Heads", "Likelihood", "Temperature", "Terms",
     "own_activation",
-]
+]  # fmt: skip

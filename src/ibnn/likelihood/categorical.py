@@ -247,8 +247,8 @@ class Categorical(Discrete):
 
     def distances(self, prediction: CategoricalPrediction, target: Tensor) -> list[Conformal | None]:
         """Returns the distances of classes that are not ignored; see `Conformal`."""
-        probs, target = prediction.probs.movedim(prediction.axis, -1), self.aligned(target)
-        return [class_distances(probs, target, target != self.ignore_index, by_output=False)]
+        target = self.aligned(target)
+        return [class_distances(prediction.each_class()[0], target, target != self.ignore_index, by_output=False)]
 
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns how frequent each class is, with one target more of each."""
@@ -343,9 +343,8 @@ class Bernoulli(Discrete):
 
     def distances(self, prediction: BernoulliPrediction, target: Tensor) -> list[Conformal | None]:
         """Returns the distances of the classes no and yes; labels of outputs (B, labels) have limits of their own."""
-        probs = torch.stack([prediction.log_complements.exp(), prediction.probs], -1)
-        yes = target > 0.5
-        return [class_distances(probs, yes, torch.ones_like(yes), by_output=target.dim() <= 2)]
+        yes, every = target > 0.5, torch.ones_like(target, dtype=torch.bool)
+        return [class_distances(prediction.each_class()[0], yes, every, by_output=target.dim() <= 2)]
 
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns how frequent each label is (all labels where there are more than one axis of them), smoothed."""

@@ -120,12 +120,12 @@ class Gaussian(Likelihood):
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raises if targets are not finite real numbers of the mean's shape."""
+        shape = f"an output of shape {tuple(output.shape)}"
         if self.log_std is None and output.shape[-1] % 2:
             expected = 'a network whose last axis has means and as many variances (noise="predicted")'
-            got, remedy = f"an output of shape {tuple(output.shape)}", "Double the outputs of its last layer."
-            raise ValueError(complaint("net", expected, got, remedy))
+            raise ValueError(complaint("net", expected, shape, "Double the outputs of its last layer."))
         if self.log_std is not None and len(self.log_std) not in (1, output.shape[-1]):
-            got = f"{len(self.log_std)} for an output of shape {tuple(output.shape)}"
+            got = f"{len(self.log_std)} for {shape}"
             raise ValueError(complaint("outputs", "1 or the size of the network's last axis", got, "Pass outputs=1."))
         self.check_dtype(target)
         check_shape(self.split(output)[0], target)

@@ -226,29 +226,30 @@ class CategoricalPrediction(_Split, Prediction):
         """
         if self.conformal is None:
             raise RuntimeError(none_known("p.set()"))
-        probs, axis = self._each_class()
+        probs, _, axis = self.each_class()
         inside = self.conformal.class_sets(probs, level, kind, penalty, by_class=by_class, groups=groups)
         return inside.movedim(-1, axis)
 
-    def _each_class(self) -> tuple[Tensor, int]:
-        """Returns the probabilities of excluding classes in the last axis, and the axis that sets have them in."""
-        return self.probs.movedim(self.axis, -1), self.axis
+    def each_class(self) -> tuple[Tensor, Tensor, int]:
+        """Returns probabilities and their errors, excluding classes last, and the axis that sets have them in."""
+        return self.probs.movedim(self.axis, -1), self.standard_error.movedim(self.axis, -1), self.axis
 
     @property
     def answer_error(self) -> Tensor:
         """Standard error of the predicted class's probability, (B,); the largest of an input's if it has several."""
-        return self.standard_error.gather(self.axis, self.labels.unsqueeze(self.axis)).flatten(1).amax(1)
+        probs, errors, _ = self.each_class()
+        return errors.gather(-1, probs.argmax(-1, keepdim=True)).flatten(1).amax(1)
 
     def settled(self, tolerance: float) -> Tensor:
         """Whether more draws would hardly change an answer, (B,).
 
         Its error is below the tolerance, and the predicted class is ahead of the next by more than a standard error.
         """
-        probs, errors = (values.movedim(self.axis, 1) for values in (self.probs, self.standard_error))
-        first = probs.topk(min(2, probs.shape[1]), 1)
-        lead = first.values[:, :1] - first.values[:, 1:].sum(1, keepdim=True)
-        error = errors.gather(1, first.indices).sum(1, keepdim=True)  # no less than that of the lead
-        return (self.answer_error < tolerance) & (lead > error).flatten(1).all(1)
+        probs, errors, _ = self.each_class()
+        first = probs.topk(min(2, probs.shape[-1]))
+        lead = first.values[..., 0] - first.values[..., 1:].sum(-1)
+        error = errors.gather(-1, first.indices).sum(-1)  # no less than that of the lead
+        return (self.answer_error < tolerance) & (lead > error).reshape(len(self), -1).all(1)
 
 
 @dataclass(frozen=True)
@@ -264,9 +265,10 @@ class BernoulliPrediction(CategoricalPrediction):
 
     log_complements: Tensor
 
-    def _each_class(self) -> tuple[Tensor, int]:
-        """Returns the probabilities of no and yes: a set of each label, (B, …, 2), holds one, both or neither."""
-        return torch.stack([self.log_complements.exp(), self.probs], -1), -1
+    def each_class(self) -> tuple[Tensor, Tensor, int]:
+        """Returns those of no and yes: a set of each label, (B, …, 2), holds one, both or neither."""
+        errors = self.standard_error.unsqueeze(-1).expand(*self.probs.shape, 2)
+        return torch.stack([self.log_complements.exp(), self.probs], -1), errors, -1
 
     @property
     def labels(self) -> Tensor:
@@ -277,16 +279,6 @@ class BernoulliPrediction(CategoricalPrediction):
         """Returns the log-probability of labels, 0 or 1, of the shape of `probs`."""
         yes = target.to(self.probs.dtype)
         return yes * self.log_probs + (1 - yes) * self.log_complements
-
-    @property
-    def answer_error(self) -> Tensor:
-        """The largest standard error among an input's labels, (B,)."""
-        return self.standard_error.reshape(len(self), -1).amax(1)
-
-    def settled(self, tolerance: float) -> Tensor:
-        """As for classes: all errors are below the tolerance, and no label is within its error of undecided."""
-        clear = (self.probs - 0.5).abs() > self.standard_error
-        return (self.answer_error < tolerance) & clear.reshape(len(self), -1).all(1)
 
 
 @dataclass(frozen=True)
@@ -403,9 +395,7 @@ class JointPrediction(Prediction, Mapping[str, Any]):
         return len(next(iter(self.heads.values())))
 
     def _map(self, function: Callable[[str, Tensor, int], Tensor]) -> Self:
-        heads = {name: head._map(function) for name, head in self.heads.items()}
-        p_value = self.p_value if self.p_value is None else function("p_value", self.p_value, 0)
-        return replace(self, heads=heads, p_value=p_value)
+        return replace(super()._map(function), heads={name: head._map(function) for name, head in self.heads.items()})
 
     @classmethod
     def cat(cls, parts: list[Self]) -> Self:
