@@ -126,8 +126,7 @@ class Source:
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
         """Returns this worker's shares of an epoch's batches, from batch `first` on."""
         if self.whole:
-            x, y = self.data
-            return iter([Share(x, y, 0, self.rows)])
+            return iter([Share(self.data[0], self.data[1], 0, self.rows)])
         worker, word = worker or Worker(), numbered_seed(seed, number)
         if isinstance(self.data, DataLoader):
             return self._iterable(word, first, worker)
@@ -207,11 +206,7 @@ def as_source(
     shuffled: bool = True,
     pack: Pack | None = None,
 ) -> Source:
-    """Reads a Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays; None makes one batch of a pair.
-
-    >>> as_source((torch.zeros(10, 2), torch.zeros(10)), batch_size=4).steps
-    3
-    """
+    """Reads a Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays (None: in one batch)."""
     if isinstance(data, DataLoader):
         return replace(_from_loader(data, name, shuffled), pack=pack)
     if isinstance(data, tuple | list) and len(data) == 2:
@@ -221,8 +216,8 @@ def as_source(
             inner = f" of {type(data[1][0]).__name__}" if isinstance(data[1], tuple | list) and data[1] else ""
             got, remedy = f"a {type(data[1]).__name__}{inner}", "Pass torch.tensor(y), with classes numbered from 0."
             raise TypeError(complaint(name, "a pair (x, y) whose targets are a tensor or array", got, remedy))
-        if batch_length(x) != len(y):
-            got = f"{batch_length(x)} inputs and {len(y)} targets"
+        if (rows := batch_length(x)) != len(y):
+            got = f"{rows} inputs and {len(y)} targets"
             raise ValueError(complaint(name, "as many inputs as targets", got, "Pass (x, y) of equal length."))
         return Source((x, y), len(y), min(batch_size or len(y), len(y)), shuffled, whole=batch_size is None)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and isinstance(data, Sized):
@@ -272,12 +267,11 @@ def _collate(rows: Any) -> Any:
 
 def gather(source: Source, seed: int, name: str) -> tuple[Inputs, Tensor]:
     """Returns all inputs and targets of one epoch of a source; `name` is the argument's."""
-    batches = [(share.x, share.y) for share in source.epoch(seed, 0)]
+    shares = list(source.epoch(seed, 0))
     try:
-        return _cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+        return _cat([share.x for share in shares]), torch.cat([share.y for share in shares])
     except (RuntimeError, TypeError) as error:
-        remedy = "Pad them to one length."
-        raise ValueError(complaint(name, "batches of rows of one shape", str(error), remedy)) from error
+        raise ValueError(complaint(name, "batches of rows of one shape", error, "Pad them to one length.")) from error
 
 
 def _cat(batches: list[Any]) -> Any:

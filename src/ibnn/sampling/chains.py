@@ -1,7 +1,6 @@
 """Measures whether chains agree (split-R̂) and how many independent draws they are worth (effective sample size).
 
-Written here and not taken from arviz, which has both: it brings xarray, pandas, scipy and matplotlib with it, and the
-core needs only torch. They follow arviz's "split" and "mean" methods; the tests hold them against closed forms.
+arviz has both (its "split" and "mean" methods), but brings xarray, pandas, scipy and matplotlib with it.
 """
 
 import math
@@ -38,9 +37,7 @@ def split_rhat(x: Tensor) -> Tensor:
 def disagreement(x: Tensor) -> tuple[str, str] | None:
     """Returns in words how far chains (K, S, nodes) disagree, and why and what to do; None if they agree.
 
-    They do if at least 95 % of the nodes have a split-R̂ of at most 1.1: of thousands some are above it by chance. Where
-    the halves of each chain agree and the chains are far apart, there are modes that they do not leave; else they are
-    short.
+    Where the halves of each chain agree and the chains are far apart, there are modes that they do not leave.
     """
     rhat = split_rhat(x)
     above = rhat > AGREE

@@ -105,7 +105,11 @@ class _Run:
         self.facts = asdict(self.settings)
         if folder is not None:
             self.facts |= {"data": moves.energy.source.fingerprint(), "weights": fingerprint(self.model.net)}
-        self.state = self._resumed() or self._started()
+        if (state := self._resumed()) is None:
+            q, chain = self.model.posterior(), torch.arange(self.model.components, device=moves.energy.device)
+            noise = normals(address(self.settings.seed, Space.CHAIN_START, chain), self.model.nodes)
+            state = moves.start(q.draw(chain, noise).detach())
+        self.state = state
 
     def run(self, bar: Bar) -> Samples:
         """Goes on to the end; saves now and then, and when it is interrupted."""
@@ -137,12 +141,6 @@ class _Run:
             seconds=self.seconds,
             unit_std=float(self.model.unit_std.max()),
         )
-
-    def _started(self) -> State:
-        q = self.model.posterior()
-        chain = torch.arange(self.model.components, device=q.mean.device)
-        noise = normals(address(self.settings.seed, Space.CHAIN_START, chain), self.model.nodes)
-        return self.moves.start(q.draw(chain, noise).detach())
 
     def _resumed(self) -> State | None:
         """Reads the checkpoint, if there is one; raises if it belongs to other chains."""

@@ -16,29 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of z, and how they were drawn; `print` it.
+    """Samples of z, and how they were drawn; `print` it."""
 
-    Attributes:
-        z: (K, S, nodes), a chain for each component, in order; the model's `bank`.
-        energy: −log p(data, z) of each, but for a constant, (K, S); of minibatches an estimate.
-        layers: Nodes of each layer, in order.
-        settings: What was asked for.
-        step_size: What the chains ended with.
-        acceptance: Mean probability with which a proposal of "hmc" was accepted; None of other methods.
-        divergent: Trajectories of "hmc" that diverged after the warm-up.
-        seconds: Time taken, over all resumed parts.
-        unit_std: Largest τ of the mixture: factors of units, which chains and their bank do not have.
-    """
-
-    z: Tensor
-    energy: Tensor
-    layers: dict[str, int]
-    settings: Settings
-    step_size: float
-    acceptance: float | None
-    divergent: int
-    seconds: float
-    unit_std: float = 0.0
+    z: Tensor  #: (K, S, nodes), a chain for each component, in order; the model's `bank`.
+    energy: Tensor  #: −log p(data, z) of each, but for a constant, (K, S); of minibatches an estimate.
+    layers: dict[str, int]  #: Nodes of each layer, in order.
+    settings: Settings  #: What was asked for.
+    step_size: float  #: What the chains ended with.
+    acceptance: float | None  #: Mean probability with which a proposal of "hmc" was accepted; None of other methods.
+    divergent: int  #: Trajectories of "hmc" that diverged after the warm-up.
+    seconds: float  #: Time taken, over all resumed parts.
+    unit_std: float = 0.0  #: Largest τ of the mixture, the std of factors of units; chains have none.
 
     @cached_property
     def rhat(self) -> Tensor:

@@ -25,28 +25,20 @@ EXAMINED = 128  # inputs whose predictions `diagnose` examines at the end
 
 @dataclass(frozen=True)
 class History:
-    """What `fit` returns.
+    """What `fit` returns."""
 
-    Attributes:
-        rows: A dict for each evaluation: epoch, step, loss, nll, kl, beta, lr, latent_lr, and valid_nll and others with
-            validation data.
-        best: The row with the lowest validation NLL; the last row without validation data.
-        stopped: "finished" or "patience".
-        summary: The report of `ibnn.diagnose`, as text.
-        looks: The steering evaluations on held-out data: step, temperature (above 1: overconfident), training_nll,
-            held_out_nll (at that temperature), and prior_std from then on.
-        seconds: Training time, over all resumed parts.
-        examples: Number of training examples.
-        looked: Forward passes, in rows, for the looks and for the temperature that is set at the end.
-    """
-
+    #: A dict for each evaluation, with epoch, step, loss, nll, kl, beta, lr, latent_lr, and valid_nll and others with
+    #: validation data.
     rows: tuple[dict[str, Any], ...]
-    best: dict[str, Any]
-    stopped: str
-    summary: str = field(default="", repr=False)
+    best: dict[str, Any]  #: The row with the lowest validation NLL; the last row without validation data.
+    stopped: str  #: "finished" or "patience".
+    summary: str = field(default="", repr=False)  #: The report of `ibnn.diagnose`, as text.
+    #: The steering evaluations on held-out data, with step, temperature (above 1 if overconfident), training_nll,
+    #: held_out_nll (at that temperature), and prior_std from then on.
     looks: tuple[dict[str, float], ...] = field(default=(), repr=False)
-    seconds: float = field(default=0.0, compare=False)
-    examples: int = field(default=0, repr=False)
+    seconds: float = field(default=0.0, compare=False)  #: Training time, over all resumed parts.
+    examples: int = field(default=0, repr=False)  #: Number of training examples.
+    #: Forward passes, in rows, for the looks and for the temperature that is set at the end.
     looked: int = field(default=0, repr=False)
 
     @property

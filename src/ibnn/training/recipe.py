@@ -71,93 +71,66 @@ class Length(NamedTuple):
 
 
 class Recipe(_Frozen):
-    """How `fit` trains. The defaults train without diverging on every kind of network the tests sweep over.
+    """How `fit` trains. The defaults train without diverging on every kind of network the tests sweep over."""
 
-    Attributes:
-        epochs: Passes over the training set; give this or `steps`. Default 30. Few data need more: on less than 3,000
-            steps in 30 epochs, training takes 3,000 steps. It stops after 2,000 if the held-out NLL has stopped
-            falling, and goes back to the best weights. Without held-out data it takes 2,000.
-        steps: Optimiser steps instead of epochs.
-        batch_size: B, examples per step over all workers together.
-        samples: S, copies of every example, each with its own draw.
-        optimiser: Optimiser of the weights: "adam" (AdamW) or "sgd" (Nesterov momentum).
-        lr: Learning rate of the weights, λ0.
-        noise_lr: Learning rate of the likelihood's own parameters (log σ of learnt Gaussian noise) on the schedule of
-            `lr`; default 0.02, or `lr` if that is larger. At a rate made for weights log σ would crawl.
-        latent_optimiser: Optimiser of the latents.
-        latent_lr: Learning rate of the latents, λ1. One value serves any number of components (see `undo_k`).
-        undo_k: Multiplies the latents' gradient by K, by which the mean over the batch divides it. The paper does not,
-            and needs larger rates; its recipes set False.
-        momentum: Momentum of "sgd".
-        weight_decay: Weight decay of the weights alone.
-        schedule: Schedule of `lr`.
-        latent_schedule: Schedule of `latent_lr`.
-        clip: Largest gradient norm of the weights; 0 for no limit.
-        latent_clip: Largest gradient norm of the latents; 0 for no limit.
-        beta: Weight of the KL at the end of its warm-up, or "auto": held-out labels steer the noise as training goes on
-            (`training.steering`). Without validation data a tenth of the training data is held out;
-            where that is impossible (fewer than 500 examples, a sampler of your own) "auto" stands for 1.
-        beta_warmup: Share of training over which a fixed β rises linearly from 0.
-        calibrate: Starts untrained latents from what `ibnn.calibrate` finds on the held-out data; for trained weights.
-        freeze_batchnorm: Keeps BatchNorm's running statistics, and normalises by them in training too.
-        gamma: Weight of the posterior's entropy.
-        kl: Which KL; default the one that the model was converted with.
-        spread: Sends the copies of an example to different components.
-        precision: "no", "bf16" or "fp16" (mixed precision).
-        accumulate: Pieces in which a worker computes its share of a batch, to save memory; the result is the same.
-        seed: Decides order, dropout and draws. The latents' start was decided by `convert`.
-        workers: Number of processes that load a Dataset.
-        evaluate_every: Epochs between evaluations on the validation data (and at the end). Default 1; more where few
-            data are trained on for the default length, so that there are at most 60 evaluations.
-        eval_samples: Draws per component in evaluations.
-        patience: Evaluations without a lower validation NLL after which training stops and goes back to the best; 0
-            for no such stop.
-        ema: Decay of an exponential moving average of all parameters that replaces them at the end; 0 for none.
-        swa: Share of training after which parameters are averaged once an epoch to replace them at the end; 1 for none.
-        checkpoint_every: Steps between checkpoints, where there is a run folder; 0 for one per epoch.
-        sync_batchnorm: Computes BatchNorm over all workers together.
-        trackers: Names of accelerate trackers ("tensorboard", …), written to the run folder.
-    """
-
+    #: Passes over the training set; give this or `steps`. Default 30. Few data (less than 3,000 steps in 30 epochs) are
+    #: trained on for 3,000 steps. Training stops after 2,000 if the held-out NLL has stopped falling, and goes back to
+    #: the best weights. Without held-out data it takes 2,000.
     epochs: int | None = Field(None, ge=1)
-    steps: int | None = Field(None, ge=1)
-    batch_size: int = Field(128, ge=1)
-    samples: int = Field(1, ge=1)
+    steps: int | None = Field(None, ge=1)  #: Optimiser steps instead of epochs.
+    batch_size: int = Field(128, ge=1)  #: B, examples per step over all workers together.
+    samples: int = Field(1, ge=1)  #: S, copies of every example, each with its own draw.
 
-    optimiser: Literal["adam", "sgd"] = "adam"
-    lr: float = Field(1e-3, gt=0)
+    optimiser: Literal["adam", "sgd"] = "adam"  #: Optimiser of the weights, AdamW or SGD with Nesterov momentum.
+    lr: float = Field(1e-3, gt=0)  #: Learning rate of the weights, λ0.
+    #: Learning rate of the likelihood's own parameters (log σ of learnt Gaussian noise) on the schedule of `lr`;
+    #: default 0.02, or `lr` if that is larger. At a rate made for weights log σ would crawl.
     noise_lr: float | None = Field(None, gt=0)
-    latent_optimiser: Literal["adam", "sgd"] = "adam"
+    latent_optimiser: Literal["adam", "sgd"] = "adam"  #: Optimiser of the latents.
+    #: Learning rate of the latents, λ1. One value serves any number of components (see `undo_k`).
     latent_lr: float = Field(1e-2, ge=0)
+    #: Multiplies the latents' gradient by K, by which the mean over the batch divides it. The paper does not, and needs
+    #: larger rates; its recipes set False.
     undo_k: bool = True
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
-    schedule: Schedule = Schedule(kind="linear", warmup=0.02)
-    latent_schedule: Schedule = Schedule()
-    clip: float = Field(1.0, ge=0)
-    latent_clip: float = Field(1.0, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1)  #: Momentum of "sgd".
+    weight_decay: float = Field(0.0, ge=0)  #: Weight decay of the weights alone.
+    schedule: Schedule = Schedule(kind="linear", warmup=0.02)  #: Schedule of `lr`.
+    latent_schedule: Schedule = Schedule()  #: Schedule of `latent_lr`.
+    clip: float = Field(1.0, ge=0)  #: Largest gradient norm of the weights; 0 for no limit.
+    latent_clip: float = Field(1.0, ge=0)  #: Largest gradient norm of the latents; 0 for no limit.
 
+    #: Weight of the KL at the end of its warm-up. With "auto" held-out labels steer the noise as training goes on
+    #: (`training.steering`). Without validation data a tenth of the training data is held out; where that is impossible
+    #: (fewer than 500 examples, a sampler of your own) "auto" stands for 1.
     beta: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
-    beta_warmup: float = Field(2 / 3, ge=0, le=1)
+    beta_warmup: float = Field(2 / 3, ge=0, le=1)  #: Share of training over which a fixed β rises linearly from 0.
+    #: Starts untrained latents from what `ibnn.calibrate` finds on the held-out data; for trained weights.
     calibrate: bool = False
-    freeze_batchnorm: bool = False
-    gamma: float = Field(0.0, ge=0)
-    kl: KLKind | None = None
-    spread: bool = False
+    freeze_batchnorm: bool = False  #: Keeps BatchNorm's running statistics, and normalises by them in training too.
+    gamma: float = Field(0.0, ge=0)  #: Weight of the posterior's entropy.
+    kl: KLKind | None = None  #: Which KL; default the one that the model was converted with.
+    spread: bool = False  #: Sends the copies of an example to different components.
 
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Literal["no", "bf16", "fp16"] = "no"  #: "no", "bf16" or "fp16" (mixed precision).
+    #: Pieces in which a worker computes its share of a batch, to save memory; the result is the same.
     accumulate: int = Field(1, ge=1)
-    seed: int = Field(0, ge=0)
-    workers: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0)  #: Decides order, dropout and draws. The latents' start was decided by `convert`.
+    workers: int = Field(0, ge=0)  #: Number of processes that load a Dataset.
 
+    #: Epochs between evaluations on the validation data (and at the end). Default 1; more where few data are trained on
+    #: for the default length, so that there are at most 60 evaluations.
     evaluate_every: int | None = Field(None, ge=1)
-    eval_samples: int = Field(1, ge=1)
+    eval_samples: int = Field(1, ge=1)  #: Draws per component in evaluations.
+    #: Evaluations without a lower validation NLL after which training stops and goes back to the best; 0 for never.
     patience: int = Field(0, ge=0)
+    #: Decay of an exponential moving average of all parameters that replaces them at the end; 0 for none.
     ema: float = Field(0.0, ge=0, lt=1)
+    #: Share of training after which parameters are averaged once an epoch to replace them at the end; 1 for none.
     swa: float = Field(1.0, ge=0, le=1)
+    #: Steps between checkpoints, where there is a run folder; 0 for one per epoch.
     checkpoint_every: int = Field(0, ge=0)
-    sync_batchnorm: bool = False
-    trackers: tuple[str, ...] = ()
+    sync_batchnorm: bool = False  #: Computes BatchNorm over all workers together.
+    trackers: tuple[str, ...] = ()  #: Names of accelerate trackers ("tensorboard", …), written to the run folder.
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -174,13 +147,7 @@ class Recipe(_Frozen):
         return self
 
     def length(self, per_epoch: int, *, held_out: bool) -> Length:
-        """Returns how long to train where an epoch has so many steps.
-
-        >>> Recipe(epochs=4).length(5, held_out=True).total, Recipe().length(469, held_out=True).total // 469
-        (20, 30)
-        >>> Recipe().length(5, held_out=True)
-        Length(total=3000, least=2000, patience=12, every=10)
-        """
+        """Returns how long to train where an epoch has so many steps."""
         if self.steps or self.epochs or EPOCHS * per_epoch >= MOST:
             return Length(self.steps or (self.epochs or EPOCHS) * per_epoch, 0, self.patience)
         epochs = -(-(MOST if held_out else max(LEAST, EPOCHS * per_epoch)) // per_epoch)
@@ -206,11 +173,7 @@ class Recipe(_Frozen):
 
     @classmethod
     def from_toml(cls, source: str | Path) -> "Recipe":
-        """Reads a TOML file (a Path, or a string that ends in .toml) or text.
-
-        >>> Recipe.from_toml('epochs = 5').epochs
-        5
-        """
+        """Reads a TOML file (a Path, or a string that ends in .toml) or text."""
         a_file = isinstance(source, Path) or source.endswith(".toml")
         fields = read_toml(Path(source)) if a_file else tomllib.loads(str(source))
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
@@ -221,11 +184,7 @@ class Recipe(_Frozen):
 
     @classmethod
     def named(cls, name: str) -> "Recipe":
-        """Returns a recipe that comes with the library; `Recipe.names()` lists them.
-
-        >>> Recipe.named("paper-vgg16-cifar10").latent_lr
-        1.2
-        """
+        """Returns a recipe that comes with the library; `Recipe.names()` lists them."""
         check.choice("recipe", name, cls.names())
         return cls.from_toml((_RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
 

@@ -129,7 +129,13 @@ class Session:
         with ExitStack() as held:
             saved = self._found(self.folder, resume, held) if self.folder is not None else None
             if saved is not None:
-                self._check_same_run(saved.facts)
+                mine = self.recipe.model_dump() | dict(self.facts)
+                theirs = Recipe.from_toml(saved.facts["recipe"]).model_dump() | saved.facts["facts"]
+                changed = {name: theirs.get(name) for name in mine if mine[name] != theirs.get(name)}
+                if changed:
+                    got = ", ".join("other data" if name == "data" else f"{name} = {changed[name]}" for name in changed)
+                    remedy = 'Use another run_dir, or resume="never" to start anew.'
+                    raise ValueError(complaint("run_dir", "a folder of the same run", f"one with {got}", remedy))
                 self.state.restore(saved, self.engine)
             elif resume == "must":
                 expected, remedy = "a folder with a whole checkpoint", 'Pass resume="auto".'
@@ -154,15 +160,6 @@ class Session:
             return saved
         held.enter_context(self.interrupts.caught())
         return checkpoint.latest(place)  # another process may have written it before the lock was free
-
-    def _check_same_run(self, saved: Mapping[str, Any]) -> None:
-        mine = self.recipe.model_dump() | dict(self.facts)
-        theirs = Recipe.from_toml(saved["recipe"]).model_dump() | saved["facts"]
-        changed = [name for name in mine if mine[name] != theirs.get(name)]
-        if changed:
-            got = ", ".join("other data" if name == "data" else f"{name} = {theirs.get(name)}" for name in changed)
-            remedy = 'Use another run_dir, or resume="never" to start anew.'
-            raise ValueError(complaint("run_dir", "a folder of the same run", f"one with {got}", remedy))
 
     def after_step(self, *, at_epoch: bool = False) -> None:
         """Saves a checkpoint where one is due, and exits if a signal came."""

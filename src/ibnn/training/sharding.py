@@ -1,8 +1,7 @@
 """Spreads weights over workers by torch's `fully_shard` (FSDP2); latents are whole on every worker.
 
-A sharded parameter is a DTensor, of which a worker holds its part. It is gathered where a block's forward or backward
-needs it. Latents are small, and the KL reads them outside of any forward: they are left whole, and their gradients are
-averaged here.
+A sharded parameter is a DTensor, gathered where a block's forward or backward needs it. Latents are small, and the KL
+reads them outside of any forward: they are left whole, and their gradients are averaged here.
 """
 
 import os
@@ -125,10 +124,7 @@ def gathered(tensor: Any) -> Tensor:
 
 
 def sharded_like(name: str, tensor: Tensor, model: Any, optimisers: Sequence[torch.optim.Optimizer]) -> Tensor:
-    """Returns a tensor of a checkpoint sharded like its parameter, or the parameter whose optimiser state it is.
-
-    Names in a checkpoint are such as "model/net.0.weight" and "optimiser0/3/exp_avg".
-    """
+    """Returns a tensor of a checkpoint ("model/net.0.weight", "optimiser0/3/exp_avg") sharded like its parameter."""
     if not is_sharded(model):
         return tensor
     from torch.distributed.tensor import distribute_tensor

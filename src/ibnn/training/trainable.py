@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs
 from ibnn.latent import Latent
 from ibnn.likelihood import Likelihood
 from ibnn.objective import ELBO
@@ -50,17 +49,14 @@ class Trainable(Method, Protocol):
     def elbo(self, *args: Any, **options: Any) -> ELBO:
         """Returns the loss of a batch, or of a part of one, and its terms (see `IBNN`)."""
 
-    def draw_logits(self, x: Inputs, samples: int = 5, seed: int = 0, *, batch_size: int | None = None) -> Tensor:
-        """Returns draws of the network's output in eval mode, (J, B, …), component-major."""
-
 
 def as_trainable(model: Any) -> Trainable:
     """Returns a model, or what torch.compile wraps, if `fit` can train it; raises TypeError if not."""
     model = getattr(model, "_orig_mod", model)
     needed = ("elbo", "parameter_groups", "reseed", "each_draw")
     if not isinstance(model, nn.Module) or not all(hasattr(model, name) for name in needed):
-        expected = "made by ibnn.convert, or one of ibnn.baselines"
-        raise TypeError(complaint("model", expected, type(model).__name__, "Convert the network first."))
+        expected, got = "made by ibnn.convert, or one of ibnn.baselines", type(model).__name__
+        raise TypeError(complaint("model", expected, got, "Convert the network first."))
     return model  # type: ignore[return-value]
 
 
