@@ -174,9 +174,8 @@ def test_no_server(tmp_path: Path, server: Server) -> None:
 def test_wrong_checksum(files: dict[str, bytes], server: Server, tmp_path: Path) -> None:
     first, second, *_ = files
     server.files[f"/published/{second}"] = b"another file"
-    with pytest.raises(ValueError, match="`") as error:
+    with pytest.raises(ValueError, match=rf"hash of .*{second}"):
         get("mnist", tmp_path)
-    assert second in str(error.value)
     assert contents(tmp_path) == {f"mnist/{first}": files[first]}  # what was right stays
 
 
@@ -262,6 +261,6 @@ def test_archive_that_was_put_there(server: Server, tmp_path: Path) -> None:
 def test_checksum_comes_before_unpacking(server: Server, tmp_path: Path) -> None:
     publish_archive(server, archive(GOOD))
     server.files["/published/cifar-100-binary.tar.gz"] = archive({}, (member("../evil", 1), b"x"))
-    with pytest.raises(ValueError, match=r"`http.*cifar-100-binary\.tar\.gz`"):
+    with pytest.raises(ValueError, match=r"hash of .*cifar-100-binary\.tar\.gz"):
         get("cifar-100", tmp_path)
     assert list(tmp_path.iterdir()) == []

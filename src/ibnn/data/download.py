@@ -102,6 +102,3 @@ def _fetched(url: str, name: str, md5: str, folder: Path, retries: int, bar: Bar
         got = f"HTTP {code}" if code else f"{type(error).__name__}: {error}"
         remedy = "Check the connection, or pass another mirror: ibnn data get --mirror, or IBNN_MIRROR."
         raise ConnectionError(complaint("mirror", f"a server that has {url}", got, remedy)) from error
-    except ValueError as error:  # another checksum
-        remedy = "Try again; if it stays so, pass another mirror."
-        raise ValueError(complaint(url, f"a file of md5 {md5}", "another one, now deleted", remedy)) from error

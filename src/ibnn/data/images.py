@@ -168,12 +168,8 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
 
     Photographs are turned as their camera says. Transparent images are composited on white; 16-bit greys become 8-bit.
     `Images` takes a folder in place of a `Split` and decodes each batch as it is needed (so give the loader some
-    `num_workers`).
-
-    Attributes:
-        classes: Sorted names of the classes of train and val together; a label is an index into it.
-        paths: Files, sorted by class and name.
-        labels: Their classes, (N,) int64.
+    `num_workers`). `classes` are the sorted names of the classes of train and val together; `paths` are the files,
+    sorted by class and name; `labels` (N,) are indices of their classes.
     """
 
     def __init__(self, root: str | Path, *, train: bool, size: int, resize: int | None = None) -> None:

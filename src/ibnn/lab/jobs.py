@@ -176,7 +176,7 @@ def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | 
         "parameters": sum(p.numel() for p in model.parameters()),
         "latents": latents,
         "stored": stored - method.repeated(model),
-        "forwards": model.components * (job.samples if method.noisy_answers else 1),
+        "forwards": model.components * (job.samples if model.random else 1),
     }
 
 

@@ -20,7 +20,6 @@ class Method(NamedTuple):
     build: Callable[..., Trainable]  # of a `Make`; keyword arguments are its options
     options: tuple[str, ...] = ()  # their names
     noisy_training: bool = False  # each of a recipe's S copies of an example has its own noise, else it trains once
-    noisy_answers: bool = False  # a component answers differently from draw to draw
     repeated: Callable[[Any], int] = lambda model: 0  # numbers in its state that its network holds already
 
 
@@ -41,11 +40,11 @@ def _one(method: Callable[..., Any], members: int = 1) -> Callable[..., Any]:
 METHODS: dict[str, Method] = {
     "sgd": Method(_one(Plain)),
     "swa": Method(_one(Plain)),  # with `swa` in its recipe
-    "swag": Method(_one(SWAG), _options(SWAG), noisy_answers=True, repeated=lambda model: model.mean.numel()),
-    "dropout": Method(_one(MCDropout), _options(MCDropout), True, True),
-    "vi": Method(_one(MeanField), _options(MeanField), True, True),
+    "swag": Method(_one(SWAG), _options(SWAG), repeated=lambda model: model.mean.numel()),
+    "dropout": Method(_one(MCDropout), _options(MCDropout), noisy_training=True),
+    "vi": Method(_one(MeanField), _options(MeanField), noisy_training=True),
     "ensemble": Method(_one(Plain, 4), ("members",)),
-    "ibnn": Method(_one(lambda net, **options: convert(net, copy=False, **options)), _options(convert), True, True),
+    "ibnn": Method(_one(lambda net, **options: convert(net, copy=False, **options)), _options(convert), True),
 }
 SYNONYMS = {"plain": "sgd", "map": "sgd", "mc_dropout": "dropout", "mcdropout": "dropout", "bnn": "vi"}
 SYNONYMS |= {"mean_field": "vi", "meanfield": "vi", "deep_ensemble": "ensemble", "deep_ensembles": "ensemble"}
