@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn import nets
-from ibnn.baselines import MCDropout, Plain
+from ibnn.baselines import MCDropout, Plain, scale_temperature
 from ibnn.likelihood.one_pass import OnePassCategorical, OnePassGaussian
 from ibnn.one_pass import Place, distil, mean_network, rank_correlation
 
@@ -96,6 +96,32 @@ def test_a_student_agrees_better_than_the_mean_network() -> None:
 
     assert kl(found) < 0.5 * kl(mean)
     assert rank_correlation(found.epistemic, expected.epistemic) > 0.9
+
+
+@pytest.mark.parametrize("std", [0.0, 0.5])
+@pytest.mark.parametrize("noise", ["learnt", "predicted"])
+def test_numbers_in_units_of_their_own(noise: Any, std: float, tmp_path: Path) -> None:
+    """As `fit` chooses them where targets are far from unit size."""
+    likelihood = ibnn.Gaussian(noise=noise)
+    likelihood.location, likelihood.scale = torch.tensor([1000.0, -3.0]), torch.tensor([50.0, 0.01])
+    model, x = teacher(likelihood, nets.mlp(D, 2 if noise == "learnt" else 4, hidden=16)), rows(20, seed=2)
+    model.set_posterior(mean=1.0, std=std)
+    fast, expected = student(model, epochs=20), model.predict(x)
+    found: Any = fast.predict(x)
+    assert ((found.mean - expected.mean).abs() / expected.std).max() < (0.5 if std else 1e-3)  # type: ignore[attr-defined]
+    if not std:
+        torch.testing.assert_close(found.std, expected.std)  # type: ignore[attr-defined]
+    fast.save_pretrained(tmp_path)
+    again: Any = ibnn.load(tmp_path, nets.mlp(D, 2 if noise == "learnt" else 4, hidden=16))
+    assert torch.equal(again.predict(x).mean, found.mean)
+    written = ibnn.export(fast, x[:2], tmp_path / "one.pt2", format="torch")
+    torch.testing.assert_close(torch.export.load(written.path).module()(x)["mean"], found.mean)
+
+
+def test_held_out_labels_set_the_temperature_of_yes_and_no() -> None:
+    fast = student(teacher("bernoulli"))
+    labels = fast.predict(rows()).labels.float()  # type: ignore[attr-defined]
+    assert 0 < scale_temperature(fast, (rows(), labels)) < 1
 
 
 def test_packed_answers_of_several_draws_are_mixed() -> None:

@@ -15,14 +15,15 @@ Nothing here knows the method: whatever `predict` answers for can be distilled.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map as map_trees
 from torch.utils.data import DataLoader, Dataset
 
 from ibnn import check
@@ -37,6 +38,7 @@ from ibnn.inputs import (
     as_tensors,
     batch_length,
     call_arguments,
+    logits_of,
     pick,
     slice_rows,
     split_inputs,
@@ -46,8 +48,7 @@ from ibnn.inputs import (
 from ibnn.layers.explain import explaining_shapes
 from ibnn.layers.registry import duplicate
 from ibnn.likelihood import Gaussian, Heads, Likelihood
-from ibnn.likelihood.one_pass import OnePass as Packed
-from ibnn.likelihood.one_pass import OnePassCategorical, OnePassGaussian, one_pass, share_loss
+from ibnn.likelihood.one_pass import OnePassCategorical, OnePassGaussian, one_pass
 from ibnn.network import IBNN, folded, mean_latents
 from ibnn.prediction import predict, refuse_nan
 from ibnn.progress import Bar
@@ -58,29 +59,21 @@ NOISE = 0.5  # most noise of a perturbed copy, in standard deviations of the inp
 CACHED = 2**28  # most numbers of layers' inputs that are held at once
 EPOCHS = {False: 40, True: 15}  # by `whole`
 RATES = {False: 3e-3, True: 5e-4}
+Seen = tuple[list[Tensor], list[Tensor]]  # outputs and features of each place
+Taught = list[tuple[Tensor, ...]]  # what the draws answer: tensors of every output
 SAME = 1e-6  # epistemic shares below this are rounding
 
 
 class Place(NamedTuple):
-    """Where the head of an output reads its features.
+    """Where the head of an output reads its features."""
 
-    Attributes:
-        output: Name of the output among several; "" for the only one.
-        layer: Name of the layer whose input it reads; None reads the output itself.
-        axis: Axis of the features in that input: −1, or 1 for a convolution.
-        features: How many.
-        targets: Log-temperatures and shares at each place: 1 for classes.
-        predicted: Whether the network predicts the noise of a Gaussian.
-        exact: Whether the layer's output is the network's.
-    """
-
-    output: str
-    layer: str | None
-    axis: int
-    features: int
-    targets: int
-    predicted: bool
-    exact: bool
+    output: str  # its name among several; "" for the only one
+    layer: str | None  # name of the layer whose input is read; None reads the output itself
+    axis: int  # axis of the features in that input: −1, or 1 for a convolution
+    features: int  # how many
+    targets: int  # log-temperatures and shares at each place of the layer: 1 for classes
+    predicted: bool  # whether the network predicts the noise of a Gaussian
+    exact: bool  # whether the layer's output is the network's
 
 
 class Head(nn.Module):
@@ -112,100 +105,74 @@ class Head(nn.Module):
 class Student(nn.Module):
     """A network and a head for each of its outputs; it returns packed outputs (see `ibnn.likelihood.one_pass`)."""
 
-    def __init__(self, net: nn.Module, packers: dict[str, Packed], places: list[Place], hidden: int, part: Any) -> None:
+    def __init__(self, net: nn.Module, likelihood: Likelihood, places: list[Place], hidden: int, part: Any) -> None:
         super().__init__()
         self.net, self.places, self.part = net, places, part
         self.heads: Any = nn.ModuleList(Head(place.features, hidden, place.targets) for place in places)
-        self._packers = packers  # no modules of their own here: the model has them
+        self.packers = _by_output(likelihood)  # a list, and so no modules of its own: the model has them
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the packed output, or a mapping of them for several outputs."""
         outputs, features = self.seen(args, kwargs)
         packed = {place.output: self.packed(n, outputs[n], features[n])[0] for n, place in enumerate(self.places)}
-        return packed if len(packed) > 1 or "" not in packed else packed[""]
+        return packed.get("", packed)
 
-    def seen(self, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
+    def seen(self, args: Any, kwargs: Any) -> Seen:
         """Runs the network; returns each place's output, and its features (B, …, D)."""
-        inputs: dict[str, Tensor] = {}
-        thread = get_ident()
-
-        def note(name: str, layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-            if get_ident() == thread:  # not another one's pass
-                inputs[name] = given[0]
-
-        names = {place.layer for place in self.places if place.layer is not None}
-        hooks = [self.net.get_submodule(name).register_forward_pre_hook(partial(note, name)) for name in names]
-        try:
-            returned = pick(self.net(*args, **kwargs), self.part)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        outputs = [self._read(place, returned) for place in self.places]
+        layers = {place.layer for place in self.places if place.layer is not None}
+        returned, calls = _observed(self.net, layers, args, kwargs)
+        returned = pick(returned, self.part)
+        outputs = [logits_of(pick(returned, place.output or None)) for place in self.places]
         features = [
-            self._own(p, o) if p.layer is None else inputs[p.layer].movedim(p.axis, -1) for p, o in self._zip(outputs)
+            packer.features(output) if place.layer is None else calls[place.layer][0].movedim(place.axis, -1)
+            for place, packer, output in zip(self.places, self.packers, outputs, strict=True)
         ]
         return outputs, features
 
-    def _zip(self, outputs: list[Tensor]) -> Iterator[tuple[Place, Tensor]]:
-        return zip(self.places, outputs, strict=True)
-
-    def _read(self, place: Place, returned: Any) -> Tensor:
-        return Likelihood.read(self._packers[place.output], pick(returned, place.output or None))
-
-    def _own(self, place: Place, output: Tensor) -> Tensor:
-        """Returns an output as its own features."""
-        return _features(self._packers[place.output], output)
-
-    def output_of(self, number: int, features: Tensor, shape: torch.Size) -> Tensor:
-        """Returns the output that a place's layer makes of features, where it is exact; else the output itself."""
-        place = self.places[number]
-        if place.layer is None:
-            packer = self._packers[place.output]
-            dim = packer.class_dim(features) if isinstance(packer, OnePassCategorical) else -1
-            return features.movedim(-1, dim).reshape(-1, *shape)
-        made: Tensor = self.net.get_submodule(place.layer)(features.movedim(-1, place.axis))
-        return made.reshape(-1, *shape)
+    def seen_in(self, x: Inputs, rows: Tensor) -> Seen:
+        """Runs the network on some rows of inputs."""
+        device = next(self.parameters()).device
+        return self.seen(*call_arguments(tree_map(lambda t: t.to(device), slice_rows(x, rows, batch_length(x)))))
 
     def packed(self, number: int, output: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the packed output of a place, and the logits of its shares."""
-        place, packer = self.places[number], self._packers[self.places[number].output]
-        t, share = self.heads[number](features)
-        if isinstance(packer, OnePassCategorical):
-            t, share = t[..., 0], share[..., 0]
-        else:
-            mean = _mean(place.predicted, output)
-            t, share = (part.movedim(-1, place.axis).reshape(mean.shape) for part in (t, share))
-        if isinstance(packer, OnePassGaussian):
-            one = (output, torch.ones_like(output))
-            output = torch.stack(Gaussian(noise="predicted").split(output, 1.0) if place.predicted else one)
+        place, packer = self.places[number], self.packers[number]
+        shape = packer.data(output, place.predicted).shape
+        t, share = (part.movedim(-1, place.axis).reshape(shape) for part in self.heads[number](features))
         return packer.packed(output, t, share.sigmoid()), share
 
 
-def _mean(predicted: bool, output: Tensor) -> Tensor:
-    return output.chunk(2, -1)[0] if predicted else output
+def _by_output(likelihood: Likelihood) -> list[Any]:
+    return list(likelihood.heads) if isinstance(likelihood, Heads) else [likelihood]
 
 
-def _features(packer: Packed, output: Tensor) -> Tensor:
-    """Returns an output (B, …) with its classes or numbers in the last axis."""
-    if isinstance(packer, OnePassCategorical):
-        return output.movedim(packer.class_dim(output), -1)
-    return output if output.dim() > 1 else output[:, None]
+def _observed(
+    net: nn.Module, layers: Iterable[str], args: Any, kwargs: Any
+) -> tuple[Any, dict[str, tuple[Tensor, Tensor]]]:
+    """Runs a network; returns its output, and the input and output of these layers in the order of their last calls."""
+    calls: dict[str, tuple[Tensor, Tensor]] = {}
+    thread = get_ident()
+
+    def note(name: str, layer: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+        if get_ident() == thread and given:  # not another thread's pass
+            calls.pop(name, None)
+            calls[name] = given[0], made
+
+    hooks = [net.get_submodule(name).register_forward_hook(partial(note, name)) for name in layers]
+    try:
+        return net(*args, **kwargs), calls
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class Agreement(NamedTuple):
-    """How far a student is from its model, on inputs that it was not taught; each value with its standard error.
+    """How far a student is from its model, on inputs that it was not taught; each value with its standard error."""
 
-    Attributes:
-        kl: Mean KL of the draws' answer to the student's, in nats per datum (of Gaussians with its mean and variance).
-        rank: Rank correlation of the epistemic part.
-        differing: Share of labels that differ; NaN for numbers.
-        rows: Held-out inputs.
-    """
-
-    kl: tuple[float, float]
-    rank: tuple[float, float]
-    differing: tuple[float, float]
-    rows: int
+    kl: tuple[float, float]  # mean KL of the draws' answer to the student's, in nats per datum
+    rank: tuple[float, float]  # rank correlation of the epistemic part
+    differing: tuple[float, float]  # share of labels that differ; NaN for numbers
+    rows: int  # held-out inputs
 
     def __str__(self) -> str:
         kl, rank, differing = (f"{value:.3g} ± {error:.2g}" for value, error in self[:3])
@@ -243,9 +210,7 @@ class OnePass(Plain):
         self, net: nn.Module, likelihood: Likelihood, *, places: str, hidden: int, part: Pick | None = None
     ) -> None:
         read = [Place(*place) for place in json.loads(places)]
-        student = Student(net, _packers(likelihood), read, hidden, part)
-        super().__init__(student, likelihood)
-        student.to(next(net.parameters()).device)
+        super().__init__(Student(net, likelihood, read, hidden, part).to(next(net.parameters()).device), likelihood)
         self._places, self._hidden = places, hidden
         self.register_buffer("agreement", torch.full((len(read), 7), math.nan, dtype=torch.float64))
 
@@ -276,27 +241,6 @@ class OnePass(Plain):
 
 
 register_method(OnePass)
-
-
-def _packers(likelihood: Likelihood) -> dict[str, Any]:
-    """Returns the likelihoods of packed outputs by the name of the output."""
-    return (
-        dict(zip(likelihood.names, likelihood.heads, strict=True))
-        if isinstance(likelihood, Heads)
-        else {"": likelihood}
-    )
-
-
-# ------------------------------------------------------------------------------------------------------------- distil
-
-
-@dataclass(frozen=True)
-class _Taught:
-    """Inputs and what the draws answer to them: tensors of every output."""
-
-    x: Inputs
-    answers: list[tuple[Tensor, ...]]
-    rows: int
 
 
 def distil(
@@ -338,41 +282,54 @@ def distil(
     >>> p.probs.shape, p.epistemic.shape, p.between
     (torch.Size([200, 3]), torch.Size([200]), None)
     """
-    likelihood = _checked(model, samples, epochs, lr, hidden, copies, batch_size)
-    check.seed(seed)
+    _check(model, samples, epochs, lr, hidden, copies, seed, batch_size)
     device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     members = list(getattr(model, "members", [model]))
-    whole = len(members) > 1 if whole is None else whole
+    first, whole = members[0], len(members) > 1 if whole is None else whole
+    epochs, lr = epochs or EPOCHS[whole], lr or RATES[whole]
+    likelihood, part = one_pass(first.likelihood).to(device), getattr(first, "logits", None)
     with generators_restored(), model.evaluating():
         x = _inputs(x, dtype, batch_size)
         rows = batch_length(x)
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
         out = min(max(int(HELD_OUT * rows), 20), MOST_HELD_OUT)
-        net, part = mean_network(members[0]).to(device), getattr(members[0], "logits", None)
+        held, kept = (slice_rows(x, part, rows) for part in (order[:out], order[out:]))
+        net = mean_network(first).to(device)
         shown = tree_map(lambda t: t.to(device), slice_rows(x, order[:2], rows))
         with explaining_shapes(net, shown), torch.no_grad():
-            places = find_places(net, likelihood, members[0].likelihood, shown, part)
+            places = find_places(net, likelihood, first.likelihood, shown, part)
         torch.manual_seed(seed)
-        student = OnePass(net, likelihood.to(device), places=json.dumps(places), hidden=hidden, part=part).eval()
-        kept, held = slice_rows(x, order[out:], rows), slice_rows(x, order[:out], rows)
-        total = 1 + (copies if _perturbable(x) else 0)
-        epochs = epochs or EPOCHS[whole]
-        with Bar("distil", total + 1 + epochs, shown=progress) as bar:
-            teach = partial(_taught, model, student, samples=samples, batch_size=batch_size, bar=bar)
-            judged = teach(held, seed=seed)
-            taught = [teach(_perturbed(kept, n, seed), seed=seed + n) for n in range(total)]
-            if all(bool((answer[-1] < SAME).all()) for part in taught for answer in part.answers):
-                _make_exact(student, model.likelihood)
+        student = OnePass(net, likelihood, places=json.dumps(places), hidden=hidden, part=part).eval()
+        copies = copies if all(tensor.is_floating_point() for tensor in tensors(x)) else 0
+        with Bar("distil", 2 + copies + epochs, shown=progress) as bar:
+
+            def answers(x: Inputs, seed: int) -> list[Any]:
+                options: Any = {"samples": samples, "batch_size": batch_size, "novelty": False, "progress": False}
+                answer: Any = predict(model, x, seed=seed, **options)
+                bar.advance()
+                return [answer[place.output] if place.output else answer for place in places]
+
+            expected = answers(held, seed)
+            inputs = [_perturbed(kept, n, seed) for n in range(1 + copies)]
+            parts = [
+                [packer.teaching(own) for packer, own in zip(student.net.packers, answers(x, seed + n), strict=True)]
+                for n, x in enumerate(inputs)
+            ]
+            taught = [tuple(map(torch.cat, zip(*own, strict=True))) for own in zip(*parts, strict=True)]
+            if len(members) == 1 and all(bool((own[-1] < SAME).all()) for own in taught):
+                _make_exact(student, first.likelihood)
             else:
-                _learn(student, taught, whole, epochs, lr or RATES[whole], seed, batch_size, bar)
-        for parameter in student.parameters():
-            parameter.requires_grad_(True)
-        _judge(student, judged, batch_size)
+                for _ in _learn(student.net, _joined(inputs), taught, whole, epochs, lr, seed, batch_size):
+                    bar.advance()
+        student.requires_grad_(True)
+        _judge(student, held, expected, batch_size)
     return student
 
 
-def _checked(model: Any, samples: int, epochs: Any, lr: Any, hidden: int, copies: int, batch_size: int) -> Likelihood:
-    """Returns the student's likelihood; raises if an argument makes no sense."""
+def _check(
+    model: Any, samples: int, epochs: Any, lr: Any, hidden: int, copies: int, seed: int, batch_size: int
+) -> None:
+    """Raises if an argument makes no sense."""
     if not isinstance(model, nn.Module) or not hasattr(model, "each_draw"):
         remedy = "Convert the network and train it first."
         raise TypeError(complaint("model", "an iBNN, an Ensemble or a baseline", type(model).__name__, remedy))
@@ -383,13 +340,9 @@ def _checked(model: Any, samples: int, epochs: Any, lr: Any, hidden: int, copies
         if value is not None:
             check.integer(name, value)
     check.integer("copies", copies, least=0)
+    check.seed(seed)
     if lr is not None:
         check.number("lr", lr, above=0)
-    likelihood = one_pass(model.likelihood)  # type: ignore[arg-type]
-    if likelihood is None:
-        got, remedy = type(model.likelihood).__name__, "Use one of these, or Heads of them."
-        raise TypeError(complaint("likelihood", "Categorical, Bernoulli or Gaussian", got, remedy))
-    return likelihood
 
 
 def mean_network(model: Any) -> nn.Module:
@@ -401,13 +354,9 @@ def mean_network(model: Any) -> nn.Module:
 
 def _inputs(x: Any, dtype: torch.dtype, batch_size: int) -> Inputs:
     """Returns all inputs in memory; raises if they are few or hold NaN."""
-    if isinstance(x, Dataset):
-        x = DataLoader(x, batch_size=batch_size)
+    x = DataLoader(x, batch_size=batch_size) if isinstance(x, Dataset) else x
     if isinstance(x, DataLoader):
-        batches = [as_tensors(split_inputs(batch), dtype) for batch in x]
-        if not batches:
-            raise ValueError(complaint("x", f"at least {FEWEST} inputs", 0, "Pass a loader with data."))
-        x = _joined(batches)
+        x = _joined([as_tensors(split_inputs(batch), dtype) for batch in x])
     x = as_tensors(x, dtype)
     if (rows := batch_length(x)) < FEWEST:
         raise ValueError(complaint("x", f"at least {FEWEST} inputs", rows, "Pass more: they need no labels."))
@@ -416,19 +365,16 @@ def _inputs(x: Any, dtype: torch.dtype, batch_size: int) -> Inputs:
 
 
 def _joined(batches: list[Any]) -> Any:
-    first = batches[0]
-    if isinstance(first, Mapping):
-        return {name: _joined([batch[name] for batch in batches]) for name in first}
-    if isinstance(first, tuple | list):
-        return tuple(_joined(list(parts)) for parts in zip(*batches, strict=True))
+    """Returns the rows of all batches together; what is not of the batch stays as it is in the first."""
+    rows = batch_length(batches[:1])
+
+    def join(first: Any, *others: Any) -> Any:
+        return torch.cat([first, *others]) if isinstance(first, Tensor) and first.shape[:1] == (rows,) else first
+
     try:
-        return torch.cat(batches)
-    except RuntimeError as error:
+        return map_trees(join, *batches)
+    except (RuntimeError, ValueError) as error:
         raise ValueError(complaint("x", "batches of rows of one shape", str(error), "Pad them alike.")) from error
-
-
-def _perturbable(x: Inputs) -> bool:
-    return all(tensor.is_floating_point() for tensor in tensors(x))
 
 
 def _perturbed(x: Inputs, number: int, seed: int) -> Inputs:
@@ -445,48 +391,37 @@ def _perturbed(x: Inputs, number: int, seed: int) -> Inputs:
         if number % 2 == 0:
             return tensor + own / 2 * (tensor[other.to(tensor.device)] - tensor)
         noise = torch.randn(tensor.shape, generator=generator).to(tensor)
-        spread = tensor.std(0) if tensor.dim() == 2 else tensor.std()
-        return tensor + NOISE * own * spread * noise
+        return tensor + NOISE * own * (tensor.std(0) if tensor.dim() == 2 else tensor.std()) * noise
 
     return tree_map(changed, x)
 
 
-def _taught(model: Any, student: OnePass, x: Inputs, *, samples: int, seed: int, batch_size: int, bar: Bar) -> _Taught:
-    answer: Any = predict(model, x, samples=samples, seed=seed, batch_size=batch_size, novelty=False, progress=False)
-    names = [place.output for place in student.net.places]
-    packers = _packers(student.likelihood)
-    bar.advance()
-    answers = [packers[name].teaching(answer[name] if name else answer) for name in names]
-    return _Taught(x, answers, batch_length(x))
-
-
-# ------------------------------------------------------------------------------------------------------------- places
-
-
 def find_places(net: nn.Module, likelihood: Likelihood, own: Likelihood, x: Inputs, part: Any) -> list[Place]:
     """Returns where the head of each output reads: the last linear layer whose places are the output's, or itself."""
-    calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
-
-    def note(name: str, layer: nn.Module, given: tuple[Any, ...], made: Any) -> None:
-        if len(given) == 1 and isinstance(given[0], Tensor) and isinstance(made, Tensor):
-            calls.append((name, layer, given[0], made))
-
-    hooks = [m.register_forward_hook(partial(note, name)) for name, m in net.named_modules() if _linear(m)]
-    try:
-        args, kwargs = call_arguments(x)
-        returned = pick(net(*args, **kwargs), part)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    packers, owners = _packers(likelihood), _packers(own)
-    found = []
-    for name, packer in packers.items():
-        output = Likelihood.read(packer, pick(returned, name or None))
-        predicted = isinstance(packer, OnePassGaussian) and owners[name].log_std is None
-        fitting = [place for call in calls if (place := _fitting(name, packer, output, predicted, *call)) is not None]
-        exact = [place for place in fitting if place.exact]
-        alone = _alone(name, packer, output, predicted)
-        found.append(exact[-1] if exact else fitting[-1] if fitting and len(packers) == 1 else alone)
+    linear = {name: layer for name, layer in net.named_modules() if _linear(layer)}
+    returned, calls = _observed(net, linear, *call_arguments(x))
+    returned, found = pick(returned, part), []
+    names = likelihood.names if isinstance(likelihood, Heads) else [""]
+    for name, packer, owner in zip(names, _by_output(likelihood), _by_output(own), strict=True):
+        output = logits_of(pick(returned, name or None))
+        predicted = isinstance(owner, Gaussian) and owner.log_std is None
+        data, fitting = packer.data(output, predicted), []
+        for layer, (given, made) in calls.items():
+            axis = -1 if isinstance(linear[layer], nn.Linear) else 1
+            shape = given.movedim(axis, -1).shape[:-1]
+            fits = shape == data.shape
+            if not isinstance(packer, OnePassCategorical):  # a layer may make several numbers of its features
+                fits = shape[:1] == data.shape[:1] and data.numel() % shape.numel() == 0
+                fits = fits and (data.dim() <= 2 or made.numel() == output.numel())
+            if fits:
+                exact = made.numel() == output.numel() and torch.equal(made.reshape(output.shape), output)
+                targets = data.numel() // shape.numel()
+                fitting.append(Place(name, layer, axis, given.shape[axis], targets, predicted, exact))
+        features = packer.features(output)
+        targets = data.numel() // features[..., 0].numel()
+        alone = Place(name, None, -1, features.shape[-1], targets, predicted, True)
+        exact_ones = [place for place in fitting if place.exact]
+        found.append([alone, *(fitting if len(names) == 1 else []), *exact_ones][-1])
     return found
 
 
@@ -497,123 +432,83 @@ def _linear(layer: nn.Module) -> bool:
     return {*layer.kernel_size, *layer.stride, layer.groups} == {1} and set(layer.padding) == {0}
 
 
-def _fitting(
-    name: str, packer: Packed, output: Tensor, predicted: bool, layer: str, module: nn.Module, x: Tensor, made: Tensor
-) -> Place | None:
-    """Returns a layer as the place of an output if each of its places is one of the output's."""
-    axis = -1 if isinstance(module, nn.Linear) else 1
-    places, targets = x.movedim(axis, -1).shape[:-1], 1
-    if isinstance(packer, OnePassCategorical):
-        if places != _features(packer, output).shape[:-1]:
-            return None
-    else:
-        mean = _mean(predicted, output)
-        targets, rest = divmod(mean.numel(), places.numel())
-        if rest or not targets or places[0] != mean.shape[0] or places.numel() > mean.numel():
-            return None
-        if mean.dim() > 2 and made.numel() != output.numel():
-            return None
-    exact = made.numel() == output.numel() and torch.equal(made.reshape(output.shape), output)
-    return Place(name, layer, axis, x.shape[axis], targets, predicted, exact)
-
-
-def _alone(name: str, packer: Packed, output: Tensor, predicted: bool) -> Place:
-    """Returns an output as its own place."""
-    features = _features(packer, output).shape[-1]
-    targets = 1 if isinstance(packer, OnePassCategorical) else features // 2 if predicted else features
-    return Place(name, None, -1, features, targets, predicted, True)
-
-
-# ------------------------------------------------------------------------------------------------------------ learning
-
-
 def _learn(
-    model: OnePass, taught: list[_Taught], whole: bool, epochs: int, lr: float, seed: int, batch_size: int, bar: Bar
-) -> None:
-    """Trains the head and the last layers, or all weights, in eval mode: running statistics stay, nothing drops out."""
-    student, device = model.net, next(model.parameters()).device
-    cached = None if whole or not all(place.exact for place in student.places) else _cached(student, taught, device)
-    _start(model, taught, cached, device)
+    student: Student, x: Inputs, taught: Taught, whole: bool, epochs: int, lr: float, seed: int, batch_size: int
+) -> Iterator[int]:
+    """Trains the head and the last layers, or all weights, in eval mode: running statistics stay, nothing drops out.
+
+    Yields the number of every epoch at its end.
+    """
+    rows, device = batch_length(x), next(student.parameters()).device
+    cached = None if whole or not all(place.exact for place in student.places) else _cached(student, x)
+    see = cached or partial(student.seen_in, x)
+    _start(student, see(torch.arange(min(rows, 1024)))[1], taught)
+    layers = [student.net.get_submodule(place.layer) for place in student.places if place.layer is not None]
     student.requires_grad_(whole)
-    student.heads.requires_grad_(True)
-    for place in student.places:
-        if place.layer is not None:
-            student.net.get_submodule(place.layer).requires_grad_(True)
+    for module in (student.heads, *layers):
+        module.requires_grad_(True)
     optimiser = torch.optim.Adam([p for p in student.parameters() if p.requires_grad], lr)
-    sizes = torch.tensor([part.rows for part in taught])
-    rows, generator = int(sizes.sum()), torch.Generator().manual_seed(seed)
-    answers = [tuple(map(torch.cat, zip(*own, strict=True))) for own in zip(*(t.answers for t in taught), strict=True)]
-    inputs = _joined([part.x for part in taught]) if cached is None else None
+    generator = torch.Generator().manual_seed(seed)
     for epoch in range(epochs):
         for step, batch in enumerate(torch.randperm(rows, generator=generator).split(batch_size)):
             progress = (epoch + step * batch_size / rows) / epochs
             optimiser.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * progress))
-            if cached is None:
-                piece = tree_map(lambda t: t.to(device), slice_rows(inputs, batch, rows))
-                outputs, features = student.seen(*call_arguments(piece))
-            else:
-                features = [part[batch] for part, _ in cached]
-                outputs = [student.output_of(n, features[n], shape) for n, (_, shape) in enumerate(cached)]
+            outputs, features = see(batch)
             loss = torch.zeros((), device=device)
-            for n, own in enumerate(answers):
+            for n, own in enumerate(taught):
                 packed, share = student.packed(n, outputs[n], features[n])
                 target = tuple(part[batch].to(device) for part in own)
-                kl = student._packers[student.places[n].output].apart(packed, target)
-                loss = loss + kl.mean() + share_loss(share, target[-1]).mean()
+                kl = student.packers[n].apart(packed, target)
+                loss = loss + kl.mean() + F.binary_cross_entropy_with_logits(share, target[-1])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-        bar.advance()
+        yield epoch
+
+
+def _cached(student: Student, x: Inputs) -> Callable[[Tensor], Seen] | None:
+    """Runs the network once; returns what `seen_in` does by last layers alone, or None if that takes much memory."""
+    held, found = 0, []
+    for batch in torch.arange(batch_length(x)).split(256):
+        with torch.no_grad():
+            outputs, features = student.seen_in(x, batch)
+        held += sum(part.numel() for part in features)
+        if held > CACHED:
+            return None
+        made = [own if p.layer is None else own[:0].clone() for p, own in zip(student.places, outputs, strict=True)]
+        found.append((made, features))
+    outputs, features = ([torch.cat(own) for own in zip(*parts, strict=True)] for parts in zip(*found, strict=True))
+
+    def see(rows: Tensor) -> Seen:
+        own, again = [part[rows] for part in features], []
+        for place, part, like in zip(student.places, own, outputs, strict=True):
+            layer = None if place.layer is None else student.net.get_submodule(place.layer)
+            made = like[rows] if layer is None else layer(part.movedim(-1, place.axis)).reshape(-1, *like.shape[1:])
+            again.append(made)
+        return again, own
+
+    return see
 
 
 @torch.no_grad()
-def _pass(
-    student: Student, x: Inputs, batch_size: int, device: torch.device
-) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Yields outputs and features of inputs, batch by batch."""
-    rows = batch_length(x)
-    for batch in torch.arange(rows).split(batch_size):
-        yield student.seen(*call_arguments(tree_map(lambda t: t.to(device), slice_rows(x, batch, rows))))
-
-
-def _cached(student: Student, taught: list[_Taught], device: torch.device) -> list[tuple[Tensor, torch.Size]] | None:
-    """Returns all features and the shape of the outputs, of each place; None where that takes much memory."""
-    parts: list[list[Tensor]] = [[] for _ in student.places]
-    shapes: list[torch.Size] = []
-    held = 0
-    for data in taught:
-        for outputs, features in _pass(student, data.x, 256, device):
-            held += sum(part.numel() for part in features)
-            if held > CACHED:
-                return None
-            shapes = [output.shape[1:] for output in outputs]
-            for own, part in zip(parts, features, strict=True):
-                own.append(part)
-    return [(torch.cat(own), shape) for own, shape in zip(parts, shapes, strict=True)]
-
-
-@torch.no_grad()
-def _start(model: OnePass, taught: list[_Taught], cached: Any, device: torch.device) -> None:
+def _start(student: Student, features: list[Tensor], taught: Taught) -> None:
     """Standardises the heads' features, and starts them at the mean share and, for numbers, the mean deviation."""
-    student = model.net
-    first = [part for part, _ in cached] if cached else next(_pass(student, taught[0].x, 1024, device))[1]
-    for n, (head, features) in enumerate(zip(student.heads, first, strict=True)):
-        flat, answers = features.flatten(0, -2).float(), taught[0].answers[n]
+    for n, (head, place, packer) in enumerate(zip(student.heads, student.places, student.packers, strict=True)):
+        flat = features[n].flatten(0, -2).float()
         std = flat.std(0)
         head.shift.copy_(flat.mean(0))
         head.scale.copy_(1 / std.clamp_min(0.01 * std.square().mean().sqrt().clamp_min(1e-12)))
-        targets = student.places[n].targets
-        head.outer_bias[targets:] = answers[-1].mean().clamp(1e-4, 1 - 1e-4).logit()
-        if isinstance(student._packers[student.places[n].output], OnePassGaussian) and not student.places[n].predicted:
-            head.outer_bias[:targets] = 0.5 * answers[1].clamp_min(1e-12).log().mean()
+        head.outer_bias[place.targets :] = taught[n][-1].mean().clamp(1e-4, 1 - 1e-4).logit()
+        if isinstance(packer, OnePassGaussian) and not place.predicted:
+            logs = 0.5 * taught[n][1].clamp_min(1e-12).log() - packer.scale.log().to(taught[n][1].device)
+            head.outer_bias[: place.targets] = logs.mean()
 
 
 @torch.no_grad()
 def _make_exact(model: OnePass, own: Likelihood) -> None:
     """Sets the heads to the model's temperatures and noise, and all shares to 0."""
-    owners = dict(own.each()) if isinstance(own, Heads) else {"": own}
-    for place, head in zip(model.net.places, model.net.heads, strict=True):
-        likelihood = owners[place.output]
+    owners = [head for _, head in own.each()] if isinstance(own, Heads) else [own]
+    for likelihood, place, head in zip(owners, model.net.places, model.net.heads, strict=True):
         t = likelihood.temperature.log().expand(place.targets)
         if isinstance(likelihood, Gaussian) and likelihood.log_std is not None:
             t = t + likelihood.log_std
@@ -621,25 +516,23 @@ def _make_exact(model: OnePass, own: Likelihood) -> None:
 
 
 @torch.no_grad()
-def _judge(model: OnePass, judged: _Taught, batch_size: int) -> None:
-    """Measures the agreement on held-out inputs, and stores it."""
-    answer: Any = model.predict(judged.x, batch_size=batch_size, novelty=False, progress=False)
-    packers = _packers(model.likelihood)
-    for n, place in enumerate(model.net.places):
-        own, packer = answer[place.output] if place.output else answer, packers[place.output]
-        *taught, share = judged.answers[n]
-        mine = packer.teaching(own)
-        if isinstance(packer, OnePassGaussian):
-            ratio = (taught[1] + (taught[0] - mine[0]).square()) / mine[1].clamp_min(1e-12)
-            kl = 0.5 * (ratio - 1 - (taught[1] / mine[1]).clamp_min(1e-12).log())
-            differing, total = torch.full((judged.rows,), math.nan), taught[1]
-        else:
-            kl = (taught[0] * (taught[0].clamp_min(1e-12).log() - mine[0].clamp_min(1e-12).log())).sum(-1)
-            differing = (taught[0].argmax(-1) != mine[0].argmax(-1)).double().reshape(judged.rows, -1).mean(1)
-            total = torch.special.entr(taught[0]).sum(-1)
-        rank = rank_correlation((share * total).flatten(), own.epistemic.flatten())
-        kl = kl.double().reshape(judged.rows, -1).mean(1)
-        root = math.sqrt(judged.rows)
-        values = [kl.mean(), kl.std() / root, rank, (1 - rank**2) / root]
-        values += [differing.mean(), differing.std() / root, judged.rows]
-        model.agreement[n] = torch.tensor([float(value) for value in values])
+def _judge(model: OnePass, x: Inputs, expected: list[Any], batch_size: int) -> None:
+    """Measures the agreement with the expected answers to held-out inputs, and stores it."""
+    rows, student = batch_length(x), model.net
+    passes = []
+    for batch in torch.arange(rows).split(batch_size):
+        outputs, features = student.seen_in(x, batch)
+        passes.append([student.packed(n, outputs[n], features[n])[0] for n in range(len(outputs))])
+    for n, (theirs, packer) in enumerate(zip(expected, student.packers, strict=True)):
+        output = torch.cat([packed[n] for packed in passes]).to(theirs.epistemic.device)
+        mine = packer.summarise(output[None, None])
+        kl = _mean_and_error(packer.apart(output, packer.teaching(theirs)))
+        rank = rank_correlation(theirs.epistemic.flatten(), mine.epistemic.flatten())
+        differing = [math.nan] * 2 if isinstance(packer, Gaussian) else _mean_and_error(theirs.labels != mine.labels)
+        model.agreement[n] = torch.tensor([*kl, rank, (1 - rank**2) / math.sqrt(rows), *differing, rows])
+
+
+def _mean_and_error(values: Tensor) -> list[float]:
+    """Returns the mean of values (B, …), and its standard error over the rows."""
+    by_row = values.double().reshape(len(values), -1).mean(1)
+    return [by_row.mean().item(), by_row.std().item() / math.sqrt(len(values))]

@@ -384,7 +384,7 @@ def test_moments_of_the_path() -> None:
     expected = {tuple((path[i] - path[: i + 1].mean(0))[:3].tolist()) for i in (2, 3, 4)}
     got = {tuple(row[:3].tolist()) for row in model.deviations}
     assert {tuple(round(v, 4) for v in row) for row in got} == {tuple(round(v, 4) for v in row) for row in expected}
-    model.settle()
+    model.end_epoch(collect=False, last=True)
     torch.testing.assert_close(torch.cat([p.flatten() for p in model.net.parameters()]), path.mean(0))
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import ibnn
 from ibnn import baselines, nets
-from ibnn.files.export import READERS
+from ibnn.files.export import file_answers
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -136,7 +136,7 @@ def test_files_tell_novelty_and_fall_back_as_predict_does(format, name, tmp_path
     assert written.difference < 1e-4
     for part in (slice(0, 5), slice(3, 4)):
         new = rows_of(x, part)
-        answers = READERS[format](path.read_bytes(), new)
+        answers = file_answers(format, path.read_bytes(), new)
         wanted, p = expected(model, new, fallback=0.2)
         assert list(answers)[-1] == "p_value"
         assert answers["p_value"].shape == p.p_value.shape
@@ -153,7 +153,7 @@ def test_files_tell_novelty_and_fall_back_as_predict_does(format, name, tmp_path
 def test_files_without_novelty_are_as_before(tmp_path):
     model, x = made("mlp")
     plain = ibnn.export(model, x, tmp_path / "a", samples=2, format="torch", novelty=False)
-    answers, wanted = READERS["torch"](plain.path.read_bytes(), x), expected(model, x, novelty=False)[0]
+    answers, wanted = file_answers("torch", plain.path.read_bytes(), x), expected(model, x, novelty=False)[0]
     assert list(answers) == ["probabilities", "total", "aleatoric", "epistemic"]
     for name, value in answers.items():
         torch.testing.assert_close(value, wanted[name], rtol=1e-5, atol=1e-6)

@@ -8,19 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from ibnn import check
-from ibnn.baselines.plain import Plain
+from ibnn.baselines.plain import Method, Plain
 from ibnn.errors import complaint
-from ibnn.files.saving import save_pretrained
-from ibnn.inputs import Inputs, evaluating
+from ibnn.inputs import Inputs
 from ibnn.likelihood import Categorical, Heads, Likelihood
 from ibnn.likelihood.mixing import mixing, on_one_scale
-from ibnn.network import make_room
 from ibnn.normal import numbered_seed
 from ibnn.objective import ELBO
-from ibnn.prediction import HeldOut, predict
 
 
-class Ensemble(nn.Module):
+class Ensemble(Method):
     """Several models as one method: each member is a component, and an answer mixes those of all members equally.
 
     Members may be iBNNs, baselines, or plain networks, which makes it a deep ensemble (Lakshminarayanan et al., 2017).
@@ -39,18 +36,11 @@ class Ensemble(nn.Module):
     (4, torch.Size([5, 3]))
     """
 
-    prior_std, kl_kind = 0.0, None  # members have their own
-    reference: Any
-    held_out: HeldOut | None
-
     def __init__(self, members: Sequence[nn.Module], likelihood: Likelihood | None = None) -> None:
         super().__init__()
-        self.register_module("reference", None)
-        self.register_module("held_out", None)
         if any(not isinstance(member, nn.Module) for member in members):
-            raise TypeError(
-                complaint("members", "models or networks", type(members[0]).__name__, "Pass them in a list.")
-            )
+            got = type(members[0]).__name__
+            raise TypeError(complaint("members", "models or networks", got, "Pass them in a list."))
         if any(not hasattr(member, "each_draw") for member in members):
             members = [Plain(member, copy.deepcopy(likelihood) or Categorical()) for member in members]
         elif likelihood is not None:
@@ -72,13 +62,6 @@ class Ensemble(nn.Module):
         self.likelihood.to(next(self.members[0].parameters()).device)
         self.components = len(members)
         self.training = self.members[0].training
-
-    predict, save_pretrained, evaluating = predict, save_pretrained, evaluating
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """None: files describe the members."""
-        return {}
 
     @property
     def net(self) -> nn.ModuleList:
@@ -107,7 +90,8 @@ class Ensemble(nn.Module):
             self.reference = self.held_out = None
             noisy = [member.likelihood.read(member(*args, **kwargs))[None] for member in self.members]
         else:
-            noisy = [_draws(member, kwargs or args) for member in self.members]
+            own = [(m, getattr(m, "eval_samples", 1) or 1, getattr(m, "eval_seed", 0)) for m in self.members]
+            noisy = [member.draw_logits(kwargs or args, samples, seed) for member, samples, seed in own]
         scaled = [self._unit(member, drawn) for member, drawn in zip(self.members, noisy, strict=True)]
         return self.likelihood.combine(torch.cat(scaled))
 
@@ -140,12 +124,6 @@ class Ensemble(nn.Module):
             for drawn in member.each_draw(x, samples, own, first=first, batch_size=batch_size):
                 yield self._unit(member, drawn)
 
-    def draw_logits(
-        self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
-    ) -> Tensor:
-        """Returns what `each_draw` yields, together."""
-        return torch.cat(list(self.each_draw(x, samples, seed, first=first, batch_size=batch_size)))
-
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the mean of the members' outputs at their means."""
         return torch.stack([self._unit(member, member.mean_output(x)[None])[0] for member in self.members]).mean(0)
@@ -159,13 +137,3 @@ class Ensemble(nn.Module):
     def _unit(self, member: Any, draws: Tensor) -> Tensor:
         """Returns a member's outputs (J, B, …) at temperature 1, with their noise where it is a Gaussian's."""
         return on_one_scale(draws, member.likelihood, self.likelihood)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        make_room(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-def _draws(member: Any, x: Inputs) -> Tensor:
-    """Returns the draws that a member's own eval mode stands for."""
-    drawn: Tensor = member.draw_logits(x, getattr(member, "eval_samples", 1) or 1, getattr(member, "eval_seed", 0))
-    return drawn

@@ -1,6 +1,6 @@
 """A plain network, the base class of the other baselines; temperature scaling."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,43 @@ if TYPE_CHECKING:
     from ibnn.novelty.reference import Reference
 
 
-class Plain(nn.Module):
+class Method(nn.Module):
+    """What all baselines share."""
+
+    prior_std = 0.0
+    kl_kind: Any = None  # there is no choice
+    reference: "Reference | None"
+    held_out: HeldOut | None
+    saved_options: tuple[str, ...] = ()  # attributes that are constructor options besides network and likelihood
+    each_draw: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_module("reference", None)
+        self.register_module("held_out", None)
+
+    predict, save_pretrained, evaluating = predict, save_pretrained, evaluating
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Constructor options from which `ibnn.load` makes the method again."""
+        return {name: getattr(self, name) for name in self.saved_options}
+
+    def draw_logits(
+        self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
+    ) -> Tensor:
+        """Returns draws of the network's output, (J, B, …), in eval mode; draw j of a seed is one function of x.
+
+        Arguments as of `IBNN.draw_logits`; a baseline computes draw by draw, whatever the `batch_size`.
+        """
+        return torch.cat(list(self.each_draw(x, samples, seed, first=first, batch_size=batch_size)))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        make_room(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class Plain(Method):
     """One deterministic network; with weight decay it is the MAP estimate.
 
     Attributes:
@@ -34,16 +70,11 @@ class Plain(nn.Module):
         examples: Number of training examples seen so far (a buffer).
     """
 
-    components, nodes, prior_std, random = 1, 0, 0.0, False
-    kl_kind: Any = None  # there is no choice
+    components, nodes, random = 1, 0, False
     examples: Tensor
-    reference: "Reference | None"
-    held_out: HeldOut | None
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None) -> None:
         super().__init__()
-        self.register_module("reference", None)
-        self.register_module("held_out", None)
         if not isinstance(net, nn.Module):
             raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))
         self.net, self.likelihood = net, likelihood or Categorical()
@@ -51,13 +82,6 @@ class Plain(nn.Module):
         self.likelihood.to(device)
         self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
         self.training = net.training
-
-    predict, save_pretrained, evaluating = predict, save_pretrained, evaluating
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Constructor options besides network and likelihood, from which `ibnn.load` makes the method again."""
-        return {}
 
     def reseed(self, seed: int) -> None:
         """Sets the count of examples to 0; the noise of training comes from torch's generator, which `fit` seeds."""
@@ -106,15 +130,6 @@ class Plain(nn.Module):
         ]
         return [group for group in groups if group["params"]]
 
-    def draw_logits(
-        self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
-    ) -> Tensor:
-        """Returns draws of the network's output, (J, B, …), in eval mode; draw j of a seed is one function of x.
-
-        Arguments as of `IBNN.draw_logits`; a baseline computes draw by draw, whatever the `batch_size`.
-        """
-        return torch.cat(list(self.each_draw(x, samples, seed, first=first, batch_size=batch_size)))
-
     def each_draw(
         self, x: Inputs, samples: int = 5, seed: int = 0, *, first: int = 0, batch_size: int | None = None
     ) -> Iterator[Tensor]:
@@ -127,11 +142,7 @@ class Plain(nn.Module):
         args, kwargs = call_arguments(x)
         return self.likelihood.read(self.net(*args, **kwargs))
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        make_room(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    # ------------------------------------------------------------------------------------- what other methods override
+    # Other methods override what follows.
 
     def _noisy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one forward pass of training."""
@@ -139,25 +150,15 @@ class Plain(nn.Module):
 
     def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
         """Returns mean losses over the rows, each once: without noise, copies would be equal."""
-        return self.likelihood.terms(self._checked(lambda *args, **kwargs: self._noisy(args, kwargs), x, y), y)
-
-    def _checked(self, net: Callable[..., Any], x: Inputs, y: Tensor) -> Tensor:
-        """Returns the output of a forward pass; raises if inputs or targets do not fit it."""
-        args, kwargs = call_arguments(x)
         with explaining_shapes(self.net, x):
-            output = self.likelihood.read(net(*args, **kwargs))
+            output = self.likelihood.read(self._noisy(*call_arguments(x)))
             check_rows(output, batch_length(x))
         self.likelihood.check(output, y)
-        return output
+        return self.likelihood.terms(output, y)
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         """Yields the outputs of the draws of these numbers, or the only output there is."""
         yield self.likelihood.read(self.net(*args, **kwargs))
-
-
-def mean_terms(terms: Sequence[Terms]) -> Terms:
-    """Returns the mean of several losses of the same batch."""
-    return Terms(*(torch.stack(parts).mean() for parts in zip(*terms, strict=True)))
 
 
 def generator(seed: int, index: int) -> torch.Generator:

@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ibnn import check
 from ibnn.autograd import inverse_softplus
-from ibnn.baselines.plain import Plain, generator, mean_terms
+from ibnn.baselines.plain import Plain, generator
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, batch_length, repeat_rows, tree_map
 from ibnn.layers.registry import layer_type
@@ -42,8 +42,7 @@ class _Mask(nn.Module):
             return own(x)  # type: ignore[no-any-return]
         entries = isinstance(own, nn.Dropout | nn.AlphaDropout)  # the others drop channels
         shape = x.shape[1:] if entries else (*x.shape[1:2], *[1] * (x.dim() - 2))
-        device = x.device if self.source is None else "cpu"
-        mask = torch.rand(shape, generator=self.source, device=device).to(x.device) >= rate
+        mask = torch.rand(shape, generator=self.source).to(x.device) >= rate
         if isinstance(own, nn.AlphaDropout | nn.FeatureAlphaDropout):  # keeps mean 0 and variance 1
             scale = 1 / math.sqrt((1 - rate) * (1 + rate * LEAST_SELU**2))
             return scale * (torch.where(mask, x, LEAST_SELU) - rate * LEAST_SELU)
@@ -64,7 +63,7 @@ class MCDropout(Plain):
             of the network's own dropout. None keeps the network's own dropout layers.
     """
 
-    random = True
+    random, saved_options = True, ("rate",)
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None, *, rate: float | None = None) -> None:
         super().__init__(net, likelihood)
@@ -81,11 +80,6 @@ class MCDropout(Plain):
             layer.input_dropout = _Mask(nn.Dropout(rate or 0.0))
             layer.register_forward_pre_hook(layer.input_dropout.hook)
         self.train(self.training)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The rate."""
-        return {"rate": self.rate}
 
     def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
         rows = batch_length(x)
@@ -119,7 +113,7 @@ class MeanField(Plain):
         init_std: σ at the start.
     """
 
-    random = True
+    random, saved_options = True, ("prior_std",)
 
     def __init__(
         self, net: nn.Module, likelihood: Likelihood | None = None, *, prior_std: float = 0.1, init_std: float = 0.01
@@ -166,13 +160,9 @@ class MeanField(Plain):
         weights = {name: mean + std * normal_like(mean, source) for name, (mean, std) in self.posterior().items()}
         return functional_call(self.net, weights, args, kwargs)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The prior."""
-        return {"prior_std": self.prior_std}
-
     def _terms(self, x: Inputs, y: Tensor, samples: int) -> Terms:
-        return mean_terms([super(MeanField, self)._terms(x, y, 1) for _ in range(samples)])  # a draw of weights each
+        terms = [super(MeanField, self)._terms(x, y, 1) for _ in range(samples)]  # a draw of weights each
+        return Terms(*(torch.stack(parts).mean() for parts in zip(*terms, strict=True)))
 
     def _draws(self, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: range, seed: int) -> Iterator[Tensor]:
         yield from (self.likelihood.read(self._noisy(args, kwargs, generator(seed, number))) for number in numbers)
@@ -195,11 +185,12 @@ class SWAG(Plain):
     mean: Tensor
     square: Tensor
     deviations: Tensor
+    saved_options = ("rank",)
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None = None, *, rank: int = 20) -> None:
         super().__init__(net, likelihood)
         check.integer("rank", rank, least=2, remedy="Pass rank=20.")
-        weights = self._weights()
+        self.rank, weights = rank, self._weights()
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=weights.device))
         self.register_buffer("mean", torch.zeros_like(weights))
         self.register_buffer("square", torch.zeros_like(weights))
@@ -211,34 +202,24 @@ class SWAG(Plain):
     def collect(self) -> None:
         """Adds the current weights to the moments."""
         weights = self._weights()
-        self.deviations[int(self.count) % len(self.deviations)] = 0
         self.count += 1
         self.mean += (weights - self.mean) / self.count
         self.square += (weights.square() - self.square) / self.count
-        self.deviations[(int(self.count) - 1) % len(self.deviations)] = weights - self.mean
-
-    def settle(self) -> None:
-        """Puts the mean into the network."""
-        with torch.no_grad():
-            for parameter, value in zip(self.net.parameters(), self._parts(self.mean), strict=True):
-                parameter.copy_(value)
+        self.deviations[(int(self.count) - 1) % self.rank] = weights - self.mean
 
     def end_epoch(self, *, collect: bool, last: bool) -> bool:
         """Collects where `fit` asks for it; at the end, the mean of what was collected takes the weights' place."""
         if collect:
             self.collect()
         if last and int(self.count):
-            self.settle()
+            with torch.no_grad():
+                for parameter, value in zip(self.net.parameters(), self._parts(self.mean), strict=True):
+                    parameter.copy_(value)
         return int(self.count) > 0
 
     def _parts(self, weights: Tensor) -> list[Tensor]:
         own = list(self.net.parameters())
         return [part.view_as(p) for part, p in zip(weights.split([p.numel() for p in own]), own, strict=True)]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The rank."""
-        return {"rank": len(self.deviations)}
 
     @property
     def random(self) -> bool:  # type: ignore[override]

@@ -9,6 +9,7 @@ counts a layer's inputs, its outputs, or its inputs and then its outputs.
 import copy as copying
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -56,8 +57,19 @@ def load_authors(
     """
     check_sides(where, "none")
     layers, weights = _split(_read(checkpoint))
-    described = _described(layers)
-    described |= {"where": where, "layers": _in_order(net, layers, where, described["bias_latents"])}
+    priors = {
+        tuple(map(float, (len(own["posterior_U_mean"]), own["prior_mean"], own["prior_std"])))
+        for own in layers.values()
+    }
+    components, prior_mean, prior_std = next(iter(priors))
+    if len(priors) > 1 or prior_mean != 1:
+        expected = "one whose layers share the number of components, prior_std, and a prior_mean of 1"
+        remedy = "Only such posteriors are of the form that convert makes."
+        raise ValueError(complaint("checkpoint", expected, sorted(priors), remedy))
+    bias_latents: Any = "layer" if any("posterior_B_mean" in own for own in layers.values()) else "none"
+    described = {"components": int(components), "prior_std": prior_std, "kl_kind": "mean", "draws": "channel"}
+    described |= {"where": where, "bias_latents": bias_latents}
+    described["layers"] = _in_order(net, layers, where, bias_latents)
     check_tensors(net.state_dict(keep_vars=True), weights)
     model = converted(copying.deepcopy(net) if copy else net, described, likelihood)
     model.net.load_state_dict(weights, strict=False)  # names and shapes were checked; latents have names of their own
@@ -70,7 +82,19 @@ def load_authors(
 
 def _read(checkpoint: str | os.PathLike[str] | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors of a checkpoint, without the prefix that DistributedDataParallel adds."""
-    state: Any = checkpoint if isinstance(checkpoint, Mapping) else _from_file(Path(checkpoint))
+    state: Any = checkpoint
+    if not isinstance(checkpoint, Mapping):
+        path = Path(checkpoint)
+        if not path.is_file():
+            raise FileNotFoundError(complaint("checkpoint", "a file", repr(str(path)), "Check the path."))
+        reader = partial(torch.load, map_location="cpu", weights_only=True)
+        reader = extra("safetensors.torch").load_file if path.suffix == ".safetensors" else reader
+        try:
+            state = reader(path)
+        except Exception as error:  # whatever safetensors or torch finds wrong with it
+            got = f"{type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"
+            remedy = "Save its state_dict() alone, with the code that made it."
+            raise ValueError(complaint("checkpoint", "a file of tensors, without code", got, remedy)) from error
     if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         got = sorted(map(str, state))[:5] if isinstance(state, Mapping) else type(state).__name__
         remedy = "Pass the part of it that is one, such as torch.load(path, weights_only=True)['model']."
@@ -79,31 +103,13 @@ def _read(checkpoint: str | os.PathLike[str] | Mapping[str, Tensor]) -> dict[str
     return {name.removeprefix("module.") if prefixed else name: value for name, value in state.items()}
 
 
-def _from_file(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(complaint("checkpoint", "a file", repr(str(path)), "Check the path."))
-    try:
-        if path.suffix == ".safetensors":
-            return extra("safetensors.torch").load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except ImportError:
-        raise
-    except Exception as error:  # whatever safetensors or torch finds wrong with it
-        got = f"{type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"
-        remedy = "Save its state_dict() alone, with the code that made it."
-        raise ValueError(complaint("checkpoint", "a file of tensors, without code", got, remedy)) from error
-
-
 def _split(state: Mapping[str, Tensor]) -> tuple[Layers, dict[str, Tensor]]:
     """Returns what layers have beside weights, by layer, and the weights by name; raises if a layer's is incomplete."""
     layers: Layers = {}
-    weights = {}
     for name, tensor in state.items():
         layer, _, key = name.rpartition(".")
         if key in _OWN:
             layers.setdefault(layer, {})[key] = tensor
-        else:
-            weights[name] = tensor
     if not layers:
         remedy = "For one of this library's own use ibnn.load."
         got = f"names such as {sorted(state)[:3]}"
@@ -113,24 +119,7 @@ def _split(state: Mapping[str, Tensor]) -> tuple[Layers, dict[str, Tensor]]:
         if missing := [name for name in needed if name not in own]:
             expected = f"one where layer {layer!r} has {', '.join(needed)}"
             raise ValueError(complaint("checkpoint", expected, f"none of {missing}", "Save the whole state dict."))
-    return layers, weights
-
-
-def _described(layers: Layers) -> dict[str, Any]:
-    """Returns what the model is: number of components, prior, KL, latents of biases; raises if layers disagree."""
-    facts: dict[str, set[Any]] = {
-        "components": {own["posterior_U_mean"].shape[0] for own in layers.values()},
-        "prior_mean": {float(own["prior_mean"]) for own in layers.values()},
-        "prior_std": {float(own["prior_std"]) for own in layers.values()},
-    }
-    for name, values in facts.items():
-        if len(values) > 1 or (name == "prior_mean" and values != {1.0}):
-            expected = f"one whose layers share {name}" + (", 1" if name == "prior_mean" else "")
-            remedy = "Only such posteriors are of the form that convert makes."
-            raise ValueError(complaint("checkpoint", expected, sorted(values), remedy))
-    of_bias = any("posterior_B_mean" in own for own in layers.values())
-    found = {name: values.pop() for name, values in facts.items() if name != "prior_mean"}
-    return found | {"kl_kind": "mean", "draws": "channel", "bias_latents": "layer" if of_bias else "none"}
+    return layers, {name: tensor for name, tensor in state.items() if name.rpartition(".")[2] not in _OWN}
 
 
 def _in_order(net: nn.Module, layers: Layers, where: Where, bias_latents: Any) -> dict[str, int]:

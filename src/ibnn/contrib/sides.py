@@ -135,14 +135,13 @@ class SidedLatent(Latent):
             return type(layer).forward(stand_in(layer, self.folded(layer, z)), self._cast(x, z))
         output = self.run_input(layer, inputs, units, *args, **kwargs)
         if v is not None:
-            bias = getattr(layer, output_bias(layer))
+            bias = getattr(layer, _output(layer).bias)
             output = output + self.broadcast((v.to(bias.dtype) - 1) * bias, output, self.batch_axis)
         return output if r is None else output * self.broadcast(r, output, self.batch_axis)
 
     def folded(self, layer: nn.Module, z: Tensor) -> dict[str, Tensor]:
         """Returns the weights diag(r) U diag(z) and the bias r ∘ v ∘ b of a layer by name."""
-        kind, output = carried_type(layer), output_of(layer)
-        assert output is not None
+        kind, output = carried_type(layer), _output(layer)
         (name,) = kind.weights(layer)
         like = getattr(layer, name)
         inputs, r, v = self.sides.split(z.to(dtype=like.dtype, device=like.device))
@@ -155,7 +154,7 @@ class SidedLatent(Latent):
         return folded
 
     def _folding_pays(self, layer: nn.Module, x: Tensor) -> bool:
-        name = output_bias(layer)  # a bias that is computed cannot be replaced
+        name = _output(layer).bias  # a bias that is computed cannot be replaced
         computed = layer._parameters.get(name) is None and getattr(layer, name, None) is not None
         return not computed and super()._folding_pays(layer, x)
 
@@ -164,20 +163,17 @@ class SidedLatent(Latent):
         return f"{super().extra_repr()}, sides={str(self.sides)!r}"
 
 
-def output_bias(layer: nn.Module) -> str:
-    """Returns the name of what a layer adds to its product."""
+def _output(layer: nn.Module) -> Output:
     output = output_of(layer)
     assert output is not None, "only layers with an output side have latents there"
-    return output.bias
+    return output
 
 
 def attach_at(layer: nn.Module, name: str, components: int, where: "Where", bias_latents: "BiasLatents") -> None:
     """Gives a layer a latent on some of its sides."""
     sides = sides_of(layer, where, bias_latents)
-    if sides.outputs or sides.biases:
-        attach(layer, name, components, partial(SidedLatent, sides=sides))
-    else:
-        attach(layer, name, components)
+    sided = [partial(SidedLatent, sides=sides)] if sides.outputs or sides.biases else []
+    attach(layer, name, components, *sided)
 
 
 _NO_OUTPUT = 'has no output side (where="output"): several inputs or weights, or a forward of its own'
@@ -195,10 +191,9 @@ def planned(
 
     at = {name: sides_of(modules[name], where, bias_latents) for name, reason in why_not.items() if reason is None}
     if where == "output":
-        left_out = {
-            name: _NO_OUTPUT for name, sides in at.items() if str(sides) == "input" and not _looks_up(modules[name])
-        }
-        why_not = {**why_not, **left_out}
+        looked_up = {name for name in at if set(carried_type(modules[name]).ports(modules[name])) == {"output"}}
+        left_out = {name for name, sides in at.items() if str(sides) == "input"} - looked_up  # embeddings have no input
+        why_not = {**why_not, **dict.fromkeys(left_out, _NO_OUTPUT)}
     plan = planned(net, modules, why_not)
     layers = [
         entry if entry.where == "output" else replace(entry, nodes=at[entry.name].nodes, where=str(at[entry.name]))
@@ -214,8 +209,3 @@ def planned(
             remedy = f"Leave it out: {found} and the like have latents on their inputs alone."
             raise ValueError(complaint(name, expected, repr(value), remedy))
     return replace(plan, layers=tuple(layers))
-
-
-def _looks_up(layer: nn.Module) -> bool:
-    """Whether a layer has no input to multiply, as an embedding."""
-    return set(carried_type(layer).ports(layer)) == {"output"}

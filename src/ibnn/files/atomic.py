@@ -53,12 +53,13 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
-            if not _names(path, file.fileno()):  # the previous holder has removed this file
+            try:
+                if not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                    continue
+            except FileNotFoundError:  # the previous holder has removed this file
                 continue
-            file.truncate(0)
-            file.seek(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            os.truncate(file.fileno(), 0)
+            os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
             try:
                 yield True
             finally:
@@ -79,14 +80,6 @@ def _open_lock(path: str, flags: int) -> int:
         raise ValueError(f"{path} is a symbolic link and is not followed. Remove it.") from None
 
 
-def _names(path: Path, descriptor: int) -> bool:
-    """Whether a path names an open file."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
 @contextmanager
 def replaced(*paths: Path) -> Iterator[list[Path]]:
     """Yields an empty temporary file beside each path; if the block succeeds, they replace the paths, in this order.
@@ -103,7 +96,8 @@ def replaced(*paths: Path) -> Iterator[list[Path]]:
         yield temporary
         for path in temporary:
             path.chmod(mode)  # whoever wrote it may have made it the owner's alone
-            _fsync(path, os.O_RDWR)
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
         for path, place in zip(temporary, paths, strict=True):
             os.replace(path, place)
     finally:
@@ -111,7 +105,9 @@ def replaced(*paths: Path) -> Iterator[list[Path]]:
             path.unlink(missing_ok=True)
     if os.name == "posix":  # elsewhere a folder cannot be opened
         for folder in {path.parent for path in paths}:
-            _fsync(folder, os.O_RDONLY)  # so that the new name survives, too
+            descriptor = os.open(folder, os.O_RDONLY)
+            os.fsync(descriptor)  # so that the new name survives, too
+            os.close(descriptor)
 
 
 def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
@@ -125,14 +121,6 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file by `replaced`."""
     with replaced(path) as (temporary,):
         temporary.write_bytes(content)
-
-
-def _fsync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_text(path: Path) -> str:

@@ -19,10 +19,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map as map_trees
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.files.answering import Answering, OneNetwork, Pixels, named
+from ibnn.files.answering import Answering, Pixels, named
 from ibnn.files.atomic import write_atomically
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tensors, tree_map
 from ibnn.layers.explain import explaining_shapes
@@ -31,7 +32,6 @@ from ibnn.novelty.measure import measure
 from ibnn.prediction import check_fallback, predict
 
 Format = Literal["onnx", "torch"]
-Answers = dict[str, Tensor]
 RANKS = 0.01  # difference of p-values that rounding may make, beside that of two ranks
 TOLERANCE = 1e-3  # a larger difference to `predict` is not rounding; the usual one is below 1e-5
 FACTS = "ibnn"  # name of the metadata in an ONNX file; in torch's it is ibnn.json
@@ -57,7 +57,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    model: IBNN | OneNetwork,
+    model: nn.Module,
     example: Inputs,
     path: str | os.PathLike[str],
     *,
@@ -101,8 +101,6 @@ def export(
     >>> {name: tuple(value.shape) for name, value in answer.items()}
     {'probabilities': (6, 3), 'total': (6,), 'aleatoric': (6,), 'epistemic': (6,)}
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(complaint("model", "an IBNN, Plain or Ensemble", type(model).__name__, "Pass a model."))
     _check(model, samples, seed, format, metadata)
     example, facts = as_tensors(example, next(model.parameters()).dtype), dict(metadata or {})
     _check_example(example, pixels)
@@ -112,12 +110,21 @@ def export(
     answering = Answering(model, samples, seed, pixels, novelty=novelty, fallback=fallback)
     answering.eval().cpu().requires_grad_(False)
     shown = tree_map(lambda t: t.detach().cpu()[torch.arange(3) % batch_length(example)], example)
-    with explaining_shapes(model.net, example):
+    net: Any = model.net
+    with explaining_shapes(net, example):
         answering.find_batch(shown)
     facts |= answering.facts() | {"samples": samples, "seed": seed, "format": format}
-    content, difference = _checked(model, answering, shown, facts)
+    other = _other_length(answering, shown)
+    try:
+        content, difference = _written(model, answering, [shown] if other is None else [shown, other], facts)
+    except ValueError as error:
+        if other is None:
+            raise
+        content, difference = _written(model, answering, [shown], facts)
+        message = f"The file takes inputs of the example's length only, because torch cannot follow others. {error}"
+        warnings.warn(message, stacklevel=2)
     write_atomically(path, content)
-    return Exported(path, len(content), answering.draw_bytes, difference)
+    return Exported(path, len(content), sum(part.draw_bytes for part in answering.parts), difference)
 
 
 def _other_length(answering: Answering, shown: Inputs) -> Inputs | None:
@@ -129,7 +136,7 @@ def _other_length(answering: Answering, shown: Inputs) -> Inputs | None:
     if length == 1:
         return None
     kept = torch.arange(length - 1) if length > 2 else torch.tensor([0, 1, 1])
-    other = tree_map(lambda t: t.index_select(1, kept) if _has_length(t, length) else t, shown)
+    other = tree_map(lambda t: t.index_select(1, kept) if t.shape[1:2] == (length,) else t, shown)
     try:
         with torch.no_grad():
             answering(other)
@@ -138,34 +145,30 @@ def _other_length(answering: Answering, shown: Inputs) -> Inputs | None:
     return other
 
 
-def _has_length(tensor: Tensor, length: int) -> bool:
-    return tensor.dim() > 1 and tensor.shape[1] == length
+def _written(model: Any, answering: Answering, examples: list[Inputs], facts: dict[str, Any]) -> tuple[bytes, float]:
+    """Returns the content of the file, and how far its answers are from those of `predict`; raises if it is far.
 
-
-def _checked(model: Any, answering: Answering, shown: Inputs, facts: dict[str, Any]) -> tuple[bytes, float]:
-    """Returns the content of the file, and how far its answers are from those of `predict`; raises if it is far."""
-    other = _other_length(answering, shown)
-    try:
-        return _compared(model, answering, shown, other, facts)
-    except ValueError as error:
-        if other is None:
-            raise
-        found = _compared(model, answering, shown, None, facts)
-        message = f"The file takes inputs of the example's length only, because torch cannot follow others. {error}"
-        warnings.warn(message, stacklevel=3)
-        return found
-
-
-def _compared(
-    model: Any, answering: Answering, shown: Inputs, other: Inputs | None, facts: dict[str, Any]
-) -> tuple[bytes, float]:
-    """Writes the file, for any length if another is given, and compares its answers with those of `predict`."""
-    facts["any_length"] = other is not None
-    examples = [shown] if other is None else [shown, other]
+    The file takes inputs of any length if there are examples of two.
+    """
     asked = {"samples": facts["samples"], "seed": facts["seed"], "novelty": False}
     expected = [predict(model, answering.normalised(x), **asked) for x in examples]
-    facts["outputs"] = [*named(expected[0]), *(["p_value"] if answering.reference is not None else [])]
-    content, found = _written(answering, examples, facts)
+    outputs = [*named(expected[0]), *(["p_value"] if answering.reference is not None else [])]
+    facts |= {"any_length": len(examples) > 1, "outputs": outputs}
+    format = facts["format"]
+    try:
+        with _quiet():
+            program, about = _traced(answering, examples), json.dumps(facts)
+            if format == "onnx":
+                content = _to_onnx(program, _names(examples[0]), outputs, about)
+            else:
+                torch.export.save(program, file := io.BytesIO(), extra_files={f"{FACTS}.json": about})
+                content = file.getvalue()
+            found = [file_answers(format, content, x) for x in examples]
+    except Exception as error:  # whatever torch, onnxscript or onnxruntime cannot follow
+        got = f"one where it stops: {type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"
+        remedy = "Put what cannot be traced, or depends on values or on the batch size, into plain tensor code."
+        wanted = f"a network that torch can export to {format} for any batch size"
+        raise ValueError(complaint("model", wanted, got, remedy)) from error
     differences, device = [], next(model.parameters()).device
     for x, answer, file in zip(examples, expected, found, strict=True):
         if answering.reference is not None:
@@ -177,21 +180,6 @@ def _compared(
             answer = answering.fallen_back(answer, file["p_value"])
         differences.append(_largest_difference(file, named(answer)))
     return content, max(differences)
-
-
-def _written(answering: Answering, examples: list[Inputs], facts: dict[str, Any]) -> tuple[bytes, list[Answers]]:
-    """Returns the content of the file, and what it answers to each of the examples."""
-    format = facts["format"]
-    try:
-        with _quiet():
-            program = _traced(answering, examples[0], facts["any_length"])
-            content = WRITERS[format](program, _names(examples[0]), facts["outputs"], json.dumps(facts))
-            return content, [READERS[format](content, x) for x in examples]
-    except Exception as error:  # whatever torch, onnxscript or onnxruntime cannot follow
-        got = f"one where it stops: {type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"
-        remedy = "Put what cannot be traced, or depends on values or on the batch size, into plain tensor code."
-        expected = f"a network that torch can export to {format} for any batch size"
-        raise ValueError(complaint("model", expected, got, remedy)) from error
 
 
 def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
@@ -212,17 +200,19 @@ def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tens
     return difference
 
 
-def _traced(answering: Answering, shown: Inputs, any_length: bool) -> torch.export.ExportedProgram:
-    """Returns the graph for any batch size, without the example's numbers, paths of source files, and identities."""
-    batch = torch.export.Dim("batch")
-    blank = tree_map(lambda t: torch.zeros_like(t[:2]), shown)
-    length = next((t.shape[1] for t in tensors(blank) if t.dim() in (2, 3)), 1) if any_length else -1
+def _traced(answering: Answering, examples: list[Inputs]) -> torch.export.ExportedProgram:
+    """Returns the graph for any batch size, and any length if there are examples of two.
 
-    def axes(tensor: Tensor) -> Any:
-        return {0: batch} | ({1: torch.export.Dim.DYNAMIC} if _has_length(tensor, length) else {})
+    It is without the example's numbers, paths of source files, and identities.
+    """
+    blank, batch = tree_map(lambda t: torch.zeros_like(t[:2]), examples[0]), torch.export.Dim("batch")
+
+    def axes(tensor: Tensor, other: Tensor) -> dict[int, Any]:
+        sizes = enumerate(zip(tensor.shape, other.shape, strict=True))
+        return {0: batch} | {n: torch.export.Dim.DYNAMIC for n, (a, b) in sizes if a != b}
 
     with no_fast_path(), torch.no_grad():
-        shapes = (tree_map(axes, blank),)
+        shapes = (map_trees(axes, examples[0], examples[-1]),)
         program = torch.export.export(answering, (blank,), dynamic_shapes=shapes, strict=False)
     aten = torch.ops.aten
     for node in list(program.graph.nodes):
@@ -260,12 +250,13 @@ def _quiet() -> Iterator[None]:
 
 
 def _to_onnx(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str], facts: str) -> bytes:
-    given, returned = [f"in.{name}" for name in inputs], [f"out.{name}" for name in outputs]
-    made = torch.onnx.export(program, dynamo=True, verbose=False, input_names=given, output_names=returned)
-    assert made is not None
+    from onnx_ir.passes import common
+
+    made: Any = torch.onnx.export(program, dynamo=True, verbose=False, input_names=inputs, output_names=outputs)
+    common.NameFixPass()(made.model)  # torch has a "mean" inside, too
+    common.ClearMetadataAndDocStringPass()(made.model)  # says where in the source nodes came from
     proto = made.model_proto
-    names = dict(zip([*given, *returned], [*inputs, *outputs], strict=True))
-    _tidy(proto.graph, names | {name: f"inner.{name}" for name in names.values()})  # torch has a "mean" inside, too
+    proto.graph.ClearField("value_info")
     for value in (*proto.graph.input, *proto.graph.output):
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.dim_param:  # torch's own name
@@ -273,27 +264,6 @@ def _to_onnx(program: torch.export.ExportedProgram, inputs: list[str], outputs: 
     proto.metadata_props.add(key=FACTS, value=facts)
     content: bytes = proto.SerializeToString()
     return content
-
-
-def _tidy(graph: Any, names: Mapping[str, str]) -> None:
-    """Renames values of a graph and of the loops in it; drops where in the source they came from, and inner shapes."""
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                _tidy(attribute.g, names)
-    for value in (*graph.input, *graph.output, *graph.initializer):
-        value.name = names.get(value.name, value.name)
-    for part in (*graph.node, *graph.input, *graph.output, *graph.initializer):
-        part.ClearField("metadata_props")
-    graph.ClearField("value_info")
-
-
-def _to_torch(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str], facts: str) -> bytes:
-    file = io.BytesIO()
-    torch.export.save(program, file, extra_files={f"{FACTS}.json": facts})
-    return file.getvalue()
 
 
 def onnx_session(content: bytes | str) -> Any:
@@ -312,20 +282,15 @@ def run_onnx(session: Any, x: Inputs) -> dict[str, Tensor]:
     return dict(zip(outputs, map(torch.from_numpy, session.run(outputs, feed)), strict=True))
 
 
-def _from_onnx(content: bytes, x: Inputs) -> dict[str, Tensor]:
-    return run_onnx(onnx_session(content), x)
-
-
-def _from_torch(content: bytes, x: Inputs) -> dict[str, Tensor]:
+def file_answers(format: str, content: bytes, x: Inputs) -> dict[str, Tensor]:
+    """Returns what the content of a file answers to inputs, by name."""
+    if format == "onnx":
+        return run_onnx(onnx_session(content), x)
     answers: dict[str, Tensor] = torch.export.load(io.BytesIO(content)).module()(x)
     return answers
 
 
-WRITERS = {"onnx": _to_onnx, "torch": _to_torch}
-READERS = {"onnx": _from_onnx, "torch": _from_torch}  # what a file answers to inputs
-
-
-def _check(model: IBNN | OneNetwork, samples: int, seed: int, format: str, metadata: Any) -> None:
+def _check(model: Any, samples: int, seed: int, format: str, metadata: Any) -> None:
     """Raises unless model, format, packages, draws and metadata are fit for an export."""
     members: Any = getattr(model, "members", [model])
     if any(not m.latents if isinstance(m, IBNN) else getattr(m, "random", True) for m in members):
@@ -334,8 +299,7 @@ def _check(model: IBNN | OneNetwork, samples: int, seed: int, format: str, metad
     check.choice("format", format, PACKAGES)
     for package in PACKAGES[format]:
         if importlib.util.find_spec(package) is None:
-            how = "pip install -c constraints.txt '.[export]'"
-            remedy = f'Run: {how} in a clone of the repository, or pass format="torch".'
+            remedy = "Run: pip install -c constraints.txt '.[export]' in a clone of the repository, or use \"torch\"."
             raise ModuleNotFoundError(complaint(package, "installed, to export to ONNX", "none", remedy), name=package)
     check.seed(seed)
     check.integer("samples", samples, remedy="Pass samples=5.")
@@ -362,12 +326,8 @@ def _check_example(example: Inputs, pixels: Pixels | None) -> None:
             remedy = "Wrap the network in a module that fills in what is not of the batch."
             raise ValueError(complaint("example", f"tensors of {rows} rows each", got, remedy))
     if pixels is not None:
-        shape = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
-        try:
-            counts = [len(values) for values in pixels]
-        except TypeError:
-            counts = []
+        counts = [len(v) for v in pixels if hasattr(v, "__len__")] if isinstance(pixels, tuple | list) else []
         if not isinstance(example, Tensor) or example.dim() != 4 or counts != [example.shape[1]] * 2:
-            got = f"{counts or pixels} for {shape}"
+            got = f"{counts or pixels} for {[tuple(t.shape) for t in tensors(example)]}"
             remedy = "Pass pixels=(means, stds) for one tensor of images (B, C, H, W), or leave it out."
             raise ValueError(complaint("pixels", "a mean and a deviation of every channel", got, remedy))

@@ -86,7 +86,6 @@ def _card(config: dict[str, Any], repo_id: str, reference: Reference | None) -> 
     """Returns the text of a model card."""
     what = "latents only, for the network they were trained on" if config["latents_only"] else "a whole model"
     built = "architecture" in config and not config["latents_only"]
-    net = "" if built else "net = ...  # the plain network, built as it was when the model was made\n"
     novelty = "not told: the model has seen no reference data"
     if reference is not None:
         novelty = f"`prediction.p_value`, p-values among {reference.ranked:,} held-out inputs"
@@ -97,7 +96,7 @@ def _card(config: dict[str, Any], repo_id: str, reference: Reference | None) -> 
         layers=len(config["layers"]),
         repo_id=repo_id,
         what=what,
-        net=net,
-        argument=", net" if net else "",
+        net="" if built else "net = ...  # the plain network, built as it was when the model was made\n",
+        argument="" if built else ", net",
         novelty=novelty,
     )

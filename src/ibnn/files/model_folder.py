@@ -24,13 +24,14 @@ def write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> N
     """Writes tensors and config; see the module for what a kill leaves."""
     save_file = sealed.extra("safetensors.torch").save_file
     check_replaceable(folder / CONFIG)
-    kept, tied = _untied(tensors)
+    first: dict[int, str] = {}  # names of the tensors to write
+    tied = {name: kept for name, tensor in tensors.items() if (kept := first.setdefault(id(tensor), name)) != name}
     header = {"format": "ibnn", "format_version": FORMAT_VERSION, "ibnn_version": __version__}
     path = folder / FILES[config["latents_only"]]
     with locked(folder / ".save.lock"):
         _finish(folder)
         with replaced(_waiting(path)) as (temporary,):
-            save_file(kept, temporary)
+            save_file(sealed.plain({name: tensors[name] for name in first.values()}), temporary)
         content = header | config | {"tied": tied, "sha256": sealed.checksum(_waiting(path))}
         sealed.write_json(folder / CONFIG, content)
         os.replace(_waiting(path), path)
@@ -53,13 +54,6 @@ def _finish(folder: Path) -> None:
                 _waiting(path).unlink()
 
 
-def _untied(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Returns the tensors to write, no two of which share memory, and for each omitted name the one it is tied to."""
-    first: dict[int, str] = {}
-    tied = {name: kept for name, tensor in state.items() if (kept := first.setdefault(id(tensor), name)) != name}
-    return sealed.plain({name: tensor for name, tensor in state.items() if name not in tied}), tied
-
-
 def read_config(folder: Path) -> dict[str, Any]:
     """Returns the content of config.json; raises unless it is as it was written and of this format."""
     path = folder / CONFIG
@@ -69,10 +63,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if config.get("format") != "ibnn":
         raise ValueError(complaint(str(path), "written by ibnn", "another file", "Pass the folder of a save."))
     if (version := config.get("format_version")) != FORMAT_VERSION:
-        got, remedy = (
-            f"{version} (by ibnn {config.get('ibnn_version')})",
-            "Pull a newer version of the repository.",
-        )
+        got, remedy = f"{version} (by ibnn {config.get('ibnn_version')})", "Pull a newer version of the repository."
         raise ValueError(complaint(str(path), f"of format version {FORMAT_VERSION}", got, remedy))
     sealed.extra("ibnn.files.schema").check_config(config, path)
     return config

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +31,9 @@ from ibnn.nets.dense import Affine
 from ibnn.network import IBNN, NUMBERS, make_room
 
 Folder = str | os.PathLike[str]
-M = TypeVar("M", bound=nn.Module)
 Architecture = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 METHODS: dict[str, type[nn.Module]] = {}  # other methods that can be saved, by class name: see `register_method`
-_HOMES = {"OnePass": "ibnn.one_pass"}  # modules that register methods; the others are in ibnn.baselines
 _FUNCTION = {"function": True}  # stands for a function, which no file holds
 _FORM = ("draws", "where", "bias_latents")
 _ATTRIBUTES = ("components", "prior_std", "kl_kind", "eval_samples", "eval_seed", "gradient_scale", *_FORM)
@@ -111,39 +109,51 @@ def load(
     folder = check.path("directory", directory, folder=True)
     config = model_folder.read_config(folder)
     described: list[dict[str, Any]] = config.get("members") or [config]
-    for method in {of["method"] for of in (config, *described) if "method" in of} - set(METHODS):
-        importlib.import_module(_HOMES.get(method, "ibnn.baselines"))
-        if method not in METHODS:
-            remedy = "Import the module that registers it, with ibnn.files.saving.register_method."
-            raise ValueError(complaint("directory", "a save of a method that is imported", method, remedy))
+    methods = {of["method"] for of in (config, *described) if "method" in of}
+    if methods - set(METHODS):
+        importlib.import_module("ibnn.one_pass")  # it and what it imports register all methods of the library
+    if unknown := methods - set(METHODS):
+        remedy = "Import the module that registers it, with ibnn.files.saving.register_method."
+        raise ValueError(complaint("directory", "a save of a method that is imported", unknown.pop(), remedy))
     tensors = model_folder.read_tensors(folder, config)
     if net is None:
         net, copy = _build(config, tensors), False
     elif not isinstance(net, nn.Module):
         raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the plain network."))
-    for of in (of for of in described if "method" not in of):
-        _check_net(net, of | {"latents_only": config["latents_only"], "fingerprint": config["fingerprint"]}, force)
+    for of in (of for of in described if "layers" in of):
+        _check_net(net, of)
         if logits is None and isinstance(of["logits"], dict):
             remedy = "Pass the function that was given to convert."
             raise ValueError(complaint("logits", "given: the model was saved with a function", None, remedy))
-    net = duplicate(net, {} if copy else {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())})
-    _check_size(len(described) * sum(p.numel() for p in net.parameters() if not config["latents_only"]), tensors)
-    nets = [net, *(duplicate(net) for _ in described[1:])]
-    prefixes = [
-        f"members.{number}.likelihood." if "members" in config else "likelihood." for number in range(len(nets))
-    ]
-    models = []
-    for of, own, prefix in zip(described, nets, prefixes, strict=True):
-        with _refused_as("likelihood"):
-            read = _likelihood(of["likelihood"], likelihood, tensors, prefix)
-        if "layers" in of:
-            _check_size(2 * of["components"] * sum(of["layers"].values()), tensors)
-        models.append(_made(own, of, read, logits))
-    if config["latents_only"] and force and fingerprint(net) != config["fingerprint"]:  # reference data do not fit
+    if config["latents_only"] and (digest := fingerprint(net)) != config["fingerprint"]:
+        if not force:
+            expected = f"the network that these latents were saved with (weights {config['fingerprint'][:12]}…)"
+            remedy = "Load its weights into it first (running statistics count too), or pass force=True."
+            raise ValueError(complaint("net", expected, f"one with other weights ({digest[:12]}…)", remedy))
+        # reference data do not fit other weights
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(("reference.", "held_out."))}
+    weights = sum(p.numel() for p in net.parameters() if not config["latents_only"])
+    latents = [2 * of["components"] * sum(of["layers"].values()) for of in described if "layers" in of]
+    _check_size(max(len(described) * weights, sum(latents)), tensors)
+    net = duplicate(net, {} if copy else {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())})
+    models = []
+    for number, of in enumerate(described):
+        own = duplicate(net) if number else net
+        with _refused_as("likelihood"):
+            prefix = f"members.{number}.likelihood." if "members" in config else "likelihood."
+            read = _likelihood(of["likelihood"], likelihood, tensors, prefix)
+        models.append(_made(own, of, read, logits))
     with _refused_as("members"):
         model: Any = METHODS[config["method"]](models) if "members" in config else models[0]
-    return cast(IBNN, _filled(model, tensors, latents_only=config["latents_only"]))
+    make_room(model, tensors)
+    for number, member in enumerate(getattr(model, "members", ())):
+        make_room(member, tensors, f"members.{number}.")
+    state = _saved_state(model, config["latents_only"])
+    check_tensors(state, tensors)
+    for name, tensor in state.items():
+        tensor.data = tensor.data.to(tensors[name].dtype)
+    model.load_state_dict(tensors, strict=False)  # the names were checked
+    return cast(IBNN, model)
 
 
 def _made(net: nn.Module, config: dict[str, Any], likelihood: Likelihood, logits: Pick | None) -> nn.Module:
@@ -152,9 +162,9 @@ def _made(net: nn.Module, config: dict[str, Any], likelihood: Likelihood, logits
         with _refused_as("options"):
             return METHODS[config["method"]](net, likelihood, **config["options"])
     model = converted(net, config, likelihood)
-    model.eval_samples, model.eval_seed = config["eval_samples"], config["eval_seed"]
+    for name in ("eval_samples", "eval_seed", "gradient_scale"):
+        setattr(model, name, config[name])
     model.logits = config["logits"] if logits is None else logits
-    model.gradient_scale = config["gradient_scale"]
     return model
 
 
@@ -193,20 +203,19 @@ def _build(config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         expected = f"given: its code is your own ({code[0]}), which load does not import"
         raise ValueError(complaint("net", expected, None, remedy))
 
+    def part(name: str, options: Mapping[str, Any] = {}) -> nn.Module:
+        if name == "affine":
+            return Affine(**{key: torch.tensor(value) for key, value in options.items()})
+        return nets.make(name, **options)
+
     def built() -> nn.Module:
-        made = [_part(part["name"], part.get("options", {})) for part in parts]
+        made = [part(**described) for described in parts]
         return nn.Sequential(*made) if isinstance(architecture, list) else made[0]
 
     with _refused_as("architecture"), generators_restored():  # initial weights are replaced
         with torch.device("meta"):  # takes no memory
             _check_size(sum(tensor.numel() for tensor in built().state_dict().values()), tensors)
         return built().eval()
-
-
-def _part(name: str, options: dict[str, Any]) -> nn.Module:
-    if name == "affine":
-        return Affine(**{key: torch.tensor(value) for key, value in options.items()})
-    return nets.make(name, **options)
 
 
 @contextmanager
@@ -257,19 +266,6 @@ def converted(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) ->
     return model
 
 
-def _filled(model: M, tensors: dict[str, Tensor], *, latents_only: bool = False) -> M:
-    """Returns a model with the saved tensors, in their saved dtype."""
-    make_room(model, tensors)
-    for number, member in enumerate(getattr(model, "members", ())):
-        make_room(member, tensors, f"members.{number}.")
-    state = _saved_state(model, latents_only)
-    check_tensors(state, tensors)
-    for name, tensor in state.items():
-        tensor.data = tensor.data.to(tensors[name].dtype)
-    model.load_state_dict(tensors, strict=False)  # the names were checked
-    return model
-
-
 def _described(likelihood: Likelihood) -> dict[str, Any]:
     """Returns class and constructor options of a likelihood, beside its state; of several heads, those of each."""
     if isinstance(likelihood, Heads):
@@ -293,12 +289,15 @@ def _likelihood(
         raise ValueError(complaint("likelihood", expected, got, remedy))
     if given is not None:
         return copying.deepcopy(given)
-    weight = {"weight": tensors[f"{prefix}weight"].clone()} if f"{prefix}weight" in tensors else {}
-    return known[name](**(options or {}), **weight)
+    made = known[name](**options)  # type: ignore[arg-type]
+    for own in ("weight", "location", "scale"):  # whose shapes options do not tell
+        if prefix + own in tensors:
+            setattr(made, own, tensors[prefix + own].clone())
+    return made
 
 
-def _check_net(net: nn.Module, config: dict[str, Any], force: bool) -> None:
-    """Raises unless a network has the saved layers, tensors with values and, for latents alone, the saved weights."""
+def _check_net(net: nn.Module, config: dict[str, Any]) -> None:
+    """Raises unless a network is plain, has the saved layers, and its tensors have values."""
     from ibnn.contrib.sides import sides_of
 
     saved: dict[str, int] = config["layers"]
@@ -311,10 +310,6 @@ def _check_net(net: nn.Module, config: dict[str, Any], force: bool) -> None:
             got = f"one of {found[name]}" if name in found else "none of that name"
             raise ValueError(complaint("net", f"a network with a layer {name!r} of {nodes} nodes", got, remedy))
     _state(net)
-    if config["latents_only"] and not force and (digest := fingerprint(net)) != config["fingerprint"]:
-        expected = f"the network that these latents were saved with (weights {config['fingerprint'][:12]}…)"
-        remedy = "Load its weights into it first (running statistics count too), or pass force=True."
-        raise ValueError(complaint("net", expected, f"one with other weights ({digest[:12]}…)", remedy))
 
 
 def check_tensors(state: dict[str, Tensor], saved: dict[str, Tensor]) -> None:

@@ -11,92 +11,78 @@ from ibnn.errors import complaint
 from ibnn.mixture import KLKind
 from ibnn.noise import DrawsPer
 
-Count = Annotated[int, Field(ge=1, le=2**16)]
-Positive = Annotated[float, Field(gt=0)]
-Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Limited = Annotated[float, Field(ge=-1e6, le=1e6)]
-Options = dict[str, bool | Limited | str | None]
+_Count = Annotated[int, Field(ge=1, le=2**16)]
+_Positive = Annotated[float, Field(gt=0)]
+_Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_Limited = Annotated[float, Field(ge=-1e6, le=1e6)]
+_Options = dict[str, bool | _Limited | str | None]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Network(_Strict):
-    """How `ibnn.nets.make` builds a network."""
-
+class _Network(_Strict):  # as `ibnn.nets.make` takes it
     name: str
     options: dict[str, Any] = {}
 
 
-class Likelihood(_Strict):
-    """A likelihood's class and its constructor options; None for a class of the user's own."""
-
+class _Likelihood(_Strict):
     name: str
-    options: Options | None = None
-    heads: dict[str, "Likelihood"] | None = None
+    options: _Options | None = None  # of the constructor; None for a class of the user's own
+    heads: dict[str, "_Likelihood"] | None = None
 
 
-class Function(_Strict):
-    """Stands for a function, which no file holds."""
-
+class _Function(_Strict):  # stands for a function, which no file holds
     function: Literal[True]
 
 
-class Shared(_Strict):
-    """What every config has besides its model's description."""
+class _Latents(_Strict):  # the description of an IBNN
+    components: _Count
+    likelihood: _Likelihood
+    prior_std: _Positive
+    kl_kind: KLKind
+    eval_samples: int = Field(ge=0, le=2**16)
+    eval_seed: int = Field(ge=0, lt=2**63)
+    gradient_scale: _Positive
+    draws: DrawsPer
+    where: Where
+    bias_latents: BiasLatents
+    logits: str | _Function | None
+    layers: dict[str, Annotated[int, Field(ge=1)]] = Field(min_length=1)
 
+
+class _Method(_Strict):  # the description of another method
+    components: _Count
+    likelihood: _Likelihood
+    method: str
+    options: _Options
+
+
+class _Shared(_Strict):  # what every config has besides its model's description
     format: Literal["ibnn"]
     format_version: int
     ibnn_version: str
     latents_only: bool
     tied: dict[str, str]
-    fingerprint: Digest
-    sha256: Digest
-    architecture: Network | list[Network] | None = None
+    fingerprint: _Digest
+    sha256: _Digest
+    architecture: _Network | list[_Network] | None = None
 
 
-class Latents(_Strict):
-    """The description of an IBNN."""
-
-    components: Count
-    likelihood: Likelihood
-    prior_std: Positive
-    kl_kind: KLKind
-    eval_samples: int = Field(ge=0, le=2**16)
-    eval_seed: int = Field(ge=0, lt=2**63)
-    gradient_scale: Positive
-    draws: DrawsPer
-    where: Where
-    bias_latents: BiasLatents
-    logits: str | Function | None
-    layers: dict[str, Annotated[int, Field(ge=1)]] = Field(min_length=1)
+class _Converted(_Shared, _Latents):
+    pass
 
 
-class Method(_Strict):
-    """The description of another method."""
-
-    components: Count
-    likelihood: Likelihood
-    method: str
-    options: Options
-
-
-class Converted(Shared, Latents):
-    """The config of an IBNN."""
-
-
-class Baseline(Shared, Method):
-    """The config of another method; an ensemble describes its members."""
-
-    members: Annotated[list[Latents | Method], Field(min_length=2, max_length=2**10)] | None = None
+class _Baseline(_Shared, _Method):
+    members: Annotated[list[_Latents | _Method], Field(min_length=2, max_length=2**10)] | None = None  # of an ensemble
 
 
 def checked_architecture(architecture: Any) -> Any:
     """Returns a description of a network, or a list of them, as JSON holds it; raises if it is of another form."""
     try:
         parts = json.loads(json.dumps(architecture))
-        TypeAdapter(Network | Annotated[list[Network], Field(min_length=1)]).validate_python(parts)
+        TypeAdapter(_Network | Annotated[list[_Network], Field(min_length=1)]).validate_python(parts)
     except (TypeError, ValueError):
         expected, remedy = '{"name": …, "options": {…}}, or a list of these', 'Pass e.g. {"name": "lenet"}.'
         raise ValueError(complaint("architecture", expected, repr(architecture), remedy)) from None
@@ -106,7 +92,7 @@ def checked_architecture(architecture: Any) -> Any:
 def check_config(config: dict[str, Any], path: Path) -> None:
     """Raises unless a config has exactly the keys that `save_pretrained` writes, with values that can be."""
     try:
-        (Baseline if "method" in config else Converted).model_validate(config)
+        (_Baseline if "method" in config else _Converted).model_validate(config)
     except ValidationError as error:
         first = error.errors()[0]
         key, expected = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input should be ")

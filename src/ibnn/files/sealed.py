@@ -95,8 +95,7 @@ def extra(module: str) -> Any:
 
 def _seal(path: Path, offset: int, start: bytes) -> None:
     """Writes the seal over its zeros."""
-    present, actual = _seals(path, offset, start)
-    assert present == _ZEROS, "the file does not begin as expected"
+    _, actual = _seals(path, offset, start)
     with path.open("r+b") as file:
         file.seek(offset + len(start))
         file.write(actual.encode())

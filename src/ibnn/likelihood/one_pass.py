@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ibnn.likelihood.base import Likelihood, Temperature, Terms, full
+from ibnn.errors import complaint
+from ibnn.likelihood.base import Likelihood, Temperature, full
 from ibnn.likelihood.categorical import Bernoulli, Categorical, Discrete
 from ibnn.likelihood.gaussian import Gaussian
 from ibnn.likelihood.heads import Heads
@@ -25,36 +25,41 @@ FLOOR = 1e-12  # of variances and probabilities in losses
 
 
 class OnePass(Likelihood):
-    """What the likelihoods of packed outputs share."""
+    """What the likelihoods of packed outputs share.
 
-    def packed(self, output: Tensor, log_temperature: Tensor, share: Tensor) -> Tensor:
-        """Joins a network's output with log-temperatures and epistemic shares, (B, …) each: one for each datum."""
-        raise NotImplementedError
+    Each has `packed`, which joins a network's output with log-temperatures and epistemic shares, one for each datum;
+    `teaching`, which returns what a student learns of an answer, the epistemic share last; and `apart`, the KL of what
+    was taught to packed outputs, (B, …), in nats per datum.
+    """
 
-    def teaching(self, answer: Any) -> tuple[Tensor, ...]:
-        """Returns what a student learns of an answer: tensors with the batch first, the epistemic share last."""
-        raise NotImplementedError
+    def features(self, output: Tensor) -> Tensor:
+        """Returns a network's output (B, …) with its classes or numbers in the last axis."""
+        return output if output.dim() > 1 else output[:, None]
 
-    def apart(self, packed: Tensor, taught: tuple[Tensor, ...]) -> Tensor:
-        """Returns the KL of what was taught to packed outputs, (B, …), in nats per datum."""
-        raise NotImplementedError
+    def data(self, output: Tensor, predicted: bool) -> Tensor:
+        """Returns a part of a network's output that has one number for each datum; see `Place.predicted`."""
+        return output.chunk(2, -1)[0] if predicted else output
+
+
+def _of_scores(name: str, leading: int = 0) -> Any:
+    """Returns a method of the likelihood without shares, for packed outputs with so many axes before the batch's."""
+
+    def method(self: Any, packed: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(_Probabilities, self), name)(self._split(packed, leading)[0], *args, **kwargs)
+
+    return method
 
 
 class _Probabilities(OnePass, Discrete):
-    """Probabilities whose epistemic share is known; `axis` of the share is that of the classes."""
+    """Probabilities whose epistemic share is known. A class has `_split`, which returns scores and shares."""
 
-    def _split(self, packed: Tensor, leading: int = 0) -> tuple[Tensor, Tensor]:
-        """Returns the logits, of the shape that the network without a share has, and the shares, (…, B, …)."""
-        raise NotImplementedError
-
-    def _logs(self, packed: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns log-probabilities (B, …, C) at the temperature 1, and the shares, of packed outputs (B, …)."""
-        logits, share = self._split(packed)
-        return self._log_probs(logits[None, None], 1.0)[0, 0], share
+    _split: Any
+    check, terms, combine = _of_scores("check"), _of_scores("terms"), _of_scores("combine", 1)
+    surprise = _of_scores("surprise")
 
     def apart(self, packed: Tensor, taught: tuple[Tensor, ...]) -> Tensor:
         """Returns the KL of what was taught, in nats per datum."""
-        logs, target = self._logs(packed)[0], taught[0]
+        logs, target = self._log_probs(self._split(packed)[0][None, None], 1.0)[0, 0], taught[0]
         return (target * (target.clamp_min(FLOOR).log() - logs)).sum(-1)
 
     def summarise(self, draws: Tensor, temperature: Temperature = None) -> Prediction:
@@ -64,8 +69,7 @@ class _Probabilities(OnePass, Discrete):
         aleatoric = ((1 - share) * entropy(logs.exp())).mean((0, 1))
         logs = (logs.flatten(0, 1).logsumexp(0) - math.log(math.prod(draws.shape[:2]))).clamp_max(0)
         unsplit = (entropy(logs.exp()) - aleatoric).clamp_min(0)
-        error = torch.full_like(logs, math.nan)
-        answer: Any = self._prediction(logs, (aleatoric, unsplit, unsplit), error)
+        answer: Any = self._prediction(logs, (aleatoric, unsplit, unsplit), torch.full_like(logs, math.nan))
         found: Prediction = replace(answer, between=None, within=None, unsplit=unsplit)
         return found
 
@@ -73,29 +77,19 @@ class _Probabilities(OnePass, Discrete):
         """Returns what holds all outputs."""
         return Likelihood.running(self, components, samples, temperature)
 
-    def check(self, output: Tensor, target: Tensor) -> None:
-        """Raises if targets do not fit the answers."""
-        super().check(self._split(output)[0], target)  # type: ignore[safe-super]
-
-    def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
-        """Returns the loss of the probabilities; the share has no part in it."""
-        return super().terms(self._split(output)[0], target, temperature)  # type: ignore[safe-super]
-
-    def combine(self, draws: Tensor, temperature: Temperature = None) -> Any:
-        """Returns the probabilities as the network without a share does."""
-        return super().combine(self._split(draws, 1)[0], temperature)  # type: ignore[safe-super]
-
-    def losses(self, draws: Tensor, target: Tensor, temperature: Temperature = None) -> tuple[Tensor, Tensor]:
-        """Returns the losses of the mixture; see `Likelihood.losses`."""
-        return super().losses(self._split(draws, 2)[0], target, temperature)
-
-    def surprise(self, output: Tensor) -> Any:
-        """Returns how unsure the probabilities are."""
-        return super().surprise(self._split(output)[0])
-
 
 class OnePassCategorical(_Probabilities, Categorical):
     """Classes, with the epistemic share as one score more after the last class."""
+
+    losses = _of_scores("losses", 2)
+
+    def features(self, output: Tensor) -> Tensor:
+        """Returns scores with the classes last."""
+        return output.movedim(self.class_dim(output), -1)
+
+    def data(self, output: Tensor, predicted: bool) -> Tensor:
+        """Returns the scores of the first class."""
+        return output.select(self.class_dim(output), 0)
 
     def packed(self, output: Tensor, log_temperature: Tensor, share: Tensor) -> Tensor:
         """Joins scores (B, …, C) over their temperatures with shares."""
@@ -127,17 +121,24 @@ class OnePassBernoulli(_Probabilities, Bernoulli):
 
 
 class OnePassGaussian(OnePass, ExplicitGaussian):
-    """Numbers, (B, …, 3): mean, log of the total standard deviation, and epistemic share of each."""
+    """Numbers, (B, …, 3): mean, log of the total standard deviation, and epistemic share of each.
+
+    `location` and `scale` are the units of the network's output; packed outputs are in units of the targets.
+    """
 
     def packed(self, output: Tensor, log_temperature: Tensor, share: Tensor) -> Tensor:
-        """Stacks means, log deviations and shares, (B, …, 3); `output` holds mean and standard deviation, (2, B, …)."""
-        mean, std = output
-        return torch.stack([mean, std.log() + log_temperature, share], -1)
+        """Stacks means, log deviations and shares, (B, …, 3)."""
+        output = full(output)
+        location, scale = self.location.to(output), self.scale.to(output)
+        if output.shape != log_temperature.shape:  # the network predicts the noise
+            output, raw = output.chunk(2, -1)
+            log_temperature = log_temperature + 0.5 * (torch.nn.functional.softplus(raw) + 1e-6).log()
+        return torch.stack([location + scale * output, log_temperature + scale.log(), share], -1)
 
     def summarise(self, draws: Tensor, temperature: Temperature = None) -> GaussianPrediction:
         """Returns the answer in packed outputs (K, S, B, …); of several, the answer of their mixture."""
-        (means, stds), share = (part.flatten(0, 1) for part in self.split(draws, temperature)), draws[..., 2]
-        share, variance = share.flatten(0, 1), stds.square()
+        means, stds = (part.flatten(0, 1) for part in self.split(draws, temperature))
+        share, variance = draws[..., 2].flatten(0, 1), stds.square()
         return GaussianPrediction(
             mean=means.mean(0),
             aleatoric=((1 - share) * variance).mean(0),
@@ -166,28 +167,21 @@ def share_of(answer: Any) -> Tensor:
     return share.clamp(0, 1)
 
 
-def share_loss(share_logit: Tensor, taught: Tensor) -> Tensor:
-    """Returns the cross-entropy of epistemic shares, (B, …)."""
-    return F.binary_cross_entropy_with_logits(share_logit, taught, reduction="none")
-
-
-ONE_PASS: dict[type[Likelihood], type[OnePass]] = {
-    Categorical: OnePassCategorical,
-    Bernoulli: OnePassBernoulli,
-    Gaussian: OnePassGaussian,
-}
-
+ONE_PASS = {Categorical: OnePassCategorical, Bernoulli: OnePassBernoulli, Gaussian: OnePassGaussian}
 SAVED: tuple[type[Likelihood], ...] = (*ONE_PASS, *ONE_PASS.values(), ExplicitGaussian)  # that files can name
 
 
-def one_pass(likelihood: Likelihood) -> Likelihood | None:
-    """Returns the likelihood of packed outputs of the same targets, at temperature 1; None for those of your own."""
+def one_pass(likelihood: Likelihood) -> Likelihood:
+    """Returns the likelihood of packed outputs of the same targets, at temperature 1; raises for one of your own."""
     if isinstance(likelihood, Heads):
-        heads = {name: one_pass(head) for name, head in likelihood.each()}
-        return None if None in heads.values() else Heads({n: head for n, head in heads.items() if head is not None})
-    if type(likelihood) in (Gaussian, ExplicitGaussian):
-        return OnePassGaussian()
+        return Heads({name: one_pass(head) for name, head in likelihood.each()})
     if type(likelihood) not in ONE_PASS:
-        return None
+        got, remedy = type(likelihood).__name__, "Use one of these, or Heads of them."
+        raise TypeError(complaint("likelihood", "Categorical, Bernoulli or Gaussian", got, remedy))
+    if isinstance(likelihood, Gaussian):
+        made = OnePassGaussian()
+        made.location, made.scale = likelihood.location.clone(), likelihood.scale.clone()
+        return made
     weight = {"weight": likelihood.weight} if isinstance(likelihood, Categorical) else {}
-    return ONE_PASS[type(likelihood)](**likelihood.options, **weight)
+    packed: Likelihood = ONE_PASS[type(likelihood)](**likelihood.options, **weight)
+    return packed

@@ -48,8 +48,7 @@ class Generation:
     @property
     def of_sequence(self) -> dict[str, Tensor]:
         """Sums over the tokens of each sequence, (B,), by name; divide by `mask.sum(1)` for means per token."""
-        names = ("log_probs", "total", "aleatoric", "epistemic")
-        return {name: getattr(self, name).sum(1) for name in names}
+        return {name: getattr(self, name).sum(1) for name in ("log_probs", "total", "aleatoric", "epistemic")}
 
     def __str__(self) -> str:
         sums = {name: value.mean().item() for name, value in self.of_sequence.items()}
@@ -135,18 +134,16 @@ class _Average:
 
     def __init__(self, temperature: Tensor, copies: int, do_sample: bool, seed: int) -> None:
         self.temperature, self.copies, self.do_sample = temperature, copies, do_sample
-        self.generator, self.seed = None if not do_sample else torch.Generator().manual_seed(seed), seed
+        self.generator = torch.Generator().manual_seed(seed)
         self.steps: list[tuple[Tensor, Tensor, Tensor]] = []  # of the chosen tokens
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        logs = (scores.float() / self.temperature).log_softmax(-1).unflatten(0, (self.copies, -1))  # (J, B, V)
-        probs = logs.exp()
+        probs = (scores.float() / self.temperature).softmax(-1).unflatten(0, (self.copies, -1))  # (J, B, V)
         mean = probs.mean(0)
         chosen = mean.argmax(-1)
-        if self.generator is not None:
+        if self.do_sample:
             chosen = torch.multinomial(mean.cpu(), 1, generator=self.generator)[:, 0].to(mean.device)
-        entropies = torch.special.entr(probs).sum(-1).mean(0), torch.special.entr(mean).sum(-1)
-        log_probs = mean.gather(-1, chosen[:, None])[:, 0].log()
-        self.steps.append((log_probs, entropies[1], entropies[0]))
+        total, aleatoric = (torch.special.entr(p).sum(-1) for p in (mean, probs))
+        self.steps.append((mean.gather(-1, chosen[:, None])[:, 0].log(), total, aleatoric.mean(0)))
         alone = torch.full_like(mean, -torch.inf).scatter(-1, chosen[:, None], 0.0)
         return alone.repeat(self.copies, 1)

@@ -93,11 +93,8 @@ class Trainer(transformers.Trainer):
             groups = self.model.parameter_groups(self.args.learning_rate, self.latent_lr, self.args.weight_decay)
             named = dict(self.model.named_parameters(remove_duplicate=False))
             decayed = {id(named[name]) for name in self.get_decay_parameter_names(self.model)}
-            kept = {
-                **groups[0],
-                "params": [p for p in groups[0]["params"] if id(p) not in decayed],
-                "weight_decay": 0.0,
-            }
+            others = [p for p in groups[0]["params"] if id(p) not in decayed]
+            kept = {**groups[0], "params": others, "weight_decay": 0.0}
             groups[0]["params"] = [p for p in groups[0]["params"] if id(p) in decayed]
             self.optimizer = kind([group for group in (*groups, kept) if group["params"]], **options)
         return self.optimizer
