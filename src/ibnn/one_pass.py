@@ -218,8 +218,7 @@ class OnePass(Plain):
     def options(self) -> dict[str, Any]:
         """Where its heads read, and how wide they are."""
         if callable(self.net.part):
-            remedy = 'Give convert a path to the output, such as logits="heads.age".'
-            raise TypeError(complaint("logits", "a path, which a file can hold", "a function", remedy))
+            raise TypeError(complaint("logits", "a path, which files hold", "a function", 'Pass e.g. "heads.age".'))
         return {"places": self._places, "hidden": self._hidden, "part": self.net.part}
 
     @property
@@ -331,8 +330,8 @@ def _check(
 ) -> None:
     """Raises if an argument makes no sense."""
     if not isinstance(model, nn.Module) or not hasattr(model, "each_draw"):
-        remedy = "Convert the network and train it first."
-        raise TypeError(complaint("model", "an iBNN, an Ensemble or a baseline", type(model).__name__, remedy))
+        got = type(model).__name__
+        raise TypeError(complaint("model", "an iBNN, an Ensemble or a baseline", got, "Convert and train it first."))
     if not (model.random or model.components > 1):  # type: ignore[operator]
         remedy = "Its only draw is its answer: call predict."
         raise ValueError(complaint("model", "a method with draws", type(model).__name__, remedy))

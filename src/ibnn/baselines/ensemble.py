@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ibnn import check
-from ibnn.baselines.plain import Method, Plain
+from ibnn.baselines.plain import Baseline, Plain
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs
 from ibnn.likelihood import Categorical, Heads, Likelihood
@@ -17,7 +17,7 @@ from ibnn.normal import numbered_seed
 from ibnn.objective import ELBO
 
 
-class Ensemble(Method):
+class Ensemble(Baseline):
     """Several models as one method: each member is a component, and an answer mixes those of all members equally.
 
     Members may be iBNNs, baselines, or plain networks, which makes it a deep ensemble (Lakshminarayanan et al., 2017).
@@ -60,7 +60,7 @@ class Ensemble(Method):
             if isinstance(heads, Heads) and isinstance(first, Heads):  # the first one packs targets for all
                 heads._shapes["y"] = first._shapes["y"]
         self.likelihood.to(next(self.members[0].parameters()).device)
-        self.components = len(members)
+        self.components, self.per_sample = len(members), int(self.members[0].components)  # draws of a member's sample
         self.training = self.members[0].training
 
     @property
@@ -74,15 +74,9 @@ class Ensemble(Method):
         return self.per_sample > 1 or any(member.random for member in self.members)
 
     @property
-    def per_sample(self) -> int:
-        """Draws of each member for one sample of `predict`: its components."""
-        return int(self.members[0].components)
-
-    @property
     def examples(self) -> Tensor:
         """Training examples that the first member has seen."""
-        examples: Tensor = self.members[0].examples
-        return examples
+        return self.members[0].examples  # type: ignore[no-any-return]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns one output that stands for all members: for their draws, in train mode for a noisy pass of each."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ibnn.novelty.reference import Reference
 
 
-class Method(nn.Module):
+class Baseline(nn.Module):
     """What all baselines share."""
 
     prior_std = 0.0
@@ -59,7 +59,7 @@ class Method(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class Plain(Method):
+class Plain(Baseline):
     """One deterministic network; with weight decay it is the MAP estimate.
 
     Attributes:

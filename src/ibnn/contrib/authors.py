@@ -57,15 +57,12 @@ def load_authors(
     """
     check_sides(where, "none")
     layers, weights = _split(_read(checkpoint))
-    priors = {
-        tuple(map(float, (len(own["posterior_U_mean"]), own["prior_mean"], own["prior_std"])))
-        for own in layers.values()
-    }
+    found = ((len(own["posterior_U_mean"]), own["prior_mean"], own["prior_std"]) for own in layers.values())
+    priors = {tuple(map(float, own)) for own in found}
     components, prior_mean, prior_std = next(iter(priors))
     if len(priors) > 1 or prior_mean != 1:
         expected = "one whose layers share the number of components, prior_std, and a prior_mean of 1"
-        remedy = "Only such posteriors are of the form that convert makes."
-        raise ValueError(complaint("checkpoint", expected, sorted(priors), remedy))
+        raise ValueError(complaint("checkpoint", expected, sorted(priors), "Others are not of convert's form."))
     bias_latents: Any = "layer" if any("posterior_B_mean" in own for own in layers.values()) else "none"
     described = {"components": int(components), "prior_std": prior_std, "kl_kind": "mean", "draws": "channel"}
     described |= {"where": where, "bias_latents": bias_latents}
@@ -93,8 +90,7 @@ def _read(checkpoint: str | os.PathLike[str] | Mapping[str, Tensor]) -> dict[str
             state = reader(path)
         except Exception as error:  # whatever safetensors or torch finds wrong with it
             got = f"{type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"
-            remedy = "Save its state_dict() alone, with the code that made it."
-            raise ValueError(complaint("checkpoint", "a file of tensors, without code", got, remedy)) from error
+            raise ValueError(complaint("checkpoint", "a file of tensors", got, "Save a state_dict() alone.")) from error
     if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         got = sorted(map(str, state))[:5] if isinstance(state, Mapping) else type(state).__name__
         remedy = "Pass the part of it that is one, such as torch.load(path, weights_only=True)['model']."
@@ -111,9 +107,8 @@ def _split(state: Mapping[str, Tensor]) -> tuple[Layers, dict[str, Tensor]]:
         if key in _OWN:
             layers.setdefault(layer, {})[key] = tensor
     if not layers:
-        remedy = "For one of this library's own use ibnn.load."
-        got = f"names such as {sorted(state)[:3]}"
-        raise ValueError(complaint("checkpoint", "one of the authors' code, with posterior_U_mean", got, remedy))
+        expected, got = "one of the authors' code, with posterior_U_mean", f"names such as {sorted(state)[:3]}"
+        raise ValueError(complaint("checkpoint", expected, got, "For one of this library use ibnn.load."))
     for layer, own in layers.items():
         needed = [name for name in _OWN if "_B_" not in name or any("_B_" in other for other in own)]
         if missing := [name for name in needed if name not in own]:

@@ -61,9 +61,8 @@ class Drawn(nn.Module):
         with no_fast_path():
             find_batch(self.net, latents, (args, kwargs))
             if copied := [name for name, latent in latents.items() if latent.copied]:
-                expected, got = "one that folds things into its batch row by row", f"copies of it in {copied}"
-                remedy = "Stack the copies of a row beside each other, or leave these layers out: exclude=[…]."
-                raise ValueError(complaint("net", expected, got, remedy))
+                got, remedy = f"copies of it in {copied}", "Leave these layers out: exclude=[…]."
+                raise ValueError(complaint("net", "one that folds things into its batch row by row", got, remedy))
             with input_shapes({name: self.net.get_submodule(name) for name in latents}) as shapes:
                 self.net(*args, **kwargs)
         for (name, latent), (z, units) in zip(latents.items(), self._draws, strict=True):
@@ -197,6 +196,6 @@ def named(answers: Prediction) -> dict[str, Tensor]:
     if isinstance(answers, GaussianPrediction):
         return {name: getattr(answers, name) for name in ("mean", "std", "aleatoric", "epistemic")}
     if not isinstance(answers, CategoricalPrediction):
-        wanted, remedy = "Categorical, Bernoulli or Gaussian, or to answer like them", "Summarise draws as they do."
-        raise TypeError(complaint("likelihood", wanted, f"one that answers {type(answers).__name__}", remedy))
+        got, remedy = type(answers).__name__, "Summarise draws as these do."
+        raise TypeError(complaint("likelihood", "one that answers as Categorical, Bernoulli or Gaussian", got, remedy))
     return {"probabilities": answers.probs} | {n: getattr(answers, n) for n in ("total", "aleatoric", "epistemic")}

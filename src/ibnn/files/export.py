@@ -294,8 +294,7 @@ def _check(model: Any, samples: int, seed: int, format: str, metadata: Any) -> N
     """Raises unless model, format, packages, draws and metadata are fit for an export."""
     members: Any = getattr(model, "members", [model])
     if any(not m.latents if isinstance(m, IBNN) else getattr(m, "random", True) for m in members):
-        remedy = "Pass what ibnn.convert returned, or model.component(k) in Plain."
-        raise TypeError(complaint("model", "an IBNN, Plain or Ensemble", type(model).__name__, remedy))
+        raise TypeError(complaint("model", "an IBNN, Plain or Ensemble", type(model).__name__, "Convert it first."))
     check.choice("format", format, PACKAGES)
     for package in PACKAGES[format]:
         if importlib.util.find_spec(package) is None:
@@ -306,8 +305,7 @@ def _check(model: Any, samples: int, seed: int, format: str, metadata: Any) -> N
     try:
         json.dumps(dict(metadata) if metadata is not None else {})
     except Exception as error:
-        remedy = "Pass strings, numbers, lists and dicts by name."
-        raise ValueError(complaint("metadata", "a dict that JSON can hold", error, remedy)) from error
+        raise ValueError(complaint("metadata", "a dict that JSON can hold", error, "Leave the rest out.")) from error
     size = sum(t.nbytes for t in (*model.net.parameters(), *model.net.buffers()))
     if format == "onnx" and size + 4 * samples * sum(m.components * getattr(m, "nodes", 0) for m in members) > _LARGEST:
         raise ValueError(complaint("model", "smaller than 2 GB, for ONNX", f"{size:,} bytes", 'Pass format="torch".'))
@@ -316,8 +314,7 @@ def _check(model: Any, samples: int, seed: int, format: str, metadata: Any) -> N
 def _check_example(example: Inputs, pixels: Pixels | None) -> None:
     """Raises unless every input is a tensor of the batch and, with `pixels`, one of images with as many channels."""
     if isinstance(example, str | os.PathLike):
-        remedy = "Pass export(model, example, path), in this order."
-        raise TypeError(complaint("example", "what one call of the network takes", f"the path {example}", remedy))
+        raise TypeError(complaint("example", "inputs", f"the path {example}", "Pass export(model, example, path)."))
     rows = batch_length(example)
     args, kwargs = call_arguments(example)
     for part in (*args, *kwargs.values()):

@@ -89,5 +89,5 @@ def read_tensors(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
 def check_replaceable(path: Path) -> None:
     """Raises if a config was written by another program."""
     if path.exists() and b'"format": "ibnn"' not in path.read_bytes():
-        remedy = "Choose another place: a transformers model, for one, keeps its own file of that name."
-        raise FileExistsError(complaint(str(path), "free or written by ibnn", "another program's file", remedy))
+        got, remedy = "another program's file", "Choose another folder."
+        raise FileExistsError(complaint(str(path), "free or written by ibnn", got, remedy))

@@ -123,8 +123,7 @@ def load(
     for of in (of for of in described if "layers" in of):
         _check_net(net, of)
         if logits is None and isinstance(of["logits"], dict):
-            remedy = "Pass the function that was given to convert."
-            raise ValueError(complaint("logits", "given: the model was saved with a function", None, remedy))
+            raise ValueError(complaint("logits", "a function, as for convert", None, "Pass it: files hold no code."))
     if config["latents_only"] and (digest := fingerprint(net)) != config["fingerprint"]:
         if not force:
             expected = f"the network that these latents were saved with (weights {config['fingerprint'][:12]}…)"
@@ -136,9 +135,8 @@ def load(
     latents = [2 * of["components"] * sum(of["layers"].values()) for of in described if "layers" in of]
     _check_size(max(len(described) * weights, sum(latents)), tensors)
     net = duplicate(net, {} if copy else {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())})
-    models = []
-    for number, of in enumerate(described):
-        own = duplicate(net) if number else net
+    models, own_nets = [], [net, *(duplicate(net) for _ in described[1:])]
+    for number, (of, own) in enumerate(zip(described, own_nets, strict=True)):
         with _refused_as("likelihood"):
             prefix = f"members.{number}.likelihood." if "members" in config else "likelihood."
             read = _likelihood(of["likelihood"], likelihood, tensors, prefix)
@@ -284,9 +282,8 @@ def _likelihood(
         return Heads({name: _likelihood(of, None, tensors, f"{prefix}heads.{n}.") for n, (name, of) in heads})
     known = {cls.__name__: cls for cls in SAVED}
     if (options is None or name not in known) if given is None else type(given).__name__ != name:
-        remedy = f"Pass likelihood={name}(…) with its options: the file has only its tensors."
-        expected, got = f"an object of the saved class, {name}", type(given).__name__
-        raise ValueError(complaint("likelihood", expected, got, remedy))
+        expected, remedy = f"an object of the saved class, {name}", f"Pass likelihood={name}(…) with its options."
+        raise ValueError(complaint("likelihood", expected, type(given).__name__, remedy))
     if given is not None:
         return copying.deepcopy(given)
     made = known[name](**options)  # type: ignore[arg-type]
@@ -319,8 +316,7 @@ def check_tensors(state: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
         has, had = (tuple(tensors[name].shape) if name in tensors else "absent" for tensors in (state, saved))
         if has != had:
             argument = "likelihood" if name.startswith("likelihood.") else "net"
-            remedy = "Build it as it was when the model was saved."
-            raise ValueError(complaint(argument, f"like the saved one, where {name!r} is {had}", has, remedy))
+            raise ValueError(complaint(argument, f"like the saved one, where {name!r} is {had}", has, "Build it so."))
         twin = first.setdefault(id(state[name]), name)
         if saved[twin] is not saved[name] and not torch.equal(saved[twin], saved[name]):
             expected = f"a network where {twin!r} and {name!r} are apart, as saved"

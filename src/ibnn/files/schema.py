@@ -99,5 +99,4 @@ def check_config(config: dict[str, Any], path: Path) -> None:
         got = repr(first["input"])[:80]
         if first["type"] in ("missing", "extra_forbidden"):
             expected, got = ("given", "none") if first["type"] == "missing" else ("no key of a config", got)
-        remedy = "Copy or download the folder again."
-        raise ValueError(complaint(f"{key}` of `{path}", expected, got, remedy)) from None
+        raise ValueError(complaint(f"{key}` of `{path}", expected, got, "Copy the folder again.")) from None

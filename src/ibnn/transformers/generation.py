@@ -87,8 +87,7 @@ def generate(
     check.integer("samples", samples, remedy="Pass samples=1.")
     for name in ("num_beams", "num_return_sequences"):
         if options.get(name, 1) != 1:
-            remedy = "Leave it out, or call generate of a plain network: model.draw(0).generate(...)."
-            raise ValueError(complaint(name, "1", options[name], remedy))
+            raise ValueError(complaint(name, "1", options[name], "Leave it out, or use model.draw(0).generate(...)."))
     if not isinstance(model.likelihood, Categorical):
         got = type(model.likelihood).__name__
         raise TypeError(complaint("model", "of a categorical likelihood", got, "Convert it with that likelihood."))

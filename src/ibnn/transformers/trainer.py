@@ -42,8 +42,7 @@ class Trainer(transformers.Trainer):
             kwargs: As in `transformers.Trainer`.
         """
         if not isinstance(model, IBNN):
-            got, remedy = type(model).__name__, "Convert it first: ibnn.convert(model)."
-            raise TypeError(complaint("model", "a converted network", got, remedy))
+            raise TypeError(complaint("model", "a converted network", type(model).__name__, "Convert it first."))
         super().__init__(model, *args, **kwargs)
         self.latent_lr, self.n_data, self.model_accepts_loss_kwargs = latent_lr, n_data, False
         net = self._plain_class()
@@ -76,8 +75,7 @@ class Trainer(transformers.Trainer):
         inputs = dict(inputs)
         labels = inputs.pop("labels", None)
         if labels is None:
-            remedy = 'Name the targets "labels" in the data set or its collator.'
-            raise ValueError(complaint("inputs", 'a batch with "labels"', sorted(inputs), remedy))
+            raise ValueError(complaint("inputs", 'a batch with "labels"', sorted(inputs), "Name the targets so."))
         follows = getattr(self._plain_class(), "prepare_decoder_input_ids_from_labels", None)
         if follows is not None and "decoder_input_ids" not in inputs:
             inputs["decoder_input_ids"] = follows(labels)
