@@ -39,8 +39,8 @@ class Ensemble(Baseline):
     def __init__(self, members: Sequence[nn.Module], likelihood: Likelihood | None = None) -> None:
         super().__init__()
         if any(not isinstance(member, nn.Module) for member in members):
-            got = type(members[0]).__name__
-            raise TypeError(complaint("members", "models or networks", got, "Pass them in a list."))
+            kind = type(members[0]).__name__
+            raise TypeError(complaint("members", "models or networks", kind, "Pass them in a list."))
         if any(not hasattr(member, "each_draw") for member in members):
             members = [Plain(member, copy.deepcopy(likelihood) or Categorical()) for member in members]
         elif likelihood is not None:
@@ -54,14 +54,13 @@ class Ensemble(Baseline):
             remedy = "Make all members alike: one class, number of components and likelihood; no ensembles."
             raise ValueError(complaint("members", "models of one kind", sorted(kinds), remedy))
         self.members: Any = nn.ModuleList(members)
-        first: Any = self.members[0].likelihood
-        self.likelihood = mixing(first)
+        first: Any = self.members[0]
+        self.likelihood = mixing(first.likelihood).to(next(first.parameters()).device)
         for heads in [self.likelihood, *(member.likelihood for member in self.members)]:
-            if isinstance(heads, Heads) and isinstance(first, Heads):  # the first one packs targets for all
-                heads._shapes["y"] = first._shapes["y"]
-        self.likelihood.to(next(self.members[0].parameters()).device)
-        self.components, self.per_sample = len(members), int(self.members[0].components)  # draws of a member's sample
-        self.training = self.members[0].training
+            if isinstance(heads, Heads):  # the first one packs targets for all
+                heads._shapes["y"] = first.likelihood._shapes["y"]
+        self.components, self.per_sample = len(members), int(first.components)  # draws of a member's sample
+        self.training = first.training
 
     @property
     def net(self) -> nn.ModuleList:

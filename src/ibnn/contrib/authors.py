@@ -58,7 +58,7 @@ def load_authors(
     check_sides(where, "none")
     layers, weights = _split(_read(checkpoint))
     found = ((len(own["posterior_U_mean"]), own["prior_mean"], own["prior_std"]) for own in layers.values())
-    priors = {tuple(map(float, own)) for own in found}
+    priors = {(float(count), float(mean), float(std)) for count, mean, std in found}
     components, prior_mean, prior_std = next(iter(priors))
     if len(priors) > 1 or prior_mean != 1:
         expected = "one whose layers share the number of components, prior_std, and a prior_mean of 1"
@@ -92,7 +92,7 @@ def _read(checkpoint: str | os.PathLike[str] | Mapping[str, Tensor]) -> dict[str
             got = f"{type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"
             raise ValueError(complaint("checkpoint", "a file of tensors", got, "Save a state_dict() alone.")) from error
     if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        got = sorted(map(str, state))[:5] if isinstance(state, Mapping) else type(state).__name__
+        got = str(sorted(map(str, state))[:5]) if isinstance(state, Mapping) else type(state).__name__
         remedy = "Pass the part of it that is one, such as torch.load(path, weights_only=True)['model']."
         raise ValueError(complaint("checkpoint", "a state dict: tensors by name", got, remedy))
     prefixed = all(name.startswith("module.") for name in state)

@@ -125,7 +125,7 @@ class Answering(nn.Module):
             self.observed, self.axes = self.reference.layers.tolist(), self.reference.axes.tolist()
             base, self.reference.base = self.reference.base.cpu(), torch.zeros(0)
             by_head = len(base) > 0 and isinstance(self.likelihood, Heads)
-            self.base: Any = self.likelihood.rates_by_head(base) if by_head else base  # type: ignore[operator]
+            self.base: Any = self.likelihood.rates_by_head(base) if by_head else base
         for name, values in zip(("centre", "spread"), pixels or (), strict=False):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1))
 

@@ -161,8 +161,8 @@ def _written(model: Any, answering: Answering, examples: list[Inputs], facts: di
             if format == "onnx":
                 content = _to_onnx(program, _names(examples[0]), outputs, about)
             else:
-                torch.export.save(program, file := io.BytesIO(), extra_files={f"{FACTS}.json": about})
-                content = file.getvalue()
+                torch.export.save(program, written := io.BytesIO(), extra_files={f"{FACTS}.json": about})
+                content = written.getvalue()
             found = [file_answers(format, content, x) for x in examples]
     except Exception as error:  # whatever torch, onnxscript or onnxruntime cannot follow
         got = f"one where it stops: {type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"

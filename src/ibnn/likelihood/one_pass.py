@@ -167,6 +167,7 @@ def share_of(answer: Any) -> Tensor:
     return share.clamp(0, 1)
 
 
+ONE_PASS: dict[type[Likelihood], type[Likelihood]]
 ONE_PASS = {Categorical: OnePassCategorical, Bernoulli: OnePassBernoulli, Gaussian: OnePassGaussian}
 SAVED: tuple[type[Likelihood], ...] = (*ONE_PASS, *ONE_PASS.values(), ExplicitGaussian)  # that files can name
 
@@ -183,5 +184,4 @@ def one_pass(likelihood: Likelihood) -> Likelihood:
         made.location, made.scale = likelihood.location.clone(), likelihood.scale.clone()
         return made
     weight = {"weight": likelihood.weight} if isinstance(likelihood, Categorical) else {}
-    packed: Likelihood = ONE_PASS[type(likelihood)](**likelihood.options, **weight)
-    return packed
+    return ONE_PASS[type(likelihood)](**likelihood.options, **weight)
