@@ -33,8 +33,11 @@ class ExportedFile:
         self.components: int = self.facts["components"]
         self.ranked: int | None = novelty.get("held_out")  # held-out inputs that p-values are ranks among
         self.fallback: float | None = novelty.get("fallback")  # p-value below which answers are mixed with base rates
-        known = {cls.__name__: cls for cls in LIKELIHOODS.values()}
-        self.likelihood: Likelihood | None = known[name]() if (name := self.facts["likelihood"]) in known else None
+        known, name = (
+            {cls.__name__: cls for cls in LIKELIHOODS.values()},
+            self.facts["likelihood"].removeprefix("OnePass"),
+        )
+        self.likelihood: Likelihood | None = known[name]() if name in known else None
 
     def predict(self, x: Inputs) -> Prediction:
         """Returns the answers for a batch. Intervals of a regression are those of one Gaussian."""

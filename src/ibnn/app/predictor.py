@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,11 +22,13 @@ from ibnn.files.answering import named
 from ibnn.files.saving import load
 from ibnn.inputs import Inputs, tree_map
 from ibnn.lab import jobs, parts
+from ibnn.lab import one_pass as students
 from ibnn.lab.imported_net import find
-from ibnn.lab.runs import HELD_OUT, RunFolder
+from ibnn.lab.runs import HELD_OUT, MODEL, ONE_PASS, RunFolder
 from ibnn.likelihood import Categorical, Gaussian
 from ibnn.monitoring.abstention import CONFIDENCE, Threshold, default_level, rows_needed, threshold
 from ibnn.novelty import Reference
+from ibnn.one_pass import OnePass
 from ibnn.prediction import GaussianPrediction, Prediction, check_fallback, check_level, predict
 
 MOST = 2000  # validation inputs that decide where to abstain
@@ -64,7 +66,7 @@ class Predictor:
     def __post_init__(self) -> None:
         """Raises for a number of draws or a fallback that the model cannot have."""
         check.integer("samples", self.samples, remedy="Pass samples=5.")
-        if self.fallback is not None and self.can_draw:
+        if self.fallback is not None and not isinstance(self.model, ExportedFile):
             check_fallback(self.fallback, self.reference)
 
     @classmethod
@@ -78,6 +80,9 @@ class Predictor:
         trust_code: bool = False,
         net: str | None = None,
         device: str | None = None,
+        one_pass: bool = False,
+        data: Path | None = None,
+        note: Callable[[str], None] | None = None,
     ) -> Self:
         """Reads a finished run, a folder of `save_pretrained` or an exported .onnx file.
 
@@ -89,23 +94,38 @@ class Predictor:
             trust_code: Imports the network of a run from the current folder.
             net: "module:function" that makes the network of a saved model; imported from the current folder.
             device: Where the model computes; default: the CPU.
+            one_pass: Answers by the network that `ibnn.distil` made of the model's draws; a run that has none gets one.
+            data: Folder of data sets, to distil a run from.
+            note: Called with a message before a run is distilled; None shows nothing.
         """
         is_saved = (model / model_folder.CONFIG).is_file() and not RunFolder(model).begun
         if net is not None and not is_saved:
             raise ValueError(complaint("--net", "absent unless MODEL is a saved model", repr(net), "Leave it out."))
+        if one_pass and (samples is not None or seed):
+            raise ValueError(
+                complaint("--samples and --seed", "absent with --one-pass", samples or seed, "Leave it out.")
+            )
         if model.suffix == ".onnx" and not model.is_dir():
             elsewhere = None if device is None or torch.device(device).type == "cpu" else device
             given = {"--samples": samples, "--seed": seed or None, "--fallback": fallback, "--device": elsewhere}
-            return cls._of_file(model, given)
+            made = cls._of_file(model, given)
+            return made._require_one_pass(model) if one_pass else made
         if not model.is_dir():
             raise FileNotFoundError(
                 complaint("MODEL", "a folder or an .onnx file", f"no such {model}", "Check the path.")
             )
         draws: Any = {"seed": seed, "fallback": fallback}
         if is_saved:
-            made = cls._of_save(model, net, samples=samples or SAMPLES, **draws)
+            inside = one_pass and (model / ONE_PASS / model_folder.CONFIG).is_file()
+            made = cls._of_save(model / ONE_PASS if inside else model, net, samples=samples or SAMPLES, **draws)
         else:
             made = cls._of_run(model, samples, trust_code, draws)
+            if one_pass:
+                assert made.home is not None
+                student = students.of_run(made.run, made.home, data, note)
+                made = replace(made, model=student, samples=1)
+        if one_pass:
+            made._require_one_pass(model)
         made.model.to(device)
         return made
 
@@ -180,6 +200,13 @@ class Predictor:
         draws = {"samples": facts["samples"], "seed": facts["seed"], "fallback": model.fallback}
         return cls(name, model, kind, classes, facts.get("target"), **draws)
 
+    def _require_one_pass(self, model: Path) -> Self:
+        facts = self.model.facts if isinstance(self.model, ExportedFile) else {"method": type(self.model).__name__}
+        if facts.get("method") != OnePass.__name__:
+            remedy = "Make one in Python: ibnn.distil(model, x).save_pretrained(folder), and pass that folder."
+            raise ValueError(complaint("--one-pass", "absent for a model that answers by draws", model, remedy))
+        return self
+
     @property
     def labels(self) -> bool:
         """Whether every answer is one of several classes."""
@@ -188,7 +215,7 @@ class Predictor:
     @property
     def can_draw(self) -> bool:
         """Whether the answers of single draws can be had."""
-        return not isinstance(self.model, ExportedFile)
+        return not isinstance(self.model, ExportedFile | OnePass)
 
     def answer(self, inputs: Inputs) -> Prediction:
         """Predicts for inputs of the predictor's kind; the answers are on the CPU."""
@@ -204,7 +231,7 @@ class Predictor:
     def draws(self, inputs: Inputs) -> Tensor:
         """Returns the answer of every draw: probabilities (N, K·S, classes), or outputs; for numbers means (N, K·S)."""
         if not self.can_draw:
-            raise ValueError(complaint("draws", "absent for an .onnx file", "true", "Leave it out."))
+            raise ValueError(complaint("draws", "absent for one pass or a file", "true", "Leave it out."))
         likelihood: Any = self.model.likelihood
         device = next(self.model.parameters()).device
         x = tree_map(lambda t: t.to(device), self.kind.prepared(inputs))
@@ -315,8 +342,12 @@ class Predictor:
         """
         if self.run is None or self.home is None:
             return None if self.valid is None else self._measured(*self.valid, "validation inputs")
-        job, path = self.run.job, self.home.path / HELD_OUT
-        key = json.dumps([self.home.checksum(), job.key, self.samples, self.seed, self.fallback, MOST])
+        job, one_pass = self.run.job, isinstance(self.model, OnePass)
+        place = self.home.path / ONE_PASS if one_pass else self.home.path
+        path, model = place / HELD_OUT, place / MODEL
+        key = json.dumps(
+            [model.is_file() and sealed.checksum(model), job.key, self.samples, self.seed, self.fallback, MOST]
+        )
         with suppress(OSError, DamagedError):
             tensors, facts = sealed.read_tensors(path)
             if facts["key"] == key:
@@ -327,6 +358,8 @@ class Predictor:
             if isinstance(error, ValueError) and not job.has_file:  # else the table has changed
                 raise
             valid = None
+        if valid is None and one_pass:  # the run stored answers of the draws
+            return None
         if valid is None:
             stored = self.home.answers()
             epistemic = (stored["between"] + stored["within"]).flatten()
@@ -339,8 +372,9 @@ class Predictor:
         source = "validation images" if isinstance(self.kind, Pixels) else "validation points"
         found = self._measured(x, y, source)
         tensors = {name: value for name, value in found._asdict().items() if isinstance(value, Tensor)}
-        with suppress(OSError):  # a read-only folder
-            sealed.write_tensors(path, tensors, {"key": key, "source": source})
+        with suppress(OSError):  # a read-only folder, in which a student may not be stored either
+            if model.is_file():
+                sealed.write_tensors(path, tensors, {"key": key, "source": source})
         return found
 
     def _measured(self, x: Inputs, y: Tensor, source: str) -> HeldOut:

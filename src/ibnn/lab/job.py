@@ -75,6 +75,7 @@ class Job(BaseModel):
     #: job without this comes first, its network is thinned (`ibnn.prune`) and trained on.
     prune: dict[str, Any] | None = None
     samples: int = Field(5, ge=1)  #: Draws per component in the evaluation at the end.
+    one_pass: bool = False  #: Distils the draws into a network that answers in one pass (`ibnn.distil`).
     #: p-value of novelty below which that evaluation mixes answers with the base rates; default never.
     fallback: float | None = Field(None, gt=0, lt=1)
     #: Where it is trained and evaluated, such as "cuda:1"; default: the CPU, or what accelerate launches on.
@@ -105,11 +106,15 @@ class Job(BaseModel):
         check.choice("method", self.method, methods.METHODS, methods.SYNONYMS)
         check.choice("posterior", self.posterior, ("mixture", *SAMPLERS))
         alike = 'the method is no "ensemble", whose members would stay alike'
+        draws = (
+            methods.METHODS[self.method].noisy_answers or self.method == "ensemble" or "members" in self.method_options
+        )
         for names, condition, holds in (
             (("target", "task", "ignore", "test_share"), "data is a .csv file", self.has_file),
             (("posterior", "prune"), 'method = "ibnn"', self.method == "ibnn"),
             (("sampling",), "posterior names a sampler", self.posterior != "mixture"),
             (("first", "weights"), alike, self.method != "ensemble"),
+            (("one_pass",), "the method has several draws", draws),
         ):
             for name in names:
                 value = getattr(self, name)
@@ -158,11 +163,11 @@ class Job(BaseModel):
         """Returns the training that comes first, if there is one: of the network to prune, or of the plain one."""
         fields = self.model_dump(exclude_unset=True)
         if self.prune is not None:
-            return Job(**(fields | {"prune": None}))
+            return Job(**(fields | {"prune": None, "one_pass": False}))
         if self.first is None:
             return None
         _changed(Recipe(), self.first, "first")  # errors name `first`, not the `train` of the other job
-        of_method = ("method_options", "posterior", "sampling", "first", "fallback", "samples", "recipe")
+        of_method = ("method_options", "posterior", "sampling", "first", "fallback", "samples", "one_pass", "recipe")
         fields |= {name: type(self).model_fields[name].default for name in of_method}
         return Job(**(fields | {"method": "sgd", "train": self.first}))
 

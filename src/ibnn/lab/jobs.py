@@ -16,6 +16,7 @@ from ibnn.data import TABLES, Images, Points, Standardisation
 from ibnn.diagnosis import diagnose
 from ibnn.errors import DamagedError, complaint
 from ibnn.files.saving import save_pretrained
+from ibnn.lab import one_pass
 from ibnn.lab.evaluation import evaluate, scores_of
 from ibnn.lab.job import Job
 from ibnn.lab.methods import METHODS
@@ -91,6 +92,10 @@ def run(
         home.write(ANSWERS, safetensors.torch.save(measured.answers))
         if facts and splits.valid is not None:
             facts["pruned"]["held_out"].append(scores_of(model, splits.valid, samples=job.samples))
+        if job.one_pass:
+            student = one_pass.distilled(model, job, splits, quiet=quiet)
+            one_pass.store(student, job, splits, home)
+            facts["one_pass"] = one_pass.measured(student, splits)
         if job.has_code:
             shape = list(splits.train[0][0].shape)
             facts["probe"] = {"shape": shape, "outputs": _probed(model, shape, splits.units)}

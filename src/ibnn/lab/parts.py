@@ -19,6 +19,7 @@ from ibnn.lab.job import Job
 from ibnn.lab.methods import METHODS
 from ibnn.likelihood import Gaussian
 from ibnn.nets.dense import Affine
+from ibnn.one_pass import FEWEST
 from ibnn.training.trainable import Trainable
 
 State = dict[str, Tensor]
@@ -163,6 +164,9 @@ def prepare(job: Job, folder: str | Path | None = None, splits: Splits | None = 
         got = f"{job.weights}, which is damaged or of another kind ({error})"
         raise ValueError(complaint("weights", "a safetensors file", got, "Copy or save it again.")) from None
     _check_net(job, splits, start)
+    rows = len(splits.train) + len(splits.valid or ())
+    if job.one_pass and rows < FEWEST:
+        raise ValueError(complaint("one_pass", f"false with fewer than {FEWEST} inputs", rows, "Pass more examples."))
     return splits, make_method(job, len(splits.whole.classes), start, splits.units)
 
 

@@ -3,8 +3,9 @@
 A run folder holds job.toml, what `fit` writes (recipe.toml, history.csv, checkpoints), the trained model
 (model.safetensors and config.json, as `save_pretrained` writes them), answers.safetensors (the answers for the test
 set), for a .csv file table.json (its columns, and how they are standardised) and, once they were needed, the answers
-for held-out inputs (held_out.safetensors). result.json (scores, costs, versions) is written last: with it the run has
-finished. It is sealed, and holds the SHA-256 of the other files. Nothing is pickled.
+for held-out inputs (held_out.safetensors) and the network that answers in one pass (in the folder one-pass).
+result.json (scores, costs, versions) is written last: with it the run has finished. It is sealed, and holds the SHA-256
+of the other files. Nothing is pickled.
 """
 
 import os
@@ -28,10 +29,12 @@ from ibnn.network import NUMBERS
 
 CONFIG, JOB, TABLE, RECIPE, HISTORY = "config.json", "job.toml", "table.json", "recipe.toml", "history.csv"
 MODEL, ANSWERS, HELD_OUT, RESULT = "model.safetensors", "answers.safetensors", "held_out.safetensors", "result.json"
-_CHECKED = (JOB, TABLE, HISTORY, CONFIG, ANSWERS)  # by result.json; config.json has the checksum of the model
+ONE_PASS = "one-pass"  # folder of the network that answers in one pass
+_CHECKED = (JOB, TABLE, HISTORY, CONFIG, ANSWERS, f"{ONE_PASS}/{CONFIG}")  # which has the checksum of the model
 _CHECKPOINTS = "checkpoints/step-*.safetensors"
 # All but job.toml; result.json first: it says "finished".
-_WRITTEN = (RESULT, *_CHECKED[1:], MODEL, HELD_OUT, RECIPE, "chains/chains.safetensors", _CHECKPOINTS)
+_ELSEWHERE = ("chains/chains.safetensors", f"{ONE_PASS}/{MODEL}", f"{ONE_PASS}/{HELD_OUT}", _CHECKPOINTS)
+_WRITTEN = (RESULT, *_CHECKED[1:], MODEL, HELD_OUT, RECIPE, *_ELSEWHERE)
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
 
 

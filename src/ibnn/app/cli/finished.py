@@ -45,10 +45,10 @@ def evaluate(
     from ibnn.lab.evaluation import evaluate as measure
     from ibnn.lab.parts import make_data
 
-    predictor = Source(model, samples, device=device, net=net, trust_code=trust_code).read()
+    predictor = Source(model, samples, device=device, net=net, trust_code=trust_code).read(screen)
     run, name = predictor.run, predictor.name
     if not predictor.can_draw or (run is None and data_set is None):
-        remedy = "Pass --data-set with a saved model; an .onnx file cannot be evaluated: pass what it was made of."
+        remedy = "Pass --data-set with a saved model; what has no draws cannot be evaluated: pass what it was made of."
         raise MisuseError(complaint("MODEL", "a run, or a saved model and --data-set", model, remedy))
     whole: Any = None if data_set is None else _other(screen, data_set, data, predictor)
     valid, costs = None, {}
@@ -160,6 +160,7 @@ def export(
     format: Annotated[Literal["onnx", "torch"], typer.Option(help="For onnxruntime or torch.export.load.")] = "onnx",
     pixels: Annotated[bool, typer.Option("--pixels", help="The file takes images in [0, 1], not normalised.")] = False,
     example: Annotated[Path | None, typer.Option(help="A .npy or .csv file of inputs, for their shape.")] = None,
+    data: Data = None,
     json: Json = False,
 ) -> None:
     """Writes a model as one ONNX or torch file that answers as `ibnn predict` does, without ibnn.
@@ -175,7 +176,7 @@ def export(
     check_out("--out", out)
     if format == "onnx":
         require("onnx", "onnxscript", "onnxruntime")
-    predictor = source.read()
+    predictor = source.read(screen, data)
     shown, facts = _example(predictor, pixels, example)
     assert isinstance(predictor.model, IBNN | Plain), "as for all that can be saved"
     draws: Any = {"samples": predictor.samples, "seed": predictor.seed, "fallback": source.fallback}
@@ -197,7 +198,7 @@ def _example(predictor: "Predictor", pixels: bool, path: Path | None) -> tuple[T
     kind: Any = predictor.kind
     run, is_image, shape = predictor.run, hasattr(kind, "form"), getattr(kind, "shape", None)
     with misuse():
-        if not predictor.can_draw:
+        if not isinstance(predictor.model, torch.nn.Module):
             raise ValueError(complaint("MODEL", "a run or a saved model", "a file that is exported", "Copy it."))
         if pixels and not is_image:
             raise ValueError(complaint("--pixels", "for a run on images", f"given for {kind.word}", "Leave it out."))
@@ -244,6 +245,6 @@ def serve(
     with misuse():
         check_limits(risk, novelty, false_alarm, megabytes)
         check_out("--state", state)
-    predictor = source.read()
+    predictor = source.read(screen, data)
     options: dict[str, Any] = {"risk": risk, "novelty": novelty, "false_alarm": false_alarm}
     start(predictor, host, port, megabytes, screen.note, misuse, **options, data=data, state=state)

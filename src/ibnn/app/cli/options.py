@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ibnn import check
-from ibnn.app.cli.screen import misuse
+from ibnn.app.cli.screen import Screen, misuse
 
 if TYPE_CHECKING:
     from ibnn.app.predictor import Predictor
@@ -26,6 +26,7 @@ TrustCode = Annotated[bool, typer.Option("--trust-code", help=_TRUST)]
 _NET = "Makes the plain network of a saved model: a function of the current folder that takes no arguments."
 Net = Annotated[str | None, typer.Option(help=_NET, metavar="MODULE:FUNCTION")]
 Device = Annotated[str | None, typer.Option(help="Where the model computes, such as cuda:1; default: the CPU.")]
+_ONE_PASS = "Answers by a network that learnt what the draws say; a run that has none is distilled first."
 _DATA = "Folder of data sets; default: $IBNN_DATA or ./data."
 Data = Annotated[Path | None, typer.Option("--data", exists=True, file_okay=False, help=_DATA)]
 NewData = Annotated[Path | None, typer.Option("--data", file_okay=False, help=_DATA)]  # may be created
@@ -42,15 +43,16 @@ class Source:
     device: Device = None
     net: Net = None
     trust_code: TrustCode = False
+    one_pass: Annotated[bool, typer.Option("--one-pass", help=_ONE_PASS)] = False
 
     def __post_init__(self) -> None:
         """Raises for a device that does not exist, before anything is read."""
         with misuse():
             check.device("--device", self.device)
 
-    def read(self) -> "Predictor":
-        """Reads the model; one that does not exist is misuse."""
+    def read(self, screen: Screen, data: Path | None = None) -> "Predictor":
+        """Reads the model; one that does not exist is misuse. `data` is the folder to distil a run from."""
         from ibnn.app.predictor import Predictor
 
         with misuse():
-            return Predictor.read(**vars(self))
+            return Predictor.read(**vars(self), data=data, note=None if screen.quiet else screen.note)

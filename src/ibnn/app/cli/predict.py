@@ -63,7 +63,7 @@ def predict(
         if scale is not None:
             check.number("--scale", scale, above=0, remedy="Pass 255 for bytes.")
         files = listed(inputs)
-    predictor = source.read()
+    predictor = source.read(screen, data)
     unread: list[str] = []
     answers: list[tuple[int, list[Row]]] = []
     with _workers() as (rank, world):

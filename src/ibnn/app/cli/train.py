@@ -236,6 +236,11 @@ def show(screen: Screen, result: dict[str, Any]) -> None:
             scores = reading["scores"] if what == "test" else reading["corrupted"]["all"]
             cells = [f"{100 * scores[n]:.2f}" if n == "error" else f"{scores[n]:.4f}" for n in names]
             rows.append([f"{what}{how}", *cells])
+    if "one_pass" in result:
+        found = result["one_pass"]["scores"]
+        rows.append(
+            ["test, one pass", *(f"{100 * found[n]:.2f}" if n == "error" else f"{found[n]:.4f}" for n in names)]
+        )
     screen.table([[result.get("name", ""), *names.values()], *rows])
     if "pruned" in result:
         sizes, held_out = result["pruned"]["sizes"], result["pruned"]["held_out"]

@@ -30,7 +30,6 @@ from ibnn.monitoring.abstention import Threshold, rows_needed
 
 READERS = 2  # threads that read requests
 _RISK = "Accepted share of wrong answers among those given; default: the service's."
-_Risk = Annotated[float | None, Query(gt=0, le=1, description=_RISK)]
 _Draws = Annotated[bool, Query(description="Also returns the answer of every draw.")]
 _NOVELTY = "p-value up to which an input is withheld as novel."
 _ASSETS = {"script": inlined("ibnn.app.serve", "page.js"), "style": style("ibnn.app.serve", "serve.css")}
@@ -64,7 +63,8 @@ def make_app(service: Service, *, megabytes: float = 10) -> FastAPI:
     )
     app.add_middleware(Gate, service=service, most=int(megabytes * 1e6))
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(ValueError, lambda _, error: JSONResponse({"detail": str(error)[:1000]}, 422))
+    for refused in (ValueError, OverflowError):  # such as a risk of 5e-324
+        app.add_exception_handler(refused, lambda _, error: JSONResponse({"detail": str(error)[:1000]}, 422))
     # nobody reads that reply; 499 is what proxies count
     app.add_exception_handler(ClientDisconnect, lambda *_: JSONResponse({"detail": "The client has left."}, 499))
 
@@ -87,12 +87,15 @@ def make_app(service: Service, *, megabytes: float = 10) -> FastAPI:
 
     most = None if predictor.ranked is not None else 0  # a model that cannot tell refuses to
     level = Query(service.novelty, ge=0, lt=1, le=most, description=_NOVELTY)
+    share = Query(None, gt=0, le=1 if predictor.labels else 0, description=_RISK)  # without classes there is none
     summary = f"Predicts a number for all {kind.word}, with its uncertainty, and abstains from novel ones"
     if predictor.labels:
         summary = f"Labels {kind.word} with their uncertainty, and abstains where a label would be wrong too often"
 
     @app.post("/predict", summary=summary, **requests.route_options(kind))
-    async def answers(request: Request, risk: _Risk = None, novelty: float = level, draws: _Draws = False) -> Answers:
+    async def answers(
+        request: Request, risk: float | None = share, novelty: float = level, draws: _Draws = False
+    ) -> Answers:
         rule = _rule(service, risk, novelty)
         parts = await requests.receive(request, images=isinstance(kind, Pixels))
         inputs, notes = await asyncio.get_running_loop().run_in_executor(readers, requests.read, parts, kind)
@@ -126,8 +129,6 @@ def _rule(service: Service, risk: float | None, novelty: float) -> Threshold:
     """Returns where to abstain; raises for a risk or a p-value that is smaller than the held-out inputs allow."""
     level = service.predictor.novelty_level(novelty)
     rule, facts = service.rule(service.risk if risk is None else risk, level)
-    if risk is not None and not service.predictor.labels:
-        raise ValueError(complaint("risk", "absent: the model predicts no classes", risk, "Leave it out."))
     known = 0 if facts is None else facts["known"]
     if risk is not None and risk < 1 and known < (needed := rows_needed(risk)):
         expected = f"one that {known:,} held-out inputs can show; this one needs {needed:,}"
