@@ -1174,7 +1174,7 @@ def test_damaged_runs_can_be_trained_anew(curve: Path, tmp_path: Path) -> None:
         ("serve RUN --state .", 2, "`--state`"),
         ("serve RUN --state bad.json", 1, "bad.json"),
         ("demo --out file", 2, "`--out`"),
-        ("data get nothing", 2, "the name of a set"),
+        ("data get nothing", 2, "`name`"),
         ("data get digits --data file", 2, "is a file"),
         ("plan --model lenet", 2, "--net"),
         ("plan --net lenet --option width=nan", 2, "`width`"),

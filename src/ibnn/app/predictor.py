@@ -102,18 +102,14 @@ class Predictor:
         if net is not None and not is_saved:
             raise ValueError(complaint("--net", "absent unless MODEL is a saved model", repr(net), "Leave it out."))
         if one_pass and (samples is not None or seed):
-            raise ValueError(
-                complaint("--samples and --seed", "absent with --one-pass", samples or seed, "Leave it out.")
-            )
+            raise ValueError(complaint("--samples and --seed", "absent with --one-pass", samples or seed, "Omit it."))
         if model.suffix == ".onnx" and not model.is_dir():
             elsewhere = None if device is None or torch.device(device).type == "cpu" else device
             given = {"--samples": samples, "--seed": seed or None, "--fallback": fallback, "--device": elsewhere}
             made = cls._of_file(model, given)
             return made._require_one_pass(model) if one_pass else made
         if not model.is_dir():
-            raise FileNotFoundError(
-                complaint("MODEL", "a folder or an .onnx file", f"no such {model}", "Check the path.")
-            )
+            raise FileNotFoundError(complaint("MODEL", "a folder or .onnx file", f"no such {model}", "Check the path."))
         draws: Any = {"seed": seed, "fallback": fallback}
         if is_saved:
             inside = one_pass and (model / ONE_PASS / model_folder.CONFIG).is_file()
@@ -121,13 +117,9 @@ class Predictor:
         else:
             made = cls._of_run(model, samples, trust_code, draws)
             if one_pass:
-                assert made.home is not None
-                student = students.of_run(made.run, made.home, data, note)
-                made = replace(made, model=student, samples=1)
-        if one_pass:
-            made._require_one_pass(model)
+                made = replace(made, model=students.of_run(made.run, RunFolder(model), data, note), samples=1)
         made.model.to(device)
-        return made
+        return made._require_one_pass(model) if one_pass else made
 
     @classmethod
     def _of_run(cls, folder: Path, samples: int | None, trust_code: bool, draws: dict[str, Any]) -> Self:

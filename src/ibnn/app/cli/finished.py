@@ -47,8 +47,8 @@ def evaluate(
 
     predictor = Source(model, samples, device=device, net=net, trust_code=trust_code).read(screen)
     run, name = predictor.run, predictor.name
-    if not predictor.can_draw or (run is None and data_set is None):
-        remedy = "Pass --data-set with a saved model; what has no draws cannot be evaluated: pass what it was made of."
+    if not isinstance(predictor.model, torch.nn.Module) or (run is None and data_set is None):
+        remedy = "Pass --data-set with a saved model; an .onnx file cannot be evaluated: pass what it was made of."
         raise MisuseError(complaint("MODEL", "a run, or a saved model and --data-set", model, remedy))
     whole: Any = None if data_set is None else _other(screen, data_set, data, predictor)
     valid, costs = None, {}
@@ -58,7 +58,7 @@ def evaluate(
         other, valid, costs = splits.whole if whole is None else whole, splits.valid, {"costs": run.result["costs"]}
         both = isinstance(other, DataSet) and isinstance(splits.whole, DataSet)  # then normalised as in training
         whole = replace(splits.whole, name=other.name, test=other.test) if both else other
-    found = measure(predictor.model, whole, valid, samples=predictor.samples, data_folder=data).result
+    found = measure(cast(Any, predictor.model), whole, valid, samples=predictor.samples, data_folder=data).result
     if run is not None:
         for reading in (found, found.get("tempered", {})):
             for part in ("outsiders", "novelty"):
