@@ -106,15 +106,11 @@ class Job(BaseModel):
         check.choice("method", self.method, methods.METHODS, methods.SYNONYMS)
         check.choice("posterior", self.posterior, ("mixture", *SAMPLERS))
         alike = 'the method is no "ensemble", whose members would stay alike'
-        draws = (
-            methods.METHODS[self.method].noisy_answers or self.method == "ensemble" or "members" in self.method_options
-        )
         for names, condition, holds in (
             (("target", "task", "ignore", "test_share"), "data is a .csv file", self.has_file),
             (("posterior", "prune"), 'method = "ibnn"', self.method == "ibnn"),
             (("sampling",), "posterior names a sampler", self.posterior != "mixture"),
             (("first", "weights"), alike, self.method != "ensemble"),
-            (("one_pass",), "the method has several draws", draws),
         ):
             for name in names:
                 value = getattr(self, name)

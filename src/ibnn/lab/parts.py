@@ -164,10 +164,11 @@ def prepare(job: Job, folder: str | Path | None = None, splits: Splits | None = 
         got = f"{job.weights}, which is damaged or of another kind ({error})"
         raise ValueError(complaint("weights", "a safetensors file", got, "Copy or save it again.")) from None
     _check_net(job, splits, start)
-    rows = len(splits.train) + len(splits.valid or ())
-    if job.one_pass and rows < FEWEST:
-        raise ValueError(complaint("one_pass", f"false with fewer than {FEWEST} inputs", rows, "Pass more examples."))
-    return splits, make_method(job, len(splits.whole.classes), start, splits.units)
+    method, rows = make_method(job, len(splits.whole.classes), start, splits.units), len(splits.train)
+    if job.one_pass and (rows + len(splits.valid or ()) < FEWEST or not (method.random or method.components > 1)):
+        expected = f"absent unless the method draws and there are {FEWEST} inputs"
+        raise ValueError(complaint("one_pass", expected, f"{job.method} on {rows}", "Leave it out."))
+    return splits, method
 
 
 def check_weights(job: Job) -> None:
