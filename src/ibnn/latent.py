@@ -92,6 +92,10 @@ def backward_pass() -> int:
     return torch._C._current_graph_task_id()  # the same question torch.utils.checkpoint asks
 
 
+def _no_fast_path(latent: nn.Module, args: Any) -> None:
+    """Does nothing: torch's fused Transformer layer, which reads weights past their layers, gives way to any hook."""
+
+
 class Latent(nn.Module):
     """Mean and standard deviation of K Gaussians over the D input nodes of one layer.
 
@@ -140,6 +144,7 @@ class Latent(nn.Module):
             device: The layer's.
         """
         super().__init__()
+        self.register_forward_pre_hook(_no_fast_path)
         self.components, self.nodes, self.axis, self.name, self.ports = components, nodes, axis, name, ports
         self.set_inputs(nodes)
         self.mean = nn.Parameter(torch.ones(components, nodes, dtype=dtype, device=device))

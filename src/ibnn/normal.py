@@ -70,6 +70,9 @@ def words(at: Address) -> Tensor:
     >>> bool(words(address(0, 1)) == words(address(1, 0)))
     False
     """
+    if torch.compiler.is_compiling():  # as one operator: its many small integer steps would take minutes to compile
+        hashed: Tensor = _words_operator([torch.as_tensor(part) for part in at])
+        return hashed
     word: Tensor | int = 0x9E3779B9
     for part in at:
         low, high = part & _WORD, (part >> 32) & _WORD
@@ -180,3 +183,16 @@ def _operator(words: Tensor, nodes: int) -> Tensor:
 
 
 _operator.register_fake(lambda words, nodes: words.new_empty((words.shape[0], nodes), dtype=torch.float32))
+
+
+@torch.library.custom_op("ibnn::words", mutates_args=())
+def _words_operator(parts: list[Tensor]) -> Tensor:
+    device = next((part.device for part in parts if part.dim()), parts[0].device)
+    return words(tuple(part.to(device) for part in parts))
+
+
+@_words_operator.register_fake
+def _(parts: list[Tensor]) -> Tensor:
+    shape = torch.broadcast_shapes(*(part.shape for part in parts))
+    device = next((part.device for part in parts if part.dim()), parts[0].device)
+    return torch.empty(math.prod(shape), dtype=torch.int64, device=device)

@@ -323,11 +323,11 @@ def test_a_batch_in_the_wrong_place_is_refused() -> None:
         model(torch.randn(B, L, E))
 
 
-@pytest.mark.slow  # torch.compile
 def test_compiled_attention_has_its_latents() -> None:
+    torch._dynamo.reset()
     net = nn.TransformerEncoderLayer(E, H, 8, dropout=0.0, batch_first=True).eval()
     model, x = converted(net).eval(), torch.randn(B, L, E)
     with torch.no_grad():
         expected = model(x)
-        found = torch.compile(model, backend="eager")(x)
+        found = torch.compile(model, backend="eager", fullgraph=True)(x)
     assert torch.allclose(found, expected, atol=1e-5)
