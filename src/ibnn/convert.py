@@ -2,8 +2,9 @@
 
 import copy as copying
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -108,7 +109,8 @@ def plan(
     1      BatchNorm2d    skipped  normalisation: scales and shifts, no input weights
     17 nodes, 82 weights, 5 weights per node
     """
-    check_sides(where, bias_latents)
+    check.choice("where", where, get_args(Where))
+    check.choice("bias_latents", bias_latents, get_args(BiasLatents))
     _check_plain(net)
     modules = {name: m for name, m in net.named_modules() if "parametrizations" not in name.split(".")}
     why_not = reasons(net, modules, include, exclude, example)
@@ -193,18 +195,19 @@ def convert(
     chosen = _likelihood(likelihood)
     check.seed(0 if seed is None else seed)
     layers = plan(net, include=include, exclude=exclude, example=example, where=where, bias_latents=bias_latents).layers
-    _check_has_weights(net)
+    if meta := [name for name, parameter in net.named_parameters() if parameter.is_meta]:
+        remedy = "Load its weights first, for example with net.to_empty(device='cpu') and net.load_state_dict(...)."
+        raise ValueError(complaint("net", "a network with weights", f"{meta[:3]} on the meta device", remedy))
     seed = int(torch.randint(2**31, ())) if seed is None else seed
     net, chosen = (duplicate(net), copying.deepcopy(chosen)) if copy else (net, chosen)
     _follow_class(chosen, net)
+    give: Callable[[nn.Module, str, int], object] = attach
     if (where, bias_latents) != ("input", "none"):
         from ibnn.contrib.sides import attach_at
 
-        for entry in layers:
-            attach_at(net.get_submodule(entry.name), entry.name, components, where, bias_latents)
-    else:
-        for entry in layers:
-            attach(net.get_submodule(entry.name), entry.name, components)
+        give = partial(attach_at, where=where, bias_latents=bias_latents)
+    for entry in layers:
+        give(net.get_submodule(entry.name), entry.name, components)
     return IBNN(
         net,
         chosen.to(next(net.parameters()).device),
@@ -256,20 +259,12 @@ def _follow_class(likelihood: Likelihood, net: nn.Module) -> None:
     kind = type(net)
     if not isinstance(likelihood, Categorical) or "PreTrainedModel" not in (c.__name__ for c in kind.__mro__):
         return
-    causal = bool(re.search(r"ForCausalLM|LMHeadModel", kind.__name__)) and not kind.__name__.startswith(
-        ("XLNet", "XLMWith")
-    )
-    tokens = r"ForTokenClassification|ForMaskedLM|ForConditionalGeneration|WithLMHead"
-    if likelihood.axis is None and (causal or re.search(tokens, kind.__name__)):
+    causal = re.search(r"^(?!XLNet|XLMWith).*(ForCausalLM|LMHeadModel)", kind.__name__)
+    tokens = re.search(r"ForTokenClassification|ForMaskedLM|ForConditionalGeneration|WithLMHead", kind.__name__)
+    if likelihood.axis is None and (causal or tokens):
         likelihood.axis = -1
     if likelihood.next_token is None and causal:
         likelihood.next_token = True
-
-
-def check_sides(where: str, bias_latents: str) -> None:
-    """Raises unless these are words for where latents are."""
-    check.choice("where", where, get_args(Where))
-    check.choice("bias_latents", bias_latents, get_args(BiasLatents))
 
 
 def _check_plain(net: nn.Module) -> None:
@@ -295,9 +290,3 @@ def _check_plain(net: nn.Module) -> None:
     if lazy := [name for name, parameter in net.named_parameters() if is_lazy(parameter)]:
         remedy = "Run net(x) once on a batch, then convert."
         raise ValueError(complaint("net", "materialised", f"lazy parameters {lazy[:3]}", remedy))
-
-
-def _check_has_weights(net: nn.Module) -> None:
-    if meta := [name for name, parameter in net.named_parameters() if parameter.is_meta]:
-        remedy = "Load its weights first, for example with net.to_empty(device='cpu') and net.load_state_dict(...)."
-        raise ValueError(complaint("net", "a network with weights", f"{meta[:3]} on the meta device", remedy))

@@ -17,45 +17,25 @@ from torch import Tensor, nn
 
 from ibnn.autograd import inverse_softplus
 from ibnn.errors import complaint
-from ibnn.layers.registry import (
-    LayerType,
-    batchless,
-    carried_type,
-    foldable,
-    stand_in,
-    weights_are_parameters,
-)
+from ibnn.layers.registry import batchless, carried_type, foldable, stand_in, weights_are_parameters
 from ibnn.units import Units
 
 NARROW = 5  # spatial inputs of fewer channels are narrow: an image's colours
-
-
 Search = Callable[["Latent", int], None]
 
 
 class Pass:
-    """What multiplies the layers' inputs in the forward pass in progress; the latents of a network share one.
-
-    Attributes:
-        z: Of each layer, (D,) for the whole batch or (R, D), a row each. None outside of passes.
-        units: Factors of the single units of each layer's input, or None.
-        search_again: Called by a layer that meets a batch folded in a way it has not seen (see `layers.batch_axis`).
-        entries: How many input entries were multiplied in the last pass.
-        recall: The backward pass in progress, and z and units of its forward pass, for layers that are run again in it
-            (gradient checkpointing).
-        without_graph: Layers whose z needed a gradient that was not recorded.
-        at_mean: Whether layers that are called outside of passes are multiplied by the mean of the component means.
-    """
-
-    z: Sequence[Tensor] | None = None
-    units: Sequence[Units | None] = ()
-    search_again: "Search | None" = None
-    entries = 0
-    recall: tuple[int, Sequence[Tensor], Sequence[Units | None]] | None = None
+    """What multiplies the layers' inputs in the forward pass in progress; the latents of a network share one."""
 
     def __init__(self, at_mean: bool = False) -> None:
-        self.without_graph: set[int] = set()
-        self.at_mean = at_mean
+        self.at_mean = at_mean  # whether layers called outside of passes are multiplied by the mean of all means
+        self.z: Sequence[Tensor] | None = None  # of each layer, (D,) or (R, D), a row each; None outside of passes
+        self.units: Sequence[Units | None] = ()  # of each layer
+        self.search_again: Search | None = None  # called by a layer that meets a batch folded in a new way
+        self.entries = 0  # of inputs that were multiplied in the last pass
+        # The backward pass in progress, and z and units of its forward pass, for layers that checkpointing runs again.
+        self.recall: tuple[int, Sequence[Tensor], Sequence[Units | None]] | None = None
+        self.without_graph: set[int] = set()  # layers whose z needed a gradient that was not recorded
 
     def __reduce__(self) -> Any:
         """Copies and pickles of a network have no pass in progress."""
@@ -63,7 +43,7 @@ class Pass:
 
     @contextmanager
     def multiplying(
-        self, z: Sequence[Tensor], units: Sequence[Units | None], search_again: "Search | None" = None
+        self, z: Sequence[Tensor], units: Sequence[Units | None], search_again: Search | None = None
     ) -> Iterator[None]:
         """Gives the layers their z and units within a block."""
         self.z, self.units, self.search_again, self.entries = z, units, search_again, 0
@@ -97,12 +77,9 @@ def _no_fast_path(latent: nn.Module, args: Any) -> None:
 
 
 class Latent(nn.Module):
-    """Mean and standard deviation of K Gaussians over the D input nodes of one layer.
+    """Mean μ and standard deviation σ = softplus(ρ) of K Gaussians over the D input nodes of one layer, (K, D) each.
 
     Attributes:
-        mean: μ, (K, D).
-        rho: ρ, (K, D); the standard deviation is σ = softplus(ρ).
-        axis: The node axis of the layer's input, counted from its end.
         inputs: Number of latents on the layer's input; others are on its output or bias (`contrib.sides`).
         placed: Whether the nodes of the input have places, as a convolution's do, and units can have factors.
         narrow: Whether the input has places but fewer than 5 channels, such as RGB. A factor on such a channel rescales
@@ -110,8 +87,6 @@ class Latent(nn.Module):
         batch_axis: The batch axis of the layer's input, where each row has its own z.
         copied: Whether what is folded into that axis comes as copies of the batch, and not row by row.
         entries_per_row: How many entries of that axis a row may have.
-        now: The forward pass in progress, shared by the latents of a network.
-        number: The layer's place among them.
 
     >>> latent = Latent(components=2, nodes=3, axis=-1)
     >>> latent.mean.shape, latent.std.shape
@@ -152,7 +127,7 @@ class Latent(nn.Module):
         self.set(std=torch.tensor(0.05))
         self.register_buffer("held", None)
         self.register_buffer("unit_factors", None)
-        self.now, self.number = Pass(), 0
+        self.now, self.number = Pass(), 0  # the pass in progress of the network, and the layer's place in it
         self.batch_axis, self.copied = 0, False
         self.entries_per_row: frozenset[int] = frozenset()
         self.before: Callable[..., Any] | None = None  # a forward that was assigned to the layer itself
@@ -218,15 +193,14 @@ class Latent(nn.Module):
         return self.run_input(layer, *self.current(), *args, **kwargs)
 
     def run_input(self, layer: nn.Module, z: Tensor | None, units: Units | None, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the layer gives for x ∘ z."""
+        """Runs the layer on x ∘ z, and times the units' factors."""
         if z is None:
             return self.own_forward(layer, *args, **kwargs)
         if self.ports:
-            return self._run_ports(carried_type(layer), layer, z, *args, **kwargs)
+            return self._run_ports(layer, z, *args, **kwargs)
         name = None if args else input_name(kwargs)
         x = args[0] if name is None else kwargs[name]
-        if z.dim() == 2 and self.now.search_again is not None:
-            self._search_again(x, z, self.batch_axis)
+        self._search_again(x, z, self.batch_axis)
         if not torch.compiler.is_compiling():
             self.now.entries += x.numel()
             alone = len(args) + len(kwargs) == 1 and self.before is None
@@ -246,15 +220,14 @@ class Latent(nn.Module):
         """Runs what the layer would run without its latent."""
         return type(layer).forward(layer, *args, **kwargs) if self.before is None else self.before(*args, **kwargs)
 
-    def _run_ports(self, kind: LayerType, layer: nn.Module, z: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def _run_ports(self, layer: nn.Module, z: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Forward of a layer of several ports: its own with W = U diag(z), or, for a z each row, its type's `run`."""
+        kind = carried_type(layer)
         assert kind.run is not None
-        folds = kind.fused and not torch.compiler.is_compiling() and weights_are_parameters(layer, kind)
-        if z.dim() == 1 and folds:
+        if z.dim() == 1 and kind.fused and not torch.compiler.is_compiling() and weights_are_parameters(layer, kind):
             return type(layer).forward(stand_in(layer, self.folded(layer, z)), *args, **kwargs)
-        if z.dim() == 2 and self.now.search_again is not None:
-            axis = kind.batch_axis(layer) if kind.batch_axis else self.batch_axis
-            self._search_again(args[0] if args else next(iter(kwargs.values()), None), z, axis)
+        axis = kind.batch_axis(layer) if kind.batch_axis else self.batch_axis
+        self._search_again(args[0] if args else next(iter(kwargs.values()), None), z, axis)
         return kind.run(layer, self, kind.split(layer, z.reshape(-1, self.nodes)), *args, **kwargs)
 
     def folded(self, layer: nn.Module, z: Tensor) -> dict[str, Tensor]:
@@ -265,30 +238,24 @@ class Latent(nn.Module):
     def _folding_pays(self, layer: nn.Module, x: Tensor) -> bool:
         """Whether, without gradients, U diag(z) takes fewer products than x ∘ z."""
         entries = sum(p.numel() for p in layer.parameters(recurse=False))
-        eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        return eager and x.numel() > entries and foldable(layer)
+        return not torch.is_grad_enabled() and x.numel() > entries and foldable(layer)
 
     def _search_again(self, x: Any, z: Tensor, axis: int) -> None:
         """Has the batch searched for in an input that has more or fewer entries for a row than those before."""
-        if isinstance(x, Tensor) and x.dim() > axis and x.shape[axis] // z.shape[0] not in self.entries_per_row:
-            assert self.now.search_again is not None
-            self.now.search_again(self, x.shape[axis] // z.shape[0])
+        if self.now.search_again is None or z.dim() != 2 or not isinstance(x, Tensor) or x.dim() <= axis:
+            return
+        if (times := x.shape[axis] // z.shape[0]) not in self.entries_per_row:
+            self.now.search_again(self, times)
 
     def multiply(self, x: Tensor, z: Tensor, batch_axis: int = 0, units: Units | None = None) -> Tensor:
         """Returns x ∘ z, and times the units' factors."""
         x = self._cast(x, z)
-        if self.unit_factors is not None:
-            return x * self._held_factors(z, self.unit_factors, x, batch_axis)
+        if (held := self.unit_factors) is not None:  # z (J, D) and u (J, D, …), for the rows of J copies of a batch
+            factors = (z.reshape(*z.shape, *[1] * (held.dim() - 2)) * held)[:, None]
+            factors = factors.expand(-1, x.shape[batch_axis] // z.shape[0], *[-1] * (held.dim() - 1))
+            return x * factors.flatten(0, 1).to(x.dtype)
         z = self.broadcast(z, x, batch_axis)
-        if units is None:
-            return x * z
-        return x * (z * units.factors(x, self.axis, batch_axis, self.copied))
-
-    def _held_factors(self, z: Tensor, units: Tensor, x: Tensor, batch_axis: int) -> Tensor:
-        """Returns z ∘ u of the rows of J copies of a batch, from z (J, D) and u (J, D, …)."""
-        factors = (z.reshape(*z.shape, *[1] * (units.dim() - 2)) * units)[:, None]
-        factors = factors.expand(-1, x.shape[batch_axis] // z.shape[0], *[-1] * (units.dim() - 1))
-        return factors.flatten(0, 1).to(x.dtype)
+        return x * z if units is None else x * (z * units.factors(x, self.axis, batch_axis, self.copied))
 
     def _cast(self, x: Tensor, z: Tensor) -> Tensor:
         """Returns an input in the latent's dtype (an integer one would round z); autocast handles lower precisions."""
@@ -299,9 +266,11 @@ class Latent(nn.Module):
     def broadcast(self, z: Tensor, x: Tensor, batch_axis: int = 0) -> Tensor:
         """Returns z in a shape that multiplies the node axis of x."""
         if x.dim() < -self.axis or x.shape[self.axis] != z.shape[-1]:  # one node would be broadcast to all
-            wanted, got = f"of {z.shape[-1]} nodes in dimension {self.axis}", f"shape {tuple(x.shape)}"
-            remedy = "Pass inputs of the size it was built for."
-            raise ValueError(complaint(f"input of layer {self.name!r}", wanted, got, remedy))
+            wanted, remedy = (
+                f"of {z.shape[-1]} nodes in dimension {self.axis}",
+                "Pass inputs of the size it was built for.",
+            )
+            raise ValueError(complaint(f"input of layer {self.name!r}", wanted, f"shape {tuple(x.shape)}", remedy))
         shape = [1] * x.dim()
         shape[self.axis] = z.shape[-1]
         if z.dim() == 2:
@@ -313,8 +282,7 @@ class Latent(nn.Module):
         """Returns the z of every entry of an input's batch axis; windows or copies of an example share its z."""
         rows = z.shape[0]  # not len: torch.export would fix it
         if len(shape) + self.axis <= batch_axis or shape[batch_axis] % rows:
-            place = f"a dimension {batch_axis}" if batch_axis else "a leading dimension"
-            expected = f"of {place} that is the batch ({rows} rows) or a multiple of it"
+            expected = f"of a dimension {batch_axis} that is the batch ({rows} rows) or a multiple of it"
             raise ValueError(batchless(self.name, expected, f"shape {tuple(shape)}"))
         if shape[batch_axis] == rows:
             return z

@@ -16,8 +16,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from ibnn import check
 from ibnn.contrib.sides import sides_of
-from ibnn.convert import Where, check_sides
+from ibnn.convert import Where
 from ibnn.errors import complaint
 from ibnn.files.saving import check_tensors, converted
 from ibnn.files.sealed import extra
@@ -55,7 +56,7 @@ def load_authors(
     >>> model.components, model.nodes, model.bias_latents
     (4, 4, 'layer')
     """
-    check_sides(where, "none")
+    check.choice("where", where, get_args(Where))
     layers, weights = _split(_read(checkpoint))
     found = ((len(own["posterior_U_mean"]), own["prior_mean"], own["prior_std"]) for own in layers.values())
     priors = {(float(count), float(mean), float(std)) for count, mean, std in found}

@@ -1,7 +1,6 @@
 """Latents of nn.MultiheadAttention, on the inputs of its query, key, value and output projections."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 Ports = dict[str, Tensor]  # z by port
 
-_RESHAPE = "Pass a mask of that shape."
 _APART = {"query": "q_proj_weight", "key": "k_proj_weight", "value": "v_proj_weight"}
 
 
@@ -47,21 +45,37 @@ def _run(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *args: Any,
-    **kwargs: Any,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes the layer's forward with a z for each row."""
     if layer.bias_k is not None or layer.add_zero_attn or query.dim() != 3:
-        return _through_identity(layer, latent, z, query, key, value, *args, **kwargs)
+        asked = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+        return _through_identity(layer, latent, z, query, key, value, *asked)
     axis, projected = batch_axis(layer), partial(_projected, latent, batch_axis(layer))
-    weights, biases = _input_weights(layer)
+    packed, bias = layer._qkv_same_embed_dim, layer.in_proj_bias
+    weights = layer.in_proj_weight.chunk(3) if packed else [getattr(layer, name) for name in _APART.values()]
+    biases = [None] * 3 if bias is None else bias.chunk(3)
     products = [(z[port], w, b) for port, w, b in zip(_APART, weights, biases, strict=True)]
     if query is key and key is value:
         q, k, v = projected(query, products)
     else:
         q, k, v = (projected(x, [part])[0] for x, part in zip((query, key, value), products, strict=True))
-    q, k, v = (_heads(layer, x if axis == 0 else x.transpose(0, 1)) for x in (q, k, v))
-    heads, attention = _attend(layer, (q, k, v), _Asked(*args, **kwargs))
+    q, k, v = (x if axis == 0 else x.transpose(0, 1) for x in (q, k, v))  # (B, L, E)
+    q, k, v = (x.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for x in (q, k, v))  # (B, H, L, E / H)
+    dropout, attention = layer.dropout if layer.training else 0.0, None
+    mask = _mask(q, k, attn_mask, key_padding_mask, is_causal)
+    if need_weights:
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        attention = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout)
+        heads = attention @ v
+        attention = attention.mean(1) if average_attn_weights else attention
+    else:
+        causal = is_causal and key_padding_mask is None  # only a hint: the mask says the same
+        heads = F.scaled_dot_product_attention(q, k, v, None if causal else mask, dropout, is_causal=causal)
     heads = heads.transpose(1, 2).flatten(2)  # (B, L, E)
     output = (z["output"], layer.out_proj.weight, layer.out_proj.bias)
     return projected(heads if axis == 0 else heads.transpose(0, 1), [output])[0], attention
@@ -79,54 +93,17 @@ def _projected(latent: "Latent", axis: int, x: Tensor, products: "Sequence[Produ
     return tuple(F.linear(latent.multiply(x, z, axis), w, b) for z, w, b in products)
 
 
-def _input_weights(layer: nn.MultiheadAttention) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-    """Returns the weights and biases of queries, keys and values."""
-    packed, bias = layer._qkv_same_embed_dim, layer.in_proj_bias
-    weights = layer.in_proj_weight.chunk(3) if packed else [getattr(layer, name) for name in _APART.values()]
-    return weights, [None] * 3 if bias is None else bias.chunk(3)
-
-
-def _heads(layer: nn.MultiheadAttention, x: Tensor) -> Tensor:
-    """Turns (B, L, E) into (B, H, L, E / H)."""
-    return torch.transpose(x.unflatten(-1, (layer.num_heads, -1)), 1, 2)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Keyword arguments of the layer's forward."""
-
-    key_padding_mask: Tensor | None = None
-    need_weights: bool = True
-    attn_mask: Tensor | None = None
-    average_attn_weights: bool = True
-    is_causal: bool = False
-
-
-def _attend(layer: nn.MultiheadAttention, qkv: Sequence[Tensor], asked: _Asked) -> tuple[Tensor, Tensor | None]:
-    """Returns each head's mean of values (B, H, L, E / H), and the weights of the mean if asked for."""
-    q, k, v = qkv
-    dropout = layer.dropout if layer.training else 0.0
-    mask = _mask(layer, q, k, asked)
-    if not asked.need_weights:
-        causal = asked.is_causal and asked.key_padding_mask is None  # only a hint: the mask says the same
-        return F.scaled_dot_product_attention(q, k, v, None if causal else mask, dropout, is_causal=causal), None
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout)
-    return weights @ v, weights.mean(1) if asked.average_attn_weights else weights
-
-
-def _mask(layer: nn.MultiheadAttention, q: Tensor, k: Tensor, asked: _Asked) -> Tensor | None:
+def _mask(q: Tensor, k: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool) -> Tensor | None:
     """Returns what is added to the scores, (B or 1, H or 1, L or 1, S); shapes are checked as in torch."""
     (rows, count, length), steps = q.shape[:3], k.shape[2]
-    if asked.is_causal and asked.attn_mask is None:
+    if is_causal and mask is None:
         remedy = "Pass the mask too: nn.Transformer.generate_square_subsequent_mask(length)."
         raise RuntimeError(complaint("is_causal", "given with attn_mask, as a hint about it", "no attn_mask", remedy))
-    shapes = ((length, steps), (rows * count, length, steps))
-    mask, padding = asked.attn_mask, asked.key_padding_mask
-    if mask is not None and mask.shape not in shapes:
-        raise RuntimeError(complaint("attn_mask", f"of shape {shapes[0]} or {shapes[1]}", tuple(mask.shape), _RESHAPE))
-    if padding is not None and padding.shape != (rows, steps):
-        raise RuntimeError(complaint("key_padding_mask", f"of shape {(rows, steps)}", tuple(padding.shape), _RESHAPE))
+    shapes = [(length, steps), (rows * count, length, steps)]
+    for name, given, fit in (("attn_mask", mask, shapes), ("key_padding_mask", padding, [(rows, steps)])):
+        if given is not None and given.shape not in fit:
+            expected = f"of shape {' or '.join(map(str, fit))}"
+            raise RuntimeError(complaint(name, expected, tuple(given.shape), "Pass a mask of that shape."))
     found = None if mask is None else _added(mask, q.dtype).view(-1, count if mask.dim() == 3 else 1, length, steps)
     if padding is None:
         return found

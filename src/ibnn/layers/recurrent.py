@@ -134,7 +134,8 @@ def _direction(
     z_in, z_state = z["weight_ih"], z["weight_hh"]
     lower = torch.is_autocast_enabled(x.device.type)  # the scan works in one precision, and in place
     if not sizes and not layer.proj_size and not lower and runs_here(x, z_in, z_state, *weights, *first):
-        plan = scan.Plan(_kind(layer), reverse, partial(_slow, _step(layer), reverse))
+        kind = str(layer.nonlinearity) if isinstance(layer, nn.RNN) else layer.mode.lower()
+        plan = scan.Plan(kind, reverse, partial(_slow, _step(layer), reverse))
         return scan.scan(plan, x, z_in, z_state, weights, first)
     gates = F.linear(scaled(x, z_in), own["weight_ih"], own["bias_ih"])  # for all steps
     product = _product(z_state, own["weight_hh"], own["bias_hh"])
@@ -151,10 +152,6 @@ def _slow(step: Step, reverse: bool, x: Tensor, z_in: Tensor, z: Tensor, *more: 
     w, u, b, b_h, *state = more
     made, end = _scan(step, F.linear(x * z_in, w, b).unbind(), tuple(state), _product(z, u, b_h), None, reverse)
     return torch.stack(made), *end
-
-
-def _kind(layer: nn.RNNBase) -> str:
-    return str(layer.nonlinearity) if isinstance(layer, nn.RNN) else layer.mode.lower()
 
 
 def _scan(
