@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from ibnn.autograd import PLAIN
+from ibnn.units import PLAIN
 
 
 class _Backend(_DummyBackendModule):

@@ -17,7 +17,7 @@ SOURCE = Path(ibnn.__file__).parent
 RINGS = [
     {"_version", "errors"},
     {"check"},
-    {"inputs", "progress", "normal", "metrics", "mixture", "objective", "nets", "autograd", "generators"},
+    {"inputs", "progress", "normal", "metrics", "mixture", "objective", "nets", "generators"},
     {"units", "batches"},
     {"draws", "kernels"},
     {"layers"},

@@ -271,22 +271,19 @@ def _check_plain(net: nn.Module) -> None:
     """Raises unless a network is an nn.Module of plain Python, not converted yet, whose parameters have shapes."""
     if not isinstance(net, nn.Module):
         raise TypeError(complaint("net", "an nn.Module", type(net).__name__, "Pass the network itself."))
-    if hasattr(net, "_orig_mod"):
-        remedy = "Convert first, then compile: torch.compile(ibnn.convert(net))."
-        raise TypeError(complaint("net", "a plain network", "one that torch.compile returned", remedy))
+    if hasattr(net, "_orig_mod") or isinstance(net, torch.jit.ScriptModule):
+        got = f"a {type(net).__name__}, compiled or scripted"
+        raise TypeError(complaint("net", "an nn.Module in plain Python", got, "Convert first, then compile or export."))
     if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        remedy = "Convert what it wraps: ibnn.convert(net.module)."
-        raise TypeError(complaint("net", "a plain network", f"a {type(net).__name__}", remedy))
-    if isinstance(net, torch.jit.ScriptModule):
-        remedy = "Convert the network before torch.jit.script or trace; ibnn.export writes what has been converted."
-        raise TypeError(complaint("net", "an nn.Module in Python", "a ScriptModule", remedy))
+        got = f"a {type(net).__name__}"
+        raise TypeError(complaint("net", "a plain network", got, "Convert what it wraps: ibnn.convert(net.module)."))
     for name, module in net.named_modules():
         if type(module).__module__.startswith("torch.ao.nn.quantized"):
-            got, remedy = f"a quantised layer ({name!r})", "Convert the network before it is quantised."
-            raise TypeError(complaint("net", "a network of floating-point layers", got, remedy))
+            got = f"a quantised layer ({name!r})"
+            raise TypeError(complaint("net", "of floating-point layers", got, "Convert it before it is quantised."))
         if isinstance(module, Latent):
-            got, remedy = f"one converted before (see {name!r})", "Revert it: ibnn.revert(model)."
-            raise ValueError(complaint("net", "a plain network", got, remedy))
+            got = f"one converted before (see {name!r})"
+            raise ValueError(complaint("net", "a plain network", got, "Revert it: ibnn.revert(model)."))
     if lazy := [name for name, parameter in net.named_parameters() if is_lazy(parameter)]:
-        remedy = "Run net(x) once on a batch, then convert."
-        raise ValueError(complaint("net", "materialised", f"lazy parameters {lazy[:3]}", remedy))
+        got = f"lazy parameters {lazy[:3]}"
+        raise ValueError(complaint("net", "materialised", got, "Run net(x) once on a batch, then convert."))

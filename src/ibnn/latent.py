@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ibnn.autograd import inverse_softplus
 from ibnn.errors import complaint
 from ibnn.layers.registry import batchless, carried_type, foldable, stand_in, weights_are_parameters
 from ibnn.units import Units
@@ -266,11 +265,8 @@ class Latent(nn.Module):
     def broadcast(self, z: Tensor, x: Tensor, batch_axis: int = 0) -> Tensor:
         """Returns z in a shape that multiplies the node axis of x."""
         if x.dim() < -self.axis or x.shape[self.axis] != z.shape[-1]:  # one node would be broadcast to all
-            wanted, remedy = (
-                f"of {z.shape[-1]} nodes in dimension {self.axis}",
-                "Pass inputs of the size it was built for.",
-            )
-            raise ValueError(complaint(f"input of layer {self.name!r}", wanted, f"shape {tuple(x.shape)}", remedy))
+            wanted, got = f"of {z.shape[-1]} nodes in dimension {self.axis}", f"shape {tuple(x.shape)}"
+            raise ValueError(complaint(f"input of layer {self.name!r}", wanted, got, "Pass inputs of that size."))
         shape = [1] * x.dim()
         shape[self.axis] = z.shape[-1]
         if z.dim() == 2:
@@ -294,6 +290,15 @@ class Latent(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows of the latent."""
         return f"components={self.components}, nodes={self.nodes}"
+
+
+def inverse_softplus(y: Tensor) -> Tensor:
+    """Returns ρ with softplus(ρ) = y ≥ 0.
+
+    >>> torch.allclose(F.softplus(inverse_softplus(torch.tensor([0.05, 3.0]))), torch.tensor([0.05, 3.0]))
+    True
+    """
+    return y + torch.log(-torch.expm1(-y))
 
 
 def input_name(kwargs: dict[str, Any]) -> str:

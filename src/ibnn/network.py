@@ -15,23 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ibnn import check, draws, mixture, noise, objective
+from ibnn import check, draws, inputs, mixture, noise, objective
 from ibnn.draws import Draws
 from ibnn.errors import complaint
-from ibnn.inputs import (
-    Call,
-    Inputs,
-    Pick,
-    batch_length,
-    call_arguments,
-    check_rows,
-    evaluating,
-    pick,
-    repeat_rows,
-    slice_rows,
-    tensors,
-    tree_map,
-)
+from ibnn.inputs import Call, Inputs, Pick
 from ibnn.latent import Latent, Pass, runs, strip
 from ibnn.layers.batch_axis import find_batch
 from ibnn.layers.bypass import bypassed
@@ -150,11 +137,9 @@ class IBNN(nn.Module):
         self._searches = 0  # for the batch in layers' inputs
         self._targets_checked = False
         self._entries_per_value: float | None = None  # of a draw as rows; 0 if rows affect each other, None if unknown
-        device, layers = next(net.parameters()).device, len(self.latents)
-        self.register_buffer("unit_std", torch.zeros(layers, device=device))
-        self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
-        self.register_buffer("examples", torch.zeros((), dtype=torch.int64, device=device))
-        self.register_buffer("prior_factors", torch.ones(layers, device=device))
+        device, ones, zero = next(net.parameters()).device, torch.ones(len(self.latents)), torch.tensor(0)
+        for name, start in (("unit_std", 0 * ones), ("seed", zero), ("examples", zero), ("prior_factors", ones)):
+            self.register_buffer(name, start.to(device, copy=True))
         self.register_buffer("bank", None)
         self.register_module("reference", None)
         self.register_module("held_out", None)
@@ -294,8 +279,8 @@ class IBNN(nn.Module):
         """
         chosen = range(self.components) if components is None else components
         if not len(chosen) or not all(0 <= k < self.components for k in chosen):
-            remedy = "Count components from 0, or leave them out for all."
-            raise IndexError(complaint("components", f"some of 0 … {self.components - 1}", list(chosen), remedy))
+            some = f"some of 0 … {self.components - 1}"
+            raise IndexError(complaint("components", some, list(chosen), "Count from 0, or leave them out for all."))
         if not torch.compiler.is_compiling():
             check.integer("seed", seed, least=-(2**63), most=2**63 - 1)
         if self.bank is not None:
@@ -332,7 +317,7 @@ class IBNN(nn.Module):
         # locked: the mode is that of the caller, not of a prediction in another thread
         with nullcontext() if torch.compiler.is_compiling() else self._lock:
             if self.training:
-                rows = batch_length(call)
+                rows = inputs.batch_length(call)
                 self._forget()
                 output = self._run(call, self._training_draws(self.posterior(), rows))
                 self.examples.add_(rows)
@@ -355,11 +340,11 @@ class IBNN(nn.Module):
             batch_size: Lets several draws for a few inputs pass as one batch of at most this many rows.
         """
         drawn = z if isinstance(z, Draws) else Draws(z)
-        return torch.cat(list(self._each_output(call_arguments(x), drawn, batch_size)))
+        return torch.cat(list(self._each_output(inputs.call_arguments(x), drawn, batch_size)))
 
     def _each_output(self, call: Call, drawn: Draws, batch_size: int | None = None) -> Iterator[Tensor]:
         """Yields what `outputs` returns, some draws at a time."""
-        rows = batch_length(call)
+        rows = inputs.batch_length(call)
         most = min((batch_size or 0) // rows, len(drawn)) if drawn.z.dim() == 2 and not self.training else 1
         at_once = self._draws_at_once(call, drawn[0], most) if most > 1 else 1
         if at_once > 1:
@@ -377,16 +362,16 @@ class IBNN(nn.Module):
     def _rows_of_draws(self, call: Call, drawn: Draws, rows: int) -> Tensor:
         """Returns the outputs of J draws from one forward pass on J copies of the batch."""
         count = drawn.z.shape[0]
-        repeated = tree_map(lambda tensor: repeat_rows(tensor, rows, count), call)
+        repeated = inputs.tree_map(lambda tensor: inputs.repeat_rows(tensor, rows, count), call)
         output = self._read(self._run(repeated, drawn.each_row(rows)))
         return output.reshape(count, rows, *output.shape[1:])
 
     def _draws_at_once(self, call: Call, draw: Draws, most: int) -> int:
         """Returns how many draws pass as rows of one batch: several if rows are few, or the network computes little."""
-        rows = batch_length(call)
+        rows = inputs.batch_length(call)
         if self._entries_per_value is None:
-            self._entries_per_value = self._probe(slice_rows(call, slice(0, 2), rows), draw)
-        entries = int(self._entries_per_value * sum(tensor.numel() for tensor in tensors(call)))
+            self._entries_per_value = self._probe(inputs.slice_rows(call, slice(0, 2), rows), draw)
+        entries = int(self._entries_per_value * sum(tensor.numel() for tensor in inputs.tensors(call)))
         if not entries or (rows > FEW_ROWS and entries > SMALL_PASS):
             return 1
         return min(most, max(CACHE_ENTRIES // entries, 1))
@@ -397,7 +382,7 @@ class IBNN(nn.Module):
         pair = Draws(torch.stack([draw.z, 1.5 * draw.z]), at, draw.unit_std)
         try:
             expected = torch.cat([self._read(self._run(call, pair[number]))[None] for number in (0, 1)])
-            output = self._rows_of_draws(call, pair, batch_length(call))
+            output = self._rows_of_draws(call, pair, inputs.batch_length(call))
         except (ValueError, RuntimeError, IndexError) as error:  # the batch is not first, or has one length only
             if out_of_memory(error):
                 raise
@@ -405,11 +390,11 @@ class IBNN(nn.Module):
         gap = (output - expected).abs().max()
         if not bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max()):
             return 0.0
-        return max(output.numel(), self._now.entries) / 2 / sum(tensor.numel() for tensor in tensors(call))
+        return max(output.numel(), self._now.entries) / 2 / sum(tensor.numel() for tensor in inputs.tensors(call))
 
     def _read(self, output: Any) -> Tensor:
         """Returns the tensor in the network's output that the likelihood is about."""
-        return self.likelihood.read(pick(output, self.logits))
+        return self.likelihood.read(output if self.logits is None else inputs.pick(output, self.logits))
 
     def _run(self, call: Call, draw: Draws) -> Any:
         """Runs the network once with z (nodes,) for all rows, or (R, nodes), a row each."""
@@ -427,7 +412,7 @@ class IBNN(nn.Module):
                 output = self.net(*args, **kwargs)
             self._checked.add((self.training, each_row))
         if torch.is_grad_enabled():
-            for tensor in tensors(output):
+            for tensor in inputs.tensors(output):
                 if tensor.requires_grad:  # its gradient comes first, before any layer is run again (checkpointing)
                     tensor.register_hook(functools.partial(now.repeat, z, units))
         return output
@@ -447,8 +432,7 @@ class IBNN(nn.Module):
         layers = {name: self.net.get_submodule(name) for name in self.latents}
         if replaced := [name for name, layer in layers.items() if not runs(layer, self.latents[name])]:
             raise RuntimeError(
-                f"The forward of layers {replaced} was replaced after conversion, so their latents would be skipped. "
-                "Replace it before you convert."
+                f"The forward of {replaced}, which has the latents, was replaced: do so before you convert."
             )
         with bypassed(self.net, self.latents) as names:
             yield
@@ -478,7 +462,7 @@ class IBNN(nn.Module):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Holds the model in eval mode, and locked for other threads, within a block."""
-        with self._lock, evaluating(self):
+        with self._lock, inputs.evaluating(self):
             yield
 
     # --------------------------------------------------------------------------------------------------- training
@@ -516,26 +500,27 @@ class IBNN(nn.Module):
         data = self.likelihood.count(y) if checks else 1
         if not torch.compiler.is_compiling():
             objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
-        rows = batch_length(x)
+        rows = inputs.batch_length(x)
         if y.dim() == 0 or len(y) != rows:
-            got = f"shape {tuple(y.shape)}"
-            raise ValueError(complaint("y", f"of {rows} rows like x", got, "Pass a target for every row."))
-        call = call_arguments(x if samples == 1 else tree_map(lambda t: repeat_rows(t, rows, samples), x))
+            raise ValueError(complaint("y", f"of {rows} rows like x", tuple(y.shape), "Pass a target for every row."))
+        call = inputs.call_arguments(
+            x if samples == 1 else inputs.tree_map(lambda t: inputs.repeat_rows(t, rows, samples), x)
+        )
         q = self.posterior()
         drawn = self._training_draws(q, rows, samples, spread, part)
         try:
             output = self._read(self._run(call, drawn))
-            check_rows(output, rows * samples)
+            inputs.check_rows(output, rows * samples)
         except (RuntimeError, IndexError, ValueError) as error:
             explain(error, self.net, x)
             raise
         if checks:
             self.likelihood.check(output, y)
             if isinstance(self.likelihood, Categorical):
-                self.likelihood.refuse_shifted(next(tensors(x)), y)
+                self.likelihood.refuse_shifted(next(inputs.tensors(x)), y)
             self._targets_checked = True
         self._forget()
-        terms = self.likelihood.terms(output, y if samples == 1 else repeat_rows(y, rows, samples))
+        terms = self.likelihood.terms(output, y if samples == 1 else inputs.repeat_rows(y, rows, samples))
         kl = self.kl(q=q)
         entropy = mixture.entropy_bound(q) if gamma else torch.zeros_like(kl)
         if part is None:
@@ -604,12 +589,12 @@ class IBNN(nn.Module):
         The model stays in eval mode, and locked for other threads, until the last one is taken or the iterator closed.
         """
         with self.evaluating():
-            drawn = self.draw_each(samples, seed, components=components, first=first)
-            yield from self._each_output(call_arguments(x), drawn, batch_size)
+            call, drawn = inputs.call_arguments(x), self.draw_each(samples, seed, components=components, first=first)
+            yield from self._each_output(call, drawn, batch_size)
 
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the output of one pass in the present mode, with every z at its posterior mean, over components."""
-        return self._read(self._run(call_arguments(x), Draws(mean_latents(self))))
+        return self._read(self._run(inputs.call_arguments(x), Draws(mean_latents(self))))
 
     def component(self, k: int) -> nn.Module:
         """Returns the plain network at the mean of component k, W = U diag(μₖ), in eval mode."""
@@ -666,8 +651,7 @@ class IBNN(nn.Module):
         loaded = state_dict.get(prefix + "unit_std")
         if self.draws == "channel" and loaded is not None and not loaded.is_meta and bool(loaded.any()):
             remedy = 'Convert it with draws="both" (or "unit"), as the saved one was.'
-            expected = "of a model whose units have no noise, as this one"
-            raise ValueError(complaint("state_dict", expected, "one with unit_std above 0", remedy))
+            raise ValueError(complaint("state_dict", 'one of draws="channel"', "unit_std above 0", remedy))
         for name in NUMBERS:
             if (found := state_dict.pop(prefix + name, None)) is not None:
                 setattr(self, name, float(found if found.is_floating_point() else found.cpu().view(torch.float64)))
@@ -745,10 +729,8 @@ def mean_latents(model: IBNN) -> Tensor:
 def require_mixture(model: IBNN) -> None:
     """Raises if there is a bank, which what comes next would not change along with the mixture."""
     if model.bank is not None:
-        raise ValueError(
-            f"This model's posterior is a bank of {model.bank.shape[1]} samples for each component, and this needs a "
-            "mixture. Call model.set_posterior() to go on from the mixture of the bank's moments."
-        )
+        remedy = "Call model.set_posterior() to go on from the mixture of the bank's moments."
+        raise ValueError(complaint("model", "one whose posterior is a mixture", "a bank of samples", remedy))
 
 
 def make_room(model: Any, state_dict: Mapping[str, Any], prefix: str = "") -> None:

@@ -31,7 +31,6 @@ def check_weights(*, n_data: int, data: int, samples: int, beta: float, gamma: f
     check.integer("samples", samples, remedy="Pass samples=1 for one draw a row.")
     if not n_data >= max(data, 1):
         expected = f"at least the {data} targets of this batch" if data else "at least 1"
-        remedy = "Pass the number of targets in the training set (dense targets: pixels, several outputs: all of them)."
-        raise ValueError(complaint("n_data", expected, n_data, remedy))
+        raise ValueError(complaint("n_data", expected, n_data, "Pass the number of targets in the training set."))
     for name, value in (("beta", beta), ("gamma", gamma)):
         check.number(name, value, least=0, remedy=f"Pass {name}=0 to leave the term out.")

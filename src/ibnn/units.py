@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ibnn.autograd import PLAIN
 from ibnn.normal import Space, address, normals, numbered_words
 
 POOL, LONGEST = 2**20, 2**16  # normals in the pool, and in one window: longer noise has several windows
+# Classes whose operations are torch's own. Others (fake, distributed) do not go through kernels, nor are they kept.
+PLAIN: set[type] = {Tensor, nn.Parameter}
 MIRRORED = 2**32  # the bit of a word whose noise is minus that of the word without it
 
 

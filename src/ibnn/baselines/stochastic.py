@@ -11,10 +11,10 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from ibnn import check
-from ibnn.autograd import inverse_softplus
 from ibnn.baselines.plain import Plain, generator
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, batch_length, repeat_rows, tree_map
+from ibnn.latent import inverse_softplus
 from ibnn.layers.registry import layer_type
 from ibnn.likelihood import Likelihood, Terms
 

@@ -12,8 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import LBFGS, SGD, Optimizer
 
-from ibnn.autograd import inverse_softplus
-from ibnn.latent import Latent
+from ibnn.latent import Latent, inverse_softplus
 from ibnn.likelihood import Bernoulli, Categorical, own_activation
 from ibnn.mixture import Mixture, kl_components
 from ibnn.network import IBNN, prior_stds

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from ibnn.autograd import PLAIN
 from ibnn.kernels.convolution import convolve
 from ibnn.kernels.linear import project
-from ibnn.units import Units
+from ibnn.units import PLAIN, Units
 
 # Takes a layer, x, z (R, D), the layer's weight and bias, the batch axis of x, and units.
 Kernel = Callable[..., Tensor | None]

@@ -25,7 +25,8 @@ def project(
     if x.shape[-1] != z.shape[1] or not (axis < 2 if x.dim() == 3 else axis == 0 and x.is_contiguous()):
         return None
     flat = x if x.dim() == 3 else x.reshape(x.shape[0], -1, x.shape[-1])
-    return linears(flat, axis, [(z, weight, bias)])[0].view(*x.shape[:-1], -1)
+    (output,) = _Linears.apply(axis, flat, z, weight, bias)  # type: ignore[no-untyped-call]
+    return output.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
 
 
 def linears(x: Tensor, axis: int, products: Sequence[Product]) -> tuple[Tensor, ...]:

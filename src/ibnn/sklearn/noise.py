@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from scipy.special import chdtri  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from ibnn.autograd import inverse_softplus
 from ibnn.generators import generators_restored
+from ibnn.latent import inverse_softplus
 from ibnn.sklearn.ensemble import noise_inputs, stacked
 from ibnn.sklearn.training import Pace, Rows, Run
 
