@@ -64,9 +64,9 @@ class Units(NamedTuple):
     std: Tensor  # τ, ()
     at: Tensor  # words: (), one draw for all rows, or (R,), one for each
 
-    def noise(self, x: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Returns ε for some rows x of an input that has a row for each word, in their dtype and memory format."""
-        noise = windows(self.at[rows], x[0].numel()).view(x.shape).to(x.dtype)
+    def noise(self, x: Tensor) -> Tensor:
+        """Returns ε for an input that has a row for each word, in its dtype and memory format."""
+        noise = windows(self.at, x[0].numel()).view(x.shape).to(x.dtype)
         last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()  # channels
         return noise.movedim(1, -1).contiguous().movedim(-1, 1) if last else noise
 

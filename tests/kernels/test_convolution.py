@@ -39,13 +39,12 @@ def convolved(layer: Any, x: Tensor, z: Tensor, drawn: units.Units | None = None
 
 
 @pytest.mark.parametrize("has_units", [False, True])
-@pytest.mark.parametrize("at_once", [1, 2**18])  # row by row, and all at once
+@pytest.mark.parametrize("at_once", [1, 2**18])  # patches row by row, and all at once
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_values_and_derivatives_of_convolutions(
     name: str, at_once: int, has_units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(convolution, "_AT_ONCE", at_once)
     monkeypatch.setattr(convolution, "_PATCHES", at_once)
     make, places = CONVOLUTIONS[name]
     layer = make().double()
@@ -65,13 +64,11 @@ def test_values_and_derivatives_of_convolutions(
         assert torch.autograd.gradgradcheck(run, (x, z, *own), fast_mode=True)
 
 
-@pytest.mark.parametrize("at_once", [1, 2**18])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_many_channels_in_each_memory_format(
-    layout: torch.memory_format, at_once: int, monkeypatch: pytest.MonkeyPatch
+    layout: torch.memory_format,
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(convolution, "_AT_ONCE", at_once)
     wide = 16
     layer = nn.Conv2d(wide, 2, 3, padding=1).double().to(memory_format=layout)
     x, z = double(5, wide, 6, 4, grad=False).contiguous(memory_format=layout), double(5, wide, 1, 1)
@@ -87,14 +84,10 @@ def test_many_channels_in_each_memory_format(
     )
 
 
-@pytest.mark.parametrize("at_once", [1, 2**18])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("draws", ["channel", "both"])
-def test_what_follows_may_change_the_output_in_place(
-    draws: Any, layout: torch.memory_format, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_follows_may_change_the_output_in_place(draws: Any, layout: torch.memory_format) -> None:
     """Autograd refuses that for a view that an operation of ours returns."""
-    monkeypatch.setattr(convolution, "_AT_ONCE", at_once)
     x, y = torch.randn(6, 8, 5, 5).contiguous(memory_format=layout), torch.randint(2, (6,))
     losses = []
     for inplace in (True, False):

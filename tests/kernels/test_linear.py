@@ -1,13 +1,14 @@
-"""Products of inputs, z and weights a few rows at a time, against operations that autograd knows."""
+"""Products of inputs, z and weights in one operation, against operations that autograd knows."""
 
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from reference import close, converted
 from torch import Tensor, nn
 
-from ibnn.kernels import linear as fused
+from ibnn.kernels.linear import project
 from ibnn.layers import attention
 
 B, L, E, H = 3, 4, 6, 2
@@ -17,27 +18,26 @@ def double(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("at_once", [1, 40, 2**18])
-def test_values_and_derivatives(axis: int, count: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", [(B, E), (B, L, E), (L, B, E), (B, 2, L, E)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_and_derivatives(shape: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(fused, "_AT_ONCE", at_once)
-    x = double(*((B, L) if axis == 0 else (L, B)), E)
-    products = [(double(B, E), double(5 - n, E), double(5 - n) if n else None) for n in range(count)]
-    flat = [tensor for part in products for tensor in part]
+    axis = shape.index(B)
+    x, z, weight, b = double(*shape), double(B, E), double(5, E), double(5) if bias else None
 
-    def run(x: Tensor, *flat: Any) -> tuple[Tensor, ...]:
-        return fused.linears(x, axis, [tuple(flat[n : n + 3]) for n in range(0, len(flat), 3)])
+    def run(x: Tensor, z: Tensor, weight: Tensor, b: Tensor | None) -> Tensor:
+        output = project(None, x, z, weight, b, axis)
+        assert output is not None
+        return output
 
-    for found, (z, w, b) in zip(run(x, *flat), products, strict=True):
-        rows = z[:, None] if axis == 0 else z
-        assert close(found, (x * rows) @ w.T + (0 if b is None else b))
-    assert torch.autograd.gradcheck(run, (x, *flat), fast_mode=True)
-    assert torch.autograd.gradgradcheck(run, (x, *flat), fast_mode=True)
-    z = products[0][0]
-    only = torch.autograd.grad(run(x, *flat)[0].square().sum(), z)  # other outputs have no gradient
-    assert close(*only, *torch.autograd.grad(fused._slow(axis, x, *flat)[0].square().sum(), z))
+    rows = z.view(*[1] * axis, B, *[1] * (len(shape) - axis - 2), E)
+    assert close(run(x, z, weight, b), F.linear(x * rows, weight, b))
+    assert torch.autograd.gradcheck(run, (x, z, weight, b), fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, (x, z, weight, b), fast_mode=True)
+    frozen = run(x.detach(), z, weight.detach(), b)  # as of a first layer, or with frozen weights
+    assert close(
+        *torch.autograd.grad(frozen.square().sum(), z), *torch.autograd.grad(run(x, z, weight, b).square().sum(), z)
+    )
 
 
 BANNED = torch.ones(L, L, dtype=torch.bool).triu(1)
@@ -109,9 +109,8 @@ def test_masks_of_other_shapes_are_refused(call: dict[str, Any], named: str) -> 
 
 
 def test_the_product_is_not_kept_for_the_backward_pass() -> None:
-    """Three inputs times z of self-attention would be; of the plain layer's tensors only the same input is."""
     kept: list[int] = []
-    x, products = torch.randn(8, 16, 32, requires_grad=True), [(torch.rand(8, 32), torch.randn(4, 32), None)] * 3
+    x, z, weight = torch.randn(8, 16, 32, requires_grad=True), torch.rand(8, 32), torch.randn(4, 32)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
-        fused.linears(x, 0, products)
-    assert set(kept) == {x.data_ptr(), *(t.data_ptr() for part in products for t in part[:2])}
+        project(None, x, z, weight, None, 0)
+    assert set(kept) == {x.data_ptr(), z.data_ptr(), weight.data_ptr()}

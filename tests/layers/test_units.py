@@ -216,7 +216,7 @@ def test_the_network_of_one_draw_has_fixed_factors(make: Callable[[nn.Module], n
 
 def test_states_hold_the_noise_of_units(tmp_path: Path) -> None:
     model = converted(draws="both")
-    with pytest.raises(ValueError, match=r"state_dict.*units have no noise"):
+    with pytest.raises(ValueError, match=r"state_dict.*unit_std"):
         converted(draws="channel").load_state_dict(model.state_dict())
     model.prior_factors.fill_(0.5)
     model.save_pretrained(tmp_path)

@@ -1,8 +1,7 @@
 """conv(x ∘ z), or conv(x ∘ z ∘ u), with a z for each row, and its gradients, as one operation.
 
-Only x is kept for the backward pass, and x ∘ z is made again there. On a CPU a large batch goes through in pieces that
-stay in the cache. An input that needs no gradient, as that of a first layer, gets none: the gradients of the weights of
-each row hold those of z, too.
+Only x is kept for the backward pass, and x ∘ z is made again there. An input that needs no gradient, as that of a first
+layer, gets none: the gradients of the weights of each row hold those of z, too.
 """
 
 import math
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from ibnn.kernels.autograd import differentiable
 from ibnn.units import Units
 
-_AT_ONCE = 2**19  # entries of an input that are convolved at once, for each thread of a CPU
 _PATCHES = 2**18  # entries of patches that are made at once
 How = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]  # stride, padding, dilation, groups
 
@@ -33,24 +31,12 @@ def convolve(
     return output
 
 
-def _pieces(x: Tensor, weight: Tensor) -> list[slice]:
-    """Returns rows to be convolved at once: about `_AT_ONCE` entries, and not fewer than there are weights."""
-    if not x.is_cpu:
-        return [slice(None)]
-    rows, entries = x.shape[0], max(_AT_ONCE * torch.get_num_threads(), weight.numel())
-    count = min(rows, -(-x.numel() // entries))
-    if count < 2:
-        return [slice(None)]
-    at_once = -(-rows // count)
-    return [slice(begin, begin + at_once) for begin in range(0, rows, at_once)]
-
-
-def _product(x: Tensor, z: Tensor, units: Units | None, rows: slice) -> tuple[Tensor, Tensor | None]:
-    """Returns x ∘ z (∘ u) of some rows, and the noise of their units."""
-    product = x[rows] * z[rows]
+def _product(x: Tensor, z: Tensor, units: Units | None) -> tuple[Tensor, Tensor | None]:
+    """Returns x ∘ z (∘ u), and the noise of the units."""
+    product = x * z
     if units is None:
         return product, None
-    noise = units.noise(product, rows)
+    noise = units.noise(product)
     return units.times_(product, noise), noise
 
 
@@ -62,17 +48,8 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(x, z, weight, bias)
         ctx.how, ctx.units = how, units
         stride, padding, dilation, groups = how
-        more = (weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
-        parts = _pieces(x, weight)
-        made = torch.convolution(_product(x, z, units, parts[0])[0], *more)
-        if len(parts) == 1:
-            return made
-        # in the memory format of the pieces, and no view: what follows may change it in place
-        output = made.new_empty_strided((x.shape[0], *made.shape[1:]), (made[0].numel(), *made.stride()[1:]))
-        output[parts[0]] = made
-        for rows in parts[1:]:
-            output[rows] = torch.convolution(_product(x, z, units, rows)[0], *more)
-        return output
+        product, _ = _product(x, z, units)
+        return torch.convolution(product, weight, bias, stride, padding, dilation, False, (0,) * len(stride), groups)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -87,21 +64,13 @@ class _Convolution(torch.autograd.Function):
             return None, *_by_rows(seen, z, weight, gradient, how), to_bias, None, None
         mask = (needed[0] or needed[1], needed[2], needed[3])
         more = (weight, [len(weight)], stride, padding, dilation, False, (0,) * len(stride), groups, mask)
-        parts = _pieces(x, weight)
-        to_x = torch.empty_like(x) if needed[0] and len(parts) > 1 else None
-        to_zs, sums = [], [None, None]
-        for rows in parts:
-            product, noise = _product(x, z, units, rows)
-            to_product, *others = torch.ops.aten.convolution_backward(gradient[rows], product, *more)
-            sums = [new if total is None else total.add_(new) for total, new in zip(sums, others, strict=True)]
-            if mask[0]:
-                scaled = to_product if units is None or noise is None else units.times_(to_product, noise)
-                to_zs.append((scaled * x[rows]).flatten(2).sum(2).view_as(z[rows]))
-                if needed[0]:
-                    torch.mul(scaled, z[rows], out=scaled if to_x is None else to_x[rows])
-        if needed[0] and to_x is None:
-            to_x = scaled
-        return to_x, torch.cat(to_zs) if needed[1] else None, *sums, None, None
+        product, noise = _product(x, z, units)
+        to_product, *others = torch.ops.aten.convolution_backward(gradient, product, *more)
+        if not mask[0]:
+            return None, None, *others, None, None
+        scaled = to_product if units is None or noise is None else units.times_(to_product, noise)
+        to_z = (scaled * x).flatten(2).sum(2).view_as(z) if needed[1] else None
+        return scaled.mul_(z) if needed[0] else None, to_z, *others, None, None
 
 
 def _slow(how: How, units: Units | None, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:

@@ -1,6 +1,5 @@
 """Latents of nn.MultiheadAttention, on the inputs of its query, key, value and output projections."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from ibnn.errors import complaint
 from ibnn.layers.registry import REGISTRY, LayerType, batch_axis, stand_in
 
 if TYPE_CHECKING:
-    from ibnn.kernels.linear import Product
     from ibnn.latent import Latent
 
 Ports = dict[str, Tensor]  # z by port
@@ -59,11 +57,8 @@ def _run(
     packed, bias = layer._qkv_same_embed_dim, layer.in_proj_bias
     weights = layer.in_proj_weight.chunk(3) if packed else [getattr(layer, name) for name in _APART.values()]
     biases = [None] * 3 if bias is None else bias.chunk(3)
-    products = [(z[port], w, b) for port, w, b in zip(_APART, weights, biases, strict=True)]
-    if query is key and key is value:
-        q, k, v = projected(query, products)
-    else:
-        q, k, v = (projected(x, [part])[0] for x, part in zip((query, key, value), products, strict=True))
+    parts = zip((query, key, value), _APART, weights, biases, strict=True)
+    q, k, v = (projected(x, z[port], w, b) for x, port, w, b in parts)
     q, k, v = (x if axis == 0 else x.transpose(0, 1) for x in (q, k, v))  # (B, L, E)
     q, k, v = (x.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for x in (q, k, v))  # (B, H, L, E / H)
     dropout, attention = layer.dropout if layer.training else 0.0, None
@@ -77,20 +72,21 @@ def _run(
         causal = is_causal and key_padding_mask is None  # only a hint: the mask says the same
         heads = F.scaled_dot_product_attention(q, k, v, None if causal else mask, dropout, is_causal=causal)
     heads = heads.transpose(1, 2).flatten(2)  # (B, L, E)
-    output = (z["output"], layer.out_proj.weight, layer.out_proj.bias)
-    return projected(heads if axis == 0 else heads.transpose(0, 1), [output])[0], attention
+    heads = heads if axis == 0 else heads.transpose(0, 1)
+    return projected(heads, z["output"], layer.out_proj.weight, layer.out_proj.bias), attention
 
 
-def _projected(latent: "Latent", axis: int, x: Tensor, products: "Sequence[Product]") -> tuple[Tensor, ...]:
-    """Returns (x ∘ z) Wᵀ + b for each product."""
+def _projected(latent: "Latent", axis: int, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns (x ∘ z) Wᵀ + b."""
     from ibnn.kernels import lowered, runs_here
-    from ibnn.kernels.linear import linears
+    from ibnn.kernels.linear import project
 
-    tensors = [tensor for part in products for tensor in part]
-    if all(z.shape == (x.shape[axis], x.shape[-1]) for z, _, _ in products) and runs_here(x, *tensors):
-        latent.now.entries += x.numel() * len(products)
-        return linears(lowered(x)[0], axis, [lowered(*part) for part in products])
-    return tuple(F.linear(latent.multiply(x, z, axis), w, b) for z, w, b in products)
+    if x.shape[axis] == z.shape[0] and runs_here(x, z, weight, bias):
+        latent.now.entries += x.numel()
+        x, z, weight, bias = lowered(x, z, weight, bias)
+        if (output := project(None, x, z, weight, bias, axis)) is not None:
+            return output
+    return F.linear(latent.multiply(x, z, axis), weight, bias)
 
 
 def _mask(q: Tensor, k: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool) -> Tensor | None:
