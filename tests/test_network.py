@@ -618,7 +618,7 @@ def test_wrong_draws_are_refused_in_words() -> None:
         with pytest.raises(ValueError, match="`seed`"):
             model.predict(x, seed=seed)
     for components in ([2], [-1], []):
-        with pytest.raises(IndexError, match=r"`components` to be some of 0 … 1, but got .*Count components from 0"):
+        with pytest.raises(IndexError, match=r"`components` to be some of 0 … 1, but got .*Count from 0"):
             ibnn.draws(model, x, components=components)
 
 

@@ -63,12 +63,7 @@ class Pass:
 
     def repeat(self, z: Sequence[Tensor], units: Sequence[Units | None], gradient: Tensor) -> None:
         """Lets layers that the backward pass in progress runs again find z and units of their forward pass."""
-        self.recall = (backward_pass(), z, units)
-
-
-def backward_pass() -> int:
-    """Returns the number of the backward pass that runs in this thread, −1 if none does."""
-    return torch._C._current_graph_task_id()  # the same question torch.utils.checkpoint asks
+        self.recall = (torch._C._current_graph_task_id(), z, units)  # as torch.utils.checkpoint asks
 
 
 def _no_fast_path(latent: nn.Module, args: Any) -> None:
@@ -180,7 +175,7 @@ class Latent(nn.Module):
             if z.requires_grad:  # predictions in between need none
                 (now.without_graph.discard if torch.is_grad_enabled() else now.without_graph.add)(number)
             return z, now.units[number]
-        if now.recall is None or now.recall[0] != backward_pass():
+        if now.recall is None or now.recall[0] != torch._C._current_graph_task_id():
             return (self.mean.mean(0) if now.at_mean else None), None
         if number in now.without_graph:
             remedy = "Pass use_reentrant=False to checkpoint: the other kind loses the latents' gradient."

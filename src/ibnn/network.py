@@ -442,8 +442,8 @@ class IBNN(nn.Module):
             raise RuntimeError(complaint("net", "a network that calls the layers it converts", got, remedy))
 
     def _search(self, call: Call) -> None:
-        """Finds out where layers see the batch."""
-        if torch._C._functorch.peek_interpreter_stack() is None:  # where shapes are those of single rows
+        """Finds out where layers see the batch, but not under torch.func, where shapes are those of single rows."""
+        if torch._C._functorch.peek_interpreter_stack() is None:
             find_batch(self.net, self.latents, call)
             self._searches += 1
 
@@ -502,7 +502,8 @@ class IBNN(nn.Module):
             objective.check_weights(n_data=n_data, data=data, samples=samples, beta=beta, gamma=gamma)
         rows = inputs.batch_length(x)
         if y.dim() == 0 or len(y) != rows:
-            raise ValueError(complaint("y", f"of {rows} rows like x", tuple(y.shape), "Pass a target for every row."))
+            got = f"shape {tuple(y.shape)}"
+            raise ValueError(complaint("y", f"of {rows} rows like x", got, "Pass a target for every row."))
         call = inputs.call_arguments(
             x if samples == 1 else inputs.tree_map(lambda t: inputs.repeat_rows(t, rows, samples), x)
         )

@@ -83,7 +83,7 @@ def register_layer(
     if not isinstance(layer, str) and not (isinstance(layer, type) and issubclass(layer, nn.Module)):
         raise TypeError(complaint("layer", "an nn.Module class or its dotted name", repr(layer), "Pass the class."))
     if axis >= 0:
-        raise ValueError(complaint("axis", "negative, from the input's end", axis, "Pass axis=-1 if nodes are last."))
+        raise ValueError(complaint("axis", "negative (from the input's end)", axis, "Pass axis=-1 if nodes are last."))
     count = operator.attrgetter(nodes) if isinstance(nodes, str) else nodes
     REGISTRY[layer] = LayerType(
         ports=lambda module: {"input": int(count(module))},
