@@ -161,8 +161,9 @@ class Categorical(Discrete):
         check.shape("y", target, (len(target), *_without(output, dim)), remedy=remedy)
         if self.weight is not None:
             check.shape("weight", self.weight, (shape[dim],), remedy="Pass a weight for every class.")
-        classes, used = shape[dim], target.masked_fill(target == self.ignore_index, 0)
-        low, high = used.aminmax() if used.numel() else (0, 0)
+        classes, (low, high) = shape[dim], target.aminmax() if target.numel() else (0, 0)
+        if low < 0 or high >= classes:
+            low, high = target.masked_fill(target == self.ignore_index, 0).aminmax()
         if low < 0 or high >= classes:
             expected = f"in 0 … {classes - 1} (the network has {classes} outputs)"
             remedy = f"Renumber the classes, or mark what to leave out with {self.ignore_index}."
