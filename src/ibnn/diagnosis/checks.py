@@ -102,15 +102,14 @@ def _about(names: Sequence[str], severity: Severity, what: str, remedy: str) -> 
 
 def non_finite(case: Case) -> Findings:
     """Finds NaN and infinite values."""
-    names = []
+    names = dict[str, None]()
     for name, module in [*case.model.net.named_modules(), ("likelihood", case.model.likelihood)]:
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if isinstance(module, Latent):  # ρ = −∞ stands for σ = 0
             name, tensors = name.rpartition(".")[0], [module.mean, module.std]
-        if name not in names and not all(bool(tensor.isfinite().all()) for tensor in tensors):
-            names.append(name)
+        names |= {} if all(bool(tensor.isfinite().all()) for tensor in tensors) else {name: None}
     remedy = "Go back to the last good checkpoint; then lower the learning rates, or clip the latents' gradient norm."
-    yield _about(names, "problem", "There are NaN or infinite values in @.", remedy)
+    yield _about(list(names), "problem", "There are NaN or infinite values in @.", remedy)
 
 
 def _components(case: Case) -> Findings:
@@ -173,22 +172,9 @@ def _noise(case: Case) -> Findings:
 
 def _moved(case: Case) -> Findings:
     """Finds latents that are where convert put them, unless they were sampled."""
-    still, examples = _at_start(case), int(case.model.examples)
-    if case.model.bank is not None:
+    model, examples, still = case.model, int(case.model.examples), set()  # latents at ρ = f(seed) or μ = 1 + s g(seed)
+    if model.bank is not None:
         return
-    if not examples:  # a mean of 1 is also a start, but may be set by hand: all must be untouched
-        fresh = all(id(p) in still for latent in case.model.latents.values() for p in latent.parameters())
-        yield Finding("note", None, "The latents are where convert put them.", "Train the model.") if fresh else None
-        return
-    names = case.where(lambda p: p.requires_grad and id(p) in still)
-    what = f"After {examples:,} examples latents are still where convert put them in @."
-    remedy = "Give them to the optimiser (model.parameter_groups), with a learning rate above 0."
-    yield _about(names, "warning", what, remedy)
-
-
-def _at_start(case: Case) -> set[int]:
-    """Returns the ids of latent parameters that have their initial values: ρ = f(seed), μ = 1 + init_std · g(seed)."""
-    model, still = case.model, set()
     noises = [noise.split([layer.nodes for layer in case.layers], 1) for noise in initial_noise(model)]
     for latent, mean_noise, std_noise in zip(model.latents.values(), *noises, strict=True):
         g, mean = mean_noise.double(), latent.mean.cpu().double()
@@ -199,7 +185,14 @@ def _at_start(case: Case) -> set[int]:
             known = parameter is latent.rho or g.numel() > 1  # a single mean fits any init_std
             if known and torch.allclose(parameter.cpu().double(), start, rtol=unit, atol=unit):
                 still.add(id(parameter))
-    return still
+    if not examples:  # a mean of 1 is also a start, but may be set by hand: all must be untouched
+        fresh = all(id(p) in still for latent in model.latents.values() for p in latent.parameters())
+        yield Finding("note", None, "The latents are where convert put them.", "Train the model.") if fresh else None
+        return
+    names = case.where(lambda p: p.requires_grad and id(p) in still)
+    what = f"After {examples:,} examples latents are still where convert put them in @."
+    remedy = "Give them to the optimiser (model.parameter_groups), with a learning rate above 0."
+    yield _about(names, "warning", what, remedy)
 
 
 def _gradients(case: Case) -> Findings:

@@ -99,10 +99,6 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         self._train_more(x, target, weight)
         return self
 
-    @property
-    def _outputs(self) -> int:
-        return len(self.classes_)
-
     def _prepared(self, x: Any, y: Any, weight: Any, *, start: bool, classes: Any = None) -> tuple[Any, Tensor, Array]:
         """Returns the rows of positive weight, their class numbers, and the product of row and class weights."""
         x, y = self._checked(x, y, start=start)
@@ -117,7 +113,7 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         weight = weight * compute_sample_weight(self.class_weight, y)
         x, labels, weight = self._present(x, self._encoder.transform(y), weight)
         if start:
-            self._start(x, weight)
+            self._start(x, weight, len(self.classes_))
         return x, torch.tensor(labels), weight
 
     def _likelihood(self) -> Likelihood:
@@ -208,10 +204,6 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         self._train_more(x, target, weight)
         return self
 
-    @property
-    def _outputs(self) -> int:
-        return int(self.target_scaler_.n_features_in_)
-
     def _prepared(self, x: Any, y: Any, weight: Any, *, start: bool) -> tuple[Any, Tensor, Array]:
         """Returns the rows of positive weight, their standardised targets (n, targets), and their weights."""
         x, y = self._checked(x, y, start=start, multi_output=True, y_numeric=True)
@@ -220,7 +212,7 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         if start:
             self._single = y.ndim == 1
             self.target_scaler_ = StandardScaler().fit(columns, sample_weight=weight)
-            self._start(x, weight)
+            self._start(x, weight, columns.shape[1])
         return x, torch.tensor(self.target_scaler_.transform(columns)), weight
 
     def _likelihood(self) -> Likelihood:
@@ -251,7 +243,7 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
             std, net.noise, scales = fit_noise(rows, run.answers(), run.members, run.pace)
             if net.noise is not None:
                 likelihood = self.model_.likelihood = GaussianMembers(noise="predicted").to(rows.x.device)
-            likelihood.scales = scales.to(self._dtype).to(rows.x.device)
+            likelihood.scales = scales.to(rows.x.device, self._dtype)
         else:
             with torch.no_grad():
                 error = rows.y - net(rows.x)[..., : rows.y.shape[1]].mean(1)

@@ -52,6 +52,9 @@ class Table(BaseEstimator):  # type: ignore[misc]
     _stds: ClassVar[tuple[float, ...]]  # candidates for `prior_std`; the last one is used where nothing is held out
     _hidden: ClassVar[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]  # widths for few, some and many rows
     _activation: ClassVar[type[nn.Module]]
+    _prepared: ClassVar[Callable[..., tuple[Any, Tensor, Array]]]  # rows of positive weight, their targets and weights
+    _likelihood: ClassVar[Callable[..., Likelihood]]
+    _loss: ClassVar[Callable[..., Tensor]]  # losses (…) of outputs (…, outputs) for targets (…, targets)
 
     hidden: Sequence[int] | None = None
     _: KW_ONLY
@@ -89,13 +92,13 @@ class Table(BaseEstimator):  # type: ignore[misc]
             raise ValueError(complaint("sample_weight", "positive for some row", "zeros", "Leave it out."))
         return x[kept], y[kept], weight[kept]
 
-    def _start(self, x: Any, weight: Array) -> None:
+    def _start(self, x: Any, weight: Array, outputs: int) -> None:
         """Learns how rows become standardised numbers, and draws the seed of everything random."""
         if self.prior_std != "auto":
             check.number("prior_std", _python(self.prior_std), above=0, remedy='Pass a number, or "auto".')
         check.device("device", self.device)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._calls = 0
+        self._calls, self._outputs = 0, outputs
         self.encoder_ = encoder(x).fit(x)
         self.scaler_ = StandardScaler().fit(self._encoded(x), sample_weight=weight)
 
@@ -115,21 +118,6 @@ class Table(BaseEstimator):  # type: ignore[misc]
     def _dtype(self) -> torch.dtype:
         """Answers are computed in double precision on a CPU; other devices may not have it."""
         return torch.float64 if torch.device(self.device).type == "cpu" else torch.float32
-
-    def _prepared(self, x: Any, y: Any, weight: Any, *, start: bool) -> tuple[Any, Tensor, Array]:
-        """Returns the rows of positive weight, their targets and weights."""
-        raise NotImplementedError
-
-    def _likelihood(self) -> Likelihood:
-        raise NotImplementedError
-
-    @property
-    def _outputs(self) -> int:
-        raise NotImplementedError
-
-    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Returns the losses (…) of outputs (…, outputs) for targets (…, targets)."""
-        raise NotImplementedError
 
     def _base(self, rows: Rows) -> tuple[StackedLinear | None, Any]:
         """Returns what the networks are added to, and the size of what they add."""
@@ -167,10 +155,10 @@ class Table(BaseEstimator):  # type: ignore[misc]
         return Run(model.net, int(self.components), rows, self._loss, pace, noisy)
 
     def _rows(self, x: Tensor, target: Tensor, weight: Array, fold: Array) -> Rows:
-        target = target if target.dim() > 1 else target[:, None]
+        target = target.reshape(len(x), -1)
         target = target.float() if target.is_floating_point() else target
-        rows = Rows(x.float(), target, torch.tensor(weight).float(), torch.tensor(fold))
-        return Rows(*(part.to(self.device) for part in rows))
+        parts = (x.float(), target, torch.tensor(weight).float(), torch.tensor(fold))
+        return Rows(*(part.to(self.device) for part in parts))
 
     def _pace(self, rows: int, *, held_out: bool = True) -> Pace:
         """Returns how to train on so many rows."""

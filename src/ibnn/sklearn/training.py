@@ -70,13 +70,7 @@ def folds(rows: int, members: int, labels: Array | None, seed: int) -> Array:
 
 
 class Run:
-    """The training of one ensemble.
-
-    Attributes:
-        best: The lowest held-out loss so far.
-        history: Step, held-out loss and learning rate at each check.
-        done: Whether training has stopped.
-    """
+    """The training of one ensemble; `best` is the lowest held-out loss so far."""
 
     def __init__(
         self, net: nn.Module, members: int, rows: Rows, loss: Loss, pace: Pace, noisy: IBNN | None = None
@@ -109,11 +103,11 @@ class Run:
         """Trains for some more steps, unless training has stopped."""
         every, run = max(CHECK, self.batches // 2), self.noisy or self.net
         run.train()
+        if self.step == 0:
+            self._check()
         for _ in range(steps):
             if self.done:
                 break
-            if self.step == 0:
-                self._check()
             rows = next(self.order).to(self.rows.x.device)
             for group in self.optimiser.param_groups:
                 group["lr"] = self.rate()
