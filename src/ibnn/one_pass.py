@@ -347,7 +347,8 @@ def _check(
 def mean_network(model: Any) -> nn.Module:
     """Returns a plain copy of a model's network at its mean, in eval mode."""
     if isinstance(model, IBNN):
-        return folded(model, Draws(mean_latents(model).detach()))
+        net: Any = folded(model, Draws(mean_latents(model).detach()))
+        return getattr(net, "single", lambda: net)()  # type: ignore[no-any-return]  # one, of networks side by side
     return duplicate(model.net).eval()
 
 

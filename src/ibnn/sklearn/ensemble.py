@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ibnn.layers.registry import register_layer
 from ibnn.likelihood import Categorical, Gaussian, Likelihood
 from ibnn.likelihood.base import Temperature, Terms
+from ibnn.likelihood.one_pass import ONE_PASS, OnePassCategorical, OnePassGaussian
 from ibnn.likelihood.running import standard_error
 from ibnn.prediction import GaussianPrediction
 
@@ -72,13 +73,30 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the outputs (B, M, outputs) for rows (B, D), or (B, M, D) if each member has rows of its own."""
-        rows = x if x.dim() == 3 else x[:, None].expand(-1, self.members, -1)
+        rows = x if x.dim() == 3 or not self.members else x[:, None].expand(-1, self.members, -1)
         output: Tensor = self.body(squash(rows))
         if self.line is not None:
             output = self.line(rows) + self.gain * output
         if self.noise is None:
             return output
         return torch.cat([output, self.noise(noise_inputs(rows, output))], -1)
+
+    def single(self) -> "Ensemble":
+        """Returns the first member as a network of its own, (B, D) to (B, outputs): what `distil` starts from."""
+        found = Ensemble(_first(self.body), 0, self.line and _first(self.line), self.gain)
+        found.noise = self.noise and _first(self.noise)
+        return found
+
+
+def _first(net: Any) -> Any:
+    """Returns the first of networks that run side by side."""
+    if isinstance(net, StackedLinear):
+        layer = nn.Linear(net.nodes, net.weight.shape[2], device=net.weight.device, dtype=net.weight.dtype)
+        layer.load_state_dict({"weight": net.weight[0].T, "bias": net.bias[0, 0]})
+        return layer
+    if isinstance(net, nn.Sequential):
+        return nn.Sequential(*map(_first, net))
+    return net.nets[0] if isinstance(net, Each) else net
 
 
 def squash(x: Tensor) -> Tensor:
@@ -160,3 +178,6 @@ class GaussianMembers(_Members, Gaussian):
             draw_means=means.expand_as(scaled).flatten(0, 2),
             draw_stds=scaled.flatten(0, 2),
         )
+
+
+ONE_PASS.update({CategoricalMembers: OnePassCategorical, GaussianMembers: OnePassGaussian})

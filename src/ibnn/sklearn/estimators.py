@@ -51,6 +51,8 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
             them. See also `fit`.
         class_weight: As in scikit-learn: weights by class, or "balanced".
         samples: Draws of the noise for a prediction.
+        one_pass: Whether `ibnn.distil` turns the trained ensemble into one network, which answers in one pass. `model_`
+            is that network then.
         device: Where networks are trained and answer, such as "cuda". Answers come back to the CPU.
         progress: Whether training shows a bar.
         random_state: Decides everything random.
@@ -255,12 +257,11 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
         """Returns the whole prediction of `ibnn.predict`, as tensors (n, targets) in units of the targets."""
         answer: GaussianPrediction = super().predict_distribution(X)
         scale, offset = (torch.tensor(part) for part in (self.target_scaler_.scale_, self.target_scaler_.mean_))
-        return replace(
-            answer,
-            **{name: getattr(answer, name) * scale + offset for name in ("mean", "draw_means")},
-            **{name: getattr(answer, name) * scale for name in ("standard_error", "draw_stds")},
-            **{name: getattr(answer, name) * scale.square() for name in ("aleatoric", "between", "within")},
-        )
+        found: dict[str, Any] = {name: getattr(answer, name) * scale + offset for name in ("mean", "draw_means")}
+        found |= {name: getattr(answer, name) * scale for name in ("standard_error", "draw_stds")}
+        squares = {name: getattr(answer, name) for name in ("aleatoric", "between", "within", "unsplit")}
+        found |= {name: part * scale.square() for name, part in squares.items() if part is not None}
+        return replace(answer, **found)
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Returns the mean of every row; with `return_std` also its predictive standard deviation, noise included."""

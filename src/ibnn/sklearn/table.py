@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state, validation
@@ -21,6 +21,8 @@ from ibnn.likelihood import Likelihood
 from ibnn.network import IBNN
 from ibnn.novelty.fitting import FEWEST, fit_novelty_if_possible
 from ibnn.novelty.measure import measure
+from ibnn.one_pass import FEWEST as FEWEST_TAUGHT
+from ibnn.one_pass import distil
 from ibnn.progress import Bar
 from ibnn.sklearn.columns import encoder, is_mixed
 from ibnn.sklearn.ensemble import Each, Ensemble, StackedLinear, stacked
@@ -34,6 +36,7 @@ STEPS = (1500, 2000)  # the most of a run, and of one for many rows
 FEW_COLUMNS = 8  # fewer would drown in noise of their own size: the first layer then has none
 FEW_ROWS = 2  # for each member to hold out; with fewer rows nothing is held out
 UNSEEN_STEPS = 150  # of a run without held-out rows
+COPIES, TAUGHT_STEPS, TAUGHT_LR = 8, 1000, 2e-3  # of a network that answers in one pass
 AT_ONCE = 4096  # rows whose p-values are measured at once
 
 
@@ -67,6 +70,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
     weight_decay: float = 0.01
     validation_fraction: float = 0.0
     samples: int = 5
+    one_pass: bool = False
     device: Any = "cpu"
     progress: bool = False
     random_state: Any = None
@@ -201,8 +205,9 @@ class Table(BaseEstimator):  # type: ignore[misc]
             models = [self._make(std, rows) for std in stds]
             runs = [self._run(model, rows, pace) for model in models]
             run = train(runs, bar)
-        self.model_, self.history_ = models[runs.index(run)], run.history
-        self._finish(run)
+        self.model_: Any = models[runs.index(run)]
+        self.history_ = run.history
+        self._finish(run, inputs)
         if valid is not None:
             self._held = len(valid[0])
             samples = self._samples()
@@ -213,22 +218,31 @@ class Table(BaseEstimator):  # type: ignore[misc]
         """Trains for one pass over more rows."""
         inputs = self._tensor(x)
         rows, pace = self._rows(inputs, target, weight, np.full(len(inputs), -1)), self._pace(len(inputs))
-        if not hasattr(self, "model_"):
+        if hasattr(self, "model_"):
+            self.model_ = self._ensemble
+        else:
             std = self._stds[-1] if self.prior_std == "auto" else float(self.prior_std)
             self.model_, self.history_ = self._make(std, rows), []
         steps = ceil(len(inputs) / pace.batch_size)
         run = self._run(self.model_.float(), rows, pace._replace(steps=steps, steady=True))
         run.advance(steps)
-        self._finish(run)
+        self._finish(run, inputs)
 
-    def _finish(self, run: Run) -> None:
+    def _finish(self, run: Run, inputs: Tensor) -> None:
         self._after_training(run)
-        self.model_.to(self._dtype).eval()
+        self._ensemble: IBNN = self.model_.eval()
+        if self.one_pass and (self._outputs > 1 or isinstance(self, RegressorMixin)):  # one class is certain as it is
+            rows = inputs.float().repeat(ceil(FEWEST_TAUGHT / len(inputs)), 1)
+            epochs = ceil(TAUGHT_STEPS * BATCH[1] / ((1 + COPIES) * len(rows)))
+            options: Any = {"samples": self._samples(), "seed": self._seed, "progress": bool(self.progress)}
+            self.model_ = distil(self.model_, rows, whole=True, epochs=epochs, copies=COPIES, lr=TAUGHT_LR, **options)
+        self._ensemble.to(self._dtype)
+        self.model_.to(self._dtype)
         self._calls, self._held = self._calls + 1, 0
 
     def _samples(self) -> int:
         """Returns the draws of a prediction: one is enough without noise."""
-        return int(self.samples) if float(self.model_.prior_std) > NONE else 1
+        return int(self.samples) if float(self._ensemble.prior_std) > NONE else 1
 
     def predict_distribution(self, X: Any) -> Any:
         """Returns the whole prediction of `ibnn.predict`, as tensors."""
