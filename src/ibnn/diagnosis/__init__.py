@@ -138,10 +138,10 @@ def _splitting(kind: str) -> str:
 
 def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
     sizes = [latent.nodes for latent in model.latents.values()]
-    stds = torch.as_tensor(prior_stds(model), dtype=torch.float64).to(q.std).expand(sum(sizes)).split(sizes)
-    parts = list(zip(q.mean.split(sizes, 1), q.std.split(sizes, 1), strict=True))
+    stds = torch.as_tensor(prior_stds(model)).to(q.std).expand(sum(sizes)).split(sizes)
+    parts = list(zip(q.mean.split(sizes, 1), q.std.split(sizes, 1), stds, strict=True))
     kl_of = CLOSED_FORMS[_splitting(model.kl_kind)]
-    kls = [kl_of(Mixture(mean, std.clamp_min(_TINY)), s).item() for (mean, std), s in zip(parts, stds, strict=True)]
+    kls = [kl_of(Mixture(mean, std.clamp_min(_TINY)), s).item() for mean, std, s in parts]
     return tuple(
         LayerDiagnosis(
             name,
@@ -153,7 +153,7 @@ def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
             spread=mean.var(0, correction=0).mean().sqrt().item(),
             shift=(mean - 1).abs().mean().item(),
         )
-        for name, (mean, std), kl, s in zip(model.latents, parts, kls, stds, strict=True)
+        for name, (mean, std, s), kl in zip(model.latents, parts, kls, strict=True)
     )
 
 

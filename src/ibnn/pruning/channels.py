@@ -5,6 +5,7 @@ layer makes new ones, additions join them, reshapes carry them along. An operati
 apart fixes those that go into it: they are never cut. So what is not understood costs size, not correctness.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ibnn.inputs import Inputs, batch_length, call_arguments, evaluating, tensors
+from ibnn.latent import Latent
 
 LAYERS: dict[str, type[nn.Module]] = {
     "linear": nn.Linear,
@@ -101,7 +103,7 @@ class Channels:
         for channel in set(ids.tolist()) - {-1}:
             self.fixed.setdefault(self.root(channel), reason)
 
-    def join(self, one: Tensor, other: Tensor, reason: str) -> Tensor:
+    def join(self, one: Tensor, other: Tensor, reason: str) -> None:
         """Makes pairs of channels one channel; what is joined with none is fixed."""
         for a, b in zip(one.tolist(), other.tolist(), strict=True):
             if min(a, b) < 0:
@@ -110,7 +112,6 @@ class Channels:
                 self._parent[b] = a
                 if b in self.fixed:
                     self.fixed.setdefault(a, self.fixed.pop(b))
-        return one
 
     def settle(self) -> None:
         """Replaces all channels by those that stand for them."""
@@ -121,6 +122,11 @@ class Channels:
         for layer in self.layers.values():
             layer.ins, layer.outs = roots(layer.ins), roots(layer.outs)
         self.norms = {name: roots(ids) for name, ids in self.norms.items()}
+
+    def nodes(self, latents: Mapping[str, Latent]) -> list[int]:
+        """Returns the channel of every node of layers with latents, −1 where there is none."""
+        layers = ((self.layers.get(name), latent.nodes) for name, latent in latents.items())
+        return [channel for layer, n in layers for channel in (layer.ins.tolist() if layer else [-1] * n)]
 
     @property
     def cuttable(self) -> list[int]:
@@ -140,7 +146,17 @@ def find_channels(net: nn.Module, x: Inputs) -> Channels:
     tracer = _Tracer(net, batch_length(x))
     with evaluating(net), torch.no_grad(), tracer:
         output = net(*args, **kwargs)
-    return tracer.finish(output)
+    found = tracer.found
+    for tensor in tensors(output):
+        if flow := tracer.flows.get(id(tensor)):
+            found.fix(flow.ids, "is the network's output")
+    for name, reason in tracer.spoilt.items():  # read by others than the layer itself
+        if layer := found.layers.get(name):
+            found.fix(torch.cat([layer.ins, layer.outs]), f"{name!r}: {reason}")
+        if name in found.norms:
+            found.fix(found.norms[name], f"{name!r}: {reason}")
+    found.settle()
+    return found
 
 
 class _Tracer(TorchFunctionMode):
@@ -169,10 +185,15 @@ class _Tracer(TorchFunctionMode):
         given = [(t, self.flows.get(id(t))) for t in tensors((args, kwargs))]
         out = func(*args, **kwargs)
         self.alive.append((args, kwargs, out))
-        if any(flow or id(t) in self.owners for t, flow in given):
-            call = _Call(func.__name__.strip("_"), func, args, kwargs, given, out)
-            if not self._follow(call):
-                self._stop(call)
+        call = _Call(func.__name__.strip("_"), func, args, kwargs, given, out)
+        if any(flow or id(t) in self.owners for t, flow in given) and not self._follow(call):  # it may mix channels
+            for tensor, flow in given:
+                if flow is not None:
+                    self.found.fix(flow.ids, f"goes through `{call.name}`, which may mix its channels")
+                for owner, key in self.owners.get(id(tensor), ()):
+                    self.spoilt.setdefault(owner, f"its {key} is read by `{call.name}`, outside its own call or tied")
+            for tensor in tensors(out):
+                self.flows.pop(id(tensor), None)
         return out
 
     def _follow(self, call: _Call) -> bool:
@@ -182,16 +203,6 @@ class _Tracer(TorchFunctionMode):
             return not returns or not any(id(t) in self.owners for t, _ in call.given)
         single = isinstance(call.out, Tensor) and isinstance(call.argument(0, ""), Tensor) and "out" not in call.kwargs
         return rule is not None and (single or rule == self._moved) and rule(call)
-
-    def _stop(self, call: _Call) -> None:
-        """Fixes what goes into an operation that may mix channels."""
-        for tensor, flow in call.given:
-            if flow is not None:
-                self.found.fix(flow.ids, f"goes through `{call.name}`, which may mix its channels")
-            for owner, key in self.owners.get(id(tensor), ()):
-                self.spoilt.setdefault(owner, f"its {key} is read by `{call.name}`, outside its own call or tied")
-        for tensor in tensors(call.out):
-            self.flows.pop(id(tensor), None)
 
     def _set(self, out: Tensor, axis: int, ids: Tensor) -> bool:
         self.flows[id(out)] = Flow(axis % out.dim(), ids)
@@ -296,20 +307,6 @@ class _Tracer(TorchFunctionMode):
             return False
         ids = labels.movedim(axes[0], 0).flatten(1)[:, 0] if labels.dim() > 1 else labels
         return set(before.tolist()) <= {*ids.tolist(), -1} and self._set(out, axes[0], ids)
-
-    def finish(self, output: Any) -> Channels:
-        """Returns the channels, with those fixed that are the output, and those of layers that are read otherwise."""
-        found = self.found
-        for tensor in tensors(output):
-            if flow := self.flows.get(id(tensor)):
-                found.fix(flow.ids, "is the network's output")
-        for name, reason in self.spoilt.items():
-            if layer := found.layers.get(name):
-                found.fix(torch.cat([layer.ins, layer.outs]), f"{name!r}: {reason}")
-            if name in found.norms:
-                found.fix(found.norms[name], f"{name!r}: {reason}")
-        found.settle()
-        return found
 
 
 def _labels(tensor: Tensor, flow: Flow | None) -> Tensor:

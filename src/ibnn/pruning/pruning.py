@@ -166,9 +166,7 @@ def _thin(ranking: Ranking, scores: dict[int, float], x: Inputs, products: float
 
 def _difference(model: IBNN, thin: IBNN, channels: Channels, gone: set[int], x: Inputs) -> str:
     """Returns how a thinner network differs from the given one at z = 0 where nodes are gone; empty if it does not."""
-    of = {name: channels.layers[name].ins.tolist() for name in model.latents if name in channels.layers}
-    each = (of.get(name, [-1] * latent.nodes) for name, latent in model.latents.items())
-    stay = torch.tensor([channel not in gone for ids in each for channel in ids], device=model.examples.device)
+    stay = torch.tensor([c not in gone for c in channels.nodes(model.latents)], device=model.examples.device)
     z = mean_latents(model).detach()
     try:
         with torch.no_grad(), model.evaluating(), thin.evaluating():

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ibnn.inputs import Inputs
 from ibnn.network import IBNN
-from ibnn.pruning.channels import Channels, Layer
+from ibnn.pruning.channels import Channels
+from ibnn.pruning.cutting import staying
 
 MOST = 2048  # nodes of a layer whose second moments are held; larger layers are not compensated
 RIDGE = 1e-4  # of the mean second moment, added to all, so that there is an inverse
@@ -53,13 +54,10 @@ def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -
         moments = whole * mean.outer(mean)
         moments.diagonal().copy_(whole.diagonal() * second)
         moments.diagonal().add_(RIDGE * moments.diagonal()[:-1].mean().clamp_min(1e-12))
-        found[name] = moments if _has_constant(channels.layers[name]) else moments[:-1, :-1]
+        module = channels.layers[name].module  # outputs of a transposed convolution differ by place
+        constant = module.bias is not None and not isinstance(module, nn.modules.conv._ConvTransposeNd)
+        found[name] = moments if constant else moments[:-1, :-1]
     return found
-
-
-def _has_constant(layer: Layer) -> bool:
-    """Whether a layer's bias can take a constant: outputs of a transposed convolution differ by place."""
-    return layer.module.bias is not None and not isinstance(layer.module, nn.modules.conv._ConvTransposeNd)
 
 
 def unexplained(moments: Tensor, nodes: int) -> Tensor:
@@ -77,16 +75,15 @@ def compensate(thin: IBNN, model: IBNN, channels: Channels, gone: Collection[int
     """Adds the predictions of cut nodes to the weights and biases of a thinner model."""
     for name, second in moments.items():
         layer = channels.layers[name]
-        lost = torch.tensor([channel in gone for channel in layer.ins.tolist()])
-        if not bool(lost.any()):
+        lost = torch.tensor([channel in gone for channel in layer.ins.tolist()], device=second.device)
+        stays, cut = torch.cat([~lost, lost.new_ones(len(second) - len(lost))]).nonzero()[:, 0], lost.nonzero()[:, 0]
+        if not len(cut):
             continue
-        stays = torch.cat([~lost, lost.new_ones(len(second) - len(lost))]).nonzero()[:, 0].to(second.device)
-        cut = lost.nonzero()[:, 0].to(second.device)
         guess = torch.linalg.solve(second[stays][:, stays], second[stays][:, cut]).T  # (cut, staying)
         weight: Tensor = model.net.get_submodule(name).weight  # type: ignore[assignment]
         axis = 0 if isinstance(layer.module, nn.modules.conv._ConvTransposeNd) else 1
-        outs = torch.tensor([channel not in gone for channel in layer.outs.tolist()]).nonzero()[:, 0]
-        old = weight.detach().index_select(1 - axis, outs.to(weight.device)).index_select(axis, cut).double()
+        outs = staying(layer.outs, gone).to(weight.device)
+        old = weight.detach().index_select(1 - axis, outs).index_select(axis, cut).double()
         more = torch.tensordot(old, guess, dims=([axis], [0])).movedim(-1, axis)
         small: Any = thin.net.get_submodule(name)
         small.weight += more.narrow(axis, 0, small.weight.shape[axis]).to(weight.dtype)

@@ -30,10 +30,7 @@ class Ranking:
         self.model, self.channels, self.source, self.rows, self.seed = model, channels, source, rows, seed
         self.costs = costs(channels)
         number = {channel: place for place, channel in enumerate(self.costs)}
-        groups: list[int] = []
-        for name, latent in model.latents.items():
-            known = channels.layers[name].ins.tolist() if name in channels.layers else [-1] * latent.nodes
-            groups += [number.get(channel, -1) for channel in known]
+        groups = [number.get(channel, -1) for channel in channels.nodes(model.latents)]
         self.groups = torch.tensor(groups, device=model.examples.device)  # the channel of every node
 
     @cached_property
