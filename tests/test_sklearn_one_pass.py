@@ -22,7 +22,7 @@ CASES = {"classes": (IBNNClassifier, load_iris), "numbers": (IBNNRegressor, load
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "TAUGHT_STEPS", 30)
+    monkeypatch.setattr(table, "TAUGHT_STEPS", 100)
 
 
 @pytest.mark.slow
