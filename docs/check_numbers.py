@@ -117,7 +117,7 @@ def transformers() -> Iterator[str]:
 
 def performance() -> Iterator[str]:
     """What drawing until answers settle saves, and what `fit` adds to a step."""
-    prediction = importlib.import_module("ibnn.prediction")
+    prediction = importlib.import_module("ibnn.prediction.predict")
     cells = [cell[str(prediction.TOLERANCE)] for name, cell in result("draws")["cells"].items() if name[:4] == "test"]
     for key, words in (
         ("draws", "{:.3f} of the draws"),
@@ -148,11 +148,11 @@ def shift() -> Iterator[str]:
     soon = {name: found["inverted"][name]["median"] for name in ("novelty", "total", "epistemic")}
     words = "half of the alarms came within {novelty} images by novelty, {total} by the total, and {epistemic} by the"
     rang = f"rang in {100 * alarms['found']:g} % of {alarms['streams']} streams"
-    yield from missing("docs/shift.md", rang, words.format(**soon))
+    yield from missing("docs/deploying.md", rang, words.format(**soon))
     cells = {s: [d[n][name] for n in ("0", "1000") for name in ("median", "most")] for s, d in found["delays"].items()}
     rows = [f"| {s} | {' | '.join('–' if c is None else str(c) for c in row)} |" for s, row in cells.items()]
-    if table(read("docs/shift.md"), "shift") != rows:
-        yield "docs/shift.md: its table is not that of shift.json"
+    if table(read("docs/deploying.md"), "shift") != rows:
+        yield "docs/deploying.md: its table is not that of shift.json"
 
 
 def deploying() -> Iterator[str]:
@@ -165,12 +165,12 @@ def deploying() -> Iterator[str]:
         for name, row in result("export").items()
         if name not in facts
     ]
-    if table(read("docs/deploying.md"), "export") != rows:
-        yield "docs/deploying.md: its table is not that of export.json"
+    if table(read("docs/performance.md"), "export") != rows:
+        yield "docs/performance.md: its table is not that of export.json"
     for name, row in result("int8").items():
         if name not in facts:
             line = f"| {name} | {row['nll']} | {row['ece']} | {row['error']} | {row['bytes']:,} |"
-            yield from missing("docs/deploying.md", line)
+            yield from missing("docs/performance.md", line)
 
 
 COMPARISONS = (
