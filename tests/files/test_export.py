@@ -295,6 +295,7 @@ def test_no_ibnn_is_needed(written: Callable[..., ibnn.Exported], tmp_path: Path
             "samples": SAMPLES,
             "seed": SEED,
             "format": format,
+            "any_length": False,
             "outputs": list(NAMES),
         }
 

@@ -640,6 +640,15 @@ def test_every_named_likelihood_comes_back_by_itself(tmp_path: Path) -> None:
         assert type(load(tmp_path, mlp()).likelihood) is cls
 
 
+def test_units_of_several_outputs_come_back(tmp_path: Path) -> None:
+    """As `fit` chooses them where targets are far from unit size."""
+    model = ibnn.convert(mlp(), likelihood="gaussian", components=2, seed=0)
+    model.likelihood.location, model.likelihood.scale = torch.tensor([9.0, 0.0, 1e3]), torch.tensor([2.0, 1.0, 50.0])
+    model.save_pretrained(tmp_path)
+    again: Any = load(tmp_path, mlp())
+    assert torch.equal(again.predict(rows(5)).mean, model.predict(rows(5)).mean)  # type: ignore[attr-defined]
+
+
 # ------------------------------------------------------------------------------------------------- writing is atomic
 
 
