@@ -25,11 +25,11 @@ from report import provenance, ratio, saved_bytes, write
 from rivals import RIVALS, Rival, converted, plain
 from torch import Tensor, nn
 
-from ibnn import convert, cost, fit_novelty
+from ibnn import convert, cost, distil, fit_novelty
 
 COMPONENTS = 8  # by default
 ONE = (16, 5)  # components and draws per component for a single input, and against rivals
-COLUMNS = ("memory", "step", "components", "predict", "predict one", "novelty")
+COLUMNS = ("memory", "step", "components", "predict", "predict one", "novelty", "one pass", "one pass, novelty")
 
 
 @dataclass(frozen=True)
@@ -242,6 +242,18 @@ def novelty(name: str, size: Size) -> dict[str, Any]:
     return _against_plain({"ibnn": added, "plain": times["plain"]}, fit=ratio(fits["fit"], fits["plain"]))
 
 
+def one_pass(name: str, size: Size, *, novel: bool = False) -> dict[str, Any]:
+    """Compares the seconds of a distilled model's prediction, with or without novelty, to a plain forward pass."""
+    net, x, _ = _made(name, size.known)
+    few = x[: size.inputs]
+    fast = distil(convert(net.eval(), components=2, seed=0), x, samples=1, epochs=1, copies=0, progress=False)
+    if novel:
+        fit_novelty(fast, x, batch_size=32)
+    with torch.no_grad():
+        calls = {"plain": partial(net, few), "ibnn": partial(fast.predict, few, novelty=novel)}
+        return _against_plain(turns(calls, size))
+
+
 def _in_parts(net: nn.Module, x: Tensor) -> None:
     for part in x.split(32):
         net(part)
@@ -253,6 +265,8 @@ MEASURES: dict[str, Callable[[str, Size], dict[str, Any]]] = {
     "predict": prediction,
     "predict one": prediction_of_one,
     "novelty": novelty,
+    "one pass": one_pass,
+    "one pass, novelty": partial(one_pass, novel=True),
 }
 
 

@@ -61,6 +61,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "fit: lr=-1": (lambda: ibnn.fit(model(), (X, Y), lr=-1.0, quiet=True), ValueError, "`lr`"),
     "calibrate: a plain network": (lambda: ibnn.calibrate(nets.mlp(4, 3), (X, Y)), TypeError, "convert"),  # type: ignore[arg-type]
+    "calibrate: an ensemble": (
+        lambda: ibnn.calibrate(ibnn.Ensemble([nets.mlp(4, 3), nets.mlp(4, 3)]), (X, Y)), TypeError, "scale_temperature",  # type: ignore[arg-type]
+    ),
+    "diagnose: an ensemble": (
+        lambda: ibnn.diagnose(ibnn.Ensemble([nets.mlp(4, 3), nets.mlp(4, 3)])), TypeError, "members",  # type: ignore[arg-type]
+    ),
     "calibrate: inputs alone": (lambda: ibnn.calibrate(model(), X), TypeError, r"\(x, y\)"),
     "abstain: ten labels": (lambda: ibnn.abstain(model().predict(X[:10]), Y[:10]), ValueError, "59"),
     "abstain: labels out of range": (lambda: ibnn.abstain(model().predict(X), Y + 1), ValueError, "`target`"),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import ibnn
 from ibnn import nets
-from ibnn.baselines import MCDropout, Plain, scale_temperature
+from ibnn.baselines import SWAG, MCDropout, Plain, scale_temperature
 from ibnn.likelihood.one_pass import OnePassCategorical, OnePassGaussian
 from ibnn.one_pass import Place, distil, mean_network, rank_correlation
 
@@ -208,6 +208,30 @@ def test_other_methods_novelty_and_loaders() -> None:
     p = fast.predict(torch.cat([rows(50, seed=5), rows(50, seed=5) * 20]))
     assert p.p_value is not None
     assert float(p.p_value[:50].mean()) > 0.3 > 0.05 > float(p.p_value[50:].mean())
+
+
+def test_an_interrupted_distilling_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = teacher()
+    ibnn.calibrate(model, (rows(), torch.randint(3, (N,))), progress=False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    answer = model.predict(rows(20)).probs  # type: ignore[attr-defined]
+
+    def stop(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ibnn.one_pass._learn", stop)
+    with pytest.raises(KeyboardInterrupt):
+        student(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(model.predict(rows(20)).probs, answer)  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    fast = student(model)  # after calibrate, too
+    assert fast.report[""].kl[0] < 0.05
+
+
+def test_a_method_without_draws_is_refused() -> None:
+    with pytest.raises(ValueError, match="SWAG draws once"):
+        distil(SWAG(nets.mlp(D, 3)), rows())
 
 
 def test_a_fallback_keeps_the_parts_of_one_pass() -> None:

@@ -333,7 +333,7 @@ def _check(
         got = type(model).__name__
         raise TypeError(complaint("model", "an iBNN, an Ensemble or a baseline", got, "Convert and train it first."))
     if not (model.random or model.components > 1):  # type: ignore[operator]
-        remedy = "Its only draw is its answer: call predict."
+        remedy = "Its only draw is its answer: call predict. SWAG draws once it was fitted with swa < 1."
         raise ValueError(complaint("model", "a method with draws", type(model).__name__, remedy))
     for name, value in (("samples", samples), ("hidden", hidden), ("batch_size", batch_size), ("epochs", epochs)):
         if value is not None:

@@ -91,6 +91,8 @@ def calibrate(
     """
     if not isinstance(model, IBNN):
         remedy = "Convert it first: calibrate(ibnn.convert(net), valid)."
+        if hasattr(model, "each_draw"):  # an ensemble or a baseline
+            remedy = "Its temperature alone: ibnn.baselines.scale_temperature(model, valid)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
     require_mixture(model)
     check_options(samples, seed, batch_size)

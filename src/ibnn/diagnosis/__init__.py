@@ -92,7 +92,10 @@ def diagnose(
         Train the model.
     """
     if not isinstance(model, IBNN):
-        remedy = "Pass the model itself, `.module` of a wrapped one."
+        ensemble = hasattr(model, "members")
+        remedy = (
+            "Diagnose its members: model.members[0]." if ensemble else "Pass the model, `.module` of a wrapped one."
+        )
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
     optimisers = [optimiser] if isinstance(optimiser, Optimizer) else list(optimiser or ())
     if wrong := [type(each).__name__ for each in optimisers if not isinstance(each, Optimizer)]:
