@@ -212,7 +212,6 @@ def test_other_methods_novelty_and_loaders() -> None:
 
 def test_an_interrupted_distilling_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = teacher()
-    ibnn.calibrate(model, (rows(), torch.randint(3, (N,))), progress=False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     answer = model.predict(rows(20)).probs  # type: ignore[attr-defined]
 
@@ -224,10 +223,6 @@ def test_an_interrupted_distilling_leaves_the_model_as_it_was(monkeypatch: pytes
         student(model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(model.predict(rows(20)).probs, answer)  # type: ignore[attr-defined]
-    monkeypatch.undo()
-    fast = student(model)  # after calibrate, too
-    assert fast.report[""].kl[0] < 0.05
-
 
 def test_a_method_without_draws_is_refused() -> None:
     with pytest.raises(ValueError, match="SWAG draws once"):
