@@ -224,6 +224,7 @@ def test_an_interrupted_distilling_leaves_the_model_as_it_was(monkeypatch: pytes
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(model.predict(rows(20)).probs, answer)  # type: ignore[attr-defined]
 
+
 def test_a_method_without_draws_is_refused() -> None:
     with pytest.raises(ValueError, match="SWAG draws once"):
         distil(SWAG(nets.mlp(D, 3)), rows())
