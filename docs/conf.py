@@ -1,6 +1,10 @@
 """How `make docs` builds the pages of this folder."""
 
+import importlib
+
 import ibnn
+
+importlib.import_module("ibnn.app.serve.start")  # FastAPI cannot be imported as autodoc does it, with TYPE_CHECKING set
 
 project, author, copyright = "ibnn", "The ibnn authors", "The ibnn authors"
 release = version = ibnn.__version__
@@ -12,7 +16,7 @@ exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 suppress_warnings = [
     "myst.xref_missing",  # links to files of the repository; tests/test_docs.py checks every link
-    "ref.python",  # the type `bytes` beside fields of that name
+    "ref.python",  # the type `bytes` next to fields of that name
 ]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
