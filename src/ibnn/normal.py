@@ -73,6 +73,10 @@ def words(at: Address) -> Tensor:
     if torch.compiler.is_compiling():  # as one operator: its many small integer steps would take minutes to compile
         hashed: Tensor = _words_operator([torch.as_tensor(part) for part in at])
         return hashed
+    return _hashed(at)
+
+
+def _hashed(at: Address) -> Tensor:
     word: Tensor | int = 0x9E3779B9
     for part in at:
         low, high = part & _WORD, (part >> 32) & _WORD
@@ -188,7 +192,7 @@ _operator.register_fake(lambda words, nodes: words.new_empty((words.shape[0], no
 @torch.library.custom_op("ibnn::words", mutates_args=())
 def _words_operator(parts: list[Tensor]) -> Tensor:
     device = next((part.device for part in parts if part.dim()), parts[0].device)
-    return words(tuple(part.to(device) for part in parts))
+    return _hashed(tuple(part.to(device) for part in parts))
 
 
 @_words_operator.register_fake
