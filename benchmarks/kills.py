@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import ibnn
 import ibnn.sampling.loop as chains
-from ibnn.files.export import READERS
+from ibnn.files.export import file_answers
 from ibnn.files.saving import load, save_pretrained
 from ibnn.lab.job import Job
 from ibnn.lab.jobs import run
@@ -110,7 +110,7 @@ def export(folder: Path, which: int, format: str = "torch") -> None:
 
 
 def exported(folder: Path, format: str = "torch") -> str:
-    return digest(READERS[format]((folder / "file").read_bytes(), X))
+    return digest(file_answers(format, (folder / "file").read_bytes(), X))
 
 
 def export_onnx(folder: Path, which: int) -> None:
