@@ -73,3 +73,14 @@ def test_state_goes_through_json_and_wrong_arguments_are_refused() -> None:
         ibnn.AdaptiveLevel(0.9, rate=0.0)
     with pytest.raises(ValueError, match="covered"):
         adaptive.update(torch.ones(3))
+    for covered in (None, "a", object(), [None], {}):
+        with pytest.raises(TypeError, match="`covered`"):
+            adaptive.update(covered)
+    for wrong in (None, "a", [0.9], torch.tensor(0.9)):
+        with pytest.raises(ValueError, match="`target`"):
+            ibnn.AdaptiveLevel(wrong)
+        with pytest.raises(ValueError, match="`rate`"):
+            ibnn.AdaptiveLevel(0.9, rate=wrong)
+    for state in (None, "a", {}, adaptive.state() | {"seen": None}, adaptive.state() | {"seen": 2.5}):
+        with pytest.raises(ValueError, match="`state`"):
+            ibnn.AdaptiveLevel.restored(state)

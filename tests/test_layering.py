@@ -18,7 +18,7 @@ RINGS = [
     {"_version", "errors"},
     {"check"},
     {"inputs", "progress", "normal", "metrics", "mixture", "objective", "nets", "generators"},
-    {"units", "batches"},
+    {"units", "batches", "threads"},
     {"draws", "kernels"},
     {"layers"},
     {"latent", "prediction"},

@@ -285,6 +285,10 @@ def test_scores_are_those_of_the_metrics() -> None:
         (lambda: Gaussian(init_std=0.0), "`init_std`"),
         (lambda: Gaussian().check(torch.zeros(3, 1), torch.zeros(3)), r"of shape \(3, 1\), but got shape \(3,\)"),
         (lambda: Gaussian().check(torch.zeros(3, 1), torch.full((3, 1), math.nan)), "finite"),
+        (
+            lambda: Gaussian().check(torch.zeros(3, 1), torch.full((3, 1), -1e300, dtype=torch.double)),
+            r"`y`.*up to 2e\+18.*float32.*-1e\+300",
+        ),
         (lambda: Gaussian(outputs=2).check(torch.zeros(3, 3), torch.zeros(3, 3)), "`outputs`"),
         (
             lambda: Gaussian(noise="predicted").check(torch.zeros(3, 3), torch.zeros(3, 1)),

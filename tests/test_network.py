@@ -3,7 +3,6 @@ import os
 import shutil
 import subprocess
 import sysconfig
-import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -532,49 +531,6 @@ def test_calls_and_predictions_of_threads_do_not_mix(where: str) -> None:
     assert all(torch.allclose(output, expected[n % 3], atol=1e-5) for n, output in enumerate(found))
 
 
-def test_predictions_of_other_threads_do_not_change_training() -> None:
-    x, y = torch.randn(24, 6), torch.randint(3, (24,))
-
-    def trained(steps: int, predicting: bool) -> tuple[dict[str, Tensor], set[tuple[bool, bool]]]:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
-        model = ibnn.convert(net, components=2, seed=0)
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        modes: set[tuple[bool, bool]] = set()  # (of the training thread, in train mode)
-        me, ended = threading.get_ident(), threading.Event()
-
-        def note(module: nn.Module, *_: object) -> None:
-            if threading.get_ident() != me or torch.is_grad_enabled():  # its search for the batch is no training
-                modes.add((threading.get_ident() == me, module.training))
-
-        model.net[1].register_forward_hook(note)
-
-        def predict() -> None:
-            while not ended.is_set():
-                model.predict(x[:4], samples=2)
-
-        other = threading.Thread(target=predict)
-        if predicting:
-            other.start()
-        try:
-            for _ in range(steps):
-                optimizer.zero_grad()
-                model.train().elbo(x, y, n_data=24).loss.backward()
-                model(x).square().mean().backward()
-                optimizer.step()
-        finally:
-            ended.set()
-            if predicting:
-                other.join()
-        return model.state_dict(), modes
-
-    alone, _ = trained(40, False)
-    state, modes = trained(40, True)
-    assert modes <= {(True, True), (False, False)}
-    assert (False, False) in modes
-    assert all(torch.equal(value, alone[name]) for name, value in state.items())
-
-
 def test_wrong_values_are_refused(tmp_path: Path) -> None:
     model, x = make_model(4), torch.randn(3, 5)
     with pytest.raises(ValueError, match="`seed`"):
@@ -587,6 +543,8 @@ def test_wrong_values_are_refused(tmp_path: Path) -> None:
         ibnn.abstain(p, None)
     with pytest.raises(TypeError, match="`model`"):
         ibnn.export(object(), x, tmp_path / "a.onnx")
+    with pytest.raises(TypeError, match="`path`"):
+        ibnn.export(model, x, 3)  # type: ignore[arg-type]
     state = model.state_dict()
     state["likelihood.temperature"] = torch.tensor(-1.0)
     with pytest.raises(ValueError, match="`temperature`"):

@@ -153,6 +153,14 @@ def test_refusals(make: Any, words: str) -> None:
         make()
 
 
+@pytest.mark.parametrize("scores", [None, "a", object(), [None], [1.0, "a"], {}])
+def test_scores_of_another_kind_are_refused(scores: Any) -> None:
+    with pytest.raises(TypeError, match="`calibration`"):
+        ShiftMonitor(scores)
+    with pytest.raises(TypeError, match="`scores`"):
+        ShiftMonitor([1.0] * 16).update(scores)
+
+
 @pytest.mark.parametrize("alpha", [pytest.param(0.25, marks=pytest.mark.slow), 0.01])
 def test_as_many_scores_as_are_needed_show_a_complete_shift(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The p-values are those of the derivation; it rings as often as stated, and with three scores much less."""

@@ -6,10 +6,9 @@ The component of a draw is tied across layers: a component is one whole network.
 """
 
 import functools
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +28,7 @@ from ibnn.mixture import KLKind, Mixture
 from ibnn.noise import DrawsPer
 from ibnn.normal import Space, address, normals
 from ibnn.prediction import HeldOut, predict
+from ibnn.threads import Shared, one_at_a_time
 from ibnn.units import UnitFactors, Units
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ CACHE_ENTRIES = 2**24  # entries of the rows of one pass that caches hold; more 
 _SEARCHES = 4  # for the batch in inputs that are folded differently from those before
 
 
-class IBNN(nn.Module):
+class IBNN(Shared):
     """An implicit Bayesian neural network: a plain network whose layers' inputs are multiplied by latents z.
 
     Made by `ibnn.convert`. In train mode a call runs Algorithm 1: the rows of the batch are spread evenly over the K
@@ -132,7 +132,6 @@ class IBNN(nn.Module):
         for number, latent in enumerate(self.latents.values()):
             latent.now, latent.number = self._now, number
         self.draws: DrawsPer = draws if any(latent.placed for latent in self.latents.values()) else "channel"
-        self._lock = threading.RLock()  # one forward pass at a time
         self._checked: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which the layers' calls were checked
         self._searches = 0  # for the batch in layers' inputs
         self._targets_checked = False
@@ -308,28 +307,27 @@ class IBNN(nn.Module):
 
     # ---------------------------------------------------------------------------------------------- forward passes
 
+    @one_at_a_time  # the mode is that of the caller, not of a prediction in another thread
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Takes what the network takes. Train mode: its output type. Eval mode: one tensor of its output's shape.
 
         Given `labels`, networks that return their loss (Hugging Face's) do so in eval mode too, for all draws together.
         """
         call = (args, kwargs)
-        # locked: the mode is that of the caller, not of a prediction in another thread
-        with nullcontext() if torch.compiler.is_compiling() else self._lock:
-            if self.training:
-                rows = inputs.batch_length(call)
-                self._forget()
-                output = self._run(call, self._training_draws(self.posterior(), rows))
-                self.examples.add_(rows)
-                return output
-            samples = self.eval_samples
-            drawn = self.draw_each(samples, self.eval_seed) if samples else Draws(self.posterior().mean)
-            combined = self.likelihood.combine(torch.cat(list(self._each_output(call, drawn))))
-            if kwargs.get("labels") is None or torch.compiler.is_compiling():
-                return combined
-            from ibnn.labelled import with_loss
+        if self.training:
+            rows = inputs.batch_length(call)
+            self._forget()
+            output = self._run(call, self._training_draws(self.posterior(), rows))
+            self.examples.add_(rows)
+            return output
+        samples = self.eval_samples
+        drawn = self.draw_each(samples, self.eval_seed) if samples else Draws(self.posterior().mean)
+        combined = self.likelihood.combine(torch.cat(list(self._each_output(call, drawn))))
+        if kwargs.get("labels") is None or torch.compiler.is_compiling():
+            return combined
+        from ibnn.labelled import with_loss
 
-            return with_loss(self, functools.partial(self._run, call, drawn[0]), combined, kwargs["labels"])
+        return with_loss(self, functools.partial(self._run, call, drawn[0]), combined, kwargs["labels"])
 
     def outputs(self, x: Inputs, z: Tensor | Draws, batch_size: int | None = None) -> Tensor:
         """Returns the outputs of the network in its present mode for given latents, (J, B, …).
@@ -453,17 +451,6 @@ class IBNN(nn.Module):
         if alone and self._searches < _SEARCHES:
             self._search(call)
         latent.entries_per_row |= {times}
-
-    def train(self, mode: bool = True) -> Self:
-        """Sets the mode; waits until predictions in other threads are done."""
-        with self._lock:
-            return super().train(mode)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Holds the model in eval mode, and locked for other threads, within a block."""
-        with self._lock, inputs.evaluating(self):
-            yield
 
     # --------------------------------------------------------------------------------------------------- training
 
@@ -658,14 +645,6 @@ class IBNN(nn.Module):
                 setattr(self, name, float(found if found.is_floating_point() else found.cpu().view(torch.float64)))
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._now.at_mean = True
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles get a lock of their own."""
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock = threading.RLock()
 
     def extra_repr(self) -> str:
         """What `print` shows of the model."""

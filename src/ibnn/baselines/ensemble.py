@@ -15,6 +15,7 @@ from ibnn.likelihood import Categorical, Heads, Likelihood
 from ibnn.likelihood.mixing import mixing, on_one_scale
 from ibnn.normal import numbered_seed
 from ibnn.objective import ELBO
+from ibnn.threads import one_at_a_time
 
 
 class Ensemble(Baseline):
@@ -54,6 +55,8 @@ class Ensemble(Baseline):
             remedy = "Make all members alike: one class, number of components and likelihood; no ensembles."
             raise ValueError(complaint("members", "models of one kind", sorted(kinds), remedy))
         self.members: Any = nn.ModuleList(members)
+        for member in members:
+            member._lock = self._lock
         first: Any = self.members[0]
         self.likelihood = mixing(first.likelihood).to(next(first.parameters()).device)
         for heads in [self.likelihood, *(member.likelihood for member in self.members)]:
@@ -77,6 +80,7 @@ class Ensemble(Baseline):
         """Training examples that the first member has seen."""
         return self.members[0].examples  # type: ignore[no-any-return]
 
+    @one_at_a_time
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns one output that stands for all members: for their draws, in train mode for a noisy pass of each."""
         if self.training:
@@ -88,6 +92,7 @@ class Ensemble(Baseline):
         scaled = [self._unit(member, drawn) for member, drawn in zip(self.members, noisy, strict=True)]
         return self.likelihood.combine(torch.cat(scaled))
 
+    @one_at_a_time
     def elbo(self, x: Inputs, y: Any, **options: Any) -> ELBO:
         """Returns the mean of the members' terms; each member's gradient is that of its own loss, not of the mean."""
         self.reference = self.held_out = None

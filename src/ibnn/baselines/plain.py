@@ -10,21 +10,22 @@ from ibnn import check, objective
 from ibnn.batches import as_source
 from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
-from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating
+from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows
 from ibnn.layers.explain import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood, Terms
 from ibnn.likelihood.temperature import supported_temperature
 from ibnn.network import make_room
 from ibnn.normal import numbered_seed
 from ibnn.prediction import HeldOut, draws, predict
+from ibnn.threads import Shared, one_at_a_time
 from ibnn.training.trainable import Trainable
 
 if TYPE_CHECKING:
     from ibnn.novelty.reference import Reference
 
 
-class Baseline(nn.Module):
-    """What all baselines share."""
+class Baseline(Shared):
+    """What all baselines share. Threads may share one, as they may an `IBNN`."""
 
     prior_std = 0.0
     kl_kind: Any = None  # there is no choice
@@ -38,7 +39,12 @@ class Baseline(nn.Module):
         self.register_module("reference", None)
         self.register_module("held_out", None)
 
-    predict, save_pretrained, evaluating = predict, save_pretrained, evaluating
+    predict, save_pretrained = predict, save_pretrained
+
+    @one_at_a_time  # passes put drawn weights into their places
+    def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As `nn.Module.named_parameters`."""
+        return iter(list(super().named_parameters(*args, **options)))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -88,6 +94,7 @@ class Plain(Baseline):
         check.seed(seed)
         self.examples.zero_()
 
+    @one_at_a_time
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Train mode: the network's output, with the method's noise. Eval mode: the output of one fixed draw."""
         if self.training:
@@ -95,6 +102,7 @@ class Plain(Baseline):
             return self._noisy(args, kwargs)
         return self.likelihood.combine(torch.stack(list(self._draws(args, kwargs, range(1), 0))))
 
+    @one_at_a_time
     def elbo(
         self,
         x: Inputs,
@@ -120,6 +128,7 @@ class Plain(Baseline):
         """Returns the KL of the posterior to the prior in nats; 0 where there is no posterior."""
         return torch.zeros((), device=self.examples.device)
 
+    @one_at_a_time
     def parameter_groups(
         self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
     ) -> list[dict[str, Any]]:
@@ -137,6 +146,7 @@ class Plain(Baseline):
         with self.evaluating():
             yield from (output[None] for output in self._draws(*call_arguments(x), range(first, first + samples), seed))
 
+    @one_at_a_time
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the output of the network in the present mode, without noise."""
         args, kwargs = call_arguments(x)

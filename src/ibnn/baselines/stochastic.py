@@ -17,6 +17,7 @@ from ibnn.inputs import Inputs, batch_length, repeat_rows, tree_map
 from ibnn.latent import inverse_softplus
 from ibnn.layers.registry import layer_type
 from ibnn.likelihood import Likelihood, Terms
+from ibnn.threads import one_at_a_time
 
 LEAST_SELU = -1.7580993408473766  # −λα: alpha dropout sets entries to it
 
@@ -133,6 +134,7 @@ class MeanField(Plain):
             nn.Parameter(torch.full_like(net.get_parameter(name), start)) for name in self.stochastic
         )
 
+    @one_at_a_time
     def posterior(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Returns the mean and standard deviation of every random weight, by name."""
         return {n: (self.net.get_parameter(n), F.softplus(r)) for n, r in zip(self.stochastic, self.rho, strict=True)}
@@ -143,6 +145,7 @@ class MeanField(Plain):
         kls = [math.log(s) - std.log() + (std.square() + mean.square()) / (2 * s * s) - 0.5 for mean, std in pairs]
         return torch.stack([kl.sum() for kl in kls]).sum()
 
+    @one_at_a_time
     def parameter_groups(
         self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
     ) -> list[dict[str, Any]]:
@@ -199,6 +202,7 @@ class SWAG(Plain):
     def _weights(self) -> Tensor:
         return torch.cat([p.detach().flatten() for p in self.net.parameters()])
 
+    @one_at_a_time
     def collect(self) -> None:
         """Adds the current weights to the moments."""
         weights = self._weights()
@@ -207,6 +211,7 @@ class SWAG(Plain):
         self.square += (weights.square() - self.square) / self.count
         self.deviations[(int(self.count) - 1) % self.rank] = weights - self.mean
 
+    @one_at_a_time
     def end_epoch(self, *, collect: bool, last: bool) -> bool:
         """Collects where `fit` asks for it; at the end, the mean of what was collected takes the weights' place."""
         if collect:

@@ -29,6 +29,7 @@ from ibnn.likelihood import Heads, Likelihood
 from ibnn.likelihood.one_pass import SAVED
 from ibnn.nets.dense import Affine
 from ibnn.network import IBNN, NUMBERS, make_room
+from ibnn.threads import one_at_a_time
 
 Folder = str | os.PathLike[str]
 Architecture = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -39,6 +40,7 @@ _FORM = ("draws", "where", "bias_latents")
 _ATTRIBUTES = ("components", "prior_std", "kl_kind", "eval_samples", "eval_seed", "gradient_scale", *_FORM)
 
 
+@one_at_a_time
 def save_pretrained(
     model: nn.Module, directory: Folder, *, latents_only: bool = False, architecture: Architecture | None = None
 ) -> None:

@@ -129,9 +129,11 @@ class Gaussian(Likelihood):
             raise ValueError(complaint("outputs", "1 or the size of the network's last axis", got, "Pass outputs=1."))
         self.check_dtype(target)
         check_shape(self.split(output)[0], target)
-        if not target.isfinite().all():
-            got, remedy = "NaN, infinity or a larger one", "Drop the rows without a target, or divide targets."
-            raise ValueError(complaint("y", f"finite numbers up to {torch.finfo(target.dtype).max:.1g}", got, remedy))
+        limit = min(torch.finfo(full(output).dtype).max ** 0.5 / 10, torch.finfo(self.scale.dtype).max)
+        if not bool((good := target.abs() <= limit).all()):
+            expected = f"finite numbers up to {limit:.1g} for a network of {output.dtype}"
+            remedy = "Drop the rows without a target, or divide targets by their size."
+            raise ValueError(complaint("y", expected, f"{target[~good][0].item():.3g}", remedy))
 
     def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns −log N(target; mean, std²), mean over all targets."""

@@ -18,10 +18,10 @@ SUM_TOLERANCE = 1e-3  # of a row's total probability
 TOP_TOLERANCE = 1e-4  # of the largest (log-)probability, which rounding may lift above its bound
 
 
-def numbers(name: str, values: Values) -> Tensor:
-    """Returns values of any kind as a tensor on the CPU, without its graph; raises unless they are real and not NaN.
+def real(name: str, values: Values) -> Tensor:
+    """Returns values of any kind as a tensor on the CPU, without its graph; raises unless they are real numbers.
 
-    >>> numbers("probs", [1.0, 2.0])
+    >>> real("probs", [1.0, 2.0])
     tensor([1., 2.])
     """
     try:
@@ -31,6 +31,12 @@ def numbers(name: str, values: Values) -> Tensor:
         raise TypeError(complaint(name, "a tensor, an array or a list", type(values).__name__, remedy)) from error
     if found.is_complex():
         raise TypeError(complaint(name, "real numbers", f"dtype {found.dtype}", f"Pass {name}.real."))
+    return found
+
+
+def numbers(name: str, values: Values) -> Tensor:
+    """Returns what `real` does; raises if a number is NaN, too."""
+    found = real(name, values)
     if len(nans := found.isnan().nonzero()):
         got = "NaN" if found.dim() == 0 else f"NaN in row {nans[0, 0]}"
         raise ValueError(complaint(name, "numbers", got, "Find what made it upstream."))

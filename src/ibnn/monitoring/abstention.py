@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
+from ibnn.metrics.checks import real
 from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, GaussianPrediction
 
 LEVELS = 20  # sets of the most certain answers that are tried as where to abstain: 5 %, 10 %, … 100 %
@@ -96,7 +97,7 @@ def abstain(
     check.share("confidence", confidence, remedy=f"Pass confidence={CONFIDENCE}.")
     check.number("novelty", novelty or 0, least=0, below=1, remedy=f"Pass novelty={NOVEL}, or 0 for never.")
     labels = p.labels.flatten()
-    target = torch.as_tensor(target, device=labels.device)
+    target = real("target", target).to(labels.device)
     if target.shape not in (labels.shape, p.labels.shape):
         expected, remedy = f"of shape {tuple(p.labels.shape)}", "Pass the label of every input of the prediction."
         raise ValueError(complaint("target", expected, f"shape {tuple(target.shape)}", remedy))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
+from ibnn.metrics.checks import real
 
 
 class AdaptiveLevel:
@@ -64,7 +65,7 @@ class AdaptiveLevel:
 
     def update(self, covered: Tensor | Sequence[bool]) -> None:
         """Takes whether the answers that were given covered their targets, (N,), as they become known."""
-        found = torch.as_tensor(covered)
+        found = real("covered", covered)
         if found.dtype != torch.bool or found.dim() != 1:
             got = f"{found.dtype} of shape {tuple(found.shape)}"
             raise ValueError(complaint("covered", "booleans of shape (N,)", got, "Pass (low <= y) & (y <= high)."))
@@ -80,6 +81,7 @@ class AdaptiveLevel:
         """Returns the object whose `state` this is."""
         try:
             adaptive = cls(state["target"], rate=state["rate"])
+            check.integer("seen", state["seen"], least=0)
             check.integer("covered", state["covered"], least=0, most=state["seen"])
             adaptive.seen, adaptive.covered = state["seen"], state["covered"]
         except (KeyError, TypeError, ValueError) as error:

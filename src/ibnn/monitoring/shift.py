@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
+from ibnn.metrics.checks import real
 from ibnn.normal import Space, address, words
 
 POWERS = (0.1, 0.3, 0.5, 0.7, 0.9)  # ε of the bets ε p^(ε−1): strong shifts first
@@ -181,7 +182,7 @@ def fewest_scores(false_alarm: float) -> int:
 
 def _checked(scores: Tensor | Sequence[float], name: str) -> list[float]:
     """Returns rounded scores; raises unless they are finite and of shape (N,)."""
-    found = torch.as_tensor(scores, dtype=torch.double)
+    found = real(name, scores).double()
     check.shape(name, found, ("N",), remedy="Pass one score for each input.")
     if not found.isfinite().all():
         got = found[~found.isfinite()][0].item()
