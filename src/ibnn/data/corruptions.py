@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.normal import Space, address, normals, words
+from ibnn.normal import Address, Space, address, normals, words
 
 SEVERITIES = {  # 1 to 5; noise, blur and contrast are those of CIFAR-10-C
     "noise": (0.04, 0.06, 0.08, 0.09, 0.1),  # standard deviation of the noise
@@ -45,7 +45,7 @@ def corrupt(pixels: Tensor, kind: str, severity: int, *, seed: int = 0, first: i
     _check(pixels)
     amount = SEVERITIES[kind][severity - 1]
     if kind == "noise":
-        return (pixels + amount * _normals(pixels, seed, Space.NOISE, first)).clamp(0, 1)
+        return (pixels + amount * _normals(address(seed, Space.NOISE, _indices(pixels, first)), pixels)).clamp(0, 1)
     if kind == "blur":
         return _blurred(pixels, amount)
     if kind == "contrast":
@@ -83,7 +83,7 @@ def gaussian_mix(x: Tensor, gamma: float, *, seed: int = 0, first: int = 0) -> T
     (True, True)
     """
     check.number("gamma", gamma, least=0, most=1, remedy="Pass gamma=0.5.")
-    return (1 - gamma) * x + gamma * _normals(x, seed, Space.MIX, first)
+    return (1 - gamma) * x + gamma * _normals(address(seed, Space.MIX, _indices(x, first)), x)
 
 
 def _check(pixels: Tensor) -> None:
@@ -97,9 +97,8 @@ def _indices(x: Tensor, first: int) -> Tensor:
     return torch.arange(first, first + len(x), device=x.device)
 
 
-def _normals(x: Tensor, seed: int, space: Space, first: int) -> Tensor:
-    noise: Tensor = normals(address(seed, space, _indices(x, first)), x[0].numel())
-    return noise.view(x.shape).to(x.dtype)
+def _normals(at: Address, x: Tensor) -> Tensor:
+    return normals(at, x[0].numel()).view(x.shape).to(x.dtype)
 
 
 def _blurred(pixels: Tensor, std: float) -> Tensor:
