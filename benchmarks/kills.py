@@ -68,7 +68,7 @@ def fit(folder: Path) -> str:
 
 def sample(folder: Path) -> str:
     chains.EVERY = 0.0  # a checkpoint after each step
-    options: dict[str, Any] = {"batch_size": 16, "progress": False, **SAMPLING}
+    options: dict[str, Any] = {"progress": False, **SAMPLING}
     found = ibnn.sample(model(), (X, Y), run_dir=folder, **options)
     return digest({"z": found.z, "energy": found.energy})
 
@@ -81,7 +81,7 @@ def job(folder: Path, **more: Any) -> str:
 
 
 def posterior(folder: Path) -> str:
-    return job(folder, posterior="sghmc", sampling=SAMPLING)
+    return job(folder, posterior="hmc", sampling=SAMPLING)
 
 
 def prune(folder: Path) -> str:

@@ -157,7 +157,7 @@ def calibrate_with_novelty(device: str) -> Tensor:
 @case
 def sample_chains(device: str) -> Tensor:
     model = converted(device)
-    ibnn.sample(model, (ROWS[:64], CLASSES[:64]), method="sghmc", samples=4, warmup=10, thin=2, progress=False)
+    ibnn.sample(model, (ROWS[:64], CLASSES[:64]), samples=4, warmup=10, progress=False)
     return model.predict(ROWS[:9].to(device), progress=False).probs.cpu()
 
 

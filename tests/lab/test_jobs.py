@@ -63,7 +63,7 @@ def test_every_method_runs_and_is_read_back(method: str, tmp_path: Path) -> None
 
 def test_a_job_samples_its_posterior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sampling = {"samples": 4, "warmup": 10, "thin": 2}
-    job = DIGITS.but(method_options={"components": 2}, posterior="sghmc", sampling=sampling)
+    job = DIGITS.but(method_options={"components": 2}, posterior="hmc", sampling=sampling)
     result = run(job, tmp_path)
     assert "2 chains of 4 samples" in result["diagnosis"]
     assert result["diagnosis"] in capsys.readouterr().err
@@ -83,11 +83,11 @@ def test_a_job_samples_its_posterior(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"posterior": "sghcm"}, "`posterior`.*Did you mean 'sghmc'"),
-        ({"posterior": "sghmc", "method": "sgd"}, "`posterior`.*ibnn"),
-        ({"posterior": "sghmc", "sampling": {"burnin": 3}}, "burnin"),
-        ({"posterior": "sghmc", "sampling": {"samples": 1}}, "`samples`"),
-        ({"posterior": "sghmc", "sampling": {"seed": 1}}, "sampling.seed"),
+        ({"posterior": "hmcc"}, "`posterior`.*Did you mean 'hmc'"),
+        ({"posterior": "hmc", "method": "sgd"}, "`posterior`.*ibnn"),
+        ({"posterior": "hmc", "sampling": {"burnin": 3}}, "burnin"),
+        ({"posterior": "hmc", "sampling": {"samples": 1}}, "`samples`"),
+        ({"posterior": "hmc", "sampling": {"seed": 1}}, "sampling.seed"),
         ({"sampling": {"samples": 8}}, "`sampling`"),
     ],
 )

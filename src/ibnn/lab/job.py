@@ -65,7 +65,7 @@ class Job(BaseModel):
     augment: bool = False  #: Random crops and flips.
     method: str = "ibnn"  #: "ibnn" or a baseline: "sgd", "swa", "swag", "dropout", "vi", "ensemble".
     method_options: dict[str, Any] = {}  #: Its options, such as `components`.
-    posterior: str = "mixture"  #: Of "ibnn": "mixture", or a sampler that comes after training, "sghmc" or "hmc".
+    posterior: str = "mixture"  #: Of "ibnn": "mixture", or "hmc", a sampler that comes after training.
     #: Options of the sampler, such as `samples`, `warmup` and `temperature`; see `ibnn.sampling.Settings`.
     sampling: dict[str, Any] = {}
     #: Changes to `train` for a plain training that comes first; the method starts from its weights.

@@ -1,4 +1,4 @@
-"""Samples posteriors: SGHMC and HMC over the latents, and whether chains agree."""
+"""Samples posteriors: HMC over the latents, and whether chains agree."""
 
 from ibnn.sampling.chains import effective_size, split_rhat
 from ibnn.sampling.energy import DivergedChainError

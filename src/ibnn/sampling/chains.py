@@ -48,7 +48,7 @@ def disagreement(x: Tensor) -> tuple[str, str] | None:
     if alone <= AGREE and rhat[above].median() > APART:
         return found, "Each keeps to a mode of its own: longer chains hardly help; predictions average over the modes."
     factor = min(max(math.ceil(x[..., 0].numel() / effective_size(x).median().item()), 2), 20)
-    return found, f"They are too short: take {factor} times the thin and warmup, a larger batch_size, or method='hmc'."
+    return found, f"They are too short: take {factor} times the thin and warmup."
 
 
 def effective_size(x: Tensor) -> Tensor:

@@ -1,11 +1,8 @@
-"""Computes the energy of several chains and its gradient, on all data or estimated from minibatches.
+"""Computes the energy of several chains and its gradient on all data.
 
-U(z) = −(Σ log p(y | x, z) + log p(z)) / T, where the likelihood has its full weight. A minibatch's estimate is that
-of all data at an anchor near the chain, plus its estimate of the difference (control variates; Baker et al., 2019).
-Without it the noise of minibatches, not the posterior, would dictate the step size.
+U(z) = −(Σ log p(y | x, z) + log p(z)) / T, where the likelihood has its full weight.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -18,7 +15,7 @@ from ibnn.layers.explain import explaining_shapes
 from ibnn.network import IBNN, prior_stds
 from ibnn.normal import Space, address, words
 
-PROBED = 32  # rows of a minibatch to try things on, where steps take all data
+PROBED = 32  # rows of a minibatch from which scales are guessed
 AT_ONCE = 256  # rows that go through the network at once, for each chain
 
 
@@ -34,36 +31,21 @@ class Piece(NamedTuple):
     rows: int  # of a chain
 
 
-class Anchor(NamedTuple):
-    """A place near each chain, and −Σ log p(y | x, z) of all data there."""
-
-    z: Tensor  # (K, nodes)
-    loss: Tensor  # (K,)
-    gradient: Tensor  # (K, nodes)
-
-
 class Energy:
-    """U of K chains at z (K, nodes), for a network in eval mode.
+    """U of K chains at z (K, nodes), for a network in eval mode."""
 
-    Data of at most four minibatches are taken whole: a step computes two of them, and carries their noise.
-    """
-
-    def __init__(self, model: IBNN, source: Source, batch_size: int | None, temperature: float, seed: int) -> None:
+    def __init__(self, model: IBNN, source: Source, temperature: float, seed: int) -> None:
         self.model, self.source, self.temperature, self.seed = model, source, temperature, seed
         self.device, self.dtype = model.examples.device, model.posterior().mean.dtype
         self.prior_std = torch.as_tensor(prior_stds(model)).to(self.device, self.dtype)
-        self.batch_size = None if batch_size is None or 4 * batch_size >= source.rows else batch_size
-        self._probe_rows = self.batch_size or min(PROBED, source.rows)
-        self._whole = [] if self.batch_size else list(self._all())
+        pieces = torch.arange(source.rows).split(AT_ONCE)
+        self.data = [Piece(*self._rows(numbers), len(numbers)) for numbers in pieces]
         self._in_one_pass = False
         self._check(*self._rows(torch.arange(min(2, source.rows))))
 
     def _rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
         x, y = self.source.take(numbers)
         return tree_map(lambda t: t.to(self.device), as_tensors(x, self.dtype)), y.to(self.device)
-
-    def _all(self) -> Iterable[Piece]:
-        return (Piece(*self._rows(part), len(part)) for part in torch.arange(self.source.rows).split(AT_ONCE))
 
     def _check(self, x: Inputs, y: Tensor) -> None:
         """Raises unless targets fit the network's outputs; finds out whether it takes a z for each row."""
@@ -82,41 +64,26 @@ class Energy:
             except Exception:  # a layer that does not see the batch, a network of one batch length …
                 self._in_one_pass = False
 
-    def batch(self, step: int, number: int = 0) -> list[Piece]:
-        """Returns the data of a step: all, or a minibatch; `number` counts further minibatches, to try things on.
-
-        Rows are drawn by address, with replacement. Each chain has its own: shared ones would make chains dependent.
-        """
-        if self.batch_size is None and not number:
-            return self._whole
-        chain, row = torch.arange(self.model.components)[:, None], torch.arange(self._probe_rows)
+    def _probe(self, step: int, number: int) -> list[Piece]:
+        """Returns a minibatch of each chain, drawn by address with replacement."""
+        chain, row = torch.arange(self.model.components)[:, None], torch.arange(min(PROBED, self.source.rows))
         drawn = words(address(self.seed, Space.CHAIN_BATCH, step, number, chain, row)).view(-1, len(row))
-        parts = (drawn % self.source.rows).split(AT_ONCE, 1)
-        return [Piece(*self._rows(part.flatten()), part.shape[1]) for part in parts]
+        return [Piece(*self._rows((drawn % self.source.rows).flatten()), len(row))]
 
-    def __call__(
-        self, z: Tensor, data: list[Piece], *, each: bool = True, anchor: Anchor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns U (K,) and its gradient (K, nodes), from all data or estimated from minibatches.
+    def __call__(self, z: Tensor, data: list[Piece] | None = None, *, each: bool = True) -> tuple[Tensor, Tensor]:
+        """Returns U (K,) and its gradient (K, nodes), from all data or estimated from some.
 
         Without `each`, U is the chains' mean, which costs less and has the same gradient.
         """
+        data = self.data if data is None else data
         deviation = (z - 1) / self.prior_std
         energy, prior = 0.5 * deviation.square().sum(1), deviation / self.prior_std
         energy = energy if each else energy.mean().expand(len(z))
         share = sum(piece.rows for piece in data) / self.source.rows
         loss, gradient = (part / share for part in self._likelihood(z, data, each))
-        if anchor is not None:
-            there = [part / share for part in self._likelihood(anchor.z, data, each)]
-            start = anchor.loss if each else anchor.loss.mean()
-            loss, gradient = start + (loss - there[0]), anchor.gradient + (gradient - there[1])
         return (energy + loss) / self.temperature, (prior + gradient) / self.temperature
 
-    def anchor(self, z: Tensor) -> Anchor:
-        """Returns an anchor at z; it takes a pass over all data."""
-        return Anchor(z, *self._likelihood(z, self._all(), True))
-
-    def _likelihood(self, z: Tensor, data: Iterable[Piece], each: bool) -> tuple[Tensor, Tensor]:
+    def _likelihood(self, z: Tensor, data: list[Piece], each: bool) -> tuple[Tensor, Tensor]:
         """Returns −Σ log p(y | x, z) of some data, (K,), or without `each` its mean, and its gradient (K, nodes)."""
         total, gradient = torch.zeros_like(z[:, 0]), torch.zeros_like(z)
         likelihood, chains = self.model.likelihood, len(z)
@@ -147,26 +114,20 @@ class Energy:
         parts = [slice_rows(piece.x, slice(k * rows, (k + 1) * rows), len(piece.y)) for k in range(chains)]
         return torch.cat([self.model.outputs(x, z[k : k + 1]) for k, x in enumerate(parts)])
 
-    def row_variance(self, z: Tensor, step: int, anchor: Anchor | None = None, repeats: int = 16) -> Tensor:
-        """Returns the variance of gradients of U estimated from one row, (nodes,), the mean over chains.
-
-        Divided by the rows of a minibatch it is the variance of its gradient; without an anchor, times T/N, it is the
-        empirical Fisher information of U, a guess of its curvature along each node.
-        """
-        batches = (self.batch(step, number) for number in range(1, repeats + 1))
-        found = [self(z, batch, each=False, anchor=anchor)[1] for batch in batches]
-        return torch.stack(found).var(0).mean(0) * self._probe_rows
+    def information(self, z: Tensor, step: int, repeats: int = 16) -> Tensor:
+        """Returns the empirical Fisher information of U, (nodes,), the mean over chains: a guess of its curvature."""
+        found = torch.stack([self(z, self._probe(step, number), each=False)[1] for number in range(1, repeats + 1)])
+        return found.var(0).mean(0) * min(PROBED, self.source.rows) * self.temperature / self.source.rows
 
     def curvature(self, z: Tensor, scale: Tensor, probe: Tensor, step: int, repeats: int = 8) -> float:
         """Returns the largest curvature along scaled nodes, in any direction and over all chains.
 
         Power iteration on differences of gradients: layers may have backward passes that cannot be differentiated.
         """
-        width, data = 0.1, self.batch(step)
-        gradient = self(z, data, each=False)[1]
+        width, gradient = 0.1, self(z, each=False)[1]
         for _ in range(repeats):
             probe = probe / probe.norm(dim=1, keepdim=True)
-            moved = self(z + width * scale.sqrt() * probe, data, each=False)[1]
+            moved = self(z + width * scale.sqrt() * probe, each=False)[1]
             probe = scale.sqrt() * (moved - gradient) / width  # (K, nodes)
         return refuse_not_finite(probe.norm(dim=1), "curvature", step).max().item()
 

@@ -16,7 +16,7 @@ from ibnn.files.saving import fingerprint
 from ibnn.network import IBNN
 from ibnn.normal import Space, address, normals
 from ibnn.progress import Bar
-from ibnn.sampling.energy import Energy
+from ibnn.sampling.energy import AT_ONCE, Energy
 from ibnn.sampling.moves import Moves, State
 from ibnn.sampling.samples import Samples
 from ibnn.sampling.settings import Sampler, Settings
@@ -29,13 +29,12 @@ _ON_CPU = {"at", "step", "seen", "dual", "accepted", "divergent"}  # numbers of 
 def sample(
     model: IBNN,
     data: Any,
-    method: Sampler = "sghmc",
+    method: Sampler = "hmc",
     *,
     samples: int = 100,
-    warmup: int | None = None,
-    thin: int | None = None,
+    warmup: int = 300,
+    thin: int = 1,
     temperature: float = 1.0,
-    batch_size: int = 512,
     step_size: float | None = None,
     seed: int = 0,
     run_dir: str | Path | None = None,
@@ -50,15 +49,13 @@ def sample(
     Args:
         model: Made by `ibnn.convert`, usually trained by `ibnn.fit`; it is sampled in eval mode.
         data: Training data: a pair (inputs, targets), a Dataset without augmentation, or a DataLoader of one.
-        method: "sghmc", or "hmc", on all data.
+        method: "hmc": trajectories on all data, with scales and step size that adapt.
         samples: S, samples kept of each chain.
-        warmup: Steps before the first that may be kept, in which scales and step size adapt. Default 500; "hmc" 300.
-        thin: Steps from one kept sample to the next. Default 10; "hmc" 1.
+        warmup: Trajectories before the first that may be kept, in which scales and step size adapt.
+        thin: Trajectories from one kept sample to the next.
         temperature: T. 1 is Bayes; below 1 the posterior is cold.
-        batch_size: Rows of a chain's minibatch, drawn with replacement; "hmc" has none. Data of at most four
-            minibatches are taken whole.
-        step_size: Length of a step, in standard deviations of the nodes; by default it adapts.
-        seed: Decides starts, minibatches and noise.
+        step_size: Length of a step of a trajectory, in standard deviations of the nodes; by default it adapts.
+        seed: Decides starts and noise.
         run_dir: Folder for a checkpoint. The same call on the same folder resumes, to the bit.
         progress: Shows a bar in a terminal.
 
@@ -69,7 +66,7 @@ def sample(
     >>> import ibnn
     >>> x = torch.randn(50, 3)
     >>> model = ibnn.convert(torch.nn.Linear(3, 2), components=2, seed=0).eval()
-    >>> found = sample(model, (x, (x[:, 0] > 0).long()), "hmc", samples=20, warmup=20)
+    >>> found = sample(model, (x, (x[:, 0] > 0).long()), samples=20, warmup=20)
     >>> found.z.shape, model.predict(x, samples=20).probs.shape
     (torch.Size([2, 20, 3]), torch.Size([50, 2]))
     """
@@ -77,7 +74,7 @@ def sample(
     settings = Settings(**{field.name: arguments[field.name] for field in fields(Settings)})
     _check_model(model)
     folder = None if run_dir is None else check.path("run_dir", run_dir, folder=True)
-    source = as_source(data, batch_size=batch_size, name="data", shuffled=False, pack=model.likelihood.pack)
+    source = as_source(data, batch_size=AT_ONCE, name="data", shuffled=False, pack=model.likelihood.pack)
     if not source.divisible:
         raise TypeError(complaint("data", "a Dataset or a pair (x, y)", "a sampler or iterable", "Pass the Dataset."))
     if source.rows < 2:
@@ -85,8 +82,7 @@ def sample(
             complaint("data", "two rows or more", source.rows, "Keep the prior: it is nearly the posterior.")
         )
     with model.evaluating(), Bar(method, settings.total, shown=progress) as bar:
-        energy = Energy(model, source, None if method == "hmc" else batch_size, temperature, seed)
-        found = _Run(Moves(energy, settings), folder).run(bar)
+        found = _Run(Moves(Energy(model, source, temperature, seed), settings), folder).run(bar)
         model.set_bank(found.z)
     return found
 
@@ -136,7 +132,7 @@ class _Run:
             layers={name: latent.nodes for name, latent in self.model.latents.items()},
             settings=settings,
             step_size=float(self.state.step),
-            acceptance=float(self.state.accepted) / (settings.total - settings.warmup) if self.moves.whole else None,
+            acceptance=float(self.state.accepted) / (settings.total - settings.warmup),
             divergent=int(self.state.divergent),
             seconds=self.seconds,
             unit_std=float(self.model.unit_std.max()),

@@ -5,41 +5,35 @@ from typing import Literal, get_args
 
 from ibnn import check
 
-Sampler = Literal["sghmc", "hmc"]
+Sampler = Literal["hmc"]
 SAMPLERS: tuple[str, ...] = get_args(Sampler)
 FEWEST = 4  # samples of a chain: two halves, each with a variance
-_SYNONYMS = {"langevin": "sghmc", "sgld": "sghmc", "nuts": "hmc", "mcmc": "hmc"}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `ibnn.sample` that decide how chains move, checked, with their defaults filled in."""
+    """The arguments of `ibnn.sample` that decide how chains move, checked."""
 
-    method: str = "sghmc"
+    method: str = "hmc"
     samples: int = 100
-    warmup: int = None  # type: ignore[assignment]  # the default is the method's
-    thin: int = None  # type: ignore[assignment]  # likewise
+    warmup: int = 300
+    thin: int = 1
     temperature: float = 1.0
-    batch_size: int = 512
     step_size: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check.choice("method", self.method, SAMPLERS, _SYNONYMS)
-        for name, default in {"warmup": (300, 500), "thin": (1, 10)}.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, default[self.method == "sghmc"])
+        check.choice("method", self.method, SAMPLERS, {"nuts": "hmc", "mcmc": "hmc", "sghmc": "hmc"})
         if self.step_size is not None:
             check.number("step_size", self.step_size, above=0, remedy="Leave it out.")
-        least = {"samples": FEWEST, "warmup": 0 if self.step_size else 10, "thin": 1, "batch_size": 2}
-        for name, lowest in least.items():
-            check.integer(name, getattr(self, name), least=lowest)
+        for name, least in {"samples": FEWEST, "warmup": 0 if self.step_size else 10, "thin": 1}.items():
+            check.integer(name, getattr(self, name), least=least)
         check.number("temperature", self.temperature, above=0, remedy="Pass 1.0 for Bayes.")
         check.seed(self.seed)
 
     @property
     def total(self) -> int:
-        """The number of steps, warm-up included; a step of HMC is a trajectory."""
+        """The number of trajectories, warm-up included."""
         return self.warmup + self.samples * self.thin
 
     def index(self, step: int) -> int | None:
