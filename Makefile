@@ -31,7 +31,7 @@ test-slow: $(STAMP) ## the slow tests
 	@$(RUN) -m pytest -q -m slow
 
 bench: $(STAMP) ## what fit adds to a step, steering to a run, a second worker brings, loading takes; ratios to the plain network
-	@set -e; settings="$$($(RUN) -m ibnn.training.precision)"; for name in fit_overhead steering scaling loading; do \
+	@set -e; settings="$$($(RUN) tests/bf16.py)"; for name in fit_overhead steering scaling loading; do \
 		env $$settings $(RUN) benchmarks/$$name.py; done; env $$settings $(RUN) benchmarks/bench.py
 
 reproduce: $(STAMP) ## run an experiment of the paper into experiments/results: make reproduce NAME=benchmark; without NAME, a list

@@ -1,18 +1,17 @@
 import gc
 import os
-import runpy
 import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
+from bf16 import bf16_settings
 from chromium import browser
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("experiments", "benchmarks")]
 # Found out once, before torch is imported; the workers of pytest-xdist inherit both variables.
 if "IBNN_TEST_BF16" not in os.environ:
-    precision = runpy.run_path(str(Path(__file__).parents[1] / "src" / "ibnn" / "training" / "precision.py"))
-    settings = precision["bf16_settings"]()
+    settings = bf16_settings()
     os.environ |= (settings or {}) | {"IBNN_TEST_BF16": "no" if settings is None else "yes"}
 
 import torch

@@ -65,7 +65,6 @@ class Source:
     loading: tuple[tuple[str, Any], ...] = ()  # options for the DataLoader of a Dataset
     sampler: Any = None  # the user's own batch sampler, which yields the rows of the batches
     pack: Pack | None = None
-    numbers: Tensor | None = None  # the rows' numbers before `split`; None if they were not split
     whole: bool = False  # whether a pair is one batch, whose inputs are never cut or indexed
 
     @property
@@ -88,9 +87,7 @@ class Source:
         def part(numbers: Tensor) -> Source:
             pair = isinstance(self.data, tuple)
             data = tree_map(lambda t: t[numbers], self.data) if pair else Subset(self.data, numbers.tolist())
-            before = numbers if self.numbers is None else self.numbers[numbers]
-            size = min(self.batch_size, len(numbers))
-            return replace(self, data=data, rows=len(numbers), batch_size=size, numbers=before)
+            return replace(self, data=data, rows=len(numbers), batch_size=min(self.batch_size, len(numbers)))
 
         order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(seed))
         out = part(order[:rows].sort().values)
@@ -145,16 +142,6 @@ class Source:
                     return
 
         return taken(), targets
-
-    def number(self, seed: int, epoch: int, batch: int, row: int) -> int | None:
-        """Returns the index of a batch's row in the user's data; None for an iterable or a sampler of random order."""
-        if isinstance(self.data, DataLoader):
-            return None
-        word, tries = numbered_seed(seed, epoch), range(2 if self.sampler else 1)
-        at, *others = {int(self._order(word)[batch][row]) for _ in tries}
-        if others:
-            return None
-        return at if self.numbers is None else int(self.numbers[at])
 
     def take(self, rows: Tensor) -> tuple[Inputs, Tensor]:
         """Returns inputs and targets of rows by their indices."""

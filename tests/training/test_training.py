@@ -269,7 +269,7 @@ def test_averages_of_the_weights(options: dict[str, float]) -> None:
 # ------------------------------------------------------------------------------------------------------ divergence
 
 
-def test_divergence_names_step_layer_and_remedy_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+def test_divergence_names_step_parameter_and_remedy_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     model = make_model("linear")
 
     def poison(row: dict[str, Any], m: ibnn.IBNN) -> None:
@@ -300,10 +300,10 @@ def test_bad_targets_are_named_before_training() -> None:
         fit(make_model(), (X, y), epochs=1, batch_size=203, quiet=True)
 
 
-def test_overflow_is_traced_to_its_layer() -> None:
+def test_overflow_is_divergence() -> None:
     model = make_model("linear")
     model.net[2].weight.data.fill_(3e38)
-    with pytest.raises(ibnn.DivergedError, match=r"step 0: the loss is .*output of layer '2'"):
+    with pytest.raises(ibnn.DivergedError, match=r"step 0: the loss is (nan|inf)"):
         fit(model, (X, Y), epochs=1, batch_size=203, quiet=True)
 
 
@@ -323,8 +323,7 @@ class Pairs(Dataset[Any]):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", ["tensors", "dataset", "loader", "sampler"])
-def test_training_data_that_are_not_finite_are_named_by_their_row(kind: str, value: float) -> None:
-    """Of more than 500 rows a tenth is held out: rows are numbered as they were given all the same."""
+def test_training_data_that_are_not_finite_are_named(kind: str, value: float) -> None:
     x, y = X.repeat(3, 1), Y.repeat(3)
     row = int(torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[300])  # not held out with seed 0
     x[row, 2] = value
@@ -334,9 +333,8 @@ def test_training_data_that_are_not_finite_are_named_by_their_row(kind: str, val
     if kind == "sampler":
         data = DataLoader(data, batch_size=16, sampler=WeightedRandomSampler([1.0] * len(x), len(x), replacement=False))
     model = make_model("linear")
-    with pytest.raises(
-        ValueError, match=rf"`train` to be .*, but got (NaN|inf).* in row {row}\. Clean or drop that row\."
-    ):
+    place = f"row {row}" if kind == "tensors" else "the batch of step"
+    with pytest.raises(ValueError, match=rf"`train` to be .*, but got (NaN|inf).* in {place}"):
         fit(model, data, epochs=1, batch_size=16, quiet=True)
     x[row, 2] = 0.0
     fit(model, (x, y), epochs=1, quiet=True)  # gradients of the failed run are not in the way
@@ -668,7 +666,7 @@ def test_trackers_write_to_the_run_folder(tmp_path: Path) -> None:
 def test_a_gradient_whose_norm_overflows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every gradient may be finite where the norm of all is not."""
     monkeypatch.setattr("accelerate.Accelerator.clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
-    with pytest.raises(ibnn.DivergedError, match="the gradient's norm overflows"):
+    with pytest.raises(ibnn.DivergedError, match="the gradient's norm is inf"):
         fit(make_model("linear"), (X, Y), steps=2, batch_size=203, quiet=True)
 
 
@@ -678,24 +676,6 @@ def test_infinity_in_validation_data_is_found_before_the_first_step() -> None:
     with pytest.raises(ValueError, match="`valid` to be free of infinity, but got infinity in row 3"):
         fit(model, (X, Y), (x, Y[:40]), **OPTIONS)
     assert int(model.examples) == 0
-
-
-def test_a_row_is_not_named_where_a_sampler_decides() -> None:
-    class Own(torch.utils.data.Sampler[int]):
-        def __init__(self) -> None:
-            self.generator = torch.Generator().manual_seed(0)
-
-        def __len__(self) -> int:
-            return len(X)
-
-        def __iter__(self) -> Any:
-            return iter(torch.randperm(len(X), generator=self.generator).tolist())
-
-    x = X.clone()
-    x[37] = math.nan
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, Y), batch_size=16, sampler=Own())
-    with pytest.raises(ValueError, match=r"NaN or infinity in row \d+ of batch"):
-        fit(make_model(), loader, **(OPTIONS | {"beta": 1.0}))
 
 
 def test_the_doctor_fails_no_run_of_a_likelihood_of_your_own() -> None:

@@ -11,13 +11,13 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, ProjectConfiguration
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ibnn.batches import Worker
 from ibnn.errors import complaint
 from ibnn.inputs import tree_map
-from ibnn.training.precision import bf16_fault
-from ibnn.training.recipe import NOISE_LR, Recipe
+from ibnn.training.recipe import NOISE_LR, Recipe, optimiser_class
 from ibnn.training.sharding import is_sharded
 from ibnn.training.trainable import Trainable
 
@@ -46,22 +46,17 @@ class Engine:
             log_with=list(recipe.trackers) or None,
             project_config=ProjectConfiguration(project_dir=str(folder)) if folder else None,
         )
+        self.worker, fault = Worker(self.accelerator.process_index, self.accelerator.num_processes), ""
         if self.accelerator.distributed_type == DistributedType.FSDP:
-            self.close()
-            raise ValueError(
-                complaint("accelerate", "launched without FSDP", "FSDP", "Call ibnn.training.shard(model).")
-            )
-        self.worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
-        self.device = device if alone and device is not None else self.accelerator.device
-        self.main = self.accelerator.is_main_process
-        on_cpu = self.device.type == "cpu"
-        self._plain_steps = on_cpu and recipe.precision == "no"
-        fault = bf16_fault() if recipe.precision == "bf16" and on_cpu else ""
+            fault = complaint("accelerate", "launched without FSDP", "FSDP", "Call ibnn.training.shard(model).")
         if rows < self.worker.world:
             fault = complaint("train", "at least a row for each worker", rows, "Use fewer workers.")
         if fault:
             self.close()
             raise ValueError(fault)
+        self.device = device if alone and device is not None else self.accelerator.device
+        self.main = self.accelerator.is_main_process
+        self._plain_steps = self.device.type == "cpu" and recipe.precision == "no"
         if recipe.trackers:
             self.accelerator.init_trackers("ibnn")
 
@@ -119,13 +114,34 @@ def make_optimisers(model: Trainable, recipe: Recipe) -> list[Optimizer]:
     others = [group for group in groups if group["name"] != "latents"]
     made: list[Optimizer] = []
     for kind, part in ((recipe.optimiser, others), (recipe.latent_optimiser, latents)):
-        if part and kind == "sgd":
-            made.append(SGD(part, momentum=recipe.momentum, nesterov=recipe.momentum > 0))
-        elif part:  # on the CPU the AdamW that updates a tensor in one pass, which costs half the time of small ones
+        options: dict[str, Any] = {}
+        if kind == "sgd":
+            options = {"momentum": recipe.momentum, "nesterov": recipe.momentum > 0}
+        if kind == "adam":  # on the CPU the one that updates a tensor in one pass: half the time of small tensors
             parameters = [parameter for group in part for parameter in group["params"]]
             plain = all(type(p.data) is torch.Tensor and p.device.type == "cpu" for p in parameters)
-            made.append(AdamW(part, fused=True if plain else None))
+            options = {"fused": True if plain else None}
+        if part:
+            made.append(optimiser_class(kind)(part, **options))
     return made
+
+
+def trace_rates(scheduler: Any, recipe: Recipe, total: int) -> list[float]:
+    """Returns the learning rates that a scheduler sets, one for each step of a run."""
+    optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=recipe.lr, momentum=0.9)
+    made, rates = scheduler(optimiser), []
+    if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
+        expected, remedy = (
+            "a function of an optimiser that returns a scheduler of steps",
+            "Pass another, or patience=5.",
+        )
+        raise TypeError(complaint("scheduler", expected, type(made).__name__, remedy))
+    for step in range(total):
+        if step:
+            optimiser.step()
+            made.step()
+        rates.append(float(optimiser.param_groups[0]["lr"]))
+    return rates
 
 
 def rates_at(t: float, recipe: Recipe) -> dict[str, float]:

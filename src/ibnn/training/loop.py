@@ -4,7 +4,8 @@ Everything random in a step is a pure function of (seed, step): order, dropout, 
 moment and resumed from a checkpoint ends with the same bits as one that was not.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ibnn import check
 from ibnn.batches import Share
@@ -24,8 +27,8 @@ from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.objective import ELBO
 from ibnn.training.averaging import estimate_statistics
 from ibnn.training.data import HeldOut, Split, choose_units, count_targets, read_data
-from ibnn.training.divergence import Guard
-from ibnn.training.engine import Engine, make_optimisers, rates_at, set_rates
+from ibnn.training.divergence import refuse_divergence
+from ibnn.training.engine import Engine, make_optimisers, rates_at, set_rates, trace_rates
 from ibnn.training.history import Callback, History, Journal, joined, summarise
 from ibnn.training.recipe import Recipe, Schedule
 from ibnn.training.session import Session, State
@@ -50,20 +53,21 @@ def fit(  # noqa: D417  fields of the recipe are described there
     callbacks: Sequence[Callback] = (),
     n_data: int | None = None,
     novelty: bool = True,
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None,
     epochs: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
     samples: int | None = None,
-    optimiser: Literal["adam", "sgd"] | None = None,
+    optimiser: str | type[Optimizer] | None = None,
     lr: float | None = None,
     noise_lr: float | None = None,
-    latent_optimiser: Literal["adam", "sgd"] | None = None,
+    latent_optimiser: str | type[Optimizer] | None = None,
     latent_lr: float | None = None,
     undo_k: bool | None = None,
     momentum: float | None = None,
     weight_decay: float | None = None,
-    schedule: Schedule | None = None,
-    latent_schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
+    latent_schedule: Schedule | str | None = None,
     clip: float | None = None,
     latent_clip: float | None = None,
     beta: float | Literal["auto"] | None = None,
@@ -106,6 +110,8 @@ def fit(  # noqa: D417  fields of the recipe are described there
         callbacks: Functions, called as `callback(row, model)` after every row of the history.
         n_data: Number of training targets, if it cannot be counted.
         novelty: Whether `fit_novelty` is called at the end, if enough data are held out.
+        scheduler: Makes a scheduler of torch of an optimiser, such as `lambda o: OneCycleLR(o, 0.1, total_steps=500)`.
+            It is asked once, before training, for the rate of the weights at every step, which replaces `schedule`.
 
     Returns:
         The history. The model is left in eval mode: the best one with `patience`, the average with `ema` or `swa`.
@@ -124,7 +130,7 @@ def fit(  # noqa: D417  fields of the recipe are described there
     found = found.but(beta=1.0) if data.note else found
     n_data = n_data and max(round(n_data * data.train.rows / data.given), 1)
     with restored_on_error(model):
-        history = _Run(model, data, found, folder, n_data, quiet).run(resume, callbacks)
+        history = _Run(model, data, found, folder, n_data, quiet, scheduler).run(resume, callbacks)
     if novelty and data.held_out is not None:
         with whole(model):
             fit_novelty_if_possible(model, data.train, data.held_out, seed=found.seed)
@@ -167,13 +173,21 @@ class _Run:
     """One training run: Algorithm 1, and the collaborators that it calls."""
 
     def __init__(
-        self, model: Trainable, data: Split, recipe: Recipe, folder: Path | None, n_data: int | None, quiet: bool
+        self,
+        model: Trainable,
+        data: Split,
+        recipe: Recipe,
+        folder: Path | None,
+        n_data: int | None,
+        quiet: bool,
+        scheduler: Any,
     ) -> None:
         self.model, self.data, self.recipe, self.source = model, data, recipe, data.train
         self.latents = model if isinstance(model, IBNN) else None  # the same model, if it has any
         self.n_data = n_data or count_targets(model.likelihood, self.source)
         self.length = recipe.length(self.source.steps, held_out=data.held_out is not None)
         self.total = self.length.total
+        self.traced = trace_rates(scheduler, recipe, self.total) if scheduler else None
         self.engine = engine = Engine(recipe, folder, self.source.rows, next(model.net.parameters()).device)
         self.held_out = HeldOut(model, data.held_out, engine.device, recipe.seed) if data.held_out else None
         # Held-out data need whole weights on every worker; a model may be sharded:
@@ -191,7 +205,6 @@ class _Run:
         self.state = state = State(model, make_optimisers(model, recipe), steering)
         self.loss, self.steppers = engine.prepare(_Loss(model, recipe), state.optimisers)
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
-        self.guard = Guard(model, self.source, recipe, folder)
         self.session = Session(state, engine, recipe, folder, self._facts() if folder else {}, self.length)
         self.quiet = quiet or not engine.main
 
@@ -203,7 +216,7 @@ class _Run:
         if self.state.steering is None and not self.recipe.calibrate:  # else training changes it
             names += ["prior_std"]
         data = " ".join(source.fingerprint() for source in (self.source, self.data.held_out) if source is not None)
-        facts = {"examples": self.source.rows, "n_data": self.n_data, "data": data}
+        facts = {"examples": self.source.rows, "n_data": self.n_data, "data": data, "scheduler": self.traced}
         return {name: getattr(self.model, name) for name in names} | facts
 
     def run(self, resume: str, callbacks: Sequence[Callback]) -> History:
@@ -290,9 +303,10 @@ class _Run:
     def _rates(self, step: int) -> dict[str, float]:
         """Returns β and the learning rates at the middle of a step."""
         t = (step + 0.5) / self.total
+        rates = rates_at(t, self.recipe) | ({"lr": self.traced[step]} if self.traced else {})
         if self.state.steering is not None and self.latents is not None:
-            return {"beta": kl_weight(t, n_data=self.n_data, nodes=self.latents.nodes)} | rates_at(t, self.recipe)
-        return {"beta": self.recipe.beta_at(t)} | rates_at(t, self.recipe)
+            return {"beta": kl_weight(t, n_data=self.n_data, nodes=self.latents.nodes)} | rates
+        return {"beta": self.recipe.beta_at(t)} | rates
 
     def _step(self, share: Share, rates: dict[str, float]) -> list[float]:
         """Takes one step on a batch, in pieces to save memory; returns sums over its data, as `Progress.sums`."""
@@ -312,7 +326,7 @@ class _Run:
                 terms: ELBO = self.loss(x, y, weights, (piece.offset, piece.total))
                 # The loss of the whole batch is the sum over pieces and the mean over workers (DDP) of:
                 loss = terms.loss * (weight * engine.worker.world / whole if whole else 1 / len(pieces))
-                self.guard.check_loss(loss, piece, self.state.progress.step)
+                self._check_finite(loss.item(), "the loss", piece)
                 engine.accelerator.backward(loss)
             values = terms.loss.detach() * weight, terms.nll.detach() * count, terms.kl.detach() * weight
             sums.append(torch.stack(values))
@@ -334,7 +348,12 @@ class _Run:
             clip = clip_gradients if self.engine.sharded else self.engine.accelerator.clip_grad_norm_
             norm = clip(parameters, limit or float("inf"))
             if self.recipe.precision != "fp16":  # there, accelerate skips such a step
-                self.guard.check_gradient(norm, parameters, share, self.state.progress.step)
+                self._check_finite(float(norm), "the gradient's norm", share)
+
+    def _check_finite(self, value: float, what: str, share: Share) -> None:
+        if not math.isfinite(value):
+            place = self.state.progress.step, self.recipe, self.session.folder
+            refuse_divergence(self.model, share.x, f"{what} is {value}", *place)
 
     def _end_epoch(self, callbacks: Sequence[Callback]) -> None:
         """Averages, evaluates, saves, and decides whether training is finished."""

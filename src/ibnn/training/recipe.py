@@ -1,13 +1,16 @@
 """Every number of a training run, as frozen, validated data that reads and writes TOML."""
 
+import inspect
 import math
 import tomllib
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import torch
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from torch.optim import Optimizer
 
 from ibnn import check
 from ibnn.errors import complaint, did_you_mean
@@ -56,6 +59,35 @@ class Schedule(_Frozen):
         return warm * (1 - (1 - self.final) * fallen)
 
 
+def optimiser_class(name: str) -> type[Optimizer]:
+    """Returns the class of an optimiser: "adam" (AdamW), "sgd", a name in torch.optim, or "package.module:Class"."""
+    module, _, inner = name.rpartition(":")
+    name = {"adam": "AdamW", "sgd": "SGD"}.get(name, inner)
+    found = getattr(import_module(module or "torch.optim"), name, None)
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        known = [name for name, value in vars(torch.optim).items() if isinstance(value, type)]
+        hint = did_you_mean(name, known, otherwise='a class elsewhere is "package.module:Class"')
+        raise ValueError(f"'adam', 'sgd' or a class of torch.optim ({hint})")
+    if inspect.signature(found.step).parameters["closure"].default is inspect.Parameter.empty:
+        raise ValueError("one that steps without a closure")
+    return found
+
+
+def _optimiser_name(value: Any) -> Any:
+    if isinstance(value, type):
+        known = getattr(torch.optim, value.__name__, None) is value
+        value = value.__name__ if known else f"{value.__module__}:{value.__qualname__}"
+    if isinstance(value, str):
+        optimiser_class(value)
+    return value
+
+
+OptimiserName = Annotated[str, BeforeValidator(_optimiser_name)]
+ScheduleOrKind = Annotated[
+    Schedule, BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value)
+]
+
+
 class Length(NamedTuple):
     """How long a run trains."""
 
@@ -81,12 +113,14 @@ class Recipe(_Frozen):
     batch_size: int = Field(128, ge=1)  #: B, examples per step over all workers together.
     samples: int = Field(1, ge=1)  #: S, copies of every example, each with its own draw.
 
-    optimiser: Literal["adam", "sgd"] = "adam"  #: Optimiser of the weights, AdamW or SGD with Nesterov momentum.
+    #: Optimiser of the weights: "adam" (AdamW), "sgd" (with Nesterov momentum), a class of torch.optim or its name, or
+    #: "package.module:Class". It has its own defaults, besides learning rate and weight decay.
+    optimiser: OptimiserName = "adam"
     lr: float = Field(1e-3, gt=0)  #: Learning rate of the weights, λ0.
     #: Learning rate of the likelihood's own parameters (log σ of learnt Gaussian noise) on the schedule of `lr`;
     #: default 0.02, or `lr` if that is larger. At a rate made for weights log σ would crawl.
     noise_lr: float | None = Field(None, gt=0)
-    latent_optimiser: Literal["adam", "sgd"] = "adam"  #: Optimiser of the latents.
+    latent_optimiser: OptimiserName = "adam"  #: Optimiser of the latents, likewise.
     #: Learning rate of the latents, λ1. One value serves any number of components (see `undo_k`).
     latent_lr: float = Field(1e-2, ge=0)
     #: Multiplies the latents' gradient by K, by which the mean over the batch divides it. The paper does not, and needs
@@ -94,8 +128,9 @@ class Recipe(_Frozen):
     undo_k: bool = True
     momentum: float = Field(0.9, ge=0, lt=1)  #: Momentum of "sgd".
     weight_decay: float = Field(0.0, ge=0)  #: Weight decay of the weights alone.
-    schedule: Schedule = Schedule(kind="linear", warmup=0.02)  #: Schedule of `lr`.
-    latent_schedule: Schedule = Schedule()  #: Schedule of `latent_lr`.
+    #: Schedule of `lr`; "cosine", "linear" and "constant" stand for `Schedule(kind=…)`.
+    schedule: ScheduleOrKind = Schedule(kind="linear", warmup=0.02)
+    latent_schedule: ScheduleOrKind = Schedule()  #: Schedule of `latent_lr`, likewise.
     clip: float = Field(1.0, ge=0)  #: Largest gradient norm of the weights; 0 for no limit.
     latent_clip: float = Field(1.0, ge=0)  #: Largest gradient norm of the latents; 0 for no limit.
 
