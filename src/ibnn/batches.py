@@ -6,13 +6,13 @@ its share of every batch. So the batches are the same for any number of workers,
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from ibnn.errors import complaint
@@ -120,6 +120,14 @@ class Source:
             digest.update(ctypes.string_at(part.data_ptr(), part.numel() * part.element_size()))
         return digest.hexdigest()
 
+    def shared(self, other: "Source") -> float:
+        """Returns the share of (about 64) rows of other data that these have too; 0 where that cannot be compared."""
+        (mine, rows), (theirs, chosen) = map(_members, (self.data, other.data))
+        if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and mine[0].shape == theirs[0].shape:
+            theirs = theirs[torch.linspace(0, len(theirs) - 1, min(len(theirs), SAMPLED)).long()]
+            return float(torch.isin(_keys(theirs), _keys(mine).to(theirs.device)).float().mean())
+        return len({*rows} & {*chosen}) / len(chosen) if mine is theirs and chosen else 0.0
+
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
         """Returns this worker's shares of an epoch's batches, from batch `first` on."""
         if self.whole:
@@ -184,6 +192,25 @@ class Source:
                 yield Share(slice_rows(x, part, rows), y[part], part.start, rows)
 
 
+def _members(data: Any) -> tuple[Any, Sequence[int]]:
+    """Returns the inputs of tensors, or the Dataset of which data are a subset and their rows in it."""
+    if isinstance(data, tuple | TensorDataset):
+        return next(tensors(data[0] if isinstance(data, tuple) else data.tensors), None), ()
+    rows: Sequence[int] = range(len(data)) if isinstance(data, Sized) else ()
+    while isinstance(data, Subset):
+        data, rows = data.dataset, [data.indices[row] for row in rows]
+    return data, rows
+
+
+def _keys(x: Tensor) -> Tensor:
+    """Returns an integer for each row that depends on up to 64 of its values."""
+    flat = x.flatten(1) if x.dim() > 1 else x[:, None]
+    columns = torch.linspace(0, flat.shape[1] - 1, min(flat.shape[1], 64), device=x.device).long()
+    factors = 2 * torch.arange(len(columns), device=x.device) + 0x1E3779B97F4A7C15
+    parts = (part[:, columns].double().view(torch.int64) * factors for part in flat.split(2**16))
+    return torch.cat([part.sum(1) for part in parts])
+
+
 def as_source(
     data: Any,
     *,
@@ -193,10 +220,15 @@ def as_source(
     shuffled: bool = True,
     pack: Pack | None = None,
 ) -> Source:
-    """Reads a Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays (None: in one batch)."""
+    """Reads a Dataset, a DataLoader, a list of dicts, or a pair (inputs, targets) of tensors or arrays.
+
+    A `batch_size` of None takes a pair as one batch.
+    """
     if isinstance(data, DataLoader):
         return replace(_from_loader(data, name, shuffled), pack=pack)
-    if isinstance(data, tuple | list) and len(data) == 2:
+    if dicts := isinstance(data, list) and len(data) > 0 and all(isinstance(row, Mapping) for row in data):
+        data = [{key: torch.as_tensor(as_tensors(value)) for key, value in row.items()} for row in data]
+    if isinstance(data, tuple | list) and len(data) == 2 and not dicts:
         x, y = _numbers(data[0], name, "inputs"), _numbers(data[1], name, "targets")
         y = pack(y) if pack is not None and isinstance(y, Mapping) else y
         if not isinstance(y, Tensor) or y.dim() == 0:
@@ -207,13 +239,15 @@ def as_source(
             got = f"{rows} inputs and {len(y)} targets"
             raise ValueError(complaint(name, "as many inputs as targets", got, "Pass (x, y) of equal length."))
         return Source((x, y), len(y), min(batch_size or len(y), len(y)), shuffled, whole=batch_size is None)
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and isinstance(data, Sized):
+    if dicts or (isinstance(data, Dataset) and not isinstance(data, IterableDataset) and isinstance(data, Sized)):
         if len(data) == 0:
             raise ValueError(complaint(name, "at least one example", "an empty dataset", "Pass data."))
         size, loading = min(batch_size or len(data), len(data)), (("num_workers", workers),)
         return Source(data, len(data), size, shuffled, loading=loading, pack=pack)
-    expected, got = "a Dataset, a DataLoader or a pair (x, y)", type(data).__name__
-    raise TypeError(complaint(name, expected, got, "Wrap it in a DataLoader."))
+    expected, got = "a Dataset, a DataLoader, a list of dicts or a pair (x, y)", type(data).__name__
+    alone = isinstance(data, Tensor) or hasattr(data, "__array__")
+    remedy = f"Pass inputs and targets as a pair: {name}=(x, y)." if alone else "Wrap it in a DataLoader."
+    raise TypeError(complaint(name, expected, got, remedy))
 
 
 def _numbers(data: Any, name: str, what: str) -> Any:

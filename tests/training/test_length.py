@@ -133,7 +133,7 @@ def test_validating_on_the_training_rows_is_warned_about(caplog: pytest.LogCaptu
     for valid in ((x, y), (x.clone(), y.clone())):
         caplog.clear()
         fit(make(), (x, y), valid, epochs=1, quiet=True, novelty=False)
-        assert "`valid` has the rows of `train`" in caplog.text
+        assert "`valid` shares rows with `train`" in caplog.text
     caplog.clear()
     fit(make(), (x, y), rows(60, seed=1), epochs=1, quiet=True, novelty=False)
     assert not caplog.text

@@ -1,3 +1,6 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -61,3 +64,109 @@ def test_updates_in_one_pass_are_those_of_torch_s_loop() -> None:
         ended.append(model.state_dict())
     for name, value in ended[0].items():
         torch.testing.assert_close(value, ended[1][name], rtol=1e-5, atol=1e-6)
+
+
+class Halving(torch.optim.SGD):
+    """An optimiser of one's own, with a plain number in its state."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["steps"] = self.state[p].get("steps", 0) + 1
+
+
+X, Y = torch.randn(96, 4, generator=torch.Generator().manual_seed(0)), torch.arange(96) % 3
+
+
+def trained(folder: Path | None = None, stop: int = 0, **options: Any) -> ibnn.IBNN:
+    """Trains for twelve steps; `stop` interrupts it first, after as many evaluations."""
+    torch.manual_seed(0)
+    model = ibnn.convert(nn.Linear(4, 3), components=2, seed=0)
+
+    def interrupt(row: dict[str, Any], model: Any) -> None:
+        if row["epoch"] == stop:
+            raise KeyboardInterrupt
+
+    fixed: dict[str, Any] = {"epochs": 4, "batch_size": 32, "beta": 1.0, "quiet": True, "run_dir": folder}
+    if stop:
+        with pytest.raises(KeyboardInterrupt):
+            ibnn.fit(model, (X, Y), **fixed, callbacks=[interrupt], checkpoint_every=2, **options)
+        return trained(folder, **options, checkpoint_every=2)
+    model.history = ibnn.fit(model, (X, Y), **fixed, **options)  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "name"),
+    [
+        (torch.optim.RMSprop, "RMSprop"),
+        ("NAdam", "NAdam"),
+        (Halving, f"{__name__}:Halving"),
+        ("Adafactor", "Adafactor"),
+    ],
+)
+def test_any_optimiser_is_kept_by_name_and_resumed_exactly(optimiser: Any, name: str, tmp_path: Path) -> None:
+    recipe = Recipe(optimiser=optimiser, latent_optimiser=optimiser)
+    assert recipe.optimiser == name
+    assert Recipe.from_toml(recipe.to_toml()) == recipe
+    found = trained(tmp_path, stop=3, optimiser=optimiser)
+    expected = trained(optimiser=name, checkpoint_every=2)
+    for key, value in expected.state_dict().items():
+        assert torch.equal(value, found.state_dict()[key]), key
+    assert not torch.equal(found.net.weight, trained().net.weight)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.optim.LBFGS, "closure"),
+        ("LBFGS", "closure"),
+        ("rmsprop", "Did you mean 'RMSprop'"),
+        ("lr_scheduler", "torch.optim"),
+        (nn.Linear, "torch.optim"),
+        (3, "string"),
+    ],
+)
+def test_optimisers_that_cannot_train(value: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"`optimiser`.*{words}"):
+        Recipe(optimiser=value)
+    with pytest.raises(ImportError, match="nowhere"):
+        Recipe(optimiser="nowhere:Class")
+
+
+def test_schedules_by_name() -> None:
+    for kind in ("constant", "linear", "cosine"):
+        recipe = Recipe(schedule=kind, latent_schedule=kind)
+        assert recipe.schedule == recipe.latent_schedule == Schedule(kind=kind)  # type: ignore[arg-type]
+        assert Recipe.from_toml(f"schedule = '{kind}'").schedule == recipe.schedule
+    with pytest.raises(ValueError, match=r"`schedule.kind`.*'cosin'"):
+        Recipe(schedule="cosin")
+    assert trained(schedule="constant").history["lr"] == [1e-3] * 4  # type: ignore[attr-defined]
+
+
+def one_cycle(optimiser: Any) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=0.1, total_steps=12)
+
+
+def test_a_scheduler_is_traced_before_training(tmp_path: Path) -> None:
+    optimiser = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=1e-3)
+    scheduler, rates = one_cycle(optimiser), []
+    for _ in range(12):
+        rates.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        scheduler.step()
+    expected = trained(scheduler=one_cycle, checkpoint_every=2)
+    assert expected.history["lr"] == pytest.approx(rates[2::3])  # type: ignore[attr-defined]
+    assert expected.history["latent_lr"] == [1e-2] * 4  # type: ignore[attr-defined]
+    found = trained(tmp_path, stop=3, scheduler=one_cycle)
+    assert torch.equal(found.net.weight, expected.net.weight)
+    with pytest.raises(ValueError, match="scheduler"):
+        trained(tmp_path, checkpoint_every=2)
+
+
+def test_schedulers_that_cannot_be_traced() -> None:
+    with pytest.raises(TypeError, match=r"`scheduler`.*ReduceLROnPlateau"):
+        trained(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)
+    with pytest.raises(TypeError, match="`scheduler`"):
+        trained(scheduler=lambda optimiser: 0.1)

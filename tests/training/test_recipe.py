@@ -25,7 +25,7 @@ from ibnn import Recipe, Schedule
         ({"lr": "fast"}, r"`lr` to be a valid number, but got 'fast' \(str\)"),
         ({"lr": -1.0}, r"`lr` to be greater than 0, but got -1.0"),
         ({"epochs": 1.5}, r"`epochs` to be a valid integer"),
-        ({"optimiser": "lion"}, r"`optimiser` to be 'adam' or 'sgd'"),
+        ({"optimiser": "lion"}, r"`optimiser` to be 'adam', 'sgd' or"),
         ({"epochs": 3, "steps": 4}, "Give epochs or steps, not both"),
         ({"ema": 0.9, "swa": 0.5}, "Give one of ema, swa and patience"),
         ({"ema": 0.9, "patience": 3}, "Give one of ema, swa and patience"),

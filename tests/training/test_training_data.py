@@ -126,3 +126,89 @@ def test_targets_are_counted_in_tensors_and_guessed_from_the_first_batch() -> No
     assert count_targets(likelihood, as_source(data, batch_size=8)) == 60
     ordered = as_source(TensorDataset(*data), batch_size=8, shuffled=False)
     assert count_targets(likelihood, ordered) == 120  # the first batch ignores none
+
+
+def learn(train: Any, valid: Any = None, **options: Any) -> ibnn.IBNN:
+    torch.manual_seed(0)
+    model = ibnn.convert(nn.Linear(4, 3), components=2, seed=0)
+    ibnn.fit(model, train, valid, steps=2, beta=1.0, quiet=True, **options)
+    return model
+
+
+def test_a_pair_is_asked_for() -> None:
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    for call in (learn, lambda *data: ibnn.calibrate(ibnn.convert(nn.Linear(4, 3), seed=0), *data)):
+        for data in ((x, y), (x.numpy(), y.numpy())):
+            with pytest.raises(TypeError, match=r"as a pair: .*\(x, y\)"):
+                call(*data)
+    with pytest.raises(TypeError, match=r"as a pair: .*\(x, y\)"):
+        ibnn.calibrate(ibnn.convert(nn.Linear(4, 3), seed=0), x)
+
+
+@pytest.mark.parametrize("rows", [2, 60])
+def test_a_list_of_dicts_is_a_dataset(rows: int) -> None:
+    class Named(nn.Linear):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return super().forward(features)
+
+    x, y = torch.randn(rows, 4), torch.arange(rows) % 3
+    kinds: list[Any] = [
+        [{"features": a, "labels": int(b)} for a, b in zip(x, y, strict=True)],
+        [{"features": a.tolist(), "labels": b} for a, b in zip(x, y, strict=True)],
+        [{"features": a.numpy(), "labels": b} for a, b in zip(x, y, strict=True)],
+    ]
+    found = []
+    for data in ({"features": x}, y), *kinds:
+        torch.manual_seed(0)
+        model = ibnn.convert(Named(4, 3), components=2, seed=0)
+        ibnn.fit(model, data, steps=2, beta=1.0, quiet=True)
+        found.append(model.net.weight)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_shared_rows_are_told_before_training(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = torch.randn(300, 4), torch.arange(300) % 3
+    whole = TensorDataset(x, y)
+    plain = [(x[row], y[row]) for row in range(300)]
+
+    class Rows(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 300
+
+        def __getitem__(self, row: int) -> Any:
+            return plain[row]
+
+    rows = Rows()
+    overlapping: list[Any] = [
+        ((x, y), (x[:100], y[:100])),
+        ((x[:200], y[:200]), (x[150:], y[150:])),
+        (whole, whole),
+        (whole, TensorDataset(x[:50], y[:50])),
+        (rows, Subset(rows, range(50))),
+        (Subset(rows, range(200)), Subset(rows, range(150, 300))),
+    ]
+    for train, valid in overlapping:
+        caplog.clear()
+        learn(train, valid)
+        assert caplog.text.count("`valid` shares rows with `train`") == 1
+    caplog.clear()
+    for train, valid in (
+        ((x[:200], y[:200]), (x[200:], y[200:])),
+        (Subset(rows, range(200)), Subset(rows, range(200, 300))),
+        (whole, (torch.randn(100, 4), y[:100])),
+    ):
+        learn(train, valid)
+    assert not caplog.text
+
+
+def test_probabilities_for_logits_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Softmaxed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).softmax(-1)
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    ibnn.fit(ibnn.convert(Softmaxed(4, 3), components=2, seed=0), (x, y), (x[:50] + 1, y[:50]), steps=2, quiet=True)
+    assert caplog.text.count("returns probabilities") == 1
+    caplog.clear()
+    learn((x, y))
+    assert not caplog.text

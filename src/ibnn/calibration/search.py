@@ -53,7 +53,7 @@ RANKED = 5000  # most rows that novelty is fitted with
 def calibrate(
     model: IBNN,
     valid: Any,
-    *,
+    *targets: Any,
     samples: int = 5,
     seed: int = 0,
     temperature: bool = True,
@@ -74,6 +74,7 @@ def calibrate(
         model: What `ibnn.convert` made of the network.
         valid: Held-out data that the weights were not trained on, as `fit` takes it: a pair (x, y), a Dataset or a
             DataLoader. Held in memory with outputs from all draws of an answer: for dense outputs pass few rows.
+        *targets: Nothing: inputs and targets come as a pair.
         samples: Draws per component of later answers, as passed to `predict`; sets `model.eval_samples`.
         seed: Decides the draws; sets `model.eval_seed`.
         temperature: False leaves the temperature at 1 and takes the scale of the lowest NLL.
@@ -94,6 +95,8 @@ def calibrate(
         if hasattr(model, "each_draw"):  # an ensemble or a baseline
             remedy = "Its temperature alone: ibnn.baselines.scale_temperature(model, valid)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
+    if targets:
+        raise TypeError(complaint("valid", "one argument", "two", "Pass inputs and targets as a pair: (x, y)."))
     require_mixture(model)
     check_options(samples, seed, batch_size)
     with generators_restored():

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -41,17 +42,21 @@ def paths(folder: Path) -> list[Path]:
 
 
 def pack_optimiser(optimiser: Optimizer, prefix: str) -> tuple[dict[str, Tensor], list[Any]]:
-    """Returns an optimiser's state as named tensors, and its groups."""
-    states = optimiser.state_dict()["state"].items()
-    tensors = {f"{prefix}/{number}/{name}": t for number, entries in states for name, t in entries.items()}
+    """Returns an optimiser's state as named tensors (plain numbers as "name#"), and its groups."""
+    tensors = {}
+    for number, entries in optimiser.state_dict()["state"].items():
+        for name, value in entries.items():
+            mark = "" if isinstance(value, Tensor) else "#"
+            dtype = torch.float64 if isinstance(value, float) else None
+            tensors[f"{prefix}/{number}/{name}{mark}"] = torch.as_tensor(value, dtype=dtype)
     return tensors, optimiser.state_dict()["param_groups"]
 
 
 def unpack_optimiser(optimiser: Optimizer, prefix: str, tensors: Mapping[str, Tensor], groups: list[Any]) -> None:
     """Restores what `pack_optimiser` took."""
-    state: dict[int, dict[str, Tensor]] = {}
+    state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
         if key.startswith(f"{prefix}/"):
             _, number, name = key.split("/", 2)
-            state.setdefault(int(number), {})[name] = value
+            state.setdefault(int(number), {})[name.rstrip("#")] = value.item() if name.endswith("#") else value
     optimiser.load_state_dict({"state": state, "param_groups": groups})

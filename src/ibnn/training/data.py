@@ -14,7 +14,7 @@ from ibnn.errors import complaint
 from ibnn.generators import generators_restored, seed_generators
 from ibnn.inputs import batch_length, check_rows, tree_map
 from ibnn.layers.explain import explaining_shapes
-from ibnn.likelihood import Likelihood
+from ibnn.likelihood import Categorical, Likelihood, own_activation
 from ibnn.prediction import draws, predict, refuse_nan
 from ibnn.training.recipe import Recipe
 from ibnn.training.trainable import Trainable
@@ -23,13 +23,15 @@ log = logging.getLogger("ibnn")
 
 MIN_TRAIN_ROWS = 500  # of fewer training examples none are held out
 MIN_HELD_OUT, MAX_HELD_OUT = 100, 5000  # with fewer held-out examples the noise is not steered
+SHARED = 0.1  # of the validation rows may be among the training rows by chance
 UNITS_ROWS = 1000  # training examples whose targets decide the units of outputs
 
 
-def check_data(model: Trainable, source: Source, name: str, *, held_out: bool) -> None:
+def check_data(model: Trainable, source: Source, name: str, *, held_out: bool) -> Tensor:
     """Raises if the network cannot take the inputs, or the likelihood the targets, of the argument of this name.
 
-    Tensors and held-out data are checked as a whole; of training data that have to be loaded, the first batch.
+    Tensors and held-out data are checked as a whole; of training data that have to be loaded, the first batch. Returns
+    a draw of outputs for that.
     """
     device, output, rows, shapes = next(model.parameters()).device, None, 0, set[torch.Size]()
     with generators_restored(), torch.no_grad():
@@ -47,13 +49,15 @@ def check_data(model: Trainable, source: Source, name: str, *, held_out: bool) -
             if isinstance(source.data, tuple):
                 refuse_nan(source.data[0], argument=name, infinity=True)
                 model.likelihood.check(output, source.data[1].to(device))
-                return
+                return output
             model.likelihood.check(output, y)
-            if not held_out:  # NaN in a later batch is found, with its row, when the loss is not finite
-                return
+            if not held_out:  # NaN in a later batch is found when the loss is not finite
+                return output
             if name == "valid":
                 refuse_nan(x, rows, name, infinity=True)
             rows += share.total
+    assert output is not None, "no data are empty"
+    return output
 
 
 class Split(NamedTuple):
@@ -73,13 +77,17 @@ def read_data(model: Trainable, train: Any, valid: Any, recipe: Recipe) -> Split
         source = as_source(train, batch_size=recipe.batch_size, **options)
     if valid is not None and not isinstance(valid, Source):
         held_out = as_source(valid, batch_size=256, name="valid", shuffled=False, **options)
+        if source.shared(held_out) > SHARED or (
+            held_out.rows == source.rows and held_out.fingerprint() == source.fingerprint()
+        ):
+            log.warning("`valid` shares rows with `train`: noise is chosen by rows that were learnt. Pass other rows.")
     if valid is None and recipe.patience:
         raise ValueError(complaint("patience", "0 without validation data", recipe.patience, "Pass valid=(x, y)."))
-    check_data(model, source, "train", held_out=False)
+    output = check_data(model, source, "train", held_out=False)
+    if source is not train and isinstance(model.likelihood, Categorical) and own_activation(model.net, output[None]):
+        log.warning("The network returns probabilities, of which the likelihood takes a softmax again: return logits.")
     if held_out is not None:
         check_data(model, held_out, "valid", held_out=True)
-        if valid is train or (held_out.rows == source.rows and held_out.fingerprint() == source.fingerprint()):
-            log.warning("`valid` has the rows of `train`: noise is chosen by rows that were learnt. Pass other rows.")
     split = Split(source, held_out, source.rows)
     if recipe.beta == "auto":
         split = hold_out(source, held_out, recipe.seed)

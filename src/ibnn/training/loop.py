@@ -4,6 +4,7 @@ Everything random in a step is a pure function of (seed, step): order, dropout, 
 moment and resumed from a checkpoint ends with the same bits as one that was not.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -100,7 +101,7 @@ def fit(  # noqa: D417  fields of the recipe are described there
 
     Args:
         model: Made by `ibnn.convert`, or a method of `ibnn.baselines`; trained in place.
-        train: A Dataset, a DataLoader, or a pair (inputs, targets) of tensors or arrays.
+        train: A Dataset, a DataLoader, a list of dicts with "labels", or a pair (inputs, targets) of tensors or arrays.
         valid: Held-out data, likewise, but never the test set; evaluated as training goes on.
         recipe: A `Recipe`, the name of one, or None for the defaults.
         run_dir: Folder for checkpoints, recipe.toml and history.csv. The same call on the same folder resumes the run;
@@ -216,7 +217,8 @@ class _Run:
         if self.state.steering is None and not self.recipe.calibrate:  # else training changes it
             names += ["prior_std"]
         data = " ".join(source.fingerprint() for source in (self.source, self.data.held_out) if source is not None)
-        facts = {"examples": self.source.rows, "n_data": self.n_data, "data": data, "scheduler": self.traced}
+        facts = {"examples": self.source.rows, "n_data": self.n_data, "data": data}
+        facts["scheduler"] = hashlib.md5(repr(self.traced).encode()).hexdigest() if self.traced else None
         return {name: getattr(self.model, name) for name in names} | facts
 
     def run(self, resume: str, callbacks: Sequence[Callback]) -> History:
