@@ -244,7 +244,7 @@ def as_source(
             raise ValueError(complaint(name, "at least one example", "an empty dataset", "Pass data."))
         size, loading = min(batch_size or len(data), len(data)), (("num_workers", workers),)
         return Source(data, len(data), size, shuffled, loading=loading, pack=pack)
-    expected, got = "a Dataset, a DataLoader, a list of dicts or a pair (x, y)", type(data).__name__
+    expected, got = "a Dataset, a DataLoader or a pair (x, y)", type(data).__name__
     alone = isinstance(data, Tensor) or hasattr(data, "__array__")
     remedy = f"Pass inputs and targets as a pair: {name}=(x, y)." if alone else "Wrap it in a DataLoader."
     raise TypeError(complaint(name, expected, got, remedy))

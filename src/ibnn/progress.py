@@ -72,8 +72,6 @@ def _draw(in_bytes: bool) -> Any:
         from rich.console import Console
     except ImportError:
         return None
-    counts = (
-        (progress.DownloadColumn(), progress.TransferSpeedColumn()) if in_bytes else (progress.MofNCompleteColumn(),)
-    )
-    columns = ("{task.description}", progress.BarColumn(20), *counts, progress.TimeRemainingColumn())
+    count = progress.DownloadColumn() if in_bytes else progress.MofNCompleteColumn()
+    columns = ("{task.description}", progress.BarColumn(20), count, progress.TimeRemainingColumn())
     return progress.Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True)

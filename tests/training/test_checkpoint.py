@@ -72,7 +72,7 @@ def test_optimisers_go_on_exactly(make: object) -> None:
     first = parameters()
     one = make(first)  # type: ignore[operator]
     step(one, first)
-    tensors, data = checkpoint.pack_optimiser(one, "o")
+    tensors, data = checkpoint.pack_optimiser(one, "o"), one.state_dict()["param_groups"]
     second = [torch.nn.Parameter(p.detach().clone()) for p in first]
     two = make(second)  # type: ignore[operator]
     checkpoint.unpack_optimiser(two, "o", {name: tensor.clone() for name, tensor in tensors.items()}, data)

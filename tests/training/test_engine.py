@@ -14,7 +14,7 @@ def test_one_worker_sums_its_own_and_is_the_main_one() -> None:
     engine = Engine(Recipe(), None, rows=3)
     try:
         assert (engine.worker, engine.main, engine.device.type) == ((0, 1), True, engine.accelerator.device.type)
-        assert engine.total((1.0, 2.0)) == engine.moved_to_main([1.0, 2.0]) == [1.0, 2.0]
+        assert engine.total((1.0, 2.0)) == engine.total([1.0, 2.0], for_main=True) == [1.0, 2.0]
         assert engine.highest(15) == 15
         inputs = engine.to_device({"x": torch.ones(2), "others": (torch.zeros(1), 3)})
         assert inputs["x"].device.type == engine.device.type

@@ -41,19 +41,19 @@ def paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.safetensors"))
 
 
-def pack_optimiser(optimiser: Optimizer, prefix: str) -> tuple[dict[str, Tensor], list[Any]]:
-    """Returns an optimiser's state as named tensors (plain numbers as "name#"), and its groups."""
+def pack_optimiser(optimiser: Optimizer, prefix: str) -> dict[str, Tensor]:
+    """Returns an optimiser's state as named tensors (plain numbers as "name#")."""
     tensors = {}
     for number, entries in optimiser.state_dict()["state"].items():
         for name, value in entries.items():
             mark = "" if isinstance(value, Tensor) else "#"
             dtype = torch.float64 if isinstance(value, float) else None
             tensors[f"{prefix}/{number}/{name}{mark}"] = torch.as_tensor(value, dtype=dtype)
-    return tensors, optimiser.state_dict()["param_groups"]
+    return tensors
 
 
 def unpack_optimiser(optimiser: Optimizer, prefix: str, tensors: Mapping[str, Tensor], groups: list[Any]) -> None:
-    """Restores what `pack_optimiser` took."""
+    """Restores what `pack_optimiser` took, and the groups."""
     state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
         if key.startswith(f"{prefix}/"):

@@ -63,11 +63,9 @@ class Engine:
     def prepare(self, loss: nn.Module, optimisers: Sequence[Optimizer]) -> tuple[nn.Module, Sequence[Any]]:
         """Returns the loss as it runs on this worker's device, and what steps in place of the optimisers."""
         self.sharded = is_sharded(loss)
+        if self.sharded and self.accelerator.mixed_precision != "no":
+            raise ValueError(complaint("precision", '"no" for a sharded model', "another", "Pass mp_policy to shard."))
         if self.sharded:
-            if self.accelerator.mixed_precision != "no":
-                raise ValueError(
-                    complaint("precision", '"no" for a sharded model', "another", "Pass mp_policy to shard.")
-                )
             return loss, optimisers
         module, *steppers = self.accelerator.prepare(loss, *optimisers)
         # The same steps without accelerate's look-ups, which take a tenth of a small network's step:
@@ -77,22 +75,16 @@ class Engine:
         """Returns tensors in nested containers on this worker's device."""
         return tree_map(lambda tensor: tensor.to(self.device), tree)
 
-    def total(self, sums: Sequence[float]) -> list[float]:
-        """Returns the sums over all workers."""
+    def total(self, sums: Sequence[float], *, for_main: bool = False) -> list[float]:
+        """Returns the sums over all workers; `for_main` leaves zeros to all but the main one."""
         if self.worker.world == 1:
             return list(sums)
         mine = torch.tensor(sums, dtype=torch.float64, device=self.device)
-        return list(self.accelerator.reduce(mine, "sum").tolist())
-
-    def moved_to_main(self, sums: Sequence[float]) -> list[float]:
-        """Returns the sums over all workers to the main one, zeros to the others."""
-        total = self.total(sums)
-        return total if self.main else [0.0] * len(total)
+        total: list[float] = self.accelerator.reduce(mine, "sum").tolist()
+        return total if self.main or not for_main else [0.0] * len(total)
 
     def highest(self, number: int) -> int:
         """Returns the largest of the workers' numbers."""
-        if self.worker.world == 1:
-            return number
         return int(self.accelerator.gather(torch.tensor([number], device=self.device)).max())
 
     def log(self, row: Mapping[str, Any]) -> None:

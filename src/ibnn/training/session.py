@@ -77,17 +77,15 @@ class State:
         """Returns it as named tensors, gathered from all workers of a sharded model, and plain data."""
         states = {"model": self.model.state_dict(), "average": self.average.state, "best": self.best.state}
         tensors: dict[str, Tensor] = {f"{kind}/{n}": value for kind, s in states.items() for n, value in s.items()}
-        facts: dict[str, Any] = {
+        for number, optimiser in enumerate(self.optimisers):
+            tensors |= checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
+        facts = {
             "progress": asdict(self.progress),
             "steering": asdict(self.steering.state) if self.steering is not None else {},
             "best": {"row": self.best.row, "waited": self.best.waited},
             "averaged": self.average.count,
-            "optimisers": [],
+            "optimisers": [optimiser.state_dict()["param_groups"] for optimiser in self.optimisers],
         }
-        for number, optimiser in enumerate(self.optimisers):
-            packed, groups = checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
-            tensors |= packed
-            facts["optimisers"].append(groups)
         return {name: gathered(tensor) for name, tensor in tensors.items()}, facts
 
     def restore(self, saved: Sealed, engine: Engine) -> None:
@@ -165,13 +163,15 @@ class Session:
         """Saves a checkpoint where one is due, and exits if a signal came."""
         progress, every = self.state.progress, self.recipe.checkpoint_every
         due = progress.step % every == 0 if every else at_epoch
-        # Several workers must stop at the same step, and rarely ask each other.
-        asks = self.folder is not None and (at_epoch or progress.step % 10 == 0)
-        stop = self.engine.highest(self.interrupts.number) if asks or self.engine.worker.world == 1 else 0
+        stop = self.interrupts.number
+        if self.engine.worker.world > 1:  # they must stop at the same step, and rarely ask each other
+            asks = self.folder is not None and (at_epoch or progress.step % 10 == 0)
+            stop = self.engine.highest(stop) if asks else 0
         now = time.monotonic()
         progress.seconds, self._since = progress.seconds + now - self._since, now
         if self.folder is not None and (due or stop or progress.finished):
-            progress.sums, progress.seen = map(self.engine.moved_to_main, (progress.sums, progress.seen))
+            sums = self.engine.total([*progress.sums, *progress.seen], for_main=True)
+            progress.sums, progress.seen = sums[:5], sums[5:]
             tensors, facts = self.state.packed() if self.engine.main or self.engine.sharded else ({}, {})
             if self.engine.main:
                 facts |= {"recipe": self.recipe.to_toml(), "facts": dict(self.facts)}
