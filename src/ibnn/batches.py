@@ -122,10 +122,12 @@ class Source:
 
     def shared(self, other: "Source") -> float:
         """Returns the share of (about 64) rows of other data that these have too; 0 where that cannot be compared."""
+        if self.sampler is not None or other.sampler is not None:
+            return 0.0
         (mine, rows), (theirs, chosen) = map(_members, (self.data, other.data))
-        if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and mine[0].shape == theirs[0].shape:
-            theirs = theirs[torch.linspace(0, len(theirs) - 1, min(len(theirs), SAMPLED)).long()]
-            return float(torch.isin(_keys(theirs), _keys(mine).to(theirs.device)).float().mean())
+        if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+            some = theirs[torch.linspace(0, len(theirs) - 1, min(len(theirs), SAMPLED)).long()]
+            return float(torch.isin(some, mine).float().mean())
         return len({*rows} & {*chosen}) / len(chosen) if mine is theirs and chosen else 0.0
 
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
@@ -193,9 +195,10 @@ class Source:
 
 
 def _members(data: Any) -> tuple[Any, Sequence[int]]:
-    """Returns the inputs of tensors, or the Dataset of which data are a subset and their rows in it."""
+    """Returns an integer for each row of tensors, or the Dataset of which data are a subset and their rows in it."""
     if isinstance(data, tuple | TensorDataset):
-        return next(tensors(data[0] if isinstance(data, tuple) else data.tensors), None), ()
+        pair = list(tensors(data if isinstance(data, tuple) else data.tensors))
+        return sum((factor * _keys(pair[place]) for factor, place in ((1, 0), (3, -1))), torch.tensor(0)), ()
     rows: Sequence[int] = range(len(data)) if isinstance(data, Sized) else ()
     while isinstance(data, Subset):
         data, rows = data.dataset, [data.indices[row] for row in rows]
@@ -204,11 +207,11 @@ def _members(data: Any) -> tuple[Any, Sequence[int]]:
 
 def _keys(x: Tensor) -> Tensor:
     """Returns an integer for each row that depends on up to 64 of its values."""
-    flat = x.flatten(1) if x.dim() > 1 else x[:, None]
+    flat = x.detach().to_dense().reshape(len(x), -1)
     columns = torch.linspace(0, flat.shape[1] - 1, min(flat.shape[1], 64), device=x.device).long()
-    factors = 2 * torch.arange(len(columns), device=x.device) + 0x1E3779B97F4A7C15
-    parts = (part[:, columns].double().view(torch.int64) * factors for part in flat.split(2**16))
-    return torch.cat([part.sum(1) for part in parts])
+    factors = 2 * torch.arange(len(columns)) + 0x1E3779B97F4A7C15
+    parts = (part[:, columns].cpu().double().view(torch.int64) for part in flat.split(2**16))
+    return torch.cat([(part * factors).sum(1) for part in parts])
 
 
 def as_source(
@@ -227,7 +230,7 @@ def as_source(
     if isinstance(data, DataLoader):
         return replace(_from_loader(data, name, shuffled), pack=pack)
     if dicts := isinstance(data, list) and len(data) > 0 and all(isinstance(row, Mapping) for row in data):
-        data = [{key: torch.as_tensor(as_tensors(value)) for key, value in row.items()} for row in data]
+        data = [{key: _numbers(value, name, f"values of {key!r}", _row) for key, value in row.items()} for row in data]
     if isinstance(data, tuple | list) and len(data) == 2 and not dicts:
         x, y = _numbers(data[0], name, "inputs"), _numbers(data[1], name, "targets")
         y = pack(y) if pack is not None and isinstance(y, Mapping) else y
@@ -250,13 +253,17 @@ def as_source(
     raise TypeError(complaint(name, expected, got, remedy))
 
 
-def _numbers(data: Any, name: str, what: str) -> Any:
+def _row(value: Any) -> Tensor:
+    return torch.as_tensor(as_tensors(value))
+
+
+def _numbers(data: Any, name: str, what: str, read: Callable[[Any], Any] = as_tensors) -> Any:
     """Returns arrays as tensors; raises if they hold no numbers."""
     try:
-        return as_tensors(data)
+        return read(data)
     except (TypeError, ValueError) as error:  # of strings, of objects
         remedy = "Number the classes from 0." if what == "targets" else "Turn categories into numbers, row by row."
-        raise TypeError(complaint(name, f"a pair (x, y) whose {what} are numbers", str(error), remedy)) from error
+        raise TypeError(complaint(name, f"data whose {what} are numbers", str(error), remedy)) from error
 
 
 def _from_loader(loader: DataLoader[Any], name: str, shuffled: bool) -> Source:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fit_job import make_data, make_net
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
 
 import ibnn
 from ibnn.batches import Source, as_source
@@ -164,6 +164,8 @@ def test_a_list_of_dicts_is_a_dataset(rows: int) -> None:
         ibnn.fit(model, data, steps=2, beta=1.0, quiet=True)
         found.append(model.net.weight)
     assert all(torch.equal(found[0], other) for other in found[1:])
+    with pytest.raises(TypeError, match=r"`train`.*'features' are numbers"):
+        learn([{"features": "words", "labels": 1}] * rows)
 
 
 def test_shared_rows_are_told_before_training(caplog: pytest.LogCaptureFixture) -> None:
@@ -196,6 +198,8 @@ def test_shared_rows_are_told_before_training(caplog: pytest.LogCaptureFixture) 
         ((x[:200], y[:200]), (x[200:], y[200:])),
         (Subset(rows, range(200)), Subset(rows, range(200, 300))),
         (whole, (torch.randn(100, 4), y[:100])),
+        ((x, y), (x, (y + 1) % 3)),  # as of a graph whose nodes have other labels
+        *[tuple(DataLoader(rows, sampler=SubsetRandomSampler(part)) for part in (range(200), range(200, 300)))],
     ):
         learn(train, valid)
     assert not caplog.text

@@ -68,7 +68,8 @@ def optimiser_class(name: str) -> type[Optimizer]:
         known = [name for name, value in vars(torch.optim).items() if isinstance(value, type)]
         hint = did_you_mean(name, known, otherwise='a class elsewhere is "package.module:Class"')
         raise ValueError(f"'adam', 'sgd' or a class of torch.optim ({hint})")
-    if inspect.signature(found.step).parameters["closure"].default is inspect.Parameter.empty:
+    closure = inspect.signature(found.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
         raise ValueError("one that steps without a closure")
     return found
 
