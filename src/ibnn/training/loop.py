@@ -131,7 +131,7 @@ def fit(  # noqa: D417  fields of the recipe are described there
     found = found.but(beta=1.0) if data.note else found
     n_data = n_data and max(round(n_data * data.train.rows / data.given), 1)
     with restored_on_error(model):
-        history = _Run(model, data, found, folder, n_data, quiet, scheduler).run(resume, callbacks)
+        history = _Run(model, data, found, folder, n_data, scheduler).run(resume, callbacks, quiet)
     if novelty and data.held_out is not None:
         with whole(model):
             fit_novelty_if_possible(model, data.train, data.held_out, seed=found.seed)
@@ -174,14 +174,7 @@ class _Run:
     """One training run: Algorithm 1, and the collaborators that it calls."""
 
     def __init__(
-        self,
-        model: Trainable,
-        data: Split,
-        recipe: Recipe,
-        folder: Path | None,
-        n_data: int | None,
-        quiet: bool,
-        scheduler: Any,
+        self, model: Trainable, data: Split, recipe: Recipe, folder: Path | None, n_data: int | None, scheduler: Any
     ) -> None:
         self.model, self.data, self.recipe, self.source = model, data, recipe, data.train
         self.latents = model if isinstance(model, IBNN) else None  # the same model, if it has any
@@ -207,7 +200,6 @@ class _Run:
         self.loss, self.steppers = engine.prepare(_Loss(model, recipe), state.optimisers)
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
         self.session = Session(state, engine, recipe, folder, self._facts() if folder else {}, self.length)
-        self.quiet = quiet or not engine.main
 
     def _facts(self) -> dict[str, Any]:
         """Returns what besides the recipe makes a run what it is: a folder with other facts is of another run."""
@@ -221,8 +213,9 @@ class _Run:
         facts["scheduler"] = hashlib.md5(repr(self.traced).encode()).hexdigest() if self.traced else None
         return {name: getattr(self.model, name) for name in names} | facts
 
-    def run(self, resume: str, callbacks: Sequence[Callback]) -> History:
+    def run(self, resume: str, callbacks: Sequence[Callback], quiet: bool) -> History:
         """Resumes or starts, trains, and returns the history."""
+        self.quiet = quiet or not self.engine.main
         with (
             generators_restored(),
             closing(self.engine),

@@ -241,16 +241,14 @@ def to_toml(fields: dict[str, Any]) -> str:
 
 # What others call some fields, where spelling alone does not lead to them.
 _SYNONYMS = {"bs": "batch_size", "kl_weight": "beta", "kl_annealing": "beta_warmup", "entropy_weight": "gamma"}
-_SYNONYMS |= {"save_every": "checkpoint_every", "save_steps": "checkpoint_every", "ema_decay": "ema"}
-_SYNONYMS |= {"max_grad_norm": "clip", "max_norm": "clip", "gradient_clip": "clip", "gradient_clip_val": "clip"}
-_SYNONYMS |= {"moving_average": "ema", "check_val_every_n_epoch": "evaluate_every", "amp": "precision"}
-_SYNONYMS |= {"learning_rate": "lr", "rate": "lr", "step_size": "lr", "eta": "lr", "dtype": "precision"}
-_SYNONYMS |= {"early_stopping": "patience", "early_stop": "patience", "random_state": "seed", "rng_seed": "seed"}
-_SYNONYMS |= {"iterations": "steps", "max_iter": "steps", "wd": "weight_decay", "l2": "weight_decay"}
-_SYNONYMS |= {"latent_learning_rate": "latent_lr", "noise_learning_rate": "noise_lr", "max_steps": "steps"}
-_SYNONYMS |= {"gradient_accumulation": "accumulate", "gradient_accumulation_steps": "accumulate"}
-_SYNONYMS |= {"minibatch": "batch_size", "logger": "trackers", "report_to": "trackers", "log_with": "trackers"}
-_SYNONYMS |= {"decay": "weight_decay", "l2_penalty": "weight_decay"}
+_SYNONYMS |= {"save_every": "checkpoint_every", "save_steps": "checkpoint_every", "gradient_clip_val": "clip"}
+_SYNONYMS |= {"ema_decay": "ema", "moving_average": "ema", "check_val_every_n_epoch": "evaluate_every"}
+_SYNONYMS |= {"learning_rate": "lr", "rate": "lr", "step_size": "lr", "eta": "lr", "max_norm": "clip"}
+_SYNONYMS |= {"early_stopping": "patience", "random_state": "seed", "iterations": "steps", "max_steps": "steps"}
+_SYNONYMS |= {"latent_learning_rate": "latent_lr", "noise_learning_rate": "noise_lr", "minibatch": "batch_size"}
+_SYNONYMS |= {"gradient_accumulation_steps": "accumulate", "amp": "precision", "dtype": "precision"}
+_SYNONYMS |= {"logger": "trackers", "report_to": "trackers", "log_with": "trackers", "wd": "weight_decay"}
+_SYNONYMS |= {"decay": "weight_decay", "l2": "weight_decay", "l2_penalty": "weight_decay"}
 
 
 def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> str:
