@@ -4,7 +4,7 @@ from torch import nn
 
 import ibnn
 from ibnn.baselines import SWAG, Plain
-from ibnn.training.averaging import Average, Best, estimate_statistics
+from ibnn.training.averaging import Average, estimate_statistics
 
 
 def make(value: float = 0.0) -> Plain:
@@ -70,19 +70,6 @@ def test_swag_that_never_collects_keeps_its_weights_and_leaves_averaging_to_fit(
     model.net.weight.data.fill_(7.0)
     assert average.end_epoch(model, collect=False, last=True)
     assert model.net.weight[0, 0] == 1
-
-
-def test_the_best_is_kept_with_its_state_and_prior() -> None:
-    best, model = Best(), ibnn.convert(nn.Linear(2, 2), components=2, seed=0)
-    for nll, std in ((2.0, 0.3), (1.0, 0.4), (1.0, 0.5), (3.0, 0.6)):
-        model.prior_std = std
-        best.update({"valid_nll": nll}, model, keep=True)
-    assert (best.row, best.waited) == ({"valid_nll": 1.0}, 2)
-    model.load_state_dict(best.state)
-    assert model.prior_std == 0.4
-    plain = Best()
-    plain.update({"valid_nll": 2.0}, model, keep=False)
-    assert plain.state == {}
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -1,4 +1,4 @@
-"""Which weights remain at the end of training: an average of them, or those of the best evaluation.
+"""Averages of weights that replace them at the end of training.
 
 Averages are kept by name and not as a copy of the model (torch's AveragedModel), which a sharded model does not allow.
 """
@@ -39,23 +39,6 @@ class Average:
         if last and not own and self.state:
             model.load_state_dict(self.state, strict=False)
         return last and (own or bool(self.state))
-
-
-@dataclass
-class Best:
-    """The evaluation with the lowest validation NLL so far."""
-
-    row: dict[str, Any] | None = None  # of the history
-    waited: int = 0  # evaluations since
-    state: dict[str, Tensor] = field(default_factory=dict)  # the model's then, by name, if it was kept
-
-    def update(self, row: dict[str, Any], model: Trainable, *, keep: bool) -> None:
-        """Compares an evaluation with the best; `keep` copies the model's state if it is better."""
-        self.waited += 1
-        if self.row is None or row["valid_nll"] < self.row["valid_nll"]:
-            self.row, self.waited = row, 0
-            if keep:
-                self.state = {name: value.clone() for name, value in model.state_dict().items()}
 
 
 class _Call(nn.Module):

@@ -137,7 +137,11 @@ class Journal:
         row |= {"prior_std": model.prior_std} if self.state.steering is not None else {}
         if held_out is not None:
             row |= {f"valid_{name}": value for name, value in held_out.scores(session.recipe.eval_samples).items()}
-            self.state.best.update(row, model, keep=session.length.patience > 0)
+            progress.waited += 1
+            if progress.best is None or row["valid_nll"] < progress.best["valid_nll"]:
+                progress.best, progress.waited = row, 0
+                if session.length.patience:
+                    self.state.best = {name: value.clone() for name, value in model.state_dict().items()}
         progress.rows.append(row)
         text = "  ".join(f"{name} {value:.5g}" for name, value in row.items() if name != "step")
         self.say(f"[{row['step']}/{self.total}] {text}")
@@ -175,7 +179,7 @@ def summarise(journal: Journal, data: Split) -> History:
     steered = state.steering.state if state.steering is not None else SteeringState()
     history = History(
         rows=tuple(progress.rows),
-        best=state.best.row or progress.rows[-1],
+        best=progress.best or progress.rows[-1],
         stopped=progress.finished,
         summary=words,
         looks=tuple(steered.looks),

@@ -364,10 +364,10 @@ class _Run:
                 self.journal.write(epoch, self._rates(step - 1), self.held_out, callbacks)
         if last:
             state.progress.finished = "finished"
-        elif self.length.patience and step >= self.length.least and state.best.waited >= self.length.patience:
+        elif self.length.patience and step >= self.length.least and state.progress.waited >= self.length.patience:
             state.progress.finished = "patience"
-        if state.progress.finished and state.best.state:
-            self.model.load_state_dict(state.best.state)
+        if state.progress.finished and state.best:
+            self.model.load_state_dict(state.best)
         if state.progress.finished and state.steering is not None:
             with self.gathered():
                 state.steering.settle()

@@ -18,7 +18,7 @@ from ibnn.errors import complaint
 from ibnn.files.atomic import locked, write_atomically
 from ibnn.files.sealed import Sealed
 from ibnn.training import checkpoint
-from ibnn.training.averaging import Average, Best
+from ibnn.training.averaging import Average
 from ibnn.training.engine import Engine
 from ibnn.training.recipe import Length, Recipe
 from ibnn.training.sharding import gathered, sharded_like
@@ -58,6 +58,8 @@ class Progress:
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)  # over data: loss, nll, kl; their weight, their number
     seen: list[float] = field(default_factory=lambda: [0.0] * 2)  # sum of −log p, and of data, since the last look
     rows: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, Any] | None = None  # the row with the lowest validation NLL
+    waited: int = 0  # evaluations since
     finished: str = ""
     seconds: float = 0.0  # of training, over all resumed parts
 
@@ -71,18 +73,17 @@ class State:
     steering: Steering | None = None
     progress: Progress = field(default_factory=Progress)
     average: Average = field(default_factory=Average)
-    best: Best = field(default_factory=Best)
+    best: dict[str, Tensor] = field(default_factory=dict)  # state of the model at the best evaluation, if it is kept
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns it as named tensors, gathered from all workers of a sharded model, and plain data."""
-        states = {"model": self.model.state_dict(), "average": self.average.state, "best": self.best.state}
+        states = {"model": self.model.state_dict(), "average": self.average.state, "best": self.best}
         tensors: dict[str, Tensor] = {f"{kind}/{n}": value for kind, s in states.items() for n, value in s.items()}
         for number, optimiser in enumerate(self.optimisers):
             tensors |= checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
         facts = {
             "progress": asdict(self.progress),
             "steering": asdict(self.steering.state) if self.steering is not None else {},
-            "best": {"row": self.best.row, "waited": self.best.waited},
             "averaged": self.average.count,
             "optimisers": [optimiser.state_dict()["param_groups"] for optimiser in self.optimisers],
         }
@@ -98,8 +99,7 @@ class State:
         facts = saved.facts
         self.model.load_state_dict(state("model"))
         self.average = Average(engine.to_device(state("average")), facts["averaged"])
-        self.best = Best(**facts["best"], state=state("best"))
-        self.progress = Progress(**facts["progress"])
+        self.best, self.progress = state("best"), Progress(**facts["progress"])
         if self.steering is not None:
             self.steering.state = SteeringState(**facts["steering"])
         for number, (optimiser, groups) in enumerate(zip(self.optimisers, facts["optimisers"], strict=True)):
