@@ -7,6 +7,7 @@ its share of every batch. So the batches are the same for any number of workers,
 import ctypes
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -96,8 +97,9 @@ class Source:
     def fingerprint(self) -> str:
         """Returns a hash of the data: their size, all targets, and 64 rows of inputs.
 
-        The 64 rows of a Dataset are loaded twice: what differs is augmented at random and is left out, and so are the
-        targets of its other rows. Of an iterable only the length is hashed.
+        The 64 rows of a Dataset are loaded twice: what differs is augmented at random and is left out. If it does not
+        hold its targets (see `_held_targets`), those of other rows are left out, too. Of an iterable only the length is
+        hashed.
         """
         digest, parts = hashlib.blake2b(str(self.rows).encode(), digest_size=16), list[Tensor]()
         if not isinstance(self.data, DataLoader):
@@ -114,6 +116,7 @@ class Source:
                     seed_generators(self.rows)
                     loaded.append(list(tensors(alone.take(rows))))
             parts = [a for a, b in zip(*loaded, strict=True) if a.shape == b.shape and torch.equal(a, b)]
+            parts += _held_targets(self.data)
         for part in parts:
             part = part.detach().cpu().contiguous()
             digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
@@ -291,6 +294,17 @@ def _from_loader(loader: DataLoader[Any], name: str, shuffled: bool) -> Source:
 def _collate(rows: Any) -> Any:
     """Returns a batch of rows; a tuple is a batch already, made by the dataset's `__getitems__`."""
     return rows if isinstance(rows, tuple) else default_collate(rows)
+
+
+def _held_targets(data: Any) -> list[Tensor]:
+    """Returns what a Dataset, or the one that it is a part of, holds as `tensors[-1]`, `targets`, `labels` or `y`."""
+    if isinstance(data, Subset):
+        return [part[torch.as_tensor(data.indices)] for part in _held_targets(data.dataset)]
+    held, found = getattr(data, "__dict__", {}), list[Tensor]()  # no properties, which may load files
+    for part in (*held.get("tensors", ())[-1:], *(held[name] for name in ("targets", "labels", "y") if name in held)):
+        with suppress(TypeError, ValueError, RuntimeError):  # strings, objects
+            found.append(torch.as_tensor(part))
+    return [part for part in found if part.shape[:1] == (len(data),)]
 
 
 def gather(source: Source, seed: int, name: str) -> tuple[Inputs, Tensor]:

@@ -19,10 +19,11 @@ import pytest
 import torch
 from fit_job import JOB, Stop, close, make_data, make_net, run, same
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
 
 import ibnn
 from ibnn import Recipe, fit
+from ibnn.batches import as_source
 from ibnn.likelihood import Temperature, Terms
 from ibnn.training import checkpoint
 from ibnn.training.recipe import Schedule
@@ -478,6 +479,27 @@ def test_other_data_of_the_same_size_in_the_same_folder_are_refused(tmp_path: Pa
     with pytest.raises(ValueError, match=r'`run_dir` .*other data.*resume="never"'):
         fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, **OPTIONS)
     fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, resume="never", **OPTIONS)
+
+
+class Held(Dataset[Any]):
+    """Holds its targets, as the data sets of torchvision do."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.targets, self.classes = x, y.tolist(), ["a"] * len(y)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.x[row], self.targets[row]
+
+
+@pytest.mark.parametrize("wrap", [TensorDataset, Held, lambda x, y: Subset(Held(x, y), range(150))])
+def test_one_other_target_of_a_dataset_that_holds_them_is_seen(wrap: Any) -> None:
+    y = Y.clone()
+    before, again = (as_source(wrap(X, y), batch_size=16).fingerprint() for _ in range(2))
+    y[71] = (y[71] + 1) % 3  # of the 64 rows that are loaded it is none
+    assert before == again != as_source(wrap(X, y), batch_size=16).fingerprint()
 
 
 def test_checkpoints_of_a_run_whose_old_ones_are_all_damaged_are_kept(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         if not len(mean) == len(std) == channels:
             got = f"{len(mean)} and {len(std)}"
             raise ValueError(complaint("mean and std", f"{channels} numbers each", got, "Pass one for each channel."))
-        self.data, self.augment, self.flip = data, augment, flip
+        self.data, self.labels, self.augment, self.flip = data, data.labels, augment, flip
         self.mean, self.std = tuple(mean), tuple(std)
 
     def __len__(self) -> int:
