@@ -1,4 +1,7 @@
+import functools
+import gc
 import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -6,6 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 import ibnn
 
@@ -74,3 +78,16 @@ def test_modules_do_not_hide_public_functions_of_the_same_name() -> None:
         if not path.stem.startswith("__"):
             importlib.import_module(f"ibnn.{path.stem}")
     assert [name for name in ibnn.__all__ if isinstance(getattr(ibnn, name), types.ModuleType)] == ["metrics"]
+
+
+def test_caches_have_a_bound() -> None:
+    model = ibnn.convert(torch.nn.Linear(4, 3), components=2, seed=0)
+    for rows in range(1, 80):
+        model.predict(torch.zeros(rows, 4), samples=1 + rows % 40, seed=rows)
+        model.elbo(torch.zeros(rows, 4), torch.zeros(rows).long(), n_data=1000 + rows)
+    kind = type(functools.lru_cache(print))
+    caches = [f for f in gc.get_objects() if isinstance(f, kind) and f.__module__.startswith("ibnn.")]
+    assert caches
+    assert all(cache.cache_info().currsize <= 64 for cache in caches)
+    without = [c for c in caches if c.cache_info().maxsize is None]
+    assert not [c for c in without if any(p.default is p.empty for p in inspect.signature(c).parameters.values())]
