@@ -296,7 +296,7 @@ class IBNN(Shared):
 
     def _forget(self, *, answers_alone: bool = False) -> None:
         """Drops what held-out data showed: the answers are about to change, and the weights unless `answers_alone`."""
-        if self.fresh:  # else nothing is set: that is slow in a module
+        if torch.compiler.is_compiling() or self.fresh:  # setting is slow, and a graph that asks is compiled twice
             self.fresh = False
         if self.held_out is not None:
             self.held_out = None
