@@ -269,6 +269,151 @@ def tokens(device: str) -> Tensor:
 
 
 @case
+def predicted_noise(device: str) -> Tensor:
+    net, likelihood = seeded(lambda: mlp(2)), ibnn.Gaussian(noise="predicted")
+    model = ibnn.convert(net, components=3, seed=0, likelihood=likelihood).to(device)
+    return stepped(model, ROWS[:24].to(device), NUMBERS[:24].to(device))
+
+
+@case
+def standardised_targets(device: str) -> Tensor:
+    """Large targets, of which `fit` finds location and scale, then conformal intervals."""
+    y, options = 1000 * NUMBERS + 5000, {"likelihood": ibnn.Gaussian(init_std=0.5)}
+    model = ibnn.convert(seeded(lambda: mlp(1)), components=3, seed=0, **options).to(device)
+    ibnn.fit(model, (ROWS[:100], y[:100]), (ROWS[100:], y[100:]), epochs=2, batch_size=32, quiet=True)
+    ibnn.conformalize(model, (ROWS[100:], y[100:]))
+    answer = model.predict(ROWS[:9].to(device), progress=False)
+    found = (model.likelihood.location, model.likelihood.scale, answer.mean, answer.std, *answer.interval(0.8))
+    return torch.cat([part.detach().cpu().flatten() / 5000 for part in found])
+
+
+@case
+def dense_outputs(device: str) -> Tensor:
+    net = seeded(lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1)))
+    model = ibnn.convert(net, components=2, seed=0).to(device)
+    y = seeded(lambda: torch.randint(0, 4, (96, 8, 8)), 3)
+    trained = stepped(model, IMAGES[:12].to(device), y[:12].to(device))
+    ibnn.calibrate(model, (IMAGES[:48], y[:48]), progress=False)
+    ibnn.conformalize(model, (IMAGES[48:], y[48:]))
+    answer = model.predict(IMAGES[:3].to(device), progress=False)
+    return torch.cat([trained, answer.probs.cpu().flatten(), answer.set(0.8).float().cpu().flatten()])
+
+
+@case
+def draws_of_units(device: str) -> Tensor:
+    """One network of a draw, with factors of single units."""
+    model, x = ibnn.convert(seeded(cnn), components=2, seed=0).to(device), IMAGES[:5].to(device)
+    ibnn.calibrate(model, (IMAGES, LABELS), progress=False)
+    return torch.cat([model.draw(1, 2)(x), model.draw_logits(x, 3)[5] - model.draw(1, 2)(x)]).detach().cpu()
+
+
+@case
+def conformalized_by_class_and_group(device: str) -> Tensor:
+    model, groups = converted(device), torch.arange(160) % 2
+    ibnn.conformalize(model, (ROWS.to(device), CLASSES.to(device)), groups=groups)
+    answer = model.predict(ROWS[:40].to(device), progress=False)
+    sets = answer.set(0.8, by_class=True), answer.set(0.8, kind="adaptive", penalty=0.02, groups=groups[:40])
+    return torch.cat([part.float().cpu().flatten() for part in sets])
+
+
+@case
+def monitors(device: str) -> Tensor:
+    model = converted(device)
+    ibnn.fit_novelty(model, (ROWS[:80], CLASSES[:80]), (ROWS[80:], CLASSES[80:]))
+    monitor = ibnn.ShiftMonitor(model.reference.held_out_p_values())
+    answer = model.predict(2 * ROWS[:40].to(device), progress=False)
+    p, level = monitor.update(answer.p_value), ibnn.AdaptiveLevel(0.8)
+    level.update(answer.set(level.level).gather(1, CLASSES[:40, None].to(device))[:, 0])
+    return torch.cat([p.cpu(), torch.tensor([monitor.log_wealth, level.level])])
+
+
+@case
+def ensemble(device: str) -> Tensor:
+    members = [ibnn.convert(seeded(mlp, m), components=2, seed=m) for m in range(2)]
+    model = ibnn.Ensemble(members).to(device)
+    found = stepped(model, ROWS[:24].to(device), CLASSES[:24].to(device))
+    temperature = baselines.scale_temperature(model, (ROWS, CLASSES))
+    return torch.cat([found, torch.tensor([float(temperature)]), model.eval()(ROWS[:9].to(device)).detach().cpu().flatten()])
+
+
+@case
+def ensemble_of_numbers(device: str) -> Tensor:
+    model = ibnn.Ensemble([seeded(lambda: mlp(1), m) for m in range(2)], ibnn.Gaussian()).to(device)
+    return stepped(model, ROWS[:24].to(device), NUMBERS[:24].to(device))
+
+
+@case
+def swag(device: str) -> Tensor:
+    model = baselines.SWAG(seeded(mlp), rank=2).to(device)
+    ibnn.fit(model, (ROWS, CLASSES), epochs=4, swa=0.5, batch_size=32, quiet=True)
+    return model.predict(ROWS[:9].to(device), progress=False).probs.cpu()
+
+
+def distilled(device: str, whole: bool = False, likelihood: str = "categorical") -> Any:
+    net = seeded(lambda: mlp(1 if likelihood == "gaussian" else 4))
+    model = ibnn.convert(net, components=3, seed=0, init_std=0.3, likelihood=likelihood).to(device)
+    return ibnn.distil(model, ROWS, whole=whole, epochs=2, batch_size=64, progress=False)
+
+
+@case
+def distil_from_the_host(device: str) -> Tensor:
+    """Classes, the whole network and numbers; what is saved on one device answers on the other."""
+    found = []
+    for options in ({}, {"whole": True}, {"likelihood": "gaussian"}):
+        student = distilled(device, **options)
+        with tempfile.TemporaryDirectory() as folder:
+            student.save_pretrained(folder)
+            loaded = ibnn.load(folder, student.cpu().net.net).to(device)
+        answer = loaded.predict(ROWS[:9].to(device), progress=False)
+        main = answer.mean if options.get("likelihood") else answer.probs
+        found += [main.cpu().flatten(), answer.epistemic.cpu(), torch.tensor(student.report[""].kl)]
+    return torch.cat([part.flatten() for part in found])
+
+
+@case
+def generate(device: str) -> Tensor:
+    import transformers
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    config = transformers.LlamaConfig(vocab_size=30, pad_token_id=2, eos_token_id=1, bos_token_id=0, **sizes)
+    model = ibnn.convert(seeded(lambda: transformers.LlamaForCausalLM(config)), components=2, seed=0).to(device)
+    found = model.generate(torch.tensor([[3, 4, 5], [6, 7, 8]], device=device), max_new_tokens=4, samples=2)
+    return torch.cat([part.float().cpu().flatten() for part in (found.sequences, found.log_probs, found.epistemic)])
+
+
+@case
+def saved_on_the_cpu_loaded_there(device: str) -> Tensor:
+    """A calibrated model with reference and held-out labels, by file and by state dict."""
+    model, there = converted("cpu"), converted(device)
+    ibnn.calibrate(model, (ROWS, CLASSES), progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = ibnn.load(folder, seeded(mlp)).to(device)
+    there.load_state_dict(model.state_dict())
+    answers = [each.predict(ROWS[:9].to(device), progress=False) for each in (loaded, there)]
+    model.load_state_dict(there.state_dict())
+    answers.append(model.predict(ROWS[:9], progress=False))
+    return torch.cat([torch.cat([each.probs.flatten(), each.p_value]).cpu() for each in answers])
+
+
+@case
+def exported_as_onnx(device: str) -> Tensor:
+    import onnxruntime
+
+    model = converted(device)
+    ibnn.fit_novelty(model, (ROWS[:80], CLASSES[:80]), (ROWS[80:], CLASSES[80:]))
+    if device == "cpu":  # what the file should answer
+        answer = model.predict(ROWS[:9], samples=2, progress=False)
+        return torch.cat([answer.probs.flatten(), answer.p_value])
+    with tempfile.TemporaryDirectory() as folder:
+        ibnn.export(model, ROWS[:9].to(device), Path(folder, "model.onnx"), samples=2)
+        session = onnxruntime.InferenceSession(Path(folder, "model.onnx"), providers=["CPUExecutionProvider"])
+    assert next(model.parameters()).device.type == torch.device(device).type
+    found = session.run(["probabilities", "p_value"], {"x": ROWS[:9].numpy()})
+    return torch.cat([torch.as_tensor(part).flatten() for part in found])
+
+
+@case
 def estimators(device: str) -> Tensor:
     from ibnn.sklearn import IBNNClassifier, IBNNRegressor
 
@@ -332,6 +477,7 @@ def talk() -> dict[str, dict[str, int]]:
         calls: dict[str, Callable[[], Any]] = {
             "step": step,
             "predict": lambda model=model, x=x: model.predict(x, progress=False),
+            "more draws": lambda model=model, x=x: model.predict(x, samples=9, progress=False),
             "eval": lambda model=model, x=x: model.eval()(x),
         }
         for kind, call in calls.items():
@@ -339,7 +485,11 @@ def talk() -> dict[str, dict[str, int]]:
             with count() as counted:
                 call()
             found[f"{name}: {kind}"] = dict(counted)
-    return found
+    student, x = distilled(NAME), ROWS[:64].to(NAME)
+    student.predict(x, progress=False)
+    with count() as counted:
+        student.predict(x, progress=False)
+    return found | {"one pass: predict": dict(counted)}
 
 
 def main() -> None:

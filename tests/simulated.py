@@ -1,8 +1,8 @@
 """A second device without hardware: it computes on the CPU, refuses the CPU's tensors, and counts talk with the host.
 
 `Sim` wraps a tensor of the CPU. Its operations run on what it wraps. They raise where a tensor of the CPU with axes
-meets one of the device, as a GPU would. `count()` counts what would make a GPU wait: values read by the host
-(`.item()`, `bool(t)`), copies to the host, and copies to the device.
+meets one of the device, as a GPU would, and at float64, which some devices do not have. `count()` counts what would
+make a GPU wait: values read by the host (`.item()`, `bool(t)`), copies to the host, and copies to the device.
 
 A device stays registered for the life of a process, so tests run it in one of their own (`device_contract.py`).
 """
@@ -37,6 +37,7 @@ DEVICE = "sim:0"
 TALK: Counter[str] = Counter()
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default,
          torch.ops.aten.is_nonzero.default}  # fmt: skip
+INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}  # every device takes indices of the CPU
 
 
 class Sim(Tensor):
@@ -46,6 +47,8 @@ class Sim(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> "Sim":
+        if inner.dtype == torch.float64:
+            raise TypeError("the simulated device has no float64, as some devices have none")
         made: Sim = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             device=DEVICE, requires_grad=False,
@@ -109,8 +112,10 @@ def dispatched(func: Any, args: Any, kwargs: Any) -> Any:
     target = kwargs.get("device")
     copies = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
     if mixed and not copies:
+        moved = [t for t in args[1] if isinstance(t, Tensor) and not isinstance(t, Sim)] if func in INDEXING else []
+        TALK["to device"] += len(moved)
         for t in flat:
-            if not isinstance(t, Sim) and t.device.type == "cpu" and t.dim() > 0:
+            if not isinstance(t, Sim) and t.device.type == "cpu" and t.dim() > 0 and not any(t is m for m in moved):
                 raise RuntimeError(f"Expected all tensors on one device, but {func} got sim:0 and cpu {tuple(t.shape)}")
     if func in READS and mixed:
         TALK["reads"] += 1

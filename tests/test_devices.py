@@ -37,5 +37,17 @@ def test_calls_hardly_talk_with_the_host(net: str, call: str) -> None:
     assert sum(outcome()["talk"][f"{net}: {call}"].values()) <= LIMITS[call]
 
 
+@pytest.mark.skipif(device_contract.NAME != "sim", reason="only the simulated device counts")
+@pytest.mark.parametrize("net", ["convolutions", "gru", "transformer"])
+def test_a_draw_does_not_talk_with_the_host(net: str) -> None:
+    talk = outcome()["talk"]
+    assert talk[f"{net}: more draws"] == talk[f"{net}: predict"]
+
+
+@pytest.mark.skipif(device_contract.NAME != "sim", reason="only the simulated device counts")
+def test_one_pass_hardly_talks_with_the_host() -> None:
+    assert sum(outcome()["talk"]["one pass: predict"].values()) <= LIMITS["predict"]
+
+
 def test_a_step_keeps_hardly_more_than_the_plain_network() -> None:
     assert outcome()["kept"] <= 1.03

@@ -137,7 +137,7 @@ class Latent(nn.Module):
             if mean is not None:
                 self.mean.copy_(mean)
             if std is not None:
-                self.rho.copy_(inverse_softplus(std.double()))
+                self.rho.copy_(inverse_softplus(std.cpu().double()))
 
     def set_inputs(self, count: int) -> None:
         """Sets how many latents are on the layer's input, and what follows from that."""

@@ -188,7 +188,7 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
     """
     ranks = []
     for values in (a, b):
-        _, at, counts = values.double().unique(return_inverse=True, return_counts=True)
+        _, at, counts = values.cpu().double().unique(return_inverse=True, return_counts=True)
         ranks.append((counts.cumsum(0) - counts / 2)[at])
     return float(torch.corrcoef(torch.stack(ranks))[0, 1])
 
@@ -212,7 +212,7 @@ class OnePass(Plain):
         read = [Place(*place) for place in json.loads(places)]
         super().__init__(Student(net, likelihood, read, hidden, part).to(next(net.parameters()).device), likelihood)
         self._places, self._hidden = places, hidden
-        self.register_buffer("agreement", torch.full((len(read), 7), math.nan, dtype=torch.float64))
+        self.register_buffer("agreement", torch.full((len(read), 7), math.nan))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -524,7 +524,8 @@ def _judge(model: OnePass, x: Inputs, expected: list[Any], batch_size: int) -> N
         outputs, features = student.seen_in(x, batch)
         passes.append([student.packed(n, outputs[n], features[n])[0] for n in range(len(outputs))])
     for n, (theirs, packer) in enumerate(zip(expected, student.packers, strict=True)):
-        output = torch.cat([packed[n] for packed in passes]).to(theirs.epistemic.device)
+        output = torch.cat([packed[n] for packed in passes])
+        theirs = theirs.to(output.device)
         mine = packer.summarise(output[None, None])
         kl = _mean_and_error(packer.apart(output, packer.teaching(theirs)))
         rank = rank_correlation(theirs.epistemic.flatten(), mine.epistemic.flatten())
@@ -534,5 +535,5 @@ def _judge(model: OnePass, x: Inputs, expected: list[Any], batch_size: int) -> N
 
 def _mean_and_error(values: Tensor) -> list[float]:
     """Returns the mean of values (B, …), and its standard error over the rows."""
-    by_row = values.double().reshape(len(values), -1).mean(1)
+    by_row = values.cpu().double().reshape(len(values), -1).mean(1)
     return [by_row.mean().item(), by_row.std().item() / math.sqrt(len(values))]

@@ -106,11 +106,11 @@ class UnitFactors(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns x ∘ u."""
         shape, factors = x.shape[self.axis :], self.factors
-        if factors.shape != shape:
+        if factors.shape != shape or factors.dtype != x.dtype:
             with torch.inference_mode(False), torch.no_grad():
                 noise = windows(self.at.clone(), math.prod(shape)).view(shape)
-                self.factors = factors = 1 + self.std.to(torch.float64) * noise.to(torch.float64)
-        return x * factors.to(x.dtype)
+                self.factors = factors = (1 + self.std.cpu().double() * noise.cpu().double()).to(x)
+        return x * factors
 
     def _load_from_state_dict(self, *args: Any) -> None:
         """Makes the factors again, of the draw that was loaded."""

@@ -118,11 +118,12 @@ def _answers(model: IBNN, inputs: Inputs, batch_size: int | None) -> dict[str, A
     prediction: Any = model.predict(inputs, samples=2, batch_size=batch_size, progress=False, novelty=False)
     parts: list[Any] = list(prediction.heads.values()) if isinstance(prediction, JointPrediction) else [prediction]
     heads = [head for head in parts if hasattr(head, "total") and hasattr(head, "epistemic")]
-    means = [(float(head.epistemic.double().mean()), float(head.total.double().mean())) for head in heads]
+    means = [(float(part.cpu().double().mean()) for part in (head.epistemic, head.total)) for head in heads]
     share = max((epistemic / total for epistemic, total in means if total > 0), default=None)
     rows, k, likelihood, disagreement = batch_length(inputs), model.components, model.likelihood, None
     inputs = tree_map(lambda t: t.to(model.examples.device), inputs)
-    pieces = [slice_rows(inputs, part, rows) for part in torch.arange(rows).split(batch_size or rows)]
+    size = batch_size or rows
+    pieces = [slice_rows(inputs, slice(start, start + size), rows) for start in range(0, rows, size)]
     outputs = model.draw_logits(pieces[0], 1) if len(heads) == 1 else None  # several heads stand side by side
     if isinstance(likelihood, Categorical) and outputs is not None:
         outputs = outputs.movedim(likelihood.class_dim(outputs, 1), 2)
@@ -130,7 +131,7 @@ def _answers(model: IBNN, inputs: Inputs, batch_size: int | None) -> dict[str, A
         with model.evaluating():
             each = [model.outputs(piece, model.posterior().mean) for piece in pieces]  # (K, B, …)
         labels = torch.cat([part.argmax(likelihood.class_dim(part, 1)).flatten(1) for part in each], 1)
-        disagreement = sum(float((labels != one).double().mean()) for one in labels) / (k - 1)
+        disagreement = sum(float((labels != one).cpu().double().mean()) for one in labels) / (k - 1)
     return {"share": share, "disagreement": disagreement, "outputs": outputs}
 
 

@@ -211,10 +211,11 @@ def log_mean(log_probs: Tensor) -> Tensor:
 
 
 def by_row(values: Tensor) -> Tensor:
-    """Returns sums over all axes but the first, in double precision."""
-    return values.double().reshape(len(values), -1).sum(1)
+    """Returns sums over all axes but the first, in double precision on the CPU: some devices have none."""
+    return values.cpu().double().reshape(len(values), -1).sum(1)
 
 
 def as_rows(target: Tensor) -> Tensor:
-    """Returns targets (B,) or (B, outputs) as rows of outputs, in double precision; those of more axes one by one."""
-    return target.double().reshape(len(target), -1) if target.dim() <= 2 else target.double().reshape(-1, 1)
+    """Returns targets (B,) or (B, outputs) as rows, those of more axes one by one, in double precision on the CPU."""
+    rows = target.cpu().double()
+    return rows.reshape(len(rows), -1) if rows.dim() <= 2 else rows.reshape(-1, 1)

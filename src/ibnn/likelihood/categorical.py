@@ -254,7 +254,7 @@ class Categorical(Discrete):
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns how frequent each class is, with one target more of each."""
         target = self.aligned(target)
-        counts = torch.bincount(target[target != self.ignore_index].flatten().long()).double() + 1
+        counts = torch.bincount(target[target != self.ignore_index].flatten().long()).cpu().double() + 1
         return counts / counts.sum()
 
     def fall_back(self, prediction: CategoricalPrediction, weight: Tensor, base: Tensor) -> CategoricalPrediction:
@@ -335,7 +335,7 @@ class Bernoulli(Discrete):
     def score(self, prediction: BernoulliPrediction, target: Tensor) -> dict[str, float]:
         """Returns NLL and error, per label."""
         check_shape(prediction.probs, target)
-        error = (prediction.labels != (target > 0.5)).double().mean().item()
+        error = (prediction.labels != (target > 0.5)).cpu().double().mean().item()
         return {"nll": -prediction.log_prob(target).mean().item(), "error": error}
 
     def surprise(self, output: Tensor) -> Tensor:
@@ -369,5 +369,5 @@ def own_activation(net: nn.Module, outputs: Tensor | None = None) -> str:
     kinds = {nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.Sigmoid: "sigmoid"}
     if type(last) in kinds or outputs is None or outputs.dim() < 3:
         return kinds.get(type(last), "")
-    near_one = (outputs.double().sum(2) - 1).abs() < 1e-3  # in half precision too
+    near_one = (full(outputs).sum(2) - 1).abs() < 1e-3  # in half precision too
     return "softmax" if bool((outputs >= 0).all() and near_one.all()) else ""

@@ -196,7 +196,7 @@ class Heads(Likelihood):
     def base_rates(self, target: Tensor) -> Tensor:
         """Returns the heads' base rates, each after its length."""
         targets = self.split(target)
-        own = [head.base_rates(targets[name]).double() for name, head in self._each()]
+        own = [head.base_rates(targets[name]).cpu().double() for name, head in self._each()]
         return torch.cat([torch.cat([rates.new_tensor([len(rates)]), rates]) for rates in own])
 
     def rates_by_head(self, base: Tensor) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 Draws (K, S, N, …) are raw outputs of a network, targets are as `Likelihood.losses` takes them.
 """
 
+import copy
 import math
 
 import torch
@@ -47,7 +48,9 @@ def best_temperature(
     >>> best_temperature(ibnn.Categorical(), logits, labels, price=PRICE)  # four labels support no change
     1.0
     """
-    shrinkings, draws = (17, draws) if rough else (25, draws.double())  # the NLL is flat there: rounding would choose
+    shrinkings = 17 if rough else 25
+    if not rough:  # the NLL is flat there: rounding would choose
+        likelihood, draws, target = copy.deepcopy(likelihood).cpu(), draws.cpu().double(), target.cpu()
     low, high = -math.log(3), math.log(20)
 
     def at(log_t: float) -> float:

@@ -129,8 +129,8 @@ def threshold(
     The same labels choose one of m sets, so a set's bound is that of Clopper and Pearson at 1 − (1 − confidence) / m
     (Bonferroni). Of the 20 sets, m are large enough to pass if they had no error. Answers for novel inputs are in none.
     """
-    uncertainty = uncertainty.double()
-    known = torch.ones_like(wrong) if novel is None else ~novel
+    uncertainty, wrong = uncertainty.cpu().double(), wrong.cpu()
+    known = torch.ones_like(wrong) if novel is None else ~novel.cpu()
     ordered = uncertainty.sort().values
     limits = [ordered[math.ceil(len(uncertainty) * level / LEVELS) - 1].item() for level in range(LEVELS, 0, -1)]
     sets = [(limit, (uncertainty <= limit) & known) for limit in limits]  # ties included; the largest set first

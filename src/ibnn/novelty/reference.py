@@ -170,7 +170,7 @@ class Reference(nn.Module):
         They are the calibration scores of a shift monitor that watches the p-values of new inputs.
         """
         number = self.scores.shape[1]
-        return torch.cat([(p_values(group, group).double() * (number + 1) - 1) / number for group in self.scores])
+        return torch.cat([(p_values(group, group).cpu().double() * (number + 1) - 1) / number for group in self.scores])
 
 
 class _Part(NamedTuple):

@@ -40,7 +40,7 @@ class Prediction:
 
     def __str__(self) -> str:
         """A summary of a few lines; `repr` has the tensors."""
-        columns = {name: values.double() for name, values in self._columns().items()}
+        columns = {name: values.cpu().double() for name, values in self._columns().items()}
         lines = [f"{type(self).__name__} for {len(self):,} inputs"]
         if "total" in columns:
             means = ", ".join(f"{name} {columns[name].mean():.3g}" for name in ("total", "aleatoric", "epistemic"))

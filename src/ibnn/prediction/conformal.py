@@ -47,14 +47,15 @@ class Conformal(NamedTuple):
         tensor([[[9.]]])
         """
         check.number("level", level, least=0, most=1, remedy="Pass level=0.9.")
+        scores, held, known = scores.cpu(), self.groups.cpu(), self.classes.cpu()  # some devices have no float64
         every = torch.ones_like(scores, dtype=torch.bool)
-        of_class = [every] if classes is None else [self.classes == label for label in range(classes)]
+        of_class = [every] if classes is None else [known == label for label in range(classes)]
         members, number = [every], torch.zeros(1, dtype=torch.int64)
         if groups is not None:
-            if not len(self.groups):
+            if not len(held):
                 raise RuntimeError("groups= needs those of held-out rows: ibnn.conformalize(model, valid, groups=…).")
-            asked, number = groups.to(self.groups.device).unique(return_inverse=True)
-            members = [(self.groups == group)[:, None, None] for group in asked]
+            asked, number = groups.cpu().unique(return_inverse=True)
+            members = [(held == group)[:, None, None] for group in asked]
         found = [torch.stack([_limit(scores, level, member & part) for part in of_class]) for member in members]
         return torch.stack(found)[number]
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.inputs import Inputs
@@ -36,7 +37,7 @@ def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -
     def add(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
         x = args[0].detach().movedim(own[name].axis, -1).flatten(0, -2)
         x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-        sums[name] = sums.get(name, 0) + (x.T @ x).double()
+        sums[name] = sums.get(name, 0) + (x.T @ x).cpu().double()
         counts[name] += len(x)
 
     with ExitStack() as hooks, torch.no_grad():
@@ -49,7 +50,7 @@ def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -
     found = {}
     for name, latent in ((name, own[name]) for name in sums):
         mean, second = latent.mean.mean(0), (latent.mean**2 + latent.std**2).mean(0) * (1 + unit_std[name] ** 2)
-        mean, second = (torch.cat([part.detach().double(), part.new_ones(1).double()]) for part in (mean, second))
+        mean, second = (F.pad(part.detach().cpu().double(), (0, 1), value=1.0) for part in (mean, second))
         whole = sums[name] / counts[name]
         moments = whole * mean.outer(mean)
         moments.diagonal().copy_(whole.diagonal() * second)
@@ -80,12 +81,12 @@ def compensate(thin: IBNN, model: IBNN, channels: Channels, gone: Collection[int
         if not len(cut):
             continue
         guess = torch.linalg.solve(second[stays][:, stays], second[stays][:, cut]).T  # (cut, staying)
-        weight: Tensor = model.net.get_submodule(name).weight  # type: ignore[assignment]
+        weight = model.net.get_submodule(name).weight.detach().cpu().double()  # type: ignore[operator]
         axis = 0 if isinstance(layer.module, nn.modules.conv._ConvTransposeNd) else 1
-        outs = staying(layer.outs, gone).to(weight.device)
-        old = weight.detach().index_select(1 - axis, outs).index_select(axis, cut).double()
+        outs = staying(layer.outs, gone)
+        old = weight.index_select(1 - axis, outs.cpu()).index_select(axis, cut)
         more = torch.tensordot(old, guess, dims=([axis], [0])).movedim(-1, axis)
         small: Any = thin.net.get_submodule(name)
-        small.weight += more.narrow(axis, 0, small.weight.shape[axis]).to(weight.dtype)
+        small.weight += more.narrow(axis, 0, small.weight.shape[axis]).to(small.weight)
         if more.shape[axis] > small.weight.shape[axis]:
-            small.bias += more.select(axis, -1).reshape(len(outs), -1).sum(1).to(weight.dtype)
+            small.bias += more.select(axis, -1).reshape(len(outs), -1).sum(1).to(small.bias)

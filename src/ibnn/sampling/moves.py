@@ -44,8 +44,8 @@ def leapfrog(
 
 
 def kinetic(v: Tensor, scale: Tensor) -> Tensor:
-    """Returns ½ Σ v²/m, (K,), in double precision."""
-    return 0.5 * (v.double().square() / scale.double()).sum(1)
+    """Returns ½ Σ v²/m, (K,), in double precision on the CPU: some devices have none."""
+    return 0.5 * (v.cpu().double().square() / scale.cpu().double()).sum(1)
 
 
 class State(NamedTuple):
@@ -100,9 +100,9 @@ class Moves:
         chain = torch.arange(len(z), device=z.device)
         return normals(address(self.settings.seed, space, step, chain), z.shape[1]).to(z.dtype)
 
-    def _uniform(self, step: int, purpose: int, chains: int, device: torch.device) -> Tensor:
+    def _uniform(self, step: int, purpose: int, chains: int) -> Tensor:
         """Returns uniform numbers of a step in (0, 1), (chains,), float64."""
-        chain = torch.arange(chains, device=device)
+        chain = torch.arange(chains)
         found = words(address(self.settings.seed, Space.CHAIN_CHOICE, step, chain, purpose))
         return (found.double() + 0.5) * 2.0**-32
 
@@ -110,23 +110,23 @@ class Moves:
         """Takes a step of HMC."""
         z, scale, size = state.z, state.scale, float(state.step)
         v = scale.sqrt() * self._normals(Space.CHAIN, step, z)
-        time = TRAJECTORY * (0.5 + float(self._uniform(step, 1, 1, z.device)))
+        time = TRAJECTORY * (0.5 + float(self._uniform(step, 1, 1)))
         steps = min(max(round(time / size), 1), LONGEST)
         end, v_end, potential, gradient = leapfrog(
             (z, v), state.gradient, lambda at, last: self.energy(at, each=last), scale, size, steps
         )
-        before = state.potential.double() + kinetic(v, scale)
-        gained = (potential.double() + kinetic(v_end, scale) - before).nan_to_num(math.inf, math.inf, math.inf)
+        before = state.potential.cpu().double() + kinetic(v, scale)
+        gained = (potential.cpu().double() + kinetic(v_end, scale) - before).nan_to_num(math.inf, math.inf, math.inf)
         probability = (-gained).exp().clamp_max(1)
-        taken = self._uniform(step, 0, len(z), z.device) < probability  # (K,)
+        taken = (self._uniform(step, 0, len(z)) < probability).to(z.device)  # (K,)
         state = state._replace(
             z=torch.where(taken[:, None], end, z),
             gradient=torch.where(taken[:, None], gradient, state.gradient),
             potential=torch.where(taken, potential, state.potential),
         )
         if not warming:
-            divergent = state.divergent + (gained > DIVERGENT).sum().cpu()
-            return state._replace(accepted=state.accepted + probability.mean().cpu(), divergent=divergent)
+            divergent = state.divergent + (gained > DIVERGENT).sum()
+            return state._replace(accepted=state.accepted + probability.mean(), divergent=divergent)
         return _averaged(state, float(probability.mean())) if self.adapts else state
 
     def _adapted(self, state: State, done: int) -> State:

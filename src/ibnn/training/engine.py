@@ -79,8 +79,8 @@ class Engine:
         """Returns the sums over all workers; `for_main` leaves zeros to all but the main one."""
         if self.worker.world == 1:
             return list(sums)
-        mine = torch.tensor(sums, dtype=torch.float64, device=self.device)
-        total: list[float] = self.accelerator.reduce(mine, "sum").tolist()
+        bits = torch.tensor([sums], dtype=torch.float64).view(torch.int64).to(self.device)  # it may have no float64
+        total: list[float] = self.accelerator.gather(bits).cpu().view(torch.float64).sum(0).tolist()
         return total if self.main or not for_main else [0.0] * len(total)
 
     def highest(self, number: int) -> int:
