@@ -101,6 +101,7 @@ layer_case("transposed", lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 2), nn.F
 layer_case("outputs and biases", mlp, ROWS[:24], CLASSES[:24], where="both", bias_latents="node")
 layer_case("gaussian", lambda: mlp(1), ROWS[:24], NUMBERS[:24], likelihood="gaussian")
 layer_case("bernoulli", lambda: mlp(2), ROWS[:24], (ROWS[:24, :2] > 0).float(), likelihood="bernoulli")
+layer_case("half precision", lambda: mlp().half(), ROWS[:24].half(), CLASSES[:24])
 for kl in ("mean", "pairwise", "montecarlo"):
     layer_case(f"kl {kl}", mlp, ROWS[:24], CLASSES[:24], kl=kl)
 
@@ -333,7 +334,9 @@ def ensemble(device: str) -> Tensor:
     model = ibnn.Ensemble(members).to(device)
     found = stepped(model, ROWS[:24].to(device), CLASSES[:24].to(device))
     temperature = baselines.scale_temperature(model, (ROWS, CLASSES))
-    return torch.cat([found, torch.tensor([float(temperature)]), model.eval()(ROWS[:9].to(device)).detach().cpu().flatten()])
+    return torch.cat(
+        [found, torch.tensor([float(temperature)]), model.eval()(ROWS[:9].to(device)).detach().cpu().flatten()]
+    )
 
 
 @case
@@ -424,7 +427,7 @@ def estimators(device: str) -> Tensor:
     return torch.cat([torch.as_tensor(part) for part in found])
 
 
-def kept() -> float:
+def kept(dtype: torch.dtype) -> float:
     """Returns the bytes that a step keeps for its backward pass, over those of the plain network."""
     from torch.autograd.graph import saved_tensors_hooks
 
@@ -434,9 +437,9 @@ def kept() -> float:
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
         nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4),
-    ).to(NAME)  # fmt: skip
+    ).to(NAME, dtype)  # fmt: skip
     model = ibnn.convert(net, components=4, seed=0).train()
-    x, y = seeded(lambda: torch.randn(64, 3, 16, 16)).to(NAME), LABELS[:64].to(NAME)
+    x, y = seeded(lambda: torch.randn(64, 3, 16, 16)).to(NAME, dtype), LABELS[:64].to(NAME)
     known = {storage(t)._cdata for t in (*net.parameters(), *model.parameters(), *model.buffers())}
     sizes = []
     for loss in (lambda: F.cross_entropy(net(x), y), lambda: model.elbo(x, y, n_data=64).loss):
@@ -513,7 +516,7 @@ def main() -> None:
             except Exception:
                 found["cases"][name] = traceback.format_exc(limit=-4)
         found["talk"] = talk() if NAME == "sim" else {}
-        found["kept"] = kept()
+        found["kept"] = {str(dtype): kept(dtype) for dtype in (torch.float32, torch.float16)}
     json.dump(found, sys.stdout)
 
 

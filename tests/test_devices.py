@@ -49,5 +49,6 @@ def test_one_pass_hardly_talks_with_the_host() -> None:
     assert sum(outcome()["talk"]["one pass: predict"].values()) <= LIMITS["predict"]
 
 
-def test_a_step_keeps_hardly_more_than_the_plain_network() -> None:
-    assert outcome()["kept"] <= 1.03
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.float16"])
+def test_a_step_keeps_hardly_more_than_the_plain_network(dtype: str) -> None:
+    assert outcome()["kept"][dtype] <= 1.03

@@ -673,6 +673,48 @@ def backend() -> str:
     return "inductor" if done.returncode == 0 else "aot_eager"
 
 
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x).mean(1))
+
+
+COMPILED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), (7, 6)),
+    "convolutional": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)),
+        (7, 2, 4, 4),
+    ),
+    "transformer": (Encoder, (7, 5, 8)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("call", ["train", "eval", "elbo"])
+def test_equal_calls_of_a_compiled_network_are_one_graph(name: str, call: str) -> None:
+    """Nothing breaks the graph, and nothing that a call leaves behind makes another one, from a new network on."""
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    make, shape = COMPILED[name]
+    eager = ibnn.convert(make(), components=2, seed=0, init_std=0.3).train(call != "eval")
+    model, y = copy.deepcopy(eager), torch.arange(7) % 3
+
+    def run(model: ibnn.IBNN, x: Tensor) -> Tensor:
+        return model.elbo(x, y, n_data=50).loss if call == "elbo" else model(x)
+
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    for _ in range(4):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(model, x), run(eager, x))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert torch.equal(eager.examples, model.examples)
+    assert model.fresh == eager.fresh == (call == "eval")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [pytest.param(True, id="train"), pytest.param(False, id="eval")])
 def test_compiled_forward_gives_the_same_numbers(training: bool) -> None:

@@ -154,6 +154,37 @@ def test_under_autocast_no_product_is_kept_either() -> None:
     assert ours <= 1.1 * plain  # the draws, at full precision, weigh more beside activations of two bytes
 
 
+def images() -> nn.Module:
+    convolutions = nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()
+    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(images, (16, 3, 32, 32)), (lambda: nn.Sequential(nn.Linear(32, 64), nn.ReLU(), mlp_of(64)), (16, 256, 32))],
+    ids=["convolutions", "tokens"],
+)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.bfloat16, marks=pytest.mark.bf16), torch.float16], ids=str)
+@pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "weights"])
+def test_in_half_precision_gradients_are_right_and_no_product_is_kept(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype, autocast: bool
+) -> None:
+    net, x = make(), torch.randn(shape)
+    net, x = (net, x) if autocast else (net.to(dtype), x.to(dtype))
+    model = converted(net, likelihood="categorical", components=2).train()
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        plain = bytes_saved(lambda: net(x), net)
+        model(x)  # the first pass of a model is watched
+        wide = copy.deepcopy(model)
+        assert bytes_saved(lambda: copy.deepcopy(model)(x), model) <= 1.03 * plain
+        model(x).float().square().sum().backward()
+    wide.float()(x.float()).square().sum().backward()
+    most = {torch.bfloat16: 0.03, torch.float16: 0.01}[dtype]  # a plain network has half of that
+    for found, expected in zip(model.parameters(), wide.parameters(), strict=True):
+        if expected.grad is not None:
+            assert (found.grad - expected.grad).norm() <= most * expected.grad.norm()
+
+
 @pytest.mark.parametrize("name", ["mlp", "tokens", "convolutions", "layer in a layer", "product used twice"])
 def test_first_and_second_derivatives_are_right(name: str) -> None:
     make, shape = NETS[name]
