@@ -18,7 +18,7 @@ from unittest import mock
 from common import Results
 from form import CELLS, METHODS, Cell, run, small
 
-from ibnn import posterior
+from ibnn import noise
 from ibnn.nets import LeNet
 from ibnn.training import loop, steering
 
@@ -41,7 +41,7 @@ RULES: dict[str, dict[str, Any]] = {
     "start 1, gap 0.1": {"START": 1.0, "GAP": 0.1},
     "looks 0.4": {"BUDGET": 0.4},
 }
-WHERE: dict[str, Any] = {"TRAINED": posterior, "CHANNELS": posterior, "START": loop}
+WHERE: dict[str, Any] = {"TRAINED": noise, "CHANNELS": noise, "START": loop}
 
 
 def ruled(cell: Cell, rule: dict[str, Any], seed: int, method: str) -> dict[str, Any]:
