@@ -138,7 +138,7 @@ def test_optimisers_that_cannot_train(value: Any, words: str) -> None:
 def test_schedules_by_name() -> None:
     for kind in ("constant", "linear", "cosine"):
         recipe = Recipe(schedule=kind, latent_schedule=kind)
-        assert recipe.schedule == recipe.latent_schedule == Schedule(kind=kind)  # type: ignore[arg-type]
+        assert recipe.schedule == recipe.latent_schedule == Schedule(kind=kind, start=0.0, end=1.0)  # type: ignore[arg-type]
         assert Recipe.from_toml(f"schedule = '{kind}'").schedule == recipe.schedule
     with pytest.raises(ValueError, match=r"`schedule.kind`.*'cosin'"):
         Recipe(schedule="cosin")

@@ -85,7 +85,7 @@ def _optimiser_name(value: Any) -> Any:
 
 OptimiserName = Annotated[str, BeforeValidator(_optimiser_name)]
 ScheduleOrKind = Annotated[
-    Schedule, BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value)
+    Schedule, BeforeValidator(lambda v: {"kind": v, "start": 0.0, "end": 1.0} if isinstance(v, str) else v)
 ]
 
 
@@ -129,7 +129,7 @@ class Recipe(_Frozen):
     undo_k: bool = True
     momentum: float = Field(0.9, ge=0, lt=1)  #: Momentum of "sgd".
     weight_decay: float = Field(0.0, ge=0)  #: Weight decay of the weights alone.
-    #: Schedule of `lr`; "cosine", "linear" and "constant" stand for `Schedule(kind=…)`.
+    #: Schedule of `lr`. "cosine" and "linear" fall from the first step to the last; "constant" does not.
     schedule: ScheduleOrKind = Schedule(kind="linear", warmup=0.02)
     latent_schedule: ScheduleOrKind = Schedule()  #: Schedule of `latent_lr`, likewise.
     clip: float = Field(1.0, ge=0)  #: Largest gradient norm of the weights; 0 for no limit.
