@@ -93,6 +93,7 @@ layer_case("convolution, both", cnn, IMAGES[:24], LABELS[:24])
 layer_case("convolution, channel", cnn, IMAGES[:24], LABELS[:24], draws="channel")
 layer_case("linear", mlp, ROWS[:24], CLASSES[:24])
 layer_case("gru", lambda: Sequence(nn.GRU(8, 8, batch_first=True)), TOKENS, LABELS[:24])
+layer_case("rnn", lambda: Sequence(nn.RNN(8, 8, batch_first=True)), TOKENS, LABELS[:24])
 layer_case("lstm", lambda: Sequence(nn.LSTM(8, 8, batch_first=True)), TOKENS, LABELS[:24])
 encoder = lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)  # noqa: E731
 layer_case("transformer", lambda: Sequence(encoder()), TOKENS, LABELS[:24])
@@ -134,6 +135,22 @@ def fit_from_the_host(device: str) -> Tensor:
     ibnn.fit(model, (ROWS[:120], CLASSES[:120]), (ROWS[120:], CLASSES[120:]), epochs=2, batch_size=32, quiet=True)
     assert next(model.parameters()).device.type == torch.device(device).type
     return model.predict(ROWS[:9].to(device), progress=False).probs.cpu()
+
+
+@case
+def all_with_data_on_it(device: str) -> Tensor:
+    model, (x, y) = converted(device), (ROWS.to(device), CLASSES.to(device))
+    ibnn.fit(model, (x[:120], y[:120]), (x[120:], y[120:]), epochs=1, batch_size=32, quiet=True)
+    report, diagnosis = ibnn.calibrate(model, (x, y), progress=False), ibnn.diagnose(model, inputs=x)
+    ibnn.fit_novelty(model, (x[:80], y[:80]), (x[80:], y[80:]))
+    fast, answer = ibnn.distil(model, x, epochs=1, progress=False), model.predict(x, progress=False)
+    assert all(map(str, (report, diagnosis, fast, answer, answer.to_pandas())))
+    rule = ibnn.abstain(answer, y, 0.5)
+    found = (answer.probs, answer.p_value, rule(answer), fast.predict(x).probs)
+    scores = torch.tensor(
+        [*model.likelihood.score(answer, y).values(), *report.after.values(), diagnosis.epistemic_share]
+    )
+    return torch.cat([scores, *(part.float().cpu().flatten() for part in found)])
 
 
 @case

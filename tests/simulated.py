@@ -69,6 +69,9 @@ class Sim(Tensor):
     def numpy(self, **options: Any) -> Any:
         raise TypeError("can't convert a sim:0 tensor to numpy; copy it to the CPU first")
 
+    def __format__(self, spec: str) -> str:
+        return format(self.item() if self.dim() == 0 else repr(self), spec)
+
     def __repr__(self, **options: Any) -> str:
         return f"Sim({self.inner!r})"
 
