@@ -1,6 +1,4 @@
-"""Puts the tables of results into README.md, experiments/README.md and pages of docs/ and experiments/notes/.
-
-findings.py fills in the rest of notes/findings.md. Usage: python tables.py
+"""Puts the tables of results into README.md, experiments/README.md and pages of docs/: python experiments/tables.py
 
 With --check it changes nothing and fails if a page is out of date.
 """
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import figures
-from libraries_table import libraries
 from reproduce import names, read, results
 from table1 import text as table1
 
@@ -19,36 +16,17 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 import bench
 
 ROOT = Path(__file__).parent.parent
-RESULTS, NOTES = ROOT / "experiments" / "results", ROOT / "experiments" / "notes"
+RESULTS = ROOT / "experiments" / "results"
 PAGES = tuple(
     ROOT / page
     for page in (
         "README.md",
         "experiments/README.md",
-        *(f"docs/{name}.md" for name in ("results", "performance", "novelty", "sets")),
-        *(f"experiments/notes/{name}.md" for name in ("novelty", "pruning")),
+        *(f"docs/{name}.md" for name in ("results", "performance", "novelty", "sets", "one-pass")),
     )
 )
-SHORT = (
-    "setting",
-    "method",
-    "error %",
-    "NLL",
-    "ECE",
-    "own T",
-    "NLL + T",
-    "corrupted ECE",
-    "corrupted ECE + T",
-    "rows ×",
-    "forwards",
-)
-DROPOUT = (
-    *("setting", "method", "error %", "NLL", "ECE", "NLL + T"),
-    *("corrupted error %", "corrupted NLL", "corrupted ECE"),
-)
-
-
-README = ("method", "error %", "NLL", "ECE", "NLL + T", "ECE + T", "rows ×", "forwards")
+SHORT = ("method", "error %", "NLL", "ECE", "NLL + T", "corrupted NLL", "rows ×", "forwards")
+LENET, VGG = "LeNet", "VGG"
 
 
 def blocks() -> dict[str, str]:
@@ -59,20 +37,21 @@ def blocks() -> dict[str, str]:
             found[name] = figures.markdown(figures.table(read(name), cells)).rstrip() + "\n"
     (sizes,) = json.loads((RESULTS / "table1.json").read_text())["cells"].values()
     found["table1"] = figures.markdown(table1(sizes["rows"])) + "\n"
-    found["results"] = _benchmark(SHORT)
-    found["readme"] = _benchmark(README, methods=("SGD", "SWAG", "Ensemble-4 (", "MC", "iBNN-8"), name="converged")
+    found |= {"results-lenet": _benchmark(SHORT, LENET), "results-vgg": _benchmark(SHORT, VGG)}
+    found["readme"] = _benchmark(SHORT, VGG, methods=README)
     chosen = json.loads((RESULTS / "choose.json").read_text())["cells"]
     found["choose"] = _choices(chosen)
     return found
 
 
-def _benchmark(
-    columns: tuple[str, ...], settings: str = "", methods: tuple[str, ...] = (), name: str = "benchmark"
-) -> str:
-    """Some columns and rows of an experiment's table."""
-    experiment = read(name)
+README = ("SGD", "SGD, 4 networks", "MC-dropout", "iBNN-8", "iBNN-8, one pass", "iBNN-8, 4 networks, one pass")
+
+
+def _benchmark(columns: tuple[str, ...], setting: str, methods: tuple[str, ...] = ()) -> str:
+    """Some columns and rows of the benchmark's table."""
+    experiment = read("benchmark")
     head, *rows = figures.table(experiment, results(experiment, RESULTS).of(experiment))
-    rows = [row for row in rows if row[0].startswith(settings) and (not methods or row[1].startswith(methods))]
+    rows = [row for row in rows if row[0].startswith(setting) and (not methods or row[1].split(" (")[0] in methods)]
     kept = [i for i, column in enumerate(head) if column in columns]
     return figures.markdown([[row[i] for i in kept] for row in (head, *rows)]).rstrip() + "\n"
 
@@ -85,31 +64,13 @@ def _choices(cells: dict[str, Any]) -> str:
     return figures.markdown(rows).rstrip() + "\n"
 
 
-def _noises() -> str:
-    """NLLs of few draws to that of many, and gaps of probability and epistemic part, by kind of noise and network."""
-    cells = json.loads((RESULTS / "noise.json").read_text())["cells"]
-    names = [name for name, value in next(iter(cells.values())).items() if isinstance(value, dict) and "nll" in value]
-    rows = [["noise", *cells]]
-    for name in names:
-        found = [cell.get(name) for cell in cells.values()]
-        rows.append([name, *("–" if cell is None else _noise_cell(cell) for cell in found)])
-    return figures.markdown(rows).rstrip() + "\n"
-
-
-def _noise_cell(cell: dict[str, Any]) -> str:
-    return "{:.4f} ± {:.4f}, {probability:.3f}, {epistemic:.4f}".format(*cell["nll"], **cell)
-
-
 def performance() -> dict[str, str]:
     """The blocks of docs/performance.md."""
-    speed, older = (json.loads((RESULTS / f"{name}.json").read_text())["cells"] for name in ("speed", "speed-avx2"))
-    draws = json.loads((RESULTS / "draws.json").read_text())["cells"]
+    speed, draws = (json.loads((RESULTS / f"{name}.json").read_text())["cells"] for name in ("speed", "draws"))
     found = {
         "limits": bench.limits(),
         "bars": bench.rows(speed),
-        "avx2": bench.rows(older),
         "draws": _settled(draws),
-        "without": _without_draws(draws),
     }
     if "rivals" in speed:
         found["rivals"] = bench.rival_rows(speed["rivals"])
@@ -158,15 +119,6 @@ def _settled_cells(values: list[float]) -> list[str]:
     return [f"{draws:.3f}", f"{nll:.4f}", f"{100 * labels:.2f}"]
 
 
-def _without_draws(cells: dict[str, Any]) -> list[list[str]]:
-    forwards = {"moments": "2K", "moments, channels whole": "2K", "samples=2": "2K"}
-    found = [cell for name, cell in sorted(cells.items()) if name.startswith("without draws")]
-    rows = [["answer", "plain forwards", *(f"NLL, seed {seed}" for seed in range(len(found)))]]
-    for name in (key for key, value in found[0].items() if isinstance(value, float) and key != "seconds"):
-        rows.append([name, forwards.get(name, "K"), *(f"{cell[name]:.3f}" for cell in found)])
-    return rows
-
-
 SCORES = {  # columns of the table of scores, and what they are in the result file
     "entropy + T": "entropy",
     "energy": "energy",
@@ -183,14 +135,12 @@ def novelty() -> dict[str, str]:
     """The blocks of docs/novelty.md."""
     every = json.loads((RESULTS / "novelty.json").read_text())["cells"]
     cells = over_seeds({name: cell for name, cell in every.items() if "auroc" in cell})
-    choice = json.loads((RESULTS / "novelty-choice.json").read_text())["cells"]
     pairs = [
         (cell, pair, kind, found["auroc"][pair])
         for cell, found in cells.items()
         for pair, kind in found["kinds"].items()
     ]
-    found = {"pairs": _scores(pairs, SCORES), "choice": _candidates(choice), "growth": _growth(choice["rows"]["rows"])}
-    found["coverage"] = _coverage({name: cell for name, cell in every.items() if "coverage" in cell})
+    found = {"coverage": _coverage({name: cell for name, cell in every.items() if "coverage" in cell})}
     made = {f"novelty-{name}": figures.markdown(rows).rstrip() + "\n" for name, rows in found.items()}
     return made | {"readme-novelty": figures.markdown(_means(pairs)).rstrip() + "\n"}
 
@@ -219,23 +169,6 @@ def _means(pairs: list[Any]) -> list[list[str]]:
         values = [[auroc[score] for kind, auroc in complete if kind == wanted] for wanted in ("near", "far")]
         passes = "4, trained four times" if label == "ensemble" else "1"
         rows.append([label, passes, *(_three(sum(v) / len(v)) for v in values)])
-    return rows
-
-
-def _scores(pairs: list[Any], columns: dict[str, str]) -> list[list[str]]:
-    """AUROC of every near and far pair, and the means over each kind, corruptions too."""
-    rows, every = [["data", "against", "kind", *columns]], dict[str, list[list[float | None]]]()
-    for cell, pair, kind, auroc in pairs:
-        values = [auroc.get(score) for score in columns.values()]
-        every.setdefault(kind, []).append(values)
-        if kind != "corrupted":
-            rows.append([cell, pair, kind, *map(_three, values)])
-    for kind, many in every.items():
-        complete = [row for row in many if None not in row]
-        if not complete:
-            continue
-        means = [sum(column) / len(column) for column in zip(*complete, strict=True)]
-        rows.append([f"mean of {len(complete)}", "", kind, *map(_three, means)])
     return rows
 
 
@@ -280,110 +213,29 @@ def guarantees() -> dict[str, str]:
     return {name: figures.markdown(table).rstrip() + "\n" for name, table in found.items()}
 
 
+def one_pass() -> str:
+    """Each task's model beside its student, means over seeds; for numbers, RMSE in place of the error."""
+    head = ["network", "answer", "seeds", "error % or RMSE", "NLL", "corrupted NLL", "misclassification AUROC"]
+    rows = [[*head, "rank of epistemic", "OOD AUROC"]]
+    path = RESULTS / "one_pass.json"
+    every = json.loads(path.read_text())["cells"] if path.exists() else {}
+    cells = over_seeds({name: cell for name, cell in every.items() if not name.startswith("choice")})
+    for name, cell in cells.items():
+        task, kind, seeds = (
+            name.replace(" seed,", ",").split(" / ")[0],
+            name.split(" / ")[1],
+            name.split(", ")[-1].split()[0],
+        )
+        for answer in ("40 draws", "mean network + T", "ensemble", "one pass", "one pass, whole", "one pass, head"):
+            if (found := cell.get(answer)) is not None:
+                error = f"{found['rmse']:.3f}" if "rmse" in found else f"{100 * found['error']:.2f}"
+                more = ("nll", "corrupted nll", "misclassification AUROC", "rank", "OOD AUROC")
+                rows.append([task, f"{kind}: {answer}", seeds, error, *(_three(found.get(key)) for key in more)])
+    return figures.markdown(rows).rstrip() + "\n"
+
+
 def _three(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def _candidates(cells: dict[str, Any]) -> list[list[str]]:
-    """Means over the pairs of each data set, the best first."""
-    head = ["score", "MNIST: classes", "corrupted", "CIFAR-10: classes", "corrupted ", "mean"]
-    named = {data: [c["auroc"] for name, c in cells.items() if name.startswith(data)] for data in ("mnist", "cifar")}
-    rows: list[tuple[float, str, list[float]]] = []
-    for score in named["mnist"][0]:
-        values = []
-        for many in named.values():
-            values.append(sum(auroc[score]["classes"] for auroc in many) / len(many))
-            changed = [v for auroc in many for key, v in auroc[score].items() if key != "classes"]
-            values.append(sum(changed) / len(changed))
-        rows.append((sum(values) / len(values), score, values))
-    return [head, *([score, *map(_three, values), _three(mean)] for mean, score, values in sorted(rows, reverse=True))]
-
-
-def _growth(rows: dict[str, Any]) -> list[list[str]]:
-    head = ["inputs", "classes", "corrupted", "false alarms at 0.05"]
-    made = []
-    for name, found in rows.items():
-        changed = [v for key, v in found.items() if key not in ("classes", head[-1])]
-        made.append([name, _three(found["classes"]), _three(sum(changed) / len(changed)), _three(found[head[-1]])])
-    return [head, *made]
-
-
-DIVERSITY = {"labels differ %": "disagreement", "between %": "between", "spread of μ": "spread"}
-
-
-def _rules(cells: dict[str, Any]) -> str:
-    """Rules of steering: change of the NLL against the present rule, in %, means over the seeds of both."""
-    nets = list(dict.fromkeys(name.split()[0] for name in cells))
-    own, usual = "both, K = 8, ", "both, K = 8, as it is"
-    found = list(dict.fromkeys(name.split(" ", 1)[1].rsplit(" ", 1)[0] for name in cells))
-    rows = [["rule", *(f"{net}: {score}" for net in nets for score in ("NLL", "corrupted NLL", "seeds"))]]
-    for rule in (rule for rule in found if rule != usual):
-        row = [rule.removeprefix(own).removesuffix(", as it is")]
-        for net in nets:
-            pairs = [(cells.get(f"{net} {rule} {seed}"), cells.get(f"{net} {usual} {seed}")) for seed in range(10)]
-            both = [(new, old) for new, old in pairs if new and old]
-            for kind in ("+ T", "corrupted + T"):
-                changes = [100 * (new[kind]["nll"] / old[kind]["nll"] - 1) for new, old in both]
-                row.append(f"{sum(changes) / len(changes):+.1f}" if changes else "–")
-            row.append(str(len(both)) if both else "–")
-        rows.append(row)
-    return figures.markdown(rows).rstrip() + "\n"
-
-
-def _noise(cells: dict[str, Any]) -> str:
-    """Forms of the noise beside SGD and dropout, scored on training images that nothing has seen."""
-    more = DIVERSITY if any("diversity" in found for found in cells.values()) else {}
-    head = ["cell, method, seed", "error %", "NLL", "ECE", "NLL + T", "T", "corrupted error %", "corrupted NLL + T"]
-    rows = [[*head, "last s", *more]]
-    for name, found in cells.items():
-        own, hard = found["scores"], found["corrupted + T"]
-        values = [
-            f"{100 * own['error']:.2f}",
-            *(f"{own[key]:.3f}" for key in ("nll", "ece")),
-            f"{found['+ T']['nll']:.3f}",
-        ]
-        values += [f"{found['T']:.2f}", f"{100 * hard['error']:.2f}", f"{hard['nll']:.3f}"]
-        apart = found.get("diversity", {})
-        values += [f"{found['prior_std'][-1]:.2f}" if "prior_std" in found else "–"]
-        for label, key in more.items():
-            shown = "" if key not in apart else f"{100 * apart[key]:.1f}" if "%" in label else f"{apart[key]:.2f}"
-            values.append(shown or "–")
-        rows.append([name, *values])
-    return figures.markdown(rows).rstrip() + "\n"
-
-
-def _pruned() -> str:
-    """Thinner networks by ranking: held-out error before, test scores after training on, and speed."""
-    head = ["multiply–adds", "weights", "cut: error %", "error %", "NLL", "ECE", "faster"]
-    rows = [["network, ranking, kept, seed", *head]]
-    cells = json.loads((RESULTS / "prune.json").read_text())["cells"]
-    faster = {cell: ratio for of in cells.values() for cell, ratio in of.get("faster", {}).items()}
-    for name, found in sorted(((name, of) for name, of in cells.items() if "cut" in of), key=_network_first):
-        values = [*(f"{found[key]:,}" for key in ("products", "weights")), f"{100 * found['cut']['error']:.2f}"]
-        if (test := found.get("test")) is not None:
-            values += [f"{100 * test['error']:.2f}", f"{test['nll']:.3f}", f"{test['ece']:.3f}"]
-        else:
-            values += ["–"] * 3
-        rows.append([name, *values, f"{faster[name]:.2f} ×" if name in faster else "–"])
-    return figures.markdown(rows).rstrip() + "\n"
-
-
-def _network_first(cell: tuple[str, Any]) -> tuple[str, int, float]:
-    """Sorts cells by network, seed and share, the whole network first."""
-    name, *_, keep, seed = cell[0].split()
-    return name, int(seed), -float(keep)
-
-
-def _laplace() -> str:
-    """Laplace's approximation on nodes and on the last layer, beside temperature scaling and calibrate."""
-    rows = [["network, seed, method", "error %", "NLL", "ECE", "AUROC", "AUROC, noise", "fit, s", "matrix, MB"]]
-    for name, found in json.loads((RESULTS / "laplace.json").read_text())["cells"].items():
-        for method, of in found["methods"].items():
-            values = [f"{of[key]:.3f}" if key in of else "–" for key in ("nll", "ece", "auroc", "auroc noise")]
-            values += [f"{of['fit seconds']:.0f}" if "fit seconds" in of else "–"]
-            values += [f"{of['bytes'] / 1e6:.1f}" if "bytes" in of else "–"]
-            rows.append([f"{name}, {method}", f"{100 * of['error']:.2f}", *values])
-    return figures.markdown(rows).rstrip() + "\n"
 
 
 def filled(text: str, found: dict[str, str]) -> str:
@@ -411,13 +263,8 @@ def fill_in(pages: dict[Path, dict[str, str]], check: bool = False) -> int:
 
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
-    found = blocks() | performance() | novelty() | guarantees() | {"libraries": libraries(), "prune": _pruned()}
-    files = ("form", "where", "apart")
-    noise = {name: _noise(json.loads((RESULTS / f"{name}.json").read_text())["cells"]) for name in files}
-    noise["rules"] = _rules(json.loads((RESULTS / "rules.json").read_text())["cells"])
-    findings = {"dropout": _benchmark(DROPOUT, "VGG", ("SGD", "MC", "iBNN")), **noise, "noise": _noises()}
-    findings["laplace"] = _laplace()
-    return fill_in(dict.fromkeys(PAGES, found) | {NOTES / "findings.md": findings}, check)
+    found = blocks() | performance() | novelty() | guarantees() | {"one-pass": one_pass()}
+    return fill_in(dict.fromkeys(PAGES, found), check)
 
 
 if __name__ == "__main__":

@@ -39,10 +39,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 LONG = [
-    (name, "paper") for name in ("regression", "size", "benchmark", "pretrained", "calibration", "ood", "converged")
+    (name, "paper") for name in ("regression", "size", "benchmark", "pretrained", "calibration", "ood")
 ]
 LONG += [
-    (name, "cpu") for name in ("benchmark", "size", "ood", "regression", "calibration", "converged")
+    (name, "cpu") for name in ("benchmark", "size", "ood", "regression", "calibration")
 ]  # others run the same code
 # as their smaller presets; the last two are the benchmark's runs
 
