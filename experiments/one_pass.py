@@ -154,7 +154,7 @@ def trained(task: Task, kind: str, seed: int) -> tuple[Any, float]:
     if kind == "iBNN":
         model: Any = ibnn.convert(net, seed=seed, likelihood=task.likelihood)
     elif kind == "dropout":
-        model = MCDropout(net, rate=0.1)
+        model = MCDropout(net, rate=0.1, likelihood=LIKELIHOODS[task.likelihood]())
     else:
         model = Plain(net, LIKELIHOODS[task.likelihood]())
     began = time.monotonic()
