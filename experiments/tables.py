@@ -214,24 +214,31 @@ def guarantees() -> dict[str, str]:
 
 
 def one_pass() -> str:
-    """Each task's model beside its student, means over seeds; for numbers, RMSE in place of the error."""
-    head = ["network", "answer", "seeds", "error % or RMSE", "NLL", "corrupted NLL", "misclassification AUROC"]
-    rows = [[*head, "rank of epistemic", "OOD AUROC"]]
+    """Each model's draws beside one pass of its student, means over seeds; for numbers, RMSE in place of the error."""
+    columns = {
+        "error % or RMSE": "error",
+        "NLL": "nll",
+        "corrupted NLL": "corrupted nll",
+        "misclassification AUROC": "misclassification AUROC",
+        "OOD AUROC": "OOD AUROC",
+    }
+    rows = [["network", "model", "seeds", *columns, "rank of epistemic"]]
     path = RESULTS / "one_pass.json"
     every = json.loads(path.read_text())["cells"] if path.exists() else {}
-    cells = over_seeds({name: cell for name, cell in every.items() if not name.startswith("choice")})
-    for name, cell in cells.items():
-        task, kind, seeds = (
-            name.replace(" seed,", ",").split(" / ")[0],
-            name.split(" / ")[1],
-            name.split(", ")[-1].split()[0],
-        )
-        for answer in ("40 draws", "mean network + T", "ensemble", "one pass", "one pass, whole", "one pass, head"):
-            if (found := cell.get(answer)) is not None:
-                error = f"{found['rmse']:.3f}" if "rmse" in found else f"{100 * found['error']:.2f}"
-                more = ("nll", "corrupted nll", "misclassification AUROC", "rank", "OOD AUROC")
-                rows.append([task, f"{kind}: {answer}", seeds, error, *(_three(found.get(key)) for key in more)])
+    for name, cell in over_seeds({name: cell for name, cell in every.items() if not name.startswith("choice")}).items():
+        task, kind, seeds = name.removesuffix("s").removesuffix(" seed").replace(" / seed, ", " / ").split(" / ")
+        draws = cell.get("40 draws") or cell["ensemble"]
+        student = cell["one pass"] if "one pass" in cell else cell["one pass, whole"]
+        values = []
+        for key in columns.values():
+            pair = [_percent(found) if key == "error" else _three(found.get(key)) for found in (draws, student)]
+            values.append("–" if "–" in pair else " → ".join(pair))
+        rows.append([task, kind, seeds, *values, _three(student.get("rank"))])
     return figures.markdown(rows).rstrip() + "\n"
+
+
+def _percent(found: dict[str, float]) -> str:
+    return f"{found['rmse']:.3f}" if "rmse" in found else f"{100 * found['error']:.2f}"
 
 
 def _three(value: float | None) -> str:
