@@ -78,8 +78,11 @@ class Experiment:
         """Whether its jobs are cut down to see if they run at all."""
         return self.preset.endswith("-smoke")
 
-    def only(self, methods: list[str] | None, seeds: int | None) -> "Experiment":
-        """Returns the experiment with these methods and this number of seeds; None changes nothing."""
+    def only(self, methods: list[str] | None, seeds: int | None, setting: str = "") -> "Experiment":
+        """Returns the experiment with these methods, this number of seeds, and settings whose name begins so."""
+        if setting:
+            kept_settings = tuple(one for one in self.settings if one["name"].startswith(setting))
+            return replace(self, settings=kept_settings).only(methods, seeds)
         known = [method["name"] for method in self.methods]
         for name in methods or ():
             check.choice("methods", name, known)
@@ -241,6 +244,7 @@ def reproduce(
     preset: str = "cpu",
     seeds: int | None = None,
     methods: list[str] | None = None,
+    setting: str = "",
     folders: Folders = Folders(),  # noqa: B008  immutable
     smoke: bool = False,
     again: bool = False,
@@ -253,13 +257,14 @@ def reproduce(
         preset: "cpu" (two cores) or "paper" (as the paper).
         seeds: Number of seeds; default the preset's.
         methods: Names of the methods to run; default all.
+        setting: How the names of the settings to run begin; default all.
         folders: Where run folders, results and data are.
         smoke: Runs two steps of small networks on made-up data, into a result file of its own.
         again: Replaces the rows of finished runs by new evaluations of them.
         quiet: Shows nothing.
     """
     whole = read(name, preset, smoke=smoke)
-    experiment = whole.only(methods, seeds)
+    experiment = whole.only(methods, seeds, setting)
     left = list(experiment.cells())
     found = results(experiment, folders.out)
     with Bar(f"{name} ({preset})", len(left), shown=not quiet) as bar:
@@ -359,6 +364,7 @@ def main() -> None:
     parser.add_argument("--preset", default="cpu", help="cpu (two cores) or paper (as the paper, for a GPU)")
     parser.add_argument("--seeds", type=int, help="number of seeds; default: the preset's")
     parser.add_argument("--method", action="append", help="name of a method; may be repeated; default: all")
+    parser.add_argument("--setting", default="", help="beginning of a setting's name; default: all")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the run folders")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of result files and figures")
     parser.add_argument("--data", type=Path, help="folder of the data sets; default: $IBNN_DATA")
@@ -370,7 +376,8 @@ def main() -> None:
         return print("\n".join(f"{name:<16} {about(name)}" for name in names()))
     torch.set_num_threads(given.threads)
     folders = Folders(given.runs, given.out, given.data)
-    options = {"preset": given.preset, "seeds": given.seeds, "methods": given.method, "folders": folders}
+    options = {"preset": given.preset, "seeds": given.seeds, "methods": given.method, "setting": given.setting}
+    options |= {"folders": folders}
     found = reproduce(given.name, **options, smoke=given.smoke, again=given.again)
     print(figures.markdown(found.table), *(f"wrote {path}" for path in found.files), sep="\n")
 
