@@ -2,7 +2,7 @@
 
     python benchmarks/steering.py [--json FILE]
 
-Random images: LeNet on 2,000 (200 held out; 25 epochs, a quarter of those of experiments/strength.py), and a VGG-16 of
+Random images: LeNet on 2,000 (200 held out; 25 epochs), and a VGG-16 of
 an eighth of the width on 5,000 (500 held out; 5 epochs), each with 1, 8 and 16 components. Longer runs have no more
 looks. What is timed inside of one run cannot drift against the rest of it.
 """

@@ -177,6 +177,7 @@ NO_TRAINING = (  # times, sizes, coverages: no training is judged
         "large",
         "loading",
         "memory_growth",
+        "readme",
     ),
     *("scaling", "sequence-speed", "serve", "shift", "speed", "steering", "table1", "tutorials", "draws"),
 )

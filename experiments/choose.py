@@ -2,7 +2,7 @@
 
 LeNet on 5,000 Fashion-MNIST images and the quarter VGG-16 on 10,000 of CIFAR-10, with the epochs of the benchmark, one
 seed that the benchmark does not use; for the regression, three hidden layers, 30 points, and 100 others held out. The
-half-width ResNet-20 of `converged.toml` in short runs: 12,500 of its images, 8 of its 30 epochs.
+half-width ResNet-20 in short runs: 12,500 images, 8 epochs.
 """
 
 import sys

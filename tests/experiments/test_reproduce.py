@@ -38,9 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-LONG = [
-    (name, "paper") for name in ("regression", "size", "benchmark", "pretrained", "calibration", "ood")
-]
+LONG = [(name, "paper") for name in ("regression", "size", "benchmark", "pretrained", "calibration", "ood")]
 LONG += [
     (name, "cpu") for name in ("benchmark", "size", "ood", "regression", "calibration")
 ]  # others run the same code

@@ -18,7 +18,7 @@ from ibnn.files.atomic import read_toml
 from ibnn.mixture import KLKind
 
 _RECIPES = resources.files("ibnn.training") / "recipes"
-NOISE_LR = 0.02  # chosen on held-out rows: experiments/tabular_speed.py
+NOISE_LR = 0.02  # chosen on held-out rows of four tables
 EPOCHS, LEAST, MOST = 30, 2000, 3000  # default length: so many epochs; on few data, from LEAST to MOST steps
 EVALUATIONS, WAIT = 60, 12  # on few data: most evaluations, and how many of them without progress end training
 

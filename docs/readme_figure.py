@@ -1,0 +1,85 @@
+"""Draws docs/figures/readme.png: what a prediction says about a few inputs.
+
+`python docs/readme_figure.py` trains on scikit-learn's digits, writes experiments/results/readme.json and draws it;
+with `--draw` it only draws.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+
+DOCS = Path(__file__).parent
+RESULT = DOCS.parent / "experiments" / "results" / "readme.json"
+STYLE = {"font.size": 10, "figure.titlesize": 10, "figure.dpi": 150}
+
+
+def measure() -> dict[str, Any]:
+    """Answers of an iBNN trained on 200 digits for four test digits, an inverted one and noise."""
+    sys.path.append(str(DOCS.parent / "experiments"))
+    from provenance import provenance
+
+    import ibnn
+
+    x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+    x = x.float() / 16
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    model = ibnn.convert(net, seed=0)
+    ibnn.fit(model, (x[:200], y[:200]), (x[200:700], y[200:700]), seed=0, quiet=True)
+    p: Any = model.predict(x[700:])
+    sure, unsure = p.total.argsort()[:300:150], p.total.argsort(descending=True)[20:80:40]
+    shown = torch.cat([x[700:][torch.cat([sure, unsure])], 1 - x[700:701], torch.rand(1, 64)])
+    labels = [*y[700:][torch.cat([sure, unsure])].tolist(), int(y[700]), None]
+    q: Any = model.predict(shown)
+    answers = [
+        {
+            "pixels": [round(v, 3) for v in shown[i].tolist()],
+            "truth": labels[i],
+            "label": int(q.labels[i]),
+            "probability": round(float(q.probs[i].max()), 4),
+            "set": q.set(0.9)[i].nonzero().flatten().tolist(),
+            "total": round(float(q.total[i]), 4),
+            "epistemic": round(float(q.epistemic[i]), 4),
+            "p_value": round(float(q.p_value[i]), 4),
+            "novel": bool(q.novel(0.01)[i]),
+        }
+        for i in range(len(shown))
+    ]
+    scores = model.likelihood.score(p, y[700:])
+    return {"answers": answers, "scores": scores, "provenance": provenance()}
+
+
+def caption(answer: dict[str, Any]) -> str:
+    """What is written below an input."""
+    held = ", ".join(map(str, answer["set"]))
+    lines = [f"{answer['label']} at {100 * answer['probability']:.0f} %", f"90 % set: {{{held}}}"]
+    return "\n".join([*lines, f"p-value {answer['p_value']:.3f}", "novel input" if answer["novel"] else ""])
+
+
+def draw(content: dict[str, Any]) -> None:
+    """Draws the inputs in a row, with their answers."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, len(content["answers"]), figsize=(7, 2.0))
+        for place, answer in zip(axes, content["answers"], strict=True):
+            place.imshow(torch.tensor(answer["pixels"]).view(8, 8), cmap="gray_r", vmin=0, vmax=1)
+            colour = "#D55E00" if answer["novel"] else "#0072B2" if len(answer["set"]) == 1 else "#777777"
+            place.set_xlabel(caption(answer), fontsize=7.5, color=colour)
+            place.set(xticks=[], yticks=[])
+        figure.suptitle("Every answer has a set that holds the truth 90 % of the time, and a warning for novel inputs")
+        figure.subplots_adjust(left=0.01, right=0.99, bottom=0.34, top=0.88, wspace=0.12)
+        figure.savefig(DOCS / "figures" / "readme.png")
+
+
+if __name__ == "__main__":
+    if "--draw" not in sys.argv:
+        RESULT.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
+    draw(json.loads(RESULT.read_text(encoding="utf-8")))
