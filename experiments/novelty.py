@@ -2,7 +2,7 @@
 
     IBNN_DATA=FOLDER python experiments/novelty.py [--cells lenet-89 digits …] [--seeds 0]
 
-AUROC of each score on pairs that chose nothing (the score was chosen on others: experiments/notes/novelty.md), and NLL, ECE and
+AUROC of each score on pairs that chose nothing (see experiments/notes/novelty.md for the choice), and NLL, ECE and
 error of answers, without and with `fallback=0.01`. All networks, held-out inputs and statistics are the same for all
 scores of a method.
 Writes results/novelty.json.
