@@ -1,7 +1,7 @@
-"""Draws docs/figures/readme.png: what a prediction says about a few inputs.
+"""Draws docs/figures/readme.png, what a prediction says about a few inputs, and frontier.png, NLL against its price.
 
 `python docs/readme_figure.py` trains on scikit-learn's digits, writes experiments/results/readme.json and draws it;
-with `--draw` it only draws.
+with `--draw` it only draws. The other figure is drawn from experiments/results/benchmark-cpu.json.
 """
 
 import json
@@ -79,7 +79,63 @@ def draw(content: dict[str, Any]) -> None:
         figure.savefig(DOCS / "figures" / "readme.png")
 
 
+LINES = {"SGD": "#777777", "MC-dropout": "#009E73", "iBNN-8": "#0072B2"}
+
+
+def frontier(cells: dict[str, Any]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Returns NLL + T against the number of networks and against passes, means over seeds, by method."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for method in LINES:
+        named = {1: method, 2: f"{method}, 2 networks", 4: f"{method}, 4 networks"}
+        rows = {count: _rows(cells, name) for count, name in named.items()}
+        passes = [(row[0]["costs"]["forwards"], _nll(row)) for row in rows.values()]
+        one = [f"{method}, one pass", f"{method}, 4 networks, one pass"]
+        found[method] = {
+            "networks": [(count, _nll(row)) for count, row in rows.items()],
+            "passes": passes,
+            "one pass": [(1, _nll(row)) for name in one if (row := _rows(cells, name))],
+        }
+    return found
+
+
+def _rows(cells: dict[str, Any], method: str) -> list[Any]:
+    return [cell for name, cell in cells.items() if name.startswith("LeNet") and name.split(" / ")[1] == method]
+
+
+def _nll(rows: list[Any]) -> float:
+    return float(sum(row["tempered"]["scores"]["nll"] for row in rows) / len(rows))
+
+
+def draw_frontier(found: dict[str, dict[str, list[tuple[float, float]]]]) -> None:
+    """Draws NLL against trainings and against passes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), sharey=True, layout="constrained")
+        for method, colour in LINES.items():
+            left.plot(*zip(*found[method]["networks"], strict=True), "o-", color=colour)
+            aside = (6, -14) if method == "iBNN-8" else (6, 6)
+            left.annotate(method, found[method]["networks"][0], aside, textcoords="offset points", color=colour)
+            right.plot(*zip(*found[method]["passes"], strict=True), "o-", color=colour)
+            if single := found[method]["one pass"]:
+                right.plot(*zip(*single, strict=True), "D", color=colour, mfc="white")
+        left.set(xscale="log", xticks=[1, 2, 4], xticklabels=["1", "2", "4"], xlabel="networks trained")
+        left.set_ylabel("NLL, with temperature (nats)")
+        right.set(xscale="log", xticks=[1, 2, 4, 24, 64], xticklabels=["1", "2", "4", "24", "64"])
+        right.set_xlabel("passes for an answer (diamonds: distilled)")
+        for axes in (left, right):
+            axes.minorticks_off()
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(color="#E8E8E8")
+        figure.suptitle("One noisy network is below four plain ones, and one pass keeps nearly all of it")
+        figure.savefig(DOCS / "figures" / "frontier.png")
+
+
 if __name__ == "__main__":
     if "--draw" not in sys.argv:
         RESULT.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
     draw(json.loads(RESULT.read_text(encoding="utf-8")))
+    draw_frontier(frontier(json.loads((RESULT.parent / "benchmark-cpu.json").read_text(encoding="utf-8"))["cells"]))

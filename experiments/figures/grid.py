@@ -101,7 +101,7 @@ def outsider(cells: Cells) -> str | None:
 
 
 def auroc(cells: Cells, score: str) -> list[float]:
-    """Returns how well a score tells outsiders from test images; none for the epistemic part of a single network."""
-    single = all(at(cell, "costs", "forwards") == 1 for cell in cells)
+    """Returns how well a score tells outsiders from test images; none for the epistemic part of a plain network."""
+    single = all(at(c, "costs", "forwards") == 1 and at(c, "costs", "distil_seconds") is None for c in cells)
     strange = outsider(cells)
     return numbers(cells, "outsiders", strange, score) if strange and not (single and score == "epistemic") else []

@@ -1,5 +1,7 @@
+import json
 import math
 import random
+import runpy
 import statistics
 import sys
 from dataclasses import replace
@@ -364,3 +366,19 @@ def test_matplotlib_is_left_as_it_was(tmp_path: Path) -> None:
 if __name__ == "__main__":  # to look at them: python tests/experiments/test_figures.py folder
     for name in FIGURES:
         print(*figures.draw(*grid(name), Path(sys.argv[1])))
+
+
+def test_the_readme_figures_show_what_the_files_hold() -> None:
+    root = Path(__file__).parents[2]
+    drawn = runpy.run_path(str(root / "docs" / "readme_figure.py"))
+    cells = json.loads((root / "experiments" / "results" / "benchmark-cpu.json").read_text())["cells"]
+    setting = "LeNet × 2, 5,000 Fashion-MNIST"
+    found = drawn["frontier"](cells)
+    seeds = [cells[f"{setting} / iBNN-8 / seed {seed}"]["tempered"]["scores"]["nll"] for seed in range(4)]
+    assert found["iBNN-8"]["networks"][0] == (1, pytest.approx(statistics.mean(seeds)))
+    four = cells[f"{setting} / SGD, 4 networks / seed 0"]
+    assert found["SGD"]["passes"][-1] == (4, pytest.approx(four["tempered"]["scores"]["nll"]))
+    assert found["SGD"]["one pass"] == []
+    answers = json.loads((root / "experiments" / "results" / "readme.json").read_text())["answers"]
+    assert [answer["novel"] for answer in answers] == [False] * 4 + [True] * 2
+    assert all(("novel input" in drawn["caption"](answer)) == answer["novel"] for answer in answers)
