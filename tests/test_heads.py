@@ -274,7 +274,7 @@ def test_the_part_is_saved_with_the_model(tmp_path: Path) -> None:
     assert torch.equal(again.predict(x).probs, model.predict(x).probs)
     function = two(logits=lambda output: output["heads"]["sex"])
     function.save_pretrained(tmp_path / "function")
-    with pytest.raises(ValueError, match="saved with a function"):
+    with pytest.raises(ValueError, match="`logits`.*function"):
         ibnn.load(tmp_path / "function", Two())
     again = ibnn.load(tmp_path / "function", Two(), logits=function.logits)
     assert torch.equal(again.predict(x).probs, model.predict(x).probs)
@@ -488,7 +488,7 @@ def test_numbers_of_any_dtype_are_answered_alike(dtype: torch.dtype, net: nn.Mod
 
 
 def test_a_compiled_network_is_converted_before() -> None:
-    with pytest.raises(TypeError, match=r"torch.compile\(ibnn.convert\(net\)\)"):
+    with pytest.raises(TypeError, match="Convert first, then compile"):
         ibnn.convert(torch.compile(nn.Linear(3, 2)))
 
 

@@ -121,6 +121,8 @@ class Answering(nn.Module):
         self.mixed = members is not None
         seeds = [(model, seed)] if members is None else [(m, numbered_seed(seed, n)) for n, m in enumerate(members)]
         self.parts: Any = nn.ModuleList(Drawn(member, samples, own, mean=mean) for member, own in seeds)
+        if not self.mixed:  # several heads: what reads their outputs knows their shapes
+            self.likelihood = self.parts[0].likelihood
         if self.reference is not None:
             self.observed, self.axes = self.reference.layers.tolist(), self.reference.axes.tolist()
             base, self.reference.base = self.reference.base.cpu(), torch.zeros(0)
