@@ -95,11 +95,6 @@ class Moves:
             state = self._adapted(state, step + 1)
         return state._replace(at=state.at + 1)
 
-    def _normals(self, space: Space, step: int, z: Tensor) -> Tensor:
-        """Returns the standard normals of a step, (K, nodes)."""
-        chain = torch.arange(len(z), device=z.device)
-        return normals(address(self.settings.seed, space, step, chain), z.shape[1]).to(z.dtype)
-
     def _uniform(self, step: int, purpose: int, chains: int) -> Tensor:
         """Returns uniform numbers of a step in (0, 1), (chains,), float64."""
         chain = torch.arange(chains)
@@ -109,7 +104,8 @@ class Moves:
     def _trajectory(self, state: State, step: int, warming: bool) -> State:
         """Takes a step of HMC."""
         z, scale, size = state.z, state.scale, float(state.step)
-        v = scale.sqrt() * self._normals(Space.CHAIN, step, z)
+        chain = torch.arange(len(z), device=z.device)
+        v = scale.sqrt() * normals(address(self.settings.seed, Space.CHAIN, step, chain), z.shape[1]).to(z.dtype)
         time = TRAJECTORY * (0.5 + float(self._uniform(step, 1, 1)))
         steps = min(max(round(time / size), 1), LONGEST)
         end, v_end, potential, gradient = leapfrog(
@@ -158,7 +154,9 @@ class Moves:
         if guess:
             state = self._with_scale(state, 1 / (1 / self.prior_variance + self.energy.information(state.z, done)))
         if size is None:
-            probe = self._normals(Space.CHAIN_PROBE, done, state.z)
+            chain = torch.arange(len(state.z), device=state.z.device)
+            at = address(self.settings.seed, Space.CHAIN_PROBE, done, chain)
+            probe = normals(at, state.z.shape[1]).to(state.z.dtype)
             size = 1 / math.sqrt(max(self.energy.curvature(state.z, state.scale, probe, done), 1.0))
         dual = torch.tensor([math.log(10 * size), 0.0, 0.0, 0.0], dtype=torch.float64)
         return state._replace(step=torch.tensor(size, dtype=torch.float64), dual=dual)
