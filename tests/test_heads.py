@@ -274,7 +274,7 @@ def test_the_part_is_saved_with_the_model(tmp_path: Path) -> None:
     assert torch.equal(again.predict(x).probs, model.predict(x).probs)
     function = two(logits=lambda output: output["heads"]["sex"])
     function.save_pretrained(tmp_path / "function")
-    with pytest.raises(ValueError, match="`logits`.*function"):
+    with pytest.raises(ValueError, match=r"`logits`.*function"):
         ibnn.load(tmp_path / "function", Two())
     again = ibnn.load(tmp_path / "function", Two(), logits=function.logits)
     assert torch.equal(again.predict(x).probs, model.predict(x).probs)
