@@ -115,14 +115,15 @@ class Answering(nn.Module):
             pixels,
             fallback,
         )
-        self.likelihood: Likelihood = copy.deepcopy(model.likelihood)
         self.reference: Reference | None = copy.deepcopy(getattr(model, "reference", None)) if novelty else None
         members, mean = getattr(model, "members", None), self.reference is not None
         self.mixed = members is not None
         seeds = [(model, seed)] if members is None else [(m, numbered_seed(seed, n)) for n, m in enumerate(members)]
         self.parts: Any = nn.ModuleList(Drawn(member, samples, own, mean=mean) for member, own in seeds)
-        if not self.mixed:  # several heads: what reads their outputs knows their shapes
-            self.likelihood = self.parts[0].likelihood
+        own_likelihood: Likelihood = self.parts[
+            0
+        ].likelihood  # it knows the shapes of several heads once it has read them
+        self.likelihood = copy.deepcopy(model.likelihood) if self.mixed else own_likelihood
         if self.reference is not None:
             self.observed, self.axes = self.reference.layers.tolist(), self.reference.axes.tolist()
             base, self.reference.base = self.reference.base.cpu(), torch.zeros(0)
