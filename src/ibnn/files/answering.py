@@ -120,10 +120,8 @@ class Answering(nn.Module):
         self.mixed = members is not None
         seeds = [(model, seed)] if members is None else [(m, numbered_seed(seed, n)) for n, m in enumerate(members)]
         self.parts: Any = nn.ModuleList(Drawn(member, samples, own, mean=mean) for member, own in seeds)
-        own_likelihood: Likelihood = self.parts[
-            0
-        ].likelihood  # it knows the shapes of several heads once it has read them
-        self.likelihood = copy.deepcopy(model.likelihood) if self.mixed else own_likelihood
+        first: Any = self.parts[0]  # reads the outputs of several heads, and so knows their shapes
+        self.likelihood: Any = copy.deepcopy(model.likelihood) if self.mixed else first.likelihood
         if self.reference is not None:
             self.observed, self.axes = self.reference.layers.tolist(), self.reference.axes.tolist()
             base, self.reference.base = self.reference.base.cpu(), torch.zeros(0)
