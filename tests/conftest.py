@@ -1,6 +1,7 @@
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -44,3 +45,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_accelerate_state() -> Iterator[None]:
+    """Clears what the Trainer leaves behind: a precision that other tests may not want."""
+    yield
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SITE = sorted(DOCS.rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SITE, *sorted((ROOT / "experiments").rglob("*.md"))]
+pytestmark = pytest.mark.usefixtures("no_accelerate_state")
 pages = SimpleNamespace(**runpy.run_path(str(DOCS / "pages.py")))
 
 

@@ -1,14 +1,13 @@
 """Hugging Face models as they are, tiny and at random: what holds for any network holds for each of them."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from reference import check_split, entropy_split
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -22,11 +21,7 @@ hf = pytest.importorskip("transformers")
 B, C = 3, 4
 Batch = dict[str, Tensor]
 
-
-@pytest.fixture(autouse=True)
-def _accelerate_state() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state()  # the Trainer leaves it behind, with a precision that others may not want
+pytestmark = pytest.mark.usefixtures("no_accelerate_state")
 
 
 def _words(length: int = 6) -> Batch:
