@@ -117,7 +117,7 @@ def draw_frontier(found: dict[str, dict[str, list[tuple[float, float]]]]) -> Non
         figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.8), sharey=True, layout="constrained")
         for method, colour in LINES.items():
             left.plot(*zip(*found[method]["networks"], strict=True), "o-", color=colour)
-            aside = (6, -14) if method == "iBNN-8" else (6, 6)
+            aside = (-4, -22) if method == "iBNN-8" else (6, 6)
             left.annotate(method, found[method]["networks"][0], aside, textcoords="offset points", color=colour)
             right.plot(*zip(*found[method]["passes"], strict=True), "o-", color=colour)
             if single := found[method]["one pass"]:
