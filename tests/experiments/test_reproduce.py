@@ -40,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 LONG = [(name, "paper") for name in ("regression", "size", "benchmark", "pretrained", "calibration", "ood")]
 LONG += [
-    (name, "cpu") for name in ("benchmark", "size", "ood", "regression", "calibration")
+    (name, "cpu") for name in ("benchmark", "size", "ood", "regression", "calibration", "vgg16-cifar10")
 ]  # others run the same code
 # as their smaller presets; the last two are the benchmark's runs
 
