@@ -210,7 +210,24 @@ def _stamps(content: Any) -> Iterator[Any]:
             yield from _stamps(part)
 
 
-COMPARISONS = (tables, recipes, code, tutorials, scaling, transformers, performance, steering, shift, deploying)
+def five_minutes() -> Iterator[str]:
+    """The report that the README shows."""
+    yield from missing("README.md", *result("five-minutes")["printed"])
+
+
+COMPARISONS = (
+    tables,
+    recipes,
+    code,
+    five_minutes,
+    tutorials,
+    scaling,
+    transformers,
+    performance,
+    steering,
+    shift,
+    deploying,
+)
 
 
 def main() -> int:
