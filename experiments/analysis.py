@@ -14,7 +14,7 @@ from ibnn.data import DataSet, Points
 from ibnn.lab.jobs import read_run
 from ibnn.lab.parts import Splits
 from ibnn.lab.runs import RunFolder
-from ibnn.network import IBNN
+from ibnn.network import IBNN, prior_stds
 from ibnn.prediction import GaussianPrediction, predict
 
 
@@ -77,6 +77,23 @@ def pca(folder: Path, splits: Splits, *, points: int = 15, rows: int = 1000) -> 
     }
 
 
+def posterior(folder: Path, splits: Splits) -> dict[str, float]:
+    """Returns how far a posterior has left its prior: how its means and σ differ; nothing for a plain network."""
+    model = read_run(folder).model
+    if not isinstance(model, IBNN):
+        return {}
+    q = model.posterior()
+    mean, ratio = q.mean.detach(), (q.std / prior_stds(model)).detach().flatten()
+    found = {
+        "prior_std": model.prior_std,
+        "distance_of_means": float((mean - 1).abs().mean()),
+        "spread_of_means": float(mean.std(0, correction=0).mean()),
+        "low_std": float(ratio.quantile(0.05)),
+        "high_std": float(ratio.quantile(0.95)),
+    }
+    return {name: round(value, 4) for name, value in found.items()}
+
+
 def _flat(net: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
@@ -96,4 +113,4 @@ def _numbers(values: Tensor) -> list[float]:
     return [round(float(value), 4) for value in values.flatten()]
 
 
-ANALYSES: dict[str, Callable[..., Any]] = {"curve": curve, "pca": pca, "softmax": softmax}
+ANALYSES: dict[str, Callable[..., Any]] = {"curve": curve, "pca": pca, "posterior": posterior, "softmax": softmax}

@@ -333,8 +333,7 @@ def _own(cell: Cell, folders: Folders, *, again: bool) -> dict[str, Any]:
         facts["evaluated"] = provenance()
     row = {name: result[name] for name in KEPT if name in result}
     if cell.experiment.analysis:
-        analysed = ANALYSES[cell.experiment.analysis](folder, _splits(cell, folders))
-        row = {"scores": result["scores"], "costs": result["costs"], "analysis": analysed}
+        row["analysis"] = ANALYSES[cell.experiment.analysis](folder, _splits(cell, folders))
     return row | {"job": result["job"], **facts}
 
 

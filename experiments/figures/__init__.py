@@ -29,6 +29,7 @@ __all__ = ["draw", "table", "markdown"]
 FIGURES: dict[str, tuple[Callable[[Grid], "Figure | None"], tuple[str, ...]]] = {  # and what a cell needs for it
     "benchmark": (benchmark, ("scores",)),
     "pretrained": (benchmark, ("scores",)),
+    "posterior": (benchmark, ("scores",)),
     "components": (components, ("scores",)),
     "size": (size, ("scores",)),
     "calibration": (calibration, ("reliability", "confidence")),
