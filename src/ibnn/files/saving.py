@@ -46,8 +46,7 @@ def save_pretrained(
 ) -> None:
     """Writes a model to a folder: its tensors as safetensors, the rest as `config.json`.
 
-    A process that is killed meanwhile leaves the older save or this one, whole. Where weights are sharded, all workers
-    must call it, and the first one writes.
+    A process that is killed meanwhile leaves the older save or this one, whole.
 
     Args:
         model: A converted network, or a baseline of `ibnn.baselines`.
@@ -72,11 +71,7 @@ def save_pretrained(
     config = {"latents_only": bool(latents_only), **described, "fingerprint": fingerprint(model.net)}
     if architecture is not None:
         config["architecture"] = extra("ibnn.files.schema").checked_architecture(architecture)
-    sharded = any(type(module).__name__.startswith("FSDP") for module in model.modules())
-    if not sharded or torch.distributed.get_rank() == 0:
-        model_folder.write(folder, tensors, config)
-    if sharded:
-        torch.distributed.barrier()
+    model_folder.write(folder, tensors, config)
 
 
 def load(
@@ -333,13 +328,13 @@ def _saved_state(model: nn.Module, latents_only: bool) -> dict[str, Tensor]:
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the tensors of a state dict; tied ones are the same object, sharded ones are gathered."""
+    """Returns the tensors of a state dict; tied ones are the same object."""
     state: dict[str, Tensor] = module.state_dict(keep_vars=True)
     for name, value in state.items():
         if not isinstance(value, Tensor) or value.is_meta:
             got = f"{name!r}, {'on the meta device' if isinstance(value, Tensor) else type(value).__name__}"
             raise TypeError(complaint("net", "a network whose state is tensors with values", got, "Make it so first."))
-    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
+    return state
 
 
 def _base(net: nn.Module, prefix: str = "") -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ KERNELS: dict[type[nn.Module], Kernel] = {
 def run(layer: Any, x: Any, z: Tensor, axis: int, units: Units | None) -> Tensor | None:
     """Returns the output of a layer for x ∘ z (∘ u) with z (R, D), a row each; None where no kernel takes the case.
 
-    A subclass of a layer (parametrised, sharded) has no kernel: its forward may be another.
+    A subclass of a layer (a parametrised one) has no kernel: its forward may be another.
     """
     kernel = KERNELS.get(type(layer))
     if kernel is None or z.dim() != 2 or not isinstance(x, Tensor) or x.dim() < 2:

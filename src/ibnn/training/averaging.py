@@ -1,7 +1,4 @@
-"""Averages of weights that replace them at the end of training.
-
-Averages are kept by name and not as a copy of the model (torch's AveragedModel), which a sharded model does not allow.
-"""
+"""Averages of weights that replace them at the end of training."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -18,14 +18,11 @@ from ibnn.batches import Worker
 from ibnn.errors import complaint
 from ibnn.inputs import tree_map
 from ibnn.training.recipe import NOISE_LR, Recipe, optimiser_class
-from ibnn.training.sharding import is_sharded
 from ibnn.training.trainable import Trainable
 
 
 class Engine:
     """One run's Accelerator: which worker this is, where it computes, whether it is `main` and writes files."""
-
-    sharded = False  # whether the weights are spread over the workers
 
     def __init__(self, recipe: Recipe, folder: Path | None, rows: int, device: torch.device | None = None) -> None:
         """Makes the Accelerator. One worker computes on the model's own device; of several, accelerate decides."""
@@ -48,7 +45,7 @@ class Engine:
         )
         self.worker, fault = Worker(self.accelerator.process_index, self.accelerator.num_processes), ""
         if self.accelerator.distributed_type == DistributedType.FSDP:
-            fault = complaint("accelerate", "launched without FSDP", "FSDP", "Call ibnn.training.shard(model).")
+            fault = complaint("accelerate", "launched without FSDP", "FSDP", "Use DDP: weights must fit on a device.")
         if rows < self.worker.world:
             fault = complaint("train", "at least a row for each worker", rows, "Use fewer workers.")
         if fault:
@@ -62,11 +59,6 @@ class Engine:
 
     def prepare(self, loss: nn.Module, optimisers: Sequence[Optimizer]) -> tuple[nn.Module, Sequence[Any]]:
         """Returns the loss as it runs on this worker's device, and what steps in place of the optimisers."""
-        self.sharded = is_sharded(loss)
-        if self.sharded and self.accelerator.mixed_precision != "no":
-            raise ValueError(complaint("precision", '"no" for a sharded model', "another", "Pass mp_policy to shard."))
-        if self.sharded:
-            return loss, optimisers
         module, *steppers = self.accelerator.prepare(loss, *optimisers)
         # The same steps without accelerate's look-ups, which take a tenth of a small network's step:
         return module, optimisers if self._plain_steps else steppers

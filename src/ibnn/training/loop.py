@@ -8,7 +8,6 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +32,6 @@ from ibnn.training.engine import Engine, make_optimisers, rates_at, set_rates, t
 from ibnn.training.history import Callback, History, Journal, joined, summarise
 from ibnn.training.recipe import Recipe, Schedule
 from ibnn.training.session import Session, State
-from ibnn.training.sharding import average_gradients, clip_gradients, reshard, whole
 from ibnn.training.steering import LEAST_STD, START, Steering, kl_weight, start_calibrated, start_divided
 from ibnn.training.trainable import Trainable, as_trainable, restored_on_error
 
@@ -133,8 +131,7 @@ def fit(  # noqa: D417  fields of the recipe are described there
     with restored_on_error(model):
         history = _Run(model, data, found, folder, n_data, scheduler).run(resume, callbacks, quiet)
     if novelty and data.held_out is not None:
-        with whole(model):
-            fit_novelty_if_possible(model, data.train, data.held_out, seed=found.seed)
+        fit_novelty_if_possible(model, data.train, data.held_out, seed=found.seed)
     return history
 
 
@@ -184,8 +181,6 @@ class _Run:
         self.traced = trace_rates(scheduler, recipe, self.total) if scheduler else None
         self.engine = engine = Engine(recipe, folder, self.source.rows, next(model.net.parameters()).device)
         self.held_out = HeldOut(model, data.held_out, engine.device, recipe.seed) if data.held_out else None
-        # Held-out data need whole weights on every worker; a model may be sharded:
-        self.gathered = partial(whole, model) if self.held_out else nullcontext
         steering = None
         if recipe.beta == "auto" and self.latents is not None and self.held_out is not None:
             sizes = {"total": self.total, "batch_size": self.source.batch_size}
@@ -195,7 +190,6 @@ class _Run:
         model.reseed(recipe.seed)
         if recipe.sync_batchnorm and engine.worker.world > 1:
             model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
-        reshard(model)  # the data were tried on it; optimisers take the parts
         self.state = state = State(model, make_optimisers(model, recipe), steering)
         self.loss, self.steppers = engine.prepare(_Loss(model, recipe), state.optimisers)
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
@@ -223,8 +217,7 @@ class _Run:
             closing(Journal(self.session, quiet=self.quiet)) as self.journal,
         ):
             self.model.zero_grad()  # of a failed run, or of the caller
-            with self.gathered():
-                self._start()
+            self._start()
             while not self.state.progress.finished:
                 self._epoch()
                 self._end_epoch(callbacks)
@@ -290,8 +283,7 @@ class _Run:
         if steering is not None and progress.step in steering.steps:
             nll, count = self.engine.total(progress.seen)
             progress.seen = [0.0] * 2
-            with self.gathered():
-                steering.look(progress.step, nll / max(count, 1e-12))
+            steering.look(progress.step, nll / max(count, 1e-12))
         if steering is not None:
             steering.set_units((progress.step + 0.5) / self.total)
 
@@ -325,8 +317,6 @@ class _Run:
                 engine.accelerator.backward(loss)
             values = terms.loss.detach() * weight, terms.nll.detach() * count, terms.kl.detach() * weight
             sums.append(torch.stack(values))
-        if engine.sharded:
-            average_gradients(self.model)
         self._clip(share)
         for stepper in self.steppers:
             stepper.step()
@@ -340,8 +330,7 @@ class _Run:
         """Limits the gradient norms of weights and latents separately."""
         for optimiser, limit in zip(self.state.optimisers, (self.recipe.clip, self.recipe.latent_clip), strict=False):
             parameters = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-            clip = clip_gradients if self.engine.sharded else self.engine.accelerator.clip_grad_norm_
-            norm = clip(parameters, limit or float("inf"))
+            norm: Any = self.engine.accelerator.clip_grad_norm_(parameters, limit or float("inf"))
             if self.recipe.precision != "fp16":  # there, accelerate skips such a step
                 self._check_finite(float(norm), "the gradient's norm", share)
 
@@ -360,8 +349,7 @@ class _Run:
             shares = self.source.epoch(recipe.seed, 0)
             estimate_statistics(self.model, (self.engine.to_device(share.x) for share in shares))
         if last or epoch % (recipe.evaluate_every or self.length.every) == 0:
-            with self.gathered():
-                self.journal.write(epoch, self._rates(step - 1), self.held_out, callbacks)
+            self.journal.write(epoch, self._rates(step - 1), self.held_out, callbacks)
         if last:
             state.progress.finished = "finished"
         elif self.length.patience and step >= self.length.least and state.progress.waited >= self.length.patience:
@@ -369,8 +357,7 @@ class _Run:
         if state.progress.finished and state.best:
             self.model.load_state_dict(state.best)
         if state.progress.finished and state.steering is not None:
-            with self.gathered():
-                state.steering.settle()
+            state.steering.settle()
         self.session.after_step(at_epoch=epoch % self.length.every == 0)
 
 

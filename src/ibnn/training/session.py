@@ -21,7 +21,6 @@ from ibnn.training import checkpoint
 from ibnn.training.averaging import Average
 from ibnn.training.engine import Engine
 from ibnn.training.recipe import Length, Recipe
-from ibnn.training.sharding import gathered, sharded_like
 from ibnn.training.steering import Steering, SteeringState
 from ibnn.training.trainable import Trainable
 
@@ -76,7 +75,7 @@ class State:
     best: dict[str, Tensor] = field(default_factory=dict)  # state of the model at the best evaluation, if it is kept
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns it as named tensors, gathered from all workers of a sharded model, and plain data."""
+        """Returns it as named tensors and plain data."""
         states = {"model": self.model.state_dict(), "average": self.average.state, "best": self.best}
         tensors: dict[str, Tensor] = {f"{kind}/{n}": value for kind, s in states.items() for n, value in s.items()}
         for number, optimiser in enumerate(self.optimisers):
@@ -87,16 +86,15 @@ class State:
             "averaged": self.average.count,
             "optimisers": [optimiser.state_dict()["param_groups"] for optimiser in self.optimisers],
         }
-        return {name: gathered(tensor) for name, tensor in tensors.items()}, facts
+        return tensors, facts
 
     def restore(self, saved: Sealed, engine: Engine) -> None:
         """Takes over a checkpoint."""
-        tensors = {name: sharded_like(name, t, self.model, self.optimisers) for name, t in saved.tensors.items()}
+        tensors, facts = saved
 
         def state(kind: str) -> dict[str, Tensor]:
             return {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{kind}/")}
 
-        facts = saved.facts
         self.model.load_state_dict(state("model"))
         self.average = Average(engine.to_device(state("average")), facts["averaged"])
         self.best, self.progress = state("best"), Progress(**facts["progress"])
@@ -172,8 +170,8 @@ class Session:
         if self.folder is not None and (due or stop or progress.finished):
             sums = self.engine.total([*progress.sums, *progress.seen], for_main=True)
             progress.sums, progress.seen = sums[:5], sums[5:]
-            tensors, facts = self.state.packed() if self.engine.main or self.engine.sharded else ({}, {})
             if self.engine.main:
+                tensors, facts = self.state.packed()
                 facts |= {"recipe": self.recipe.to_toml(), "facts": dict(self.facts)}
                 checkpoint.save(self.folder / "checkpoints", progress.step, tensors, facts)
         if stop and not progress.finished:
