@@ -1,7 +1,7 @@
 """Reads, cuts and counts the inputs of a network: a tensor, a tuple, or a mapping of keyword arguments."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -154,12 +154,13 @@ def check_rows(output: Tensor, rows: int) -> None:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Sets eval mode for a block; afterwards every module is in its former mode."""
-    training = [module for module in net.modules() if module.training]
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module in training:
-            module.training = True
+    """Sets eval mode for a block, in which other threads wait for a model; then every module has its former mode."""
+    with vars(net).get("_lock") or nullcontext():
+        training = [module for module in net.modules() if module.training]
+        try:
+            for module in training:
+                module.training = False
+            yield
+        finally:
+            for module in training:
+                module.training = True

@@ -28,7 +28,7 @@ from ibnn.mixture import KLKind, Mixture
 from ibnn.noise import DrawsPer
 from ibnn.normal import Space, address, normals
 from ibnn.prediction import HeldOut, predict
-from ibnn.threads import Shared, one_at_a_time
+from ibnn.threads import Lock, deepcopy, one_at_a_time
 from ibnn.units import UnitFactors, Units
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ CACHE_ENTRIES = 2**24  # entries of the rows of one pass that caches hold; more 
 _SEARCHES = 4  # for the batch in inputs that are folded differently from those before
 
 
-class IBNN(Shared):
+class IBNN(nn.Module):
     """An implicit Bayesian neural network: a plain network whose layers' inputs are multiplied by latents z.
 
     Made by `ibnn.convert`. In train mode a call runs Algorithm 1: the rows of the batch are spread evenly over the K
@@ -106,6 +106,11 @@ class IBNN(Shared):
     reference: "Reference | None"
     held_out: HeldOut | None
 
+    evaluating, __deepcopy__ = inputs.evaluating, deepcopy
+    train = one_at_a_time(nn.Module.train)
+    state_dict = one_at_a_time(nn.Module.state_dict)
+    load_state_dict = one_at_a_time(nn.Module.load_state_dict)
+
     def __init__(
         self,
         net: nn.Module,
@@ -123,6 +128,7 @@ class IBNN(Shared):
     ) -> None:
         """Wraps a network whose layers carry latents already; use `ibnn.convert`."""
         super().__init__()
+        self._lock = Lock()
         self.net, self.likelihood, self.logits = net, likelihood, logits
         self.components, self.prior_std, self.kl_kind = components, prior_std, kl_kind
         self.where, self.bias_latents, self.random = where, bias_latents, True

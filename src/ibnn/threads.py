@@ -1,16 +1,13 @@
-"""Models that threads may share: one predicts while another trains, saves or copies."""
+"""The lock of a model that threads share: one predicts while another trains, saves or copies."""
 
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, Self, TypeVar
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
-
-from ibnn import inputs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,7 +20,7 @@ class Lock(type(threading.RLock())):  # type: ignore[misc]
 
 
 def one_at_a_time(function: F) -> F:
-    """Lets a function of a model wait until passes of other threads are done; compiled passes do not wait."""
+    """Lets a function of a model with a `_lock` wait for passes of other threads; compiled passes do not wait."""
 
     @functools.wraps(function)
     def waiting(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -34,25 +31,9 @@ def one_at_a_time(function: F) -> F:
     return waiting  # type: ignore[return-value]
 
 
-class Shared(nn.Module):
-    """A model whose passes come one after the other, each in the mode and with the weights of its caller."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = Lock()
-
-    train = one_at_a_time(nn.Module.train)
-    state_dict = one_at_a_time(nn.Module.state_dict)
-    load_state_dict = one_at_a_time(nn.Module.load_state_dict)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Holds the model in eval mode, and locked for other threads, within a block."""
-        with self._lock, inputs.evaluating(self):
-            yield
-
-    @one_at_a_time
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        memo[id(self)] = made = type(self).__new__(type(self))
-        made.__setstate__(copy.deepcopy(self.__dict__, memo))  # type: ignore[no-untyped-call]
-        return made
+@one_at_a_time
+def deepcopy(model: Any, memo: dict[int, Any]) -> Any:
+    """Copies a model; its `__deepcopy__`."""
+    memo[id(model)] = made = type(model).__new__(type(model))
+    made.__setstate__(copy.deepcopy(model.__dict__, memo))
+    return made

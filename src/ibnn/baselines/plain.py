@@ -10,21 +10,21 @@ from ibnn import check, objective
 from ibnn.batches import as_source
 from ibnn.errors import complaint
 from ibnn.files.saving import save_pretrained
-from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows
+from ibnn.inputs import Inputs, batch_length, call_arguments, check_rows, evaluating
 from ibnn.layers.explain import explaining_shapes
 from ibnn.likelihood import Categorical, Likelihood, Terms
 from ibnn.likelihood.temperature import supported_temperature
 from ibnn.network import make_room
 from ibnn.normal import numbered_seed
 from ibnn.prediction import HeldOut, draws, predict
-from ibnn.threads import Shared, one_at_a_time
+from ibnn.threads import Lock, deepcopy, one_at_a_time
 from ibnn.training.trainable import Trainable
 
 if TYPE_CHECKING:
     from ibnn.novelty.reference import Reference
 
 
-class Baseline(Shared):
+class Baseline(nn.Module):
     """What all baselines share. Threads may share one, as they may an `IBNN`."""
 
     prior_std = 0.0
@@ -34,8 +34,14 @@ class Baseline(Shared):
     saved_options: tuple[str, ...] = ()  # attributes that are constructor options besides network and likelihood
     each_draw: Any
 
+    evaluating, __deepcopy__ = evaluating, deepcopy
+    train = one_at_a_time(nn.Module.train)
+    state_dict = one_at_a_time(nn.Module.state_dict)
+    load_state_dict = one_at_a_time(nn.Module.load_state_dict)
+
     def __init__(self) -> None:
         super().__init__()
+        self._lock = Lock()
         self.register_module("reference", None)
         self.register_module("held_out", None)
 

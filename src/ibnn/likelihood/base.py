@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ibnn import check
 from ibnn.errors import complaint
 from ibnn.inputs import logits_of
-from ibnn.prediction import Conformal, Prediction, Running
+from ibnn.likelihood.running import Running
+from ibnn.prediction import Conformal, Prediction
 
 BLOCKS = 10  # blocks of rows by which `losses` are known where they are not known row by row
 Temperature = float | Tensor | None  # None stands for the likelihood's own

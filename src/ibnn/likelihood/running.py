@@ -11,10 +11,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ibnn.prediction import Prediction, Running
+from ibnn.prediction import Prediction
 
 HELD = 2**25  # entries of draws' outputs that are held at most before they are summed up one by one
 Split = tuple[Tensor, Tensor, Tensor]  # aleatoric, between and within parts of an entropy, (B, …) each
+
+
+class Running:
+    """Makes a prediction of draws that come a few at a time; this class holds them all."""
+
+    def __init__(self, summarise: Callable[[Tensor], Prediction], components: int) -> None:
+        self.summarise, self.components = summarise, components
+        self.parts: list[Tensor] = []
+
+    def add(self, draws: Tensor) -> None:
+        """Takes the next draws of a network's output, (J, B, …), component-major."""
+        self.parts.append(draws)
+
+    def result(self) -> Prediction:
+        """Returns the prediction made of all draws."""
+        return self.summarise(torch.cat(self.parts).unflatten(0, (self.components, -1)))
 
 
 class RunningProbabilities(Running):

@@ -6,7 +6,6 @@ from ibnn.prediction.answers import (
     GaussianPrediction,
     JointPrediction,
     Prediction,
-    Running,
     check_level,
     no_reference,
 )
@@ -16,6 +15,6 @@ from ibnn.prediction.predict import Method, check_fallback, check_options, draws
 __all__ = [
     "BernoulliPrediction", "CategoricalPrediction", "GaussianPrediction", "JointPrediction", "Prediction",  # answers
     "Conformal", "HeldOut", "class_distances", "number_distances",
-    "Method", "Running", "check_fallback", "check_level", "check_options", "draws", "explaining_cuts", "no_reference",
+    "Method", "check_fallback", "check_level", "check_options", "draws", "explaining_cuts", "no_reference",
     "predict", "refuse_nan",
 ]  # fmt: skip

@@ -405,22 +405,6 @@ class JointPrediction(Prediction, Mapping[str, Any]):
         return replace(parts[0], heads=heads, p_value=torch.cat(p_values) if p_values else None)
 
 
-class Running:
-    """Makes a prediction of draws that come a few at a time; this class holds them all."""
-
-    def __init__(self, summarise: Callable[[Tensor], Prediction], components: int) -> None:
-        self.summarise, self.components = summarise, components
-        self.parts: list[Tensor] = []
-
-    def add(self, draws: Tensor) -> None:
-        """Takes the next draws of a network's output, (J, B, …), component-major."""
-        self.parts.append(draws)
-
-    def result(self) -> Prediction:
-        """Returns the prediction made of all draws."""
-        return self.summarise(torch.cat(self.parts).unflatten(0, (self.components, -1)))
-
-
 def check_level(name: str, level: float, ranked: int) -> None:
     """Raises unless a p-value among `ranked` held-out inputs can be as small as a level.
 

@@ -29,7 +29,7 @@ from ibnn.inputs import (
     tensors,
     tree_map,
 )
-from ibnn.layers.explain import explaining_shapes, out_of_memory
+from ibnn.layers.explain import explain, out_of_memory
 from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, check_level
 from ibnn.prediction.conformal import HeldOut
 
@@ -296,13 +296,14 @@ def _batch_by_pieces(
         piece = batch if whole else slice_rows(batch, slice(start, start + (size or 0)), rows)
         piece = tree_map(lambda t: t.to(device), piece)
         try:
-            with explaining_cuts(size, rows), explaining_shapes(net, piece):
+            with explaining_cuts(size, rows):
                 parts.append(answer(piece, first + start, size))
-        except (MemoryError, RuntimeError) as error:
-            if size is None or size == 1 or not out_of_memory(error):
-                raise
-            size = -(-min(size, rows) // 2)
-            continue
+        except (MemoryError, RuntimeError, IndexError, ValueError) as error:
+            if size is not None and size > 1 and out_of_memory(error):
+                size = -(-min(size, rows) // 2)
+                continue
+            explain(error, net, piece)
+            raise
         start += rows if size is None else size
     return parts, size
 
