@@ -544,30 +544,6 @@ def test_a_hundred_thousand_inputs_take_the_memory_of_a_chunk_and_of_their_answe
     assert_same(found.rows(torch.arange(99_993, 100_000)), part)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: not enough memory"), MemoryError()])
-def test_where_memory_runs_out_rows_are_halved(error: Exception) -> None:
-    model, x = make_model(), torch.randn(23, 5)
-    whole = model.predict(x)
-    seen = []
-
-    def full(net: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen.append(len(args[0]))
-        if len(args[0]) > 5:
-            raise error
-
-    handle = model.net.register_forward_pre_hook(full)
-    assert_same(model.predict(x, batch_size=20), whole)
-    assert [n for n in seen if n > 5] == [20, 10]
-    handle.remove()
-    handle = model.net.register_forward_pre_hook(lambda net, args: full(net, (args[0].repeat(9, 1),)))
-    with pytest.raises(type(error)):  # not even one row fits
-        model.predict(x)
-    handle.remove()
-    model.net.register_forward_pre_hook(lambda net, args: 1 / 0)
-    with pytest.raises(ZeroDivisionError):  # other errors are not for us
-        model.predict(x)
-
-
 # ---------------------------------------------------------------------------------------------- answers that settle
 
 

@@ -34,6 +34,6 @@ def one_at_a_time(function: F) -> F:
 @one_at_a_time
 def deepcopy(model: Any, memo: dict[int, Any]) -> Any:
     """Copies a model; its `__deepcopy__`."""
-    memo[id(model)] = made = type(model).__new__(type(model))
+    memo[id(model)] = made = object.__new__(type(model))
     made.__setstate__(copy.deepcopy(model.__dict__, memo))
     return made

@@ -10,11 +10,11 @@ from ibnn.prediction.answers import (
     no_reference,
 )
 from ibnn.prediction.conformal import Conformal, HeldOut, class_distances, number_distances
-from ibnn.prediction.predict import Method, check_fallback, check_options, draws, explaining_cuts, predict, refuse_nan
+from ibnn.prediction.predict import check_fallback, check_options, draws, explaining_cuts, predict, refuse_nan
 
 __all__ = [
     "BernoulliPrediction", "CategoricalPrediction", "GaussianPrediction", "JointPrediction", "Prediction",  # answers
     "Conformal", "HeldOut", "class_distances", "number_distances",
-    "Method", "check_fallback", "check_level", "check_options", "draws", "explaining_cuts", "no_reference",
+    "check_fallback", "check_level", "check_options", "draws", "explaining_cuts", "no_reference",
     "predict", "refuse_nan",
 ]  # fmt: skip

@@ -3,14 +3,17 @@
 Inputs are checked and cut into pieces of at most `batch_size` rows. The method draws outputs of its network for a
 piece, (K·S, b, …), and its likelihood sums them up into a `Prediction`. A model with reference data adds the p-value
 of every input (`ibnn.novelty`). At the end the answers of all pieces are joined.
+
+A method is an nn.Module with `components`, a `likelihood`, `random` (whether a component has more than one draw),
+`evaluating()` and `each_draw(x, samples, seed, first=, batch_size=)`, which yields outputs (J, b, …), component-major.
 """
 
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,44 +32,17 @@ from ibnn.inputs import (
     tensors,
     tree_map,
 )
-from ibnn.layers.explain import explain, out_of_memory
+from ibnn.layers.explain import explain
 from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, check_level
 from ibnn.prediction.conformal import HeldOut
 
 log = logging.getLogger("ibnn")
+T = TypeVar("T", Tensor, Prediction)  # the result for a piece
 TOLERANCE = 0.1  # of samples="auto": a quarter of the draws on held-out images, see docs/performance.md
 
 
-class Method(Protocol):
-    """What `predict` needs of a method."""
-
-    components: int
-
-    @property
-    def random(self) -> bool:
-        """Whether a component has more than one draw."""
-
-    @property
-    def likelihood(self) -> Any:
-        """Turns the draws into a prediction: `summarise` and `running` of a `Likelihood`."""
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        """Holds the method in eval mode within a block."""
-
-    def each_draw(
-        self, inputs: Inputs, samples: int, seed: int, /, *, first: int = 0, batch_size: int | None = None
-    ) -> Iterator[Tensor]:
-        """Yields draws first … first + S − 1 of the network's output in eval mode, (J, B, …), component-major."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """As `nn.Module.parameters`."""
-
-    def modules(self) -> Iterator[nn.Module]:
-        """As `nn.Module.modules`."""
-
-
 def predict(
-    method: Method,
+    method: Any,
     x: Inputs,
     *,
     samples: int | Literal["auto"] = 5,
@@ -91,9 +67,9 @@ def predict(
             is below this and that class leads by more than a standard error. `p.draws` says how many draws it took.
             Stopping there favours draws that happen to agree: see docs/method.md.
         seed: Decides the draws.
-        batch_size: Most rows that go through the network at once; changes nothing else. Pieces that do not fit into
-            memory are halved. Draws for a few inputs pass together. None never cuts a batch and never copies it: for
-            networks whose rows depend on each other, such as the nodes of a graph.
+        batch_size: Most rows that go through the network at once; changes nothing else. Draws for a few inputs pass
+            together. None never cuts a batch and never copies it: for networks whose rows depend on each other, such
+            as the nodes of a graph.
         novelty: Whether to add p-values of novelty, if the model has reference data.
         fallback: p-value below which answers are mixed with the base rates, such as 0.01: at the smallest possible
             p-value the answer is the base rate. Default: answers are the network's, whatever the p-value.
@@ -119,12 +95,12 @@ def predict(
         check_fallback(fallback, reference)
     if getattr(method, "fresh", False):
         log.warning("predict: the latents' noise is as convert set it. Call ibnn.calibrate(model, valid) or ibnn.fit.")
-        method.fresh = False  # type: ignore[attr-defined]
+        method.fresh = False
     held_out: HeldOut | None = getattr(method, "held_out", None)
     held_out = held_out if held_out is not None and held_out.fits(method.likelihood) else None
     only_draw = not method.random and method.components == 1  # is the output that novelty measures
 
-    def answer(piece: Inputs, first: int, size: int | None) -> Prediction:
+    def answer(piece: Inputs, first: int) -> Prediction:
         output = None
         if reference is not None:
             from ibnn.novelty.measure import annotated, measured  # loaded where a model has reference data
@@ -132,11 +108,11 @@ def predict(
             novel, mean_output = measured(method, piece)
             output = mean_output if only_draw else None
         if tolerance is None or only_draw:
-            found = _answer(method, piece, first, size, samples, seed, output)
+            found = _answer(method, piece, first, batch_size, samples, seed, output)
         else:
-            found = _settled_answer(method, piece, first, size, samples, seed, tolerance)
+            found = _settled_answer(method, piece, first, batch_size, samples, seed, tolerance)
         if reference is not None:
-            found = cast(Prediction, annotated(method, found, novel, fallback))
+            found = annotated(method, found, novel, fallback)
         return found if held_out is None else _with_held_out(found, held_out)
 
     parts = _by_pieces(method, x, answer, batch_size, progress=progress)
@@ -144,7 +120,7 @@ def predict(
 
 
 def draws(
-    method: Method,
+    method: Any,
     x: Inputs,
     *,
     samples: int = 1,
@@ -167,9 +143,9 @@ def draws(
     chosen = method.components if components is None else len(components)
     only: dict[str, Any] = {} if components is None else {"components": components}
 
-    def outputs(piece: Inputs, first: int, size: int | None) -> Tensor:
-        drawn = torch.cat(list(_each_draw(method, piece, size, samples, seed, **only)))
-        _refuse_not_finite(method, _finite_rows(method, drawn), first + torch.arange(batch_length(piece)))
+    def outputs(piece: Inputs, first: int) -> Tensor:
+        drawn = torch.cat(list(_each_draw(method, piece, batch_size, samples, seed, **only)))
+        _refuse_not_finite(method, [_finite(method, drawn)], first + torch.arange(batch_length(piece)))
         return drawn.unflatten(0, (chosen, -1))  # type: ignore[no-any-return]
 
     return torch.cat(_by_pieces(method, x, outputs, batch_size, progress=progress), 2)
@@ -213,22 +189,21 @@ def refuse_nan(inputs: Inputs, first: int = 0, argument: str = "", *, infinity: 
             raise ValueError(complaint(argument or name, f"free of {what}", got, "Clean or drop that row."))
 
 
-def _finite_rows(method: Method, found: Tensor | Prediction) -> list[Tensor]:
-    """Returns of which rows outputs (J, b, …), or parts of answers, are neither NaN nor infinite, (b,) each.
-
-    Minus infinity masks a class and is allowed as long as another class is left.
-    """
-    if isinstance(found, JointPrediction):
-        return [rows for head in found.heads.values() for rows in _finite_rows(method, head)]
-    if isinstance(found, Prediction):
-        parts = (getattr(found, name, None) for name in ("probs", "mean", "aleatoric"))
-        return [rows for part in parts if isinstance(part, Tensor) for rows in _finite_rows(method, part[None])]
+def _finite(method: Any, found: Tensor) -> Tensor:
+    """Whether outputs (J, b, …) of each row are finite, (b,); −∞ may mask a class, as long as another one is left."""
     masks = getattr(method.likelihood, "masks", False)
     good = found < math.inf if masks else found.isfinite()  # a NaN is not below infinity
-    return [good.movedim(1, 0).flatten(1).all(1)]
+    return good.movedim(1, 0).flatten(1).all(1)
 
 
-def _refuse_not_finite(method: Method, checks: list[Tensor], numbers: Tensor) -> None:
+def _finite_answers(method: Any, answer: Prediction) -> list[Tensor]:
+    """Whether each part of answers, of every head, is finite, (b,) each."""
+    heads = answer.heads.values() if isinstance(answer, JointPrediction) else [answer]
+    parts = (getattr(head, name, None) for head in heads for name in ("probs", "mean", "aleatoric"))
+    return [_finite(method, part[None]) for part in parts if isinstance(part, Tensor)]
+
+
+def _refuse_not_finite(method: Any, checks: list[Tensor], numbers: Tensor) -> None:
     """Raises unless all rows pass all checks, (b,) each, and names the first one that does not by its number."""
     good = torch.stack(checks).all(0)
     if bool(good.all()):  # the host waits for this value alone
@@ -246,12 +221,11 @@ def _refuse_not_finite(method: Method, checks: list[Tensor], numbers: Tensor) ->
 # ------------------------------------------------------------------------------------------------------------- pieces
 
 
-T = TypeVar("T", Tensor, Prediction)  # the result for a piece
-_Answer = Callable[[Inputs, int, int | None], T]  # of a piece, the number of its first row, and the most rows at once
-
-
-def _by_pieces(method: Method, x: Inputs, answer: _Answer[T], batch_size: int | None, *, progress: bool) -> list[T]:
-    """Answers inputs, or the batches of a loader, piece by piece; returns the answers of all pieces in order."""
+def _by_pieces(
+    method: Any, x: Inputs, answer: Callable[[Inputs, int], T], batch_size: int | None, *, progress: bool
+) -> list[T]:
+    """Answers inputs, or the batches of a loader, in pieces; `answer` takes a piece and its first row's number."""
+    like = next(method.parameters())
     dtype = next((p.dtype for p in method.parameters() if p.is_floating_point()), torch.float32)
     if isinstance(x, Dataset) and not isinstance(x, IterableDataset):
         x = DataLoader(x, batch_size=batch_size or len(x))  # type: ignore[arg-type]
@@ -266,14 +240,23 @@ def _by_pieces(method: Method, x: Inputs, answer: _Answer[T], batch_size: int | 
             rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         batches = (as_tensors(split_inputs(b), dtype) for b in (track(x, "predict") if progress else x))
     answers: list[tuple[int, T]] = []  # with the number of their batch
-    size, first, device = batch_size, 0, next(method.parameters()).device
+    first = 0
     with method.evaluating(), torch.no_grad():
         for number, batch in enumerate(batches):
             rows = batch_length(batch)
             if number % world == rank:
                 refuse_nan(batch, first=first)
-                parts, size = _batch_by_pieces(method, batch, first, size, answer)
-                answers += [(number, part if home == device else part.to(home)) for part in parts]
+                size = batch_size or rows
+                for start in range(0, rows, size):
+                    piece = batch if size >= rows else slice_rows(batch, slice(start, start + size), rows)
+                    piece = tree_map(lambda t: t.to(like.device), piece)
+                    try:
+                        with explaining_cuts(batch_size, rows):
+                            part = answer(piece, first + start)
+                    except (RuntimeError, IndexError, ValueError) as error:
+                        explain(error, getattr(method, "net", nn.Identity()), piece)
+                        raise
+                    answers.append((number, part if home == like.device else part.to(home)))
             first += rows
     if world > 1:
         everyone: list[Any] = [None] * world
@@ -282,30 +265,6 @@ def _by_pieces(method: Method, x: Inputs, answer: _Answer[T], batch_size: int | 
     if not answers:
         raise ValueError(complaint("x", "at least one batch", "an empty loader", "Pass a loader with data."))
     return [part for _, part in answers]
-
-
-def _batch_by_pieces(
-    method: Method, batch: Inputs, first: int, size: int | None, answer: _Answer[T]
-) -> tuple[list[T], int | None]:
-    """Returns the answers for a batch, and how many rows may pass at once: halved where memory runs out."""
-    rows, device, net = batch_length(batch), next(method.parameters()).device, getattr(method, "net", nn.Identity())
-    parts: list[T] = []
-    start = 0
-    while start < rows:
-        whole = size is None or size >= rows
-        piece = batch if whole else slice_rows(batch, slice(start, start + (size or 0)), rows)
-        piece = tree_map(lambda t: t.to(device), piece)
-        try:
-            with explaining_cuts(size, rows):
-                parts.append(answer(piece, first + start, size))
-        except (MemoryError, RuntimeError, IndexError, ValueError) as error:
-            if size is not None and size > 1 and out_of_memory(error):
-                size = -(-min(size, rows) // 2)
-                continue
-            explain(error, net, piece)
-            raise
-        start += rows if size is None else size
-    return parts, size
 
 
 @contextmanager
@@ -325,17 +284,17 @@ def explaining_cuts(batch_size: int | None, rows: int) -> Iterator[None]:
 
 
 def _each_draw(
-    method: Method, piece: Inputs, size: int | None, samples: int, seed: int, **options: Any
+    method: Any, piece: Inputs, size: int | None, samples: int, seed: int, **options: Any
 ) -> Iterator[Tensor]:
     """Yields draws of every component, (J, b, …) at a time; raises unless they have the rows of the piece."""
-    with closing(method.each_draw(piece, samples, seed, batch_size=size, **options)) as drawn:  # type: ignore[type-var]
+    with closing(method.each_draw(piece, samples, seed, batch_size=size, **options)) as drawn:
         for part in drawn:
             check_rows(part[0], batch_length(piece))
             yield part
 
 
 def _answer(
-    method: Method, piece: Inputs, first: int, size: int | None, samples: int, seed: int, output: Tensor | None
+    method: Any, piece: Inputs, first: int, size: int | None, samples: int, seed: int, output: Tensor | None
 ) -> Prediction:
     """Returns the prediction for a piece that begins with row `first`; `output` is its only draw, if known."""
     numbers = first + torch.arange(batch_length(piece))
@@ -343,10 +302,10 @@ def _answer(
     running = method.likelihood.running(method.components, samples * per_sample if method.random else 1)
     checks: list[Tensor] = []
     for drawn in _each_draw(method, piece, size, samples, seed) if output is None else [output[None]]:
-        checks += _finite_rows(method, drawn)
+        checks.append(_finite(method, drawn))
         running.add(drawn)
     answer: Prediction = running.result()
-    _refuse_not_finite(method, checks + _finite_rows(method, answer), numbers)
+    _refuse_not_finite(method, checks + _finite_answers(method, answer), numbers)
     return answer
 
 
@@ -359,7 +318,7 @@ def _with_held_out(answer: Prediction, held_out: HeldOut) -> Prediction:
 
 
 def _settled_answer(
-    method: Method, piece: Inputs, first: int, size: int | None, samples: int, seed: int, tolerance: float
+    method: Any, piece: Inputs, first: int, size: int | None, samples: int, seed: int, tolerance: float
 ) -> Prediction:
     """Takes one draw of every component after the other; inputs leave when their answers have settled."""
     rows = batch_length(piece)
@@ -371,7 +330,7 @@ def _settled_answer(
         drawn = torch.cat(list(_each_draw(method, some, size, 1, seed, first=number)))
         rounds.append(drawn.unflatten(0, (method.components, -1)))
         answer = method.likelihood.summarise(torch.cat(rounds, 1))
-        _refuse_not_finite(method, _finite_rows(method, drawn) + _finite_rows(method, answer), first + left)
+        _refuse_not_finite(method, [_finite(method, drawn), *_finite_answers(method, answer)], first + left)
         if not isinstance(answer, CategoricalPrediction):
             got, remedy = type(answer).__name__, "Leave tolerance out."
             raise TypeError(complaint("tolerance", "given for a classifier only", got, remedy))

@@ -11,15 +11,14 @@ from ibnn.errors import complaint
 from ibnn.latent import Latent
 from ibnn.likelihood import Likelihood
 from ibnn.objective import ELBO
-from ibnn.prediction import Method
 
 # What `fit` changes besides the weights of the network.
 _ATTRIBUTES = ("net", "kl_kind", "prior_std", "gradient_scale", "eval_samples", "eval_seed", "reference", "held_out")
 _TENSORS = ("examples", "seed", "unit_std", "prior_factors", "likelihood.")
 
 
-class Trainable(Method, Protocol):
-    """An nn.Module with draws for `predict`, an objective with named terms, and parameter groups.
+class Trainable(Protocol):
+    """An nn.Module with what `predict` needs, an objective with named terms, and parameter groups.
 
     A method that averages weights in its own way, as SWAG does, also has `end_epoch(*, collect, last)`. It adds the
     weights to the average if `collect`, and puts the average in their place if `last`. False leaves averaging to `fit`.
@@ -45,6 +44,9 @@ class Trainable(Method, Protocol):
 
     def parameter_groups(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
         """Prepares gradients, and returns groups named "weights", "latents", "likelihood" (see `IBNN`)."""
+
+    def each_draw(self, *args: Any, **options: Any) -> Iterator[Tensor]:
+        """Yields outputs of draws in eval mode (see `IBNN`)."""
 
     def elbo(self, *args: Any, **options: Any) -> ELBO:
         """Returns the loss of a batch, or of a part of one, and its terms (see `IBNN`)."""
