@@ -42,7 +42,7 @@ def tables() -> Iterator[str]:
     filled = importlib.import_module("tables")
     if filled.main(check=True) != 0:
         yield "tables are out of date: run python experiments/tables.py"
-    homes = {"readme": "README.md", "results": "docs/results.md"}
+    homes = {"readme": "README.md", "results": "docs/results.md", "posterior": "docs/method.md"}
     for name in filled.blocks():
         yield from missing(homes.get(name, "experiments/README.md"), f"<!-- {name}:begin -->")
     for name in filled.performance():
@@ -155,12 +155,6 @@ def deploying() -> Iterator[str]:
 
 EARLIER = {  # files that were not made again since training was pinned, and why a page still shows them
     "choose": "rates of rivals, chosen once",
-    "components-cpu": "the paper's Figure 6",
-    "lenet-pca-cpu": "the paper's Figure 2",
-    "lenet-softmax-cpu": "the paper's Figure 3",
-    "pretrained-cpu": "the paper's Table 7, on a small network",
-    "regression-cpu": "the paper's Figure 1",
-    "size-cpu": "the paper's Figure 4",
     "few_labels": "calibrate with few labels",
     "novelty": "scores of novelty",
     "uci": "the estimators on published splits",

@@ -30,7 +30,7 @@ def made_data(job: Job) -> Splits | None:
     """Returns random images of a job's shape and classes, of 224 × 224 pixels only 64; None for points."""
     if job.data in data.TABLES:
         return None
-    channels, *size = nets.input_shape(job.net)
+    channels, *size = (1, 28, 28) if job.net == "mlp" else nets.input_shape(job.net)
     size = [min(side, 64) for side in size]
     classes = KNOWN[job.data].classes if job.data in KNOWN else tuple(map(str, range(1000)))
     generator = torch.Generator().manual_seed(0)

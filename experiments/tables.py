@@ -22,7 +22,7 @@ PAGES = tuple(
     for page in (
         "README.md",
         "experiments/README.md",
-        *(f"docs/{name}.md" for name in ("results", "performance", "novelty", "sets", "one-pass")),
+        *(f"docs/{name}.md" for name in ("results", "performance", "method", "novelty", "sets", "one-pass")),
     )
 )
 SHORT = ("method", "error %", "NLL", "ECE", "NLL + T", "corrupted NLL + T", "rows ×", "forwards")
@@ -37,6 +37,8 @@ def blocks() -> dict[str, str]:
     (sizes,) = json.loads((RESULTS / "table1.json").read_text())["cells"].values()
     found["table1"] = figures.markdown(table1(sizes["rows"])) + "\n"
     found |= {"results": _benchmark(SHORT), "readme": _benchmark(SHORT, methods=README)}
+    if "posterior" in found:
+        found["posterior"] = _posterior()
     chosen = json.loads((RESULTS / "choose.json").read_text())["cells"]
     found["choose"] = _choices(chosen)
     return found
@@ -53,6 +55,37 @@ def _benchmark(columns: tuple[str, ...], methods: tuple[str, ...] = ()) -> str:
     rows = [row for row in rows if row[0].startswith("LeNet") and (not methods or row[1].split(" (")[0] in methods)]
     kept = [i for i, column in enumerate(head) if column in columns]
     return figures.markdown([[row[i] for i in kept] for row in (head, *rows)]).rstrip() + "\n"
+
+
+def _posterior() -> str:
+    """Free posteriors beside the default: mean ± standard error over seeds, and how far q has left the prior."""
+    experiment, rows = read("posterior"), []
+    for setting, method, cells in figures.grid_of(experiment, results(experiment, RESULTS).of(experiment)).groups():
+        scores = [
+            _with_error([unit * value for value in figures.numbers(cells, "tempered", *path)], digits)
+            for path, unit, digits in (
+                (("scores", "error"), 100.0, 2),
+                (("scores", "nll"), 1.0, 3),
+                (("corrupted", "all", "nll"), 1.0, 3),
+            )
+        ]
+        spread, low, high = (
+            figures.numbers(cells, "analysis", name) for name in ("spread_of_means", "low_std", "high_std")
+        )
+        q = [f"{_middle(spread):.2f}", f"{_middle(low):.2f}–{_middle(high):.2f}"] if spread else ["–", "–"]
+        rows.append([setting, method, str(len(cells)), *scores, *q])
+    head = ["network", "posterior", "seeds", "error %", "NLL + T", "corrupted NLL + T", "spread of μ", "σ / s"]
+    return figures.markdown([head, *rows]).rstrip() + "\n"
+
+
+def _middle(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _with_error(values: list[float], digits: int) -> str:
+    """Words a mean ± its standard error."""
+    mean, sd = figures.spread(values)
+    return f"{mean:.{digits}f} ± {sd / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
 
 
 def _choices(cells: dict[str, Any]) -> str:

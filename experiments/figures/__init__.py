@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from figures.grid import Grid, grid_of
+from figures.grid import Grid, grid_of, numbers, spread
 from figures.panels import calibration, ood, pca, regression, softmax
 from figures.scores import benchmark, components, size
 from figures.style import house_style
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from reproduce import Experiment
 
-__all__ = ["draw", "table", "markdown"]
+__all__ = ["draw", "grid_of", "markdown", "numbers", "spread", "table"]
 
 FIGURES: dict[str, tuple[Callable[[Grid], "Figure | None"], tuple[str, ...]]] = {  # and what a cell needs for it
     "benchmark": (benchmark, ("scores",)),

@@ -175,7 +175,7 @@ def test_experiments_share_runs(tmp_path: Path) -> None:
     options = {"seeds": 1, "folders": Folders(tmp_path / "runs", tmp_path), "smoke": True, "quiet": True}
     reproduce.reproduce("lenet-softmax", **options)  # type: ignore[arg-type]
     folders = {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()}
-    reproduce.reproduce("components", methods=["iBNN-8"], **options)  # type: ignore[arg-type]
+    reproduce.reproduce("lenet-pca", **options)  # type: ignore[arg-type]
     assert {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()} == folders
 
 
