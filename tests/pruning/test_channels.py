@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from prunable import CUTTABLE, UNCUTTABLE, Joined, Mobile, Residual, Uncuttable, X, model_of
+from prunable import CUTTABLE, UNCUTTABLE, Joined, Mobile, Padded, Residual, Uncuttable, X, model_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,8 +22,7 @@ def test_zero_channels_can_be_cut_without_a_trace(form: str) -> None:
         for layer in channels.layers.values():
             for place, channel in enumerate(layer.outs.tolist()):
                 if channel in gone:
-                    axis = 1 if isinstance(layer.module, nn.ConvTranspose2d) else 0
-                    layer.module.weight.select(axis, place).zero_()
+                    layer.module.weight[place].zero_()
                     layer.module.bias is None or layer.module.bias[place].zero_()
         for name, ids in channels.norms.items():
             norm = model.net.get_submodule(name)
@@ -49,8 +48,17 @@ def test_which_channels_are_one() -> None:
     joined = find_channels(Joined(), X)
     both = joined.layers["left"].outs.tolist() + joined.layers["right"].outs.tolist()
     assert joined.layers["twice"].ins.tolist() == joined.layers["twice"].outs.tolist() == both
-    fixed = [channel in joined.fixed for channel in joined.layers["wide"].outs.tolist()]
-    assert fixed == [True] * 2 + [False] * 6 + [True] * 2  # zeros are added to the outer ones
+
+
+def test_channels_that_zeros_are_added_to_stay() -> None:
+    torch.manual_seed(0)
+    model = model_of(Padded())
+    wide = find_channels(model.net, X).layers["wide"].outs.tolist()
+    assert find_channels(model.net, X).layers["first"].outs.tolist() == wide[2:8]
+    found = ibnn.prune(model, (X, torch.tensor([0, 1, 2, 0])), keep=0.5)
+    first, second, _ = found.layers
+    assert first.outputs[1] < 6
+    assert second.outputs[1] == first.outputs[1] + 4
 
 
 @pytest.mark.parametrize("way", UNCUTTABLE)

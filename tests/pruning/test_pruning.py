@@ -14,7 +14,7 @@ from ibnn.network import mean_latents
 from ibnn.pruning import pruning, rebuild
 from ibnn.pruning.channels import find_channels
 from ibnn.pruning.cutting import choose
-from ibnn.pruning.scores import row_gradients, sensitivities
+from ibnn.pruning.scores import sensitivities
 
 Y = torch.tensor([0, 1, 2, 0])
 
@@ -39,18 +39,6 @@ def test_sensitivities_equal_finite_differences() -> None:
     torch.testing.assert_close(found, slopes.square() / 2, rtol=1e-5, atol=1e-9)
     assert found.shape == (4, channels)
     assert bool((found > 0).any())
-
-
-def test_jacobians_equal_those_of_each_row_alone() -> None:
-    torch.manual_seed(0)
-    model, x = model_of(Mobile().double()), X.double()
-    z = 1 + 0.2 * torch.randn(4, model.nodes).double()
-    found = row_gradients(model, x, Draws(z), lambda output: output.sum(0))  # (C, B, nodes)
-    for row in range(4):
-        alone = torch.autograd.functional.jacobian(
-            lambda one, row=row: model.outputs(x[[row]], one[None])[0, 0], z[row]
-        )
-        torch.testing.assert_close(found[:, row], alone)
 
 
 def test_zero_nodes_go_first_and_leave_no_trace() -> None:

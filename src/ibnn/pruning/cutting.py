@@ -15,7 +15,7 @@ from ibnn.latent import Latent
 from ibnn.layers.registry import duplicate
 from ibnn.network import IBNN
 from ibnn.noise import has_units
-from ibnn.pruning.channels import LAYERS, Channels, Layer
+from ibnn.pruning.channels import LAYERS, Channels, Layer, is_depthwise
 
 LEAST = 0.1  # of a layer's outputs always stay, and at least one
 BLOCK = 8  # numbers of outputs of which processors compute multiples fast
@@ -173,16 +173,12 @@ def resize(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Cuts the layers of a network or model, in place, to the sizes that they have in a thinner one's state."""
     for name, layer in module.named_modules():
         weight = state.get(f"{name}.weight".lstrip("."))
-        if isinstance(layer, tuple(LAYERS.values())) and weight is not None:
-            own: Any = layer
+        if isinstance(layer, LAYERS) and weight is not None:
             outs, ins = weight.shape[:2]
-            if isinstance(layer, nn.modules.conv._ConvTransposeNd):
-                outs, ins = ins, outs
-            if getattr(layer, "groups", 1) > 1:
-                if not own.groups == own.in_channels == own.out_channels:
-                    continue  # never cut
-                ins = outs = max(ins, outs)
-            _cut_layer(layer, torch.arange(ins), torch.arange(outs))
+            if is_depthwise(layer):
+                _cut_layer(layer, torch.arange(outs), torch.arange(outs))
+            elif getattr(layer, "groups", 1) == 1:  # others are never cut
+                _cut_layer(layer, torch.arange(ins), torch.arange(outs))
         elif isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
             _cut_norm(layer, torch.arange(len(state[f"{name}.running_mean".lstrip(".")])))
 
@@ -200,11 +196,9 @@ def _cut_layer(layer: Any, ins: Tensor, outs: Tensor) -> None:
     into, out_of = ("in_features", "out_features") if isinstance(layer, nn.Linear) else ("in_channels", "out_channels")
     if (getattr(layer, into), getattr(layer, out_of)) == (len(ins), len(outs)):
         return
-    transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
-    axes = {0: ins, 1: outs} if transposed else {0: outs, 1: ins}
-    if getattr(layer, "groups", 1) > 1:  # depthwise: an output of each input
-        layer.groups, axes = len(ins), {0: outs}
-    _pick(layer, "weight", axes)
+    if is_depthwise(layer):
+        layer.groups = len(ins)
+    _pick(layer, "weight", {0: outs} if getattr(layer, "groups", 1) > 1 else {0: outs, 1: ins})
     _pick(layer, "bias", {0: outs})
     setattr(layer, into, len(ins))
     setattr(layer, out_of, len(outs))

@@ -146,18 +146,22 @@ def _channels(model: IBNN, x: Inputs) -> Channels:
 
 
 def _thin(ranking: Ranking, scores: dict[int, float], x: Inputs, products: float, block: int) -> IBNN:
-    """Cuts channels; fixes layers without which the network does not compute what it should, and tries again."""
+    """Cuts channels; fixes those without which the network does not compute what it should, and tries again."""
     model, channels = ranking.model, ranking.channels
+    makers: dict[int, tuple[str, ...]] = {}
+    for name, layer in channels.layers.items():
+        makers |= {channel: (*makers.get(channel, ()), name) for channel in set(layer.outs.tolist())}
     while True:
         gone = choose(channels, scores, products, block)
         thin = without(model, channels, gone)
         if not (wrong := _difference(model, thin, channels, gone, x)):
             compensate(thin, model, channels, gone, ranking.moments)
             return thin
-        for layer in channels.layers.values():
-            one = next((c for c in layer.outs.tolist() if c in gone), None)
-            if one is not None and (alone := _difference(model, without(model, channels, {one}), channels, {one}, x)):
-                channels.fix(layer.outs, f"cut, the network fails: {alone}")
+        for same in {makers[channel] for channel in gone}:  # channels that the same layers make
+            lot = {channel for channel in gone if makers[channel] == same}
+            if alone := _difference(model, without(model, channels, lot), channels, lot, x):
+                all_same = [channel for channel, names in makers.items() if names == same]
+                channels.fix(torch.tensor(all_same), f"cut, the network fails: {alone}")
         if not any(channel in channels.fixed for channel in gone):
             remedy = "Leave it as it is, or report the network."
             raise RuntimeError(complaint("model", "a network that can be cut", wrong, remedy))

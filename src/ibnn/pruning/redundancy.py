@@ -55,9 +55,7 @@ def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -
         moments = whole * mean.outer(mean)
         moments.diagonal().copy_(whole.diagonal() * second)
         moments.diagonal().add_(RIDGE * moments.diagonal()[:-1].mean().clamp_min(1e-12))
-        module = channels.layers[name].module  # outputs of a transposed convolution differ by place
-        constant = module.bias is not None and not isinstance(module, nn.modules.conv._ConvTransposeNd)
-        found[name] = moments if constant else moments[:-1, :-1]
+        found[name] = moments if channels.layers[name].module.bias is not None else moments[:-1, :-1]
     return found
 
 
@@ -82,11 +80,10 @@ def compensate(thin: IBNN, model: IBNN, channels: Channels, gone: Collection[int
             continue
         guess = torch.linalg.solve(second[stays][:, stays], second[stays][:, cut]).T  # (cut, staying)
         weight = model.net.get_submodule(name).weight.detach().cpu().double()  # type: ignore[operator]
-        axis = 0 if isinstance(layer.module, nn.modules.conv._ConvTransposeNd) else 1
-        outs = staying(layer.outs, gone)
-        old = weight.index_select(1 - axis, outs.cpu()).index_select(axis, cut)
-        more = torch.tensordot(old, guess, dims=([axis], [0])).movedim(-1, axis)
+        old = weight[staying(layer.outs, gone)][:, cut]
+        more = torch.tensordot(old, guess, dims=([1], [0])).movedim(-1, 1)
         small: Any = thin.net.get_submodule(name)
-        small.weight += more.narrow(axis, 0, small.weight.shape[axis]).to(small.weight)
-        if more.shape[axis] > small.weight.shape[axis]:
-            small.bias += more.select(axis, -1).reshape(len(outs), -1).sum(1).to(small.bias)
+        ins = small.weight.shape[1]
+        small.weight += more[:, :ins].to(small.weight)
+        if more.shape[1] > ins:
+            small.bias += more[:, ins].reshape(len(more), -1).sum(1).to(small.bias)

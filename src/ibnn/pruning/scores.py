@@ -6,7 +6,7 @@ are gone: E is also over random parts of the network. With a z for each row, eve
 backward pass gives ∂L/∂z of all of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import torch
@@ -100,39 +100,19 @@ def sensitivities(
     There is a draw for each row. `groups` has the channel of every node, (nodes,), −1 for none; `mask` m of each row,
     (B, channels); `part` a factor on the gradient of each node, (nodes,): what other nodes do not explain.
     """
-    likelihood, z, channels = model.likelihood, draws.z.detach(), int(groups.max()) + 1
+    z, channels = draws.z.detach(), int(groups.max()) + 1
     at = torch.where(groups < 0, channels, groups).to(z.device)
 
-    def loss(output: Tensor) -> Tensor:
-        likelihood.check(output, y)
-        terms = likelihood.terms(output, y)
-        return terms.loss * terms.weight.to(output)
-
     factors = torch.cat([mask.to(z), z.new_ones(len(z), 1)], 1)
-    masked = Draws(z * factors[:, at], draws.at, draws.unit_std)
-    each = z * row_gradients(model, x, masked, loss) * part.to(z)
-    return each.new_zeros(len(each), channels + 1).index_add_(1, at, each)[:, :channels].square() / 2
-
-
-def row_gradients(model: IBNN, x: Inputs, draws: Draws, of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Returns the gradient of a function of the network's output with respect to z of each row, (B, nodes).
-
-    `of` takes the outputs (B, …) and returns a sum over rows; or several of them, (C,), for a result (C, B, nodes):
-    `lambda output: output.sum(0)` gives the Jacobians of all rows, from C backward passes.
-
-    >>> import ibnn
-    >>> net = torch.nn.Linear(2, 1, bias=False)
-    >>> _ = net.weight.data.fill_(3.0)
-    >>> row_gradients(ibnn.convert(net), torch.tensor([[1.0, 2.0], [0.0, 4.0]]), Draws(torch.ones(2, 2)), torch.sum)
-    tensor([[ 3.,  6.],
-            [ 0., 12.]])
-    """
-    z = draws.z.detach().clone().requires_grad_()
-    rows = Draws(z[None], None if draws.at is None else draws.at[None], draws.unit_std)
+    masked = (z * factors[:, at]).requires_grad_()
+    rows = Draws(masked[None], None if draws.at is None else draws.at[None], draws.unit_std)
     with torch.enable_grad():
-        found = of(model.outputs(x, rows)[0])
-        each = [torch.autograd.grad(sum_, z, retain_graph=True)[0] for sum_ in found.reshape(-1)]
-    return torch.stack(each).reshape(*found.shape, *z.shape)
+        output = model.outputs(x, rows)[0]
+        model.likelihood.check(output, y)
+        terms = model.likelihood.terms(output, y)
+        loss = (terms.loss * terms.weight.to(output)).sum()
+    each = z * torch.autograd.grad(loss, masked)[0] * part.to(z)
+    return each.new_zeros(len(each), channels + 1).index_add_(1, at, each)[:, :channels].square() / 2
 
 
 def to_device_of(model: IBNN, x: Inputs) -> Inputs:
