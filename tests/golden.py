@@ -427,7 +427,7 @@ def sampling() -> Numbers:
     found: Numbers = {}
     data = classes(80)
     model = converted(mlp()).eval()
-    samples = ibnn.sample(model, data, "hmc", samples=6, warmup=12, progress=False)
+    samples = ibnn.sample(model, data, samples=6, warmup=12, progress=False)
     found["hmc.bank"] = digest(samples.z)
     found["hmc.energy"] = digest(samples.energy)
     found["hmc.probs"] = _answer(model, data[0][:20], samples=4)["probs"]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ibnn.sampling import moves as kernels
-from ibnn.sampling.settings import Settings
+from ibnn.sampling import Settings
+from ibnn.sampling import hmc as kernels
 
 
 def test_leapfrog_goes_back_and_keeps_volume() -> None:

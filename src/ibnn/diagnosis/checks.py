@@ -17,8 +17,7 @@ from ibnn.likelihood import Bernoulli, Categorical, own_activation
 from ibnn.mixture import Mixture, kl_components
 from ibnn.network import IBNN, prior_stds
 from ibnn.noise import initial_noise, initial_std
-from ibnn.sampling.chains import MOST, disagreement, effective_size
-from ibnn.sampling.settings import FEWEST
+from ibnn.sampling.chains import FEWEST, MOST, disagreement, effective_size
 
 _SAME = 0.99  # overlap exp(−BD): total variation ≤ √(1 − 0.99²), a draw's component is guessed right 57 % of times
 _TOGETHER = 0.01  # share of the latents' variance between components: their means are 0.1 σ apart

@@ -13,7 +13,7 @@ from ibnn.errors import complaint, did_you_mean
 from ibnn.files.atomic import read_toml
 from ibnn.lab import methods
 from ibnn.lab.imported_net import FORM, is_import_path
-from ibnn.sampling.settings import SAMPLERS, Settings
+from ibnn.sampling import Settings
 from ibnn.training.recipe import Recipe, explain, to_toml
 
 # What users of other libraries call fields and options.
@@ -104,7 +104,7 @@ class Job(BaseModel):
         if not self.has_code:
             check.choice("net", self.net, [*nets.names(), FORM])
         check.choice("method", self.method, methods.METHODS, methods.SYNONYMS)
-        check.choice("posterior", self.posterior, ("mixture", *SAMPLERS))
+        check.choice("posterior", self.posterior, ("mixture", "hmc"))
         alike = 'the method is no "ensemble", whose members would stay alike'
         for names, condition, holds in (
             (("target", "task", "ignore", "test_share"), "data is a .csv file", self.has_file),
@@ -122,7 +122,7 @@ class Job(BaseModel):
             check.share("prune.keep", self.prune.get("keep"), remedy="Pass 0.5 for half of the multiply–adds.")
         if self.posterior != "mixture":
             try:
-                Settings(self.posterior, **(self.sampling | {"seed": self.seed}))
+                Settings(**(self.sampling | {"seed": self.seed}))
             except TypeError as error:
                 raise ValueError(str(error)) from None
         self.full_recipe()  # checks `train`

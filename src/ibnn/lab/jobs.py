@@ -26,7 +26,7 @@ from ibnn.network import IBNN, STATE
 from ibnn.novelty.fitting import ROWS, fit_novelty_if_possible
 from ibnn.prediction import check_level
 from ibnn.pruning import prune, resize
-from ibnn.sampling import Sampler, sample
+from ibnn.sampling import sample
 from ibnn.training.history import History
 from ibnn.training.loop import fit
 from ibnn.training.trainable import Trainable
@@ -148,7 +148,7 @@ def _train(job: Job, model: Trainable, splits: Splits, home: RunFolder, quiet: b
         return history
     ours, train = cast(IBNN, model), _unaugmented(splits.train)  # the likelihood is of these
     options: dict[str, Any] = {"run_dir": home.path / "chains", "progress": not quiet, "seed": job.seed}
-    found = sample(ours, train, cast(Sampler, job.posterior), **options, **job.sampling)
+    found = sample(ours, train, **options, **job.sampling)
     fit_novelty_if_possible(ours, train, splits.valid, seed=job.seed)
     summary = f"{found}\n{diagnose(ours)}"
     if not quiet:

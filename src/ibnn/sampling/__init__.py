@@ -1,9 +1,7 @@
 """Samples posteriors: HMC over the latents, and whether chains agree."""
 
-from ibnn.sampling.chains import effective_size, split_rhat
-from ibnn.sampling.energy import DivergedChainError
-from ibnn.sampling.loop import sample
-from ibnn.sampling.samples import Samples
-from ibnn.sampling.settings import SAMPLERS, Sampler, Settings
+from ibnn.sampling.chains import Samples, effective_size, split_rhat
+from ibnn.sampling.hmc import DivergedChainError
+from ibnn.sampling.loop import Settings, sample
 
-__all__ = ["SAMPLERS", "DivergedChainError", "Sampler", "Samples", "Settings", "effective_size", "sample", "split_rhat"]
+__all__ = ["DivergedChainError", "Samples", "Settings", "effective_size", "sample", "split_rhat"]

@@ -1,7 +1,7 @@
 """Samples the latents of a network by Markov chains, one for each component; the samples become its posterior."""
 
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +16,53 @@ from ibnn.files.saving import fingerprint
 from ibnn.network import IBNN
 from ibnn.normal import Space, address, normals
 from ibnn.progress import Bar
-from ibnn.sampling.energy import AT_ONCE, Energy
-from ibnn.sampling.moves import Moves, State
-from ibnn.sampling.samples import Samples
-from ibnn.sampling.settings import Sampler, Settings
+from ibnn.sampling.chains import FEWEST, Samples
+from ibnn.sampling.hmc import AT_ONCE, ON_CPU, Energy, Moves, State
 
 EVERY = 30.0  # seconds between checkpoints
 FILE = "chains.safetensors"
-_ON_CPU = {"at", "step", "seen", "dual", "accepted", "divergent"}  # numbers of a state that Python reads
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `ibnn.sample` that decide how chains move, checked."""
+
+    samples: int = 100
+    warmup: int = 300
+    thin: int = 1
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in {"samples": FEWEST, "warmup": 10, "thin": 1}.items():
+            check.integer(name, getattr(self, name), least=least)
+        check.number("temperature", self.temperature, above=0, remedy="Pass 1.0 for Bayes.")
+        check.seed(self.seed)
+
+    @property
+    def total(self) -> int:
+        """The number of trajectories, warm-up included."""
+        return self.warmup + self.samples * self.thin
+
+    def index(self, step: int) -> int | None:
+        """Returns the number of the sample that a step ends with; None if it is not kept."""
+        since = step - self.warmup + 1
+        return since // self.thin - 1 if since > 0 and since % self.thin == 0 else None
 
 
 def sample(
     model: IBNN,
     data: Any,
-    method: Sampler = "hmc",
     *,
     samples: int = 100,
     warmup: int = 300,
     thin: int = 1,
     temperature: float = 1.0,
-    step_size: float | None = None,
     seed: int = 0,
     run_dir: str | Path | None = None,
     progress: bool = True,
 ) -> Samples:
-    """Samples the posterior of the latents, p(z | data)^(1/T), with the weights as they are.
+    """Samples the posterior of the latents, p(z | data)^(1/T), by HMC on all data, with the weights as they are.
 
     The log posterior is Σ log p(y | x, z) over all data + log N(z; 1, s²). Chain k starts with a draw of component k.
     The samples become the model's posterior (`IBNN.set_bank`) for `predict`, `draw` and `export`. A convolution's z is
@@ -49,12 +71,10 @@ def sample(
     Args:
         model: Made by `ibnn.convert`, usually trained by `ibnn.fit`; it is sampled in eval mode.
         data: Training data: a pair (inputs, targets), a Dataset without augmentation, or a DataLoader of one.
-        method: "hmc": trajectories on all data, with scales and step size that adapt.
         samples: S, samples kept of each chain.
         warmup: Trajectories before the first that may be kept, in which scales and step size adapt.
         thin: Trajectories from one kept sample to the next.
         temperature: T. 1 is Bayes; below 1 the posterior is cold.
-        step_size: Length of a step of a trajectory, in standard deviations of the nodes; by default it adapts.
         seed: Decides starts and noise.
         run_dir: Folder for a checkpoint. The same call on the same folder resumes, to the bit.
         progress: Shows a bar in a terminal.
@@ -70,19 +90,17 @@ def sample(
     >>> found.z.shape, model.predict(x, samples=20).probs.shape
     (torch.Size([2, 20, 3]), torch.Size([50, 2]))
     """
-    arguments = locals()
-    settings = Settings(**{field.name: arguments[field.name] for field in fields(Settings)})
+    settings = Settings(samples, warmup, thin, temperature, seed)
     _check_model(model)
     folder = None if run_dir is None else check.path("run_dir", run_dir, folder=True)
     source = as_source(data, batch_size=AT_ONCE, name="data", shuffled=False, pack=model.likelihood.pack)
     if not source.divisible:
         raise TypeError(complaint("data", "a Dataset or a pair (x, y)", "a sampler or iterable", "Pass the Dataset."))
     if source.rows < 2:
-        raise ValueError(
-            complaint("data", "two rows or more", source.rows, "Keep the prior: it is nearly the posterior.")
-        )
-    with model.evaluating(), Bar(method, settings.total, shown=progress) as bar:
-        found = _Run(Moves(Energy(model, source, temperature, seed), settings), folder).run(bar)
+        raise ValueError(complaint("data", "two rows or more", source.rows, "The prior is nearly the posterior."))
+    with model.evaluating(), Bar("hmc", settings.total, shown=progress) as bar:
+        moves = Moves(Energy(model, source, temperature, seed), warmup, seed)
+        found = _Run(moves, settings, folder).run(bar)
         model.set_bank(found.z)
     return found
 
@@ -94,8 +112,8 @@ class _Run:
     replaces the state: a run that is interrupted in between repeats the step.
     """
 
-    def __init__(self, moves: Moves, folder: Path | None) -> None:
-        self.moves, self.settings, self.model, self.folder = moves, moves.settings, moves.energy.model, folder
+    def __init__(self, moves: Moves, settings: Settings, folder: Path | None) -> None:
+        self.moves, self.settings, self.model, self.folder = moves, settings, moves.energy.model, folder
         self.z = torch.zeros(self.model.components, self.settings.samples, self.model.nodes, dtype=moves.energy.dtype)
         self.energy, self.seconds = torch.zeros(self.z.shape[:2], dtype=torch.float64), 0.0
         self.facts = asdict(self.settings)
@@ -130,7 +148,7 @@ class _Run:
             z=self.z,
             energy=self.energy,
             layers={name: latent.nodes for name, latent in self.model.latents.items()},
-            settings=settings,
+            temperature=settings.temperature,
             step_size=float(self.state.step),
             acceptance=float(self.state.accepted) / (settings.total - settings.warmup),
             divergent=int(self.state.divergent),
@@ -149,7 +167,7 @@ class _Run:
         self.z, self.energy, self.seconds = tensors["z"], tensors["energy"], facts["seconds"]
         device = self.moves.energy.device
         saved = {name: tensors[f"state.{name}"] for name in State._fields}
-        return State(**{name: value if name in _ON_CPU else value.to(device) for name, value in saved.items()})
+        return State(**{name: value if name in ON_CPU else value.to(device) for name, value in saved.items()})
 
     def _save(self) -> None:
         if self.folder is not None:
