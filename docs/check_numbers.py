@@ -94,7 +94,7 @@ def scaling() -> Iterator[str]:
 def transformers() -> Iterator[str]:
     """Time and memory of sequence models."""
     ratios = result("sequence-speed")["ratios"]
-    for kind, batches in {"LSTM": (32, 128), "GRU": (32, 128), "RNN": (32, 128), "Transformer": (16, 64)}.items():
+    for kind, batches in {"LSTM": (32, 128), "GRU": (32, 128), "Transformer": (16, 64)}.items():
         steps = [f"{ratios[f'{kind}, batch {batch}']['step']:.2f}" for batch in batches]
         memory = f"{ratios[f'{kind}, batch {batches[1]}']['memory']:.2f}"
         yield from missing("docs/transformers.md", f"| {' | '.join([*steps, memory])} |")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import ibnn
-from ibnn.layers.memory import saved_bytes
+from ibnn.budget import saved_bytes
 from ibnn.nets import VGG16, LeNet, WideResNet, mlp
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

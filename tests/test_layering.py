@@ -23,7 +23,7 @@ RINGS = [
     {"layers"},
     {"latent", "prediction"},
     {"likelihood", "noise"},
-    {"labelled", "monitoring"},
+    {"monitoring"},
     {"network"},
     {"novelty"},
     {"convert"},

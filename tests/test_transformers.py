@@ -371,28 +371,6 @@ def test_labels_that_a_network_takes_as_an_input_are_one() -> None:
     assert model(x, labels=torch.ones(B)).shape == (B, C)
 
 
-def test_a_loss_that_cannot_be_told_is_not_made_up() -> None:
-    class Capped(nn.Module):
-        """A language model that caps its logits, as Gemma 2 does, and shifts its labels."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
-
-        def forward(self, ids: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
-            logits = (self.head(self.embed(ids)) / 30).tanh() * 30
-            if labels is None:
-                return {"logits": logits}
-            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-            return {"loss": loss, "logits": logits}
-
-    ids = torch.randint(9, (B, 5))
-    model = ibnn.convert(Capped(), components=2, seed=0, likelihood=ibnn.Categorical(axis=-1)).eval()
-    with pytest.raises(TypeError, match="Call it without labels"):
-        model(ids=ids, labels=ids)
-    assert model(ids=ids).shape == (B, 5, 9)
-
-
 # ----------------------------------------------------------------------------------------------------- language models
 
 CAUSAL = {

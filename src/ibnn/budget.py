@@ -1,11 +1,15 @@
 """Estimates what a converted network will cost in memory and arithmetic, before it is built."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from math import prod
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from ibnn import check
@@ -14,7 +18,6 @@ from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, logits
 from ibnn.kernels import KERNELS
 from ibnn.kernels.convolution import gradient_by_rows
 from ibnn.layers.batch_axis import input_shapes
-from ibnn.layers.memory import saved_bytes
 from ibnn.layers.registry import duplicate, layer_type
 from ibnn.network import FEW_ROWS
 
@@ -127,3 +130,21 @@ def _scalings(layer: nn.Module, shape: torch.Size) -> int:
 def _lstm_operations(x: torch.Size, weight_ih: torch.Size, weight_hh: torch.Size, *args: Any, **kwargs: Any) -> int:
     """Counts the operations of one layer of the LSTM kernel for CPUs, which torch does not count."""
     return 2 * prod(x[:-1]) * (prod(weight_ih) + prod(weight_hh))
+
+
+@contextmanager
+def saved_bytes(known: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
+    """Counts the bytes of distinct storages, but those of known tensors, that a block keeps for its backward pass."""
+    own = {tensor.untyped_storage()._cdata for tensor in known}
+    kept: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used twice
+    saved = SimpleNamespace(bytes=0)
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own and storage._cdata not in kept:
+            kept[storage._cdata] = storage
+            saved.bytes += storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield saved

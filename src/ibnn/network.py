@@ -6,7 +6,7 @@ The component of a draw is tied across layers: a component is one whole network.
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -317,7 +317,7 @@ class IBNN(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Takes what the network takes. Train mode: its output type. Eval mode: one tensor of its output's shape.
 
-        Given `labels`, networks that return their loss (Hugging Face's) do so in eval mode too, for all draws together.
+        Given `labels`, networks that return their loss (Hugging Face's) return the NLL of all draws in eval mode.
         """
         call = (args, kwargs)
         if self.training:
@@ -328,12 +328,16 @@ class IBNN(nn.Module):
             return output
         samples = self.eval_samples
         drawn = self.draw_each(samples, self.eval_seed) if samples else Draws(self.posterior().mean)
-        combined = self.likelihood.combine(torch.cat(list(self._each_output(call, drawn))))
+        outputs = torch.cat(list(self._each_output(call, drawn)))
+        combined = self.likelihood.combine(outputs)
         if kwargs.get("labels") is None or torch.compiler.is_compiling():
             return combined
-        from ibnn.labelled import with_loss
-
-        return with_loss(self, functools.partial(self._run, call, drawn[0]), combined, kwargs["labels"])
+        output = self._run(call, drawn[0])
+        if not isinstance(output, MutableMapping) or output.get("loss") is None or self.logits is not None:
+            return combined  # labels are an input like others
+        sums, counts = self.likelihood.losses(outputs[None], self.likelihood.pack(kwargs["labels"]))
+        output["loss"], output["logits"] = (sums.sum() / counts.sum()).to(outputs), combined
+        return output
 
     def outputs(self, x: Inputs, z: Tensor | Draws, batch_size: int | None = None) -> Tensor:
         """Returns the outputs of the network in its present mode for given latents, (J, B, …).

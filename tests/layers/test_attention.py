@@ -33,11 +33,6 @@ def attend(layer: nn.MultiheadAttention, z: Tensor, query: Tensor, key: Tensor, 
     q = (query * z_q) @ weights[0].T + biases[0]
     k = (key * z_k) @ weights[1].T + biases[1]
     v = (value * z_v) @ weights[2].T + biases[2]
-    for extra_k, extra_v in [(layer.bias_k, layer.bias_v)] if layer.bias_k is not None else []:
-        k, v = torch.cat([k, extra_k[0]]), torch.cat([v, extra_v[0]])
-    if layer.add_zero_attn:
-        k, v = torch.cat([k, torch.zeros(1, E).double()]), torch.cat([v, torch.zeros(1, E).double()])
-    banned = torch.cat([banned, torch.zeros(len(q), len(k) - banned.shape[1], dtype=torch.bool)], 1)
     heads, attention, width = [], [], E // H
     for h in range(H):
         part = slice(h * width, (h + 1) * width)
@@ -75,7 +70,6 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "without biases": lambda: Attends(bias=False),
     "separate": lambda: Attends(kdim=4, vdim=7),
     "separate, sequence first": lambda: Attends(batch_first=False, kdim=4, vdim=7, bias=False),
-    "biases of k and v, zeros": lambda: Attends(add_bias_kv=True, add_zero_attn=True),
     "mask": lambda: Attends(call={"attn_mask": CAUSAL}),
     "float mask": lambda: Attends(batch_first=False, call={"attn_mask": CAUSAL.double() * -1e300}),
 }
@@ -110,6 +104,13 @@ def test_every_row_attends_with_its_own_z(case: Any) -> None:
     assert z.shape == (B, 2 * E + net.attention.kdim + net.attention.vdim)
     assert len(z.unique()) == z.numel()
     assert close(output, reference(z))
+
+
+@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
+def test_attention_with_added_keys_gets_no_latent(option: str) -> None:
+    plan = ibnn.plan(nn.ModuleDict({"attends": nn.MultiheadAttention(E, H, **{option: True}), "head": nn.Linear(E, 2)}))
+    assert [layer.name for layer in plan.layers] == ["head"]
+    assert option in plan.skipped[0].reason
 
 
 def test_draws_are_exact(case: Any) -> None:

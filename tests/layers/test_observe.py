@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import ibnn
+from ibnn.budget import saved_bytes
 from ibnn.inputs import tensors
 from ibnn.layers.bypass import bypassed
 from ibnn.layers.explain import out_of_memory
-from ibnn.layers.memory import saved_bytes
 
 
 class Reads(nn.Module):

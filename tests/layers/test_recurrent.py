@@ -95,11 +95,11 @@ CASES: dict[str, dict[str, Any]] = {
     "GRU, deep both ways": {"kind": "GRU", "num_layers": 2, "bidirectional": True, "initial": True},
     "GRU, packed": {"kind": "GRU", "num_layers": 2, "bidirectional": True, "packed": True, "initial": True},
     "LSTM": {"kind": "LSTM"},
-    "LSTM, deep both ways, projected": {
-        "kind": "LSTM", "num_layers": 2, "bidirectional": True, "proj_size": 2, "batch_first": True, "initial": True,
+    "LSTM, deep both ways": {
+        "kind": "LSTM", "num_layers": 2, "bidirectional": True, "batch_first": True, "initial": True,
     },
     "LSTM, packed": {"kind": "LSTM", "bidirectional": True, "packed": True, "batch_first": True},
-    "LSTM, packed, projected": {"kind": "LSTM", "num_layers": 2, "proj_size": 2, "packed": True, "initial": True},
+    "LSTM, packed, deep": {"kind": "LSTM", "num_layers": 2, "packed": True, "initial": True},
 }  # fmt: skip
 
 
@@ -112,10 +112,7 @@ class Case:
         layer = self.net.layer
         count = layer.num_layers * (1 + layer.bidirectional)
         steps = torch.tensor(LENGTHS[lengths] if self.net.packed else [T] * B)
-        x, h, c = (
-            torch.randn(B, n, size, dtype=torch.float64)
-            for n, size in ((T, D), (count, layer.proj_size or H), (count, H))
-        )
+        x, h, c = (torch.randn(B, n, size, dtype=torch.float64) for n, size in ((T, D), (count, H), (count, H)))
         self.inputs = (x, steps, *((h, c) if self.net.initial else (torch.zeros_like(h), torch.zeros_like(c))))
 
     def reference(self, z: Tensor) -> Tensor:
@@ -190,7 +187,7 @@ def test_weights_replaced_since_are_the_ones_that_count(case: Case) -> None:
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
-@pytest.mark.parametrize("name", ["GRU, packed", "LSTM, deep both ways, projected"])
+@pytest.mark.parametrize("name", ["GRU, packed", "LSTM, deep both ways"])
 def test_copies_and_files(name: str, how: str, tmp_path: Any) -> None:
     case = Case(name, "unsorted")
     model, inputs = converted(case.net).eval(), case.inputs
@@ -250,10 +247,6 @@ def test_cells(kind: str, initial: bool, bias: bool) -> None:
         expected = reference(ones if z is None else z)
         for a, b in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
             assert close(a, b)
-    give(model.latents["0"], torch.rand(1, D + H).double())
-    one = layer(x[0], None if hx is None else (h[0], c[0]) if kind == "LSTMCell" else h[0])
-    expected = reference(model.latents["0"].current()[0])
-    assert close(one[0] if isinstance(one, tuple) else one, expected[0][0])
     give(model.latents["0"], None)
     half = folded(model, Draws(torch.full((D + H,), 0.5).double()))[0]
     found = half(x, hx)
@@ -284,17 +277,10 @@ def test_a_cell_in_a_loop_trains_and_predicts() -> None:
     assert close(model.draw_logits(x, samples=2, batch_size=99), expected)
 
 
-def test_a_sequence_without_a_batch_has_one_z() -> None:
-    layer = nn.LSTM(D, H).double()
-    model, x = converted(nn.Sequential(layer), copy=False), torch.randn(T, D).double()
-    for hx in (None, (torch.randn(1, H).double(), torch.randn(1, H).double())):
-        latent = model.latents["0"]
-        give(latent, torch.rand(D + H).double())
-        output, (h, c) = layer(x, hx)
-        give(latent, latent.current()[0][None])
-        again, (h_again, c_again) = layer(x, hx)
-        give(latent, None)
-        assert all(close(*pair) for pair in ((output, again), (h, h_again), (c, c_again)))
+def test_an_lstm_that_projects_its_state_gets_no_latent() -> None:
+    plan = ibnn.plan(nn.ModuleDict({"lstm": nn.LSTM(D, H, proj_size=2), "head": nn.Linear(2, 2)}))
+    assert [layer.name for layer in plan.layers] == ["head"]
+    assert "proj_size" in plan.skipped[0].reason
 
 
 def test_rows_that_fold_several_sequences_share_their_z() -> None:

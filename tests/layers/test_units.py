@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ibnn
+from ibnn.budget import saved_bytes
 from ibnn.draws import Draws
-from ibnn.layers.memory import saved_bytes
 from ibnn.network import by_layer
 from ibnn.noise import divide_noise, has_units, shares
 from ibnn.normal import Space, address, normals, numbered_words, words

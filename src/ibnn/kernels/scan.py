@@ -24,7 +24,7 @@ _AT_ONCE = 2**20  # entries of factors that are computed at once
 class Plan(NamedTuple):
     """What is run: the kind of cell, from which end, and the same by operations that autograd knows."""
 
-    kind: str  # "lstm", "gru", "tanh" or "relu"
+    kind: str  # "lstm" or "gru"
     reverse: bool
     slow: Callable[..., tuple[Tensor, ...]]  # takes what `scan` takes, for derivatives of derivatives
 
@@ -86,11 +86,11 @@ def _product(x: Tensor, z: Tensor) -> Tensor:
 def _lstm(plan: Plan, x: Tensor, z: Tensor, weights: Weights, state: State) -> Any:
     """Gates (T, B, 4H) become σ(i), σ(f), tanh(g), σ(o) in place; keeps them and all c."""
     (h, c), scaled, bent = state, state[0] * z, torch.empty_like(z)
-    w, u, b, b_h = (_doubled(part, 2, 4) for part in weights)
+    w, u, b, b_h = (_doubled(part, 4) for part in weights)
     gates = F.linear(x, w, None if b is None else b + b_h)
     made, cells = (gates.new_empty(*gates.shape[:2], z.shape[-1]) for _ in range(2))
     u, minus = u.t().contiguous(), z.new_full((), -1.0)
-    for gate, i, f, g, o, c_t, h_t in _steps(plan.reverse, gates, *_blocks(gates, 4), cells, made):
+    for gate, i, f, g, o, c_t, h_t in _steps(plan.reverse, gates, *_blocks(gates), cells, made):
         gate.addmm_(scaled, u).sigmoid_()
         torch.add(minus, g, alpha=2, out=g)
         torch.mul(f, c, out=c_t).addcmul_(i, g)
@@ -103,12 +103,12 @@ def _lstm(plan: Plan, x: Tensor, z: Tensor, weights: Weights, state: State) -> A
 def _gru(plan: Plan, x: Tensor, z: Tensor, weights: Weights, state: State) -> Any:
     """Gates (T, B, 4H) become tanh(n), σ(r), σ(u) and twice the state's part of n, in place; keeps them."""
     (h,), scaled, size = state, state[0] * z, z.shape[-1]
-    w, u, b, b_h = (_doubled(part, 2, 3) for part in weights)
+    w, u, b, b_h = (_doubled(part, 3) for part in weights)
     gates, made = (x.new_empty(*x.shape[:2], width * size) for width in (4, 1))
     gates[..., : 3 * size] = F.linear(x, w.roll(size, 0), None if b is None else b.roll(size, 0))
     u, minus, part = u.t().contiguous(), z.new_full((), -1.0), z.new_empty(len(z), 3 * size)
     part_of_both, part_of_new = part[:, : 2 * size], part[:, 2 * size :]
-    parts = (gates[..., size : 3 * size], *_blocks(gates, 4), made)
+    parts = (gates[..., size : 3 * size], *_blocks(gates), made)
     for both, new, reset, keep, inner, h_t in _steps(plan.reverse, *parts):
         torch.mm(scaled, u, out=part) if b_h is None else torch.addmm(b_h, scaled, u, out=part)
         both.add_(part_of_both).sigmoid_()
@@ -120,36 +120,23 @@ def _gru(plan: Plan, x: Tensor, z: Tensor, weights: Weights, state: State) -> An
     return made, (h,), (gates,)
 
 
-def _rnn(plan: Plan, x: Tensor, z: Tensor, weights: Weights, state: State) -> Any:
-    """Gates (T, B, H) become the outputs in place."""
-    scaled, bent, h = state[0] * z, plan.kind == "tanh", state[0]
-    w, u, b, b_h = (_doubled(part, 0, 1) for part in weights) if bent else weights
-    made = F.linear(x, w, None if b is None else b + b_h)
-    u, minus = u.t().contiguous(), z.new_full((), -1.0)
-    for (h,) in _steps(plan.reverse, made):
-        h.addmm_(scaled, u)
-        torch.add(minus, h.sigmoid_(), alpha=2, out=h) if bent else h.relu_()
-        torch.mul(h, z, out=scaled)
-    return made, (h,), ()
-
-
 def _steps(backwards: bool, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
     """Returns the parts of tensors of all steps, step by step."""
     parts = list(zip(*(tensor.unbind() for tensor in tensors), strict=True))
     return parts[::-1] if backwards else parts
 
 
-def _blocks(gates: Tensor, count: int) -> tuple[Tensor, ...]:
-    """Returns blocks of gates, (T, B, H) each."""
-    return torch.unbind(gates.unflatten(-1, (count, -1)), 2)
+def _blocks(gates: Tensor) -> tuple[Tensor, ...]:
+    """Returns the four blocks of gates, (T, B, H) each."""
+    return torch.unbind(gates.unflatten(-1, (4, -1)), 2)
 
 
-def _doubled(weight: Tensor | None, block: int, blocks: int) -> Any:
-    """Returns a weight or bias with one of its blocks of rows times two."""
+def _doubled(weight: Tensor | None, blocks: int) -> Any:
+    """Returns a weight or bias with the block of rows that goes through tanh, its third, times two."""
     if weight is None:
         return None
     weight = weight.clone(memory_format=torch.contiguous_format)
-    weight.unflatten(0, (blocks, -1))[block].mul_(2)
+    weight.unflatten(0, (blocks, -1))[2].mul_(2)
     return weight
 
 
@@ -162,19 +149,18 @@ def _back(plan: Plan, z: Tensor, u: Tensor, state: State, kept: Any, to_output: 
     """Returns gradients: of the gates' products with states and with inputs, (T · B, …) each, of z and of the state."""
     cell, (steps, rows, size) = CELLS[plan.kind], kept[0].shape
     # The gates are gone when the graph is; their memory then serves their gradients.
-    reused = len(kept) > 1 and not torch._C._autograd._get_current_graph_task_keep_graph()
-    found = kept[1] if reused else z.new_empty(steps, rows, cell.blocks * size)
-    found = found.unflatten(-1, (-1, size))  # (T, B, blocks, H)
+    reused = not torch._C._autograd._get_current_graph_task_keep_graph()
+    found = (kept[1] if reused else torch.empty_like(kept[1])).unflatten(-1, (4, size))  # (T, B, 4, H)
     inner, outer = found[:, :, cell.inner].flatten(2), found[:, :, cell.outer].flatten(2)  # views
     to_state = [torch.zeros_like(s) if g is None else g.clone() for s, g in zip(state, to_last, strict=True)]
     to_z, product = torch.zeros_like(z), torch.empty_like(z)
     before = [_before(plan, made, first) for made, first in zip(kept[::2], state, strict=True)]
     given = [None] * steps if to_output is None else list(to_output.unbind())
-    at_once = max(1, _AT_ONCE // (rows * cell.blocks * size))
+    at_once = max(1, _AT_ONCE // (rows * 4 * size))
     chunks = [slice(start, start + at_once) for start in range(0, steps, at_once)]
     turn = 1 if plan.reverse else -1  # from the step that is run last to the first
     for chunk in chunks[::turn]:
-        factors = cell.factors(plan, [part[chunk] for part in kept], [part[chunk] for part in before])
+        factors = cell.factors([part[chunk] for part in kept], [part[chunk] for part in before])
         parts = _steps(not plan.reverse, inner[chunk], found[chunk], *factors)
         lists = zip(parts, before[0][chunk][::turn], given[chunk][::turn], strict=True)
         for (inner_t, found_t, *own), before_t, given_t in lists:
@@ -193,7 +179,7 @@ def _before(plan: Plan, made: Tensor, first: Tensor) -> list[Tensor]:
     return [*after[1:], first] if plan.reverse else [first, *after[:-1]]
 
 
-def _factors_lstm(plan: Plan, kept: Sequence[Tensor], before: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+def _factors_lstm(kept: Sequence[Tensor], before: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
     y, cells = kept[1].unflatten(-1, (4, -1)), kept[2]
     i, f, g, o = y.unbind(2)
     factors = torch.addcmul(y, y, y, value=-1)  # y (1 − y)
@@ -217,8 +203,8 @@ def _back_lstm(
     to_c.mul_(forget)
 
 
-def _factors_gru(plan: Plan, kept: Sequence[Tensor], before: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-    n, r, u, inner = _blocks(kept[1], 4)
+def _factors_gru(kept: Sequence[Tensor], before: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+    n, r, u, inner = _blocks(kept[1])
     factors = torch.empty_like(kept[1]).unflatten(-1, (4, -1))
     by_n, by_r, by_u, by_inner = factors.unbind(2)
     torch.mul(n, n, out=by_n).neg_().add_(1).mul_(1 - u)
@@ -233,30 +219,18 @@ def _back_gru(found: Tensor, to_state: Sequence[Tensor], factor: Tensor, keep: T
     to_state[0].mul_(keep)
 
 
-def _factors_rnn(plan: Plan, kept: Sequence[Tensor], before: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-    made = kept[0]
-    return ((made > 0).to(made.dtype) if plan.kind == "relu" else torch.mul(made, made).neg_().add_(1),)
-
-
-def _back_rnn(found: Tensor, to_state: Sequence[Tensor], factor: Tensor) -> None:
-    torch.mul(factor, to_state[0], out=found[:, 0])
-
-
 class Cell(NamedTuple):
     """How steps of a kind are run, and how gradients go back through them."""
 
     run: Callable[[Plan, Tensor, Tensor, Weights, State], Any]
     factors: Callable[..., tuple[Tensor, ...]]  # of some steps, from what was kept and from the states before them
     back: Callable[..., None]  # one step: writes the gradients of its gates
-    blocks: int = 1  # gradients of a step, of which some belong to …
-    inner: slice = slice(None)  # … U (z ∘ h)
-    outer: slice = slice(None)  # … W x
+    inner: slice = slice(None)  # which of the four gradients of a step belong to U (z ∘ h)
+    outer: slice = slice(None)  # … to W x
     passes: bool = False  # whether a part of h goes on to the next step as it is
 
 
 CELLS = {
-    "lstm": Cell(_lstm, _factors_lstm, _back_lstm, 4),
-    "gru": Cell(_gru, _factors_gru, _back_gru, 4, slice(1, 4), slice(0, 3), passes=True),
-    "tanh": Cell(_rnn, _factors_rnn, _back_rnn),
-    "relu": Cell(_rnn, _factors_rnn, _back_rnn),
+    "lstm": Cell(_lstm, _factors_lstm, _back_lstm),
+    "gru": Cell(_gru, _factors_gru, _back_gru, slice(1, 4), slice(0, 3), passes=True),
 }

@@ -1,14 +1,14 @@
 """Latents of nn.MultiheadAttention, on the inputs of its query, key, value and output projections."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.layers.registry import REGISTRY, LayerType, batch_axis, stand_in
+from ibnn.layers.registry import REGISTRY, LayerType, batch_axis
 
 if TYPE_CHECKING:
     from ibnn.latent import Latent
@@ -50,9 +50,6 @@ def _run(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes the layer's forward with a z for each row."""
-    if layer.bias_k is not None or layer.add_zero_attn or query.dim() != 3:
-        asked = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
-        return _through_identity(layer, latent, z, query, key, value, *asked)
     axis, projected = batch_axis(layer), partial(_projected, latent, batch_axis(layer))
     packed, bias = layer._qkv_same_embed_dim, layer.in_proj_bias
     weights = layer.in_proj_weight.chunk(3) if packed else [getattr(layer, name) for name in _APART.values()]
@@ -112,28 +109,6 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.is_floating_point():
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.bool(), -torch.inf)
-
-
-def _through_identity(
-    layer: nn.MultiheadAttention, latent: "Latent", z: Ports, *inputs: Any, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    """Runs the layer's own forward on inputs times z up to its output projection, then multiplies by z and projects."""
-    axis, (query, key, value, *args) = batch_axis(layer), inputs
-    query, key, value = (latent.multiply(x, z[port], axis) for port, x in zip(_APART, (query, key, value), strict=True))
-    projection, without = layer.out_proj, stand_in(layer, {})
-    without._modules["out_proj"] = _Identity(projection.weight)
-    heads, attention = type(layer).forward(without, query, key, value, *args, **kwargs)  # type: ignore[arg-type]
-    return F.linear(latent.multiply(heads, z["output"], axis), projection.weight, projection.bias), attention
-
-
-class _Identity(nn.Module):
-    """Replaces the output projection, whose weight the layer reads; multiplying by an identity is exact."""
-
-    bias = None
-
-    def __init__(self, like: Tensor) -> None:
-        super().__init__()
-        self.weight = torch.eye(len(like), dtype=like.dtype, device=like.device)
 
 
 ATTENTION = LayerType(ports=_ports, axis=-1, fold=_fold, weights=_weights, run=_run, batch_axis=batch_axis, fused=True)

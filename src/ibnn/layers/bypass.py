@@ -65,19 +65,3 @@ def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
     parametrizations = getattr(module, "parametrizations", None)
     if isinstance(parametrizations, nn.ModuleDict):
         yield from parametrizations.parameters()
-
-
-@contextmanager
-def returned(net: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Records every tensor that a module in `net` returns in a forward pass, in order."""
-    made: list[tuple[nn.Module, Tensor]] = []
-
-    def note(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
-            made.append((module, output))
-
-    with ExitStack() as hooks:
-        for module in net.modules():
-            if module is not net:
-                hooks.enter_context(module.register_forward_hook(note))
-        yield made

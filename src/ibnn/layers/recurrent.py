@@ -2,7 +2,7 @@
 
 A row has the same z at all time steps. Where every row has its own z, the product with the state's weights is computed
 step by step, the product with the input's weights for all steps at once: in `scan`, or, where that cannot run, by
-operations that autograd, `torch.func` and compilers know.
+operations that autograd, `torch.func` and compilers know (also of nn.RNN, packed sequences and under autocast).
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,6 @@ Map = Callable[[Tensor], Tensor]
 Step = Callable[[Tensor, State, Map], State]  # from W x + b, the state, and h ↦ W (z ∘ h) + b
 
 _WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-_PARAMETERS = (*_WEIGHTS, "weight_hr")
 
 
 def _lstm(x: Tensor, state: State, product: Map) -> State:
@@ -62,7 +61,12 @@ def _step(layer: nn.Module) -> Step:
 def _run(layer: nn.RNNBase, latent: "Latent", z: Ports, input: Any, hx: Any = None) -> Any:
     """Computes the layer's forward, layer by layer, direction by direction, step by step."""
     if not isinstance(input, PackedSequence):
-        return _run_padded(layer, latent, z, input, hx)
+        x = input.transpose(0, 1) if layer.batch_first else input
+        z = {port: latent.rows(part, x.shape, 1) for port, part in z.items()}
+        latent.now.entries += x.numel() * layer.num_layers
+        state = _initial(layer, hx, x, x.shape[1], None)
+        output, state = _layers(layer, lambda x, part: latent.multiply(x, part, 1), z, x, state, None)
+        return output.transpose(0, 1) if layer.batch_first else output, _as_given(layer, state)
     data, sizes, order, back = input
     lengths = sizes.tolist()  # how many sequences have a first, second, … step
     z = {port: latent.rows(part, (len(lengths), lengths[0], data.shape[-1]), 1) for port, part in z.items()}
@@ -76,21 +80,6 @@ def _run(layer: nn.RNNBase, latent: "Latent", z: Ports, input: Any, hx: Any = No
     return PackedSequence(output, sizes, order, back), _as_given(layer, state)
 
 
-def _run_padded(layer: nn.RNNBase, latent: "Latent", z: Ports, x: Tensor, hx: Any) -> Any:
-    batched = x.dim() == 3
-    if not batched:  # a sequence without a batch
-        x, hx = x.unsqueeze(1), None if hx is None else _each(lambda part: part.unsqueeze(1), hx)
-    elif layer.batch_first:
-        x = x.transpose(0, 1)
-    state = _initial(layer, hx, x, x.shape[1], None)
-    z = {port: latent.rows(part, x.shape, 1) for port, part in z.items()}
-    latent.now.entries += x.numel() * layer.num_layers
-    output, state = _layers(layer, lambda x, part: latent.multiply(x, part, 1), z, x, state, None)
-    if not batched:
-        return output.squeeze(1), _as_given(layer, tuple(part.squeeze(1) for part in state))
-    return output.transpose(0, 1) if layer.batch_first else output, _as_given(layer, state)
-
-
 def _layers(
     layer: nn.RNNBase,
     scaled: Callable[[Tensor, Tensor], Tensor],
@@ -99,18 +88,17 @@ def _layers(
     state: State,
     sizes: tuple[int, ...] | None,
 ) -> tuple[Tensor, State]:
-    """Returns outputs and last states, (L · directions, B, …) each, from inputs, z of every row, and initial states."""
+    """Returns outputs and last states, (L · directions, B, H) each, from inputs, z of every row, and initial states."""
     ends: list[State] = []
     for number in range(layer.num_layers):
         if number and layer.dropout:
             x = F.dropout(x, layer.dropout, layer.training)
         outputs = []
         for reverse in ("", "_reverse")[: 1 + layer.bidirectional]:
-            suffix = f"_l{number}{reverse}"
-            own = {name: getattr(layer, name + suffix, None) for name in _PARAMETERS}
-            mine = {name: part for name in _PARAMETERS if (part := z.get(name + suffix)) is not None}
-            first = tuple(part[len(ends)] for part in state)
-            output, end = _direction(layer, scaled, x, mine, own, first, sizes, bool(reverse))
+            suffix, first = f"_l{number}{reverse}", tuple(part[len(ends)] for part in state)
+            weights = [getattr(layer, name + suffix, None) for name in _WEIGHTS]
+            own = z["weight_ih" + suffix], z["weight_hh" + suffix]
+            output, end = _direction(layer, scaled, x, *own, weights, first, sizes, bool(reverse))
             outputs.append(output)
             ends.append(end)
         x = torch.cat(outputs, -1) if layer.bidirectional else outputs[0]
@@ -121,8 +109,9 @@ def _direction(
     layer: nn.RNNBase,
     scaled: Callable[[Tensor, Tensor], Tensor],
     x: Tensor,
-    z: Ports,
-    own: dict[str, Any],
+    z_in: Tensor,
+    z: Tensor,
+    weights: list[Any],
     first: State,
     sizes: tuple[int, ...] | None,
     reverse: bool,
@@ -130,54 +119,44 @@ def _direction(
     """Returns the outputs of all steps, in the form of x (T, B, …) or packed (N, …), and the last state."""
     from ibnn.kernels import runs_here, scan
 
-    weights: list[Any] = [own[name] for name in _WEIGHTS]
-    z_in, z_state = z["weight_ih"], z["weight_hh"]
+    step, (w, u, b, b_h) = _step(layer), weights
     lower = torch.is_autocast_enabled(x.device.type)  # the scan works in one precision, and in place
-    if not sizes and not layer.proj_size and not lower and runs_here(x, z_in, z_state, *weights, *first):
-        kind = str(layer.nonlinearity) if isinstance(layer, nn.RNN) else layer.mode.lower()
-        plan = scan.Plan(kind, reverse, partial(_slow, _step(layer), reverse))
-        return scan.scan(plan, x, z_in, z_state, weights, first)
-    gates = F.linear(scaled(x, z_in), own["weight_ih"], own["bias_ih"])  # for all steps
-    product = _product(z_state, own["weight_hh"], own["bias_hh"])
-    project = _product(z["weight_hr"], own["weight_hr"], None) if layer.proj_size else None
+    if layer.mode in ("LSTM", "GRU") and not sizes and not lower and runs_here(x, z_in, z, *weights, *first):
+        return scan.scan(
+            scan.Plan(layer.mode.lower(), reverse, partial(_slow, step, reverse)), x, z_in, z, weights, first
+        )
+    gates, product = F.linear(scaled(x, z_in), w, b), _product(z, u, b_h)
     if torch.compiler.is_exporting() and not sizes:
-        return _traced_scan(_step(layer), gates, first, product, project, reverse)
-    steps = gates.split(sizes) if sizes else gates.unbind()
-    made, end = _scan(_step(layer), steps, first, product, project, reverse)
+        return _traced_scan(step, gates, first, product, reverse)
+    made, end = _scan(step, gates.split(sizes) if sizes else gates.unbind(), first, product, reverse)
     return torch.cat(made) if sizes else torch.stack(made), end
 
 
 def _slow(step: Step, reverse: bool, x: Tensor, z_in: Tensor, z: Tensor, *more: Any) -> tuple[Tensor, ...]:
     """Computes what `scan` does from the same tensors."""
     w, u, b, b_h, *state = more
-    made, end = _scan(step, F.linear(x * z_in, w, b).unbind(), tuple(state), _product(z, u, b_h), None, reverse)
+    made, end = _scan(step, F.linear(x * z_in, w, b).unbind(), tuple(state), _product(z, u, b_h), reverse)
     return torch.stack(made), *end
 
 
-def _scan(
-    step: Step, gates: Sequence[Tensor], state: State, product: Map, project: Map | None, reverse: bool
-) -> tuple[list[Tensor], State]:
+def _scan(step: Step, gates: Sequence[Tensor], state: State, product: Map, reverse: bool) -> tuple[list[Tensor], State]:
     """Returns the outputs of all steps and the last state; rows without a step (packed sequences) keep their state."""
     made: list[Tensor] = []
     for now in reversed(gates) if reverse else gates:
         n = now.shape[0]
-        h, *rest = step(now, tuple(part[:n] for part in state), product)
-        new = (h if project is None else project(h), *rest)
+        new = step(now, tuple(part[:n] for part in state), product)
         made.append(new[0])
         state = new if n == state[0].shape[0] else tuple(torch.cat([a, b[n:]]) for a, b in zip(new, state, strict=True))
     return made[::-1] if reverse else made, state
 
 
-def _traced_scan(
-    step: Step, gates: Tensor, state: State, product: Map, project: Map | None, reverse: bool
-) -> tuple[Tensor, State]:
+def _traced_scan(step: Step, gates: Tensor, state: State, product: Map, reverse: bool) -> tuple[Tensor, State]:
     """Returns what `_scan` does, as one operator in a traced graph, which then takes any number of steps."""
     from torch._higher_order_ops.scan import scan
 
     def combine(state: State, now: Tensor) -> tuple[State, Tensor]:
-        h, *rest = step(now, state, product)
-        new = h if project is None else project(h)
-        return (new, *rest), new.clone()
+        new = step(now, state, product)
+        return new, new[0].clone()
 
     end, made = scan(combine, state, gates, dim=0, reverse=reverse)
     return made, end
@@ -191,10 +170,9 @@ def _product(z: Tensor, weight: Tensor, bias: Tensor | None) -> Map:
 
 
 def _initial(layer: nn.RNNBase, hx: Any, like: Tensor, rows: int, order: Tensor | None) -> State:
-    count = layer.num_layers * (1 + layer.bidirectional)
     if hx is None:
-        sizes = [layer.proj_size or layer.hidden_size, layer.hidden_size][: 1 + isinstance(layer, nn.LSTM)]
-        return tuple(like.new_zeros(count, rows, size) for size in sizes)
+        zeros = like.new_zeros(layer.num_layers * (1 + layer.bidirectional), rows, layer.hidden_size)
+        return (zeros,) * (1 + isinstance(layer, nn.LSTM))
     state = tuple(hx) if isinstance(layer, nn.LSTM) else (hx,)
     return state if order is None else tuple(part.index_select(1, order) for part in state)
 
@@ -203,17 +181,10 @@ def _as_given(layer: nn.Module, state: State) -> Any:
     return state if isinstance(layer, nn.LSTM | nn.LSTMCell) else state[0]
 
 
-def _each(function: Map, hx: Any) -> Any:
-    return function(hx) if isinstance(hx, Tensor) else tuple(map(function, hx))
-
-
 # -------------------------------------------------------------------------------------------------------------- cells
 
 
 def _run_cell(layer: nn.RNNCellBase, latent: "Latent", z: Ports, input: Tensor, hx: Any = None) -> Any:
-    if input.dim() == 1:
-        input, hx = input[None], None if hx is None else _each(lambda part: part[None], hx)
-        return _each(lambda part: part[0], _run_cell(layer, latent, z, input, hx))
     count = 1 + isinstance(layer, nn.LSTMCell)
     state = (input.new_zeros(len(input), layer.hidden_size),) * count if hx is None else hx
     gates = F.linear(latent.multiply(input, z["weight_ih"], 0), layer.weight_ih, layer.bias_ih)

@@ -61,6 +61,10 @@ def _why_not(net: nn.Module, name: str, module: nn.Module) -> str | None:
         return f"its weight is of dtype {dtype}"
     if hasattr(module, "latent"):
         return "has an attribute `latent` of its own"
+    if isinstance(module, nn.MultiheadAttention) and (module.bias_k is not None or module.add_zero_attn):
+        return "adds keys (add_bias_kv, add_zero_attn)"
+    if isinstance(module, nn.LSTM) and module.proj_size:
+        return "projects its state (proj_size)"
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return "rescales its weight at every call (max_norm)"
     if kind.run is not None and not ("forward" not in vars(module) and has_forward_of_its_type(module)):
