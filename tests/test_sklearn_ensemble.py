@@ -264,3 +264,16 @@ def test_classes_of_any_kind(labels: Any) -> None:
     model = IBNNClassifier((8,), components=2, class_weight="balanced", random_state=0).fit(x, y)
     assert model.predict([[-1.0], [1.0]]).tolist() == labels
     assert model.predict(x).dtype == y.dtype
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "members"), [(IBNNRegressor, 2000, 4), (IBNNRegressor, 1999, 8), (IBNNClassifier, 2000, 8)]
+)
+def test_many_rows_of_numbers_have_fewer_members_which_training_goes_on_with(
+    kind: Any, rows: int, members: int
+) -> None:
+    x = np.random.default_rng(0).normal(size=(rows, 2))
+    y = (x[:, 0] > 0).astype(int) if kind is IBNNClassifier else x[:, 0]
+    model = kind((4,), epochs=1, prior_std=0.1, random_state=0).fit(x, y)
+    assert model.model_.net.members == members
+    assert model.partial_fit(x[:20], y[:20]).model_.net.members == members  # also with few rows

@@ -40,7 +40,8 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         hidden: Widths of the hidden layers; default two of 64 (ReLU), or of 128 for 800 rows and more. A regression has
             three of 64 (SiLU), or of 128 for 800 to 2,000 rows.
         net: Makes another network: called with the numbers of inputs and outputs.
-        components: Networks in the ensemble. Each is one component of the mixture that answers.
+        components: Networks in the ensemble, each one component of the mixture that answers; default 8, or 4 for a
+            regression of 2,000 rows and more.
         prior_std: Standard deviation of the noise on every node's input; "auto" chooses it.
         epochs: Most passes over the table; default 1,500 steps, or 2,000 for 2,000 rows and more. Training stops
             earlier when held-out rows stop improving.
@@ -193,7 +194,7 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
     True
     """
 
-    _activation = nn.SiLU
+    _activation, _members = nn.SiLU, (8, 4)
     _hidden, _stds = ((64, 64, 64), (128, 128, 128), (64, 64, 64)), (NONE, 0.25)  # large batches are slow with 128
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -226,9 +227,10 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
     def _base(self, rows: Rows) -> tuple[StackedLinear | None, Any]:
         """Returns a ridge line for each member, on the rows that it does not hold out, and the size of what is left."""
         x, y, weight = (part.cpu().double().numpy() for part in rows[:3])
-        line = StackedLinear(int(self.components), x.shape[1], self._outputs).requires_grad_(False)
+        members = self._count(len(x))
+        line = StackedLinear(members, x.shape[1], self._outputs).requires_grad_(False)
         shared = len(x) >= MANY or bool((rows.fold < 0).all())  # one for all members: it hardly depends on a fold
-        for member in range(int(self.components)):
+        for member in range(members):
             if member == 0 or not shared:
                 own = np.ones(len(x), bool) if shared else (rows.fold != member).cpu().numpy()
                 ridge = RidgeCV(ALPHAS).fit(x[own], y[own], sample_weight=weight[own])

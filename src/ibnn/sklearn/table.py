@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import ceil
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
     """The base of both estimators; for arguments see `IBNNClassifier`."""
 
     _stds: ClassVar[tuple[float, ...]]  # candidates for `prior_std`; the last one is used where nothing is held out
+    _members: ClassVar[tuple[int, int]] = (8, 8)  # networks, and those for many rows
     _hidden: ClassVar[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]  # widths for few, some and many rows
     _activation: ClassVar[type[nn.Module]]
     _prepared: ClassVar[Callable[..., tuple[Any, Tensor, Array]]]  # rows of positive weight, their targets and weights
@@ -62,7 +63,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
     hidden: Sequence[int] | None = None
     _: KW_ONLY
     net: Builder | None = None
-    components: int = 8
+    components: int | None = None
     prior_std: float | Literal["auto"] = "auto"
     epochs: int | None = None
     batch_size: int | None = None
@@ -132,7 +133,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
 
     def _make(self, std: float, rows: Rows) -> IBNN:
         """Returns an untrained ensemble; the noise on its nodes stays as it is."""
-        members, inputs, outputs = int(self.components), rows.x.shape[1], self._outputs
+        members, inputs, outputs = self._count(len(rows.x)), rows.x.shape[1], self._outputs
         line, gain = self._base(rows)
         with generators_restored():
             torch.manual_seed(self._seed)
@@ -156,7 +157,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
 
     def _run(self, model: IBNN, rows: Rows, pace: Pace) -> Run:
         noisy = model if float(model.prior_std) > NONE else None
-        return Run(model.net, int(self.components), rows, self._loss, pace, noisy)
+        return Run(model.net, cast(Ensemble, model.net).members, rows, self._loss, pace, noisy)
 
     def _rows(self, x: Tensor, target: Tensor, weight: Array, fold: Array) -> Rows:
         target = target.reshape(len(x), -1)
@@ -164,9 +165,15 @@ class Table(BaseEstimator):  # type: ignore[misc]
         parts = (x.float(), target, torch.tensor(weight).float(), torch.tensor(fold))
         return Rows(*(part.to(self.device) for part in parts))
 
+    def _count(self, rows: int) -> int:
+        """Returns the number of networks for so many rows."""
+        if self.components is None:
+            return self._members[rows >= MANY]
+        check.integer("components", _python(self.components))
+        return int(self.components)
+
     def _pace(self, rows: int, *, held_out: bool = True) -> Pace:
         """Returns how to train on so many rows."""
-        check.integer("components", _python(self.components))
         batch_size = int(self.batch_size or BATCH[rows >= MANY])
         most = STEPS[rows >= MANY] if held_out else UNSEEN_STEPS
         steps = most if self.epochs is None else int(self.epochs) * -(-rows // batch_size)
@@ -196,7 +203,7 @@ class Table(BaseEstimator):  # type: ignore[misc]
             valid = inputs[out], target[out]
             inputs, target, weight = inputs[kept], target[kept], weight[kept]
             labels = None if labels is None else labels[kept]
-        members, count, outputs = int(self.components), len(inputs), self._outputs
+        members, count, outputs = self._count(len(inputs)), len(inputs), self._outputs
         held_out = count >= FEW_ROWS * members and members > 1 and outputs + (labels is None) > 1
         fold = folds(count, members, labels, self._seed) if held_out else np.full(count, -1)
         rows, pace = self._rows(inputs, target, weight, fold), self._pace(count, held_out=held_out)
