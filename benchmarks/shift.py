@@ -51,7 +51,7 @@ def inverted(folder: Path) -> dict[str, dict[str, int]]:
     )
     valid = make_data(predictor.run.job, None).valid
     held = model.predict(valid.__getitems__(list(range(len(valid))))[0], **options)
-    x = predictor.normalised(1 - load(predictor.run.job.data).test.images.float() / 255)
+    x = predictor.kind.prepared(1 - load(predictor.run.job.data).test.images.float() / 255)
     found = model.predict(x, **options)
     scores = {name: (getattr(held, name), getattr(found, name)) for name in ("epistemic", "total")}
     scores["novelty"] = (-reference.held_out_p_values().log(), -measure(model, x).p_value.log())

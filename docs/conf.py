@@ -4,7 +4,7 @@ import importlib
 
 import ibnn
 
-importlib.import_module("ibnn.app.serve.start")  # FastAPI cannot be imported as autodoc does it, with TYPE_CHECKING set
+importlib.import_module("ibnn.app.serve.start")  # imported before autodoc sets TYPE_CHECKING
 
 project, author, copyright = "ibnn", "The ibnn authors", "The ibnn authors"
 release = version = ibnn.__version__

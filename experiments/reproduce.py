@@ -24,6 +24,7 @@ import figures
 import torch
 from analysis import ANALYSES
 from derived import DERIVED
+from noisy import noise_curves
 from provenance import provenance
 from smoke import cut_down, made_data
 
@@ -326,14 +327,16 @@ def _own(cell: Cell, folders: Folders, *, again: bool) -> dict[str, Any]:
     """Returns the row of a finished run; with `again` from a new evaluation."""
     folder = _folder(cell, folders)
     result, facts = RunFolder(folder).result, {"provenance": read_json(folder / PROVENANCE)}
+    model, splits = read_run(folder, trust_code=True).model, _splits(cell, folders)
     if again:
-        model, splits = read_run(folder, trust_code=True).model, _splits(cell, folders)
         options: dict[str, Any] = {"samples": cell.job.samples, "data_folder": folders.data}
         result = result | evaluate(model, splits.whole, splits.valid, **options).result
         facts["evaluated"] = provenance()
+    if again or "gaussian" not in result:
+        result = result | noise_curves(model, splits.whole, samples=cell.job.samples)
     row = {name: result[name] for name in KEPT if name in result}
     if cell.experiment.analysis:
-        row["analysis"] = ANALYSES[cell.experiment.analysis](folder, _splits(cell, folders))
+        row["analysis"] = ANALYSES[cell.experiment.analysis](folder, splits)
     return row | {"job": result["job"], **facts}
 
 
@@ -345,6 +348,7 @@ def _derived(cell: Cell, members: list[Cell], folders: Folders) -> dict[str, Any
     model = DERIVED[cell.method.get("make", "ensemble")]([each.model for each in runs], splits, samples)
     seconds = time.perf_counter() - begin
     result = evaluate(model, splits.whole, splits.valid, samples=samples, data_folder=folders.data).result
+    result |= noise_curves(model, splits.whole, samples=samples)
     costs = [each.result["costs"] for each in runs]
     forwards = model.components * getattr(model, "per_sample", 1) * (samples if model.random else 1)
     total = {name: sum(cost[name] for cost in costs) for name in costs[0]} | {"forwards": forwards}

@@ -142,17 +142,15 @@ def test_export_is_a_file_of_plain_size(run: Path, images: Path, tmp_path: Path)
 
 
 def test_the_service_answers_in_one_pass(run: Path) -> None:
-    from ibnn.app.serve.service import Question, Service
+    from ibnn.app.serve.service import Service
 
     predictor = Predictor.read(run, one_pass=True)
     service = Service(predictor, risk=0.3)
     x = data.load("digits").test.images[:5].float() / 255  # type: ignore[union-attr]
     try:
-        rows = service.ask(Question(x, False)).result(30)
+        rows = service.ask(x).result(30)
         expected: Any = predictor.answer(x)
         assert [row["epistemic"] for row in rows] == pytest.approx(expected.epistemic.tolist(), rel=1e-4, abs=1e-6)
-        with pytest.raises(ValueError, match="`draws`"):
-            service.ask(Question(x, True)).result(30)
         assert service.health()["samples"] == 1
     finally:
         service.close()

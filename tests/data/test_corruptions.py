@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ibnn.data import KINDS, corrupt, gaussian_mix, salt_and_pepper
+from ibnn.data import KINDS, corrupt
 from ibnn.data.corruptions import SEVERITIES, _rotated
 
 
@@ -109,36 +109,6 @@ def test_pixelate_averages_blocks() -> None:
     torch.testing.assert_close(corrupt(pixels, "pixelate", 5), expected)
 
 
-def test_salt_and_pepper() -> None:
-    pixels, p = torch.full((50, 3, 16, 16), 0.5), 0.3
-    spoilt = salt_and_pepper(pixels, p, seed=2, first=4)
-    for value in (0.0, 1.0):
-        share = (spoilt == value).float().mean()
-        assert abs(share - p / 2) < 4 * (p / 2 / spoilt.numel()) ** 0.5
-    assert not torch.equal(spoilt[:, 0], spoilt[:, 1])  # each channel has its own chance
-    assert torch.equal(spoilt[7:8], salt_and_pepper(pixels[:1], p, seed=2, first=11))
-    assert torch.equal(salt_and_pepper(pixels, 0.0), pixels)
-    more = salt_and_pepper(pixels, 0.6, seed=2, first=4)
-    assert torch.equal(more[spoilt != 0.5], spoilt[spoilt != 0.5])
-    assert salt_and_pepper(pixels, 1.0).unique().tolist() == [0.0, 1.0]
-
-
-def test_gaussian_mix() -> None:
-    x = torch.randn(200, 3, 8, 8)
-    noise = gaussian_mix(x, 1.0, seed=1)
-    assert abs(noise.mean()) < 4 / noise.numel() ** 0.5
-    assert abs(noise.std() - 1) < 4 / (2 * noise.numel()) ** 0.5
-    torch.testing.assert_close(gaussian_mix(x, 0.3, seed=1), 0.7 * x + 0.3 * noise)
-    assert torch.equal(gaussian_mix(x, 0.0), x)
-    assert torch.equal(gaussian_mix(x, 0.3, seed=1)[5:7], gaussian_mix(x[5:7], 0.3, seed=1, first=5))
-
-
-def test_kinds_of_noise_are_independent() -> None:
-    x = torch.full((100, 1, 16, 16), 0.5)
-    a, b = corrupt(x, "noise", 1) - 0.5, gaussian_mix(x, 1.0)
-    assert abs(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1]) < 4 / a.numel() ** 0.5
-
-
 @pytest.mark.parametrize(
     ("kind", "severity", "pixels"),
     [
@@ -153,10 +123,3 @@ def test_kinds_of_noise_are_independent() -> None:
 def test_errors(kind: str, severity: int, pixels: Tensor) -> None:
     with pytest.raises(ValueError, match=r"Expected `.*` to be .*, but got .*\. \w+"):
         corrupt(pixels, kind, severity)
-
-
-def test_impossible_amounts_of_noise_are_refused() -> None:
-    with pytest.raises(ValueError, match="`p`"):
-        salt_and_pepper(torch.rand(1, 1, 8, 8), 1.1)
-    with pytest.raises(ValueError, match="`gamma`"):
-        gaussian_mix(torch.rand(1, 1, 8, 8), -0.1)

@@ -7,8 +7,8 @@ from torch import nn
 from ibnn import metrics
 from ibnn.baselines import Plain
 from ibnn.convert import convert
-from ibnn.data import KINDS, DataSet, Images, Split, corrupt, gaussian_mix, salt_and_pepper
-from ibnn.lab.evaluation import GAMMAS, SALTS, SEVERITIES, evaluate
+from ibnn.data import KINDS, DataSet, Images, Split, corrupt
+from ibnn.lab.evaluation import SEVERITIES, evaluate
 from ibnn.network import IBNN
 from ibnn.novelty import fit_novelty, measure
 
@@ -49,22 +49,12 @@ def test_numbers_are_those_of_direct_computation(whole: DataSet) -> None:
     part = images[:280]
     blurred = torch.cat([probs(model, corrupt(part, "blur", severity)) for severity in SEVERITIES])
     assert found.result["corrupted"]["blur"]["error"] == pytest.approx(metrics.error(blurred, labels[:280].repeat(3)))
-    entropy = torch.distributions.Categorical(probs(model, salt_and_pepper(part, SALTS[2]))).entropy().mean()
-    assert found.result["salt"][2]["total"] == pytest.approx(entropy.item(), abs=1e-4)
-    assert found.result["salt"][2]["epistemic"] == 0
-    mixed = model.net(gaussian_mix((part - MEAN[0]) / STD[0], GAMMAS[3])).softmax(1).detach()
-    assert found.result["gaussian"][3]["error"] == pytest.approx(metrics.error(mixed, labels[:280]))
     worst = torch.cat(
         [probs(model, corrupt(part, kind, 5)) for kind in ("noise", "blur", "contrast", "rotation", "pixelate")]
     )
     auroc = metrics.auroc(1 - clean.amax(1), 1 - worst.amax(1))
     assert found.result["outsiders"]["corrupted 5"]["max_prob"] == pytest.approx(auroc, abs=1e-4)
     assert "tempered" not in found.result
-
-
-def test_at_no_noise_the_curves_begin_with_the_clean_answer(whole: DataSet) -> None:
-    found = evaluate(make_model(), whole, None, shifted=300).result
-    assert found["gaussian"][0]["error"] == found["salt"][0]["error"] == found["scores"]["error"]
 
 
 def test_both_temperatures_are_measured_and_the_own_one_is_left(whole: DataSet) -> None:
@@ -115,7 +105,6 @@ def test_novelty_is_that_of_predict(whole: DataSet, knowing: IBNN) -> None:
     p, score = (
         torch.cat(parts) for parts in zip(*(measure(knowing, (w - 0.4) / 0.3) for w in worst.split(40)), strict=True)
     )
-    torch.testing.assert_close(found.answers["ood/corrupted 5/p_value"], p)
     test = {level: float((expected.p_value <= float(level)).double().mean()) for level in ("0.01", "0.05")}
     shares = {level: float((p <= float(level)).double().mean()) for level in ("0.01", "0.05")}
     assert found.result["novelty"] == {
@@ -135,17 +124,6 @@ def test_the_fallback_is_that_of_predict(whole: DataSet, knowing: IBNN) -> None:
     assert not torch.allclose(expected.probs, knowing.predict(x, samples=3).probs)
     with pytest.raises(ValueError, match="fallback"):
         evaluate(make_model(), whole, None, fallback=0.2)
-
-
-def test_the_most_novel_images_are_kept_as_they_were_seen(whole: DataSet, knowing: IBNN) -> None:
-    answers = evaluate(knowing, whole, None, samples=1, shifted=40).answers
-    rows, images = answers["novel/corrupted 5/rows"], answers["novel/corrupted 5/images"]
-    score = answers["ood/corrupted 5/score"]
-    assert torch.equal(score[rows], score.sort(descending=True).values[:8])
-    kind, row = KINDS[int(rows[0]) // 40], int(rows[0]) % 40
-    image = corrupt(whole.test.images[row : row + 1].float() / 255, kind, 5, first=row)  # type: ignore[union-attr]
-    assert torch.equal(images[0], (255 * image[0]).round().byte())
-    assert torch.equal(answers["novel/test/images"], whole.test.images[answers["novel/test/rows"]])  # type: ignore[union-attr]
 
 
 def test_without_a_reference_nothing_is_said_of_novelty(whole: DataSet) -> None:

@@ -14,7 +14,7 @@ from ibnn.files.saving import load
 from ibnn.lab import runs
 from ibnn.lab.job import Job
 from ibnn.lab.jobs import read_run, run
-from ibnn.lab.report import read_runs
+from ibnn.lab.report import write_report
 from ibnn.lab.runs import ANSWERS, CONFIG, HISTORY, JOB, MODEL, RESULT, RunFolder
 
 TINY = Job(
@@ -72,10 +72,11 @@ def test_what_is_damaged_is_not_read(name: str, damage: Callable[[Path], None], 
 @pytest.mark.parametrize("damage", [flip, cut, empty, noise])
 @pytest.mark.parametrize("name", [ANSWERS, HISTORY, JOB, RESULT])
 def test_what_is_damaged_is_not_reported(name: str, damage: Callable[[Path], None], folder: Path) -> None:
-    read_runs([folder])
+    page = folder / "page.html"
     damage(folder / name)
     with pytest.raises(DamagedError, match=re.escape(str(folder / name))):
-        read_runs([folder])
+        write_report([folder], page)
+    assert not page.exists()
 
 
 def test_a_changed_score_is_noticed(folder: Path) -> None:

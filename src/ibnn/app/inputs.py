@@ -200,15 +200,6 @@ class Pixels:
             raise ValueError(complaint(name, f"in [0, {scale:g}]", got, remedy))
         return pixels.reshape(-1, *form) / scale
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema of the inputs of a request."""
-        number, (channels, height, width) = {"type": "number", "minimum": 0, "maximum": 1}, self.form
-        plane = array(array(number, width, width), height, height)
-        shapes = [array(number, self.size, self.size), array(plane, channels, channels)]
-        shapes += [plane] if channels == 1 else []
-        return {"oneOf": [array(shape, 1, MOST) for shape in shapes], "description": "Pixels in [0, 1]."}
-
 
 @dataclass(frozen=True)
 class Tensors:
@@ -218,7 +209,6 @@ class Tensors:
     whole: bool = False  # whether whole numbers stay integers, as for a network with an embedding
     columns: tuple[str, ...] = ()  # of a table
     named: bool = True  # whether the columns of a file go by name; if not, by order
-    start: tuple[str, ...] = ()  # what the fields of the page begin with
 
     @property
     def word(self) -> str:
@@ -284,26 +274,8 @@ class Tensors:
     def _typed(self, x: Tensor) -> Tensor:
         return x.long() if self.whole and bool((x == x.round()).all()) else x.float()
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema of the inputs of a request."""
-        if not self.columns:
-            words = "What the network takes: nested lists of numbers (N, …), or an object of such lists by name."
-            return {"anyOf": [array({}, 1, MOST), {"type": "object"}], "description": words}
-        number, columns = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}, list(self.columns)
-        named = {"type": "object", "properties": dict.fromkeys(columns, number), "required": columns}
-        shapes = [array(number, self.size, self.size), named | {"additionalProperties": False}]
-        order = f"{', '.join(columns[:20])}{', …' * (self.size > 20)}"
-        words = f"Rows of numbers: lists in the order {order}, or by name."
-        return {"oneOf": [array(shape, 1, MOST) for shape in shapes], "description": words}
-
 
 Kind = Pixels | Tensors
-
-
-def array(items: dict[str, Any], least: int, most: int) -> dict[str, Any]:
-    """Returns the JSON schema of a list."""
-    return {"type": "array", "items": items, "minItems": least, "maxItems": most}
 
 
 def _rows(path: Path, values: Tensor) -> list[Example]:

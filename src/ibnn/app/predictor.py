@@ -20,12 +20,12 @@ from ibnn.errors import DamagedError, complaint
 from ibnn.files import model_folder, sealed
 from ibnn.files.answering import named
 from ibnn.files.saving import load
-from ibnn.inputs import Inputs, tree_map
+from ibnn.inputs import Inputs
 from ibnn.lab import jobs, parts
 from ibnn.lab import one_pass as students
 from ibnn.lab.imported_net import find
 from ibnn.lab.runs import HELD_OUT, MODEL, ONE_PASS, RunFolder
-from ibnn.likelihood import Categorical, Gaussian
+from ibnn.likelihood import Categorical
 from ibnn.monitoring.abstention import CONFIDENCE, Threshold, default_level, rows_needed, threshold
 from ibnn.novelty import Reference
 from ibnn.one_pass import OnePass
@@ -126,10 +126,8 @@ class Predictor:
         run, home = jobs.read_run(folder, trust_code=trust_code), RunFolder(folder)
         data, units = run.job.data, run.units
         kind: Kind
-        if units is not None:  # the page's fields start at means, to a hundredth of the std
-            pairs = zip(units.centre, units.scale, strict=True)
-            start = tuple(f"{round(mean, 2 - math.floor(math.log10(std))):.12g}" for mean, std in pairs)
-            kind = Tensors(columns=units.columns, named=units.sha256 is not None, start=start)
+        if units is not None:
+            kind = Tensors(columns=units.columns, named=units.sha256 is not None)
         else:
             form = Form(*home.answers()["shown/images"].shape[1:])
             mean, std = (KNOWN[data].mean, KNOWN[data].std) if data in KNOWN else PHOTOGRAPHS
@@ -204,11 +202,6 @@ class Predictor:
         """Whether every answer is one of several classes."""
         return isinstance(self.model.likelihood, Categorical)
 
-    @property
-    def can_draw(self) -> bool:
-        """Whether the answers of single draws can be had."""
-        return not isinstance(self.model, ExportedFile | OnePass)
-
     def answer(self, inputs: Inputs) -> Prediction:
         """Predicts for inputs of the predictor's kind; the answers are on the CPU."""
         return self._answer(self.kind.prepared(inputs))
@@ -218,20 +211,6 @@ class Predictor:
             return self.model.predict(x)
         draws: Any = {"samples": self.samples, "seed": self.seed, "fallback": self.fallback}
         return predict(self.model, x, batch_size=BATCH, **draws).to("cpu")
-
-    @torch.no_grad()
-    def draws(self, inputs: Inputs) -> Tensor:
-        """Returns the answer of every draw: probabilities (N, K·S, classes), or outputs; for numbers means (N, K·S)."""
-        if not self.can_draw:
-            raise ValueError(complaint("draws", "absent for one pass or a file", "true", "Leave it out."))
-        likelihood: Any = self.model.likelihood
-        device = next(self.model.parameters()).device
-        x = tree_map(lambda t: t.to(device), self.kind.prepared(inputs))
-        outputs: Tensor = self.model.draw_logits(x, self.samples, self.seed, batch_size=BATCH).movedim(0, 1).cpu()
-        if isinstance(likelihood, Gaussian):
-            outputs = likelihood.split(outputs.to(device))[0].cpu()
-            return outputs[..., 0] if outputs.dim() == 3 else outputs
-        return (outputs / likelihood.temperature.cpu()).softmax(2) if isinstance(likelihood, Categorical) else outputs
 
     def described(self, found: Prediction, rule: Threshold) -> list[dict[str, Any]]:
         """Returns a class, its probability and entropies; or a number, its std, 90 % interval and variances.
@@ -288,16 +267,13 @@ class Predictor:
             check_level("novelty", given, self.ranked)
         return default_level(self.ranked) if given is None else given
 
-    def rule(
-        self, risk: float, novelty: float, held_out: Callable[[], HeldOut | None]
-    ) -> tuple[Threshold, dict[str, Any] | None]:
+    def rule(self, risk: float, novelty: float, held: HeldOut | None) -> tuple[Threshold, dict[str, Any] | None]:
         """Returns the rule that keeps the share of wrong answers at or below a risk, and the evidence.
 
         With fewer held-out inputs than the risk needs, no answer is withheld as uncertain. Answers for inputs with
         p-values up to `novelty` are withheld in any case.
         """
-        held = held_out() if risk < 1 and self.labels else None
-        if held is None:  # every answer is certain enough, or nobody knows
+        if held is None or risk >= 1 or not self.labels:  # every answer is certain enough, or nobody knows
             return Threshold(math.inf, 1.0, 0, 1.0, novelty), None
         needed, known = rows_needed(risk), held.p_value > novelty
         facts = {"risk": risk, "confidence": CONFIDENCE, "by": held.source, "examples": len(held.total)}

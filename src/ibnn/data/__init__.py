@@ -3,7 +3,7 @@
 Importing it needs only torch; functions import whatever else they need when they are called.
 """
 
-from ibnn.data.corruptions import KINDS, corrupt, gaussian_mix, salt_and_pepper
+from ibnn.data.corruptions import KINDS, corrupt
 from ibnn.data.download import get
 from ibnn.data.images import Folder, Images, Split, load_cifar10, load_cifar100, load_idx
 from ibnn.data.sets import DataSet, Status, hold_out, load, names, status, subset
@@ -16,4 +16,4 @@ __all__ += ["FileTable", "read_table"]  # tables of your own
 __all__ += ["Folder", "Split", "load_cifar10", "load_cifar100", "load_idx"]  # files
 __all__ += ["hold_out", "subset"]  # parts
 __all__ += ["Images"]  # batches
-__all__ += ["KINDS", "corrupt", "gaussian_mix", "salt_and_pepper"]  # corruptions
+__all__ += ["KINDS", "corrupt"]  # corruptions

@@ -1,13 +1,10 @@
 """The demo on scikit-learn's digits: a plain network, with a temperature, calibrated, and an iBNN; table and figures.
 
-Few training images, so that overconfidence shows; the digits 8 and 9 are held out as out-of-distribution inputs. These,
-inverted digits and noise are what the iBNN should call novel.
+Few training images, so that overconfidence shows; the digits 8 and 9, inverted digits and noise should be called novel.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +17,10 @@ from ibnn.baselines import Plain, scale_temperature
 from ibnn.calibration import calibrate
 from ibnn.convert import convert
 from ibnn.files.atomic import write_atomically
-from ibnn.lab.display import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, dots, histogram, new_figure, png
+from ibnn.lab.display import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, dots, new_figure, png
 from ibnn.lab.evaluation import LEVELS
 from ibnn.lab.runs import versions
 from ibnn.prediction import CategoricalPrediction
-from ibnn.progress import Bar
 from ibnn.training.loop import fit
 
 RECIPE: dict[str, Any] = {
@@ -79,7 +75,7 @@ def make_net(seed: int) -> nn.Module:
     )
 
 
-def train_plain(data: Digits, seed: int, recipe: dict[str, Any], tick: Callable[[], None]) -> nn.Module:
+def train_plain(data: Digits, seed: int, recipe: dict[str, Any]) -> nn.Module:
     """Trains a network by cross-entropy and Adam, in an order of its own: `fit` has another, and other bits."""
     net = make_net(seed)
     optimiser = torch.optim.Adam(net.parameters(), recipe["lr"])
@@ -89,7 +85,6 @@ def train_plain(data: Digits, seed: int, recipe: dict[str, Any], tick: Callable[
             optimiser.zero_grad()
             F.cross_entropy(net(data.x[rows]), data.y[rows]).backward()
             optimiser.step()
-        tick()
     return net.eval()
 
 
@@ -112,29 +107,15 @@ def novelty_shares(answers: dict[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Uses one thread: for a network this small, more only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@_one_thread()
-def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None, *, quiet: bool = False) -> dict[str, Any]:
+def run(out: Path, seed: int = 0, recipe: dict[str, Any] | None = None) -> dict[str, Any]:
     """Trains, chooses on validation data, evaluates on test data once, writes figures and results.json."""
     recipe = RECIPE | (recipe or {})
     start = time.monotonic()
     train, valid, test, ood = load_splits(seed, recipe)
-    with Bar("training", recipe["epochs"] + -(-recipe["epochs"] // recipe["evaluate_every"]), shown=not quiet) as bar:
-        net = train_plain(train, seed, recipe, bar.advance)
-        model = convert(make_net(seed), components=recipe["components"], seed=seed)
-        options = {name: recipe[name] for name in ("epochs", "batch_size", "lr", "evaluate_every")}
-        ticks = [lambda row, model: bar.advance()]
-        history = fit(model, train, valid, seed=seed, callbacks=ticks, quiet=True, **options)
+    net = train_plain(train, seed, recipe)
+    model = convert(make_net(seed), components=recipe["components"], seed=seed)
+    options = {name: recipe[name] for name in ("epochs", "batch_size", "lr", "evaluate_every")}
+    history = fit(model, train, valid, seed=seed, quiet=True, **options)
     scaled, calibrated = Plain(net), convert(net, components=recipe["components"], seed=seed)
     temperature = scale_temperature(scaled, valid)
     report = calibrate(calibrated, valid, samples=recipe["samples"])
@@ -215,7 +196,8 @@ def _draw_novelty(file: Path, inputs: dict[str, Tensor], answers: dict[str, Any]
     axes, grid = left.add_subplot(), right.subplots(len(KINDS), 6)
     for (kind, answer), colour, row in zip(answers.items(), KIND_COLOURS, grid, strict=True):
         filled = {"histtype": "stepfilled", "alpha": 0.4} if kind == KINDS[0] else {"histtype": "step", "lw": 1.8}
-        histogram(axes, answer.p_value, [number / 20 for number in range(21)], color=colour, label=kind, **filled)
+        bins: Any = {"bins": [number / 20 for number in range(21)], "weights": [1 / len(answer)] * len(answer)}
+        axes.hist(answer.p_value.tolist(), color=colour, label=kind, **bins, **filled)
         for picture, number in zip(row, torch.linspace(0, len(answer) - 1, 6).long().tolist(), strict=True):
             picture.imshow(inputs[kind][number, 0].numpy(), cmap="gray_r", vmin=0, vmax=1)
             picture.set(xticks=[], yticks=[])

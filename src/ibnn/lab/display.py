@@ -1,7 +1,4 @@
-"""The words, colours and settings that tables, pages and figures share.
-
-Imports nothing but the standard library until something is drawn; matplotlib's settings are restored.
-"""
+"""The words, colours and tables that the command line, the report and figures share; opens matplotlib when drawing."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -15,6 +12,7 @@ UNCERTAINTIES |= {"epistemic": "epistemic part", "novelty": "novelty"}
 COSTS = {"train_seconds": "seconds of training", "rows": "rows trained on"}
 COSTS |= {"steering_rows": "held-out forward passes for steering", "parameters": "parameters"}
 COSTS |= {"latents": "of them latents", "stored": "numbers stored", "forwards": "forward passes per prediction"}
+SIZES = {"weights": "weights", "products": "multiply–adds", "nodes": "nodes"}
 
 DPI = 120  # dots in each inch of a figure
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
@@ -28,6 +26,36 @@ _SHARED = {
     "axes.axisbelow": True,
     "legend.frameon": False,
 }
+
+
+def tables(result: dict[str, Any]) -> list[list[list[str]]]:
+    """Returns scores, what was pruned, outsiders, novelty and costs of a run as rows of text, headers first."""
+    names = {name: words for name, words in SCORES.items() if name in result["scores"]}
+    readings = {"": result}
+    if "tempered" in result:
+        readings[f", + temperature scaling (T = {result['tempered']['temperature']:.3g})"] = result["tempered"]
+    scores = {f"test{how}": reading["scores"] for how, reading in readings.items()}
+    scores |= {f"corrupted{how}": r["corrupted"]["all"] for how, r in readings.items() if "corrupted" in r}
+    scores |= {"test, one pass": result["one_pass"]["scores"]} if "one_pass" in result else {}
+    rows = [[f"{100 * of[n]:.2f}" if n == "error" else f"{of[n]:.4f}" for n in names] for of in scores.values()]
+    found = [[[result.get("name", ""), *names.values()], *([n, *row] for n, row in zip(scores, rows, strict=True))]]
+    if "pruned" in result:
+        sizes = result["pruned"]["sizes"]
+        found.append([["pruned", "before", "after"], *([w, *(f"{s[n]:,}" for s in sizes)] for n, w in SIZES.items())])
+        for name in ("error", "nll", "rmse"):
+            if values := [of[name] for of in result["pruned"]["held_out"] if name in of]:
+                found[-1].append([f"held-out {name}", *(f"{value:.4g}" for value in values)])
+    if outsiders := {f"{name}{how}": by for how, r in readings.items() for name, by in r["outsiders"].items()}:
+        known = [name for name in UNCERTAINTIES if any(name in by for by in outsiders.values())]
+        rows = [[name, *(f"{by[n]:.4f}" if n in by else "–" for n in known)] for name, by in outsiders.items()]
+        found.append([["AUROC of outsiders by", *(UNCERTAINTIES[name] for name in known)], *rows])
+    if shares := result.get("novelty"):
+        rows = [[name, *(f"{100 * share:.1f} %" for share in by.values())] for name, by in shares.items()]
+        found.append([["called novel at", *(f"p ≤ {level}" for level in shares["test"])], *rows])
+    if "costs" in result:
+        costs = {words: f"{result['costs'][name]:,}" for name, words in COSTS.items() if name in result["costs"]}
+        found.append([list(costs), list(costs.values())])
+    return found
 
 
 @contextmanager
@@ -58,26 +86,3 @@ def dots(axes: Any, points: Sequence[tuple[float, float, float]], *, lw: float, 
     x, y, areas = ([point[i] for point in points] for i in range(3))
     axes.plot(x, y, color=style["color"], lw=lw)
     axes.scatter(x, y, s=areas, alpha=0.85, **style)
-
-
-def histogram(axes: Any, values: Any, edges: list[float], **style: Any) -> None:
-    """Draws the share of values in each bin."""
-    axes.hist(values.tolist(), edges, weights=[1 / len(values)] * len(values), **style)
-
-
-def draw_examples(figure: Any, images: Any, titles: Sequence[str], draws: Any = None) -> None:
-    """Draws images (n, channels, H, W) with titles, each above its draws (n, J, classes)."""
-    grid = figure.subplots(1 if draws is None else 2, len(images), squeeze=False)
-    for column, (image, title) in enumerate(zip(images, titles, strict=True)):
-        colour = image[:3].movedim(0, -1) if len(image) >= 3 else image[0]
-        grid[0, column].imshow(colour.numpy(), cmap="gray_r")
-        grid[0, column].set_title(title, fontsize=7)
-        if draws is not None:
-            shown = grid[1, column].imshow(draws[column].numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1)
-            grid[1, column].set_xlabel("class", fontsize=8)
-    for axes in grid.flat:
-        axes.set(xticks=[], yticks=[])
-        axes.grid(visible=False)
-    if draws is not None:
-        grid[1, 0].set_ylabel(f"{draws.shape[1]} draws", fontsize=8)
-        figure.colorbar(shown, ax=grid[1, :], label="probability", shrink=0.9, pad=0.01)

@@ -28,7 +28,7 @@ EXAMPLES = """[bold]Start here[/bold]
   ibnn train my.toml --set train.lr=0.01  a job of your own
   ibnn prune runs/digits-mlp --keep 0.5   a smaller and faster network
   ibnn export runs/digits-mlp --pixels    one file for onnxruntime
-  ibnn serve runs/digits-mlp              over HTTP, with a page to try it
+  ibnn serve runs/digits-mlp              over HTTP
   ibnn serve saved/ --net mynets:make     a model that you saved in Python
 
 [bold]Exit codes[/bold]

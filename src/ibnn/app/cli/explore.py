@@ -27,7 +27,9 @@ def demo(
     require("matplotlib", "sklearn")
     from ibnn.lab.demo import explain, novelty_table, run, table
 
-    result = run(out, seed, quiet=screen.quiet)
+    screen.note("Trains two networks on 80 digits; this takes some seconds.")
+    torch.set_num_threads(1)  # for networks this small, more only wait for each other
+    result = run(out, seed)
     if json:
         return screen.json(result)
     screen.table(table(result))

@@ -217,7 +217,6 @@ def _example(predictor: "Predictor", pixels: bool, path: Path | None) -> tuple[T
 
 _HOST = "Address to listen on; the default accepts connections from this machine only."
 _FALSE_ALARM = "Probability that the shift monitor ever raises an alarm although nothing has shifted."
-_STATE = "File that keeps the shift monitor's state between starts."
 
 
 def serve(
@@ -228,23 +227,21 @@ def serve(
     risk: Risk = 0.05,
     novelty: Novelty = None,
     false_alarm: Annotated[float, typer.Option(help=_FALSE_ALARM)] = 0.01,
-    state: Annotated[Path | None, typer.Option(help=_STATE)] = None,
     megabytes: Annotated[float, typer.Option(help="Largest request that is accepted.")] = 10,
     data: Data = None,
 ) -> None:
-    """Serves a model over HTTP: /predict, /health, /metrics, and a page at / to try it.
+    """Serves a model over HTTP: /predict, /health and /metrics.
 
     A run takes images or rows, and so does an .onnx file of one. Other models take {"inputs": [...]}, nested lists of
     what the network takes. Ctrl-C or SIGTERM ends it after the requests in flight are answered. There is no password:
     before others can reach it, put a proxy in front that asks for one.
     """
-    require("fastapi", "uvicorn", "prometheus_client", "python_multipart", "jinja2")
+    require("starlette", "uvicorn", "prometheus_client", "python_multipart")
     from ibnn.app.predictor import check_limits
     from ibnn.app.serve.start import start
 
     with misuse():
         check_limits(risk, novelty, false_alarm, megabytes)
-        check_out("--state", state)
     predictor = source.read(screen, data)
     options: dict[str, Any] = {"risk": risk, "novelty": novelty, "false_alarm": false_alarm}
-    start(predictor, host, port, megabytes, screen.note, misuse, **options, data=data, state=state)
+    start(predictor, host, port, megabytes, screen.note, misuse, **options, data=data)

@@ -73,10 +73,11 @@ def predict(
             if scale is not None and predictor.kind.word != "images":
                 remedy = f"Leave it out: {predictor.kind.word} are taken as they are."
                 raise ValueError(complaint("--scale", "absent for a model that takes no images", scale, remedy))
-        decided = [predictor.rule(risk, level, lambda: predictor.held_out(data)) if rank == 0 else None]
+        held = predictor.held_out(data) if rank == 0 and risk < 1 and predictor.labels else None
+        decided = [predictor.rule(risk, level, held)]
         if world > 1:
             dist.broadcast_object_list(decided)
-        rule, facts = decided[0]  # type: ignore[misc]
+        rule, facts = decided[0]
         read = partial(predictor.kind.read, note=cache(screen.note), scale=scale)  # says each thing once
         for number, batch in batches(files, read, lambda error: unread.append(str(error)), rank=rank, world=world):
             rows = predictor.described(predictor.answer(torch.stack([example.x for example in batch])), rule)

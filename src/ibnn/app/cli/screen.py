@@ -37,7 +37,7 @@ _SYNONYMS = {
     }.items()
     for word in words.split()
 }
-_EXTRAS = dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "python_multipart"), "serve")
+_EXTRAS = dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "python_multipart"), "serve")
 _EXTRAS |= {"matplotlib": "demo", "sklearn": "demo", "jinja2": "demo", "onnxruntime": "export"}
 _WRONG_ARGUMENTS = (ValueError, TypeError, FileNotFoundError)
 

@@ -15,7 +15,7 @@ from ibnn.app.cli.options import RunFolder as Finished
 from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.errors import complaint, nearest
 from ibnn.files.atomic import read_toml
-from ibnn.lab.display import COSTS, SCORES, UNCERTAINTIES
+from ibnn.lab.display import tables
 from ibnn.lab.imported_net import find
 from ibnn.lab.runs import RunFolder
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ibnn.lab.job import Job
     from ibnn.lab.parts import Splits
 
-SAME = 0.02  # relative difference of temperatures that is not worth a row
 _JOBS = resources.files("ibnn.lab") / "job_files"
 
 
@@ -226,39 +225,5 @@ def _described(splits: "Splits", job: "Job") -> str:
 
 def show(screen: Screen, result: dict[str, Any]) -> None:
     """Prints the scores and costs of a run as tables."""
-    names = {name: words for name, words in SCORES.items() if name in result["scores"]}
-    readings = {"": result}
-    if "tempered" in result and abs(result["tempered"]["temperature"] / result["temperature"] - 1) > SAME:
-        readings |= {f", + temperature scaling (T = {result['tempered']['temperature']:.3g})": result["tempered"]}
-    rows = []
-    for what in ("test", "corrupted") if "corrupted" in result else ("test",):
-        for how, reading in readings.items():
-            scores = reading["scores"] if what == "test" else reading["corrupted"]["all"]
-            cells = [f"{100 * scores[n]:.2f}" if n == "error" else f"{scores[n]:.4f}" for n in names]
-            rows.append([f"{what}{how}", *cells])
-    if "one_pass" in result:
-        found = result["one_pass"]["scores"]
-        rows.append(
-            ["test, one pass", *(f"{100 * found[n]:.2f}" if n == "error" else f"{found[n]:.4f}" for n in names)]
-        )
-    screen.table([[result.get("name", ""), *names.values()], *rows])
-    if "pruned" in result:
-        sizes, held_out = result["pruned"]["sizes"], result["pruned"]["held_out"]
-        words = {"weights": "weights", "products": "multiply–adds", "nodes": "nodes"}
-        rows = [[words[name], *(f"{size[name]:,}" for size in sizes)] for name in words]
-        for name in [name for name in ("error", "nll", "rmse") if held_out and name in held_out[0]]:
-            values = [100 * of[name] if name == "error" else of[name] for of in held_out]
-            rows.append([f"held-out {SCORES[name]}", *(f"{value:.4g}" for value in values)])
-        screen.table([["pruned", "before", "after"], *rows])
-    outsiders = [(f"{name}{how}", found) for how, r in readings.items() for name, found in r["outsiders"].items()]
-    known = {name: words for name, words in UNCERTAINTIES.items() if any(name in found for _, found in outsiders)}
-    if outsiders:
-        rows = [[name, *(f"{found[n]:.4f}" if n in found else "–" for n in known)] for name, found in outsiders]
-        screen.table([["AUROC of outsiders by", *known.values()], *rows])
-    if shares := result.get("novelty"):
-        levels = [f"p ≤ {level}" for level in shares["test"]]
-        rows = [[name, *(f"{100 * share:.1f} %" for share in found.values())] for name, found in shares.items()]
-        screen.table([["called novel at", *levels], *rows])
-    if "costs" in result:
-        known = {words: f"{result['costs'][name]:,}" for name, words in COSTS.items() if name in result["costs"]}
-        screen.table([list(known), list(known.values())])
+    for rows in tables(result):
+        screen.table(rows)

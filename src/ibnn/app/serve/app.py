@@ -1,145 +1,81 @@
-"""Defines the routes of the service, and its pages, which load nothing from elsewhere."""
+"""Defines the routes of the service, and reads what they are sent; nothing in a body is trusted."""
 
 import asyncio
-import base64
 import contextlib
-import hashlib
 import json
 import math
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+import python_multipart  # noqa: F401  starlette needs it for uploads, and complains only at the first one
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import ClientDisconnect
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-from ibnn._version import __version__
 from ibnn.app import finite
-from ibnn.app.inputs import Pixels
-from ibnn.app.serve import requests
-from ibnn.app.serve.gate import Gate
-from ibnn.app.serve.requests import Answer, Answers, Health
-from ibnn.app.serve.service import Question, Row, Service
+from ibnn.app.inputs import MOST, Kind, Pixels
+from ibnn.app.serve.limits import Gate
+from ibnn.app.serve.service import Row, Service
 from ibnn.errors import complaint
-from ibnn.lab.pages import environment, inlined, style
-from ibnn.monitoring.abstention import Threshold, rows_needed
+from ibnn.inputs import Inputs, batch_length
 
 READERS = 2  # threads that read requests
-_RISK = "Accepted share of wrong answers among those given; default: the service's."
-_Draws = Annotated[bool, Query(description="Also returns the answer of every draw.")]
-_NOVELTY = "p-value up to which an input is withheld as novel."
-_ASSETS = {"script": inlined("ibnn.app.serve", "page.js"), "style": style("ibnn.app.serve", "serve.css")}
-_SCRIPT, _STYLE = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in _ASSETS.values())
-_POLICY = {
-    "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{_SCRIPT}'; style-src 'sha256-{_STYLE}'; "
-    "img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-}
-_TEMPLATES = environment("ibnn.app.serve")
-_TEMPLATES.globals |= _ASSETS | {"json": partial(json.dumps, indent=1)}
+Parts = bytes | list[tuple[str, bytes]]  # JSON, or names and contents of image files
 
 
-def make_app(service: Service, *, megabytes: float = 10) -> FastAPI:
+def make_app(service: Service, *, megabytes: float = 10) -> Starlette:
     """Returns an application that reads requests of at most so many megabytes; shutting it down closes the service."""
     readers, predictor = ThreadPoolExecutor(READERS, "ibnn-reader"), service.predictor
-    kind = predictor.kind
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Any) -> AsyncIterator[None]:
         yield
         readers.shutdown()
         await asyncio.to_thread(service.close)  # meanwhile cancelled requests get their replies
 
-    app = FastAPI(
-        title="ibnn",
-        version=__version__,
-        description=f"Answers with uncertainty: {predictor.name}.",
-        lifespan=lifespan,
-        docs_url=None,  # it loads scripts from elsewhere; our /docs does not
-        redoc_url=None,
-    )
-    app.add_middleware(Gate, service=service, most=int(megabytes * 1e6))
-    app.add_exception_handler(RequestValidationError, _invalid)
-    for refused in (ValueError, OverflowError):  # such as a risk of 5e-324
-        app.add_exception_handler(refused, lambda _, error: JSONResponse({"detail": str(error)[:1000]}, 422))
-    # nobody reads that reply; 499 is what proxies count
-    app.add_exception_handler(ClientDisconnect, lambda *_: JSONResponse({"detail": "The client has left."}, 499))
+    async def health(_: Request) -> Response:
+        return JSONResponse(service.health())
 
-    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return _page("docs.html.j2", schema=app.openapi())
+    async def metrics(_: Request) -> Response:
+        return Response(service.metrics(), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def front() -> HTMLResponse:
-        fields = list(zip(kind.columns, getattr(kind, "start", ()) or [""] * kind.size, strict=False))
-        return _page("front.html.j2", predictor=predictor, form=getattr(kind, "form", None), fields=fields)
+    async def predict(request: Request) -> Response:
+        parts = await _received(request, images=isinstance(predictor.kind, Pixels))
+        inputs, notes = await asyncio.get_running_loop().run_in_executor(readers, _read, parts, predictor.kind)
+        rows = await _answered(service, inputs)
+        found = [row | ({"note": note} if note else {}) for row, note in zip(rows, notes, strict=True)]
+        facts: dict[str, Any] = {"target": predictor.target}
+        if predictor.labels:
+            probabilities = rows[0]["probabilities"]
+            classes = predictor.names(len(probabilities) if isinstance(probabilities, list) else 1)
+            facts = {"classes": classes, "risk": service.risk, "limit": service.rule.limit}
+        return JSONResponse(finite(facts | {"rows": found}))
 
-    @app.get("/health", summary="What is served, and its state")
-    async def health() -> Health:
-        return Health(**service.health())
+    async def told(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
 
-    @app.get("/metrics", summary="Counts in Prometheus' text format", response_class=PlainTextResponse)
-    async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(service.metrics(), media_type=CONTENT_TYPE_LATEST)
+    async def wrong(_: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": str(error)[:1000]}, 422)
 
-    most = None if predictor.ranked is not None else 0  # a model that cannot tell refuses to
-    level = Query(service.novelty, ge=0, lt=1, le=most, description=_NOVELTY)
-    share = Query(None, gt=0, le=1 if predictor.labels else 0, description=_RISK)  # without classes there is none
-    summary = f"Predicts a number for all {kind.word}, with its uncertainty, and abstains from novel ones"
-    if predictor.labels:
-        summary = f"Labels {kind.word} with their uncertainty, and abstains where a label would be wrong too often"
+    async def left(*_: Any) -> Response:  # nobody reads that reply; 499 is what proxies count
+        return JSONResponse({"detail": "The client has left."}, 499)
 
-    @app.post("/predict", summary=summary, **requests.route_options(kind))
-    async def answers(
-        request: Request, risk: float | None = share, novelty: float = level, draws: _Draws = False
-    ) -> Answers:
-        rule = _rule(service, risk, novelty)
-        parts = await requests.receive(request, images=isinstance(kind, Pixels))
-        inputs, notes = await asyncio.get_running_loop().run_in_executor(readers, requests.read, parts, kind)
-        found = await _answered(service, Question(inputs, draws, rule))
-        rows = [Answer(**row, **({"note": note} if note else {})) for row, note in zip(found, notes, strict=True)]
-        if not predictor.labels:
-            return Answers(target=predictor.target, rows=rows)
-        probabilities = rows[0].probabilities
-        classes = predictor.names(len(probabilities) if isinstance(probabilities, list) else 1)
-        used = service.risk if risk is None else risk
-        return Answers(classes=classes, risk=used, limit=finite(rule.limit), rows=rows)
-
-    return app
+    routes = [Route("/predict", predict, methods=["POST"]), Route("/health", health), Route("/metrics", metrics)]
+    gate = Middleware(Gate, service=service, most=int(megabytes * 1e6))
+    handlers: Any = {HTTPException: told, ValueError: wrong, OverflowError: wrong, ClientDisconnect: left}
+    return Starlette(routes=routes, middleware=[gate], exception_handlers=handlers, lifespan=lifespan)
 
 
-async def _invalid(_: Request, error: Exception) -> JSONResponse:
-    """Words what FastAPI found wrong with an option."""
-    assert isinstance(error, RequestValidationError)
-    found = error.errors()[0]
-    text = complaint(
-        str(found["loc"][-1]), "valid", f"{found.get('input')!r:.80}: {found['msg']}", "Correct or omit it."
-    )
-    return JSONResponse({"detail": text}, 422)
-
-
-def _page(template: str, **values: Any) -> HTMLResponse:
-    return HTMLResponse(_TEMPLATES.get_template(template).render(**values), headers=_POLICY)
-
-
-def _rule(service: Service, risk: float | None, novelty: float) -> Threshold:
-    """Returns where to abstain; raises for a risk or a p-value that is smaller than the held-out inputs allow."""
-    level = service.predictor.novelty_level(novelty)
-    rule, facts = service.rule(service.risk if risk is None else risk, level)
-    known = 0 if facts is None else facts["known"]
-    if risk is not None and risk < 1 and known < (needed := rows_needed(risk)):
-        expected = f"one that {known:,} held-out inputs can show; this one needs {needed:,}"
-        raise ValueError(complaint("risk", expected, risk, "Pass a larger risk, or leave it out."))
-    return rule
-
-
-async def _answered(service: Service, question: Question) -> list[Row]:
-    """Returns the answers to a question; counts those withheld."""
+async def _answered(service: Service, inputs: Inputs) -> list[Row]:
+    """Returns the answers for inputs; counts those withheld."""
     try:
-        rows: list[Row] = await asyncio.wrap_future(service.ask(question))
+        rows: list[Row] = await asyncio.wrap_future(service.ask(inputs))
     except (TypeError, RuntimeError, IndexError) as error:
         if isinstance(service.predictor.kind, Pixels) or service.predictor.kind.columns:
             raise
@@ -151,3 +87,41 @@ async def _answered(service: Service, question: Question) -> list[Row]:
     service.counts.abstained.inc(sum(row["abstain"] for row in rows))
     service.counts.novel.inc(sum("novel" in (row["withheld"] or "") for row in rows))
     return rows
+
+
+async def _received(request: Request, *, images: bool) -> Parts:
+    """Returns the JSON or, if the network takes images, the uploaded files."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        return await request.body()
+    if kind != "multipart/form-data" or not images:
+        expected = "application/json" + (" or multipart/form-data" if images else "")
+        raise HTTPException(415, complaint("Content-Type", expected, kind or "none", 'Send {"inputs": [...]}.'))
+    try:
+        async with request.form(max_files=MOST, max_fields=8) as sent:  # 400 if it is not multipart
+            items: Any = sent.multi_items()
+            wrong = [name for name, file in items if name != "image" or isinstance(file, str)]
+            found = [] if wrong else [(file.filename or "image", await file.read()) for _, file in items]
+    except UnicodeError as error:
+        wrong_names = complaint("Content-Type", "with the charset of the names", error, "Leave the charset out.")
+        raise HTTPException(400, wrong_names) from None
+    if not found:
+        got, remedy = f"a field {wrong[0][:80]!r}" if wrong else "none", "curl -F image=@a.png does so."
+        raise ValueError(complaint("image", "one or more files, and nothing else", got, remedy))
+    return [(name.encode(errors="replace").decode(), content) for name, content in found]
+
+
+def _read(parts: Parts, kind: Kind) -> tuple[Inputs, list[str | None]]:
+    """Returns the inputs of a request, and a note for each image that was resized."""
+    if not isinstance(parts, bytes):
+        assert isinstance(kind, Pixels), "as `_received` sees to"
+        return kind.from_files(parts)
+    try:
+        found = json.loads(parts.decode(), parse_int=float)  # int() refuses thousands of digits
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HTTPException(400, complaint("body", "JSON", f"{type(error).__name__}: {error}", "Send JSON.")) from None
+    if not isinstance(found, dict) or list(found) != ["inputs"]:
+        got = f"the keys {sorted(found)}"[:200] if isinstance(found, dict) else type(found).__name__
+        raise ValueError(complaint("body", 'an object with "inputs" alone', got, 'Send {"inputs": [...]}.'))
+    inputs = kind.from_json(found["inputs"])
+    return inputs, [None] * batch_length(inputs)

@@ -1,46 +1,30 @@
 """Answers questions about a run in batches, abstains, monitors the inputs, and counts."""
 
-import hashlib
-import json
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from fastapi import HTTPException
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ibnn._version import __version__
 from ibnn.app import finite
 from ibnn.app.inputs import MOST
-from ibnn.app.predictor import HeldOut, Predictor
-from ibnn.errors import complaint
-from ibnn.files import sealed
+from ibnn.app.predictor import Predictor
+from ibnn.app.serve.limits import Busy
 from ibnn.inputs import Inputs, batch_length
-from ibnn.monitoring.abstention import Threshold
 from ibnn.monitoring.shift import ShiftMonitor, fewest_scores
-from ibnn.prediction import CategoricalPrediction, Prediction
+from ibnn.prediction import CategoricalPrediction
 
 WAITING = 256 * MOST  # rows that wait, unless they take more memory than this:
 BYTES = 64_000_000
 PATIENCE = 20  # seconds that a request may have to wait for its answer; one that would wait longer is refused
 
 Row = dict[str, Any]
-
-
-class Question(NamedTuple):
-    """Inputs of the predictor's kind, whether the answers of single draws are wanted, and the rule."""
-
-    inputs: Inputs
-    draws: bool
-    rule: Threshold = Threshold(math.inf, 1.0, 0, 1.0)  # which answers to withhold
 
 
 class Service:
@@ -54,19 +38,17 @@ class Service:
         novelty: float | None = None,
         false_alarm: float = 0.01,
         data: Path | None = None,
-        state: Path | None = None,
     ) -> None:
         """Reads or computes the held-out answers, and starts the answering thread; options as of `ibnn serve`."""
-        self.predictor, self.risk, self._state = predictor, risk, state
+        self.predictor, self.risk = predictor, risk
         self.novelty = predictor.novelty_level(novelty)  # p-value up to which inputs are withheld as novel
-        self.held_out: HeldOut | None = predictor.held_out(data)  # decides where to abstain
-        self.rule = lru_cache(maxsize=64)(lambda risk, level: predictor.rule(risk, level, lambda: self.held_out))
-        self.rule(risk, self.novelty)
+        self.held_out = predictor.held_out(data)  # decides where to abstain
+        self.rule, self.evidence = predictor.rule(risk, self.novelty, self.held_out)
         self.unwatched = ""  # why there is no monitor
         self.monitor = self._monitor(false_alarm)
         self.counts = Counts()
         waiting = max(MOST, min(WAITING, BYTES // (4 * predictor.kind.size)))  # float32
-        self._batcher = Batcher(self._answer, most=MOST, waiting=waiting, rows=lambda q: batch_length(q.inputs))
+        self._batcher = Batcher(self._answer, most=MOST, waiting=waiting, rows=batch_length)
         self.ask = self._batcher.submit  # returns the future rows, one for each input
         self.draining = False  # whether the service is about to end
 
@@ -95,44 +77,26 @@ class Service:
             self.unwatched = f"this false-alarm rate needs {fewest} held-out answers, and there are {len(scores)}"
         if self.unwatched:
             return None
-        fresh = ShiftMonitor(scores.cpu(), false_alarm=false_alarm, seed=predictor.seed)
-        self._start = hashlib.sha256(json.dumps(fresh.state()).encode()).hexdigest()
-        if self._state is None or not self._state.exists():
-            return fresh
-        kept = sealed.read_json(self._state, remedy="Delete it to start over, or pass another file.")
-        with suppress(ValueError, TypeError, KeyError):
-            if kept["begin"] == self._start:
-                return ShiftMonitor.restored(kept["monitor"])
-        expected, got = "a file written by a service of this run", f"{self._state}, of another run or false-alarm rate"
-        raise ValueError(complaint("state", expected, got, "Pass another file, or delete this one to start over."))
+        return ShiftMonitor(scores.cpu(), false_alarm=false_alarm, seed=predictor.seed)
 
-    def _answer(self, questions: Sequence[Question]) -> list[list[Row]]:
-        parts = [question.inputs for question in questions]
-        named = isinstance(parts[0], dict)  # several tensors; those of different shapes raise
-        x = {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if named else torch.cat(parts)
+    def _answer(self, parts: Sequence[Inputs]) -> list[list[Row]]:
+        """Returns the answers to several questions, as plain data."""
+        first: Any = parts[0]
+        named = isinstance(first, dict)  # several tensors; those of different shapes raise
+        x: Any = {name: torch.cat([part[name] for part in parts]) for name in first} if named else torch.cat(parts)  # type: ignore[arg-type]
         found = self.predictor.answer(x)
         if self.monitor is not None:
             p = found.p_value if self.watched == "novelty" else None
             self.monitor.update(getattr(found, self.watched).flatten() if p is None else -p.log())
         self.counts.batch.observe(len(found))
         self.counts.inputs.inc(len(found))
-        answers, first = [], 0
-        for question in questions:
-            own = found.rows(torch.arange(first, first + batch_length(question.inputs)))
-            answers.append(self._rows(question, own))
-            first += len(own)
-        return answers
-
-    def _rows(self, question: Question, found: Prediction) -> list[Row]:
-        """Returns the answers to one question as plain data."""
         none = {"p_value": None, "abstain": False, "withheld": None}
-        more: dict[str, list[Any]] = {}
+        rows = [none | row for row in self.predictor.described(found, self.rule)]
         if isinstance(found, CategoricalPrediction):
-            more["probabilities"] = found.probs.tolist()
-        if question.draws:
-            more["draws"] = self.predictor.draws(question.inputs).tolist()
-        rows = self.predictor.described(found, question.rule)
-        return [none | row | {name: each[i] for name, each in more.items()} for i, row in enumerate(rows)]
+            for row, probabilities in zip(rows, found.probs.tolist(), strict=True):
+                row["probabilities"] = probabilities
+        each = iter(rows)
+        return [[next(each) for _ in range(batch_length(part))] for part in parts]
 
     @property
     def wait(self) -> float:
@@ -145,10 +109,8 @@ class Service:
         self.draining = True
 
     def close(self) -> None:
-        """Answers the waiting questions, then writes the monitor's state."""
+        """Answers the waiting questions."""
         self._batcher.close()
-        if self._state is not None and self.monitor is not None:
-            sealed.write_json(self._state, {"begin": self._start, "monitor": self.monitor.state()})
 
     def health(self) -> dict[str, Any]:
         """Returns what is served, where it abstains, and whether inputs have shifted."""
@@ -176,7 +138,7 @@ class Service:
             "components": predictor.model.components,
             "samples": predictor.samples,
             "seed": predictor.seed,
-            "abstention": finite(self.rule(self.risk, self.novelty)[1]),
+            "abstention": finite(self.evidence),
             "novelty": novelty,
             "shift": shift,
         }
@@ -205,15 +167,6 @@ class Counts:
         self.shift_seen = Gauge("ibnn_shift_inputs", "Inputs the shift monitor has seen.", registry=own)
         self.shift_wealth = Gauge("ibnn_shift_log_wealth", "Log wealth of the bet on a shift.", registry=own)
         self.shift_alarm = Gauge("ibnn_shift_alarm", "1 once the shift monitor has rung.", registry=own)
-
-
-class Busy(HTTPException):
-    """Refuses work that cannot be finished in time; says after how many seconds to try again."""
-
-    def __init__(self, seconds: float) -> None:
-        headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
-        super().__init__(503, "Too many requests are waiting. Try again later.", headers)
-        self.seconds = seconds
 
 
 class Batcher:

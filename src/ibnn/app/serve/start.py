@@ -1,16 +1,16 @@
 """`ibnn.serve` for a model of a Python session, and what it shares with the command."""
 
 import asyncio
-import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 from ibnn.app.predictor import Predictor, check_limits
-from ibnn.app.serve import server
 from ibnn.app.serve.app import make_app
+from ibnn.app.serve.limits import listen, make_server
 from ibnn.app.serve.service import Service
 from ibnn.batches import as_source, gather
 
@@ -28,10 +28,9 @@ def serve(
     novelty: float | None = None,
     fallback: float | None = None,
     false_alarm: float = 0.01,
-    state: str | os.PathLike[str] | None = None,
     megabytes: float = 10,
 ) -> None:
-    """Serves a model over HTTP until Ctrl-C or SIGTERM: POST /predict, GET /health, /metrics, and a page at /.
+    """Serves a model over HTTP until Ctrl-C or SIGTERM: POST /predict, GET /health and /metrics.
 
     A request is {"inputs": [...]}: what the network takes, as nested lists, or an object of lists by keyword. In a
     notebook, run it in a thread: `threading.Thread(target=ibnn.serve, args=[model], daemon=True).start()`.
@@ -49,7 +48,6 @@ def serve(
         novelty: Withholds inputs whose p-value is at most this; 0 for never; default: 0.01, or the smallest there is.
         fallback: p-value below which answers are mixed with the base rates; default: never.
         false_alarm: Probability that the shift monitor ever raises an alarm although nothing has shifted.
-        state: File that keeps the shift monitor's state between starts.
         megabytes: Largest request that is accepted.
     """
     with suppress(RuntimeError):
@@ -61,7 +59,7 @@ def serve(
     rows = None if valid is None else as_source(valid, batch_size=256, name="valid", shuffled=False)
     labelled = None if rows is None else gather(rows, 0, "valid")
     predictor = Predictor.of_model(model, valid=labelled, classes=classes, **draws)
-    options: Any = {"risk": risk, "novelty": novelty, "false_alarm": false_alarm, "state": state and Path(state)}
+    options: Any = {"risk": risk, "novelty": novelty, "false_alarm": false_alarm}
     start(predictor, host, port, megabytes, lambda text: print(text, file=sys.stderr, flush=True), **options)
 
 
@@ -79,14 +77,21 @@ def start(
     `guard` is entered where wrong options raise; `options` are those of `Service`.
     """
     with guard():
-        at = server.listen(host, port)
+        at = listen(host, port)
     with at:
         with guard():
             service = Service(predictor, **options)
-        for line in predictor.notes(service.rule(service.risk, service.novelty)[1], service.novelty):
+        for line in predictor.notes(service.evidence, service.novelty):
             note(line)
         if service.monitor is None:
             note(f"Inputs are not monitored for a shift: {service.unwatched}.")
         ready = f"Serving at http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"
         app = make_app(service, megabytes=megabytes)
-        server.serve(app, at, ready=lambda: print(ready, flush=True), drain=service.drain)
+        server = make_server(app, ready=lambda: print(ready, flush=True), drain=service.drain)
+        if threading.current_thread() is not threading.main_thread():  # signals are not this thread's business
+            return server.run(sockets=[at])
+        before = signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again at the end
+        try:
+            server.run(sockets=[at])
+        finally:
+            signal.signal(signal.SIGTERM, before)
