@@ -109,26 +109,16 @@ def test_version_and_usage() -> None:
 def test_plan_of_every_net(net: str) -> None:
     found = json.loads(call("plan", "--net", net, "--json").stdout)
     assert found["nodes"] == sum(layer["nodes"] for layer in found["layers"])
-    assert found["ratio"] == pytest.approx(found["weights"] / found["nodes"])
 
 
-def test_plan_lists_all_nets() -> None:
-    rows = {row["net"]: row for row in json.loads(call("plan", "--json").stdout)}
-    assert list(rows) == list(nets.names())
-    assert (rows["resnet50"]["weights"], rows["resnet50"]["nodes"]) == (25_557_032, 24_579)  # Table 1
-    assert "25,557,032" in call("plan").stdout
-    assert "24,579 nodes, 25,557,032 weights" in call("plan", "--net", "resnet50").stdout
+def test_plan_of_the_papers_network() -> None:
+    assert "24,579 nodes, 25,557,032 weights" in call("plan", "--net", "resnet50").stdout  # Table 1
 
 
 def test_plan_options() -> None:
     narrow = json.loads(call("plan", "--net", "wideresnet", "--option", "width=1", "--classes", "3", "--json").stdout)
-    assert narrow["classes"] == 3
     assert narrow["weights"] < 1_000_000
     assert "skipped  excluded" in call("plan", "--net", "lenet", "--exclude", "fc*").stdout
-    both = json.loads(call("plan", "--net", "lenet", "--where", "both", "--bias-latents", "layer", "--json").stdout)
-    assert both["nodes"] == 207 + (6 + 16 + 120 + 64 + 10) + 5
-    assert {layer["where"] for layer in both["layers"]} == {"input + output + bias"}
-    assert "input + bias" in call("plan", "--net", "lenet", "--bias-latents", "node").stdout
 
 
 @pytest.mark.parametrize(
@@ -141,7 +131,6 @@ def test_plan_options() -> None:
         (["--net", "lenet", "--option", "width=-1"], "`width`"),
         (["--net", "vgg16-small", "--option", "dropout=-1"], "`dropout`"),
         (["--net", "lenet", "--include", "layer9"], "`include`"),
-        (["--net", "lenet", "--where", "outputs"], "Did you mean 'output'?"),
     ],
 )
 def test_wrong_plans(words: list[str], message: str) -> None:
@@ -207,19 +196,16 @@ def test_shipped_recipes_are_jobs(name: str) -> None:
         (["digits-mlp", "--set", "method=ibn"], "Did you mean 'ibnn'?"),
         (["digits-mlp", "--set", "data=digit"], "name of a set"),
         (["digits-mlp", "--set", "seed"], "key=value"),
-        (["digits-mlp", "--set", "dataset=digits"], "a field of a job, but got 'digits'. Did you mean 'data'?"),
-        (["digits-mlp", "--set", "learning_rate=0.1"], "Did you mean 'train.lr'?"),
+        (["digits-mlp", "--set", "dataa=digits"], "a field of a job, but got 'digits'. Did you mean 'data'?"),
+        (["digits-mlp", "--set", "lr=0.1"], "Did you mean 'train.lr'?"),
         (["digits-mlp", "--set", "net_options.inputs=63"], "net_options.inputs = 64"),
         (["digits-mlp", "--set", "method_options.components=0"], "`components`"),
         (["digits-mlp", "--set", "valid=9999"], "`valid`"),
         (["digits-mlp", "--set", "examples=9999"], "`examples`"),
         (["digits-mlp", "--set", "train.seed=5"], "Set seed = 5 instead (--set seed=5)."),
         (["digits-mlp", "--set", "weights=none"], "no file none"),
-        (["digits-mlp", "--lr", "0.1"], "--set train.lr=…"),
-        (["digits-mlp", "--learning-rate", "0.1"], "--set train.lr=…"),
-        (["digits-mlp", "--seed", "1"], "--set seed=…"),
-        (["digits-mlp", "--output", "there"], "Possible options: --out)"),
-        (["digits-mlp", "--overwrite"], "--fresh"),
+        (["digits-mlp", "--lr", "0.1"], "--lr"),
+        (["digits-mlp", "--outt", "there"], "--out"),
         (["digits-mlp", "--data", "nowhere"], "does not exist"),
         (["digits-mlp", "--resume"], "Expected `--resume`"),
         (["digits-mlp", "--set", "data=none.csv", "--set", "target=y"], "`data`"),
@@ -420,13 +406,11 @@ def test_evaluate_agrees_with_the_run(run: Path) -> None:
     found = json.loads(call("evaluate", run, "--json").stdout)
     assert found["scores"] == pytest.approx(stored["scores"])
     assert found["tempered"]["scores"] == pytest.approx(stored["tempered"]["scores"])
-    assert f"{100 * stored['scores']['error']:.2f}" in call("evaluate", run, "--data-set", "digits").stdout
+    assert f"{100 * stored['scores']['error']:.2f}" in call("evaluate", run).stdout
 
 
 def test_wrong_evaluations(run: Path, tmp_path: Path) -> None:
     assert "job.toml" in call("evaluate", tmp_path, code=2).stderr
-    assert "name of a set" in call("evaluate", run, "--data-set", "digit", code=2).stderr
-    assert "data get mnist" in call("evaluate", run, "--data-set", "mnist", "--data", tmp_path, code=1).stderr
 
 
 def _idx(folder: Path, name: str) -> None:
@@ -441,21 +425,16 @@ def _idx(folder: Path, name: str) -> None:
             (folder / name / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
 
 
-def test_evaluation_on_another_set_has_its_name_and_outsiders(tmp_path: Path) -> None:
+def test_images_of_another_kind_are_outsiders(tmp_path: Path) -> None:
     for name in ("mnist", "fashion-mnist"):
         _idx(tmp_path, name)
     settings = ["data=fashion-mnist", "net_options.inputs=784", "train.steps=1", "valid=0"]
     words = [word for setting in settings for word in ("--set", setting)]
     call("train", "digits-mlp", *TINY, *words, "--data", tmp_path, "--out", tmp_path / "run")
 
-    def evaluated(*more: str) -> Any:
-        return json.loads(call("evaluate", tmp_path / "run", *more, "--data", tmp_path, "--json").stdout)
-
-    own, other = evaluated(), evaluated("--data-set", "mnist")
-    assert (own["name"], own["data"]) == ("ibnn mlp fashion-mnist seed 0", "fashion-mnist")
-    assert (other["name"], other["data"]) == ("ibnn mlp fashion-mnist seed 0 on mnist", "mnist")
-    assert list(own["outsiders"]) == ["corrupted 5", "mnist"]
-    assert list(other["outsiders"]) == ["corrupted 5"]  # neither itself nor what was trained on
+    found = json.loads(call("evaluate", tmp_path / "run", "--data", tmp_path, "--json").stdout)
+    assert (found["name"], found["data"]) == ("ibnn mlp fashion-mnist seed 0", "fashion-mnist")
+    assert list(found["outsiders"]) == ["corrupted 5", "mnist"]
 
 
 # ------------------------------------------------------------------------------------------------------------- predict
@@ -604,7 +583,7 @@ def test_images_of_a_folder_are_asked_as_they_were_trained(tmp_path: Path) -> No
     assert [Path(row["file"]).parent.name for row in rows] == sorted(["large", "medium", "small"] * 6)
     found = torch.tensor([float(row["probability"]) for row in rows])
     torch.testing.assert_close(found, stored["probs"].amax(1), rtol=1e-4, atol=1e-5)
-    again = json.loads(call("evaluate", run, "--data-set", "discs", "--data", root, "--json").stdout)
+    again = json.loads(call("evaluate", run, "--data", root, "--json").stdout)
     assert again["scores"]["nll"] == pytest.approx(json.loads((run / "result.json").read_text())["scores"]["nll"], 1e-5)
 
 
@@ -773,7 +752,6 @@ def test_runs_of_points_are_evaluated_and_reported(curve: Path, tmp_path: Path) 
     assert json.loads(call("evaluate", curve, "--json").stdout)["scores"] == pytest.approx(stored["scores"])
     call("report", curve, "-o", tmp_path / "report.html")
     assert "RMSE" in (tmp_path / "report.html").read_text()
-    assert "one on the points toy-regression" in call("evaluate", curve, "--data-set", "digits", code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -908,7 +886,7 @@ def test_a_run_on_a_table_is_evaluated_reported_and_exported(
     assert found["scores"] == pytest.approx(stored["scores"])
     copy = shutil.copytree(flowers / "runs" / "job", tmp_path / "run")
     monkeypatch.chdir(tmp_path)  # where there is no table
-    assert "neither" in (error := call("evaluate", copy, code=2).stderr)
+    assert "neither" in (error := call("evaluate", copy, code=1).stderr)
     assert "--data" in error
     assert json.loads(call("evaluate", copy, "--data", flowers, "--json").stdout)["scores"] == found["scores"]
     call("report", copy, "-o", "report.html")
@@ -1153,16 +1131,12 @@ def test_damaged_runs_can_be_trained_anew(curve: Path, tmp_path: Path) -> None:
         ("predict RUN a.npy --scale nan", 2, "`--scale`"),
         ("predict RUN a.npy --samples 0", 2, "--samples"),
         ("predict RUN a.npy --seed -1", 2, "--seed"),
-        ("predict RUN a.npy --draws 3", 2, "--samples"),
-        ("predict RUN a.npy --ood 0.1", 2, "--novelty"),
-        ("predict RUN a.npy --alpha 0.1", 2, "--risk"),
+        ("predict RUN a.npy --novlty 0.1", 2, "--novelty"),
         ("predict RUN a.npy --novelty nan", 2, "`--novelty`"),
         ("serve RUN --novelty -1", 2, "`--novelty`"),
         ("predict RUN a.npy -o file/a.csv", 2, "`--out`"),
         ("predict RUN a.npy -o a.csv/", 2, "`--out`"),
-        ("evaluate nowhere", 2, "no such nowhere"),
-        ("evaluate RUN --data-set two-moons", 2, "a set of images, or an .npz file, but got two-moons"),
-        ("evaluate RUN --dataset mnist", 2, "--data-set"),
+        ("evaluate nowhere", 2, "no folder nowhere"),
         ("report file", 2, "folders of finished runs"),
         ("report RUN -o .", 2, "`--out`"),
         ("report RUN -o file/a.html", 2, "file is a file"),
@@ -1174,7 +1148,7 @@ def test_damaged_runs_can_be_trained_anew(curve: Path, tmp_path: Path) -> None:
         ("demo --out file", 2, "`--out`"),
         ("data get nothing", 2, "`name`"),
         ("data get digits --data file", 2, "is a file"),
-        ("plan --model lenet", 2, "--net"),
+        ("plan", 2, "--net"),
         ("plan --net lenet --option width=nan", 2, "`width`"),
         ("plan --net mlp --option layers=1.5", 2, "`layers`"),
         ("plan --net vgg16-small --option dropout=2", 2, "`dropout`"),

@@ -63,10 +63,6 @@ def test_a_saved_model_through_all_commands(saved: Path) -> None:
     found = rows_of(call("predict", saved, "a.npy", *NET).stdout)
     assert probabilities(found) == pytest.approx(expected.amax(1).tolist(), rel=1e-4)
     assert [row["label"] for row in found] == [str(label) for label in expected.argmax(1).tolist()]
-    np.savez("test.npz", x=x.numpy(), y=expected.argmax(1).numpy())
-    scores = json.loads(call("evaluate", saved, *NET, "--data-set", "test.npz", "--json").stdout)["scores"]
-    assert scores["error"] == 0
-    assert scores["nll"] == pytest.approx(-expected.amax(1).log().mean().item(), rel=1e-4)
     call("export", saved, *NET, "--example", "a.npy", "-o", "model.onnx")
     again = rows_of(call("predict", "model.onnx", "a.npy").stdout)
     assert probabilities(again) == pytest.approx(expected.amax(1).tolist(), rel=1e-4)
@@ -78,8 +74,7 @@ def test_a_saved_model_through_all_commands(saved: Path) -> None:
         ("predict saved a.npy", "`--net`"),
         ("predict saved a.npy --net mine_for_serve:small", "`--net`"),
         ("predict saved none.npy --net mine_for_serve:make", "none.npy"),
-        ("evaluate saved --net mine_for_serve:make", "--data-set"),
-        ("evaluate saved --net mine_for_serve:make --data-set digits", "`--data-set`"),
+        ("evaluate saved", "job.toml"),
         ("export saved --net mine_for_serve:make", "`--example`"),
         ("predict no.onnx a.npy", "`MODEL`"),
     ],

@@ -16,23 +16,6 @@ from ibnn.lab.imported_net import FORM, is_import_path
 from ibnn.sampling import Settings
 from ibnn.training.recipe import Recipe, explain, to_toml
 
-# What users of other libraries call fields and options.
-SYNONYMS = {
-    "dataset": "data",
-    "model": "net",
-    "network": "net",
-    "architecture": "net",
-    "arch": "net",
-    "backbone": "net",
-}
-SYNONYMS |= {"algorithm": "method", "inference": "method", "validation": "valid", "val": "valid", "held_out": "valid"}
-SYNONYMS |= {"subset": "examples", "rows": "examples", "augmentation": "augment", "checkpoint": "weights"}
-SYNONYMS |= {"pretrained": "weights", "draws": "samples", "random_state": "seed", "training": "train", "fit": "train"}
-SYNONYMS |= {"learning_rate": "train.lr", "num_epochs": "train.epochs", "max_epochs": "train.epochs"}
-SYNONYMS |= {"max_steps": "train.steps", "batch": "train.batch_size", "optimizer": "train.optimiser"}
-SYNONYMS |= {name: f"method_options.{name}" for name in ("components", "members")} | {"dropout": "method_options.rate"}
-SYNONYMS |= {name: f"net_options.{name}" for name in ("hidden", "layers", "width")}
-
 
 class Job(BaseModel):
     """What is trained, on what, and how.
@@ -88,7 +71,8 @@ class Job(BaseModel):
     def __init__(self, **fields: Any) -> None:
         for name, value in fields.items():
             if name not in Job.model_fields:
-                remedy = did_you_mean(name, meanings().values(), meanings(), otherwise="Leave it out.")
+                within = {field: f"train.{field}" for field in Recipe.model_fields}
+                remedy = did_you_mean(name, [*Job.model_fields, *within.values()], within, otherwise="Leave it out.")
                 raise ValueError(complaint(name, "a field of a job", repr(value), remedy))
             if name != "net_options" and isinstance(value, dict) and "seed" in value:
                 remedy = f"Set seed = {value['seed']} instead (--set seed={value['seed']})."
@@ -103,7 +87,7 @@ class Job(BaseModel):
         """Raises for fields that do not go together, and for unknown names."""
         if not self.has_code:
             check.choice("net", self.net, [*nets.names(), FORM])
-        check.choice("method", self.method, methods.METHODS, methods.SYNONYMS)
+        check.choice("method", self.method, methods.METHODS)
         check.choice("posterior", self.posterior, ("mixture", "hmc"))
         alike = 'the method is no "ensemble", whose members would stay alike'
         for names, condition, holds in (
@@ -190,16 +174,6 @@ def _changed(recipe: Recipe, changes: dict[str, Any], table: str) -> Recipe:
         if isinstance(error.__context__, ValidationError):  # worded for a recipe that stands alone
             raise ValueError(explain(error.__context__, Recipe, table)) from None
         raise
-
-
-def meanings() -> dict[str, str]:
-    """Maps every word for a field of a job to that field: its name, a field of the recipe in `train`, or a synonym.
-
-    >>> [meanings()[word] for word in ("net", "lr", "dataset", "learning_rate")]
-    ['net', 'train.lr', 'data', 'train.lr']
-    """
-    recipe = {name: f"train.{name}" for name in Recipe.model_fields}
-    return recipe | SYNONYMS | {name: name for name in Job.model_fields}
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

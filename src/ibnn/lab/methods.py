@@ -46,5 +46,3 @@ METHODS: dict[str, Method] = {
     "ensemble": Method(_one(Plain, 4), ("members",)),
     "ibnn": Method(_one(lambda net, **options: convert(net, copy=False, **options)), _options(convert), True),
 }
-SYNONYMS = {"plain": "sgd", "map": "sgd", "mc_dropout": "dropout", "mcdropout": "dropout", "bnn": "vi"}
-SYNONYMS |= {"mean_field": "vi", "meanfield": "vi", "deep_ensemble": "ensemble", "deep_ensembles": "ensemble"}

@@ -13,9 +13,6 @@ from ibnn.nets.dense import mlp
 from ibnn.nets.resnet import CifarResNet, ResNet, WideResNet
 
 _PIXELS = 28 * 28
-_SYNONYMS = {"dropout_rate": "dropout", "p": "dropout", "hidden_size": "hidden", "hidden_dim": "hidden"}
-_SYNONYMS |= {"units": "hidden", "n_layers": "layers", "num_layers": "layers", "batch_norm": "batchnorm"}
-_SYNONYMS |= {"input_size": "inputs", "in_features": "inputs", "widen_factor": "width"}
 
 
 class _Entry(NamedTuple):
@@ -87,6 +84,6 @@ def _entry(name: str, options: Mapping[str, float]) -> _Entry:
     for option, value in options.items():
         if not known:
             raise ValueError(complaint("options", f"none for {name!r}", repr(option), "Leave it out."))
-        check.choice("options", option, known, _SYNONYMS)
+        check.choice("options", option, known)
         known[option](option, value)
     return _NETS[name]

@@ -10,8 +10,7 @@ from ibnn import nets
 from ibnn.app.cli.options import Json, NewData
 from ibnn.app.cli.screen import Screen, check_out, misuse, require
 from ibnn.app.cli.train import parsed
-from ibnn.convert import Plan
-from ibnn.convert import plan as planned_by
+from ibnn.convert import plan as planned
 from ibnn.data import download, sets
 from ibnn.lab.imported_net import is_import_path, make_net
 
@@ -40,19 +39,17 @@ def demo(
         print(f"{explain(result)}\n\nLook at: {files} ({result['seconds']:.0f} s)")
 
 
-_NET = "Name of a network, or package.module:function in the current folder; lists all networks if omitted."
+_NET = f"One of {', '.join(nets.names())}, or package.module:function in the current folder."
 _Patterns = list[str] | None
 
 
 def plan(
     screen: Screen,
-    net: Annotated[str | None, typer.Option(help=_NET, autocompletion=nets.names)] = None,
+    net: Annotated[str, typer.Option(help=_NET, autocompletion=nets.names)],
     option: Annotated[_Patterns, typer.Option(help="Option of the network.", metavar="KEY=VALUE")] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Default: 10, or 1000 for ImageNet networks.")] = None,
     include: Annotated[_Patterns, typer.Option(help="Layers to convert.", metavar="PATTERN")] = None,
     exclude: Annotated[_Patterns, typer.Option(help="Layers to leave out.", metavar="PATTERN")] = None,
-    where: Annotated[str, typer.Option(help="Nodes that have latents: input, output or both.")] = "input",
-    bias_latents: Annotated[str, typer.Option(help="Latents on biases: none, layer (one each) or node.")] = "none",
     json: Json = False,
 ) -> None:
     """Shows what `ibnn.convert` would do to a network: layers, nodes, weights. Allocates nothing.
@@ -60,42 +57,19 @@ def plan(
     A network of your own is created by function(classes, **options).
     """
     with misuse():
-        options = parsed(option or [], "--option")
-        chosen: Any = {"include": include or None, "exclude": exclude or None}
-        chosen |= {"where": where, "bias_latents": bias_latents}
-        if net is None:
-            return _list(screen, classes, json)
-        planned, facts = _planned(net, classes, options, chosen)
+        options: Any = parsed(option or [], "--option")
+        if is_import_path(net):
+            made = make_net(net, classes or 10, options)
+        else:
+            count = classes or (1000 if nets.input_shape(net, **options)[-1] == 224 else 10)
+            with torch.device("meta"):
+                made = nets.make(net, count, **options)
+        found = planned(made, include=include or None, exclude=exclude or None)
     if not json:
-        return print(planned)
-    facts |= {"options": options, "where": where, "bias_latents": bias_latents}
-    parts = {"layers": planned.layers, "skipped": planned.skipped}
+        return print(found)
+    facts = {"net": net, "options": options, "weights": found.weights, "nodes": found.nodes}
+    parts = {"layers": found.layers, "skipped": found.skipped}
     screen.json(facts | {name: [vars(entry) for entry in part] for name, part in parts.items()})
-
-
-def _planned(net: str, classes: int | None, options: dict[str, Any], chosen: dict[str, Any]) -> tuple[Plan, Any]:
-    """Returns the plan of a network, by default with 1000 classes if it takes ImageNet's images, and its size."""
-    if is_import_path(net):
-        count = classes or 10
-        made = make_net(net, count, options)
-    else:
-        count = classes or (1000 if nets.input_shape(net, **options)[-1] == 224 else 10)
-        with torch.device("meta"):
-            made = nets.make(net, count, **options)
-    plan = planned_by(made, **chosen)
-    size = {"weights": plan.weights, "nodes": plan.nodes, "ratio": plan.weights / plan.nodes}
-    return plan, {"net": net, "classes": count, **size}
-
-
-def _list(screen: Screen, classes: int | None, json: bool) -> None:
-    rows = [_planned(name, classes, {}, {})[1] | {"input": list(nets.input_shape(name))} for name in nets.names()]
-    if json:
-        return screen.json(rows)
-    head = ["net", "input", "classes", "weights", "nodes", "weights per node"]
-    numbers = ("classes", "weights", "nodes", "ratio")
-    cells = [[r["net"], "×".join(map(str, r["input"])), *(f"{r[k]:,.0f}" for k in numbers)] for r in rows]
-    screen.table([head, *cells])
-    screen.note("One of them in detail: ibnn plan --net NAME")
 
 
 def data_list(screen: Screen, data: NewData = None, json: Json = False) -> None:

@@ -1,20 +1,18 @@
 """The commands `evaluate`, `report`, `export` and `serve`, which take a finished run or another trained model."""
 
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-import numpy as np
 import torch
 import typer
 from torch import Tensor
 
-from ibnn.app.cli.options import Data, Device, Json, Model, Net, Novelty, Risk, Samples, Source, TrustCode
-from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse, require
+from ibnn import check
+from ibnn.app.cli.options import Data, Device, Json, Novelty, Risk, Samples, Source, TrustCode
+from ibnn.app.cli.options import RunFolder as Finished
+from ibnn.app.cli.screen import Screen, check_out, misuse, require
 from ibnn.app.cli.train import show
 from ibnn.baselines import Plain
-from ibnn.data import TABLES, DataSet, FileTable, Points, load
 from ibnn.errors import complaint
 from ibnn.files.export import export as write
 from ibnn.lab.runs import RunFolder
@@ -23,105 +21,35 @@ from ibnn.network import IBNN
 if TYPE_CHECKING:
     from ibnn.app.predictor import Predictor
 
-_DATA_SET = "Another data set with the same classes; an .npz file with x and y, as the network takes them."
-
 
 def evaluate(
     screen: Screen,
-    model: Model,
+    folder: Finished,
     data: Data = None,
-    data_set: Annotated[str | None, typer.Option(help=_DATA_SET)] = None,
     samples: Samples = None,
     device: Device = None,
-    net: Net = None,
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
-    """Evaluates a model: error, NLL, ECE and Brier score, also on corrupted images and on other kinds of images.
+    """Evaluates a run: error, NLL, ECE and Brier score, also on corrupted images and on other kinds of images.
 
     Points are evaluated on test points alone, numbers by NLL, RMSE and the coverage of 90 % intervals. A run on a table
-    of your own needs that table, unchanged, in the current folder or in --data. A saved model needs --data-set.
+    of your own needs that table, unchanged, in the current folder or in --data.
     """
     from ibnn.lab.evaluation import evaluate as measure
+    from ibnn.lab.jobs import read_run
     from ibnn.lab.parts import make_data
 
-    predictor = Source(model, samples, device=device, net=net, trust_code=trust_code).read(screen)
-    run, name = predictor.run, predictor.name
-    if not isinstance(predictor.model, torch.nn.Module) or (run is None and data_set is None):
-        remedy = "Pass --data-set with a saved model; an .onnx file cannot be evaluated: pass what it was made of."
-        raise MisuseError(complaint("MODEL", "a run, or a saved model and --data-set", model, remedy))
-    whole: Any = None if data_set is None else _other(screen, data_set, data, predictor)
-    valid, costs = None, {}
-    if run is not None:
-        with misuse() if run.job.has_file else nullcontext():
-            splits: Any = make_data(run.job, data, run.units)
-        other, valid, costs = splits.whole if whole is None else whole, splits.valid, {"costs": run.result["costs"]}
-        both = isinstance(other, DataSet) and isinstance(splits.whole, DataSet)  # then normalised as in training
-        whole = replace(splits.whole, name=other.name, test=other.test) if both else other
-    found = measure(cast(Any, predictor.model), whole, valid, samples=predictor.samples, data_folder=data).result
-    if run is not None:
-        for reading in (found, found.get("tempered", {})):
-            for part in ("outsiders", "novelty"):
-                reading.get(part, {}).pop(run.job.data, None)  # the training data are no outsiders
-    name += f" on {data_set}" if data_set is not None else ""
-    result = {"name": name, "data": whole.name, **found, **costs}
-    screen.json(result) if json else show(screen, result)
-
-
-def _other(screen: Screen, name: str, folder: Path | None, predictor: "Predictor") -> Any:
-    """Returns another data set; raises unless its inputs and classes are like the model's."""
-    from ibnn.lab.parts import check_data
-
-    form, other = getattr(predictor.kind, "form", None), cast(Any, None)
     with misuse():
-        if name.endswith(".npz"):
-            other = _arrays(Path(name), predictor.classes)
-        elif predictor.run is not None and form is None:
-            got = f"one on the points {predictor.run.job.data}"
-            raise ValueError(complaint("MODEL", "a run on images", got, "Leave out --data-set."))
-        elif predictor.run is None and name in TABLES:
-            other = TABLES[name]
-        elif name in TABLES or name.endswith(".csv"):
-            remedy = "Leave it out for the run's own set; save x and y of a table by numpy.savez."
-            raise ValueError(complaint("--data-set", "a set of images, or an .npz file", name, remedy))
-        else:
-            check_data(name, folder)
-    shape: Any = form or getattr(predictor.kind, "shape", None) or (0,)
-    if other is None:
-        other = load(name, folder, size=shape[-1] if len(shape) > 1 else 224)
-    images = isinstance(other, DataSet)
-    x = other.test.rows(torch.tensor([0])).images if images else other.test.x[:1]
-    try:
-        if images and form is not None and x.shape[1:] != torch.Size(form):
-            raise ValueError(f"not {tuple(form)}")
-        found: Any = predictor.answer(x if not images else x / 255 if form is not None else other.normalise(x))
-        count = found.probs.shape[1] if predictor.labels else 0
-        if count != len(other.classes) and (images or count == 0 or int(other.test.y.max()) >= count):
-            raise ValueError(f"{len(other.classes)} classes, not {count}")
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        got = f"one of inputs {tuple(x.shape[1:])} ({str(error).splitlines()[0]})"
-        remedy = "Leave it out for a run's own set, or pass another one."
-        raise MisuseError(complaint("--data-set", "one like that of the training", got, remedy)) from error
-    if predictor.classes and list(other.classes) != list(predictor.classes) and images:
-        screen.note(f"The classes of {name} have other names than those of {predictor.name}.")
-    return other
-
-
-def _arrays(path: Path, classes: Any) -> FileTable:
-    """Reads the inputs x and the targets y of an .npz file."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            x, y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
-    except FileNotFoundError:
-        raise FileNotFoundError(complaint("--data-set", "a file", f"no such {path}", "Check the name.")) from None
-    except Exception as error:  # damaged headers make numpy raise whatever comes
-        raise ValueError(complaint(str(path), "an .npz file with x and y", error, "Save it by numpy.savez.")) from error
-    if len(x) != len(y) or not len(x):
-        raise ValueError(complaint(str(path), "as many x as y, at least one", (len(x), len(y)), "Correct it."))
-    labels = not y.is_floating_point()
-    points = Points(x.float() if x.is_floating_point() else x, y.long() if labels else y.float())
-    names = tuple(classes) or tuple(map(str, range(int(y.max()) + 1))) if labels else ()
-    return FileTable(path.name, (), names, points, points, "")
+        check.device("--device", device)
+        run = read_run(folder, trust_code=trust_code)
+    with misuse((ValueError,)):
+        splits = make_data(run.job, data, run.units)
+    cast(torch.nn.Module, run.model).to(device)
+    options: Any = {"samples": samples or run.job.samples, "data_folder": data}
+    found = measure(run.model, splits.whole, splits.valid, **options).result
+    result = {"name": run.result["name"], "data": run.job.data, **found, "costs": run.result["costs"]}
+    screen.json(result) if json else show(screen, result)
 
 
 def report(

@@ -14,29 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from ibnn.app import finite, printable
-from ibnn.errors import DamagedError, complaint, nearest
+from ibnn.errors import DamagedError, complaint
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Prints results and errors only.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Prints the traceback of an error.")]
-_SYNONYMS = {
-    word: option
-    for option, words in {
-        "out": "output output_dir output_file out_dir outdir dir folder run_dir save_to",
-        "data-set": "dataset",
-        "samples": "draws",
-        "keep": "ratio amount share sparsity",
-        "net": "model network arch architecture",
-        "fresh": "restart overwrite force",
-        "risk": "error alpha threshold",
-        "novelty": "novel ood outlier anomaly",
-        "scale": "white divide max",
-        "debug": "verbose traceback",
-    }.items()
-    for word in words.split()
-}
 _EXTRAS = dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "python_multipart"), "serve")
 _EXTRAS |= {"matplotlib": "demo", "sklearn": "demo", "jinja2": "demo", "onnxruntime": "export"}
 _WRONG_ARGUMENTS = (ValueError, TypeError, FileNotFoundError)
@@ -141,31 +124,7 @@ def register(app: typer.Typer, function: Callable[..., None], *, name: str | Non
     command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
     about = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(function) or "").split("\n\n"))
-    app.command(name, cls=_Command, help=about, rich_help_panel=panel or None)(command)
-
-
-class _Command(TyperCommand):
-    """A command that suggests options by synonyms, and fields of a job where there is `--set`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses as typer does; suggests the nearest option for an unknown one."""
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            if hasattr(error, "possibilities"):  # typer does not export the class
-                error.possibilities = self._suggestions(error.option_name.lstrip("-"))  # type: ignore[attr-defined]
-            raise
-
-    def _suggestions(self, word: str) -> list[str]:
-        given = (option for each in self.params for option in (*each.opts, *each.secondary_opts))
-        known = {option.lstrip("-"): option for option in given if option.startswith("--")}
-        if "set" in known:
-            from ibnn.lab.job import meanings
-
-            if (name := word.lower().replace("-", "_")) in meanings():
-                return [f"--set {meanings()[name]}=…"]
-        near = nearest(word, known, _SYNONYMS)
-        return [] if near is None else [known[near]]
+    app.command(name, help=about, rich_help_panel=panel or None)(command)
 
 
 @contextmanager

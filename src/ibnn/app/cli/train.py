@@ -51,7 +51,7 @@ def names() -> list[str]:
 
 def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     """Returns a job by file or by name, with changes; checks all that can be checked without data."""
-    from ibnn.lab.job import SYNONYMS, Job, merged
+    from ibnn.lab.job import Job, merged
     from ibnn.lab.methods import METHODS
     from ibnn.lab.parts import check_data, check_weights
 
@@ -67,9 +67,8 @@ def read_job(name: str, settings: list[str], data: Path | None = None) -> "Job":
     check.device("device", job.device)
     if job.has_code:
         find(job.net)
-    words = {word: name.removeprefix("method_options.") for word, name in SYNONYMS.items()}
     for option in job.method_options:
-        check.choice("method_options", option, METHODS[job.method].options or ("members",), words)
+        check.choice("method_options", option, METHODS[job.method].options or ("members",))
     return job
 
 
