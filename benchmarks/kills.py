@@ -74,14 +74,9 @@ def sample(folder: Path) -> str:
 
 
 def job(folder: Path, **more: Any) -> str:
-    chains.EVERY = 0.0
     run(Job(**JOB, **more), folder / "run", quiet=True)
     home = RunFolder(folder / "run")
     return digest({**home.model_state(), **home.answers()})
-
-
-def posterior(folder: Path) -> str:
-    return job(folder, posterior="hmc", sampling=SAMPLING)
 
 
 def prune(folder: Path) -> str:
@@ -124,7 +119,6 @@ def exported_onnx(folder: Path) -> str:
 RESUMED: dict[str, Callable[[Path], str]] = {
     "fit": fit,
     "sample": sample,
-    "posterior job": posterior,
     "prune job": prune,
 }
 REPLACED: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], str]]] = {

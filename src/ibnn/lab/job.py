@@ -13,7 +13,6 @@ from ibnn.errors import complaint, did_you_mean
 from ibnn.files.atomic import read_toml
 from ibnn.lab import methods
 from ibnn.lab.imported_net import FORM, is_import_path
-from ibnn.sampling import Settings
 from ibnn.training.recipe import Recipe, explain, to_toml
 
 
@@ -48,9 +47,6 @@ class Job(BaseModel):
     augment: bool = False  #: Random crops and flips.
     method: str = "ibnn"  #: "ibnn" or a baseline: "sgd", "swa", "swag", "dropout", "vi", "ensemble".
     method_options: dict[str, Any] = {}  #: Its options, such as `components`.
-    posterior: str = "mixture"  #: Of "ibnn": "mixture", or "hmc", a sampler that comes after training.
-    #: Options of the sampler, such as `samples`, `warmup` and `temperature`; see `ibnn.sampling.Settings`.
-    sampling: dict[str, Any] = {}
     #: Changes to `train` for a plain training that comes first; the method starts from its weights.
     first: dict[str, Any] | None = None
     weights: str | None = None  #: A safetensors file of trained weights to start from instead.
@@ -88,12 +84,10 @@ class Job(BaseModel):
         if not self.has_code:
             check.choice("net", self.net, [*nets.names(), FORM])
         check.choice("method", self.method, methods.METHODS)
-        check.choice("posterior", self.posterior, ("mixture", "hmc"))
         alike = 'the method is no "ensemble", whose members would stay alike'
         for names, condition, holds in (
             (("target", "task", "ignore", "test_share"), "data is a .csv file", self.has_file),
-            (("posterior", "prune"), 'method = "ibnn"', self.method == "ibnn"),
-            (("sampling",), "posterior names a sampler", self.posterior != "mixture"),
+            (("prune",), 'method = "ibnn"', self.method == "ibnn"),
             (("first", "weights"), alike, self.method != "ensemble"),
         ):
             for name in names:
@@ -104,11 +98,6 @@ class Job(BaseModel):
             raise ValueError(complaint("target", f"the column of {self.data} to predict", "none", "Set target."))
         if self.prune is not None:
             check.share("prune.keep", self.prune.get("keep"), remedy="Pass 0.5 for half of the multiply–adds.")
-        if self.posterior != "mixture":
-            try:
-                Settings(**(self.sampling | {"seed": self.seed}))
-            except TypeError as error:
-                raise ValueError(str(error)) from None
         self.full_recipe()  # checks `train`
         self.before()  # checks `first`
 
@@ -147,7 +136,7 @@ class Job(BaseModel):
         if self.first is None:
             return None
         _changed(Recipe(), self.first, "first")  # errors name `first`, not the `train` of the other job
-        of_method = ("method_options", "posterior", "sampling", "first", "fallback", "samples", "one_pass", "recipe")
+        of_method = ("method_options", "first", "fallback", "samples", "one_pass", "recipe")
         fields |= {name: type(self).model_fields[name].default for name in of_method}
         return Job(**(fields | {"method": "sgd", "train": self.first}))
 

@@ -1,19 +1,15 @@
 """Trains and evaluates a job into a run folder, and reads run folders back."""
 
 import logging
-import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import safetensors.torch
-import torch
 from torch import nn
 
 from ibnn import check
-from ibnn.data import TABLES, Images, Points, Standardisation
-from ibnn.diagnosis import diagnose
+from ibnn.data import TABLES, Standardisation
 from ibnn.errors import DamagedError, complaint
 from ibnn.files.saving import save_pretrained
 from ibnn.lab import one_pass
@@ -23,10 +19,9 @@ from ibnn.lab.methods import METHODS
 from ibnn.lab.parts import Splits, architecture, make_method, prepare
 from ibnn.lab.runs import ANSWERS, JOB, RESULT, TABLE, RunFolder, versions
 from ibnn.network import IBNN, STATE
-from ibnn.novelty.fitting import ROWS, fit_novelty_if_possible
+from ibnn.novelty.fitting import ROWS
 from ibnn.prediction import check_level
 from ibnn.pruning import prune, resize
-from ibnn.sampling import sample
 from ibnn.training.history import History
 from ibnn.training.loop import fit
 from ibnn.training.trainable import Trainable
@@ -84,7 +79,7 @@ def run(
                 _begin(job, splits, home)
         if job.device is not None:
             cast(nn.Module, model).to(job.device)
-        history = _train(job, model, splits, home, quiet)
+        history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
         how = None if job.prune else architecture(job, len(splits.whole.classes), splits.units)
         save_pretrained(model, home.path, architecture=how)  # type: ignore[arg-type]
         options: dict[str, Any] = {"samples": job.samples, "fallback": job.fallback, "data_folder": data_folder}
@@ -96,9 +91,6 @@ def run(
             student = one_pass.distilled(model, job, splits, quiet=quiet)
             one_pass.store(student, job, splits, home)
             facts["one_pass"] = one_pass.measured(student, splits)
-        if job.has_code:
-            shape = list(splits.train[0][0].shape)
-            facts["probe"] = {"shape": shape, "outputs": _probed(model, shape, splits.units)}
         kept = f" {job.prune['keep']:.0%}" if job.prune else ""
         return home.finish(
             {
@@ -131,29 +123,9 @@ def _pruned(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainab
     assert isinstance(dense, IBNN), "checked by the job"
     assert job.prune is not None
     held_out = [] if splits.valid is None else [scores_of(dense, splits.valid, samples=job.samples)]
-    dense.set_posterior()  # the moments of a bank
-    found = prune(dense, _unaugmented(splits.train), job.prune["keep"], seed=job.seed, quiet=quiet)
+    found = prune(dense, splits.unaugmented, job.prune["keep"], seed=job.seed, quiet=quiet)
     sizes = [size._asdict() for size in (found.before, found.after)]
     return found.model, {"pruned": {"sizes": sizes, "held_out": held_out}}
-
-
-def _unaugmented(train: Images | Points) -> Images | Points:
-    return Images(train.data, mean=train.mean, std=train.std) if isinstance(train, Images) else train
-
-
-def _train(job: Job, model: Trainable, splits: Splits, home: RunFolder, quiet: bool) -> History:
-    """Trains a method and, if the job asks for it, samples its latents; the history has the time of both."""
-    history = fit(model, splits.train, splits.valid, recipe=job.full_recipe(), run_dir=home.path, quiet=quiet)
-    if job.posterior == "mixture":
-        return history
-    ours, train = cast(IBNN, model), _unaugmented(splits.train)  # the likelihood is of these
-    options: dict[str, Any] = {"run_dir": home.path / "chains", "progress": not quiet, "seed": job.seed}
-    found = sample(ours, train, **options, **job.sampling)
-    fit_novelty_if_possible(ours, train, splits.valid, seed=job.seed)
-    summary = f"{found}\n{diagnose(ours)}"
-    if not quiet:
-        print(summary, file=sys.stderr, flush=True)  # as `fit` shows its own
-    return replace(history, summary=summary, seconds=history.seconds + found.seconds)
 
 
 def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -249,23 +221,9 @@ def read_run(folder: str | Path, *, trust_code: bool = False) -> Run:
         if job.prune is not None:
             resize(cast(IBNN, model), state)
         model.load_state_dict(state)
-        if job.has_code:
-            stored = torch.tensor(result["probe"]["outputs"])
-            found = torch.tensor(_probed(model, result["probe"]["shape"], units))
-            if not torch.allclose(found, stored, rtol=0, atol=1e-3 * float(stored.abs().amax())):
-                raise RuntimeError("the same weights answer otherwise")
     except RuntimeError as error:
         if not job.has_code:
             raise
         got, remedy = f"another ({str(error).splitlines()[-1].strip()})", "Bring the old code back, or train anew."
         raise ValueError(complaint("net", f"{job.net} as it was when the run was trained", got, remedy)) from error
     return Run(job, model.eval(), result, units)
-
-
-@torch.no_grad()
-def _probed(model: Trainable, shape: list[int], units: Standardisation | None) -> list[float]:
-    """Returns a trained method's outputs for made-up examples, which changed code of its network would change."""
-    x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)) if units is None else units.made_up(4)
-    device = next(model.parameters()).device
-    found: list[float] = model.eval().draw_logits(x.to(device), 1, 0).mean(0).flatten().tolist()
-    return found

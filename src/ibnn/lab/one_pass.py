@@ -19,9 +19,7 @@ from ibnn.one_pass import OnePass, distil, mean_network
 
 def distilled(model: Any, job: Job, splits: Splits, *, quiet: bool) -> OnePass:
     """Distils a trained method on its training and held-out inputs; the same inputs recognise novel ones."""
-    train = splits.train
-    if isinstance(train, Images):  # without augmentation
-        train = Images(train.data, mean=train.mean, std=train.std)
+    train = splits.unaugmented
     parts = [train] if splits.valid is None else [train, splits.valid]
     x = torch.cat([part.__getitems__(list(range(len(part))))[0] for part in parts])
     student = distil(model, x, samples=job.samples, seed=job.seed, progress=not quiet)

@@ -34,6 +34,12 @@ class Splits(NamedTuple):
     whole: data.DataSet | data.Table | data.FileTable
     units: Units = None
 
+    @property
+    def unaugmented(self) -> data.Images | data.Points:
+        """The training data without random crops and flips."""
+        train = self.train
+        return data.Images(train.data, mean=train.mean, std=train.std) if isinstance(train, data.Images) else train
+
 
 def make_data(job: Job, folder: str | Path | None = None, units: Units = None) -> Splits:
     """Returns the splits of a job.

@@ -1,11 +1,8 @@
 """The files of a run: who may write them, which belong to it, and checksums, so that a damaged one is refused.
 
-A run folder holds job.toml, what `fit` writes (recipe.toml, history.csv, checkpoints), the trained model
-(model.safetensors and config.json, as `save_pretrained` writes them), answers.safetensors (the answers for the test
-set), for a .csv file table.json (its columns, and how they are standardised) and, once they were needed, the answers
-for held-out inputs (held_out.safetensors) and the network that answers in one pass (in the folder one-pass).
-result.json (scores, costs, versions) is written last: with it the run has finished. It is sealed, and holds the SHA-256
-of the other files. Nothing is pickled.
+A run folder holds job.toml, what `fit` and `save_pretrained` write, table.json (columns of a .csv file and how they are
+standardised), the answers for test and held-out inputs, and the folder one-pass. result.json (scores, costs, versions)
+is written last: with it the run has finished. It is sealed, and holds the SHA-256 of the other files.
 """
 
 import os
@@ -33,7 +30,7 @@ ONE_PASS = "one-pass"  # folder of the network that answers in one pass
 _CHECKED = (JOB, TABLE, HISTORY, CONFIG, ANSWERS, f"{ONE_PASS}/{CONFIG}")  # which has the checksum of the model
 _CHECKPOINTS = "checkpoints/step-*.safetensors"
 # All but job.toml; result.json first: it says "finished".
-_ELSEWHERE = ("chains/chains.safetensors", f"{ONE_PASS}/{MODEL}", f"{ONE_PASS}/{HELD_OUT}", _CHECKPOINTS)
+_ELSEWHERE = (f"{ONE_PASS}/{MODEL}", f"{ONE_PASS}/{HELD_OUT}", _CHECKPOINTS)
 _WRITTEN = (RESULT, *_CHECKED[1:], MODEL, HELD_OUT, RECIPE, *_ELSEWHERE)
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
 
