@@ -559,7 +559,7 @@ def test_a_run_of_somebody_else_executes_nothing(trust: bool, code: str, tmp_pat
 def test_a_network_of_your_own_sees_images(code: str, tmp_path: Path) -> None:
     job = DIGITS.but(net=f"{code}:make_net", method="sgd", train={"epochs": 1})
     fields = job.model_dump(exclude_unset=True) | {"net_options": {"inputs": 64}}
-    assert run(Job(**fields), tmp_path / "run", quiet=True)["probe"]["shape"] == [1, 8, 8]
+    run(Job(**fields), tmp_path / "run", quiet=True)
     assert read_run(tmp_path / "run", trust_code=True).model.net[1].in_features == 64
     for options, words in (({"inputs": 63}, r"\(1, 8, 8\), which digits has.* RuntimeError: mat1"), ({}, "'inputs'")):
         with pytest.raises(ValueError, match=words):
