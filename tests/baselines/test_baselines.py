@@ -413,3 +413,24 @@ def test_swa_is_the_mean_of_the_last_epochs() -> None:
         torch.testing.assert_close(model.net[0].weight.detach(), torch.stack(seen[2:]).mean(0))
     assert torch.equal(plain.net[1].running_mean, swag.net[1].running_mean)  # both estimated anew
     assert int(swag.count) == 2
+
+
+class Attention(nn.Module):
+    """Reads the rate of its dropout layer, as the attention of transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(4, 3), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)[:, None, None]
+        p = self.dropout.p if self.training else 0.0
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=p)[:, 0, 0]
+
+
+@pytest.mark.parametrize(("rate", "read"), [(None, 0.1), (0.2, 0.0)])
+def test_networks_may_read_the_rate_of_their_dropout(rate: float | None, read: float) -> None:
+    net = Attention()
+    model = MCDropout(net, rate=rate)
+    assert net.dropout.p == read  # with a rate of ours the network's own dropout is off
+    model.train().elbo(torch.ones(2, 4), torch.tensor([0, 1]), n_data=2).loss.backward()

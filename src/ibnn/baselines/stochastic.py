@@ -34,7 +34,7 @@ class _Mask(nn.Module):
 
     def __init__(self, own: _DropoutNd) -> None:
         super().__init__()
-        self.own = own
+        self.own, self.p = own, own.p  # attention of transformers reads p
         self.source: torch.Generator | None = None  # of the current draw
 
     def forward(self, x: Tensor) -> Tensor:
