@@ -116,6 +116,8 @@ def test_smallest_sets_are_smallest() -> None:
         assert (p.set(0.8, kind=kind) <= p.set(0.9, kind=kind)).all()
     with pytest.raises(ValueError, match="penalty"):
         p.set(0.9, penalty=0.1)
+    with pytest.raises(ValueError, match=r"`kind`.*'adaptive'"):
+        p.set(0.9, kind="raps")  # type: ignore[arg-type]
 
 
 def test_coverage_holds_within_groups_and_classes() -> None:

@@ -63,7 +63,7 @@ class Conformal(NamedTuple):
         self, probs: Tensor, level: float, kind: Kind, penalty: float, *, by_class: bool, groups: Any
     ) -> Tensor:
         """Returns which classes are in the set of each place, for probabilities (B, …, C)."""
-        check.choice("kind", kind, ("smallest", "adaptive"))
+        check.choice("kind", kind, ("smallest", "adaptive"), {"lac": "smallest", "aps": "adaptive", "raps": "adaptive"})
         check.number("penalty", penalty, least=0, remedy="Pass penalty=0.1, or 0 for none.")
         own, above, number = self.distances.unbind(-1)
         if kind == "smallest":
