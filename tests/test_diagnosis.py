@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 from torch import nn
-from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import ibnn
 from ibnn import mixture
@@ -84,8 +84,8 @@ def duplicates(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
 
 def collapsed(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     step = torch.tensor([-1.0, 1.0, -1.0, 1.0])[:, None]  # variance 1 between components
-    noise = torch.tensor([0.1, 0.2, 0.3, 0.4])[:, None]  # the second moment is 0.075: not the same Gaussians
-    model.set_posterior(mean=1 + 0.02 * step, std=noise)  # 0.0004 / 0.0754 = 0.53 %
+    noise = torch.tensor([0.01, 0.05, 0.2, 0.8])[:, None]  # the second moment is 0.171: not the same Gaussians
+    model.set_posterior(mean=1 + 0.02 * step, std=noise)  # 0.0004 / 0.1711 = 0.23 %
     return optimiser
 
 
@@ -99,11 +99,6 @@ def wide(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     return optimiser
 
 
-def wide_as_the_surrogate_likes(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    apart(model, 1.2)  # σ/s = 4, below 3 √K
-    return optimiser
-
-
 def wide_for_the_surrogate(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     apart(model, 2.1)  # σ/s = 7, above 3 √K
     return optimiser
@@ -111,27 +106,6 @@ def wide_for_the_surrogate(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers
 
 def dead(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     model.latents["0"].set(std=torch.tensor(0.0024))
-    return optimiser
-
-
-def dominated(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    model.set_posterior(std=0.6)
-    model.latents["0"].mean.data.add_(6)
-    return optimiser
-
-
-def never_moved(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    model.latents["3"].mean.data.copy_(make_model().latents["3"].mean)
-    return optimiser
-
-
-def never_moved_std(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    model.latents["0"].rho.data.copy_(make_model().latents["0"].rho)
-    return optimiser
-
-
-def frozen(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    model.latents["0"].requires_grad_(False)
     return optimiser
 
 
@@ -143,20 +117,6 @@ def no_gradient(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
 def zero_gradient(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     model.latents["0"].rho.grad = torch.zeros_like(model.latents["0"].rho)
     return None
-
-
-def no_memory(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    optimiser.zero_grad()
-    del optimiser.state[model.latents["0"].mean]
-    return optimiser
-
-
-def zero_memory(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    optimiser.zero_grad()
-    for value in optimiser.state[model.latents["3"].rho].values():
-        if value.dim():
-            value.zero_()
-    return optimiser
 
 
 def weight_decay(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
@@ -182,23 +142,8 @@ def batchnorm_training(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     return optimiser
 
 
-def batchnorm_frozen(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    model.train().net[1].eval()  # type: ignore[index]
-    return optimiser
-
-
-def batchnorm_of_batch(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    model.net[1] = nn.SyncBatchNorm(8, track_running_stats=False, affine=False).eval()  # type: ignore[operator]
-    return optimiser
-
-
 def dropout(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
     model.net[2] = nn.Sequential(nn.ReLU(), nn.Dropout(0.25), nn.Dropout2d(0.4))  # type: ignore[operator]
-    return optimiser
-
-
-def means_only(model: ibnn.IBNN, optimiser: Optimizer) -> Optimisers:
-    model.eval_samples = 0
     return optimiser
 
 
@@ -223,30 +168,20 @@ CASES: list[tuple[Provocation, str, str | None, list[str]]] = [
     (non_finite_statistics, "problem", "1", ["infinite", "'1'", "clip"]),
     (nothing_learnt, "note", None, ["0.0022 nats a node", "Lower beta"]),
     (nothing_learnt_by_the_surrogate, "warning", None, ["0.0022 nats a node", "one component"]),
-    (duplicates, "warning", None, ["4 components count as 2.8: 2 repeat", "gamma"]),
-    (collapsed, "warning", None, ["4 components have collapsed: 0.53%", "gamma"]),
+    (duplicates, "warning", None, ["4 components count as 2.8: some repeat", "gamma"]),
+    (collapsed, "warning", None, ["4 components have collapsed: 0.23%", "gamma"]),
     (wide, "warning", "3", ["4.0 times", "'3', '0'", "Raise beta"]),
-    (wide_as_the_surrogate_likes, "note", "0", ["4.0 times", "2.0 (√K)", "kl='components'"]),
-    (wide_for_the_surrogate, "warning", "0", ["7.0 times", "2.0 (√K)"]),
+    (wide_for_the_surrogate, "warning", "0", ["7.0 times", "Raise beta"]),
     (dead, "warning", "0", ["0.0080 of the prior's", "overconfident", "Raise beta"]),
-    (dominated, "warning", "0", ["of the KL is in '0', with 6 of 14 nodes", "exclude"]),
-    (never_moved, "warning", "3", ["After 192 examples", "'3'", "parameter_groups"]),
-    (never_moved_std, "warning", "0", ["After 192 examples", "'0'"]),
-    (frozen, "note", "0", ["frozen", "requires_grad_(True)"]),
     (no_gradient, "warning", "0", ["gradient", "'0'", "elbo"]),
     (zero_gradient, "warning", "0", ["gradient", "'0'"]),
-    (no_memory, "warning", "0", ["gradient", "'0'"]),
-    (zero_memory, "warning", "3", ["gradient", "'3'"]),
-    (weight_decay, "warning", "0", ["(0.02)", "0.69", "parameter_groups"]),
+    (weight_decay, "warning", "0", ["Weight decay", "0.69", "parameter_groups"]),
     (forgotten, "problem", "3", ["does not have", "'3'", "parameter_groups"]),
     (twice, "problem", "0", ["More than one", "one group"]),
     (unscaled, "note", "0", ["1/4", "by K"]),
     (batchnorm_training, "problem", "1", ["train mode", "'1'", "model.eval()"]),
-    (batchnorm_frozen, "note", "1", ["fixed statistics", "on purpose"]),
-    (batchnorm_of_batch, "note", "1", ["no running statistics", "track_running_stats"]),
     (dropout, "note", "2.2", ["up to 0.4", "'2.2'", "p = 0"]),
-    (means_only, "note", None, ["eval_samples is 0", "eval_samples to 1"]),
-    (second_softmax, "warning", None, ["ends in a softmax", "no class can have a probability near 1", "logits"]),
+    (second_softmax, "warning", None, ["ends in a softmax", "no probability can be near 1", "logits"]),
     (no_reference, "note", None, ["cannot tell novel inputs", "ibnn.fit_novelty(model, train, valid)"]),
     (few_held_out, "note", None, ["below 0.0101", "Hold out 99 or more", "p.novel(0.0101)"]),
 ]
@@ -297,26 +232,11 @@ def test_the_epistemic_share_is_that_of_predict_and_nothing_changes() -> None:
     prediction: Any = model.predict(INPUTS, samples=2)
     share = (prediction.epistemic.mean() / prediction.total.mean()).item()
     assert report.epistemic_share == pytest.approx(share, rel=1e-4)
-    assert f"distinct components 4.0, epistemic share {share:.1%}, labels of" in str(report)
+    assert f"distinct components 4.0, epistemic share {share:.1%}\n" in str(report)
     assert diagnose(model).epistemic_share is None
     assert diagnose(model, inputs=INPUTS.numpy()) == diagnose(model, inputs=(INPUTS,))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generator)
-
-
-def test_the_disagreement_of_components_is_counted_pair_by_pair() -> None:
-    model, _ = trained()
-    model.set_posterior(mean=1 + torch.randn(4, 14, generator=torch.Generator().manual_seed(0)))
-    labels = [[model.component(k)(row[None]).argmax().item() for row in INPUTS] for k in range(4)]
-    pairs = [a != b for i in range(4) for j in range(i) for a, b in zip(labels[i], labels[j], strict=True)]
-    report = diagnose(model, inputs=INPUTS)
-    assert 0.05 < sum(pairs) / 600 < 0.95
-    assert report.disagreement == pytest.approx(sum(pairs) / 600, abs=1e-12)
-    assert f"labels of two components differ on {report.disagreement:.1%}\n" in str(report)
-    model.set_posterior(mean=1.2)
-    assert diagnose(model, inputs=INPUTS).disagreement == 0
-    assert diagnose(model).disagreement is None
-    assert diagnose(make_model(1), inputs=INPUTS).disagreement is None
 
 
 @pytest.mark.parametrize(("noise", "found"), [(0.01, True), (0.6, False)])
@@ -350,9 +270,8 @@ class Ending(nn.Module):
         return self.end(self.head(x))
 
 
-def _softmax_findings(net: nn.Module, likelihood: str = "categorical", temperature: float = 1.0) -> list[str]:
+def _softmax_findings(net: nn.Module, likelihood: str = "categorical") -> list[str]:
     model = ibnn.convert(net, components=2, seed=0, likelihood=likelihood)
-    model.likelihood.temperature.fill_(temperature)
     findings = diagnose(model, inputs=INPUTS).findings
     return [f"{f.severity}: {f.what}" for f in findings if "ends in" in f.what]
 
@@ -361,20 +280,16 @@ def test_a_network_that_ends_in_a_softmax_of_its_own_is_found() -> None:
     torch.manual_seed(0)
     limit = math.e / (math.e + 2)
     adds = "warning: The network ends in a {}, and the likelihood adds its own: "
-    words = adds.format("softmax") + f"no class can be more probable than {limit:.0%}."
+    words = adds.format("softmax") + "no probability can be near 1."
     for net in (Ending(lambda x: x.softmax(1)), nn.Sequential(nn.Linear(6, 3), nn.Sequential(nn.Softmax(1)))):
         assert _softmax_findings(net) == [words]
         model = ibnn.convert(net, components=2, seed=0)
         prediction: Any = model.predict(100 * INPUTS)
         assert prediction.probs.max().item() == pytest.approx(limit, abs=1e-3)
-    (tempered,) = _softmax_findings(Ending(lambda x: x.softmax(1)), temperature=0.5)
-    assert f"{math.e**2 / (math.e**2 + 2):.0%}" in tempered
     assert not _softmax_findings(Ending(lambda x: x.log_softmax(1)))  # harmless
     sigmoid = nn.Sequential(nn.Linear(6, 3), nn.Sigmoid())
-    assert _softmax_findings(sigmoid, "bernoulli") == [
-        adds.format("sigmoid") + f"all probabilities are between 50% and {1 / (1 + math.exp(-1)):.0%}."
-    ]
-    assert "more probable than" in _softmax_findings(sigmoid)[0]
+    assert _softmax_findings(sigmoid, "bernoulli") == [adds.format("sigmoid") + "no probability can be near 1."]
+    assert _softmax_findings(sigmoid)
     assert not _softmax_findings(sigmoid, "gaussian")
     assert not _softmax_findings(Ending(lambda x: x.softmax(1)), "gaussian")
     assert not _softmax_findings(Ending(lambda x: x))
@@ -455,15 +370,6 @@ def test_overlap_of_two_components_is_the_bhattacharyya_coefficient() -> None:
     assert diagnose(model).effective_components == pytest.approx(2 / (1 + overlap), rel=1e-6)
 
 
-def test_the_threshold_of_equal_components() -> None:
-    model = ibnn.convert(nn.Linear(2, 1), components=2)
-    model.examples.fill_(1)
-    far = math.sqrt(8 * 0.1**2 * -math.log(0.99) / 2)  # ¼ Δ²/(2σ²) on each of two nodes, summed over layers and nodes
-    for factor, found in ((0.99, True), (1.01, False)):
-        model.set_posterior(mean=1 + torch.tensor([[0.0], [far * factor]]).expand(2, 2), std=0.1)
-        assert any("repeat" in finding.what for finding in diagnose(model).findings) == found
-
-
 # ------------------------------------------------------------------------------------------------- edges of the checks
 
 
@@ -505,59 +411,6 @@ def test_a_posterior_on_the_prior_has_no_shares() -> None:
     assert [row.kl_share for row in diagnose(model).layers] == [0, 0]
 
 
-def test_latents_that_stand_still_in_a_real_training() -> None:
-    model = make_model()
-    optimiser = SGD([p for name, p in model.named_parameters() if "latent" not in name], lr=0.1)
-    train(model, optimiser)
-    still, forgotten = reversed(diagnose(model, optimiser=optimiser).findings)
-    assert (forgotten.severity, forgotten.what) == ("problem", "The optimiser does not have the latents of '0', '3'.")
-    assert still.what == "After 192 examples latents are still where convert put them in '0', '3'."
-    model.latents["0"].requires_grad_(False)
-    assert [f.layer for f in diagnose(model).findings] == ["3", "0"]  # frozen ones are not accused of standing still
-
-
-def test_one_small_step_is_a_move() -> None:
-    model = make_model()
-    train(model, SGD(model.parameter_groups(lr=1e-3)), steps=1)
-    assert diagnose(model).findings == ()
-
-
-def test_a_single_mean_fits_every_start_and_is_not_accused() -> None:
-    model = ibnn.convert(nn.Linear(1, 1), components=1, seed=0)
-    model.examples.fill_(7)
-    model.latents[""].rho.data.add_(0.1)
-    assert diagnose(model).findings == ()
-    model = ibnn.convert(nn.Linear(1, 1), components=1, seed=0)
-    model.examples.fill_(7)
-    assert only(model).what == "After 7 examples latents are still where convert put them in '(net)'."
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_optimisers_without_memory_are_no_evidence(momentum: float) -> None:
-    model = make_model()
-    weights, latents = model.parameter_groups(lr=0.01)
-    optimiser = SGD([{**weights, "momentum": 0.9}, {**latents, "momentum": momentum}])
-    train(model, optimiser)
-    optimiser.zero_grad()
-    assert diagnose(model, optimiser=optimiser).findings == ()
-
-
-def test_lbfgs_keeps_its_memory_in_one_place() -> None:
-    model = make_model().double()
-    optimiser = LBFGS(model.parameters(), lr=0.1, max_iter=2)
-    x, y = torch.randn(32, 6).double(), torch.randint(3, (32,))
-
-    def closure() -> torch.Tensor:
-        optimiser.zero_grad()
-        loss = model.elbo(x, y, n_data=32).loss
-        loss.backward()
-        return loss
-
-    optimiser.step(closure)
-    optimiser.zero_grad()
-    assert diagnose(model, optimiser=optimiser).findings == ()
-
-
 def test_gradients_of_zero_everywhere_are_no_evidence() -> None:
     model, optimiser = trained()
     optimiser.zero_grad(set_to_none=False)
@@ -581,7 +434,7 @@ def test_an_optimiser_inside_a_wrapper_is_seen() -> None:
 def test_findings_come_the_worst_first_and_name_no_more_than_three_layers() -> None:
     net = nn.Sequential(*[nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(5)])
     model = ibnn.convert(net, seed=0)
-    model.eval_samples = 0
+    model.net[0].append(nn.Dropout(0.5))
     model.set_posterior(std=1e-4)
     model.eval().net.train()
     report = diagnose(model)
@@ -628,12 +481,11 @@ def test_diagnosing_changes_nothing() -> None:
 def test_the_table() -> None:
     model = ibnn.convert(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), components=2, prior_std=0.5, kl="components")
     model.set_posterior(mean=torch.tensor([[1.0, 1.0, 1.5, 1.5], [1.0, 1.0, 0.5, 0.5]]), std=0.5)
-    assert str(diagnose(model)).splitlines() == [
+    assert str(diagnose(model)).splitlines()[:4] == [
         "layer    nodes  KL share  mean σ  σ/prior  spread of μ  mean |μ−1|",
         "0            2      0.0%   0.500     1.00        0.000       0.000",
         "1            2    100.0%   0.500     1.00        0.500       0.500",
         "KL 1.0 nats ('components'), distinct components 1.5",
-        "Nothing to worry about.",
     ]
 
 
@@ -668,7 +520,7 @@ def test_components_that_their_kl_takes_to_the_prior_are_no_warning() -> None:
         model = make_model(kl=kl)
         model.set_posterior(mean=1.0, std=0.1)  # all alike, away from the prior
         model.examples.fill_(100)
-        found = [f.severity for f in diagnose(model).findings if "repeat earlier ones" in f.what]
+        found = [f.severity for f in diagnose(model).findings if "some repeat others" in f.what]
         assert found == [severity]
 
 
@@ -683,7 +535,7 @@ def test_chains_that_agree_are_no_finding_however_alike() -> None:
     text = banked(torch.randn(2, 300, 14))
     assert "chains" not in text
     assert "worth" not in text
-    assert "repeat earlier" not in text
+    assert "repeat others" not in text
     assert "collapsed" not in text
 
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ibnn.diagnosis.checks import CHECKS, Case, Finding, LayerDiagnosis, Severity, non_finite, shown
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.likelihood import Categorical
-from ibnn.mixture import CLOSED_FORMS, Mixture
+from ibnn.mixture import CLOSED_FORMS, Mixture, kl_components, kl_pairwise
 from ibnn.network import IBNN, prior_stds
 from ibnn.prediction import JointPrediction
 
@@ -34,8 +33,6 @@ class Diagnosis:
         kl_kind: The model's KL. "pairwise" and "montecarlo" do not split over layers: the rows show "components" then.
         effective_components: How many components are distinct, 1 … K: exp(−meanᵢ log 1/K Σⱼ exp(−BDᵢⱼ)).
         epistemic_share: Mean epistemic over mean total uncertainty of the inputs; None without inputs.
-        disagreement: Share of pairs of components whose networks, without noise, give an input different labels, mean
-            over the inputs; None without inputs, with one component, or where the model does not choose among classes.
     """
 
     layers: tuple[LayerDiagnosis, ...]
@@ -43,7 +40,6 @@ class Diagnosis:
     kl_kind: str
     effective_components: float
     epistemic_share: float | None = None
-    disagreement: float | None = None
 
     @property
     def healthy(self) -> bool:
@@ -60,8 +56,7 @@ class Diagnosis:
         why = "" if kind == self.kl_kind else f", because {self.kl_kind!r} does not split over layers"
         kl = f"KL {sum(row.kl for row in self.layers):,.1f} nats ({kind!r}{why})"
         share = "" if self.epistemic_share is None else f", epistemic share {self.epistemic_share:.1%}"
-        apart = "" if self.disagreement is None else f", labels of two components differ on {self.disagreement:.1%}"
-        lines.append(f"{kl}, distinct components {self.effective_components:.1f}{share}{apart}")
+        lines.append(f"{kl}, distinct components {self.effective_components:.1f}{share}")
         return "\n".join([*lines, *(map(str, self.findings) if self.findings else ["Nothing to worry about."])])
 
 
@@ -92,10 +87,7 @@ def diagnose(
         Train the model.
     """
     if not isinstance(model, IBNN):
-        ensemble = hasattr(model, "members")
-        remedy = (
-            "Diagnose its members: model.members[0]." if ensemble else "Pass the model, `.module` of a wrapped one."
-        )
+        remedy = "Pass the model: `.module` of a wrapped one, `.members[0]` of an ensemble."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
     optimisers = [optimiser] if isinstance(optimiser, Optimizer) else list(optimiser or ())
     if wrong := [type(each).__name__ for each in optimisers if not isinstance(each, Optimizer)]:
@@ -103,36 +95,31 @@ def diagnose(
     with torch.no_grad():
         q = Mixture(*(part.cpu().double() for part in model.posterior()))
         inner = [getattr(each, "optimizer", each) for each in optimisers]  # accelerate wraps them
-        overlap = _overlap(q)
-        distinct = overlap.mean(1).log().mean().neg().exp().item()
-        case = Case(model, q, _layers(model, q), overlap, distinct, inner)
+        clear = Mixture(q.mean, q.std.clamp_min(_TINY))
+        distinct = (kl_components(clear, 1.0) - kl_pairwise(clear, 1.0)).exp().item()
+        case = Case(model, q, _layers(model, q), distinct, inner, model.fresh)
         if inputs is not None and not any(non_finite(case)):
             case = replace(case, **_answers(model, as_tensors(inputs), batch_size))
         findings = [finding for check in CHECKS for finding in check(case) if finding]
     findings.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
-    return Diagnosis(case.layers, tuple(findings), model.kl_kind, distinct, case.share, case.disagreement)
+    return Diagnosis(case.layers, tuple(findings), model.kl_kind, distinct, case.share)
 
 
 def _answers(model: IBNN, inputs: Inputs, batch_size: int | None) -> dict[str, Any]:
-    """Returns what `Case` keeps of inputs: the epistemic share, the components' disagreement, and some outputs."""
+    """Returns what `Case` keeps of inputs: the epistemic share, and some outputs."""
     prediction: Any = model.predict(inputs, samples=2, batch_size=batch_size, progress=False, novelty=False)
     parts: list[Any] = list(prediction.heads.values()) if isinstance(prediction, JointPrediction) else [prediction]
     heads = [head for head in parts if hasattr(head, "total") and hasattr(head, "epistemic")]
     means = [(float(part.cpu().double().mean()) for part in (head.epistemic, head.total)) for head in heads]
     share = max((epistemic / total for epistemic, total in means if total > 0), default=None)
-    rows, k, likelihood, disagreement = batch_length(inputs), model.components, model.likelihood, None
-    inputs = tree_map(lambda t: t.to(model.examples.device), inputs)
-    size = batch_size or rows
-    pieces = [slice_rows(inputs, slice(start, start + size), rows) for start in range(0, rows, size)]
-    outputs = model.draw_logits(pieces[0], 1) if len(heads) == 1 else None  # several heads stand side by side
-    if isinstance(likelihood, Categorical) and outputs is not None:
-        outputs = outputs.movedim(likelihood.class_dim(outputs, 1), 2)
-    if isinstance(likelihood, Categorical) and k > 1:
-        with model.evaluating():
-            each = [model.outputs(piece, model.posterior().mean) for piece in pieces]  # (K, B, …)
-        labels = torch.cat([part.argmax(likelihood.class_dim(part, 1)).flatten(1) for part in each], 1)
-        disagreement = sum(float((labels != one).cpu().double().mean()) for one in labels) / (k - 1)
-    return {"share": share, "disagreement": disagreement, "outputs": outputs}
+    outputs = None
+    if len(heads) == 1:  # several stand side by side
+        rows = batch_length(inputs)
+        first = slice_rows(inputs, slice(batch_size), rows)
+        outputs = model.draw_logits(tree_map(lambda t: t.to(model.examples.device), first), 1)
+        if isinstance(model.likelihood, Categorical):
+            outputs = outputs.movedim(model.likelihood.class_dim(outputs, 1), 2)
+    return {"share": share, "outputs": outputs}
 
 
 def _splitting(kind: str) -> str:
@@ -159,14 +146,3 @@ def _layers(model: IBNN, q: Mixture) -> tuple[LayerDiagnosis, ...]:
         )
         for name, (mean, std, s), kl in zip(model.latents, parts, kls, strict=True)
     )
-
-
-def _overlap(q: Mixture) -> Tensor:
-    """Returns exp(−BD) of all pairs of components, (K, K), row by row: K²·nodes numbers may not fit in memory."""
-    std = q.std.clamp_min(_TINY)
-    distance = torch.zeros(len(std), len(std), dtype=std.dtype)
-    for i in range(len(std) - 1):
-        mean, summed = q.mean[i] - q.mean[i + 1 :], std[i].square() + std[i + 1 :].square()  # (K − 1 − i, D)
-        per_node = 0.25 * mean.square() / summed + 0.5 * (summed / (2 * std[i] * std[i + 1 :])).log()
-        distance[i, i + 1 :] = per_node.sum(-1)
-    return (-distance - distance.T).exp()
