@@ -23,7 +23,7 @@ class Calibration:
     Scores are the likelihood's own ("nll" always, "error" and "ece" for classes), on the labels that chose scale and
     temperature, so they are slightly optimistic. `cross_nll` is less so: each half of the labels is scored at the
     temperature that the other half fits. `after["nll"]` is never above `temperature_scaling["nll"]`, nor `cross_nll[1]`
-    above `cross_nll[0]` (calibrated without a temperature, both are at temperature 1).
+    above `cross_nll[0]`.
 
     Attributes:
         curve: The scales that were tried, in order, the first without noise; NLLs of the rows of the search.

@@ -14,7 +14,6 @@ Noise that costs nothing is worth having: it averages networks, and their disagr
 
 import functools
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,7 +55,6 @@ def calibrate(
     *targets: Any,
     samples: int = 5,
     seed: int = 0,
-    temperature: bool = True,
     batch_size: int | None = 256,
     progress: bool = True,
 ) -> Calibration:
@@ -77,7 +75,6 @@ def calibrate(
         *targets: Nothing: inputs and targets come as a pair.
         samples: Draws per component of later answers, as passed to `predict`; sets `model.eval_samples`.
         seed: Decides the draws; sets `model.eval_seed`.
-        temperature: False leaves the temperature at 1 and takes the scale of the lowest NLL.
         batch_size: Rows that go through the network at once. None never cuts a batch, for networks whose rows depend on
             each other, such as the nodes of a graph; mark rows that are not held out by targets that are ignored.
         progress: Shows a bar in a terminal.
@@ -113,7 +110,7 @@ def calibrate(
     refuse_nan(x, argument="valid")
     with _restored_on_error(model), model.evaluating(), torch.no_grad(), Bar("calibrate", shown=progress) as bar:
         options = {"samples": samples, "seed": seed, "batch_size": batch_size}
-        outputs = _Outputs(model, x, y, **options, temper=temperature, bar=bar)
+        outputs = _Outputs(model, x, y, **options, bar=bar)
         with explaining_cuts(batch_size, len(y)):
             report, answers = _calibrated(outputs)
         order = outputs.order
@@ -140,7 +137,7 @@ def _calibrated(outputs: "_Outputs") -> tuple[Calibration, Tensor]:
         likelihood.set_temperature(1.0, *([torch.ones(())] if isinstance(likelihood, Heads) else []))
     plain = _checked_plain(outputs)
     before = scores(outputs.answers(1.0) if outputs.trained else plain, None)
-    if isinstance(likelihood, Heads) and outputs.temper:
+    if isinstance(likelihood, Heads):
         likelihood.balance(plain, y, functools.partial(supported_temperature, rough=True))
     curve = _curve(outputs, plain)
     scale = _chosen(curve, outputs)
@@ -155,7 +152,7 @@ def _calibrated(outputs: "_Outputs") -> tuple[Calibration, Tensor]:
     point = kept.point
     outputs.set_noise(point.scale)
     temperature_scaling = scores(plain, supported_temperature(likelihood, plain, y, rough=True))
-    fitted = best_temperature(likelihood, answers, y, rough=True) if outputs.temper else 1.0
+    fitted = best_temperature(likelihood, answers, y, rough=True)
     likelihood.set_temperature(point.temperature)
     model.eval_samples, model.eval_seed = outputs.samples, outputs.seed
     units = zip(model.latents, model.unit_std.tolist(), has_units(model).tolist(), strict=True)
@@ -187,13 +184,13 @@ class Candidate(NamedTuple):
 
 
 def measure(outputs: "_Outputs", draws: Tensor, scale: float) -> Candidate:
-    """Returns what draws (K, S, N, …) of the first rows cost, at the temperature that they support or at 1.
+    """Returns what draws (K, S, N, …) of the first rows cost, at the temperature that they support.
 
     Prices are for all held-out rows: where only a part is measured, it pays that part.
     """
     likelihood, y = outputs.model.likelihood, outputs.y[: draws.shape[2]]
     part = len(y) / outputs.rows
-    best = supported_temperature(likelihood, draws, y, price=part * PRICE, rough=True) if outputs.temper else 1.0
+    best = supported_temperature(likelihood, draws, y, price=part * PRICE, rough=True)
     price = PRICE * abs(math.log(best / float(likelihood.temperature))) + NOISE_PRICE * abs(scale - outputs.trained)
     (plain, counts), (losses, _) = (likelihood.losses(draws, y, t) for t in (1.0, best))
     number = float(counts.sum())
@@ -222,7 +219,7 @@ def _curve(outputs: "_Outputs", plain: Tensor) -> list[Candidate]:
 
 def _chosen(curve: list[Candidate], outputs: "_Outputs") -> float:
     costs, part = [candidate.costs for candidate in curve], outputs.searched / outputs.rows
-    return curve[choose(costs, curve[0].counts, largest=outputs.temper, part=part)].point.scale
+    return curve[choose(costs, curve[0].counts, part)].point.scale
 
 
 def _refusal(curve: list[Candidate], scale: float) -> str:
@@ -236,22 +233,19 @@ def _refusal(curve: list[Candidate], scale: float) -> str:
     return f"{why}: this is temperature scaling, without noise."
 
 
-def choose(losses: list[Tensor], counts: Tensor, *, largest: bool, part: float = 1.0) -> int:
+def choose(losses: list[Tensor], counts: Tensor, part: float = 1.0) -> int:
     """Returns which of some growing scales to take, the first without noise, by the losses of groups of rows (G,).
 
-    That is the scale of the lowest NLL; with `largest` the largest that is within one standard error of it (of the
-    paired differences) and keeps half of its gain over the first, or is within a quarter of one, or 0.001 nats, of it.
-    The rows are this `part` of all held-out rows: it is the standard error of all of them that counts.
+    That is the largest that is within one standard error of the lowest NLL (of the paired differences) and keeps half
+    of its gain over the first, or is within a quarter of one, or 0.001 nats, of it. The rows are this `part` of all
+    held-out rows: it is the standard error of all of them that counts.
 
-    >>> import torch
     >>> losses = [torch.tensor(pair) for pair in ([4.0, 2.0], [2.0, 2.0], [2.0, 2.5], [3.0, 4.0])]
-    >>> [choose(losses, torch.ones(2), largest=largest) for largest in (False, True)]
-    [1, 2]
+    >>> choose(losses, torch.ones(2))
+    2
     """
     totals = [_total(loss) for loss in losses]
     best = min(range(len(totals)), key=totals.__getitem__)
-    if not largest:
-        return best
     for at in reversed(range(best + 1, len(totals))):
         difference, error = paired(losses[at], losses[best], counts)
         halfway = totals[at] <= (totals[0] + totals[best]) / 2
@@ -278,8 +272,7 @@ def crossed(outputs: "_Outputs", draws: Tensor) -> tuple[Tensor, Tensor]:
     middle = outputs.rows // 2
     halves = [(draws[:, :, :middle], outputs.y[:middle]), (draws[:, :, middle:], outputs.y[middle:])]
     for half, other in (halves, halves[::-1]):
-        best = supported_temperature(likelihood, *other, rough=True) if outputs.temper else 1.0
-        parts.append(likelihood.losses(*half, best))
+        parts.append(likelihood.losses(*half, supported_temperature(likelihood, *other, rough=True)))
     losses, counts = (torch.cat(part) for part in zip(*parts, strict=True))
     return losses, counts
 
@@ -288,10 +281,10 @@ class _Outputs:
     """Runs the network on the held-out rows, in a random order, with noise of a given scale."""
 
     def __init__(
-        self, model: IBNN, x: Inputs, y: Tensor, *, samples: int, seed: int, batch_size: Any, temper: bool, bar: Bar
+        self, model: IBNN, x: Inputs, y: Tensor, *, samples: int, seed: int, batch_size: int | None, bar: Bar
     ) -> None:
         self.model, self.x, self.device, self.rows, self.bar = model, x, model.examples.device, len(y), bar
-        self.samples, self.seed, self.batch_size, self.temper = samples, seed, batch_size, temper
+        self.samples, self.seed, self.batch_size = samples, seed, batch_size
         self.order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
         self.y, self.passed, rows = y[self.order].to(self.device), 0, len(y)  # `passed`: rows through the network
         left = PASSES * max(rows, LEAST) - model.components * samples * rows
@@ -362,13 +355,10 @@ class _Outputs:
 
 def _checked_plain(outputs: _Outputs) -> Tensor:
     """Returns the outputs without noise; raises if they do not fit the labels, or labels are too few."""
-    likelihood, few, began = outputs.model.likelihood, torch.arange(min(256, outputs.rows)), time.perf_counter()
+    likelihood, few = outputs.model.likelihood, torch.arange(min(256, outputs.rows))
     with explaining_shapes(outputs.model.net, outputs.inputs(few), "valid"):
         plain = outputs.plain()
         check_rows(plain[0, 0], outputs.rows)
-    passes = PASSES * max(outputs.rows, LEAST) / outputs.rows * (1 + outputs.trained)
-    seconds = passes / len(plain) * (time.perf_counter() - began)
-    outputs.bar.say(f"calibrate: up to {passes:,.0f} passes over {outputs.rows:,} rows, about {seconds:,.0f} s")
     likelihood.check(plain[0, 0], outputs.y)
     if (labels := likelihood.count(outputs.y)) < FEWEST:
         remedy = "Hold out more: targets that are ignored do not count."
