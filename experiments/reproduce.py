@@ -30,7 +30,7 @@ from smoke import cut_down, made_data
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.files.atomic import locked, read_json, write_atomically
+from ibnn.files.atomic import locked, write_atomically
 from ibnn.lab.evaluation import evaluate
 from ibnn.lab.job import Job, merged, short_hash
 from ibnn.lab.jobs import read_run, run
@@ -196,7 +196,7 @@ class Results:
         self.cells = self._stored()
 
     def _stored(self) -> dict[str, Any]:
-        content = read_json(self.path) if self.path.exists() else {"cells": {}}
+        content = json.loads(self.path.read_text()) if self.path.exists() else {"cells": {}}
         if not isinstance(content, dict) or not isinstance(cells := content.get("cells"), dict):
             remedy = "Move the file away, or pass another --out."
             raise ValueError(complaint(str(self.path), "a file of results", "another one", remedy))
@@ -326,7 +326,7 @@ def _train(cell: Cell, folders: Folders, quiet: bool) -> None:
 def _own(cell: Cell, folders: Folders, *, again: bool) -> dict[str, Any]:
     """Returns the row of a finished run; with `again` from a new evaluation."""
     folder = _folder(cell, folders)
-    result, facts = RunFolder(folder).result, {"provenance": read_json(folder / PROVENANCE)}
+    result, facts = RunFolder(folder).result, {"provenance": json.loads((folder / PROVENANCE).read_text())}
     model, splits = read_run(folder, trust_code=True).model, _splits(cell, folders)
     if again:
         options: dict[str, Any] = {"samples": cell.job.samples, "data_folder": folders.data}
@@ -355,7 +355,7 @@ def _derived(cell: Cell, members: list[Cell], folders: Folders) -> dict[str, Any
     if cell.method.get("make") == "one-pass":
         total |= {"distil_seconds": seconds, "parameters": sum(p.numel() for p in model.parameters())}
     job = {"of": cell.method["of"], "seeds": [member.seed for member in members], "samples": samples}
-    trained = [read_json(_folder(member, folders) / PROVENANCE) for member in members]
+    trained = [json.loads((_folder(member, folders) / PROVENANCE).read_text()) for member in members]
     row = {name: result[name] for name in KEPT if name in result}
     return row | {"costs": total, "job": job, "provenance": trained[0], "evaluated": provenance()}
 

@@ -334,7 +334,6 @@ def test_bad_input_is_refused_and_nothing_changes(trained):
         "train": {"train": (x[:30], y[:30]), "valid": (x, y)},
         "valid": {"train": (x, y), "valid": (x[:30], y[:30])},
         "rows": {"train": (x, y), "rows": 3},
-        "exclude": {"train": (x, y), "exclude": ["nowhere"]},
         "NaN": {"train": (torch.full_like(x, math.nan), y)},
         "labels from 0 to 9": {"train": (x, y), "valid": (x, y + 8 * y)},
         "gets an input of shape": {"train": (torch.randn(400, 3), y)},
@@ -387,16 +386,6 @@ def test_layers_that_do_not_see_the_batch_are_left_out():
     x = torch.randn(300, 3)
     model = baselines.Plain(Table())
     assert ibnn.fit_novelty(model, x).layers.tolist() == [1]
-
-
-def test_layers_can_be_left_out(trained):
-    x, y = moons(400)
-    model = copy.deepcopy(trained)
-    names = list(model.latents)
-    reference = ibnn.fit_novelty(model, (x, y), exclude=names[:1])
-    assert reference.layers.tolist() == [1, 2]
-    assert len(reference.widths) == 2
-    assert model.predict(100 * x).novel(0.02).all()
 
 
 def test_equal_inputs_are_equally_novel_in_any_batch():

@@ -2,11 +2,10 @@
 
 import errno
 import glob
-import json
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,25 +20,18 @@ _REMEDY = "Correct the file, or copy it again if it was damaged."
 def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
     """Holds a lock file; yields False, without waiting, if `wait` is False and another process has it.
 
-    The file contains the process id, with which `waiting` is called once before waiting. On release it is removed, with
-    folders that were made for it and stayed empty, unless another process waits. A killed process leaves the file
-    behind, but not the lock. Without file locks (Windows, some network file systems) nothing is held.
+    The file contains the process id, with which `waiting` is called once before waiting. On release it is removed. A
+    killed process leaves it behind, but not the lock. Without file locks (Windows, some network file systems) nothing
+    is held.
     """
     try:
         import fcntl
     except ImportError:  # Windows
         yield True
         return
+    path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(path, "r+", opener=_open_lock)  # noqa: SIM115  closed below, in every case
-        except (FileExistsError, FileNotFoundError):  # the previous holder removed the folder in between
-            if path.parent.is_file() or path.parent.is_symlink():
-                raise
-            continue
-        with file:
+        with open(path, "r+", opener=_open_lock) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -64,9 +56,6 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
                 yield True
             finally:
                 path.unlink(missing_ok=True)  # while the lock is held, so that others who opened it notice
-                with suppress(OSError):  # not empty
-                    for folder in made:
-                        folder.rmdir()
             return
 
 
@@ -133,18 +122,9 @@ def read_text(path: Path) -> str:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Returns the content of a TOML file; raises a ValueError that names the file and the line."""
-    return _parsed(path, tomllib.loads, "TOML")  # type: ignore[no-any-return]
-
-
-def read_json(path: Path) -> Any:
-    """Returns the content of a JSON file; raises a ValueError that names the file and the line."""
-    return _parsed(path, json.loads, "JSON")
-
-
-def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:
     text = read_text(path)
     try:
-        return parse(text)
-    except (ValueError, RecursionError) as error:  # parsers name the line, unless it is the last
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # the parser names the line, unless it is the last
         where = str(error).replace("at end of document", f"at the end, line {len(text.splitlines()) or 1}")
-        raise ValueError(complaint(str(path), kind, f"an error: {where}", _REMEDY)) from None
+        raise ValueError(complaint(str(path), "TOML", f"an error: {where}", _REMEDY)) from None

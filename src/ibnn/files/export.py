@@ -36,7 +36,6 @@ RANKS = 0.01  # difference of p-values that rounding may make, beside that of tw
 TOLERANCE = 1e-3  # a larger difference to `predict` is not rounding; the usual one is below 1e-5
 FACTS = "ibnn"  # name of the metadata in an ONNX file; in torch's it is ibnn.json
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
-_LARGEST = 2**31 - 2**20  # bytes of tensors that fit into an ONNX file of one piece
 
 
 class Exported(NamedTuple):
@@ -306,9 +305,6 @@ def _check(model: Any, samples: int, seed: int, format: str, metadata: Any) -> N
         json.dumps(dict(metadata) if metadata is not None else {})
     except Exception as error:
         raise ValueError(complaint("metadata", "a dict that JSON can hold", error, "Leave the rest out.")) from error
-    size = sum(t.nbytes for t in (*model.net.parameters(), *model.net.buffers()))
-    if format == "onnx" and size + 4 * samples * sum(m.components * getattr(m, "nodes", 0) for m in members) > _LARGEST:
-        raise ValueError(complaint("model", "smaller than 2 GB, for ONNX", f"{size:,} bytes", 'Pass format="torch".'))
 
 
 def _check_example(example: Inputs, pixels: Pixels | None) -> None:

@@ -12,8 +12,6 @@ from ibnn.errors import complaint
 from ibnn.files.model_folder import CONFIG, FILES, check_replaceable, read_config
 from ibnn.files.saving import Architecture, Folder, load, save_pretrained
 from ibnn.files.sealed import extra
-from ibnn.inputs import Pick
-from ibnn.likelihood import Likelihood
 from ibnn.network import IBNN
 from ibnn.novelty import Reference
 
@@ -26,8 +24,6 @@ def push_to_hub(
     architecture: Architecture | None = None,
     private: bool | None = None,
     revision: str | None = None,
-    commit_message: str | None = None,
-    create_pr: bool = False,
 ) -> str:
     """Saves a model to a repository of the Hugging Face hub ("user/name"), made if need be; returns its address.
 
@@ -40,8 +36,6 @@ def push_to_hub(
         architecture: How `load` builds the network.
         private: Whether a new repository is private; None for the account's default.
         revision: Branch to write to.
-        commit_message: Message of the commit.
-        create_pr: Opens a pull request and changes no branch.
     """
     api = extra("huggingface_hub").HfApi()
     with tempfile.TemporaryDirectory() as folder:
@@ -52,23 +46,14 @@ def push_to_hub(
         if not api.file_exists(repo_id, "README.md", revision=revision):
             card = _card(read_config(Path(folder)), repo_id, model.reference)
             Path(folder, "README.md").write_text(card, encoding="utf-8")
-        api.upload_folder(
-            repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message, create_pr=create_pr
-        )
+        api.upload_folder(repo_id=repo_id, folder_path=folder, revision=revision)
     return str(url)
 
 
 def from_pretrained(
-    source: Folder,
-    net: nn.Module | None = None,
-    *,
-    revision: str | None = None,
-    force: bool = False,
-    likelihood: Likelihood | None = None,
-    logits: Pick | None = None,
-    copy: bool = True,
+    source: Folder, net: nn.Module | None = None, *, revision: str | None = None, **options: Any
 ) -> IBNN:
-    """Loads a model as `load` does, from a folder or else a repository of the Hugging Face hub ("user/name").
+    """Loads a model as `load` does, with its options, from a folder or a repository of the hub ("user/name").
 
     `revision` is a branch, tag or commit of the repository; only a commit stands for the same model for good.
     """
@@ -79,7 +64,7 @@ def from_pretrained(
         fetch = functools.partial(extra("huggingface_hub").snapshot_download, source, revision=revision)
         config = read_config(Path(fetch(allow_patterns=[CONFIG])))
         folder = Path(fetch(allow_patterns=[CONFIG, FILES[config["latents_only"]]]))
-    return load(folder, net, force=force, likelihood=likelihood, logits=logits, copy=copy)
+    return load(folder, net, **options)
 
 
 def _card(config: dict[str, Any], repo_id: str, reference: Reference | None) -> str:

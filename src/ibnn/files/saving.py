@@ -78,7 +78,6 @@ def load(
     directory: Folder,
     net: nn.Module | None = None,
     *,
-    force: bool = False,
     likelihood: Likelihood | None = None,
     logits: Pick | None = None,
     copy: bool = True,
@@ -89,7 +88,6 @@ def load(
         directory: Where it was saved.
         net: A plain network of the same architecture; it stays plain. A full save brings its own weights; latents alone
             need the very weights they were saved with. None builds the saved `architecture`, in eval mode.
-        force: Attaches latents to other weights too; their reference data (see `ibnn.fit_novelty`) are then dropped.
         likelihood: An object like the saved one, needed if its class is your own; its tensors are replaced.
         logits: The function that was given to `convert`, if one was: files hold paths, not code.
         copy: False shares the parameters and buffers of `net` and does not copy them; a full save overwrites them.
@@ -122,12 +120,9 @@ def load(
         if logits is None and isinstance(of["logits"], dict):
             raise ValueError(complaint("logits", "a function, as for convert", None, "Pass it: files hold no code."))
     if config["latents_only"] and (digest := fingerprint(net)) != config["fingerprint"]:
-        if not force:
-            expected = f"the network that these latents were saved with (weights {config['fingerprint'][:12]}…)"
-            remedy = "Load its weights into it first (running statistics count too), or pass force=True."
-            raise ValueError(complaint("net", expected, f"one with other weights ({digest[:12]}…)", remedy))
-        # reference data do not fit other weights
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(("reference.", "held_out."))}
+        expected = f"the network that these latents were saved with (weights {config['fingerprint'][:12]}…)"
+        remedy = "Load its weights into it first; running statistics count too."
+        raise ValueError(complaint("net", expected, f"one with other weights ({digest[:12]}…)", remedy))
     weights = sum(p.numel() for p in net.parameters() if not config["latents_only"])
     latents = [2 * of["components"] * sum(of["layers"].values()) for of in described if "layers" in of]
     _check_size(max(len(described) * weights, sum(latents)), tensors)

@@ -1,7 +1,7 @@
 """`fit_novelty`: makes a reference of known inputs, and ranks held-out ones among them."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ibnn import check
 from ibnn.batches import Source, as_source
-from ibnn.errors import complaint, did_you_mean
+from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tree_map
 from ibnn.layers.batch_axis import places
@@ -41,7 +41,6 @@ def fit_novelty(
     train: Any,
     valid: Any = None,
     *,
-    exclude: Sequence[str] = (),
     rows: int = ROWS,
     seed: int = 0,
     batch_size: int | None = 256,
@@ -63,7 +62,6 @@ def fit_novelty(
         valid: Held-out inputs, likewise, which are ranked. The weights must not have been trained on them. With labels,
             they also give sets and intervals that cover. By default the inputs of `train`, which then must be held out,
             serve for both: one half is ranked with statistics of the other.
-        exclude: Names of layers that are not observed.
         rows: How many inputs of either kind are used at most.
         seed: Decides which inputs are taken, and their groups.
         batch_size: Rows that go through the network at once. None never cuts a batch, for networks whose rows depend on
@@ -87,7 +85,7 @@ def fit_novelty(
     if batch_size is not None:
         check.integer("batch_size", batch_size)
     check.seed(seed)
-    return _fit(model, train, valid, exclude, rows, seed, batch_size)
+    return _fit(model, train, valid, rows, seed, batch_size)
 
 
 def fit_novelty_if_possible(model: Any, train: Any, valid: Any = None, **options: Any) -> None:
@@ -111,7 +109,6 @@ def _fit(
     model: Any,
     train: Any,
     valid: Any,
-    exclude: Sequence[str] = (),
     rows: int = ROWS,
     seed: int = 0,
     batch_size: int | None = 256,
@@ -128,7 +125,7 @@ def _fit(
         got = "none, and training data that a sampler or iterable of your own chooses"
         raise ValueError(complaint("valid", "held-out inputs", got, "Pass valid."))
     with generators_restored(), Bar("novelty") as bar, explaining_cuts(batch_size, known.source.rows):
-        collector = _Collector(model, exclude, rows, seed, batch_size, bar)
+        collector = _Collector(model, rows, seed, batch_size, bar)
         if held is None:
             everything = answered = collector.collect(known, samples if known.labelled else 0, answers)
             half = torch.randperm(len(everything.reduced[0]), generator=torch.Generator().manual_seed(seed)).chunk(2)
@@ -189,19 +186,13 @@ class _Collector:
 
     reference: Reference
 
-    def __init__(
-        self, model: Any, exclude: Sequence[str], rows: int, seed: int, batch_size: int | None, bar: Bar
-    ) -> None:
+    def __init__(self, model: Any, rows: int, seed: int, batch_size: int | None, bar: Bar) -> None:
         self.model, self.device = model, next(model.net.parameters()).device
         self.most, self.seed, self.batch_size, self.bar = rows, seed, batch_size, bar
-        self.all_layers = observable(model.net)
-        for name in exclude:
-            if name not in self.all_layers:
-                remedy = did_you_mean(name, self.all_layers, otherwise=f"Known: {', '.join(self.all_layers)}.")
-                raise ValueError(complaint("exclude", "names of layers that are observed", repr(name), remedy))
-        self.layers = {name: layer for name, layer in self.all_layers.items() if name not in exclude}
+        self.layers = observable(model.net)
+        self.numbers = {name: number for number, name in enumerate(self.layers)}
         if not self.layers:
-            remedy = "Exclude fewer, or register the layers: ibnn.register_layer."
+            remedy = "Register its layers: ibnn.register_layer."
             raise NotObservableError(complaint("model", "a network with layers that can be observed", "none", remedy))
         self.axes: dict[str, int] = {}  # known from the first batch on
 
@@ -280,7 +271,7 @@ class _Collector:
         stds = [part.std(0, correction=0) for part in seen]
         floors = [0.01 * std.square().mean().sqrt().clamp_min(1e-12) for std in stds]  # constant nodes may wake up
         self.reference = Reference(
-            layers=torch.tensor([number for number, n in enumerate(self.all_layers) if n in self.layers]),
+            layers=torch.tensor([self.numbers[n] for n in self.layers]),
             axes=torch.tensor([self.axes[n] for n in self.layers]),
             widths=torch.tensor([[len(std), min(len(std), most)] for std in stds]),
             shift=torch.cat([part.mean(0) for part in seen]).float(),
