@@ -40,7 +40,7 @@ class Reader(CalibrationDataReader):
 
 def trained(x: Tensor, y: Tensor) -> ibnn.IBNN:
     model = ibnn.convert(LeNet(), components=COMPONENTS, prior_std=0.3, seed=0)
-    options = {"lr": 2e-3, "latent_lr": 2e-3, "schedule": {"kind": "constant"}, "clip": 0.0, "latent_clip": 0.0}
+    options = {"lr": 2e-3, "latent_lr": 2e-3, "schedule": {"kind": "constant"}, "clip": 0.0}
     ibnn.fit(model, (x, y), steps=STEPS, batch_size=BATCH, beta=1.0, beta_warmup=0.0, quiet=True, **options)
     return model.eval()
 

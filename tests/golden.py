@@ -342,7 +342,7 @@ def fit() -> Numbers:
                 fitted(converted(mlp()), data, *held, run_dir=folder, checkpoint_every=3, callbacks=[stop], **options)
             assert stop.raised
             model = converted(mlp())
-            fitted(model, data, *held, run_dir=folder, checkpoint_every=3, resume="must", **options)
+            fitted(model, data, *held, run_dir=folder, checkpoint_every=3, **options)
             found[name] = [*state(model), *_answer(model, valid[0])["probs"]]
     return found
 

@@ -55,14 +55,6 @@ def test_costs_are_as_measured(name: str) -> None:
     assert found.plain_bytes == saved.bytes
 
 
-def test_scalings_are_of_inputs_or_of_weights() -> None:
-    net = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))  # 42 and 24 weights
-    found = ibnn.cost(net, torch.zeros(20, 5), components=3, samples=2)  # 100 and 140 inputs
-    assert found.step_scalings == 4 * 240
-    assert found.predict_scalings == 240 + 5 * (42 + 24)
-    assert ibnn.cost(net, torch.zeros(4, 5), components=3, samples=2).predict_scalings == 6 * (20 + 28)
-
-
 @pytest.mark.parametrize("argument", ["components", "samples"])
 def test_bad_sizes(argument: str) -> None:
     with pytest.raises(ValueError, match=f"`{argument}` to be an integer of at least 1, but got 0"):
@@ -89,7 +81,6 @@ def test_costs_of_recurrent_layers(kind: type[nn.RNNBase], gates: int) -> None:
     products = rows * steps * gates * units * (wide + units)
     assert found.latents == 2 * 4 * (wide + units)
     assert (found.step_products, found.predict_products) == (3 * products, 20 * products)
-    assert found.step_scalings == 4 * rows * steps * (wide + units)
 
 
 def test_costs_of_attention() -> None:
@@ -104,5 +95,4 @@ def test_costs_of_attention() -> None:
     rows, steps = 20, 6
     found = ibnn.cost(Attends(), torch.zeros(rows, steps, 8), components=4)
     assert found.latents == 2 * 4 * 4 * 8
-    assert found.step_scalings == 4 * rows * steps * 4 * 8
     assert found.step_products == 3 * (rows * steps * 4 * 8 * 8 + 2 * rows * steps * steps * 8)

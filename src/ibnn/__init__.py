@@ -5,6 +5,7 @@ import typing as _typing
 
 from ibnn._version import __version__ as __version__
 from ibnn.convert import Plan, convert, plan, revert
+from ibnn.errors import DivergedError
 from ibnn.latent import Latent
 from ibnn.layers.registry import register_layer
 from ibnn.likelihood import Bernoulli, Categorical, Gaussian, Heads, Likelihood
@@ -36,7 +37,6 @@ if _typing.TYPE_CHECKING:
     from ibnn.prediction.conformalize import conformalize
     from ibnn.pruning import Pruned, prune
     from ibnn.sampling import DivergedChainError, Samples, sample
-    from ibnn.training.divergence import DivergedError
     from ibnn.training.history import History
     from ibnn.training.loop import fit
     from ibnn.training.recipe import Recipe, Schedule
@@ -53,7 +53,7 @@ _LAZY = {
     "fit_novelty": "novelty", "conformalize": "prediction.conformalize",
     "Pruned": "pruning", "prune": "pruning",
     "DivergedChainError": "sampling", "Samples": "sampling", "sample": "sampling",
-    "DivergedError": "training.divergence", "History": "training.history",
+    "History": "training.history",
     "Recipe": "training.recipe", "Schedule": "training.recipe", "fit": "training.loop",
 }  # fmt: skip
 

@@ -17,9 +17,7 @@ from ibnn.convert import plan
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, logits_of
 from ibnn.kernels import KERNELS
 from ibnn.kernels.convolution import gradient_by_rows
-from ibnn.layers.batch_axis import input_shapes
-from ibnn.layers.registry import duplicate, layer_type
-from ibnn.network import FEW_ROWS
+from ibnn.layers.registry import duplicate
 
 _COPIES = 3  # tensors of the posterior's size that σ and the KL "components" keep for their backward pass
 
@@ -27,7 +25,7 @@ _COPIES = 3  # tensors of the posterior's size that σ and the KL "components" k
 class Cost(NamedTuple):
     """Cost of a converted network on one batch.
 
-    Products are the multiply–adds of matrix products and convolutions, scalings the multiplications by z.
+    Products are the multiply–adds of matrix products and convolutions.
 
     Attributes:
         weights: Parameters of the network.
@@ -35,10 +33,8 @@ class Cost(NamedTuple):
         plain_bytes: What a training step of the plain network keeps for its backward pass, beside the weights.
         step_bytes: The same for the converted network.
         step_products: Products of a training step, forward and backward.
-        step_scalings: Its scalings: x ∘ z, again in the backward pass, and the two gradients.
         predict_bytes: The outputs of all draws.
         predict_products: Products of `predict`.
-        predict_scalings: Its scalings, of inputs or of weights, whichever are fewer.
         passes: Forward passes of `predict`, K · S.
     """
 
@@ -47,10 +43,8 @@ class Cost(NamedTuple):
     plain_bytes: int
     step_bytes: int
     step_products: int
-    step_scalings: int
     predict_bytes: int
     predict_products: int
-    predict_scalings: int
     passes: int = 1
 
     def __str__(self) -> str:
@@ -85,21 +79,18 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
     planned = plan(net)
     net, x = duplicate(net).train(), as_tensors(x)
     args, kwargs = call_arguments(x)
-    layers = {entry.name: net.get_submodule(entry.name) for entry in planned.layers}
+    layers = [net.get_submodule(entry.name) for entry in planned.layers]
     own = [*net.parameters(), *net.buffers()]
     flops = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mkldnn_rnn_layer: _lstm_operations})
     spared: list[int] = []
     watch = partial(_count_spared, spared)
-    hooks = [layer.register_forward_hook(watch) for layer in layers.values() if type(layer) in KERNELS]
-    with torch.enable_grad(), torch.random.fork_rng(), input_shapes(layers) as shapes, saved_bytes(own) as saved, flops:
+    hooks = [layer.register_forward_hook(watch) for layer in layers if type(layer) in KERNELS]
+    with torch.enable_grad(), torch.random.fork_rng(), saved_bytes(own) as saved, flops:
         output = logits_of(net(*args, **kwargs))
     for hook in hooks:
         hook.remove()
     rows, draws, size = batch_length(x), components * samples, next(net.parameters()).element_size()
     products = flops.get_total_flops() // 2  # a multiply–add is two operations
-    inputs = {name: sum(prod(shape[:-1]) * _scalings(layers[name], shape) for shape in shapes[name]) for name in layers}
-    fewer = {name: min(inputs[name], sum(p.numel() for p in layers[name].parameters())) for name in layers}
-    again = inputs if rows <= FEW_ROWS else fewer  # few rows carry a z each
     drawn = rows * (2 * planned.nodes * size + 8)  # z, the noise behind it, and whose it is
     return Cost(
         weights=planned.weights,
@@ -107,10 +98,8 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
         plain_bytes=saved.bytes,
         step_bytes=saved.bytes + drawn + _COPIES * components * planned.nodes * size,
         step_products=3 * products - sum(spared),
-        step_scalings=4 * sum(inputs.values()),
         predict_bytes=draws * output.nbytes,
         predict_products=draws * products,
-        predict_scalings=sum(inputs.values()) + (draws - 1) * sum(again.values()),
         passes=draws,
     )
 
@@ -119,12 +108,6 @@ def _count_spared(spared: list[int], layer: nn.Module, args: tuple[Any, ...], ou
     """Appends the products that a convolution of an input without a gradient spares in its backward pass."""
     if args and not args[0].requires_grad and gradient_by_rows(layer, output):
         spared.append(output.numel() * next(layer.parameters())[0].numel())
-
-
-def _scalings(layer: nn.Module, shape: torch.Size) -> int:
-    """Returns the multiplications by z along the last axis of an input: its length, or all nodes of several ports."""
-    kind = layer_type(layer)
-    return kind.nodes(layer) if kind is not None and kind.run is not None else shape[-1]
 
 
 def _lstm_operations(x: torch.Size, weight_ih: torch.Size, weight_hh: torch.Size, *args: Any, **kwargs: Any) -> int:

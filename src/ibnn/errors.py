@@ -10,6 +10,10 @@ class DamagedError(ValueError):
     """A file is not as it was written: the one who asked for it did nothing wrong."""
 
 
+class DivergedError(RuntimeError):
+    """Training produced a loss or a gradient that is not finite; the last good checkpoint is in place."""
+
+
 def complaint(argument: str, expected: str, got: object, remedy: str) -> str:
     """Words an error in its four parts.
 

@@ -33,15 +33,13 @@ def test_weights_and_latents_have_an_optimiser_each() -> None:
 
 
 def test_rates_follow_their_schedules_and_noise_its_own_factor() -> None:
-    recipe = Recipe(
-        lr=0.1, latent_lr=0.5, noise_lr=0.4, schedule=Schedule(kind="linear", start=0.0, end=1.0, final=0.0)
-    )
+    recipe = Recipe(lr=0.01, latent_lr=0.5, schedule=Schedule(kind="linear", start=0.0, end=1.0, final=0.0))
     rates = rates_at(0.25, recipe)
-    assert rates == pytest.approx({"lr": 0.075, "latent_lr": 0.5})
+    assert rates == pytest.approx({"lr": 0.0075, "latent_lr": 0.5})
     optimisers = make_optimisers(make(), recipe)
     set_rates(optimisers, rates, recipe)
     found = {group["name"]: group["lr"] for optimiser in optimisers for group in optimiser.param_groups}
-    assert found == pytest.approx({"weights": 0.075, "likelihood": 0.3, "latents": 0.5})
+    assert found == pytest.approx({"weights": 0.0075, "likelihood": 0.015, "latents": 0.5})
 
 
 def test_updates_in_one_pass_are_those_of_torch_s_loop() -> None:

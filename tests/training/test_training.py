@@ -42,7 +42,7 @@ def make_model(kind: str = "full", components: int = 4) -> ibnn.IBNN:
 def test_fit_is_algorithm_1_written_out() -> None:
     """An independent loop of ~15 lines gives the same weights and latents."""
     recipe = Recipe(
-        epochs=2, batch_size=32, samples=2, clip=0.5, latent_clip=0.7, weight_decay=0.01, optimiser="sgd", lr=0.1,
+        epochs=2, batch_size=32, samples=2, clip=0.5, weight_decay=0.01, optimiser="sgd", lr=0.1,
         beta=1.0,
     )  # fmt: skip
     model, slow = make_model("linear"), make_model("linear")
@@ -60,7 +60,7 @@ def test_fit_is_algorithm_1_written_out() -> None:
         loss = slow.elbo(share.x, share.y, n_data=160, samples=2, beta=recipe.beta_at(t)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(groups[0]["params"], 0.5)
-        torch.nn.utils.clip_grad_norm_(groups[1]["params"], 0.7)
+        torch.nn.utils.clip_grad_norm_(groups[1]["params"], 0.5)
         for optimiser in (weights, latents):
             optimiser.step()
             optimiser.zero_grad()
@@ -99,17 +99,14 @@ def test_one_step_moves_the_weights() -> None:
     assert not torch.equal(model.net[0].weight, before)
 
 
-@pytest.mark.parametrize(
-    ("lr", "given", "rate"), [(1e-3, None, 0.02), (0.05, None, 0.05), (1e-3, 0.04, 0.04), (1e-3, 1e-3, 1e-3)]
-)
-def test_learnt_noise_has_a_rate_of_its_own(lr: float, given: float | None, rate: float) -> None:
+@pytest.mark.parametrize(("lr", "rate"), [(1e-3, 0.02), (0.05, 0.05)])
+def test_learnt_noise_has_a_rate_of_its_own(lr: float, rate: float) -> None:
     model = ibnn.convert(nn.Linear(3, 1), likelihood=ibnn.Gaussian(), components=1)
     fit(
         model,
         (torch.randn(50, 3), torch.randn(50, 1)),
         steps=1,
         lr=lr,
-        noise_lr=given,
         schedule=Schedule(),
         quiet=True,
     )
@@ -195,7 +192,7 @@ def test_learnt_noise_is_found_in_a_small_table_s_few_steps() -> None:
         model.net.weight.copy_(torch.eye(6)[:1])
         model.net.bias.zero_()
     y = X[:, :1] + 0.1 * torch.randn(203, 1)
-    fit(model, (X, y), steps=250, beta=1.0, noise_lr=0.02, quiet=True)
+    fit(model, (X, y), steps=250, beta=1.0, quiet=True)
     with torch.no_grad():
         residual = (y - model.net(X)).square().mean().sqrt().item()
     assert model.likelihood.log_std.exp().item() == pytest.approx(residual, rel=0.1)
@@ -459,9 +456,7 @@ def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         fit(make_model(), (X, Y), run_dir=tmp_path, lr=0.5, **OPTIONS)
     with pytest.raises(ValueError, match=r"one with examples = 203, n_data = 203, other data"):
         fit(make_model(), (X[:100], Y[:100]), run_dir=tmp_path, **OPTIONS)
-    fit(make_model(), (X, Y), run_dir=tmp_path, lr=0.5, resume="never", **OPTIONS)
-    with pytest.raises(ValueError, match="a folder with a whole checkpoint"):
-        fit(make_model(), (X, Y), run_dir=tmp_path / "new", resume="must", **OPTIONS)
+    fit(make_model(), (X, Y), run_dir=tmp_path, lr=0.5, resume=False, **OPTIONS)
 
 
 @pytest.mark.parametrize("part", ["inputs", "targets", "valid"])
@@ -469,16 +464,16 @@ def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 def test_other_data_of_the_same_size_in_the_same_folder_are_refused(tmp_path: Path, part: str, wrap: Any) -> None:
     train, valid = [X[:150], Y[:150]], [X[150:], Y[150:]]
     fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, **OPTIONS)
-    fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, resume="must", **OPTIONS)
+    fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, **OPTIONS)
     if part == "inputs":
         train[0] = train[0] + 1
     elif part == "targets":
         train[1] = (train[1] + 1) % 3
     else:
         valid[1] = (valid[1] + 1) % 3
-    with pytest.raises(ValueError, match=r'`run_dir` .*other data.*resume="never"'):
+    with pytest.raises(ValueError, match=r"`run_dir` .*other data.*resume=False"):
         fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, **OPTIONS)
-    fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, resume="never", **OPTIONS)
+    fit(make_model(), wrap(train), wrap(valid), run_dir=tmp_path, resume=False, **OPTIONS)
 
 
 class Held(Dataset[Any]):

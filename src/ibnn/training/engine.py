@@ -135,8 +135,8 @@ def rates_at(t: float, recipe: Recipe) -> dict[str, float]:
 
 
 def set_rates(optimisers: Sequence[Optimizer], rates: Mapping[str, float], recipe: Recipe) -> None:
-    """Sets the learning rates; the likelihood's own parameters move faster or slower by `noise_lr / lr`."""
-    faster = (recipe.noise_lr or max(NOISE_LR, recipe.lr)) / recipe.lr
+    """Sets the learning rates; that of the likelihood's own parameters starts at `NOISE_LR` or more."""
+    faster = max(NOISE_LR, recipe.lr) / recipe.lr
     for optimiser in optimisers:
         for group in optimiser.param_groups:
             rate = rates["latent_lr" if group["name"] == "latents" else "lr"]

@@ -19,15 +19,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ibnn import check
 from ibnn.batches import Share
-from ibnn.errors import complaint
+from ibnn.errors import DivergedError, complaint
 from ibnn.generators import generators_restored, seed_generators
+from ibnn.inputs import tensors
 from ibnn.mixture import KLKind
 from ibnn.network import IBNN
 from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.objective import ELBO
 from ibnn.training.averaging import estimate_statistics
 from ibnn.training.data import HeldOut, Split, choose_units, count_targets, read_data
-from ibnn.training.divergence import refuse_divergence
 from ibnn.training.engine import Engine, make_optimisers, rates_at, set_rates, trace_rates
 from ibnn.training.history import Callback, History, Journal, joined, summarise
 from ibnn.training.recipe import Recipe, Schedule
@@ -47,7 +47,7 @@ def fit(  # noqa: D417  fields of the recipe are described there
     *,
     recipe: Recipe | str | None = None,
     run_dir: str | Path | None = None,
-    resume: Literal["auto", "never", "must"] = "auto",
+    resume: bool = True,
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
     n_data: int | None = None,
@@ -59,7 +59,6 @@ def fit(  # noqa: D417  fields of the recipe are described there
     samples: int | None = None,
     optimiser: str | type[Optimizer] | None = None,
     lr: float | None = None,
-    noise_lr: float | None = None,
     latent_optimiser: str | type[Optimizer] | None = None,
     latent_lr: float | None = None,
     undo_k: bool | None = None,
@@ -68,14 +67,12 @@ def fit(  # noqa: D417  fields of the recipe are described there
     schedule: Schedule | str | None = None,
     latent_schedule: Schedule | str | None = None,
     clip: float | None = None,
-    latent_clip: float | None = None,
     beta: float | Literal["auto"] | None = None,
     beta_warmup: float | None = None,
     calibrate: bool | None = None,
     freeze_batchnorm: bool | None = None,
     gamma: float | None = None,
     kl: KLKind | None = None,
-    spread: bool | None = None,
     precision: Literal["no", "bf16", "fp16"] | None = None,
     accumulate: int | None = None,
     seed: int | None = None,
@@ -86,7 +83,6 @@ def fit(  # noqa: D417  fields of the recipe are described there
     ema: float | None = None,
     swa: float | None = None,
     checkpoint_every: int | None = None,
-    sync_batchnorm: bool | None = None,
     trackers: tuple[str, ...] | None = None,
 ) -> History:
     """Trains a converted network with Algorithm 1, or a baseline with its own objective.
@@ -104,7 +100,7 @@ def fit(  # noqa: D417  fields of the recipe are described there
         recipe: A `Recipe`, the name of one, or None for the defaults.
         run_dir: Folder for checkpoints, recipe.toml and history.csv. The same call on the same folder resumes the run;
             other data or another recipe is an error. A second process waits for the first.
-        resume: "auto" resumes if there is a checkpoint, "never" starts anew, "must" requires a checkpoint.
+        resume: False starts anew.
         quiet: Shows nothing.
         callbacks: Functions, called as `callback(row, model)` after every row of the history.
         n_data: Number of training targets, if it cannot be counted.
@@ -120,7 +116,8 @@ def fit(  # noqa: D417  fields of the recipe are described there
         return _fit_members(model, arguments)
     model, folder = as_trainable(model), None if run_dir is None else check.path("run_dir", run_dir, folder=True)
     found = _read_recipe(model, arguments)
-    check.choice("resume", resume, ("auto", "never", "must"))
+    if not isinstance(resume, bool):
+        raise TypeError(complaint("resume", "True or False", repr(resume), "Pass False to start anew."))
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise TypeError(complaint("callbacks", "a list of functions", callbacks, "Pass callbacks=[function]."))
     if n_data is not None:
@@ -157,8 +154,6 @@ def _fit_members(model: Any, arguments: dict[str, Any]) -> History:
     for number, member in enumerate(model.members):
         own = {"model": member, "train": data.train, "valid": data.held_out, "novelty": False}
         own |= {"seed": found.seed + number, "run_dir": run_dir and Path(run_dir) / f"member-{number}"}
-        if number and arguments["resume"] == "must":
-            own["resume"] = "auto"  # it may not have begun
         histories.append(fit(**arguments | own))
     model.eval()
     model.reference = model.held_out = None
@@ -188,8 +183,6 @@ class _Run:
         model.kl_kind = recipe.kl or model.kl_kind
         self.untrained = int(model.examples) == 0
         model.reseed(recipe.seed)
-        if recipe.sync_batchnorm and engine.worker.world > 1:
-            model.net = nn.SyncBatchNorm.convert_sync_batchnorm(model.net)
         self.state = state = State(model, make_optimisers(model, recipe), steering)
         self.loss, self.steppers = engine.prepare(_Loss(model, recipe), state.optimisers)
         self.frozen = [m for m in model.net.modules() if isinstance(m, _BatchNorm)] if recipe.freeze_batchnorm else []
@@ -207,7 +200,7 @@ class _Run:
         facts["scheduler"] = hashlib.md5(repr(self.traced).encode()).hexdigest() if self.traced else None
         return {name: getattr(self.model, name) for name in names} | facts
 
-    def run(self, resume: str, callbacks: Sequence[Callback], quiet: bool) -> History:
+    def run(self, resume: bool, callbacks: Sequence[Callback], quiet: bool) -> History:
         """Resumes or starts, trains, and returns the history."""
         self.quiet = quiet or not self.engine.main
         with (
@@ -328,16 +321,28 @@ class _Run:
 
     def _clip(self, share: Share) -> None:
         """Limits the gradient norms of weights and latents separately."""
-        for optimiser, limit in zip(self.state.optimisers, (self.recipe.clip, self.recipe.latent_clip), strict=False):
+        for optimiser in self.state.optimisers:
             parameters = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-            norm: Any = self.engine.accelerator.clip_grad_norm_(parameters, limit or float("inf"))
+            norm: Any = self.engine.accelerator.clip_grad_norm_(parameters, self.recipe.clip or float("inf"))
             if self.recipe.precision != "fp16":  # there, accelerate skips such a step
                 self._check_finite(float(norm), "the gradient's norm", share)
 
     def _check_finite(self, value: float, what: str, share: Share) -> None:
-        if not math.isfinite(value):
-            place = self.state.progress.step, self.recipe, self.session.folder
-            refuse_divergence(self.model, share.x, f"{what} is {value}", *place)
+        """Raises if a number is not finite, because of the inputs or because the run has diverged."""
+        if math.isfinite(value):
+            return
+        step, recipe, folder = self.state.progress.step, self.recipe, self.session.folder
+        if not all(bool(t.isfinite().all()) for t in tensors(share.x) if t.is_floating_point()):
+            got = f"NaN or infinity in the batch of step {step}"
+            raise ValueError(complaint("train", "finite", got, "Clean or drop such rows."))
+        named = list(self.model.named_parameters())
+        named += [(f"gradient of {name}", p.grad) for name, p in named if p.grad is not None]
+        bad = next((f" ({name} is not finite)" for name, tensor in named if not bool(tensor.isfinite().all())), "")
+        kept = f" The last good checkpoint is kept in {folder}." if folder else ""
+        raise DivergedError(
+            f"Training diverged at step {step}: {what} is {value}{bad}. Lower lr={recipe.lr:g} or "
+            f"latent_lr={recipe.latent_lr:g}, set clip to 1, or convert with less init_std.{kept}"
+        )
 
     def _end_epoch(self, callbacks: Sequence[Callback]) -> None:
         """Averages, evaluates, saves, and decides whether training is finished."""
@@ -366,7 +371,7 @@ class _Loss(nn.Module):
 
     def __init__(self, model: Trainable, recipe: Recipe) -> None:
         super().__init__()
-        self.model, self.samples, self.spread = model, recipe.samples, recipe.spread
+        self.model, self.samples = model, recipe.samples
 
     def forward(self, x: Any, y: Tensor, weights: Mapping[str, Any], part: tuple[int, int]) -> ELBO:
-        return self.model.elbo(x, y, samples=self.samples, spread=self.spread, part=part, **weights)
+        return self.model.elbo(x, y, samples=self.samples, part=part, **weights)

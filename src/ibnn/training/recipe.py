@@ -18,7 +18,7 @@ from ibnn.files.atomic import read_toml
 from ibnn.mixture import KLKind
 
 _RECIPES = resources.files("ibnn.training") / "recipes"
-NOISE_LR = 0.02  # chosen on held-out rows of four tables
+NOISE_LR = 0.02  # least rate of log σ of learnt noise, chosen on held-out rows of four tables
 EPOCHS, LEAST, MOST = 30, 2000, 3000  # default length: so many epochs; on few data, from LEAST to MOST steps
 EVALUATIONS, WAIT = 60, 12  # on few data: most evaluations, and how many of them without progress end training
 
@@ -118,9 +118,6 @@ class Recipe(_Frozen):
     #: "package.module:Class". It has its own defaults, besides learning rate and weight decay.
     optimiser: OptimiserName = "adam"
     lr: float = Field(1e-3, gt=0)  #: Learning rate of the weights, λ0.
-    #: Learning rate of the likelihood's own parameters (log σ of learnt Gaussian noise) on the schedule of `lr`;
-    #: default 0.02, or `lr` if that is larger. At a rate made for weights log σ would crawl.
-    noise_lr: float | None = Field(None, gt=0)
     latent_optimiser: OptimiserName = "adam"  #: Optimiser of the latents, likewise.
     #: Learning rate of the latents, λ1. One value serves any number of components (see `undo_k`).
     latent_lr: float = Field(1e-2, ge=0)
@@ -132,8 +129,7 @@ class Recipe(_Frozen):
     #: Schedule of `lr`. "cosine" and "linear" fall from the first step to the last; "constant" does not.
     schedule: ScheduleOrKind = Schedule(kind="linear", warmup=0.02)
     latent_schedule: ScheduleOrKind = Schedule()  #: Schedule of `latent_lr`, likewise.
-    clip: float = Field(1.0, ge=0)  #: Largest gradient norm of the weights; 0 for no limit.
-    latent_clip: float = Field(1.0, ge=0)  #: Largest gradient norm of the latents; 0 for no limit.
+    clip: float = Field(1.0, ge=0)  #: Largest gradient norm of the weights, and of the latents; 0 for no limit.
 
     #: Weight of the KL at the end of its warm-up. With "auto" held-out labels steer the noise as training goes on
     #: (`training.steering`). Without validation data a tenth of the training data is held out; where that is impossible
@@ -145,7 +141,6 @@ class Recipe(_Frozen):
     freeze_batchnorm: bool = False  #: Keeps BatchNorm's running statistics, and normalises by them in training too.
     gamma: float = Field(0.0, ge=0)  #: Weight of the posterior's entropy.
     kl: KLKind | None = None  #: Which KL; default the one that the model was converted with.
-    spread: bool = False  #: Sends the copies of an example to different components.
 
     precision: Literal["no", "bf16", "fp16"] = "no"  #: "no", "bf16" or "fp16" (mixed precision).
     #: Pieces in which a worker computes its share of a batch, to save memory; the result is the same.
@@ -165,7 +160,6 @@ class Recipe(_Frozen):
     swa: float = Field(1.0, ge=0, le=1)
     #: Steps between checkpoints, where there is a run folder; 0 for one per epoch.
     checkpoint_every: int = Field(0, ge=0)
-    sync_batchnorm: bool = False  #: Computes BatchNorm over all workers together.
     trackers: tuple[str, ...] = ()  #: Names of accelerate trackers ("tensorboard", …), written to the run folder.
 
     def __init__(self, **fields: Any) -> None:
@@ -245,7 +239,7 @@ _SYNONYMS |= {"save_every": "checkpoint_every", "save_steps": "checkpoint_every"
 _SYNONYMS |= {"ema_decay": "ema", "moving_average": "ema", "check_val_every_n_epoch": "evaluate_every"}
 _SYNONYMS |= {"learning_rate": "lr", "rate": "lr", "step_size": "lr", "eta": "lr", "max_norm": "clip"}
 _SYNONYMS |= {"early_stopping": "patience", "random_state": "seed", "iterations": "steps", "max_steps": "steps"}
-_SYNONYMS |= {"latent_learning_rate": "latent_lr", "noise_learning_rate": "noise_lr", "minibatch": "batch_size"}
+_SYNONYMS |= {"latent_learning_rate": "latent_lr", "minibatch": "batch_size"}
 _SYNONYMS |= {"gradient_accumulation_steps": "accumulate", "amp": "precision", "dtype": "precision"}
 _SYNONYMS |= {"logger": "trackers", "report_to": "trackers", "log_with": "trackers", "wd": "weight_decay"}
 _SYNONYMS |= {"decay": "weight_decay", "l2": "weight_decay", "l2_penalty": "weight_decay"}

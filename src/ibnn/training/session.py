@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -120,36 +121,33 @@ class Session:
     _since: float = field(default_factory=time.monotonic)
 
     @contextmanager
-    def opened(self, resume: str) -> Iterator[None]:
-        """Restores the newest checkpoint, if `resume` wants it. With a run folder, a signal stops the block."""
+    def opened(self, resume: bool) -> Iterator[None]:
+        """Restores the newest checkpoint if `resume`. With a run folder, a signal stops the block."""
         with ExitStack() as held:
             saved = self._found(self.folder, resume, held) if self.folder is not None else None
             if saved is not None:
-                mine = self.recipe.model_dump() | dict(self.facts)
-                theirs = Recipe.from_toml(saved.facts["recipe"]).model_dump() | saved.facts["facts"]
+                mine = tomllib.loads(self.recipe.to_toml()) | dict(self.facts)
+                theirs = tomllib.loads(saved.facts["recipe"]) | saved.facts["facts"]
                 changed = {name: theirs.get(name) for name in mine if mine[name] != theirs.get(name)}
                 if changed:
                     got = ", ".join("other data" if name == "data" else f"{name} = {changed[name]}" for name in changed)
-                    remedy = 'Use another run_dir, or resume="never" to start anew.'
+                    remedy = "Use another run_dir, or resume=False to start anew."
                     raise ValueError(complaint("run_dir", "a folder of the same run", f"one with {got}", remedy))
                 self.state.restore(saved, self.engine)
-            elif resume == "must":
-                expected, remedy = "a folder with a whole checkpoint", 'Pass resume="auto".'
-                raise ValueError(complaint("run_dir", expected, self.folder, remedy))
             if self.folder is not None and self.engine.main and not self.state.progress.finished:
                 write_atomically(self.folder / "recipe.toml", self.recipe.to_toml().encode())
             self._since = time.monotonic()
             yield
 
-    def _found(self, folder: Path, resume: str, held: ExitStack) -> Sealed | None:
+    def _found(self, folder: Path, resume: bool, held: ExitStack) -> Sealed | None:
         """Locks the folder and returns its newest checkpoint; a finished run is only read: it may be read-only."""
         place = folder / "checkpoints"
-        saved = None if resume == "never" else checkpoint.latest(place)
+        saved = checkpoint.latest(place) if resume else None
         finished = saved is not None and saved.facts["progress"]["finished"]
         if self.engine.main and not finished:
             warning = "%s is in use: waiting for process %s to finish."
             held.enter_context(locked(place / ".lock", waiting=lambda process: log.warning(warning, folder, process)))
-            for path in checkpoint.paths(place) if resume == "never" else ():
+            for path in () if resume else checkpoint.paths(place):
                 path.unlink()
         self.engine.accelerator.wait_for_everyone()
         if finished:
