@@ -60,7 +60,7 @@ def test_classes_last_are_classes_in_axis_1_transposed() -> None:
     assert (a.axis, b.axis, a.probs.shape, b.probs.shape) == (-1, 1, (B, T, C), (B, C, T))
     for name in ("probs", "log_probs", "standard_error"):
         torch.testing.assert_close(getattr(a, name), getattr(b, name).movedim(1, -1))
-    for name in ("total", "aleatoric", "between", "within", "labels", "answer_error"):
+    for name in ("total", "aleatoric", "between", "within", "labels"):
         torch.testing.assert_close(getattr(a, name), getattr(b, name))
     assert a.settled(0.02).tolist() == b.settled(0.02).tolist()
     assert last.likelihood.score(a, y) == pytest.approx(first.likelihood.score(b, y))

@@ -24,12 +24,7 @@ def complaint(argument: str, expected: str, got: object, remedy: str) -> str:
 
 
 def nearest(word: object, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str | None:
-    """Returns the known name that an unknown word most probably means; None if no name is near.
-
-    Args:
-        word: What was given.
-        known: The names there are.
-        synonyms: Other words for some of them; those for names that are not known are ignored.
+    """Returns the known name that an unknown word, or a synonym of one, most probably means; None if no name is near.
 
     >>> nearest("epocs", ["epochs", "lr"]), nearest("Learning-Rate", ["epochs", "lr"], {"learning_rate": "lr"})
     ('epochs', 'lr')

@@ -103,14 +103,8 @@ class Latent(nn.Module):
     ) -> None:
         """Makes the parameters at μ = 1, σ = 0.05.
 
-        Args:
-            components: K.
-            nodes: D.
-            axis: The input's node axis, counted from its end: −1 for a linear layer, −3 for a 2-d convolution.
-            name: The layer's name in its network, for messages.
-            ports: Whether the layer has several inputs or weights and its type's `run` multiplies them.
-            dtype: The layer's.
-            device: The layer's.
+        `axis` is the input's node axis from its end (−1 of a linear layer, −3 of a 2-d convolution), `name` the layer's
+        in its network. With `ports` the layer has several inputs or weights, and its type's `run` multiplies them.
         """
         super().__init__()
         self.register_forward_pre_hook(_no_fast_path)
@@ -153,12 +147,7 @@ class Latent(nn.Module):
             setattr(self, name, nn.Parameter(kept, requires_grad=parameter.requires_grad))
 
     def hold(self, z: Tensor, unit_factors: Tensor | None = None) -> None:
-        """Replaces the distribution by draws of it, as in an exported network, which runs J copies of a batch.
-
-        Args:
-            z: (J, D).
-            unit_factors: u of the input's units, (J, D, …).
-        """
+        """Replaces the distribution by draws z (J, D), u (J, D, …) for an export, which runs J copies of a batch."""
         del self.mean, self.rho
         self.register_buffer("held", z)
         self.register_buffer("unit_factors", unit_factors)

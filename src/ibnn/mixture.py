@@ -101,10 +101,7 @@ def kl_pairwise(q: Mixture, prior_std: Tensor | float) -> Tensor:
 def kl_montecarlo(q: Mixture, prior_std: Tensor | float, noise: Tensor) -> Tensor:
     """Unbiased estimate of the mixture's KL: mean of log q(z) − log p(z) over equally many draws of each component.
 
-    Args:
-        q: The mixture.
-        prior_std: s.
-        noise: Standard normals, (n·K, D); row i draws from component i mod K.
+    Row i of the noise, (n·K, D), draws from component i mod K.
 
     >>> q = Mixture(torch.ones(1, 4), torch.ones(1, 4))
     >>> kl_montecarlo(q, 1.0, torch.randn(2, 4)).item()

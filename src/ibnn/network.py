@@ -21,7 +21,7 @@ from ibnn.inputs import Call, Inputs, Pick
 from ibnn.latent import Latent, Pass, runs, strip
 from ibnn.layers.batch_axis import find_batch
 from ibnn.layers.bypass import bypassed
-from ibnn.layers.explain import explain, out_of_memory
+from ibnn.layers.explain import explain
 from ibnn.layers.registry import duplicate, fold
 from ibnn.likelihood import Categorical, Likelihood
 from ibnn.mixture import KLKind, Mixture
@@ -37,26 +37,8 @@ if TYPE_CHECKING:
 
 NUMBERS = ("prior_std", "gradient_scale")  # plain attributes that are part of the state
 STATE = (*NUMBERS, "prior_factors", "unit_std")  # what the state holds besides weights, latents and counters
-OF_NETWORK = (
-    "config",
-    "device",
-    "dtype",
-    "generation_config",
-    "loss_type",
-    "main_input_name",
-)  # the model has them, too
-HINTS = {
-    "fit": "Call ibnn.fit(model, train, valid).",
-    "calibrate": "Call ibnn.calibrate(model, valid).",
-    "export": "Call ibnn.export(model, example, path).",
-    "predict_proba": "Call model.predict(x).probs.",
-    "save": "Call model.save_pretrained(folder).",
-    "prune": "Call ibnn.prune(model, data, keep=0.5).",
-    "sample": "Call ibnn.sample(model, data).",
-    "diagnose": "Call ibnn.diagnose(model).",
-    "fit_novelty": "Call ibnn.fit_novelty(model, train, valid).",
-    "generate": "Its network does not generate.",
-}
+OF_NETWORK = {"config", "device", "dtype", "generation_config", "loss_type", "main_input_name"}  # the model's, too
+FUNCTIONS = {"fit", "calibrate", "export", "prune", "sample", "diagnose", "fit_novelty"}  # of a model, no methods
 FEW_ROWS = 16  # rows of a batch that is worth repeating for several draws at once
 SMALL_PASS = 2**18  # entries of a pass that computes so little that Python's calls matter: it is worth repeating, too
 CACHE_ENTRIES = 2**24  # entries of the rows of one pass that caches hold; more of them would go through memory
@@ -68,22 +50,17 @@ class IBNN(nn.Module):
 
     Made by `ibnn.convert`. In train mode a call runs Algorithm 1: the rows of the batch are spread evenly over the K
     components and every row has its own draw of z. In eval mode a call is deterministic and returns one output that
-    stands for `eval_samples` fixed draws of every component.
-
-    Threads may share a model: its passes come one after the other, each in the caller's mode, so that predictions do
-    not change training. A network with gradient checkpointing is an exception, because its backward pass runs layers.
+    stands for `eval_samples` fixed draws of every component. Threads may share a model: its passes come one after the
+    other, each in the caller's mode; not with gradient checkpointing, whose backward pass runs layers.
 
     Attributes:
         net: The converted network; its weights keep their names.
-        likelihood: What its output says about a target.
-        logits: Which part of the network's output that is: a path, a function, or None for all of it.
+        likelihood: What its output, or the part of it that `logits` picks, says about a target.
         latents: Latents by the name of their layer, in the order of the nodes.
         components: K.
         prior_std: s, standard deviation of the prior of every latent.
         prior_factors: Factors on s, one for each layer, (layers,).
-        draws: What a factor of a convolution's input is drawn for: "channel", "unit" or "both".
-        where: Which nodes of layers have latents: those of their "input", their "output" or "both".
-        bias_latents: Whether biases have latents: "none", one for each "layer", or one for each "node".
+        draws, where, bias_latents: As given to `ibnn.convert`.
         unit_std: τ of each layer, (layers,): standard deviation of the factors of single units.
         bank: Samples of z that replace the mixture as posterior, (K, S, nodes), see `ibnn.sample`; or None.
         kl_kind: Which KL `kl` and `elbo` use.
@@ -91,8 +68,7 @@ class IBNN(nn.Module):
         eval_seed: Seed of those draws.
         gradient_scale: Factor on the latents' gradients; `parameter_groups` sets it to K.
         seed: Decides every draw of training.
-        examples: How many training examples have been drawn for so far. With `seed` it addresses the next draws, so a
-            restored state dict goes on exactly where it stopped.
+        examples: How many training examples have been drawn for so far: the address of the next draws.
         reference: Statistics of known inputs (see `ibnn.fit_novelty`); None without them, and after more training.
         held_out: Distances of held-out targets from answers (see `ibnn.conformalize`); None without them, and after any
             change of the posterior.
@@ -175,8 +151,10 @@ class IBNN(nn.Module):
                 from ibnn.transformers import generate
 
                 return functools.partial(generate, self)
-            if name in HINTS:
-                raise AttributeError(f"A converted network has no attribute {name!r}. {HINTS[name]}") from error
+            if name in FUNCTIONS:
+                raise AttributeError(
+                    f"A converted network has no method {name!r}. Call ibnn.{name}(model, …)."
+                ) from error
             raise
 
     # --------------------------------------------------------------------------------------------------- posterior
@@ -200,15 +178,10 @@ class IBNN(nn.Module):
         std: Tensor | float | None = None,
         unit_std: Tensor | float | None = None,
     ) -> None:
-        """Overwrites μ and/or σ of all latents with a number, or with a tensor that broadcasts to (K, nodes).
+        """Overwrites μ, σ or τ with a number, or with a tensor that broadcasts to (K, nodes), or (layers,) for τ.
 
         A bank is dropped: draws come from the mixture again, whose μ and σ are the bank's where they are not given.
         `set_posterior(mean=1.0, std=0.0)` switches all noise off: every component is the network before conversion.
-
-        Args:
-            mean: μ.
-            std: σ.
-            unit_std: τ, a number, or one for each layer, (layers,); only layers whose units have factors take it.
         """
         if isinstance(unit_std, Tensor) and unit_std.dim():
             check.shape("unit_std", unit_std, tuple(self.unit_std.shape), remedy="Pass one for each layer.")
@@ -229,13 +202,9 @@ class IBNN(nn.Module):
         self._forget(answers_alone=torch.equal(self.posterior().mean, before))
 
     def set_bank(self, z: Tensor) -> None:
-        """Makes samples of z the posterior: draws are rows of them, and μ and σ of component k the moments of chain k.
+        """Makes samples of z, (K, S, nodes), the posterior: draws are rows of them, without factors of units.
 
-        `set_posterior()` goes back to a mixture, that of these moments. A bank has no factors of units; the mixture
-        keeps its τ.
-
-        Args:
-            z: S samples from each of K chains, (K, S, nodes), in the order in which they were drawn.
+        μ and σ of component k become the moments of chain k; `set_posterior()` goes back to that mixture.
         """
         check.shape("z", z, (self.components, "samples", self.nodes), remedy="Pass a chain for each component.")
         if not z.shape[1] or not bool(z.isfinite().all()):
@@ -270,11 +239,7 @@ class IBNN(nn.Module):
     def draw_each(
         self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
     ) -> Draws:
-        """Returns the draws that `predict` makes, z (K·S, nodes), component-major.
-
-        z of (seed, k, s) depends on nothing else but the posterior. Its noise is that of (seed, k − 1, s) with the
-        other sign where k is odd. Of a bank it is sample s of chain k in an order that the seed decides, beginning
-        again after the last.
+        """Returns the draws that `predict` makes, z (K·S, nodes), component-major; see `draws.predictive` and `banked`.
 
         Args:
             samples: S.
@@ -373,30 +338,27 @@ class IBNN(nn.Module):
         return output.reshape(count, rows, *output.shape[1:])
 
     def _draws_at_once(self, call: Call, draw: Draws, most: int) -> int:
-        """Returns how many draws pass as rows of one batch: several if rows are few, or the network computes little."""
+        """Returns how many draws pass as rows of one batch: several if rows are few, or the network computes little.
+
+        At first two draws run both ways on two rows: where rows affect each other, draws pass one by one.
+        """
         rows = inputs.batch_length(call)
         if self._entries_per_value is None:
-            self._entries_per_value = self._probe(inputs.slice_rows(call, slice(0, 2), rows), draw)
+            two, self._entries_per_value = inputs.slice_rows(call, slice(0, 2), rows), 0.0
+            at = None if draw.at is None else torch.stack([draw.at, draw.at + 1])
+            pair = Draws(torch.stack([draw.z, 1.5 * draw.z]), at, draw.unit_std)
+            try:
+                expected = torch.cat([self._read(self._run(two, pair[number]))[None] for number in (0, 1)])
+                output = self._rows_of_draws(two, pair, inputs.batch_length(two))
+            except (ValueError, RuntimeError, IndexError):  # the batch is not first, or has one length only
+                return 1
+            if bool((output - expected).abs().max() <= torch.finfo(output.dtype).eps ** 0.5 * expected.abs().max()):
+                values = sum(tensor.numel() for tensor in inputs.tensors(two))
+                self._entries_per_value = max(output.numel(), self._now.entries) / 2 / values
         entries = int(self._entries_per_value * sum(tensor.numel() for tensor in inputs.tensors(call)))
         if not entries or (rows > FEW_ROWS and entries > SMALL_PASS):
             return 1
         return min(most, max(CACHE_ENTRIES // entries, 1))
-
-    def _probe(self, call: Call, draw: Draws) -> float:
-        """Runs two draws both ways on two rows; returns entries per input value, 0 if rows affect each other."""
-        at = None if draw.at is None else torch.stack([draw.at, draw.at + 1])
-        pair = Draws(torch.stack([draw.z, 1.5 * draw.z]), at, draw.unit_std)
-        try:
-            expected = torch.cat([self._read(self._run(call, pair[number]))[None] for number in (0, 1)])
-            output = self._rows_of_draws(call, pair, inputs.batch_length(call))
-        except (ValueError, RuntimeError, IndexError) as error:  # the batch is not first, or has one length only
-            if out_of_memory(error):
-                raise
-            return 0.0
-        gap = (output - expected).abs().max()
-        if not bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.abs().max()):
-            return 0.0
-        return max(output.numel(), self._now.entries) / 2 / sum(tensor.numel() for tensor in inputs.tensors(call))
 
     def _read(self, output: Any) -> Tensor:
         """Returns the tensor in the network's output that the likelihood is about."""
@@ -524,11 +486,10 @@ class IBNN(nn.Module):
     def parameter_groups(
         self, lr: float, latent_lr: float | None = None, weight_decay: float = 0.0, *, undo_k: bool = True
     ) -> list[dict[str, Any]]:
-        """Sets `gradient_scale`, and returns parameter groups for any torch optimiser.
+        """Sets `gradient_scale`, and returns groups for any torch optimiser: weights, latents, likelihood.
 
-        The groups are the weights, the latents (without weight decay) and the likelihood's own parameters, if it has
-        any. The mean over a batch gives every component 1/K of its rows' gradient. `gradient_scale = K` undoes that
-        from this call on, so that one learning rate serves any K; a state dict loaded later brings its own scale.
+        The mean over a batch gives every component 1/K of its rows' gradient. `gradient_scale = K` undoes that from
+        this call on, so that one learning rate serves any K; a state dict loaded later brings its own scale.
 
         Args:
             lr: Learning rate of the weights, and of the likelihood's parameters.
@@ -557,14 +518,7 @@ class IBNN(nn.Module):
         """Returns outputs of `samples` networks per component, (K·S, B, …), component-major, in eval mode.
 
         Row k·S + s is the network `draw(component=k, index=first + s, seed=seed)`, whatever the batch or `samples`.
-
-        Args:
-            x: What one call of the network takes.
-            samples: S.
-            seed: Decides the draws.
-            first: Index of the first draw of every component.
-            batch_size: Lets several draws for a few inputs pass as one batch of at most this many rows; faster, and
-                equal up to rounding. None passes draw by draw.
+        With a `batch_size`, several draws for a few inputs pass as one batch of at most so many rows.
         """
         return torch.cat(list(self.each_draw(x, samples, seed, first=first, batch_size=batch_size)))
 
@@ -578,10 +532,7 @@ class IBNN(nn.Module):
         batch_size: int | None = None,
         components: Sequence[int] | None = None,
     ) -> Iterator[Tensor]:
-        """Yields what `draw_logits` returns, some draws at a time, (J, B, …), so that they need not all be held.
-
-        The model stays in eval mode, and locked for other threads, until the last one is taken or the iterator closed.
-        """
+        """Yields what `draw_logits` returns, some draws at a time, (J, B, …); holds the model in eval mode."""
         with self.evaluating():
             call, drawn = inputs.call_arguments(x), self.draw_each(samples, seed, components=components, first=first)
             yield from self._each_output(call, drawn, batch_size)
@@ -597,10 +548,7 @@ class IBNN(nn.Module):
         return folded(self, Draws(self.posterior().mean[k]))
 
     def draw(self, component: int, index: int = 0, seed: int = 0) -> nn.Module:
-        """Returns the network of one draw, in eval mode: it computes row component·S + index of `draw_logits`.
-
-        It is a plain network, but that a layer whose units have factors has a module that multiplies its input.
-        """
+        """Returns the network of one draw, in eval mode; modules multiply the inputs of layers with unit factors."""
         if index < 0:
             raise IndexError(complaint("index", "0 or more", index, "Count draws from 0."))
         return folded(self, self.draw_each(1, seed, components=[component], first=index)[0])

@@ -132,11 +132,8 @@ def _mixed(x: Any) -> Any:
 def numbered_seed(seed: int, number: int) -> int:
     """Returns the generator seed of an epoch's order, or of a baseline's draw, by its number.
 
-    The address has no space, for trained weights depend on it. The n-th epoch and the n-th draw of the same seed share
-    a number, which does no harm: one permutes rows, the other perturbs weights.
-
-    >>> numbered_seed(0, 1) == int(words(address(0, 1)))
-    True
+    The address has no space, for trained weights depend on it. An epoch and a draw may share a number: one permutes
+    rows, the other perturbs weights.
     """
     return int(words(address(seed, number)))
 

@@ -30,16 +30,7 @@ class Plan(NamedTuple):
 
 
 def scan(plan: Plan, x: Tensor, z_in: Tensor, z: Tensor, weights: Weights, state: State) -> tuple[Tensor, State]:
-    """Returns the outputs of all steps (T, B, H) and the last state, (B, H) each.
-
-    Args:
-        plan: What is run.
-        x: Inputs of all steps, (T, B, D).
-        z_in: Their z of every row, (B, D).
-        z: The state's z of every row, (B, H).
-        weights: As torch orders them.
-        state: The state before the first step.
-    """
+    """Returns outputs (T, B, H) and the last state from x (T, B, D), z_in (B, D), z (B, H) and the first state."""
     output, *last = _Scan.apply(plan, x, z_in, z, *weights, *state)  # type: ignore[no-untyped-call]
     return output, tuple(last)
 

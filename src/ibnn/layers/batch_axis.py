@@ -53,15 +53,10 @@ def places(
 ) -> dict[str, Place]:
     """Returns where each layer's input has the batch; {} if the network takes no other batch length.
 
-    The axis that grows with the batch is the batch, and what it holds says in which order: rows that are added last
-    move nothing that was before them if rows come one by one, and nothing in a copy of the batch if copies do.
-
-    Args:
-        net: The network, which is run twice in eval mode without gradients, on batches of two lengths.
-        layers: The layers, by name.
-        own: Batch axes that layers determine themselves, by name.
-        call: What one call of the network takes.
-        strict: Whether a layer that sees no batch, or its rows in another order, is an error; if not, it is left out.
+    The network runs twice in eval mode on batches of two lengths. The axis that grows with the batch is the batch, and
+    what it holds says in which order: rows that are added last move nothing that was before them if rows come one by
+    one, and nothing in a copy of the batch if copies do. `own` are axes that layers determine themselves. A layer that
+    sees no batch, or its rows in another order, is an error if `strict`, and else left out.
     """
     rows = batch_length(call)
     added = torch.tensor(ADDED) % rows

@@ -130,12 +130,7 @@ def has_forward_of_its_type(layer: nn.Module) -> bool:
 
 
 def duplicate(net: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
-    """Returns a deep copy of a network, even of one that keeps tensors of a graph (torch's older weight_norm does).
-
-    Args:
-        net: The network.
-        shared: Tensors by their id that are not copied.
-    """
+    """Returns a deep copy of a network but for tensors `shared` by id; it may keep a graph, as old weight_norm does."""
     for module in net.modules():
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and not value.is_leaf:

@@ -41,10 +41,8 @@ class Prediction:
     def __str__(self) -> str:
         """A summary of a few lines; `repr` has the tensors."""
         columns = {name: values.cpu().double() for name, values in self._columns().items()}
-        lines = [f"{type(self).__name__} for {len(self):,} inputs"]
-        if "total" in columns:
-            means = ", ".join(f"{name} {columns[name].mean():.3g}" for name in ("total", "aleatoric", "epistemic"))
-            lines.append(f"mean uncertainty in {self.unit}: {means}")
+        means = ", ".join(f"{name} {columns[name].mean():.3g}" for name in ("total", "aleatoric", "epistemic"))
+        lines = [f"{type(self).__name__} for {len(self):,} inputs", f"mean uncertainty in {self.unit}: {means}"]
         if isinstance(self, CategoricalPrediction):
             lines.append(f"mean probability of the answer: {self.log_prob(self.labels).exp().mean():.3g}")
         if "mean" in columns:
@@ -81,14 +79,11 @@ class Prediction:
         return {}
 
     def novel(self, level: float = 0.01) -> Tensor:
-        """Whether each input is novel, (B,): its p-value is at most `level`.
+        """Whether each input is novel, (B,): its p-value is at most `level`, which is at least 1 / (n + 1).
 
         Of inputs like those held out, a share of about `level` is called novel, on average over held-out sets. With
         one set of n held-out inputs, that share is spread about like Beta(k, n + 1 − k), k = ⌊level · (n + 1)⌋. With
         50 inputs and a level of 2 % it is 2 % on average, and above 5.8 % in one set of 20.
-
-        Raises:
-            ValueError: If no p-value can be as small as `level`: with n held-out inputs none is below 1 / (n + 1).
         """
         check.share("level", level, remedy="Pass level=0.01.")
         if self.p_value is None:
@@ -206,23 +201,19 @@ class CategoricalPrediction(_Split, Prediction):
     ) -> Tensor:
         """Returns which classes are in a set that holds the true one with probability `level`, of the shape of `probs`.
 
-        This holds for any number of held-out examples if inputs are exchangeable with them and predicted as they were
-        (5 draws, no fallback), but for the few numbers that were fitted to the same labels. It is an average over
-        held-out sets. With one set of n, coverage is spread like Beta(k, n + 1 − k), k = ⌈level · (n + 1)⌉. For tokens
-        or pixels, it is the expected share of an input's places whose set holds the true class.
+        This holds if inputs are exchangeable with the held-out ones and predicted as they were (5 draws, no fallback),
+        on average over held-out sets. With one set of n, coverage is spread like Beta(k, n + 1 − k), k = ⌈level · (n +
+        1)⌉. For tokens or pixels, it is the expected share of an input's places whose set holds the true class.
 
         Args:
             level: Probability of covering the true class, from 0 (empty sets) to 1 (all classes).
-            kind: "smallest" takes the classes above one limit of probability: no other sets that cover are smaller on
-                average, if probabilities are right, but some may be empty (Sadinle et al., 2019). "adaptive" goes down
-                the order of probability, the further the less sure the answer is: larger sets that are fairer to hard
-                inputs, and never empty (Romano et al., 2020).
+            kind: "smallest": the classes above one limit of probability; some sets may be empty (Sadinle et al., 2019).
+                "adaptive": larger sets that are fairer to hard inputs, and never empty (Romano et al., 2020).
             penalty: What an adaptive set adds to a class's score for every class before it, such as 0.1: keeps sets of
                 many classes small (RAPS; Angelopoulos et al., 2021).
             by_class: Whether coverage holds within every class, and not only on average over all (Mondrian).
-            groups: The group of every input, (B,), an integer: coverage then holds within every group. Those of the
-                held-out rows come from `ibnn.conformalize(model, valid, groups=…)`. A group without held-out rows gets
-                all classes.
+            groups: The group of every input, (B,), an integer: coverage then holds within every group that
+                `ibnn.conformalize(model, valid, groups=…)` was given; other groups get all classes.
         """
         if self.conformal is None:
             raise RuntimeError(none_known("p.set()"))
@@ -234,22 +225,13 @@ class CategoricalPrediction(_Split, Prediction):
         """Returns probabilities and their errors, excluding classes last, and the axis that sets have them in."""
         return self.probs.movedim(self.axis, -1), self.standard_error.movedim(self.axis, -1), self.axis
 
-    @property
-    def answer_error(self) -> Tensor:
-        """Standard error of the predicted class's probability, (B,); the largest of an input's if it has several."""
-        probs, errors, _ = self.each_class()
-        return errors.gather(-1, probs.argmax(-1, keepdim=True)).flatten(1).amax(1)
-
     def settled(self, tolerance: float) -> Tensor:
-        """Whether more draws would hardly change an answer, (B,).
-
-        Its error is below the tolerance, and the predicted class is ahead of the next by more than a standard error.
-        """
+        """Whether an answer's error is below a tolerance, and its class ahead of the next by more than it, (B,)."""
         probs, errors, _ = self.each_class()
         first = probs.topk(min(2, probs.shape[-1]))
         lead = first.values[..., 0] - first.values[..., 1:].sum(-1)
-        error = errors.gather(-1, first.indices).sum(-1)  # no less than that of the lead
-        return (self.answer_error < tolerance) & (lead > error).reshape(len(self), -1).all(1)
+        each = errors.gather(-1, first.indices)  # their sum is no less than the error of the lead
+        return ((each[..., 0] < tolerance) & (lead > each.sum(-1))).reshape(len(self), -1).all(1)
 
 
 @dataclass(frozen=True)
@@ -346,12 +328,11 @@ class GaussianPrediction(_Split, Prediction):
         return values.mean(0) if self.draw_weights is None else (values * self.draw_weights).sum(0)
 
     def interval(self, level: float = 0.9, *, conformal: bool = False, groups: Any = None) -> tuple[Tensor, Tensor]:
-        """Returns the ends of the central interval that holds the target with probability `level`.
+        """Returns the ends of the central interval that holds the target with probability `level`, by the mixture.
 
-        It is exact for the mixture. With `conformal` it is the mean and as many standard deviations to each side as
-        covered that share of held-out targets: right even if the mixture is not, for inputs exchangeable with the
-        held-out ones. Each number of outputs (B, numbers) has its own guarantee; for outputs with more axes it is the
-        expected share of an input's numbers. `groups` are as in `CategoricalPrediction.set`.
+        With `conformal` it is the mean and as many standard deviations to each side as covered that share of held-out
+        targets: right even if the mixture is not. Each number of outputs (B, numbers) has its own guarantee; for more
+        axes it is the expected share of an input's numbers. `groups` are as in `CategoricalPrediction.set`.
         """
         if conformal or groups is not None:
             if self.conformal is None:
