@@ -647,7 +647,7 @@ def test_the_network_by_itself_runs_at_the_mean_once_the_means_have_changed() ->
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("fit", "ibnn.fit"), ("calibrate", "ibnn.calibrate"), ("export", "example")]
+    ("name", "hint"), [("fit", "ibnn.fit"), ("calibrate", "ibnn.calibrate"), ("export", "ibnn.export")]
 )
 def test_functions_of_the_library_are_named_where_they_are_looked_for_on_the_model(name: str, hint: str) -> None:
     model = make_model()

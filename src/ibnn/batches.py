@@ -6,7 +6,7 @@ its share of every batch. So the batches are the same for any number of workers,
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -124,14 +124,12 @@ class Source:
         return digest.hexdigest()
 
     def shared(self, other: "Source") -> float:
-        """Returns the share of (about 64) rows of other data that these have too; 0 where that cannot be compared."""
-        if self.sampler is not None or other.sampler is not None:
+        """Returns the share of (about 64) rows of other tensors that these have too; 0 where there are no tensors."""
+        mine, theirs = (source.data for source in (self, other))
+        mine, theirs = (data.tensors if isinstance(data, TensorDataset) else data for data in (mine, theirs))
+        if self.sampler or other.sampler or not isinstance(mine, tuple) or not isinstance(theirs, tuple):
             return 0.0
-        (mine, rows), (theirs, chosen) = map(_members, (self.data, other.data))
-        if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
-            some = theirs[torch.linspace(0, len(theirs) - 1, min(len(theirs), SAMPLED)).long()]
-            return float(torch.isin(some, mine).float().mean())
-        return len({*rows} & {*chosen}) / len(chosen) if mine is theirs and chosen else 0.0
+        return float(torch.isin(_keys(theirs, SAMPLED), _keys(mine)).float().mean())
 
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
         """Returns this worker's shares of an epoch's batches, from batch `first` on."""
@@ -197,24 +195,18 @@ class Source:
                 yield Share(slice_rows(x, part, rows), y[part], part.start, rows)
 
 
-def _members(data: Any) -> tuple[Any, Sequence[int]]:
-    """Returns an integer for each row of tensors, or the Dataset of which data are a subset and their rows in it."""
-    if isinstance(data, tuple | TensorDataset):
-        pair = list(tensors(data if isinstance(data, tuple) else data.tensors))
-        return sum((factor * _keys(pair[place]) for factor, place in ((1, 0), (3, -1))), torch.tensor(0)), ()
-    rows: Sequence[int] = range(len(data)) if isinstance(data, Sized) else ()
-    while isinstance(data, Subset):
-        data, rows = data.dataset, [data.indices[row] for row in rows]
-    return data, rows
-
-
-def _keys(x: Tensor) -> Tensor:
-    """Returns an integer for each row that depends on up to 64 of its values."""
-    flat = x.detach().to_dense().reshape(len(x), -1)
-    columns = torch.linspace(0, flat.shape[1] - 1, min(flat.shape[1], 64), device=x.device).long()
-    factors = 2 * torch.arange(len(columns)) + 0x1E3779B97F4A7C15
-    parts = (part[:, columns].cpu().double().view(torch.int64) for part in flat.split(2**16))
-    return torch.cat([(part * factors).sum(1) for part in parts])
+def _keys(pair: Any, most: int | None = None) -> Tensor:
+    """Returns an integer for each row, or for some of them, that depends on up to 64 of its inputs and targets each."""
+    found = torch.tensor(0)
+    first, *_, last = tensors(pair)
+    for factor, part in ((1, first), (3, last)):
+        flat = part.detach().to_dense().reshape(len(part), -1)
+        flat = flat if most is None else flat[torch.linspace(0, len(part) - 1, min(len(part), most)).long()]
+        columns = torch.linspace(0, flat.shape[1] - 1, min(flat.shape[1], 64)).long()
+        factors = 2 * torch.arange(len(columns)) + 0x1E3779B97F4A7C15
+        values = (rows[:, columns.to(rows.device)].cpu().double().view(torch.int64) for rows in flat.split(2**16))
+        found = found + factor * torch.cat([(part * factors).sum(1) for part in values])
+    return found
 
 
 def as_source(

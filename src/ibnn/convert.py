@@ -15,7 +15,7 @@ import ibnn.layers.attention
 import ibnn.layers.recurrent  # noqa: F401  # both register their layer types
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, Pick
+from ibnn.inputs import Pick
 from ibnn.latent import Latent, attach, strip
 from ibnn.layers.registry import duplicate, layer_type
 from ibnn.layers.selection import Patterns, reasons
@@ -86,7 +86,6 @@ def plan(
     *,
     include: Patterns | None = None,
     exclude: Patterns | None = None,
-    example: Inputs | None = None,
     where: Where = "input",
     bias_latents: BiasLatents = "none",
 ) -> Plan:
@@ -98,7 +97,6 @@ def plan(
             (`"*.attention.*"`) or by class (nn.Conv2d). Default: all that can be converted but embeddings, which must
             be included by their own name or class and get a latent on their output.
         exclude: Layers to leave out, named likewise.
-        example: Inputs for one forward pass, which finds layers whose weight the network reads outside their call.
         where: Which nodes get latents, as in `convert`.
         bias_latents: Whether biases get latents, as in `convert`.
 
@@ -113,7 +111,7 @@ def plan(
     check.choice("bias_latents", bias_latents, get_args(BiasLatents))
     _check_plain(net)
     modules = {name: m for name, m in net.named_modules() if "parametrizations" not in name.split(".")}
-    why_not = reasons(net, modules, include, exclude, example)
+    why_not = reasons(net, modules, include, exclude)
     if (where, bias_latents) != ("input", "none"):
         from ibnn.contrib import sides
 
@@ -152,7 +150,6 @@ def convert(
     logits: Pick | None = None,
     include: Patterns | None = None,
     exclude: Patterns | None = None,
-    example: Inputs | None = None,
     copy: bool = True,
     where: Where = "input",
     bias_latents: BiasLatents = "none",
@@ -175,7 +172,6 @@ def convert(
             of keys, attributes or numbers ("heads.age", "0"), or a function of the output.
         include: Layers to convert, as in `plan`.
         exclude: Layers to leave out, as in `plan`.
-        example: Inputs for one forward pass, as in `plan`.
         copy: False converts the given network itself, not a copy.
         where: Which nodes of layers have latents: "input" (the paper's), "output" or "both".
         bias_latents: Whether biases have latents: "none", one for each "layer" (the authors' code) or "node".
@@ -194,7 +190,7 @@ def convert(
         raise TypeError(complaint("logits", "a path or a function", repr(logits), remedy))
     chosen = _likelihood(likelihood)
     check.seed(0 if seed is None else seed)
-    layers = plan(net, include=include, exclude=exclude, example=example, where=where, bias_latents=bias_latents).layers
+    layers = plan(net, include=include, exclude=exclude, where=where, bias_latents=bias_latents).layers
     if meta := [name for name, parameter in net.named_parameters() if parameter.is_meta]:
         remedy = "Load its weights first, for example with net.to_empty(device='cpu') and net.load_state_dict(...)."
         raise ValueError(complaint("net", "a network with weights", f"{meta[:3]} on the meta device", remedy))

@@ -186,8 +186,6 @@ def test_shared_rows_are_told_before_training(caplog: pytest.LogCaptureFixture) 
         ((x[:200], y[:200]), (x[150:], y[150:])),
         (whole, whole),
         (whole, TensorDataset(x[:50], y[:50])),
-        (rows, Subset(rows, range(50))),
-        (Subset(rows, range(200)), Subset(rows, range(150, 300))),
     ]
     for train, valid in overlapping:
         caplog.clear()

@@ -5,12 +5,9 @@ import glob
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from ibnn.errors import complaint, did_you_mean
-from ibnn.inputs import Inputs, call_arguments, evaluating
-from ibnn.layers.bypass import bypassed
 from ibnn.layers.registry import has_forward_of_its_type, layer_type
 
 Pattern = str | type[nn.Module]
@@ -21,7 +18,7 @@ _NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, n
 
 
 def reasons(
-    net: nn.Module, modules: Modules, include: Patterns | None, exclude: Patterns | None, example: Inputs | None
+    net: nn.Module, modules: Modules, include: Patterns | None, exclude: Patterns | None
 ) -> dict[str, str | None]:
     """Returns why each module gets no latent, None for those that get one."""
     found = {name: _why_not(net, name, module) for name, module in modules.items()}
@@ -37,11 +34,6 @@ def reasons(
     if exclude is not None:
         left_out = _matches(modules, list(modules), exclude, "exclude")
         found |= {name: "excluded" for name in convertible if name in left_out}
-    if example is not None:
-        args, kwargs = call_arguments(example)
-        with evaluating(net), torch.no_grad(), bypassed(net, convertible) as read:
-            net(*args, **kwargs)
-        found |= dict.fromkeys(read, "its weight is read outside its own call")
     return found
 
 

@@ -158,8 +158,8 @@ class Categorical(Discrete):
         dim = self.class_dim(output) if self.axis is not None or output.dim() != 3 else -2
         one_hot = found == shape and target.numel() > 0 and int(target.max()) <= 1
         remedy = f"Pass y.argmax({dim % output.dim()})." if one_hot else "Pass one class index a datum."
-        if found[1:] != (expected := _without(output, dim)):
-            raise ValueError(complaint("y", f"of shape {(len(target), *expected)}", f"shape {found}", remedy))
+        if found[1:] != (size := _without(output, dim)):
+            raise ValueError(complaint("y", f"of shape {(len(target), *size)}", f"shape {found}", remedy))
         if self.weight is not None:
             check.shape("weight", self.weight, (shape[dim],), remedy="Pass a weight for every class.")
         classes, (low, high) = shape[dim], target.aminmax() if target.numel() else (0, 0)

@@ -127,7 +127,6 @@ def draws(
     seed: int = 0,
     components: Sequence[int] | None = None,
     batch_size: int | None = 256,
-    progress: bool = False,
 ) -> Tensor:
     """Returns raw outputs of the draws that `predict` makes for the same inputs, (K, S, N, …); S is 1 without noise.
 
@@ -148,7 +147,7 @@ def draws(
         _refuse_not_finite(method, [_finite(method, drawn)], first + torch.arange(batch_length(piece)))
         return drawn.unflatten(0, (chosen, -1))  # type: ignore[no-any-return]
 
-    return torch.cat(_by_pieces(method, x, outputs, batch_size, progress=progress), 2)
+    return torch.cat(_by_pieces(method, x, outputs, batch_size, progress=False), 2)
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
