@@ -30,37 +30,23 @@ BiasLatents = Literal["none", "layer", "node"]
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """A layer that gets latents: on its input, or where else `where` says ("input + output + bias")."""
+    """A module with weights, and what `convert` would do to it."""
 
     name: str
     type: str
-    nodes: int
-    weights: int
-    where: str = "input"
-
-
-@dataclass(frozen=True)
-class SkippedLayer:
-    """A module with weights that gets no latent."""
-
-    name: str
-    type: str
-    reason: str
+    nodes: int = 0  # that get a latent
+    weights: int = 0
+    where: str = "input"  # or "output", or several: "input + output + bias"
+    reason: str = ""  # why it gets no latent
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `convert` would do to a network; `print` it.
+    """What `convert` would do to a network; `print` it."""
 
-    Attributes:
-        layers: The layers that get a latent.
-        skipped: The modules with weights that do not, and why.
-        weights: Number of parameters of the whole network.
-    """
-
-    layers: tuple[PlannedLayer, ...]
-    skipped: tuple[SkippedLayer, ...]
-    weights: int
+    layers: tuple[PlannedLayer, ...]  # that get a latent
+    skipped: tuple[PlannedLayer, ...]  # that do not
+    weights: int  # of the whole network
 
     @property
     def nodes(self) -> int:
@@ -129,7 +115,7 @@ def planned(net: nn.Module, modules: Mapping[str, nn.Module], why_not: Mapping[s
             place = "output" if set(kind.ports(module)) == {"output"} else "input"  # of an embedding
             layers.append(PlannedLayer(name, type_name, kind.nodes(module), weights, place))
         elif kind is not None or any(True for _ in module.parameters(recurse=False)):
-            skipped.append(SkippedLayer(name, type_name, str(reason)))
+            skipped.append(PlannedLayer(name, type_name, reason=str(reason)))
     if not layers:
         found = ", ".join(f"{e.name or '(net)'} ({e.reason})" for e in skipped[:5]) or "no weights at all"
         remedy = "Register your layer: ibnn.register_layer."

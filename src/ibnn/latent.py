@@ -78,9 +78,6 @@ class Latent(nn.Module):
         placed: Whether the nodes of the input have places, as a convolution's do, and units can have factors.
         narrow: Whether the input has places but fewer than 5 channels, such as RGB. A factor on such a channel rescales
             the whole image. So its units have no factors, and it gets almost no noise if other layers have them.
-        batch_axis: The batch axis of the layer's input, where each row has its own z.
-        copied: Whether what is folded into that axis comes as copies of the batch, and not row by row.
-        entries_per_row: How many entries of that axis a row may have.
 
     >>> latent = Latent(components=2, nodes=3, axis=-1)
     >>> latent.mean.shape, latent.std.shape
@@ -116,8 +113,8 @@ class Latent(nn.Module):
         self.register_buffer("held", None)
         self.register_buffer("unit_factors", None)
         self.now, self.number = Pass(), 0  # the pass in progress of the network, and the layer's place in it
-        self.batch_axis, self.copied = 0, False
-        self.entries_per_row: frozenset[int] = frozenset()
+        self.batch_axis, self.copied = 0, False  # of the input; whether it holds copies of the batch, or row by row
+        self.entries_per_row: frozenset[int] = frozenset()  # how many entries of that axis a row may have
         self.before: Callable[..., Any] | None = None  # a forward that was assigned to the layer itself
 
     @property

@@ -93,29 +93,17 @@ class UnitFactors(nn.Module):
 
     std: Tensor  # τ
     at: Tensor  # the draw's word
-    factors: Tensor  # u of the last input, (C, …): made for the first input, and again for inputs of another size
 
     def __init__(self, std: Tensor, at: Tensor, axis: int) -> None:
         """Takes τ and the draw's word, and the node axis of the layer's input."""
         super().__init__()
         self.axis = axis
         self.register_buffer("std", std.detach().clone())
-        self.register_buffer("at", at.detach().reshape(1).clone())
-        self.register_buffer("factors", std.new_zeros(0), persistent=False)
+        self.register_buffer("at", at.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x ∘ u."""
-        shape, factors = x.shape[self.axis :], self.factors
-        if factors.shape != shape or factors.dtype != x.dtype:
-            with torch.inference_mode(False), torch.no_grad():
-                noise = windows(self.at.clone(), math.prod(shape)).view(shape)
-                self.factors = factors = (1 + self.std.cpu().double() * noise.cpu().double()).to(x)
-        return x * factors
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        """Makes the factors again, of the draw that was loaded."""
-        super()._load_from_state_dict(*args)
-        self.factors = self.std.new_zeros(0)
+        return x * Units(self.std, self.at).factors(x, self.axis, 0)
 
     def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the layer, whose input comes first or by name."""

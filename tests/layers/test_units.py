@@ -206,11 +206,9 @@ def test_the_network_of_one_draw_has_fixed_factors(make: Callable[[nn.Module], n
     net = make(model.draw(1, 1))
     assert torch.allclose(net(X), outputs[3])
     assert torch.allclose(net(X[:1]), outputs[3, :1])
-    assert net[0].unit_factors.factors.shape == (8, 6, 6)
     assert not isinstance(net[5], ibnn.IBNN)
     exported = torch.export.export(net, (X,))
     assert torch.allclose(exported.module()(X), outputs[3])
-    assert not any("windows" in str(node.target) for node in exported.graph.nodes)
     assert torch.allclose(model.component(1)(X), model.outputs(X, model.posterior().mean[1:2])[0])
 
 

@@ -24,16 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerType:
-    """What the library must know about a layer type.
-
-    For several ports, `run` computes the output from the layer, its latent, z by port (R, D), and the call's arguments.
-    """
+    """What the library must know about a layer type."""
 
     ports: Callable[[Any], dict[str, int]]  # number of nodes at each port of a layer, by name
     axis: int  # the node axis of the layer's input, counted from its end
     fold: Callable[[Any, Tensor], dict[str, Tensor]]  # W = U diag(z): the weights with z (D,) multiplied in, by name
     weights: Callable[[Any], tuple[str, ...]]  # names of the parameters that `fold` replaces
-    run: Callable[..., Any] | None = None
+    run: Callable[..., Any] | None = None  # of several ports: from layer, latent, z by port (R, D) and arguments
     batch_axis: Callable[[Any], int] | None = None  # of a layer's input, if the layer itself determines it
     fused: bool = False  # whether folding is faster than `run` where one z serves all rows
     optional: str = ""  # why layers of this type get no latent unless included by name or class; empty if they do

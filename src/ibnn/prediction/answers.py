@@ -160,8 +160,7 @@ class CategoricalPrediction(_Split, Prediction):
         aleatoric: Mean entropy of the draws, (B, …): what no more training data would take away.
         between: Mutual information of label and component: how much the components disagree; None for one pass.
         within: Mutual information of label and draw, given the component; None for one pass.
-        standard_error: Monte Carlo standard error of `probs`; too large with a single draw per component, whose spread
-            is then taken for that of the components; nan with a single draw.
+        standard_error: Monte Carlo standard error of `probs`; too large with one draw per component, nan with one draw.
         draws: How many draws each answer is made of, (B,), where `predict` was given a tolerance; else None.
         axis: The axis of the classes in `probs`, 1 or −1.
         unsplit: The epistemic part where it is not split (one pass); else None.
@@ -240,12 +239,9 @@ class BernoulliPrediction(CategoricalPrediction):
 
     `set` returns a set of {no, yes} for every label, (B, …, 2): `p.set(0.9)[..., 1]` says which labels may be true.
     Each label of outputs (B, labels) has its own guarantee.
-
-    Attributes:
-        log_complements: Log of the probability of no.
     """
 
-    log_complements: Tensor
+    log_complements: Tensor  # log of the probability of no
 
     def each_class(self) -> tuple[Tensor, Tensor, int]:
         """Returns those of no and yes: a set of each label, (B, …, 2), holds one, both or neither."""
@@ -301,7 +297,7 @@ class GaussianPrediction(_Split, Prediction):
     @property
     def std(self) -> Tensor:
         """Predictive standard deviation."""
-        return self.variance.sqrt()
+        return self.total.sqrt()
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Log density of the mixture at a target of the mean's shape."""
@@ -345,18 +341,11 @@ class GaussianPrediction(_Split, Prediction):
 
 @dataclass(frozen=True)
 class JointPrediction(Prediction, Mapping[str, Any]):
-    """A prediction for each of several outputs of a network, by name: `p["age"].mean`, `dict(p)`.
-
-    It is read like a mapping, but its length is the number of inputs, as of every prediction.
-
-    Attributes:
-        heads: The predictions by name.
-    """
+    """A prediction for each of several outputs, by name: `p["age"].mean`, `dict(p)`; `len(p)` is that of the batch."""
 
     heads: dict[str, Prediction]
 
     def __str__(self) -> str:
-        """The summary of each output."""
         return "\n".join(f"{name}: {head}" for name, head in self.heads.items())
 
     def _columns(self) -> dict[str, Tensor]:
@@ -364,15 +353,12 @@ class JointPrediction(Prediction, Mapping[str, Any]):
         return {f"{name}.{column}": values for name, part in parts.items() for column, values in part.items()}
 
     def __getitem__(self, name: str) -> Any:
-        """The prediction for one output."""
         return self.heads[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterates over the names of the outputs."""
         return iter(self.heads)
 
     def __len__(self) -> int:
-        """How many inputs were answered."""
         return len(next(iter(self.heads.values())))
 
     def _map(self, function: Callable[[str, Tensor, int], Tensor]) -> Self:

@@ -1,10 +1,9 @@
 """Sets of classes and intervals that cover the target with a stated probability.
 
 Held-out examples show how far targets are from answers. If a new example is exchangeable with n of them, its own
-distance is at most the ⌈(n + 1) · level⌉-th smallest of theirs with a probability of at least `level`, whatever the
-model is worth (split conformal prediction; Vovk et al., 2005). If an example has several places, such as tokens or
-pixels, each of its P distances counts 1/P. Then the expected share of a new example's places within the limit is at
-least `level` (conformal risk control; Angelopoulos et al., 2022). With one place the two are the same.
+distance is at most the ⌈(n + 1) · level⌉-th smallest of theirs with a probability of at least `level` (split conformal
+prediction; Vovk et al., 2005). If an example has P places, such as tokens or pixels, each distance counts 1/P, and
+`level` is the expected share of its places within the limit (conformal risk control; Angelopoulos et al., 2022).
 """
 
 import math
@@ -39,8 +38,8 @@ class Conformal(NamedTuple):
     def limits(self, scores: Tensor, level: float, *, classes: int | None = None, groups: Any = None) -> Tensor:
         """Returns the scores that new examples stay within at a level, (1 or rows, 1 or classes, O).
 
-        They are found from scores (N, O, P) of all held-out examples or, given their number, of those of each class,
-        and of those of each of `groups`, (rows,). A limit is infinite where too few were held out for the level.
+        They come from scores (N, O, P) of all held-out examples, or of those of each class or of each of `groups`,
+        (rows,). A limit is infinite where too few were held out for the level.
 
         >>> nine = Conformal(torch.arange(1.0, 10.0).view(9, 1, 1, 1), torch.zeros(9, 1, 1))
         >>> nine.limits(nine.distances[..., 0], 0.9)  # the 9th of 9

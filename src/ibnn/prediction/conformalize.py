@@ -18,9 +18,8 @@ def conformalize(
 ) -> HeldOut:
     """Stores how far held-out targets are from a model's answers, so that `p.set` and `p.interval` cover.
 
-    `ibnn.fit`, `ibnn.calibrate` and `ibnn.fit_novelty` do so themselves, without groups, from 50 held-out rows on. Call
-    this after them to cover within groups, with another number of draws, for fewer rows, or for a network without
-    novelty. Training, other noise or another temperature makes the distances void.
+    `ibnn.fit`, `ibnn.calibrate` and `ibnn.fit_novelty` do so themselves, from 50 held-out rows on. Call this after them
+    for groups, another number of draws or fewer rows. Training, other noise or another temperature makes them void.
 
     Args:
         model: A trained model: a converted network, a baseline, or a plain network as `ibnn.baselines.Plain(net)`.
