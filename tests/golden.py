@@ -214,7 +214,7 @@ def draws() -> Numbers:
         net, x, options = cases()[name]
         model = converted(net, **options).eval()
         model.set_posterior(std=0.15)
-        found[f"{name}.latents"] = digest(model.draw_each(2, 5).z)
+        found[f"{name}.latents"] = digest(model.draw_latents(2, 5).z)
         found[f"{name}.logits"] = digest(model.draw_logits(x, samples=2, seed=5))
         found[f"{name}.draw"] = digest(model.draw(component=1, index=1, seed=5)(x))
         found[f"{name}.component"] = digest(model.component(2)(x))

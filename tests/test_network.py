@@ -287,18 +287,18 @@ def test_draws_are_addressable() -> None:
 
 def test_the_noise_of_every_second_component_is_mirrored() -> None:
     model = make_model(5, init_std=0.5).double()
-    z, (mean, std) = model.draw_each(3, seed=4).z.view(5, 3, -1), model.posterior()
+    z, (mean, std) = model.draw_latents(3, seed=4).z.view(5, 3, -1), model.posterior()
     noise = (z - mean[:, None]) / std[:, None]
     torch.testing.assert_close(noise[1::2], -noise[:4:2])
     assert (noise[::2].flatten(0, 1).corrcoef() - torch.eye(9)).abs().max() < 0.99  # no others are
     for k, s in ((0, 2), (3, 1), (4, 0)):  # whatever else is drawn
-        assert torch.equal(model.draw_each(1, seed=4, components=[k], first=s).z[0], z[k, s])
+        assert torch.equal(model.draw_latents(1, seed=4, components=[k], first=s).z[0], z[k, s])
 
 
 def test_draws_have_the_posterior_s_moments() -> None:
     model = make_model(2, init_std=0.5)
     model.set_posterior(std=0.2)
-    z = model.draw_each(4000, seed=0).z.view(2, 4000, -1)
+    z = model.draw_latents(4000, seed=0).z.view(2, 4000, -1)
     q = model.posterior()
     assert ((z.mean(1) - q.mean).abs() < 5 * 0.2 / 4000**0.5).all()
     assert ((z.std(1) - 0.2).abs() < 5 * 0.2 / 8000**0.5).all()
@@ -602,7 +602,7 @@ def test_a_forward_that_was_assigned_before_conversion_is_what_runs() -> None:
     net, x = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), torch.randn(6, 5)
     net[0].forward = lambda v: 2 * nn.functional.linear(v, net[0].weight)
     model = ibnn.convert(net, components=2, seed=0, copy=False)
-    z = model.draw_each(1).z
+    z = model.draw_latents(1).z
     expected = nn.functional.linear(2 * (x * z[0, :5]) @ net[0].weight.T * z[0, 5:], net[1].weight, net[1].bias)
     assert torch.allclose(model.outputs(x, z)[0], expected, atol=1e-6)
     plain = ibnn.revert(model)

@@ -474,14 +474,14 @@ def test_noise_is_kept_for_the_next_input_and_never_mistaken() -> None:
         first = model.draw_logits(x, 2)
     model.draw_logits(x, 2).sum().backward()  # not an inference tensor
     assert torch.equal(model.draw_logits(x, 2), first)
-    assert model.draw_each(2).at is model.draw_each(2).at
+    assert model.draw_latents(2).at is model.draw_latents(2).at
     changes = ({"seed": 1}, {"first": 1}, {"samples": 3}, {"components": [2, 0]}, {})
     fresh = []
     for options in changes:
         _noise.cache_clear()
-        fresh.append(model.draw_each(**{"samples": 2, **options}))
+        fresh.append(model.draw_latents(**{"samples": 2, **options}))
     for options, expected in zip(changes, fresh, strict=True):
-        again = model.draw_each(**{"samples": 2, **options})
+        again = model.draw_latents(**{"samples": 2, **options})
         assert torch.equal(again.at, expected.at)
         assert torch.equal(again.z, expected.z)
     model.set_posterior(std=0.3)  # moves the draws, not their noise

@@ -126,7 +126,7 @@ def test_held_out_answers_with_noise_are_means_of_draws() -> None:
     rows = table(95)
     model = ibnn.convert(net(), components=1, prior_std=0.3, init_std=0.0, likelihood=GaussianMembers(), copy=False)
     run = Run(model.net, 3, rows, squares, PACE, noisy=model)
-    every = model.outputs(rows.x[:, None].expand(-1, 3, -1), model.draw_each(4, PACE.seed)).mean(0)
+    every = model.outputs(rows.x[:, None].expand(-1, 3, -1), model.draw_latents(4, PACE.seed)).mean(0)
     torch.testing.assert_close(run.answers(), every[torch.arange(95), rows.fold])
 
 

@@ -152,9 +152,7 @@ class IBNN(nn.Module):
 
                 return functools.partial(generate, self)
             if name in FUNCTIONS:
-                raise AttributeError(
-                    f"A converted network has no method {name!r}. Call ibnn.{name}(model, …)."
-                ) from error
+                raise AttributeError(f"{name!r} is a function, not a method: ibnn.{name}(model, …).") from error
             raise
 
     # --------------------------------------------------------------------------------------------------- posterior
@@ -236,7 +234,7 @@ class IBNN(nn.Module):
             check.choice("kind", kind, get_args(KLKind))
         return mixture.CLOSED_FORMS[kind](q, prior_stds(self))
 
-    def draw_each(
+    def draw_latents(
         self, samples: int = 5, seed: int = 0, *, components: Sequence[int] | None = None, first: int = 0
     ) -> Draws:
         """Returns the draws that `predict` makes, z (K·S, nodes), component-major; see `draws.predictive` and `banked`.
@@ -290,7 +288,7 @@ class IBNN(nn.Module):
             self.examples.add_(rows)
             return output
         samples = self.eval_samples
-        drawn = self.draw_each(samples, self.eval_seed) if samples else Draws(self.posterior().mean)
+        drawn = self.draw_latents(samples, self.eval_seed) if samples else Draws(self.posterior().mean)
         outputs = torch.cat(list(self._each_output(call, drawn)))
         combined = self.likelihood.combine(outputs)
         if kwargs.get("labels") is None or torch.compiler.is_compiling():
@@ -399,9 +397,7 @@ class IBNN(nn.Module):
         """Raises if the network reads weights of converted layers past their latents in the block."""
         layers = {name: self.net.get_submodule(name) for name in self.latents}
         if replaced := [name for name, layer in layers.items() if not runs(layer, self.latents[name])]:
-            raise RuntimeError(
-                f"The forward of {replaced}, which has the latents, was replaced: do so before you convert."
-            )
+            raise RuntimeError(f"The forward of {replaced}, which has the latents, was replaced. Do so before convert.")
         with bypassed(self.net, self.latents) as names:
             yield
         if names:
@@ -534,7 +530,7 @@ class IBNN(nn.Module):
     ) -> Iterator[Tensor]:
         """Yields what `draw_logits` returns, some draws at a time, (J, B, …); holds the model in eval mode."""
         with self.evaluating():
-            call, drawn = inputs.call_arguments(x), self.draw_each(samples, seed, components=components, first=first)
+            call, drawn = inputs.call_arguments(x), self.draw_latents(samples, seed, components=components, first=first)
             yield from self._each_output(call, drawn, batch_size)
 
     def mean_output(self, x: Inputs) -> Tensor:
@@ -551,7 +547,7 @@ class IBNN(nn.Module):
         """Returns the network of one draw, in eval mode; modules multiply the inputs of layers with unit factors."""
         if index < 0:
             raise IndexError(complaint("index", "0 or more", index, "Count draws from 0."))
-        return folded(self, self.draw_each(1, seed, components=[component], first=index)[0])
+        return folded(self, self.draw_latents(1, seed, components=[component], first=index)[0])
 
     # ------------------------------------------------------------------------------------------------------- state
 

@@ -119,7 +119,7 @@ def test_draws_are_exact(case: Any) -> None:
     with torch.no_grad():
         rows = model.draw_logits(inputs, samples=2)
         assert close(model.draw_logits(inputs, samples=2, batch_size=512), rows)  # draws as rows
-        z = model.draw_each(2, 0).z
+        z = model.draw_latents(2, 0).z
         for j, row in enumerate(rows):
             assert close(row, reference(z[j]))
             assert close(row, model.draw(component=j // 2, index=j % 2)(*inputs))

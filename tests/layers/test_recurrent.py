@@ -155,7 +155,7 @@ def test_every_row_has_its_own_z_at_all_steps(case: Case) -> None:
 def test_draws_are_exact(case: Case) -> None:
     net, inputs = case.net, case.inputs
     model = converted(net)
-    z = model.draw_each(2, 0).z
+    z = model.draw_latents(2, 0).z
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
             rows = model.draw_logits(inputs, samples=2)
@@ -178,7 +178,7 @@ def test_weights_replaced_since_are_the_ones_that_count(case: Case) -> None:
     for name in net.layer._flat_weights_names:
         setattr(net.layer, name, nn.Parameter(getattr(net.layer, name).detach() * 1.5))
     model.load_state_dict({n: t * 1.1 for n, t in model.state_dict().items()}, assign=True, strict=False)
-    z = model.draw_each(1, 0).z
+    z = model.draw_latents(1, 0).z
     with torch.no_grad():
         assert close(model.draw_logits(inputs, samples=1)[1], case.reference(z[1]))
         assert close(model.draw_logits(inputs, samples=1)[1], case.reference(z[1]))
@@ -349,7 +349,7 @@ def test_bilinear_multiplies_both_inputs(name: str) -> None:
     expected = torch.einsum("oij,bi,bj->bo", layer.weight, a * z[:, :3], b * z[:, 3:])
     assert close(output, expected + (0 if layer.bias is None else layer.bias))
     assert close(model.draw_logits((a, b), samples=1)[1], model.draw(1)(a, b))
-    drawn = model.draw_each(1, 0).z[1]
+    drawn = model.draw_latents(1, 0).z[1]
     expected = torch.einsum("oij,bi,bj->bo", layer.weight, a * drawn[:3], b * drawn[3:])
     assert close(model.draw(1)(a, b), expected + (0 if layer.bias is None else layer.bias))
 

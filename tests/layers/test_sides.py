@@ -103,7 +103,7 @@ def test_draws_fold_and_are_those_written_out(
     if net.bias is None:
         places = {"where": "both", "bias_latents": "none"}
     model = converted(net, **places).eval()
-    z, outputs = model.draw_each(2, 9).z, model.draw_logits(x, 2, 9)
+    z, outputs = model.draw_latents(2, 9).z, model.draw_logits(x, 2, 9)
     for j in range(2 * K):
         assert close(outputs[j], written_out(net, x, parts(net, z[j], **places)))
     with torch.no_grad():  # weights are multiplied where that is cheaper; draws as rows of one batch
@@ -261,7 +261,7 @@ def test_a_computed_bias_is_multiplied_and_folds() -> None:
     model = converted(nn.Sequential(layer), **ALL).eval()
     outputs = model.draw_logits(x, 2)
     with torch.no_grad():
-        assert close(model.outputs(x.expand(20, *x.shape).flatten(0, 1), model.draw_each(2).z)[:, :B], outputs)
+        assert close(model.outputs(x.expand(20, *x.shape).flatten(0, 1), model.draw_latents(2).z)[:, :B], outputs)
     assert close(model.draw(1, 0)(x), outputs[2])
     assert type(model.component(0)[0]) is nn.Linear
 

@@ -97,7 +97,7 @@ def test_noise_does_not_depend_on_the_memory_format(shape: tuple[int, ...]) -> N
 
 def test_draws_are_those_written_out_and_do_not_depend_on_the_batch() -> None:
     model = converted()
-    draws = model.draw_each(2, 9)
+    draws = model.draw_latents(2, 9)
     at = words(address(9, Space.PREDICT_UNITS, torch.arange(K)[:, None] // 2 * 2, torch.arange(2)))
     assert torch.equal(draws.at % MIRRORED, numbered_words(at, 3))
     assert torch.equal(draws.at // MIRRORED, torch.arange(K)[:, None, None].expand(K, 2, 3).flatten(0, 1) % 2)
@@ -146,7 +146,7 @@ def test_linear_layers_and_channels_have_no_units() -> None:
     assert has_units(model).tolist() == [True, True, False]
     assert model.unit_std.tolist() == [0.25, 0.5, 0.0]
     assert channel.unit_std.tolist() == [0.0] * 3
-    assert channel.draw_each().at is None
+    assert channel.draw_latents().at is None
     model.set_posterior(unit_std=0.0)
     assert torch.allclose(model.draw_logits(X, 2), channel.draw_logits(X, 2))
 
@@ -253,7 +253,7 @@ def test_how_layers_share_the_noise() -> None:
 
 def test_draws_may_bring_their_own_deviation() -> None:
     model = converted()
-    draws = model.draw_each(1)
+    draws = model.draw_latents(1)
     other = Draws(draws.z, draws.at, torch.tensor([0.9, 0.1, 0.0]))
     found = model.outputs(X, other)
     model.set_posterior(unit_std=torch.tensor([0.9, 0.1, 0.0]))

@@ -182,7 +182,7 @@ def test_latents_elsewhere_are_refused(options: dict[str, str]) -> None:
 
 def test_samples_of_latents_are_refused() -> None:
     model = ibnn.convert(nn.Linear(3, 3), components=2)
-    model.set_bank(model.draw_each(4).z.view(2, 4, 3))
+    model.set_bank(model.draw_latents(4).z.view(2, 4, 3))
     with pytest.raises(ValueError, match=r"set_posterior\(\)"):
         ibnn.prune(model, (torch.randn(4, 3), Y))
 

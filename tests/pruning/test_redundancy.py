@@ -20,7 +20,7 @@ def test_second_moments_are_those_of_many_draws() -> None:
     flat = x.movedim(1, -1).reshape(-1, 5)  # rows and places
     assert found["0"].shape == (6, 6)  # with the constant
     assert found["1"].shape == (6, 6)  # which has no bias
-    z = model.draw_each(40_000, seed=1).z[:, :5].double()
+    z = model.draw_latents(40_000, seed=1).z[:, :5].double()
     z = z * (1 + 0.5 * torch.randn(len(z), 5).double())
     drawn = flat[torch.arange(len(z)) % len(flat)] * z
     each = torch.cat([drawn, torch.ones(len(z), 1)], 1)

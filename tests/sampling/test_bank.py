@@ -24,14 +24,14 @@ def banked() -> tuple[ibnn.IBNN, Tensor, Tensor]:
 
 def test_draws_are_the_samples_each_once() -> None:
     model, bank, _ = banked()
-    drawn = model.draw_each(SAMPLES, seed=3).z.view(K, SAMPLES, -1)
+    drawn = model.draw_latents(SAMPLES, seed=3).z.view(K, SAMPLES, -1)
     for k in range(K):
         assert not torch.equal(drawn[k], bank[k])  # another order
         assert torch.equal(drawn[k].sum(1).sort().values, bank[k].sum(1).sort().values)
-    more = model.draw_each(2 * SAMPLES, seed=3).z.view(K, 2 * SAMPLES, -1)
+    more = model.draw_latents(2 * SAMPLES, seed=3).z.view(K, 2 * SAMPLES, -1)
     assert torch.equal(more[:, SAMPLES:], drawn)  # they begin again
-    assert torch.equal(model.draw_each(2, seed=3, components=[2], first=4).z, drawn[2, 4:6])
-    assert not torch.equal(model.draw_each(SAMPLES, seed=4).z.view(K, SAMPLES, -1), drawn)
+    assert torch.equal(model.draw_latents(2, seed=3, components=[2], first=4).z, drawn[2, 4:6])
+    assert not torch.equal(model.draw_latents(SAMPLES, seed=4).z.view(K, SAMPLES, -1), drawn)
 
 
 def test_a_draw_is_a_plain_network() -> None:
@@ -56,7 +56,7 @@ def test_components_have_the_moments_of_chains_and_back() -> None:
     model.set_posterior()
     assert model.bank is None
     assert torch.allclose(model.posterior().mean, bank.mean(1))
-    drawn = model.draw_each(2000).z.view(K, 2000, -1)
+    drawn = model.draw_latents(2000).z.view(K, 2000, -1)
     assert ((drawn.mean(1) - bank.mean(1)).abs() < 4.5 * q.std / 2000**0.5).all()
     model.set_bank(drawn)
     assert torch.allclose(model.posterior().mean, drawn.mean(1))
@@ -84,7 +84,7 @@ def test_a_state_brings_its_bank_or_none() -> None:
     other.set_posterior(mean=1.0)
     assert "bank" not in other.state_dict()
     other.load_state_dict(state)
-    assert torch.equal(other.draw_each(3).z, model.draw_each(3).z)
+    assert torch.equal(other.draw_latents(3).z, model.draw_latents(3).z)
     model.set_posterior(mean=1.0)
     other.load_state_dict(model.state_dict())
     assert other.bank is None

@@ -222,7 +222,7 @@ def test_chains_apart_give_what_chains_together_give() -> None:
 
     model, data = two_layers()
     energy = Energy(model, as_source(data, batch_size=50), 2.0, 0)
-    z = model.draw_each(1).z.detach()
+    z = model.draw_latents(1).z.detach()
     potential, gradient = energy(z)
     mean, same = energy(z, each=False)
     assert torch.allclose(gradient, same, rtol=1e-4, atol=1e-4)
@@ -246,7 +246,7 @@ def test_the_energy_is_free_of_class_weights_and_smoothing() -> None:
     x, y = torch.randn(20, 4), torch.arange(20) % 3
     model = ibnn.convert(nn.Linear(4, 3), components=2, likelihood=trained, prior_std=S, seed=0).eval()
     energy = Energy(model, as_source((x, y), batch_size=20), 1.0, 0)
-    z = model.draw_each(1).z.detach().requires_grad_()
+    z = model.draw_latents(1).z.detach().requires_grad_()
     net: Any = model.net
     outputs = [nn.functional.linear(x * own, net.weight, net.bias).detach() for own in z]
     prior = 0.5 * ((z - 1) / S).square().sum(1)

@@ -310,7 +310,7 @@ class _Outputs:
     def answers(self, scale: float) -> Tensor:
         """Sets the noise; returns the outputs that `predict` makes its answers of, (K, S, N, …)."""
         self.set_noise(scale)
-        draws = self.model.draw_each(self.samples, self.seed)
+        draws = self.model.draw_latents(self.samples, self.seed)
         outputs = self._by_batch(self.rows, lambda rows: draws)
         return outputs.unflatten(0, (self.model.components, self.samples))  # type: ignore[no-any-return]
 

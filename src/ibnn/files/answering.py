@@ -46,7 +46,7 @@ class Drawn(nn.Module):
         self.draws = self.copies = 1  # of the batch: those that answers are made of, and all
         self._draws: list[tuple[Tensor, Units | None]] = []  # of each layer, until the shapes of inputs are known
         if isinstance(model, IBNN):
-            drawn = model.draw_each(samples, seed)
+            drawn = model.draw_latents(samples, seed)
             centre = [mean_latents(model).detach()[None]] if mean else []
             self.draws, self.copies = len(drawn), len(drawn) + len(centre)
             units = [unit and Units(unit.std.detach().cpu(), unit.at.cpu()) for unit in model._units(drawn)]

@@ -71,7 +71,7 @@ class Ranking:
         part = torch.cat([each.to(device, torch.float32) for each in lost]).sqrt()
         for done, x, y in self._batches():
             count = len(y)
-            z = model.draw_each(-(-count // model.components), self.seed, first=done)[:count]
+            z = model.draw_latents(-(-count // model.components), self.seed, first=done)[:count]
             at = words(address(self.seed, Space.PRUNE, torch.arange(done, done + count, device=device)))
             uniform = numbered_words(at, len(total) + 1) / 2**32
             mask = uniform[:, 1:] < share + (1 - share) * uniform[:, :1]  # from this share of them to all are left

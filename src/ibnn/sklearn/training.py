@@ -173,7 +173,7 @@ class Run:
             found: Tensor = self.net(self.rows.x[index])  # (width, M, outputs)
         else:
             with self.noisy.evaluating():
-                drawn = self.noisy.outputs(self.rows.x[index], self.noisy.draw_each(DRAWS, self.pace.seed))
+                drawn = self.noisy.outputs(self.rows.x[index], self.noisy.draw_latents(DRAWS, self.pace.seed))
             found = self.noisy.likelihood.combine(drawn.flatten(1, 2)[:, :, None])
             found = found.reshape(width, self.members, -1)
         answers = found.new_zeros(len(self.rows.x), found.shape[-1])

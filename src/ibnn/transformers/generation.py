@@ -120,11 +120,11 @@ def _drawn(model: IBNN, networks: Networks, rows: int, samples: int, seed: int) 
         return Draws(mean_latents(model)), 1
     if networks == "each":
         components = model.components
-        drawn = model.draw_each(-(-rows // components), seed)
+        drawn = model.draw_latents(-(-rows // components), seed)
         index = torch.arange(rows, device=drawn.z.device)
         order = index % components * (len(drawn) // components) + index // components
         return Draws(drawn.z[order], None if drawn.at is None else drawn.at[order], drawn.unit_std), 1
-    drawn = model.draw_each(samples, seed)
+    drawn = model.draw_latents(samples, seed)
     return drawn.each_row(rows), len(drawn)
 
 
