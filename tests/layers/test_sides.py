@@ -17,8 +17,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import ibnn
-from ibnn.contrib.sides import OUTPUTS, Output, SidedLatent, register_output
-from ibnn.layers import registry as layers
+from ibnn.contrib.sides import SidedLatent
 from ibnn.network import by_layer, prior_stds
 from ibnn.noise import depth_factor, divide_noise
 
@@ -29,9 +28,6 @@ SINGLES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv1d, groups": (lambda: nn.Conv1d(4, 6, 2, groups=2, stride=2), (B, 4, 5)),
     "conv2d": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), (B, 4, 3, 4)),
     "conv3d, depthwise": (lambda: nn.Conv3d(4, 8, 2, groups=4, dilation=2), (B, 4, 3, 3, 3)),
-    "transposed 1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2), (B, 4, 3)),
-    "transposed 2d, groups": (lambda: nn.ConvTranspose2d(4, 6, 2, groups=2, bias=False), (B, 4, 3, 2)),
-    "transposed 3d, groups": (lambda: nn.ConvTranspose3d(4, 4, 2, groups=2), (B, 4, 2, 2, 2)),
 }
 PLACES = [("output", "none"), ("both", "layer"), ("both", "node"), ("input", "layer"), ("both", "none")]
 
@@ -126,12 +122,8 @@ def test_weights_are_multiplied_entry_by_entry(single: tuple[nn.Module, Tensor])
     model = converted(net, **places)
     z_in, r, v = parts(net, model.posterior().mean[2].detach(), **places)
     found, groups = model.component(2), getattr(net, "groups", 1)
-    transposed = isinstance(net, nn.modules.conv._ConvTransposeNd)
     for first, second in itertools.product(*map(range, net.weight.shape[:2])):
-        if transposed:  # (inputs, outputs of a group)
-            i, o = first, first // (net.weight.shape[0] // groups) * net.weight.shape[1] + second
-        else:  # (outputs, inputs of a group)
-            o, i = first, first // (net.weight.shape[0] // groups) * net.weight.shape[1] + second
+        o, i = first, first // (net.weight.shape[0] // groups) * net.weight.shape[1] + second  # inputs of a group
         assert close(found.weight[first, second], net.weight[first, second] * z_in[i] * r[o])
     if net.bias is not None:
         assert close(found.bias, net.bias * v * r)
@@ -151,7 +143,7 @@ def test_factors_of_one_are_the_layer_bit_for_bit(single: tuple[nn.Module, Tenso
     assert torch.equal(ibnn.revert(model)(x), plain)
 
 
-@pytest.mark.parametrize("name", ["linear, steps", "transposed 3d, groups"])
+@pytest.mark.parametrize("name", ["linear, steps", "conv3d, depthwise"])
 def test_gradients_of_all_factors(name: str) -> None:
     make, shape = SINGLES[name]
     model, x = converted(make().double(), where="both", bias_latents="node").train(), torch.randn(shape).double()
@@ -305,33 +297,6 @@ def test_types_without_an_output_side_keep_their_inputs() -> None:
     assert bool(model.train()(x).isfinite().all())
     assert isinstance(model.latents["head"], SidedLatent)
     assert type(model.latents["attention"]) is ibnn.Latent
-
-
-class Backward(nn.Module):
-    """A linear layer whose weight is (inputs, outputs)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nx, self.weight, self.bias = 4, nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight + self.bias
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_registered_layer_may_have_an_output_side(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
-    monkeypatch.setattr(layers, "REGISTRY", dict(layers.REGISTRY))
-    monkeypatch.setattr("ibnn.contrib.sides.OUTPUTS", dict(OUTPUTS))
-    made = type("Conv1D", (Backward,), {"__module__": "transformers.pytorch_utils" if known else "mine"})  # GPT-2's
-    if not known:
-        side = Output(lambda layer: 3, lambda layer, weight, r: weight * r)
-        ibnn.register_layer(made, nodes="nx", fold=lambda layer, z: layer.weight * z[:, None])
-        register_output(made, side)
-    model, x = converted(made(), where="both", bias_latents="node"), torch.randn(B, 4)
-    z, r, v = model.posterior().mean[1].detach().split([4, 3, 3])
-    expected = ((x * z) @ model.net.weight + v * model.net.bias) * r
-    assert torch.allclose(model.component(1)(x), expected, atol=1e-6)
-    assert torch.allclose(model.eval().outputs(x, model.posterior().mean)[1], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,8 @@ of the latter; where it has a bias, `posterior_B_mean` and `posterior_B_std`, (K
 counts a layer's inputs, its outputs, or its inputs and then its outputs.
 """
 
-import copy as copying
-import os
+import copy
 from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -21,7 +18,6 @@ from ibnn.contrib.sides import sides_of
 from ibnn.convert import Where
 from ibnn.errors import complaint
 from ibnn.files.saving import check_tensors, converted
-from ibnn.files.sealed import extra
 from ibnn.layers.registry import layer_type
 from ibnn.network import IBNN
 
@@ -31,22 +27,16 @@ Layers = dict[str, dict[str, Tensor]]  # tensors that plain layers do not have, 
 
 
 def load_authors(
-    checkpoint: str | os.PathLike[str] | Mapping[str, Tensor],
-    net: nn.Module,
-    *,
-    where: Where = "input",
-    likelihood: Any = "categorical",
-    copy: bool = True,
+    checkpoint: Mapping[str, Tensor], net: nn.Module, *, where: Where = "input", likelihood: Any = "categorical"
 ) -> IBNN:
     """Returns a converted network with the weights and latents of the authors' code; its KL is "mean", as theirs.
 
     Args:
-        checkpoint: A state dict, or a file of one: safetensors, or what `torch.save` wrote (read without running code).
+        checkpoint: A state dict, such as `torch.load(path, weights_only=True)` returns.
         net: A plain network whose layers have the names and sizes of the checkpoint's.
         where: Which nodes its `posterior_U` are of: "input" (the published method), or, from the code of the later
             work, "output" or "both".
         likelihood: As in `convert`.
-        copy: False converts the given network itself, not a copy.
 
     >>> state = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
     >>> state |= {"prior_mean": torch.tensor(1.0), "prior_std": torch.tensor(0.3)}
@@ -69,7 +59,7 @@ def load_authors(
     described |= {"where": where, "bias_latents": bias_latents}
     described["layers"] = _in_order(net, layers, where, bias_latents)
     check_tensors(net.state_dict(keep_vars=True), weights)
-    model = converted(copying.deepcopy(net) if copy else net, described, likelihood)
+    model = converted(copy.deepcopy(net), described, likelihood)
     model.net.load_state_dict(weights, strict=False)  # names and shapes were checked; latents have names of their own
     with torch.no_grad():
         for name, latent in model.latents.items():
@@ -78,20 +68,8 @@ def load_authors(
     return model
 
 
-def _read(checkpoint: str | os.PathLike[str] | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors of a checkpoint, without the prefix that DistributedDataParallel adds."""
-    state: Any = checkpoint
-    if not isinstance(checkpoint, Mapping):
-        path = Path(checkpoint)
-        if not path.is_file():
-            raise FileNotFoundError(complaint("checkpoint", "a file", repr(str(path)), "Check the path."))
-        reader = partial(torch.load, map_location="cpu", weights_only=True)
-        reader = extra("safetensors.torch").load_file if path.suffix == ".safetensors" else reader
-        try:
-            state = reader(path)
-        except Exception as error:  # whatever safetensors or torch finds wrong with it
-            got = f"{type(error).__name__}: {(str(error).strip() or '–').splitlines()[0]}"
-            raise ValueError(complaint("checkpoint", "a file of tensors", got, "Save a state_dict() alone.")) from error
+def _read(state: Any) -> dict[str, Tensor]:
+    """Returns the tensors of a state dict, without the prefix that DistributedDataParallel adds."""
     if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         got = str(sorted(map(str, state))[:5]) if isinstance(state, Mapping) else type(state).__name__
         remedy = "Pass the part of it that is one, such as torch.load(path, weights_only=True)['model']."

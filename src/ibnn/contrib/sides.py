@@ -6,9 +6,8 @@ and the bias is r ∘ v ∘ b.
 """
 
 import math
-import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,17 +22,7 @@ if TYPE_CHECKING:
     from ibnn.convert import BiasLatents, Plan, Where
 
 
-@dataclass(frozen=True)
-class Output:
-    """What the library must know about the output of a layer type: its nodes are in the axis of the input's.
-
-    >>> Output(lambda layer: layer.out_features, lambda layer, weight, r: weight * r[:, None]).bias
-    'bias'
-    """
-
-    nodes: Callable[[Any], int]  # number of output nodes of a layer
-    fold: Callable[[Any, Tensor, Tensor], Tensor]  # diag(r) W: a weight with r (O,) multiplied in
-    bias: str = "bias"  # name of what the layer adds to its product, one number for each output node, or None
+SIDED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers whose output and bias can have latents
 
 
 class Sides(NamedTuple):
@@ -62,49 +51,17 @@ class Sides(NamedTuple):
         return z_in, r, v
 
 
-def _fold_output(layer: Any, weight: Tensor, r: Tensor) -> Tensor:
-    return torch.mul(weight, r.view(-1, *[1] * (weight.dim() - 1)))  # (out, D, …)
-
-
-def _fold_transposed_output(layer: Any, weight: Tensor, r: Tensor) -> Tensor:
-    r = r.view(layer.groups, 1, -1).expand(-1, weight.shape[0] // layer.groups, -1)  # a group's nodes make its own r
-    return torch.mul(weight, r.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2)))  # (D, out / groups, …)
-
-
-_FEATURES = Output(operator.attrgetter("out_features"), _fold_output)
-_CHANNELS = Output(operator.attrgetter("out_channels"), _fold_output)
-_TRANSPOSED = Output(operator.attrgetter("out_channels"), _fold_transposed_output)
-_LAST = Output(lambda layer: layer.weight.shape[1], lambda layer, weight, r: weight * r)
-OUTPUTS: dict[type[nn.Module] | str, Output] = {
-    nn.Linear: _FEATURES,
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CHANNELS),
-    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _TRANSPOSED),
-    "transformers.pytorch_utils.Conv1D": _LAST,
-}
-
-
-def register_output(layer: type[nn.Module] | str, output: Output) -> None:
-    """Lets a layer type that `ibnn.register_layer` knows have latents on its output and its bias, too."""
-    OUTPUTS[layer] = output
-
-
-def output_of(layer: nn.Module) -> Output | None:
-    """Returns what is known about the output of a layer's type, or None."""
-    names = ((cls, f"{cls.__module__}.{cls.__qualname__}") for cls in type(layer).__mro__)
-    return next((OUTPUTS[key] for both in names for key in both if key in OUTPUTS), None)
-
-
 def sides_of(layer: nn.Module, where: "Where", bias_latents: "BiasLatents") -> Sides:
     """Returns where a layer has latents; on its input alone if its type has no output side, or its forward is its own.
 
     >>> sides_of(nn.Linear(4, 3), "both", "layer"), sides_of(nn.LSTM(4, 3), "both", "layer").outputs
     (Sides(inputs=4, outputs=3, biases=1), 0)
     """
-    output, inputs = output_of(layer), carried_type(layer).nodes(layer)
-    if output is None or (where, bias_latents) == ("input", "none") or not has_forward_of_its_type(layer):
+    inputs: int = carried_type(layer).nodes(layer)
+    if not isinstance(layer, SIDED) or (where, bias_latents) == ("input", "none") or not has_forward_of_its_type(layer):
         return Sides(inputs)
-    outputs = output.nodes(layer)
-    has_bias = bias_latents != "none" and getattr(layer, output.bias, None) is not None
+    outputs = layer.weight.shape[0]
+    has_bias = bias_latents != "none" and layer.bias is not None
     biases = 0 if not has_bias else 1 if bias_latents == "layer" else outputs
     return Sides(0 if where == "output" else inputs, 0 if where == "input" else outputs, biases)
 
@@ -135,38 +92,28 @@ class SidedLatent(Latent):
             return type(layer).forward(stand_in(layer, self.folded(layer, z)), self._cast(x, z))
         output = self.run_input(layer, inputs, units, *args, **kwargs)
         if v is not None:
-            bias = getattr(layer, _output(layer).bias)
+            bias: Any = layer.bias
             output = output + self.broadcast((v.to(bias.dtype) - 1) * bias, output, self.batch_axis)
         return output if r is None else output * self.broadcast(r, output, self.batch_axis)
 
-    def folded(self, layer: nn.Module, z: Tensor) -> dict[str, Tensor]:
+    def folded(self, layer: Any, z: Tensor) -> dict[str, Tensor]:
         """Returns the weights diag(r) U diag(z) and the bias r ∘ v ∘ b of a layer by name."""
-        kind, output = carried_type(layer), _output(layer)
-        (name,) = kind.weights(layer)
-        like = getattr(layer, name)
-        inputs, r, v = self.sides.split(z.to(dtype=like.dtype, device=like.device))
-        folded = {name: like} if inputs is None else kind.fold(layer, inputs)
+        inputs, r, v = self.sides.split(z.to(layer.weight))
+        folded = {"weight": layer.weight} if inputs is None else carried_type(layer).fold(layer, inputs)
         if r is not None:
-            folded = {name: output.fold(layer, weight, r) for name, weight in folded.items()}
-        bias = getattr(layer, output.bias, None)
-        if bias is not None and (factors := [factor for factor in (v, r) if factor is not None]):
-            folded[output.bias] = bias * math.prod(factors)
+            weight = folded["weight"]
+            folded["weight"] = torch.mul(weight, r.view(-1, *[1] * (weight.dim() - 1)))  # (out, D, …)
+        if layer.bias is not None and (factors := [factor for factor in (v, r) if factor is not None]):
+            folded["bias"] = layer.bias * math.prod(factors)
         return folded
 
     def _folding_pays(self, layer: nn.Module, x: Tensor) -> bool:
-        name = _output(layer).bias  # a bias that is computed cannot be replaced
-        computed = layer._parameters.get(name) is None and getattr(layer, name, None) is not None
+        computed = layer._parameters.get("bias") is None and layer.bias is not None  # it cannot be replaced
         return not computed and super()._folding_pays(layer, x)
 
     def extra_repr(self) -> str:
         """What `print` shows of the latent."""
         return f"{super().extra_repr()}, sides={str(self.sides)!r}"
-
-
-def _output(layer: nn.Module) -> Output:
-    output = output_of(layer)
-    assert output is not None, "only layers with an output side have latents there"
-    return output
 
 
 def attach_at(layer: nn.Module, name: str, components: int, where: "Where", bias_latents: "BiasLatents") -> None:
