@@ -104,9 +104,6 @@ def calibrate(
             raise ValueError(complaint("valid", "a pair (x, y) with batch_size=None", got, "Pass one graph as a pair."))
         with explaining_cuts(batch_size, source.rows):
             x, y = gather(source, seed, "valid")
-    if len(y) < FEWEST:
-        remedy = "Hold out more: a few hundred do, 2,000 are plenty."
-        raise ValueError(complaint("valid", f"at least {FEWEST} labelled rows", len(y), remedy))
     refuse_nan(x, argument="valid")
     with _restored_on_error(model), model.evaluating(), torch.no_grad(), Bar("calibrate", shown=progress) as bar:
         options = {"samples": samples, "seed": seed, "batch_size": batch_size}
@@ -155,6 +152,9 @@ def _calibrated(outputs: "_Outputs") -> tuple[Calibration, Tensor]:
     fitted = best_temperature(likelihood, answers, y, rough=True)
     likelihood.set_temperature(point.temperature)
     model.eval_samples, model.eval_seed = outputs.samples, outputs.seed
+    why = (
+        f"Noise of scale {scale:.3g} is no better than none on all rows" if scale else "Noise lowers the NLL too little"
+    )
     units = zip(model.latents, model.unit_std.tolist(), has_units(model).tolist(), strict=True)
     report = Calibration(
         curve=tuple(candidate.point for candidate in curve),
@@ -163,7 +163,7 @@ def _calibrated(outputs: "_Outputs") -> tuple[Calibration, Tensor]:
         fitted_temperature=fitted,
         std={name: float(part.mean()) for name, _, part in by_layer(model, model.posterior().std)},
         unit_std={name: std for name, std, placed in units if placed},
-        reason="" if point.scale else _refusal(curve, scale),
+        reason="" if point.scale else f"{why}: this is temperature scaling, without noise.",
         before=before,
         temperature_scaling=temperature_scaling,
         after=after,
@@ -220,17 +220,6 @@ def _curve(outputs: "_Outputs", plain: Tensor) -> list[Candidate]:
 def _chosen(curve: list[Candidate], outputs: "_Outputs") -> float:
     costs, part = [candidate.costs for candidate in curve], outputs.searched / outputs.rows
     return curve[choose(costs, curve[0].counts, part)].point.scale
-
-
-def _refusal(curve: list[Candidate], scale: float) -> str:
-    """Says why there is no noise, given the scale that the curve chose."""
-    lowest = min((candidate.point for candidate in curve), key=lambda point: point.tempered_nll).scale
-    why = "Noise does not lower the NLL"
-    if scale:
-        why = f"Noise of scale {scale:.3g} is no better than none on all rows"
-    elif lowest:
-        why = f"Noise of scale {lowest:.3g} lowers the NLL by less than so few labels can prove"
-    return f"{why}: this is temperature scaling, without noise."
 
 
 def choose(losses: list[Tensor], counts: Tensor, part: float = 1.0) -> int:
@@ -361,7 +350,7 @@ def _checked_plain(outputs: _Outputs) -> Tensor:
         check_rows(plain[0, 0], outputs.rows)
     likelihood.check(plain[0, 0], outputs.y)
     if (labels := likelihood.count(outputs.y)) < FEWEST:
-        remedy = "Hold out more: targets that are ignored do not count."
+        remedy = "Hold out more: a few hundred do, 2,000 are plenty. Targets that are ignored do not count."
         raise ValueError(complaint("valid", f"data of at least {FEWEST} labels", labels, remedy))
     if not bool((plain < math.inf).all()):  # nor NaN; −∞ masks a class
         got = "NaN or infinity in the network's outputs"

@@ -28,11 +28,7 @@ BINS = 15  # of reliability curves and the ECE, as in the paper
 
 
 class ReliabilityCurve(NamedTuple):
-    """What a reliability diagram draws, one entry per bin; empty bins have nan means and count 0.
-
-    >>> reliability_curve(torch.tensor([[0.9, 0.1]]), torch.tensor([0]), bins=2).count.tolist()
-    [0, 1]
-    """
+    """What a reliability diagram draws, one entry per bin; empty bins have nan means and count 0."""
 
     confidence: Tensor  # mean probability of the predicted class (bins,)
     accuracy: Tensor  # share of rows predicted right (bins,)
@@ -41,11 +37,7 @@ class ReliabilityCurve(NamedTuple):
 
 
 class RiskCoverage(NamedTuple):
-    """Error rate among the i most certain rows, for i = 1 to N.
-
-    >>> risk_coverage(torch.tensor([0.1, 0.9]), torch.tensor([True, False])).coverage.tolist()
-    [0.5, 1.0]
-    """
+    """Error rate among the i most certain rows, for i = 1 to N."""
 
     coverage: Tensor  # i / N (N,)
     risk: Tensor  # errors among the first i, over i (N,)
@@ -82,10 +74,7 @@ def brier(probs: Values, labels: Values, *, axis: int = 1) -> float:
 
 
 def reliability_curve(probs: Values, labels: Values, bins: int = BINS, *, axis: int = 1) -> ReliabilityCurve:
-    """Confidence and accuracy of the predicted class in bins of equal width, each (lo, hi].
-
-    Confidence 1 falls in the last bin and 0 in the first. Borders are rounded as `probs` are, so
-    that 0.6 lies on the border 9/15 in float32 too.
+    """Confidence and accuracy of the predicted class in bins of equal width, each (lo, hi]; 0 falls in the first.
 
     >>> probs = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.5, 0.5]])
     >>> reliability_curve(probs, torch.tensor([0, 1, 1]), bins=2).accuracy.tolist()
@@ -123,8 +112,7 @@ def ece(probs: Values, labels: Values, bins: int = BINS, *, axis: int = 1) -> fl
     0.25
     """
     curve = reliability_curve(probs, labels, bins, axis=axis)
-    gap = (curve.confidence - curve.accuracy).abs()
-    return ((gap * curve.count).nansum() / curve.count.sum()).item()
+    return ((curve.confidence - curve.accuracy).abs() * curve.count).nansum().item() / int(curve.count.sum())
 
 
 def adaptive_ece(probs: Values, labels: Values, bins: int = BINS, *, axis: int = 1) -> float:
@@ -168,19 +156,15 @@ def auroc(negatives: Values, positives: Values) -> float:
     >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 0.3]))
     0.875
     """
-    negatives, positives = score_column("negatives", negatives), score_column("positives", positives)
-    negatives = negatives.sort().values
-    below = torch.searchsorted(negatives, positives)  # (M,)
-    not_above = torch.searchsorted(negatives, positives, right=True)  # (M,)
-    twice_wins = int((below + not_above).sum())
-    return twice_wins / (2 * len(negatives) * len(positives))  # of integers: rounded only once
+    negatives, positives = score_column("negatives", negatives).sort().values, score_column("positives", positives)
+    below, not_above = (torch.searchsorted(negatives, positives, right=right) for right in (False, True))  # (M,)
+    return int((below + not_above).sum()) / (2 * len(negatives) * len(positives))  # of integers: rounded only once
 
 
 def aupr(negatives: Values, positives: Values) -> float:
     """Area under the precision-recall curve (average precision): precision at each positive's score, averaged.
 
-    Unlike the AUROC it depends on the share of positives, which it equals for scores without information.
-    Arguments are those of `auroc`.
+    It equals the share of positives for scores without information. Arguments are those of `auroc`.
 
     >>> round(aupr(torch.tensor([0.1, 0.3]), torch.tensor([0.2, 0.4])), 6)  # precisions 1 and 2 / 3
     0.833333
@@ -206,11 +190,10 @@ def fpr_at_95_tpr(negatives: Values, positives: Values) -> float:
 def risk_coverage(uncertainty: Values, correct: Values) -> RiskCoverage:
     """Error rate when only the most certain rows are answered, for every coverage.
 
-    Rows of equal uncertainty share their errors evenly (the mean over their orders), so the result
-    does not depend on the order of rows.
+    Rows of equal uncertainty share their errors evenly, so the result does not depend on the order of rows.
 
     Args:
-        uncertainty: Values score that grows with doubt, (N,).
+        uncertainty: A score that grows with doubt, (N,).
         correct: Whether each row was predicted right, bool or 0 and 1, (N,).
 
     >>> risk_coverage(torch.tensor([0.3, 0.1]), torch.tensor([False, True])).risk.tolist()
@@ -329,8 +312,8 @@ def crps(means: Values, stds: Values, target: Values, weights: "Values | None" =
 def pit(means: Values, stds: Values, target: Values, weights: "Values | None" = None) -> Tensor:
     """Probability integral transform: where each target lies in its predicted distribution, from 0 to 1.
 
-    Its values are uniform if the predictions are calibrated. Too many near 0 and 1 mean that predictions are too
-    narrow, too many near 0.5 that they are too wide. Arguments are those of `crps`.
+    They are uniform if predictions are calibrated; many near 0 and 1 mean that predictions are too narrow. Arguments
+    are those of `crps`.
 
     >>> pit(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([0.0, 1.0])).round(decimals=4).tolist()
     [0.5, 0.8413]
@@ -365,11 +348,7 @@ def _mean_distance(mean: Tensor, std: Tensor) -> Tensor:
 
 
 class Interval(NamedTuple):
-    """A metric's value on the data and the ends of its confidence interval.
-
-    >>> Interval(value=0.12, low=0.1, high=0.15).high
-    0.15
-    """
+    """A metric's value on the data and the ends of its confidence interval."""
 
     value: float
     low: float

@@ -19,11 +19,7 @@ TOP_TOLERANCE = 1e-4  # of the largest (log-)probability, which rounding may lif
 
 
 def real(name: str, values: Values) -> Tensor:
-    """Returns values of any kind as a tensor on the CPU, without its graph; raises unless they are real numbers.
-
-    >>> real("probs", [1.0, 2.0])
-    tensor([1., 2.])
-    """
+    """Returns values of any kind as a tensor on the CPU, without its graph; raises unless they are real numbers."""
     try:
         found = torch.as_tensor(values).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:

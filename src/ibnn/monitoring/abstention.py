@@ -68,8 +68,7 @@ def abstain(
         target: Their labels, (B,).
         risk: Share of wrong answers among those given that is accepted.
         novelty: p-value of novelty up to which answers are withheld, whatever their uncertainty; 0 for never. Default:
-            0.01 if the prediction has p-values (see `ibnn.fit_novelty`), or the smallest possible p-value if that is
-            larger; 0 without p-values.
+            0.01, or the smallest possible p-value if that is larger; 0 without p-values.
         confidence: Probability that the guarantee holds.
 
     Raises:

@@ -24,9 +24,8 @@ class AdaptiveLevel:
     Here d is the largest number of answers that were given after an answer and before its target was reported.
 
     Targets may arrive late and in any order: until then the level stays, and only d grows. Targets that never arrive
-    change nothing, and nothing is promised for their answers; if none arrives, this is a fixed level. The promise is
-    an average over time, not one for each input. A level of 1 asks for all classes or an infinite interval: that is
-    what it takes where the stream has left the range of held-out distances. Then calibrate again.
+    change nothing, and nothing is promised for their answers. The promise is an average over time, not one for each
+    input. A level of 1 asks for all classes or an infinite interval: then calibrate again.
 
     Attributes:
         target: Share that is to be covered.
@@ -45,8 +44,7 @@ class AdaptiveLevel:
 
         Args:
             target: Share of targets that sets or intervals are to cover in the long run.
-            rate: Step size. A larger one follows a change sooner, and its levels vary more: after a change, misses of
-                about 1 / rate inputs are made up for.
+            rate: Step size. A larger one follows a change sooner, and its levels vary more.
         """
         check.share("target", target, remedy="Pass target=0.9.")
         check.number("rate", rate, above=0, below=1, remedy="Pass rate=0.01.")

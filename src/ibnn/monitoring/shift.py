@@ -33,17 +33,15 @@ class ShiftMonitor:
         p = (#{scores before it that are higher} + u · (1 + #{equal ones})) / (1 + #{scores before it}),
 
     where the calibration scores come before all others and u is uniform. If calibration scores and stream are
-    exchangeable (for example i.i.d.), the p-values are *exactly* uniform and independent, whatever the size of the set.
-    Scores are rounded to 8 binary digits before they are ranked, which does not affect this.
+    exchangeable, the p-values are *exactly* uniform and independent. (Scores are rounded to 8 binary digits first.)
 
     Wealth starts at 1. At step k the share 1 / (k (k+1)) is staked on "the stream has shifted from here on", evenly on
     the bets ε p^(ε−1) (scores have risen) and ε (1−p)^(ε−1) (they have fallen), and stays invested from then on:
 
         wealth = 1 / (n+1) + Σ_k 1 / (k (k+1)) · mean over the bets of Π_{i=k…n} bet(p_i).
 
-    So a late shift is found as surely as an early one, with about 2 log k nats more evidence. A shifted stream becomes
-    its own reference after a while: there must be enough calibration scores to show the shift before that, see
-    `fewest_scores`.
+    So a late shift takes about 2 log k nats more evidence than an early one. A shifted stream becomes its own reference
+    after a while: calibration scores must be enough to show the shift before that (`fewest_scores`).
 
     Attributes:
         seen: n, the number of scores since calibration.
@@ -82,15 +80,7 @@ class ShiftMonitor:
             raise ValueError(complaint("calibration", wanted, self._size, remedy))
 
     def _set(
-        self,
-        false_alarm: float,
-        seed: int,
-        seen: int,
-        alarm: Any,
-        log_peak: float,
-        stakes: Any,
-        values: Any,
-        counts: Any,
+        self, false_alarm: Any, seed: Any, seen: Any, alarm: Any, log_peak: Any, stakes: Any, values: Any, counts: Any
     ) -> None:
         check.share("false_alarm", false_alarm, remedy="Pass false_alarm=0.01.")
         check.seed(seed)
@@ -159,14 +149,10 @@ class ShiftMonitor:
 def fewest_scores(false_alarm: float) -> int:
     """Returns how many calibration scores a monitor needs to find a complete and lasting shift.
 
-    If every score of the stream is above all N calibration scores, and the stream itself is exchangeable, its n-th
-    p-value is uniform on (0, n / (N + n)). The expected logarithm of the bet ε p^(ε−1) is then
-
-        log ε + (1 − ε) (1 + log((N + n) / n)),
-
-    which is first positive, then negative. N suffices if the sum of the positive terms, for the best ε, reaches
-    log(20/α): the first step stakes 1/2 on ten bets. A complete shift then raises the alarm in about nine of ten
-    streams; with twice as many scores nearly always, and soon.
+    If every score of the stream is above all N calibration scores, its n-th p-value is uniform on (0, n / (N + n)),
+    and the expected logarithm of the bet ε p^(ε−1) is log ε + (1 − ε) (1 + log((N + n) / n)), at first positive. N
+    suffices if the positive terms of the best ε add up to log(20/α): the first step stakes 1/2 on ten bets. A complete
+    shift then raises the alarm in about nine of ten streams; with twice as many scores nearly always.
 
     >>> [fewest_scores(alpha) for alpha in (0.25, 0.05, 0.01, 0.001)]
     [10, 13, 16, 20]
