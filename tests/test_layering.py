@@ -44,7 +44,7 @@ RINGS = [
 ON_DEMAND = {
     ("convert", "contrib"),  # latents on outputs and biases
     ("files.saving", "contrib"),
-    ("network", "files"),  # save_pretrained, push_to_hub, from_pretrained
+    ("network", "files"),  # save_pretrained
     ("network", "transformers"),  # model.generate
     ("network", "novelty"),  # a state with a reference
     ("prediction.predict", "novelty"),

@@ -563,21 +563,6 @@ class IBNN(nn.Module):
 
         save_pretrained(self, directory, latents_only=latents_only, architecture=architecture)
 
-    def push_to_hub(self, repo_id: str, **upload: Any) -> str:
-        """Uploads the model to the Hugging Face hub; see `ibnn.files.hub.push_to_hub`."""
-        from ibnn.files.hub import push_to_hub
-
-        return push_to_hub(self, repo_id, **upload)
-
-    @staticmethod
-    def from_pretrained(
-        source: "saving.Folder", net: nn.Module | None = None, *, revision: str | None = None, **options: Any
-    ) -> "IBNN":
-        """Loads a model from a folder or the Hugging Face hub; see `ibnn.files.hub.from_pretrained`."""
-        from ibnn.files.hub import from_pretrained
-
-        return from_pretrained(source, net, revision=revision, **options)
-
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Adds the numbers of the state as the bits of a double, in an integer: some devices have no float64."""
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -1,6 +1,5 @@
 import copy
 import hashlib
-import inspect
 import json
 import math
 import multiprocessing
@@ -8,7 +7,6 @@ import os
 import pickle
 import random
 import re
-import shutil
 import signal
 import sys
 import time
@@ -25,7 +23,6 @@ import ibnn.nets
 from ibnn.baselines import SWAG, Ensemble, MCDropout, MeanField, Plain
 from ibnn.errors import DamagedError
 from ibnn.files import sealed
-from ibnn.files.hub import from_pretrained, push_to_hub
 from ibnn.files.saving import fingerprint, load, save_pretrained
 from ibnn.nets.dense import Affine
 
@@ -287,7 +284,6 @@ def test_a_save_with_its_architecture_needs_no_network(tmp_path: Path) -> None:
         assert_same(model, load(tmp_path), rows(5))
         assert torch.equal(torch.get_rng_state(), state)
         assert not load(tmp_path).training
-        assert_same(model, ibnn.IBNN.from_pretrained(tmp_path), rows(5))
 
 
 @pytest.mark.parametrize(
@@ -744,130 +740,3 @@ def test_another_programs_config_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="another program's file"):
         save_pretrained(ibnn.convert(mlp(), seed=0), tmp_path)
     assert os.listdir(tmp_path) == ["config.json"]
-
-
-# ---------------------------------------------------------------------------------------------------------- the hub
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A hub that is a folder, in place of the calls that would use the network."""
-    huggingface_hub = pytest.importorskip("huggingface_hub")
-    root = tmp_path / "hub"
-
-    class Api:
-        def create_repo(self, repo_id: str, *, private: bool | None, exist_ok: bool) -> str:
-            assert exist_ok
-            (root / repo_id).mkdir(parents=True, exist_ok=True)
-            return f"https://hub/{repo_id}"
-
-        def file_exists(self, repo_id: str, filename: str, *, revision: str | None) -> bool:
-            return (root / repo_id / filename).exists()
-
-        def hf_hub_download(self, repo_id: str, filename: str, *, revision: str | None) -> str:
-            return str(root / repo_id / filename)
-
-        def upload_folder(self, *, repo_id: str, folder_path: str, **_: object) -> None:
-            shutil.copytree(folder_path, root / repo_id, dirs_exist_ok=True)
-
-    def snapshot_download(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        target = tmp_path / "cache" / (revision or "main")
-        target.mkdir(parents=True, exist_ok=True)
-        for name in allow_patterns:
-            shutil.copy(root / repo_id / name, target / name)
-        return str(target)
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    return root
-
-
-@pytest.mark.parametrize("latents_only", [False, True])
-def test_a_model_goes_to_the_hub_and_comes_back(latents_only: bool, hub: Path, tmp_path: Path) -> None:
-    model, x = trained("mlp")
-    url = push_to_hub(model, "me/net", latents_only=latents_only)
-    assert url == "https://hub/me/net"
-    file = "latents.safetensors" if latents_only else "model.safetensors"
-    assert sorted(os.listdir(hub / "me/net")) == ["README.md", "config.json", file]
-    net = plain(model) if latents_only else fresh("mlp")
-    assert_same(model, from_pretrained("me/net", net, revision="v1"), x)
-    assert sorted(os.listdir(tmp_path / "cache" / "v1")) == ["config.json", file]  # and no more
-    card = (hub / "me/net/README.md").read_text()
-    assert card.startswith("---\nlibrary_name: ibnn\n")
-    for words in ('from_pretrained("me/net", net)', "| components K | 3 |", "12 in 2 layers", fingerprint(model.net)):
-        assert words in card
-
-
-@pytest.mark.parametrize("latents_only", [False, True])
-def test_the_reference_goes_to_the_hub_and_the_card_tells_of_it(latents_only: bool, hub: Path) -> None:
-    model, x = trained("mlp")
-    push_to_hub(model, "me/none")
-    assert "| novelty | not told" in (hub / "me/none/README.md").read_text()
-    many = torch.randn(200, *x.shape[1:])
-    ibnn.fit_novelty(model, (many, torch.randint(3, (200,))))
-    push_to_hub(model, "me/net", latents_only=latents_only)
-    assert_same(model, from_pretrained("me/net", plain(model)), x)
-    card = (hub / "me/net/README.md").read_text()
-    assert "p-values among 200 held-out inputs |" in card
-
-
-def test_a_card_that_is_there_is_kept_and_a_foreign_repository_refused(hub: Path) -> None:
-    model = ibnn.convert(mlp(), seed=0)
-    push_to_hub(model, "me/net")
-    (hub / "me/net/README.md").write_text("mine")
-    push_to_hub(model, "me/net")
-    assert (hub / "me/net/README.md").read_text() == "mine"
-    (hub / "me/net/config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(FileExistsError, match="another program's file"):
-        push_to_hub(model, "me/net")
-
-
-def test_what_we_call_on_the_hub_exists_there() -> None:
-    huggingface_hub = pytest.importorskip("huggingface_hub")
-    calls = {
-        huggingface_hub.HfApi.create_repo: {"repo_id", "private", "exist_ok"},
-        huggingface_hub.HfApi.file_exists: {"repo_id", "filename", "revision"},
-        huggingface_hub.HfApi.hf_hub_download: {"repo_id", "filename", "revision"},
-        huggingface_hub.HfApi.upload_folder: {"repo_id", "folder_path", "revision"},
-        huggingface_hub.snapshot_download: {"repo_id", "revision", "allow_patterns"},
-    }
-    for function, names in calls.items():
-        assert names <= set(inspect.signature(function).parameters), function
-
-
-def test_a_folder_is_loaded_without_the_hub(saved: tuple[ibnn.IBNN, Tensor, Path]) -> None:
-    model, x, folder = saved
-    assert_same(model, from_pretrained(folder, fresh("mlp")), x)
-    assert_same(model, from_pretrained(str(folder), fresh("mlp"), copy=False), x)
-    for wrong in (folder / "nowhere", str(folder / "nowhere"), "./nowhere", "nowhere"):
-        with pytest.raises(FileNotFoundError, match="`source`"):
-            from_pretrained(wrong, fresh("mlp"))
-
-
-# ------------------------------------------------------------------------------------------------------------- docs
-
-
-def test_the_page_in_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "deploying.md").read_text().partition("## Export")[0]
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in page.split("```python\n")[1:]:
-        exec(block.split("```")[0], names)
-    assert torch.equal(names["again"].eval()(names["x"]), names["models"]["clinic-a"].eval()(names["x"]))
-
-
-@pytest.mark.parametrize("directory", [None, 3, b"x", [], object()])
-def test_what_is_no_path_is_refused(directory: Any) -> None:
-    for call in (lambda: save_pretrained(ibnn.convert(mlp()), directory), lambda: load(directory)):
-        with pytest.raises(TypeError, match="`directory`"):
-            call()
-
-
-def test_a_file_in_the_way_and_a_net_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="`directory`"):
-        save_pretrained(ibnn.convert(mlp()), tmp_path / "file")
-    assert (tmp_path / "file").read_text() == "mine"
-    save_pretrained(ibnn.convert(mlp()), tmp_path / "model")
-    with pytest.raises(TypeError, match="`net`"):
-        load(tmp_path / "model", "mlp")  # type: ignore[arg-type]

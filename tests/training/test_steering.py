@@ -382,7 +382,7 @@ def test_the_temperature_found_acts_and_is_saved(tmp_path: Path) -> None:
     torch.testing.assert_close(warm.exp(), (model.draw_logits(x, samples=1) / found).softmax(-1).mean(0))
     model.save_pretrained(tmp_path)
     net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
-    loaded = ibnn.IBNN.from_pretrained(tmp_path, net)
+    loaded = ibnn.load(tmp_path, net)
     assert loaded.prior_std == model.prior_std != pytest.approx(0.3 * steering.START)
     assert loaded.likelihood.temperature == found
     assert torch.equal(loaded.eval()(x), warm)

@@ -23,7 +23,9 @@ _AGAIN = "Copy or download it again."
 def write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     """Writes tensors and config; see the module for what a kill leaves."""
     save_file = sealed.extra("safetensors.torch").save_file
-    check_replaceable(folder / CONFIG)
+    if (folder / CONFIG).exists() and b'"format": "ibnn"' not in (folder / CONFIG).read_bytes():
+        got, remedy = "another program's file", "Choose another folder."
+        raise FileExistsError(complaint(str(folder / CONFIG), "free or written by ibnn", got, remedy))
     first: dict[int, str] = {}  # names of the tensors to write
     tied = {name: kept for name, tensor in tensors.items() if (kept := first.setdefault(id(tensor), name)) != name}
     header = {"format": "ibnn", "format_version": FORMAT_VERSION, "ibnn_version": __version__}
@@ -84,10 +86,3 @@ def read_tensors(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
     if unknown := sorted(set(config["tied"].values()) - set(tensors)):
         raise ValueError(complaint(str(folder / CONFIG), "about tensors of the file", f"ties to {unknown}", _AGAIN))
     return tensors | {name: tensors[kept] for name, kept in config["tied"].items()}
-
-
-def check_replaceable(path: Path) -> None:
-    """Raises if a config was written by another program."""
-    if path.exists() and b'"format": "ibnn"' not in path.read_bytes():
-        got, remedy = "another program's file", "Choose another folder."
-        raise FileExistsError(complaint(str(path), "free or written by ibnn", got, remedy))

@@ -1,7 +1,6 @@
 """Adapts the level of sets and intervals to a stream that drifts, so that in the long run they cover as promised."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ class AdaptiveLevel:
     Attributes:
         target: Share that is to be covered.
         rate: How much a miss or hit moves the level.
-        seen: Number of reported targets.
+        seen: Number of reported targets; keep it, and `covered`, to go on in another process.
         covered: How many of them were covered.
 
     >>> adaptive = AdaptiveLevel(0.9, rate=0.05)
@@ -69,20 +68,3 @@ class AdaptiveLevel:
             raise ValueError(complaint("covered", "booleans of shape (N,)", got, "Pass (low <= y) & (y <= high)."))
         self.seen += len(found)
         self.covered += int(found.sum())
-
-    def state(self) -> dict[str, Any]:
-        """Returns everything as plain data for JSON; `restored` continues with the very same numbers."""
-        return {name: getattr(self, name) for name in ("target", "rate", "seen", "covered")}
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Self:
-        """Returns the object whose `state` this is."""
-        try:
-            adaptive = cls(state["target"], rate=state["rate"])
-            check.integer("seen", state["seen"], least=0)
-            check.integer("covered", state["covered"], least=0, most=state["seen"])
-            adaptive.seen, adaptive.covered = state["seen"], state["covered"]
-        except (KeyError, TypeError, ValueError) as error:
-            got, remedy = f"{type(error).__name__}: {error}", "Start again: AdaptiveLevel(0.9)."
-            raise ValueError(complaint("state", "what `state()` returned", got, remedy)) from error
-        return adaptive
