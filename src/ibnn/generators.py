@@ -35,8 +35,8 @@ def generators_restored() -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
     module = accelerator()
-    held = module.get_rng_state_all() if hasattr(module, "get_rng_state_all") else None  # MPS has one state alone
-    one = module.get_rng_state() if module is not None and held is None and hasattr(module, "get_rng_state") else None
+    ending = "_all" if hasattr(module, "get_rng_state_all") else ""  # MPS has one state alone
+    held = getattr(module, f"get_rng_state{ending}", lambda: None)()
     try:
         yield
     finally:
@@ -45,6 +45,4 @@ def generators_restored() -> Iterator[None]:
         if numpy:
             numpy.random.set_state(states[2])
         if held is not None:
-            module.set_rng_state_all(held)
-        elif one is not None:
-            module.set_rng_state(one)
+            getattr(module, f"set_rng_state{ending}")(held)

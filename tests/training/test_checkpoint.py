@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ibnn.training import checkpoint
+from ibnn.training import session as checkpoint
 
 
 def save(folder: Path, step: int) -> Path:

@@ -19,7 +19,8 @@ import ibnn
 from ibnn import fit
 from ibnn.batches import as_source
 from ibnn.likelihood import Categorical, Gaussian, Likelihood, temperature
-from ibnn.training import checkpoint, steering
+from ibnn.training import session as checkpoint
+from ibnn.training import steering
 from ibnn.training.data import HeldOut
 
 X, Y = make_data(600)

@@ -87,7 +87,6 @@ class Samples:
 
     z: Tensor  #: (K, S, nodes), a chain for each component, in order; the model's `bank`.
     energy: Tensor  #: −log p(data, z) of each, but for a constant, (K, S).
-    layers: dict[str, int]  #: Nodes of each layer, in order.
     temperature: float  #: T.
     step_size: float  #: What the chains ended with.
     acceptance: float  #: Mean probability with which a proposal was accepted.
@@ -106,19 +105,16 @@ class Samples:
         return effective_size(self.z)
 
     def __str__(self) -> str:
-        width = max(len("layer"), *(len(name) for name in self.layers))
-        lines = [f"{'layer':<{width}}    nodes  mean z   std  median R̂  worst R̂  median ESS  worst ESS"]
-        parts = [x.split(list(self.layers.values()), -1) for x in (self.z.double(), self.rhat, self.ess)]
-        for name, z, rhat, ess in zip(self.layers, *parts, strict=True):
-            start = f"{name or '(net)':<{width}}  {z.shape[2]:>7,}  {z.mean():>6.3f}  {z.std((0, 1)).mean():>4.2f}"
-            agreement = f"{rhat.median():>9.3f}  {rhat.max():>8.3f}  {ess.median():>10.0f}  {ess.min():>9.0f}"
-            lines.append(f"{start}  {agreement}")
-        chains, kept = self.z.shape[:2]
-        energy = f"energy R̂ {split_rhat(self.energy):.3f}, ESS {effective_size(self.energy):.0f}"
-        how = f"T = {self.temperature:g}, step {self.step_size:.3g}, acceptance {self.acceptance:.2f}"
-        how += f", divergent {self.divergent}"
-        lines.append(f"{chains} chains of {kept} samples; {energy}; {how}; {self.seconds:.1f} s")
-        lines += [" ".join(disagreement(self.z) or ())]
+        chains, kept, nodes = self.z.shape
+        lines = [
+            f"{chains} chains of {kept} samples of {nodes:,} nodes in {self.seconds:.1f} s",
+            f"R̂: median {self.rhat.median():.4g}, worst {self.rhat.max():.4g}, energy {split_rhat(self.energy):.4g}",
+            f"effective samples: median {self.ess.median():.0f}, worst {self.ess.min():.0f}, "
+            f"energy {effective_size(self.energy):.0f}",
+            f"T = {self.temperature:g}, step {self.step_size:.3g}, acceptance {self.acceptance:.2f}, "
+            f"divergent {self.divergent}",
+            " ".join(disagreement(self.z) or ()),
+        ]
         if self.unit_std:
             lines.append(f"Factors of units are 1 in the samples; in the mixture their τ is up to {self.unit_std:.2g}.")
         return "\n".join(filter(None, lines))

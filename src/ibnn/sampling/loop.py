@@ -147,7 +147,6 @@ class _Run:
         return Samples(
             z=self.z,
             energy=self.energy,
-            layers={name: latent.nodes for name, latent in self.model.latents.items()},
             temperature=settings.temperature,
             step_size=float(self.state.step),
             acceptance=float(self.state.accepted) / (settings.total - settings.warmup),

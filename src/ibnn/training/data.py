@@ -28,10 +28,9 @@ UNITS_ROWS = 1000  # training examples whose targets decide the units of outputs
 
 
 def check_data(model: Trainable, source: Source, name: str, *, held_out: bool) -> Tensor:
-    """Raises if the network cannot take the inputs, or the likelihood the targets, of the argument of this name.
+    """Raises if the network cannot take the inputs, or the likelihood the targets; returns a draw of outputs.
 
-    Tensors and held-out data are checked as a whole; of training data that have to be loaded, the first batch. Returns
-    a draw of outputs for that.
+    Tensors and held-out data are checked as a whole; of training data that have to be loaded, the first batch.
     """
     device, output, rows, shapes = next(model.parameters()).device, None, 0, set[torch.Size]()
     with generators_restored(), torch.no_grad():
@@ -109,13 +108,8 @@ def hold_out(source: Source, held_out: Source | None, seed: int) -> Split:
     elif held_out is None and source.rows < MIN_TRAIN_ROWS:
         note = f"no held-out data, and only {source.rows} examples"
     elif held_out is None:
-        train, held_out = source.split(held_out_rows(source.rows), seed)
+        train, held_out = source.split(min(max(source.rows // 10, MIN_HELD_OUT), MAX_HELD_OUT), seed)
     return Split(train, held_out, source.rows, note)
-
-
-def held_out_rows(rows: int) -> int:
-    """Returns how many training examples are held out: a tenth, but at least 100 and at most 5,000."""
-    return min(max(rows // 10, MIN_HELD_OUT), MAX_HELD_OUT)
 
 
 def count_targets(likelihood: Likelihood, source: Source) -> int:

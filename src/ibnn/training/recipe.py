@@ -106,23 +106,19 @@ class Length(NamedTuple):
 class Recipe(_Frozen):
     """How `fit` trains. The defaults train without diverging on every kind of network the tests sweep over."""
 
-    #: Passes over the training set; give this or `steps`. Default 30. Few data (less than 3,000 steps in 30 epochs) are
-    #: trained on for 3,000 steps. Training stops after 2,000 if the held-out NLL has stopped falling, and goes back to
-    #: the best weights. Without held-out data it takes 2,000.
+    #: Passes over the training set; give this or `steps`. Default 30; on few data 2,000 to 3,000 steps, until the
+    #: held-out NLL stops falling, with the best weights.
     epochs: int | None = Field(None, ge=1)
     steps: int | None = Field(None, ge=1)  #: Optimiser steps instead of epochs.
     batch_size: int = Field(128, ge=1)  #: B, examples per step over all workers together.
     samples: int = Field(1, ge=1)  #: S, copies of every example, each with its own draw.
 
-    #: Optimiser of the weights: "adam" (AdamW), "sgd" (with Nesterov momentum), a class of torch.optim or its name, or
-    #: "package.module:Class". It has its own defaults, besides learning rate and weight decay.
+    #: Optimiser of the weights: "adam" (AdamW), "sgd" (Nesterov), a class of torch.optim, or "package.module:Class".
     optimiser: OptimiserName = "adam"
     lr: float = Field(1e-3, gt=0)  #: Learning rate of the weights, λ0.
     latent_optimiser: OptimiserName = "adam"  #: Optimiser of the latents, likewise.
-    #: Learning rate of the latents, λ1. One value serves any number of components (see `undo_k`).
-    latent_lr: float = Field(1e-2, ge=0)
-    #: Multiplies the latents' gradient by K, by which the mean over the batch divides it. The paper does not, and needs
-    #: larger rates; its recipes set False.
+    latent_lr: float = Field(1e-2, ge=0)  #: Learning rate of the latents, λ1.
+    #: Multiplies the latents' gradient by K, by which the mean over the batch divides it; the paper does not.
     undo_k: bool = True
     momentum: float = Field(0.9, ge=0, lt=1)  #: Momentum of "sgd".
     weight_decay: float = Field(0.0, ge=0)  #: Weight decay of the weights alone.
@@ -131,9 +127,8 @@ class Recipe(_Frozen):
     latent_schedule: ScheduleOrKind = Schedule()  #: Schedule of `latent_lr`, likewise.
     clip: float = Field(1.0, ge=0)  #: Largest gradient norm of the weights, and of the latents; 0 for no limit.
 
-    #: Weight of the KL at the end of its warm-up. With "auto" held-out labels steer the noise as training goes on
-    #: (`training.steering`). Without validation data a tenth of the training data is held out; where that is impossible
-    #: (fewer than 500 examples, a sampler of your own) "auto" stands for 1.
+    #: Weight of the KL at the end of its warm-up. With "auto" held-out labels steer the noise: those of the validation
+    #: data or of a tenth of the training data. It stands for 1 with fewer than 500 examples, or a sampler of your own.
     beta: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     beta_warmup: float = Field(2 / 3, ge=0, le=1)  #: Share of training over which a fixed β rises linearly from 0.
     #: Starts untrained latents from what `ibnn.calibrate` finds on the held-out data; for trained weights.
@@ -148,18 +143,15 @@ class Recipe(_Frozen):
     seed: int = Field(0, ge=0)  #: Decides order, dropout and draws. The latents' start was decided by `convert`.
     workers: int = Field(0, ge=0)  #: Number of processes that load a Dataset.
 
-    #: Epochs between evaluations on the validation data (and at the end). Default 1; more where few data are trained on
-    #: for the default length, so that there are at most 60 evaluations.
+    #: Epochs between evaluations on the validation data. Default 1; on few data so that there are at most 60.
     evaluate_every: int | None = Field(None, ge=1)
     eval_samples: int = Field(1, ge=1)  #: Draws per component in evaluations.
     #: Evaluations without a lower validation NLL after which training stops and goes back to the best; 0 for never.
     patience: int = Field(0, ge=0)
-    #: Decay of an exponential moving average of all parameters that replaces them at the end; 0 for none.
-    ema: float = Field(0.0, ge=0, lt=1)
+    ema: float = Field(0.0, ge=0, lt=1)  #: Decay of a moving average that replaces all parameters at the end; 0: none.
     #: Share of training after which parameters are averaged once an epoch to replace them at the end; 1 for none.
     swa: float = Field(1.0, ge=0, le=1)
-    #: Steps between checkpoints, where there is a run folder; 0 for one per epoch.
-    checkpoint_every: int = Field(0, ge=0)
+    checkpoint_every: int = Field(0, ge=0)  #: Steps between checkpoints in the run folder; 0 for one per epoch.
     trackers: tuple[str, ...] = ()  #: Names of accelerate trackers ("tensorboard", …), written to the run folder.
 
     def __init__(self, **fields: Any) -> None:
@@ -234,15 +226,13 @@ def to_toml(fields: dict[str, Any]) -> str:
 
 
 # What others call some fields, where spelling alone does not lead to them.
-_SYNONYMS = {"bs": "batch_size", "kl_weight": "beta", "kl_annealing": "beta_warmup", "entropy_weight": "gamma"}
-_SYNONYMS |= {"save_every": "checkpoint_every", "save_steps": "checkpoint_every", "gradient_clip_val": "clip"}
-_SYNONYMS |= {"ema_decay": "ema", "moving_average": "ema", "check_val_every_n_epoch": "evaluate_every"}
-_SYNONYMS |= {"learning_rate": "lr", "rate": "lr", "step_size": "lr", "eta": "lr", "max_norm": "clip"}
+_SYNONYMS = {"bs": "batch_size", "kl_weight": "beta", "kl_annealing": "beta_warmup", "save_steps": "checkpoint_every"}
+_SYNONYMS |= {"ema_decay": "ema", "check_val_every_n_epoch": "evaluate_every", "gradient_clip_val": "clip"}
+_SYNONYMS |= {"learning_rate": "lr", "rate": "lr", "max_norm": "clip"}
 _SYNONYMS |= {"early_stopping": "patience", "random_state": "seed", "iterations": "steps", "max_steps": "steps"}
-_SYNONYMS |= {"latent_learning_rate": "latent_lr", "minibatch": "batch_size"}
-_SYNONYMS |= {"gradient_accumulation_steps": "accumulate", "amp": "precision", "dtype": "precision"}
-_SYNONYMS |= {"logger": "trackers", "report_to": "trackers", "log_with": "trackers", "wd": "weight_decay"}
-_SYNONYMS |= {"decay": "weight_decay", "l2": "weight_decay", "l2_penalty": "weight_decay"}
+_SYNONYMS |= {"latent_learning_rate": "latent_lr", "minibatch": "batch_size", "wd": "weight_decay"}
+_SYNONYMS |= {"gradient_accumulation_steps": "accumulate", "amp": "precision", "logger": "trackers"}
+_SYNONYMS |= {"report_to": "trackers", "log_with": "trackers", "decay": "weight_decay"}
 
 
 def explain(error: ValidationError, model: type[BaseModel], table: str = "") -> str:

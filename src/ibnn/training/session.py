@@ -1,4 +1,4 @@
-"""The state of a run, when it is saved, and how it is resumed or stopped by a signal."""
+"""The state of a run, its checkpoints (sealed files; nothing is unpickled), and how it is resumed or stopped."""
 
 import logging
 import signal
@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ibnn.errors import complaint
+from ibnn.errors import DamagedError, complaint
+from ibnn.files import sealed
 from ibnn.files.atomic import locked, write_atomically
-from ibnn.files.sealed import Sealed
-from ibnn.training import checkpoint
 from ibnn.training.averaging import Average
 from ibnn.training.engine import Engine
 from ibnn.training.recipe import Length, Recipe
@@ -26,6 +26,53 @@ from ibnn.training.steering import Steering, SteeringState
 from ibnn.training.trainable import Trainable
 
 log = logging.getLogger("ibnn")
+
+KEPT = 2  # checkpoints of a run: should the last be damaged, there is one before it
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Path:
+    """Saves a checkpoint and removes all but the last `KEPT` up to this step; later ones were found damaged."""
+    path = folder / f"step-{step:09d}.safetensors"
+    sealed.write_tensors(path, tensors, facts)
+    for other in set(paths(folder)) - set([other for other in paths(folder) if other <= path][-KEPT:]):
+        other.unlink()
+    return path
+
+
+def latest(folder: Path) -> sealed.Sealed | None:
+    """Returns the newest undamaged checkpoint of a folder; damaged ones are named in the log."""
+    for path in reversed(paths(folder)):
+        try:
+            return sealed.read_tensors(path)
+        except DamagedError:
+            log.warning("%s is damaged or truncated; using the one before it.", path)
+    return None
+
+
+def paths(folder: Path) -> list[Path]:
+    """Returns the checkpoints of a folder, the oldest first."""
+    return sorted(folder.glob("step-*.safetensors"))
+
+
+def pack_optimiser(optimiser: Optimizer, prefix: str) -> dict[str, Tensor]:
+    """Returns an optimiser's state as named tensors (plain numbers as "name#")."""
+    tensors = {}
+    for number, entries in optimiser.state_dict()["state"].items():
+        for name, value in entries.items():
+            mark = "" if isinstance(value, Tensor) else "#"
+            dtype = torch.float64 if isinstance(value, float) else None
+            tensors[f"{prefix}/{number}/{name}{mark}"] = torch.as_tensor(value, dtype=dtype)
+    return tensors
+
+
+def unpack_optimiser(optimiser: Optimizer, prefix: str, tensors: Mapping[str, Tensor], groups: list[Any]) -> None:
+    """Restores what `pack_optimiser` took, and the groups."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in tensors.items():
+        if key.startswith(f"{prefix}/"):
+            _, number, name = key.split("/", 2)
+            state.setdefault(int(number), {})[name.rstrip("#")] = value.item() if name.endswith("#") else value
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
 
 
 class Interrupts:
@@ -80,7 +127,7 @@ class State:
         states = {"model": self.model.state_dict(), "average": self.average.state, "best": self.best}
         tensors: dict[str, Tensor] = {f"{kind}/{n}": value for kind, s in states.items() for n, value in s.items()}
         for number, optimiser in enumerate(self.optimisers):
-            tensors |= checkpoint.pack_optimiser(optimiser, f"optimiser{number}")
+            tensors |= pack_optimiser(optimiser, f"optimiser{number}")
         facts = {
             "progress": asdict(self.progress),
             "steering": asdict(self.steering.state) if self.steering is not None else {},
@@ -89,7 +136,7 @@ class State:
         }
         return tensors, facts
 
-    def restore(self, saved: Sealed, engine: Engine) -> None:
+    def restore(self, saved: sealed.Sealed, engine: Engine) -> None:
         """Takes over a checkpoint."""
         tensors, facts = saved
 
@@ -102,7 +149,7 @@ class State:
         if self.steering is not None:
             self.steering.state = SteeringState(**facts["steering"])
         for number, (optimiser, groups) in enumerate(zip(self.optimisers, facts["optimisers"], strict=True)):
-            checkpoint.unpack_optimiser(optimiser, f"optimiser{number}", tensors, groups)
+            unpack_optimiser(optimiser, f"optimiser{number}", tensors, groups)
         if not engine.main:  # the main worker's are the sums over all
             self.progress.sums, self.progress.seen = [0.0] * 5, [0.0] * 2
 
@@ -139,21 +186,21 @@ class Session:
             self._since = time.monotonic()
             yield
 
-    def _found(self, folder: Path, resume: bool, held: ExitStack) -> Sealed | None:
+    def _found(self, folder: Path, resume: bool, held: ExitStack) -> sealed.Sealed | None:
         """Locks the folder and returns its newest checkpoint; a finished run is only read: it may be read-only."""
         place = folder / "checkpoints"
-        saved = checkpoint.latest(place) if resume else None
+        saved = latest(place) if resume else None
         finished = saved is not None and saved.facts["progress"]["finished"]
         if self.engine.main and not finished:
             warning = "%s is in use: waiting for process %s to finish."
             held.enter_context(locked(place / ".lock", waiting=lambda process: log.warning(warning, folder, process)))
-            for path in () if resume else checkpoint.paths(place):
+            for path in () if resume else paths(place):
                 path.unlink()
         self.engine.accelerator.wait_for_everyone()
         if finished:
             return saved
         held.enter_context(self.interrupts.caught())
-        return checkpoint.latest(place)  # another process may have written it before the lock was free
+        return latest(place)  # another process may have written it before the lock was free
 
     def after_step(self, *, at_epoch: bool = False) -> None:
         """Saves a checkpoint where one is due, and exits if a signal came."""
@@ -171,7 +218,7 @@ class Session:
             if self.engine.main:
                 tensors, facts = self.state.packed()
                 facts |= {"recipe": self.recipe.to_toml(), "facts": dict(self.facts)}
-                checkpoint.save(self.folder / "checkpoints", progress.step, tensors, facts)
+                save(self.folder / "checkpoints", progress.step, tensors, facts)
         if stop and not progress.finished:
             at = f"step {progress.step} of {self.length.total}; saved in {self.folder}"
             print(f"Stopped at {at}: the same call goes on from there.", file=sys.stderr)

@@ -52,17 +52,14 @@ class Plan(NamedTuple):
 
 
 def look_budget(training_rows: int, *, calibrated: bool = False) -> Plan:
-    """Returns a plan whose forward passes are at most `BUDGET` (and `END`) of training's, except in very short runs.
-
-    A run that starts calibrated is short, and a few hundred examples would leave its temperature in place: its end uses
-    as many as are useful.
-    """
+    """Returns a plan whose forward passes are at most `BUDGET` (and `END`) of training's, except in very short runs."""
 
     def within(bounds: tuple[int, int], number: float) -> int:
         return min(max(int(number), bounds[0]), bounds[1])
 
     examples = BUDGET * training_rows / DRAWS  # of all looks
     looks = within((MIN_LOOKS, LOOKS), examples / ROWS[0])
+    # A run that starts calibrated is short: a few hundred examples would leave its temperature in place.
     end = END_ROWS[1] if calibrated else within(END_ROWS, END * training_rows / END_DRAWS)
     return Plan(looks, within(ROWS, examples / looks), end)
 
