@@ -1,9 +1,10 @@
-"""Models made of kept runs, without training on labels: rows of a recipe with `of`, by the name in `make`."""
+"""Models made of kept runs: rows of a recipe with `of`, by the name in `make`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from rivals import ivon, laplace
 
 import ibnn
 from ibnn.lab.parts import Splits
@@ -22,4 +23,7 @@ def one_pass(models: Sequence[Any], splits: Splits, samples: int) -> Any:
     return ibnn.distil(joined(models, splits, samples), x, samples=samples, progress=False)
 
 
-DERIVED: dict[str, Callable[[Sequence[Any], Splits, int], Any]] = {"ensemble": joined, "one-pass": one_pass}
+DERIVED: dict[str, Callable[[Sequence[Any], Splits, int], Any]] = {
+    **{"ensemble": joined, "one-pass": one_pass},
+    **{"ivon": ivon, "laplace": laplace},
+}

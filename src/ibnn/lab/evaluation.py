@@ -20,7 +20,10 @@ from ibnn.novelty.measure import annotated
 from ibnn.prediction import CategoricalPrediction, GaussianPrediction, check_fallback, draws
 from ibnn.training.trainable import Trainable
 
-OUTSIDERS = {"fashion-mnist": "mnist", "mnist": "fashion-mnist"}  # images of another kind, of the same shape
+OUTSIDERS = {  # images of another kind, of the same shape
+    **{"fashion-mnist": "mnist", "mnist": "fashion-mnist"},
+    **{"cifar-10": "cifar-100", "cifar-100": "cifar-10"},
+}
 SEVERITIES = (1, 3, 5)
 SHIFTED = 300  # test images that are corrupted
 SHOWN = 8  # of the least certain test images, and of the most certain ones
