@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from rivals import ivon, laplace
+from others import ivon, laplace
 
 import ibnn
 from ibnn.lab.parts import Splits

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +60,8 @@ class Experiment:
     Each setting and method has a name and fields of the job, and "seeds" reduces its seeds. In a setting, "with" has
     fields for single methods, "skip" names methods to leave out, and "size" is the number of weights relative to the
     smallest setting. A method with "of" names another one: seed i answers with its runs of the seeds i · members to
-    (i + 1) · members − 1, as the function "make" of derived.py joins them, with "samples" draws per component.
+    (i + 1) · members − 1, as the function "make" of derived.py joins them, with "samples" draws per component. Methods
+    whose package ("needs") is not installed are left out.
     """
 
     name: str
@@ -266,7 +268,7 @@ def reproduce(
     """
     whole = read(name, preset, smoke=smoke)
     experiment = whole.only(methods, seeds, setting)
-    left = list(experiment.cells())
+    left = [cell for cell in experiment.cells() if find_spec(cell.method.get("needs", "json"))]  # no package, no row
     found = results(experiment, folders.out)
     with Bar(f"{name} ({preset})", len(left), shown=not quiet) as bar:
         while left:
