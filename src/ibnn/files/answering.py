@@ -13,7 +13,7 @@ from ibnn._version import __version__
 from ibnn.errors import complaint
 from ibnn.inputs import Call, Inputs, Pick, batch_length, call_arguments, pick, tree_map
 from ibnn.latent import Latent
-from ibnn.layers.batch_axis import find_batch, input_shapes
+from ibnn.layers.batch_axis import before_calls, find_batch
 from ibnn.layers.registry import duplicate
 from ibnn.likelihood import Heads, Likelihood
 from ibnn.likelihood.mixing import on_one_scale
@@ -63,7 +63,9 @@ class Drawn(nn.Module):
             if copied := [name for name, latent in latents.items() if latent.copied]:
                 got, remedy = f"copies of it in {copied}", "Leave these layers out: exclude=[…]."
                 raise ValueError(complaint("net", "one that folds things into its batch row by row", got, remedy))
-            with input_shapes({name: self.net.get_submodule(name) for name in latents}) as shapes:
+            layers = {name: self.net.get_submodule(name) for name in latents}
+            shapes: dict[str, list[torch.Size]] = {name: [] for name in latents}
+            with before_calls(layers, lambda name, shape, x: shapes[name].append(shape)):
                 self.net(*args, **kwargs)
         for (name, latent), (z, units) in zip(latents.items(), self._draws, strict=True):
             factors = None if units is None else self._factors(latent, units, shapes[name]).to(z)

@@ -84,7 +84,14 @@ def places(
         if calls and not fit:
             if not strict:
                 continue
-            raise ValueError(_misplaced(name, own.get(name), rows, axes, list(zip(grown, calls, strict=True))))
+            expected = (
+                f"of a dimension that is the batch ({rows} rows in their order) or copies of it, in all its calls"
+            )
+            shapes = {tuple(short.shape): tuple(long.shape) for short, long in calls}
+            got = " and ".join(
+                f"shape {short} for {rows} rows, {long} for {rows + len(ADDED)}" for short, long in shapes.items()
+            )
+            raise ValueError(batchless(name, expected, got))
         axis = fit[0] if calls else own.get(name, 0)
         folds = frozenset(short.shape[axis] // rows for short, _ in calls)
         found[name] = Place(axis, "copies" in orders.get(axis, ()), folds)
@@ -135,28 +142,6 @@ def _prints(entries: Tensor) -> Tensor:
     turns = torch.tensor([2.4, 1.1, 3.7, 0.7, 5.3, 1.9, 4.1, 2.9], device=entries.device, dtype=wide)
     prints: Tensor = entries.to(wide) @ torch.cos(places * turns) / entries.shape[1] ** 0.5
     return prints
-
-
-def _misplaced(
-    name: str, own: int | None, rows: int, axes: set[int], calls: list[tuple[set[int], tuple[_Look, _Look]]]
-) -> str:
-    """Words an error about a layer that does not see the batch as it should."""
-    short, long = min(calls, key=lambda pair: len(pair[0]))[1]
-    if axes:
-        expected = f"of the batch's {rows} rows in their order, or of copies of the batch, the same in all its calls"
-        return batchless(name, expected, f"shape {tuple(short.shape)}, with the rows in another order")
-    place = "a dimension" if own is None else f"a dimension {own}"
-    expected = f"of {place} that is the batch ({rows} rows) or a multiple of it, the same in all its calls"
-    got = f"shape {tuple(short.shape)} for {rows} rows and {tuple(long.shape)} for {rows + len(ADDED)}"
-    return batchless(name, expected, got)
-
-
-@contextmanager
-def input_shapes(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[torch.Size]]]:
-    """Records the shapes of the inputs that layers are called with."""
-    shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
-    with before_calls(layers, lambda name, shape, x: shapes[name].append(shape)):
-        yield shapes
 
 
 _See = Callable[[str, torch.Size, Tensor | None], None]
