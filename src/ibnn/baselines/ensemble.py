@@ -22,8 +22,8 @@ class Ensemble(Baseline):
     """Several models as one method: each member is a component, and an answer mixes those of all members equally.
 
     Members may be iBNNs, baselines, or plain networks, which makes it a deep ensemble (Lakshminarayanan et al., 2017).
-    Their noise and temperatures are their own. The ensemble has one temperature more, 1 until `calibrate` or
-    `scale_temperature` sets it. `between` is the disagreement between members, `within` the mean of their own.
+    Their noise and temperatures are their own. The ensemble has one temperature more, 1 until `scale_temperature`
+    sets it. `between` is the disagreement between members, `within` the mean of their own.
 
     `fit` trains one member after the other, each as if alone: member m with seed + m, in the folder `member-m`.
 

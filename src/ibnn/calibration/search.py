@@ -62,21 +62,21 @@ def calibrate(
 
     Weights and running statistics stay. Latents that were never trained get the mean 1 and a standard deviation by
     layer; trained ones keep their means, and their standard deviations are scaled. On the held-out labels the result
-    is never worse than temperature scaling; on new data it is about equal or better. Few labels change little: with 30
-    the network often stays as it is. From 100 rows on `fit_novelty` makes a new reference of them.
+    is never worse than temperature scaling; on new data it may be, by about 1 %. Few labels change little: with 30 the
+    network often stays as it is. From 100 rows on `fit_novelty` makes a new reference of them.
 
-    It takes about 60 passes over the held-out rows, or over 1,000 rows if there are fewer; trained latents take up to
-    twice that.
+    It takes about 60 passes over the held-out rows. Fewer than 1,000 rows cost as much as 60 passes over 1,000. Trained
+    latents take up to twice that.
 
     Args:
         model: What `ibnn.convert` made of the network.
         valid: Held-out data that the weights were not trained on, as `fit` takes it: a pair (x, y), a Dataset or a
             DataLoader. Held in memory with outputs from all draws of an answer: for dense outputs pass few rows.
-        *targets: Nothing: inputs and targets come as a pair.
+        *targets: Not used; it only gives calls with `(model, x, y)` a helpful error.
         samples: Draws per component of later answers, as passed to `predict`; sets `model.eval_samples`.
         seed: Decides the draws; sets `model.eval_seed`.
-        batch_size: Rows that go through the network at once. None never cuts a batch, for networks whose rows depend on
-            each other, such as the nodes of a graph; mark rows that are not held out by targets that are ignored.
+        batch_size: Rows that go through the network at once. None passes all of them, for networks whose rows depend on each
+            other, such as graph networks. Give rows that are not held out the ignored target.
         progress: Shows a bar in a terminal.
 
     >>> import ibnn

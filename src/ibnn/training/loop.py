@@ -85,10 +85,10 @@ def fit(  # noqa: D417  fields of the recipe are described there
     checkpoint_every: int | None = None,
     trackers: tuple[str, ...] | None = None,
 ) -> History:
-    """Trains a converted network with Algorithm 1, or a baseline with its own objective.
+    """Trains a converted network (Algorithm 1 of Trinh et al., 2020), or a baseline with its own objective.
 
-    Held-out labels steer the noise unless the recipe has a fixed `beta`: those of `valid`, or of a tenth of the
-    training data, which is then not trained on. If training fails, mode, noise and count of examples are as they were,
+    Held-out labels decide how much noise there is, unless you fix `beta`. They come from `valid`; without `valid`,
+    `fit` holds out a tenth of the training data. If training fails, mode, noise and count of examples are as they were,
     and the network has the weights of the last step.
 
     All arguments from `epochs` on are fields of the recipe, and described there; None keeps the recipe's value.
@@ -105,8 +105,9 @@ def fit(  # noqa: D417  fields of the recipe are described there
         callbacks: Functions, called as `callback(row, model)` after every row of the history.
         n_data: Number of training targets, if it cannot be counted.
         novelty: Whether `fit_novelty` is called at the end, if enough data are held out.
-        scheduler: Makes a scheduler of torch of an optimiser, such as `lambda o: OneCycleLR(o, 0.1, total_steps=500)`.
-            It is asked once, before training, for the rate of the weights at every step, which replaces `schedule`.
+        scheduler: A function that takes an optimiser and returns a torch scheduler, such as
+            `lambda o: OneCycleLR(o, 0.1, total_steps=500)`. Its rates of the weights, computed once before training,
+            replace `schedule`.
 
     Returns:
         The history. The model is left in eval mode: the best one with `patience`, the average with `ema` or `swa`.
