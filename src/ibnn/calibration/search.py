@@ -75,8 +75,8 @@ def calibrate(
         *targets: Not used; it only gives calls with `(model, x, y)` a helpful error.
         samples: Draws per component of later answers, as passed to `predict`; sets `model.eval_samples`.
         seed: Decides the draws; sets `model.eval_seed`.
-        batch_size: Rows that go through the network at once. None passes all of them, for networks whose rows depend on each
-            other, such as graph networks. Give rows that are not held out the ignored target.
+        batch_size: Rows that go through the network at once. None passes all of them, for networks whose rows depend on
+            each other, such as graph networks. Give rows that are not held out the ignored target.
         progress: Shows a bar in a terminal.
 
     >>> import ibnn
