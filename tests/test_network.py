@@ -31,14 +31,14 @@ def make_model(components: int = 4, **options: object) -> ibnn.IBNN:
     return ibnn.convert(make_net(), components=components, seed=0, **options)  # type: ignore[arg-type]
 
 
-def components_of(model: ibnn.IBNN, rows: int, samples: int = 1) -> list[int]:
+def components_of(model: ibnn.IBNN, rows: int, samples: int = 1, spread: bool = False) -> list[int]:
     """Which component each row draws from, read off draws whose means name their component."""
     probe = copy.deepcopy(model)
     probe.set_posterior(mean=torch.arange(probe.components, dtype=torch.float32)[:, None], std=0.0)
-    return training_latents(probe, torch.zeros(rows, 5), samples)[:, 0].int().tolist()
+    return training_latents(probe, torch.zeros(rows, 5), samples, spread)[:, 0].int().tolist()
 
 
-def training_latents(model: ibnn.IBNN, x: Tensor, samples: int = 1) -> Tensor:
+def training_latents(model: ibnn.IBNN, x: Tensor, samples: int = 1, spread: bool = False) -> Tensor:
     """z of the model's next training step, read off its latents during a copy's step."""
     probe, seen = copy.deepcopy(model).train(), []
 
@@ -48,7 +48,7 @@ def training_latents(model: ibnn.IBNN, x: Tensor, samples: int = 1) -> Tensor:
             seen.append(torch.cat(z, 1))
 
     probe.net.register_forward_pre_hook(read)
-    probe.elbo(x, torch.zeros(len(x), dtype=torch.long), n_data=100, samples=samples, beta=0.0)
+    probe.elbo(x, torch.zeros(len(x), dtype=torch.long), n_data=100, samples=samples, spread=spread, beta=0.0)
     return seen[0].detach()
 
 
@@ -80,11 +80,15 @@ def test_every_example_of_a_repeated_batch_meets_every_component() -> None:
     assert all(len(seen) == 4 for seen in met)
 
 
-def test_copies_share_their_component() -> None:
+def test_copies_share_their_component_or_spread_over_all() -> None:
     model = make_model(4)
     model(torch.randn(3, 5))  # start away from zero
     tied = torch.tensor(components_of(model, 6, samples=3)).view(3, 6)
     assert (tied == tied[0]).all()
+    spread = torch.tensor(components_of(model, 6, samples=3, spread=True)).view(3, 6)
+    assert all(len(set(spread[:, row].tolist())) == 3 for row in range(6))
+    counts = Counter(spread.flatten().tolist())
+    assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_each_copy_has_its_own_draw() -> None:

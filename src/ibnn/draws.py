@@ -57,6 +57,7 @@ def training(
     *,
     rows: int,
     samples: int = 1,
+    spread: bool = False,
     part: tuple[int, int] | None = None,
     layers: int = 0,
 ) -> Draws:
@@ -68,12 +69,15 @@ def training(
         examples: How many examples were drawn for before.
         rows: Rows of the batch, or of the part of it that is computed here.
         samples: S.
+        spread: Sends the copies of an example to different components, not to one.
         part: (first row, rows of the whole batch) of a part.
         layers: How many layers have words; 0 if units have no factors.
     """
     first, total = part or (0, rows)
     place = assign(seed, examples, total, len(q.mean))[first : first + rows]
-    component = place.expand(samples, -1) % len(q.mean)
+    if spread:
+        place = place * samples + torch.arange(samples, device=place.device)[:, None]
+    component = (place if spread else place.expand(samples, -1)) % len(q.mean)
     noise = normals_of(next_words(seed, examples, Space.TRAIN, first, rows, samples), q.mean.shape[1])
     z = q.draw(component.flatten(), noise)
     if not layers:

@@ -256,10 +256,12 @@ class IBNN(nn.Module):
         layers = 0 if self.draws == "channel" else len(self.latents)  # that have words
         return draws.predictive(self.posterior(), seed, components=chosen, samples=samples, first=first, layers=layers)
 
-    def _training_draws(self, q: Mixture, rows: int, samples: int = 1, part: tuple[int, int] | None = None) -> Draws:
+    def _training_draws(
+        self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
+    ) -> Draws:
         require_mixture(self)
         layers, at = 0 if self.draws == "channel" else len(self.latents), (self.seed, self.examples)
-        return draws.training(q, *at, rows=rows, samples=samples, part=part, layers=layers)
+        return draws.training(q, *at, rows=rows, samples=samples, spread=spread, part=part, layers=layers)
 
     def _forget(self, *, answers_alone: bool = False) -> None:
         """Drops what held-out data showed: the answers are about to change, and the weights unless `answers_alone`."""
@@ -429,6 +431,7 @@ class IBNN(nn.Module):
         samples: int = 1,
         beta: float = 1.0,
         gamma: float = 0.0,
+        spread: bool = False,
         part: tuple[int, int] | None = None,
     ) -> objective.ELBO:
         """Returns the loss of Algorithm 1 on a batch, and its terms.
@@ -441,6 +444,7 @@ class IBNN(nn.Module):
             samples: S, how many copies of every example there are, each with its own draw of z.
             beta: Weight of the KL.
             gamma: Weight of the posterior's entropy, which keeps components apart and wide.
+            spread: Sends the copies of an example to different components (the authors' code) and not to one.
             part: (where x begins, rows of the whole) in a larger batch whose other parts are computed elsewhere, on
                 other workers or in turn; components and draws are then those of the whole batch. The caller adds the
                 whole batch's rows to `examples` once all parts are done.
@@ -459,7 +463,7 @@ class IBNN(nn.Module):
             x if samples == 1 else inputs.tree_map(lambda t: inputs.repeat_rows(t, rows, samples), x)
         )
         q = self.posterior()
-        drawn = self._training_draws(q, rows, samples, part)
+        drawn = self._training_draws(q, rows, samples, spread, part)
         try:
             output = self._read(self._run(call, drawn))
             inputs.check_rows(output, rows * samples)

@@ -16,6 +16,7 @@ Nothing here knows the method: whatever `predict` answers for can be distilled.
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -158,12 +159,10 @@ def _observed(
             calls.pop(name, None)
             calls[name] = given[0], made
 
-    hooks = [net.get_submodule(name).register_forward_hook(partial(note, name)) for name in layers]
-    try:
+    with ExitStack() as hooks:
+        for name in layers:
+            hooks.enter_context(net.get_submodule(name).register_forward_hook(partial(note, name)))
         return net(*args, **kwargs), calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class Agreement(NamedTuple):
@@ -281,7 +280,7 @@ def distil(
     >>> p.probs.shape, p.epistemic.shape, p.between
     (torch.Size([200, 3]), torch.Size([200]), None)
     """
-    _check(model, samples, epochs, lr, hidden, copies, seed, batch_size)
+    _check(model, lr, copies, seed, samples=samples, epochs=epochs, hidden=hidden, batch_size=batch_size)
     device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     members = list(getattr(model, "members", [model]))
     first, whole = members[0], len(members) > 1 if whole is None else whole
@@ -325,17 +324,15 @@ def distil(
     return student
 
 
-def _check(
-    model: Any, samples: int, epochs: Any, lr: Any, hidden: int, copies: int, seed: int, batch_size: int
-) -> None:
-    """Raises if an argument makes no sense."""
+def _check(model: Any, lr: float | None, copies: int, seed: int, **counts: int | None) -> None:
+    """Raises if an argument makes no sense; None stands for a default."""
     if not isinstance(model, nn.Module) or not hasattr(model, "each_draw"):
         got = type(model).__name__
         raise TypeError(complaint("model", "an iBNN, an Ensemble or a baseline", got, "Convert and train it first."))
     if not (model.random or model.components > 1):  # type: ignore[operator]
         remedy = "Its only draw is its answer: call predict. SWAG draws once it was fitted with swa < 1."
         raise ValueError(complaint("model", "a method with draws", type(model).__name__, remedy))
-    for name, value in (("samples", samples), ("hidden", hidden), ("batch_size", batch_size), ("epochs", epochs)):
+    for name, value in counts.items():
         if value is not None:
             check.integer(name, value)
     check.integer("copies", copies, least=0)

@@ -118,6 +118,7 @@ class Plain(Baseline):
         samples: int = 1,
         beta: float = 1.0,
         gamma: float = 0.0,
+        spread: bool = False,
         part: tuple[int, int] | None = None,
     ) -> objective.ELBO:
         """Returns the loss on a batch and its terms; arguments as of `IBNN.elbo`, those of latents without effect."""

@@ -115,11 +115,8 @@ def trace_rates(scheduler: Any, recipe: Recipe, total: int) -> list[float]:
     optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=recipe.lr, momentum=0.9)
     made, rates = scheduler(optimiser), []
     if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
-        expected, remedy = (
-            "a function of an optimiser that returns a scheduler of steps",
-            "Pass another, or patience=5.",
-        )
-        raise TypeError(complaint("scheduler", expected, type(made).__name__, remedy))
+        expected = "a function of an optimiser that returns a scheduler of steps"
+        raise TypeError(complaint("scheduler", expected, type(made).__name__, "Pass another, or patience=5."))
     for step in range(total):
         if step:
             optimiser.step()

@@ -73,6 +73,7 @@ def fit(  # noqa: D417  fields of the recipe are described there
     freeze_batchnorm: bool | None = None,
     gamma: float | None = None,
     kl: KLKind | None = None,
+    spread: bool | None = None,
     precision: Literal["no", "bf16", "fp16"] | None = None,
     accumulate: int | None = None,
     seed: int | None = None,
@@ -372,7 +373,7 @@ class _Loss(nn.Module):
 
     def __init__(self, model: Trainable, recipe: Recipe) -> None:
         super().__init__()
-        self.model, self.samples = model, recipe.samples
+        self.model, self.samples, self.spread = model, recipe.samples, recipe.spread
 
     def forward(self, x: Any, y: Tensor, weights: Mapping[str, Any], part: tuple[int, int]) -> ELBO:
-        return self.model.elbo(x, y, samples=self.samples, part=part, **weights)
+        return self.model.elbo(x, y, samples=self.samples, spread=self.spread, part=part, **weights)

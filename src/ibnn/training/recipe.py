@@ -136,6 +136,7 @@ class Recipe(_Frozen):
     freeze_batchnorm: bool = False  #: Keeps BatchNorm's running statistics, and normalises by them in training too.
     gamma: float = Field(0.0, ge=0)  #: Weight of the posterior's entropy.
     kl: KLKind | None = None  #: Which KL; default the one that the model was converted with.
+    spread: bool = False  #: Sends the copies of an example to different components.
 
     precision: Literal["no", "bf16", "fp16"] = "no"  #: "no", "bf16" or "fp16" (mixed precision).
     #: Pieces in which a worker computes its share of a batch, to save memory; the result is the same.
