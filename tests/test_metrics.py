@@ -30,7 +30,6 @@ from ibnn.metrics import (
     ece,
     error,
     fpr_at_95_tpr,
-    interval_score,
     nll,
     pit,
     reliability_curve,
@@ -329,25 +328,17 @@ def test_crps_of_a_sharp_prediction_is_the_absolute_error() -> None:
     assert crps(*dense) == crps(means, stds, target)
 
 
-def test_coverage_interval_score_and_rmse_agree_with_a_count() -> None:
+def test_coverage_and_rmse_agree_with_a_count() -> None:
     generator = torch.Generator().manual_seed(1)
     low, width, target = (torch.randn(500, generator=generator, dtype=torch.float64) for _ in range(3))
     high = low + width.abs()
-    inside, penalised, squares = 0, 0.0, 0.0
+    inside, squares = 0, 0.0
     for a, b, y in zip(low.tolist(), high.tolist(), target.tolist(), strict=True):
         inside += a <= y <= b
-        penalised += b - a + 10 * (max(a - y, 0) + max(y - b, 0))
         squares += (a - y) ** 2
     assert coverage(low, high, target) == inside / 500
     assert coverage(torch.zeros(3), torch.full((3,), 5.0), torch.tensor([1, 5, 9])) == pytest.approx(2 / 3)
-    assert interval_score(low, high, target, level=0.8) == pytest.approx(penalised / 500)
     assert rmse(low, target) == pytest.approx(math.sqrt(squares / 500))
-
-
-def test_interval_score_is_lowest_for_the_true_quantiles() -> None:
-    target = torch.randn(20_000, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    ends = {z: interval_score(torch.full_like(target, -z), torch.full_like(target, z), target) for z in (1.3, 1.645, 2)}
-    assert min(ends, key=ends.__getitem__) == 1.645
 
 
 # --- several scores ------------------------------------------------------------------------------
@@ -542,7 +533,6 @@ def row(*values: float) -> tuple[Tensor, Tensor]:
         (lambda: bootstrap(mean, S, level=1), "level"),
         (lambda: rmse(S, S[:, None]), "target"),
         (lambda: coverage(S, S, S * NAN), "target"),
-        (lambda: interval_score(S, S, S, level=90), "level"),
         (lambda: crps(S[None], 0 * S[None], S), "stds"),
         (lambda: crps(S[None], S[None] + 1, S, S[None]), "weights"),
         (lambda: bootstrap(mean, S, level=0), "level"),
@@ -626,7 +616,6 @@ def test_arrays_and_lists_have_the_scores_of_tensors() -> None:
     low, high, target = np.zeros(4), np.ones(4), np.array([-1.0, 0.0, 0.5, 2.0])
     assert coverage(low, high, target) == 0.5
     assert rmse(low, high) == 1
-    assert interval_score(low, high, target) == interval_score(*map(torch.tensor, (low, high, target)))
     assert crps(low[None], high[None], target) == crps(*map(torch.tensor, (low[None], high[None], target)))
     assert bootstrap(error, *arrays, resamples=9) == bootstrap(error, probs, labels, resamples=9)
     assert score_intervals(arrays[0], log_probs.numpy(), arrays[1]) == score_intervals(probs, log_probs, labels)

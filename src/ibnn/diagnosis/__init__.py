@@ -52,9 +52,7 @@ class Diagnosis:
         for row in self.layers:
             start = f"{shown(row.name):<{width}}  {row.nodes:>7,}  {row.kl_share:>8.1%}  {row.std:>6.3f}"
             lines.append(f"{start}  {row.std_ratio:>7.2f}  {row.spread:>11.3f}  {row.shift:>10.3f}")
-        kind = _splitting(self.kl_kind)
-        why = "" if kind == self.kl_kind else f", because {self.kl_kind!r} does not split over layers"
-        kl = f"KL {sum(row.kl for row in self.layers):,.1f} nats ({kind!r}{why})"
+        kl = f"KL {sum(row.kl for row in self.layers):,.1f} nats ({_splitting(self.kl_kind)!r})"
         share = "" if self.epistemic_share is None else f", epistemic share {self.epistemic_share:.1%}"
         lines.append(f"{kl}, distinct components {self.effective_components:.1f}{share}")
         return "\n".join([*lines, *(map(str, self.findings) if self.findings else ["Nothing to worry about."])])

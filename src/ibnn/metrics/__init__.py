@@ -20,7 +20,7 @@ from ibnn.metrics.checks import Values, class_rows, numbers, same_shape, score_c
 __all__ = ["ReliabilityCurve", "RiskCoverage", "reliability_curve", "risk_coverage", "scores"]  # of classifiers
 __all__ += ["adaptive_ece", "augrc", "aupr", "aurc", "auroc", "brier", "classwise_ece", "ece", "error"]
 __all__ += ["fpr_at_95_tpr", "nll"]
-__all__ += ["coverage", "crps", "interval_score", "pit", "rmse"]  # of numbers
+__all__ += ["coverage", "crps", "pit", "rmse"]  # of numbers
 __all__ += ["Interval", "bootstrap", "score_intervals"]  # by resampling
 
 Metric = Callable[..., float]
@@ -272,20 +272,6 @@ def coverage(low: Values, high: Values, target: Values) -> float:
     """
     target, low, high = same_shape(target, low=low, high=high)
     return ((low <= target) & (target <= high)).double().mean().item()
-
-
-def interval_score(low: Values, high: Values, target: Values, level: float = 0.9) -> float:
-    """Mean width of central intervals, plus 2 / (1 - level) times the distance of each target outside; lower is better.
-
-    Its expectation is lowest for the true quantiles (Gneiting & Raftery, 2007).
-
-    >>> round(interval_score(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 1.5]), level=0.9), 6)  # 1 and 1 + 20 / 2
-    6.0
-    """
-    check.share("level", level, remedy="Pass 0.9 for 90 %.")
-    target, low, high = (values.double() for values in same_shape(target, low=low, high=high))
-    outside = (low - target).clamp_min(0) + (target - high).clamp_min(0)
-    return (high - low + 2 / (1 - level) * outside).mean().item()
 
 
 def crps(means: Values, stds: Values, target: Values, weights: "Values | None" = None) -> float:
