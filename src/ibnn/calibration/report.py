@@ -24,38 +24,22 @@ class Calibration:
     temperature, so they are slightly optimistic. `cross_nll` is less so: each half of the labels is scored at the
     temperature that the other half fits. `after["nll"]` is never above `temperature_scaling["nll"]`, nor `cross_nll[1]`
     above `cross_nll[0]`.
-
-    Attributes:
-        curve: The scales that were tried, in order, the first without noise; NLLs of the rows of the search.
-        scale: a, the chosen one. For latents that were never trained it is their standard deviation.
-        temperature: T, the chosen one: what the labels support, shrunk towards the network's own.
-        fitted_temperature: What these labels would set if they were many: the temperature of the lowest NLL.
-        std: Mean standard deviation of the latents of each layer, by its name.
-        unit_std: That of the factors of a layer's units, by its name, for layers whose units have some.
-        reason: Why there is no noise; empty if there is some.
-        before: Scores of the network as it came: without noise if its latents were never trained.
-        temperature_scaling: Scores without noise at the best temperature.
-        after: Scores from now on.
-        cross_nll: NLL without noise and of the calibrated network, cross-fitted over two halves.
-        gain: The first of these less the second, and the standard error of that difference, in nats.
-        rows: How many held-out rows there were.
-        passes: Rows that went through the network, over `rows`.
     """
 
-    curve: tuple[Point, ...]
-    scale: float
-    temperature: float
-    fitted_temperature: float
-    std: dict[str, float]
-    unit_std: dict[str, float]
-    reason: str
-    before: dict[str, float]
-    temperature_scaling: dict[str, float]
-    after: dict[str, float]
-    cross_nll: tuple[float, float]
-    gain: tuple[float, float]
-    rows: int
-    passes: float
+    curve: tuple[Point, ...]  #: The scales that were tried, in order, the first without noise; on the search's rows.
+    scale: float  #: a, the chosen one. For latents that were never trained it is their standard deviation.
+    temperature: float  #: T, the chosen one: what the labels support, shrunk towards the network's own.
+    fitted_temperature: float  #: What these labels would set if they were many: the temperature of the lowest NLL.
+    std: dict[str, float]  #: Mean standard deviation of the latents of each layer, by its name.
+    unit_std: dict[str, float]  #: That of the factors of a layer's units, for layers whose units have some.
+    reason: str  #: Why there is no noise; empty if there is some.
+    before: dict[str, float]  #: Scores of the network as it came: without noise if its latents were never trained.
+    temperature_scaling: dict[str, float]  #: Scores without noise at the best temperature.
+    after: dict[str, float]  #: Scores from now on.
+    cross_nll: tuple[float, float]  #: NLL without noise and of the calibrated network, cross-fitted over two halves.
+    gain: tuple[float, float]  #: The first of these less the second, and that difference's standard error, in nats.
+    rows: int  #: How many held-out rows there were.
+    passes: float  #: Rows that went through the network, over `rows`.
 
     def __str__(self) -> str:
         """A table."""

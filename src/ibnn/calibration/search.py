@@ -88,9 +88,7 @@ def calibrate(
     True
     """
     if not isinstance(model, IBNN):
-        remedy = "Convert it first: calibrate(ibnn.convert(net), valid)."
-        if hasattr(model, "each_draw"):  # an ensemble or a baseline
-            remedy = "Its temperature alone: ibnn.baselines.scale_temperature(model, valid)."
+        remedy = "Convert it first. Of an ensemble or a baseline: ibnn.baselines.scale_temperature(model, valid)."
         raise TypeError(complaint("model", "an IBNN made by convert", type(model).__name__, remedy))
     if targets:
         raise TypeError(complaint("valid", "one argument", "two", "Pass inputs and targets as a pair: (x, y)."))
@@ -152,9 +150,7 @@ def _calibrated(outputs: "_Outputs") -> tuple[Calibration, Tensor]:
     fitted = best_temperature(likelihood, answers, y, rough=True)
     likelihood.set_temperature(point.temperature)
     model.eval_samples, model.eval_seed = outputs.samples, outputs.seed
-    why = (
-        f"Noise of scale {scale:.3g} is no better than none on all rows" if scale else "Noise lowers the NLL too little"
-    )
+    why = f"Noise of scale {scale:.3g} is no better than none on all rows" if scale else "Noise hardly lowers the NLL"
     units = zip(model.latents, model.unit_std.tolist(), has_units(model).tolist(), strict=True)
     report = Calibration(
         curve=tuple(candidate.point for candidate in curve),

@@ -25,21 +25,13 @@ _TINY = torch.finfo(torch.float32).tiny  # stands in for σ = 0, whose KL is inf
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found; `print` it.
+    """What `diagnose` found; `print` it."""
 
-    Attributes:
-        layers: A row for every layer with latents.
-        findings: The worst first.
-        kl_kind: The model's KL. "pairwise" and "montecarlo" do not split over layers: the rows show "components" then.
-        effective_components: How many components are distinct, 1 … K: exp(−meanᵢ log 1/K Σⱼ exp(−BDᵢⱼ)).
-        epistemic_share: Mean epistemic over mean total uncertainty of the inputs; None without inputs.
-    """
-
-    layers: tuple[LayerDiagnosis, ...]
-    findings: tuple[Finding, ...]
-    kl_kind: str
-    effective_components: float
-    epistemic_share: float | None = None
+    layers: tuple[LayerDiagnosis, ...]  #: A row for every layer with latents.
+    findings: tuple[Finding, ...]  #: The worst first.
+    kl_kind: str  #: The model's KL. "pairwise" and "montecarlo" do not split over layers: rows show "components" then.
+    effective_components: float  #: How many components are distinct, 1 … K: exp(−meanᵢ log 1/K Σⱼ exp(−BDᵢⱼ)).
+    epistemic_share: float | None = None  #: Mean epistemic over mean total uncertainty of the inputs, if any.
 
     @property
     def healthy(self) -> bool:

@@ -39,19 +39,13 @@ PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
 
 
 class Exported(NamedTuple):
-    """What was written.
+    """What was written."""
 
-    Attributes:
-        path: The file.
-        bytes: Its size.
-        draw_bytes: Size of the draws in it.
-        difference: Largest difference to `predict` on the example, relative to the largest number if that exceeds 1
-            (for a Gaussian, to the predictive standard deviation or variance).
-    """
-
-    path: Path
-    bytes: int
-    draw_bytes: int
+    path: Path  #: The file.
+    bytes: int  #: Its size.
+    draw_bytes: int  #: Size of the draws in it.
+    #: Largest difference to `predict` on the example, relative to the largest number if that exceeds 1 (for a Gaussian,
+    #: to the predictive standard deviation or variance).
     difference: float
 
 

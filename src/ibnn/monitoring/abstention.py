@@ -17,21 +17,13 @@ NOVEL = 0.01  # p-value of novelty up to which answers are withheld, where it is
 
 
 class Threshold(NamedTuple):
-    """A rule that says which answers to withhold, and the evidence for it; made by `ibnn.abstain`.
+    """A rule that says which answers to withhold, and the evidence for it; made by `ibnn.abstain`."""
 
-    Attributes:
-        limit: Answers with a total uncertainty above this are withheld; −inf withholds all.
-        coverage: Share of the labelled answers that are given.
-        errors: Wrong answers among those given.
-        bound: Upper confidence bound on the share of wrong answers among those given.
-        novelty: Answers for inputs with a p-value of novelty of at most this are withheld, too; 0 for none.
-    """
-
-    limit: float
-    coverage: float
-    errors: int
-    bound: float
-    novelty: float = 0.0
+    limit: float  #: Answers with a total uncertainty above this are withheld; −inf withholds all.
+    coverage: float  #: Share of the labelled answers that are given.
+    errors: int  #: Wrong answers among those given.
+    bound: float  #: Upper confidence bound on the share of wrong answers among those given.
+    novelty: float = 0.0  #: Answers for inputs with a p-value of at most this are withheld, too; 0 for none.
 
     def __str__(self) -> str:
         if self.limit == -math.inf:

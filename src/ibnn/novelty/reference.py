@@ -30,15 +30,12 @@ _TAIL = 0.1  # share of the highest scores that tells how fast the tail falls
 
 
 class Novelty(NamedTuple):
-    """How novel inputs are.
+    """How novel inputs are."""
 
-    Attributes:
-        p_value: Conformal p-value of "like those known", (B,): small for novel inputs.
-        score: The score behind it, (B,), the mean over groups: it goes on rising where no p-value can be smaller.
-    """
-
-    p_value: Tensor
-    score: Tensor
+    p_value: Tensor  #: Conformal p-value of "like those known", (B,): small for novel inputs.
+    score: (
+        Tensor  #: The score behind it, (B,), the mean over groups: it goes on rising where no p-value can be smaller.
+    )
 
 
 class Reference(nn.Module):
@@ -47,31 +44,20 @@ class Reference(nn.Module):
     There are F folds of statistics: one if they come from other data than the held-out inputs, else two, each made of
     one half of the inputs and used for the other. The held-out inputs of a fold form two groups of m inputs; the inputs
     of one group rank the distances of the other's.
-
-    Attributes:
-        layers: Numbers of the layers that are observed, among those of the network that could be, (L,).
-        axes: The batch axis of their inputs, (L,).
-        widths: Width of the summary of each layer, and how many numbers describe it, (L, 2).
-        shift: Where each number of the summaries is centred, one layer after the other.
-        scale: What it is multiplied by after that.
-        whiten: W of each layer, with W Wᵀ the inverse of its covariance, one after the other, (F, …).
-        centres: Whitened means (M, P) of each layer, of all inputs or of every class, one after the other, (F, …).
-        ranks: For each group, of the other group's inputs: sorted distances, their sorted sums of −log p, and, where
-            the likelihood tells, how unsure the answers are, (2F, L + 1 or L + 2, m).
-        scores: Sorted scores of each group, (2F, m).
-        base: The base rates, as the likelihood makes them; empty without labels.
     """
 
-    layers: Tensor
-    axes: Tensor
-    widths: Tensor
-    shift: Tensor
-    scale: Tensor
-    whiten: Tensor
-    centres: Tensor
+    layers: Tensor  #: Numbers of the layers that are observed, among those of the network that could be, (L,).
+    axes: Tensor  #: The batch axis of their inputs, (L,).
+    widths: Tensor  #: Width of the summary of each layer, and how many numbers describe it, (L, 2).
+    shift: Tensor  #: Where each number of the summaries is centred, one layer after the other.
+    scale: Tensor  #: What it is multiplied by after that.
+    whiten: Tensor  #: W of each layer, with W Wᵀ the inverse of its covariance, one after the other, (F, …).
+    centres: Tensor  #: Whitened means (M, P) of each layer, of all inputs or of every class, one by one, (F, …).
+    #: For each group, of the other group's inputs: sorted distances, their sorted sums of −log p, and, where the
+    #: likelihood tells, how unsure the answers are, (2F, L + 1 or L + 2, m).
     ranks: Tensor
-    scores: Tensor
-    base: Tensor
+    scores: Tensor  #: Sorted scores of each group, (2F, m).
+    base: Tensor  #: The base rates, as the likelihood makes them; empty without labels.
 
     def __init__(self, **statistics: Tensor) -> None:
         """Takes the buffers by name; those left out are empty."""

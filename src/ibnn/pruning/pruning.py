@@ -39,19 +39,12 @@ class PrunedLayer:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A thinner network; `print` it.
+    """A thinner network; `print` it."""
 
-    Attributes:
-        model: The thinner model. Its latents are those of the nodes that stayed.
-        before: Size of the model that was given.
-        after: Size of the thinner one.
-        layers: What happened to each linear layer and convolution.
-    """
-
-    model: IBNN
-    before: Size
-    after: Size
-    layers: tuple[PrunedLayer, ...]
+    model: IBNN  #: The thinner model. Its latents are those of the nodes that stayed.
+    before: Size  #: Size of the model that was given.
+    after: Size  #: Size of the thinner one.
+    layers: tuple[PrunedLayer, ...]  #: What happened to each linear layer and convolution.
 
     @property
     def net(self) -> nn.Module:
