@@ -131,41 +131,12 @@ def table(name: str, seed: int) -> Task:
     return Task(train, valid, test, lambda: mlp(x.shape[1], 3, hidden=64), near, {"out of range": outside}, {}, 40)
 
 
-class Encoder(nn.Module):
-    """Two Transformer layers over tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(100, 32)
-        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
-        self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, 2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Class scores of (B, T) token numbers."""
-        out: Tensor = self.head(self.layers(self.embed(tokens)).mean(1))
-        return out
-
-
-def text(seed: int) -> Task:
-    """Sequences of 16 tokens of 60; which of two groups of tokens is more frequent? Foreign: tokens never seen."""
-    generator = torch.Generator().manual_seed(seed)
-    lean = torch.rand(4000, 1, generator=generator)
-    group = torch.rand(4000, 16, generator=generator) < lean
-    tokens = torch.where(group, 0, 30) + torch.randint(30, (4000, 16), generator=generator)
-    y = (group.double().mean(1) > 0.5).long()
-    train, valid, test = parts(Data(tokens, y), [2000, 1000, 1000], seed)
-    some = torch.rand(test.x.shape, generator=generator) < 0.25
-    near = {"a quarter of other tokens": torch.where(some, test.x + 40, test.x).clamp_max(99)}
-    return Task(train, valid, test, Encoder, near, {"other tokens": 60 + test.x % 40}, {}, 10)
-
-
 CELLS: dict[str, Callable[[int], Task]] = {
     "lenet-89": lambda seed: lenet((8, 9), seed),
     "lenet-26": lambda seed: lenet((2, 6), seed),
     "lenet-05": lambda seed: lenet((0, 5), seed),
     "digits": digits,
     **{name: lambda seed, name=name: table(name, seed) for name in ("breast_cancer", "wine", "made")},  # type: ignore[misc]
-    "text": text,
     **{n: lambda seed, n=n: cifar(n, seed) for n in ("resnet20", "vgg16-quarter")},  # type: ignore[misc]
 }
 

@@ -103,27 +103,6 @@ class Transformer(nn.Module):
         return self.head(self.encoder(self.embed(x) + self.place).mean(1))
 
 
-class Sentences(nn.Module):
-    """Embeds tokens, runs a GRU, and classifies its last state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.run, self.last = nn.Embedding(40, 24), nn.GRU(24, 32, batch_first=True), nn.Linear(32, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.run(self.embed(x))[0][:, -1])  # type: ignore[no-any-return]
-
-
-def sentences(seed: int) -> tuple[Data, Data, Data]:
-    """Made-up text: 16 of 40 words; the label is whether words 0–4 outnumber words 5–9, wrong for a tenth of them."""
-    generator = torch.Generator().manual_seed(1000 + seed)
-    x = torch.randint(40, (6000, 16), generator=generator)
-    lead = (x < 5).sum(1) - ((x >= 5) & (x < 10)).sum(1)
-    flip = torch.rand(6000, generator=generator) < 0.1
-    y = ((lead > 0) ^ flip).long()
-    return Data(x[:1500], y[:1500]), Data(x[1500:1900], y[1500:1900]), Data(x[1900:], y[1900:])
-
-
 def mnist() -> Tensor:
     """Images of other things than clothes."""
     return images("mnist", train=False).x
@@ -135,7 +114,6 @@ TASKS: dict[str, Task] = {
     "digits": Task(lambda: mlp(64, 10, hidden=64), table(load_digits)),
     "breast cancer": Task(lambda: mlp(30, 2, hidden=64), table(load_breast_cancer)),
     "regression": Task(lambda: mlp(10, 1, hidden=64), friedman, likelihood="gaussian"),
-    "gru": Task(Sentences, sentences, epochs=20),
     "transformer": Task(Transformer, rows_of_digits),
     "resnet20": Task(
         lambda: CifarResNet(depth=20, width=0.5),

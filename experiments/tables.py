@@ -4,6 +4,7 @@ With --check it changes nothing and fails if a page is out of date.
 """
 
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,52 @@ def _coverage(cells: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+DETECTORS = {  # rows of the table of queries out of scope: a method, and scores of it
+    "plain": ("entropy + T", "energy", "last layer, Mahalanobis", "novelty"),
+    "calibrate": ("entropy", "novelty"),
+    "MC-dropout": ("entropy", "epistemic"),
+    "iBNN-8": ("entropy", "epistemic", "energy", "last layer, Mahalanobis", "novelty"),
+    "iBNN-8, one pass": ("entropy", "novelty"),
+    "3 plain networks": ("entropy", "epistemic"),
+}
+
+
+def clinc() -> dict[str, str]:
+    """The tables of CLINC150, in scope and out of scope: means ± standard deviations over seeds."""
+    named = _clinc()
+    inside = [["method", "seeds", "error %", "NLL", "ECE", "NLL + T", "ECE + T", "passes"]]
+    outside = [["method", "score", "AUROC", "FPR95 %", "recall % at 5 %", "false alarms %"]]
+    for method, scores in DETECTORS.items():
+        cells = list(named.get(method, {}).values())
+        if not cells:
+            continue
+        own, tempered = ([cell[kind] for cell in cells] for kind in ("test", "tempered"))
+        values = [_spread([found["error"] for found in own], 100, 2)]
+        values += [_spread([found[key] for found in kind]) for kind in (own, tempered) for key in ("nll", "ece")]
+        inside.append([method, str(len(cells)), *values, str(cells[0]["forwards"])])
+        for score in scores:
+            found = [cell["out of scope"][score] for cell in cells]
+            shares = [_spread([one[key] for one in found], 100, 1) for key in ("fpr95", "recall", "false alarms")]
+            outside.append([method, score, _spread([one["auroc"] for one in found]), *shares])
+    found = {"clinc": inside, "clinc-outside": outside}
+    return {name: figures.markdown(rows).rstrip() + "\n" for name, rows in found.items()}
+
+
+def _clinc() -> dict[str, dict[str, Any]]:
+    """The cells of each method, by seed."""
+    named: dict[str, dict[str, Any]] = {}
+    for name, cell in json.loads((RESULTS / "clinc.json").read_text())["cells"].items():
+        method, seed = name.rsplit(" / ", 1)
+        named.setdefault(method, {})[seed] = cell
+    return named
+
+
+def _spread(values: list[float], factor: float = 1, digits: int = 3) -> str:
+    """Returns mean ± standard deviation; the value alone if there is one."""
+    mean = f"{factor * statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {factor * statistics.stdev(values):.{digits}f}"
+
+
 def guarantees() -> dict[str, str]:
     """The blocks of docs/sets.md, and novelty's false alarms."""
     cells = json.loads((RESULTS / "guarantees.json").read_text())["cells"]
@@ -266,7 +313,19 @@ def one_pass() -> str:
             pair = [_percent(found) if key == "error" else _three(found.get(key)) for found in (draws, student)]
             values.append("–" if "–" in pair else " → ".join(pair))
         rows.append([task, kind, seeds, *values, _three(student.get("rank"))])
+    draws, students = (_clinc().get(name, {}) for name in ("iBNN-8", "iBNN-8, one pass"))
+    if students:
+        pairs = [_queries_of([cells[seed] for seed in students]) for cells in (draws, students)]
+        error, nll, outside = (" → ".join(pair) for pair in zip(*pairs, strict=True))
+        rows.append(["MiniLM, CLINC150", "iBNN", str(len(students)), error, nll, "–", "–", outside, "–"])
     return figures.markdown(rows).rstrip() + "\n"
+
+
+def _queries_of(cells: list[Any]) -> list[str]:
+    """Mean error, NLL, and AUROC of the epistemic part for queries out of scope."""
+    error, nll = (statistics.mean(cell["test"][key] for cell in cells) for key in ("error", "nll"))
+    outside = statistics.mean(cell["out of scope"]["epistemic"]["auroc"] for cell in cells)
+    return [f"{100 * error:.2f}", _three(nll), _three(outside)]
 
 
 def _percent(found: dict[str, float]) -> str:
@@ -302,7 +361,7 @@ def fill_in(pages: dict[Path, dict[str, str]], check: bool = False) -> int:
 
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
-    found = blocks() | performance() | novelty() | guarantees() | {"one-pass": one_pass()}
+    found = blocks() | performance() | novelty() | guarantees() | clinc() | {"one-pass": one_pass()}
     return fill_in(dict.fromkeys(PAGES, found), check)
 
 
