@@ -1,8 +1,7 @@
 """The rivals' own settings, chosen on held-out data (never the test set): python choose.py
 
 LeNet on 5,000 Fashion-MNIST images and the quarter VGG-16 on 10,000 of CIFAR-10, with the epochs of the benchmark, one
-seed that the benchmark does not use; for the regression, three hidden layers, 30 points, and 100 others held out. The
-half-width ResNet-20 in short runs: 12,500 images, 8 epochs.
+seed that the benchmark does not use; for the regression, three hidden layers, 30 points, and 100 others held out.
 """
 
 import sys
@@ -32,22 +31,6 @@ VGG = LENET.but(
     examples=11000,
     train={"epochs": 20, "evaluate_every": 20},
 )
-RESNET = LENET.but(
-    net="resnet20",
-    net_options={"width": 0.5},
-    data="cifar-10",
-    examples=15000,
-    valid=2500,
-    augment=True,
-    train={
-        "epochs": 8,
-        "evaluate_every": 8,
-        "optimiser": "sgd",
-        "lr": 0.1,
-        "weight_decay": 5e-4,
-        "schedule": {"kind": "cosine", "start": 0.0, "end": 1.0, "final": 0.001, "warmup": 0.05},
-    },
-)
 CURVE = Job(
     net="mlp",
     net_options={"layers": 3},
@@ -72,8 +55,6 @@ def grid() -> dict[str, Job]:
         jobs[f"VGG-16/4 dropout {rate}"] = VGG.but(method="dropout", method_options={"rate": rate})
     for beta in BETAS:
         jobs["VGG-16/4 " + _name(0.2, beta)] = _variational(VGG, 0.2, beta)
-    for rate in (0.02, 0.05, 0.1, 0.2):
-        jobs[f"ResNet-20/2 dropout {rate}"] = RESNET.but(method="dropout", method_options={"rate": rate})
     return jobs
 
 
@@ -90,7 +71,7 @@ def _variational(base: Job, prior: float, beta: float) -> Job:
 @cache
 def splits(net: str) -> Splits:
     """The data, which all jobs on a network share."""
-    return make_data({job.net: job for job in (LENET, VGG, RESNET, CURVE)}[net])
+    return make_data({job.net: job for job in (LENET, VGG, CURVE)}[net])
 
 
 def held_out(job: Job) -> dict[str, Any]:
