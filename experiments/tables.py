@@ -23,7 +23,8 @@ PAGES = tuple(
     for page in (
         "README.md",
         "experiments/README.md",
-        *(f"docs/{name}.md" for name in ("results", "performance", "method", "novelty", "sets", "one-pass")),
+        "experiments/notes/measured.md",
+        *(f"docs/{name}.md" for name in ("results", "performance", "method", "novelty")),
     )
 )
 SHORT = ("method", "error %", "NLL", "ECE", "NLL + T", "corrupted NLL + T", "rows ×", "forwards")
@@ -264,7 +265,7 @@ def _spread(values: list[float], factor: float = 1, digits: int = 3) -> str:
 
 
 def guarantees() -> dict[str, str]:
-    """The blocks of docs/sets.md, and novelty's false alarms."""
+    """The tables of sets and intervals, and novelty's false alarms."""
     cells = json.loads((RESULTS / "guarantees.json").read_text())["cells"]
     sizes = [["classes", "error %", "kind", "90 %: covered %", "size", "empty %", "95 %: covered %", "size"]]
     for classes in (10, 100):
@@ -301,7 +302,7 @@ def one_pass() -> str:
         "misclassification AUROC": "misclassification AUROC",
         "OOD AUROC": "OOD AUROC",
     }
-    rows = [["network", "model", "seeds", *columns, "rank of epistemic"]]
+    rows = [["network", "model", "seeds", *columns, "rank correlation of epistemic"]]
     path = RESULTS / "one_pass.json"
     every = json.loads(path.read_text())["cells"] if path.exists() else {}
     for name, cell in over_seeds({name: cell for name, cell in every.items() if not name.startswith("choice")}).items():

@@ -263,12 +263,13 @@ def distil(
     Args:
         model: A trained model: an iBNN, an `ibnn.Ensemble`, or a baseline that draws.
         x: Inputs like those to be answered: what `predict` takes, or a Dataset. The more, the better.
-        whole: Whether all weights learn, not only the head and the last layer. Default: for an ensemble.
+        whole: Whether to train all weights, not only head and last layer. Default: True for an ensemble, else False.
         samples: Draws per component of the answers that are taught.
         epochs: Passes over the inputs and their copies; default 40, or 15 for the whole network.
         lr: Learning rate; default 3e-3, or 5e-4 for the whole network.
         hidden: Width of the head.
-        copies: Perturbed copies of the inputs: noisy ones, then mixed ones, in turn. Integers are never perturbed.
+        copies: Number of perturbed copies of the inputs. They alternate: the first has added noise, the second mixes
+            pairs of inputs. Integer inputs are not copied.
         seed: Decides the draws, the copies, the order and the held-out inputs.
         batch_size: Rows of a step.
         progress: Shows a bar in a terminal.
