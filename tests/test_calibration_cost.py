@@ -71,7 +71,7 @@ def test_the_gain_is_the_paired_difference() -> None:
 
 
 def outputs_of(model: ibnn.IBNN, x: Tensor) -> search._Outputs:
-    options: Any = {"samples": 5, "seed": 0, "batch_size": 32, "temper": True, "bar": Bar("", shown=False)}
+    options: Any = {"samples": 5, "seed": 0, "batch_size": 32, "bar": Bar("", shown=False)}
     outputs = search._Outputs(model, x, torch.zeros(len(x)), **options)
     outputs.order = torch.arange(len(x))
     return outputs
