@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Subset
 from ibnn import data
 from ibnn.data import Folder, Images, Split, hold_out, load_cifar10, load_cifar100, load_idx, subset
 from ibnn.data.sets import KNOWN
-from ibnn.data.table_file import read_sheet
+from ibnn.data.table_file import numbers, read_cells
 from ibnn.errors import DamagedError
 
 FOUR_PARTS = r"Expected `.*` to be .*, but got .*\. \w+"
@@ -438,10 +438,11 @@ def lines(rows: int, target: Callable[[int], object], head: str = "a,b,y") -> st
     "head", [b"", b"gr\xf6\xdfe,b\n", b"x,x,x\n", b"\xef\xbb\xbfa,2\n\n"], ids=["no", "latin", "long", "bom"]
 )
 def test_columns_by_order_need_no_header(tmp_path: Path, head: bytes) -> None:
-    sheet = read_sheet(table(tmp_path, head + b'1,"2"\n\n3,4\n'), named=False)
-    assert sheet.numbers(sheet.names, "").tolist() == [[1, 2], [3, 4]]
+    path = table(tmp_path, head + b'1,"2"\n\n3,4\n')
+    cells = read_cells(path, named=False)
+    assert numbers(path, cells, list(cells.columns), "").tolist() == [[1, 2], [3, 4]]
     with pytest.raises(ValueError, match=r"'x' in row 2, column '2'"):
-        read_sheet(table(tmp_path, head + b"1,2\n3,x\n"), named=False).numbers(["2"], "")
+        numbers(path, read_cells(table(tmp_path, head + b"1,2\n3,x\n"), named=False), ["2"], "")
 
 
 def test_ten_thousand_columns_are_read_in_seconds(tmp_path: Path) -> None:
@@ -457,8 +458,8 @@ def test_ten_thousand_columns_are_read_in_seconds(tmp_path: Path) -> None:
 
 def test_numbers_are_the_nearest_floats(tmp_path: Path) -> None:
     cells = ["0.1", "1e-300", "123456789.123456789", " 7 ", "-0.0", "2.2250738585072011e-308", "1E5", "4.35"]
-    sheet = read_sheet(table(tmp_path, "a\n" + "\n".join(cells)))
-    assert sheet.numbers(["a"], "").flatten().tolist() == [float(cell) for cell in cells]
+    path = table(tmp_path, "a\n" + "\n".join(cells))
+    assert numbers(path, read_cells(path), ["a"], "").flatten().tolist() == [float(cell) for cell in cells]
 
 
 def test_a_table_is_split_once_and_standardised_by_its_training_rows(tmp_path: Path) -> None:
@@ -544,8 +545,7 @@ def test_other_ways_to_write_a_table(tmp_path: Path) -> None:
         ("a,b,y\n1,nan,p\n1,2,q\n", r"'nan' in row 1, column 'b'"),
         ("a,b,y\n1,2,p\n1,inf,q\n", r"'inf' in row 2, column 'b'"),
         (f"a,b,y\n1,2,p\n1,1{'0' * 400},q\n", r"row 2, column 'b'"),
-        (f"a,b,y\n1,2,p\n1,1{'0' * 35},q\n", "single precision .* column 'b'. Subtract 5e\\+34"),
-        ("a,b,y\n1,1700000000,p\n2,1700000001,q\n", "single precision .* column 'b'. Subtract 1.7e\\+09"),
+        (f"a,b,y\n1,2,p\n1,1{'0' * 35},q\n", r"up to 1e\+30, .* row 2, column 'b'"),
         ("a,b,y\n1,2,p\n1,2,\n", r"a target in every row, but got nothing in row 2, column 'y'"),
         ("a,b,y\n1,2,3.5\n1,2,n/a\n", "a target in every row, but got 'n/a'"),
         ("a,b,y\n1,2,3.5\n1,2,4\n1,2,low\n", r"`target` .*got 'low' in row 3.*task = \"classes\""),
@@ -579,7 +579,7 @@ def test_wrong_splits_and_changed_tables_are_refused(tmp_path: Path) -> None:
             found.split(examples, valid)
     with pytest.raises(ValueError, match=r"`ignore`.*'b'"):
         data.read_table(path, "y", ignore=["bb"])
-    with pytest.raises(ValueError, match=r"a finite number .* but got 'p' in row 1"):
+    with pytest.raises(ValueError, match=r"a finite number.* but got 'p' in row 1"):
         data.read_table(path, "y", task="numbers")
     assert data.read_table(path, "y", sha256=found.sha256).sha256 == found.sha256
     path.write_text(path.read_text() + "20,1,p\n")

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ibnn.data.images import cropped, opened, pixels_of
-from ibnn.data.table_file import read_sheet
+from ibnn.data.table_file import numbers as cell_numbers
+from ibnn.data.table_file import read_cells
 from ibnn.errors import complaint
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
@@ -25,8 +26,7 @@ BATCH = 250  # examples that are read and answered at once
 PIXELS = 25_000_000  # of the largest image that is decoded
 MOST = 256  # inputs of a request
 LARGEST = 1e15  # number in a row: what is computed from its square is still finite
-_DIVIDE = "Send pixels that are not normalised, divided by the value of white: 255 for bytes."
-_SCALE = "Pass --scale with the value of white, 255 for bytes or 16 for scikit-learn's digits, and unnormalised pixels."
+_DIVIDE = "Pass pixels that are not normalised, divided by the value of white: 255 for bytes."
 
 Note = Callable[[str], None]
 
@@ -134,8 +134,8 @@ class Pixels:
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (x - mean) / std
 
-    def read(self, path: Path, note: Note, scale: float | None = None) -> list[Example]:
-        """Reads an image, or the images of a .csv or .npy file, where `scale` is white."""
+    def read(self, path: Path, note: Note) -> list[Example]:
+        """Reads an image, or the images of a .csv or .npy file, in [0, 1] or as bytes."""
         if path.suffix.lower() in IMAGES:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # pillow warns about large images; we refuse them
@@ -143,16 +143,11 @@ class Pixels:
             if done:
                 note(f"Images: {done}")
             return [Example(_name(path), None, image)]
-        values, is_bytes = _table(path, note)
-        if scale is None and is_bytes:
-            scale = 255.0
-            if values.numel() and (high := int(values.amax())) < 128:
-                note(f"{path}: read as bytes from 0 to 255, the largest being {high}. Is white {high}? --scale {high}")
-        return _rows(path, self._formed(values, str(path), scale or 1.0, _SCALE))
+        return _rows(path, self._formed(_table(path, note, bytes_to=1.0), str(path)))
 
     def from_json(self, value: Any) -> Tensor:
         """Returns images (N, C, H, W) in [0, 1] from nested lists."""
-        return self._formed(numbers(value).clamp(-LARGEST, LARGEST).float(), "inputs", 1.0, _DIVIDE)
+        return self._formed(numbers(value).clamp(-LARGEST, LARGEST).float(), "inputs")
 
     def from_files(self, files: list[tuple[str, bytes]]) -> tuple[Tensor, list[str | None]]:
         """Returns images from names and contents of files, and a note for each that was resized."""
@@ -187,18 +182,18 @@ class Pixels:
             image = ImageOps.fit(image, wanted, Image.Resampling.BILINEAR)
         return pixels_of(image).float() / 255, width * height, done
 
-    def _formed(self, pixels: Tensor, name: str, scale: float, remedy: str) -> Tensor:
-        """Returns images (N, C, H, W) in [0, 1], from (N, C, H, W), (N, H, W) or (N, C·H·W) in [0, scale]."""
+    def _formed(self, pixels: Tensor, name: str) -> Tensor:
+        """Returns images (N, C, H, W), from (N, C, H, W), (N, H, W) or (N, C·H·W); raises unless they are in [0, 1]."""
         shape, form = tuple(pixels.shape), tuple(self.form)
         if shape[1:] not in (form, (self.size,)) and (form[0] > 1 or shape[1:] != form[1:]):
             expected = f"of shape (N, {', '.join(map(str, form))}) or (N, {self.size})"
             raise ValueError(complaint(name, expected, shape, "Reshape it to what the network was trained on."))
         if not len(pixels):
             raise ValueError(complaint(name, "one or more examples", f"none, of shape {shape}", "Leave it out."))
-        if not bool(((pixels >= 0) & (pixels <= scale)).all()):
+        if not bool(((pixels >= 0) & (pixels <= 1)).all()):
             got = f"values from {pixels.amin().item():.3g} to {pixels.amax().item():.3g}"
-            raise ValueError(complaint(name, f"in [0, {scale:g}]", got, remedy))
-        return pixels.reshape(-1, *form) / scale
+            raise ValueError(complaint(name, "in [0, 1]", got, _DIVIDE))
+        return pixels.reshape(-1, *form)
 
 
 @dataclass(frozen=True)
@@ -229,12 +224,12 @@ class Tensors:
         """Returns what the network takes."""
         return x
 
-    def read(self, path: Path, note: Note, scale: float | None = None) -> list[Example]:
-        """Reads the rows of a .csv or .npy file; they have no `scale`."""
+    def read(self, path: Path, note: Note) -> list[Example]:
+        """Reads the rows of a .csv or .npy file."""
         if path.suffix.lower() in IMAGES:
             remedy = "Save what the network takes by numpy.save."
             raise ValueError(complaint(str(path), "a .csv or .npy file of points", path.suffix, remedy))
-        return _rows(path, self._checked(_table(path, note, self.columns if self.named else ())[0], str(path)))
+        return _rows(path, self._checked(_table(path, note, self.columns if self.named else ()), str(path)))
 
     def from_json(self, value: Any) -> Any:
         """Returns a tensor (N, …) from nested lists, or rows by column; a dict of tensors from an object of lists."""
@@ -286,14 +281,14 @@ def _name(path: Path) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")  # bytes that are no text are escaped
 
 
-def _table(path: Path, note: Note, columns: Sequence[str] = ()) -> tuple[Tensor, bool]:
-    """Returns the rows of an .npy or .csv file, and whether they are bytes; of a .csv file the named columns alone."""
+def _table(path: Path, note: Note, columns: Sequence[str] = (), bytes_to: float = 255.0) -> Tensor:
+    """Returns the rows of an .npy file, 255 of its bytes as `bytes_to`, or of a .csv file the named columns alone."""
     if path.suffix.lower() == ".csv":
-        sheet = read_sheet(path, named=bool(columns))
-        used = set(columns or sheet.names)
-        if others := [repr(name) for name in sheet.names if name not in used]:
+        cells = read_cells(path, named=bool(columns))
+        names = list(columns or cells.columns)
+        if others := [repr(name) for name in cells.columns if name not in set(names)]:
             note(f"{path}: not used: {', '.join(others)}.")
-        return sheet.numbers(columns or sheet.names, "Fill the cell or leave the row out.").float(), False
+        return cell_numbers(path, cells, names, "Fill the cell or leave the row out.").float()
     try:
         array = np.load(path, allow_pickle=False)
     except Exception as error:  # damaged headers make numpy raise whatever comes
@@ -301,7 +296,8 @@ def _table(path: Path, note: Note, columns: Sequence[str] = ()) -> tuple[Tensor,
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf":
         got = getattr(array, "dtype", type(array).__name__)
         raise ValueError(complaint(str(path), "an array of numbers", got, "Convert the array."))
-    return torch.from_numpy(np.require(array, np.float32, ["C", "W"])), array.dtype == np.uint8
+    values = torch.from_numpy(np.require(array, np.float32, ["C", "W"]))
+    return values * (bytes_to / 255) if array.dtype == np.uint8 else values
 
 
 def numbers(nested: Any, name: str = "inputs") -> Tensor:

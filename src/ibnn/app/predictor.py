@@ -44,7 +44,6 @@ class HeldOut(NamedTuple):
     wrong: Tensor  # whether the label was wrong; False for numbers
     p_value: Tensor  # p-values of novelty; 1 where the model cannot tell
     source: str  # describes the inputs
-    stored: bool = False  # whether the run stored them, with the job's number of draws and seed 0
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Predictor:
         data: Path | None = None,
         note: Callable[[str], None] | None = None,
     ) -> Self:
-        """Reads a finished run, a folder of `save_pretrained` or an exported .onnx file.
+        """Reads a finished run, a folder of `save_pretrained` or an exported .onnx file; options are the commands'.
 
         Args:
             model: The folder or file.
@@ -94,32 +93,40 @@ class Predictor:
             trust_code: Imports the network of a run from the current folder.
             net: "module:function" that makes the network of a saved model; imported from the current folder.
             device: Where the model computes; default: the CPU.
-            one_pass: Answers by the network that `ibnn.distil` made of the model's draws; a run that has none gets one.
+            one_pass: Answers by the network that `ibnn.distil` made of a run's draws; a run that has none gets one.
             data: Folder of data sets, to distil a run from.
             note: Called with a message before a run is distilled; None shows nothing.
         """
-        is_saved = (model / model_folder.CONFIG).is_file() and not RunFolder(model).begun
-        if net is not None and not is_saved:
-            raise ValueError(complaint("--net", "absent unless MODEL is a saved model", repr(net), "Leave it out."))
-        if one_pass and (samples is not None or seed):
-            raise ValueError(complaint("--samples and --seed", "absent with --one-pass", samples or seed, "Omit it."))
-        if model.suffix == ".onnx" and not model.is_dir():
-            elsewhere = None if device is None or torch.device(device).type == "cpu" else device
-            given = {"--samples": samples, "--seed": seed or None, "--fallback": fallback, "--device": elsewhere}
-            made = cls._of_file(model, given)
-            return made._require_one_pass(model) if one_pass else made
-        if not model.is_dir():
+        is_file, is_run = model.suffix == ".onnx" and not model.is_dir(), RunFolder(model).begun
+        if not is_file and not model.is_dir():
             raise FileNotFoundError(complaint("MODEL", "a folder or .onnx file", f"no such {model}", "Check the path."))
+        is_saved = not is_file and not is_run and (model / model_folder.CONFIG).is_file()
+        elsewhere = None if device is None or torch.device(device).type == "cpu" else device
+        fixed = {"--samples": samples, "--seed": seed or None, "--fallback": fallback, "--device": elsewhere}
+        for option, value, fits, where in (
+            *((name, value, not is_file, "for an .onnx file, which has its own") for name, value in fixed.items()),
+            *((name, fixed[name], not one_pass, "with --one-pass") for name in ("--samples", "--seed")),
+            ("--net", net, is_saved, "unless MODEL is a saved model"),
+            (
+                "--one-pass",
+                one_pass or None,
+                not (is_file or is_saved),
+                "unless MODEL is a run; pass what was distilled",
+            ),
+        ):
+            if value is not None and not fits:
+                raise ValueError(complaint(option, f"absent {where}", value, "Leave it out."))
+        if is_file:
+            return cls._of_file(model)
         draws: Any = {"seed": seed, "fallback": fallback}
         if is_saved:
-            inside = one_pass and (model / ONE_PASS / model_folder.CONFIG).is_file()
-            made = cls._of_save(model / ONE_PASS if inside else model, net, samples=samples or SAMPLES, **draws)
+            made = cls._of_save(model, net, samples=samples or SAMPLES, **draws)
         else:
             made = cls._of_run(model, samples, trust_code, draws)
             if one_pass:
                 made = replace(made, model=students.of_run(made.run, RunFolder(model), data, note), samples=1)
         made.model.to(device)
-        return made._require_one_pass(model) if one_pass else made
+        return made
 
     @classmethod
     def _of_run(cls, folder: Path, samples: int | None, trust_code: bool, draws: dict[str, Any]) -> Self:
@@ -175,10 +182,7 @@ class Predictor:
         return cls(name, model.eval(), Tensors(shape, whole), tuple(map(str, classes)), **options)
 
     @classmethod
-    def _of_file(cls, path: Path, given: dict[str, Any]) -> Self:
-        for option, value in given.items():
-            if value is not None:
-                raise ValueError(complaint(option, "absent for an .onnx file", value, "Export the model again."))
+    def _of_file(cls, path: Path) -> Self:
         model = ExportedFile(path)
         facts, shape = model.facts, model.shapes.get("x")
         known = tuple(shape) if shape is not None and all(isinstance(size, int) for size in shape) else None
@@ -189,13 +193,6 @@ class Predictor:
         classes, name = tuple(map(str, facts.get("classes") or ())), facts.get("run") or path.name
         draws = {"samples": facts["samples"], "seed": facts["seed"], "fallback": model.fallback}
         return cls(name, model, kind, classes, facts.get("target"), **draws)
-
-    def _require_one_pass(self, model: Path) -> Self:
-        facts = self.model.facts if isinstance(self.model, ExportedFile) else {"method": type(self.model).__name__}
-        if facts.get("method") != OnePass.__name__:
-            remedy = "Make one in Python: ibnn.distil(model, x).save_pretrained(folder), and pass that folder."
-            raise ValueError(complaint("--one-pass", "absent for a model that answers by draws", model, remedy))
-        return self
 
     @property
     def labels(self) -> bool:
@@ -326,15 +323,15 @@ class Predictor:
             if isinstance(error, ValueError) and not job.has_file:  # else the table has changed
                 raise
             valid = None
-        if valid is None and one_pass:  # the run stored answers of the draws
-            return None
         if valid is None:
+            if one_pass or (self.samples, self.seed) != (job.samples, 0):  # the run stored answers of other draws
+                return None
             stored = self.home.answers()
             epistemic = (stored["between"] + stored["within"]).flatten()
             total = stored["aleatoric"].flatten() + epistemic
             wrong = stored["probs"].argmax(1) != stored["labels"] if self.labels else epistemic < 0
             p_value = stored.get("p_value", torch.ones_like(total))
-            return HeldOut(total, epistemic, wrong, p_value, "test answers of the run folder", stored=True)
+            return HeldOut(total, epistemic, wrong, p_value, "test answers of the run folder")
         index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
         x, y = valid.__getitems__(index.sort().values.tolist())
         source = "validation images" if isinstance(self.kind, Pixels) else "validation points"

@@ -7,18 +7,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ibnn.data.sets import Known, data_folder, known
+from ibnn.data.sets import data_folder, known
 from ibnn.errors import complaint
 from ibnn.files.atomic import replaced
 from ibnn.progress import Bar
 
+RETRIES = 3  # after a failure
 
-def get(
-    name: str, folder: str | Path | None = None, *, mirror: str | None = None, progress: bool = True, retries: int = 3
-) -> Path:
+
+def get(name: str, folder: str | Path | None = None, *, mirror: str | None = None, progress: bool = True) -> Path:
     """Downloads a set, unless it is there and its checksums are right, and returns the folder of its files.
-
-    A correct archive that already lies in `folder` is unpacked from there.
 
     Args:
         name: One of `ibnn.data.names()`.
@@ -26,7 +24,6 @@ def get(
         mirror: Address of a server with NAME/FILE, in place of the publishers' (checksums stay theirs); default
             IBNN_MIRROR.
         progress: Shows a bar, in a terminal.
-        retries: How often to try again after a failure.
     """
     root, entry = data_folder(folder), known(name)
     place = root / entry.where
@@ -37,8 +34,19 @@ def get(
     root.mkdir(parents=True, exist_ok=True)
     with Bar(name, shown=progress, in_bytes=True) as bar:
         for file, md5 in entry.files.items():
-            if entry.members or not _right(place / file, md5):
-                _get_file(root, entry, file, f"{url}/{file}", retries, bar)
+            if not entry.members and _right(place / file, md5):
+                continue
+            with tempfile.TemporaryDirectory(prefix=".get-", dir=root) as beside:
+                archive = _fetched(f"{url}/{file}", file, md5, Path(beside), bar)
+                moves = {place / file: archive}
+                if entry.members:
+                    with tarfile.open(archive) as tar:  # its checksum is right
+                        for path in entry.members:
+                            tar.extract(path, beside, filter="data")
+                    moves = {root / path: Path(beside) / path for path in entry.members}
+                with replaced(*moves) as targets:
+                    for made, target in zip(moves.values(), targets, strict=True):
+                        os.replace(made, target)
     return place
 
 
@@ -50,24 +58,6 @@ def server(mirror: str | None) -> str | None:
     return mirror
 
 
-def _get_file(root: Path, entry: Known, file: str, url: str, retries: int, bar: Bar) -> None:
-    """Downloads a file, unpacks it if it is an archive, and puts the set's files into their places."""
-    with tempfile.TemporaryDirectory(prefix=".get-", dir=root) as temporary:
-        beside = Path(temporary)
-        archive = root / file if entry.members and _right(root / file, entry.files[file]) else None
-        if archive is None:
-            archive = _fetched(url, file, entry.files[file], beside, retries, bar)
-        moves = {root / entry.where / file: archive}
-        if entry.members:
-            with tarfile.open(archive) as tar:  # its checksum is right
-                for path in entry.members:
-                    tar.extract(path, beside, filter="data")
-            moves = {root / path: beside / path for path in entry.members}
-        with replaced(*moves) as targets:
-            for made, target in zip(moves.values(), targets, strict=True):
-                os.replace(made, target)
-
-
 def _right(path: Path, md5: str | None, size: int | None = None) -> bool:
     if not path.is_file() or size not in (None, path.stat().st_size):
         return False
@@ -75,7 +65,7 @@ def _right(path: Path, md5: str | None, size: int | None = None) -> bool:
         return md5 is None or hashlib.file_digest(file, "md5").hexdigest() == md5
 
 
-def _fetched(url: str, name: str, md5: str, folder: Path, retries: int, bar: Bar) -> Path:
+def _fetched(url: str, name: str, md5: str, folder: Path, bar: Bar) -> Path:
     """Downloads a file and returns its path; raises unless it has the checksum."""
     import pooch
     import requests
@@ -94,7 +84,7 @@ def _fetched(url: str, name: str, md5: str, folder: Path, retries: int, bar: Bar
             raise requests.ConnectionError(error) from error
 
     pooch.get_logger().setLevel("WARNING")
-    files = pooch.create(folder, "", registry={name: f"md5:{md5}"}, urls={name: url}, retry_if_failed=retries)
+    files = pooch.create(folder, "", registry={name: f"md5:{md5}"}, urls={name: url}, retry_if_failed=RETRIES)
     try:
         return Path(files.fetch(name, downloader=download))
     except requests.RequestException as error:

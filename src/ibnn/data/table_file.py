@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,76 +17,69 @@ from torch import Tensor
 from ibnn import check
 from ibnn.data.sets import stratified
 from ibnn.data.tables import Points, Standardisation, Target
-from ibnn.errors import complaint, did_you_mean, nearest
+from ibnn.errors import complaint, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Task = Literal["classes", "numbers"]
 MOST_CLASSES = 20  # distinct whole numbers that are still taken for classes
 MISSING = frozenset({"", "na", "n/a", "nan", "null"})
 NOISE = 0.5  # initial noise of the target, as a share of its standard deviation
-_LARGEST, _FINEST = 1e30, 1e-3  # limits of single precision: magnitude, and rounding as a share of the spread
+_LARGEST = 1e30  # magnitude that single precision still takes
 
 
-class Sheet(NamedTuple):
-    """The cells of a .csv file, as text."""
+def read_cells(path: Path, content: bytes | None = None, *, named: bool = True) -> "pd.DataFrame":
+    """Reads a .csv file, or its content, as text; without `named`, columns are called "1", "2", … and need no header.
 
-    path: Path
-    names: tuple[str, ...]
-    cells: Any  # an array (rows, columns) of str
-
-    def columns(self, names: Sequence[str]) -> Any:
-        """Returns the cells below these names, (rows, columns); raises unless there is one column of each."""
-        counts, places = Counter(self.names), {name: place for place, name in enumerate(self.names)}
-        for name in names:
-            if counts[name] != 1:
-                near, shown = nearest(name, self.names), ", ".join(self.names[:12])
-                got, remedy = "none", f"Is it called {near!r} there?" if near else f"It has {shown}."
-                if counts[name]:
-                    got, remedy = f"{counts[name]} called {name!r}", "Rename or remove all but one."
-                raise self.error(f"a table with a column {name!r}", got, remedy)
-        return self.cells[:, [places[name] for name in names]]
-
-    def numbers(self, names: Sequence[str], remedy: str) -> Tensor:
-        """Returns columns as finite numbers, (rows, columns) float64; the error names the first cell that is none."""
-        cells = self.columns(names)
-        try:
-            values = torch.from_numpy(cells.astype("float64"))
-        except ValueError:
-            values = torch.tensor([[float(cell) if _is_number(cell) else torch.nan for cell in row] for row in cells])
-        if wrong := (~values.isfinite()).nonzero().tolist():
-            row, column = wrong[0]
-            got = self.cell(row, names[column])
-            raise self.error("a table with a finite number in every cell that is used", got, remedy)
-        return values
-
-    def cell(self, row: int, name: str) -> str:
-        """Describes a cell by its content and place; rows count from 1, below the header."""
-        content = self.cells[row, self.names.index(name)].strip()
-        return f"{repr(content[:40]) if content else 'nothing'} in row {row + 1}, column {name!r}"
-
-    def error(self, expected: str, got: str, remedy: str) -> ValueError:
-        """Returns an error about the file."""
-        return ValueError(complaint(str(self.path), expected, got, remedy))
-
-
-def read_sheet(path: Path, content: bytes | None = None, *, named: bool = True) -> Sheet:
-    """Reads a .csv file, or its content; without `named`, columns are called "1", "2", … and need no header."""
+    Rows count from 1, below the header.
+    """
     import pandas as pd
 
-    sheet, text = Sheet(path, (), None), path.read_bytes() if content is None else content
+    text = path.read_bytes() if content is None else content
     how: Any = {"header": None, "dtype": object, "na_filter": False, "encoding": "utf-8-sig"}
     try:
-        cells = pd.read_csv(io.BytesIO(text), encoding_errors="strict" if named else "replace", **how).to_numpy()
+        cells = pd.read_csv(io.BytesIO(text), encoding_errors="strict" if named else "replace", **how)
     except (UnicodeDecodeError, pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         expected = "CSV in UTF-8 with a header and as many cells in every line"
-        raise sheet.error(expected, f"an error: {str(error).strip()}", "Mend the file.") from None
-    names = tuple(name.strip() for name in cells[0])
+        got = f"an error: {str(error).strip()}"
+        raise ValueError(complaint(str(path), expected, got, "Mend the file.")) from None
+    names = [name.strip() for name in cells.iloc[0]]
     cells = cells[1:] if named or not all(map(_is_number, names)) else cells
     if not len(cells):
-        raise sheet.error("a header and rows", "no row below the header", "Check the file.")
+        raise ValueError(complaint(str(path), "a header and rows", "no row below the header", "Check the file."))
     if not named:
-        cells = cells[:, (cells != "").any(0)]  # the header may be longer
-        names = tuple(str(number) for number in range(1, cells.shape[1] + 1))
-    return Sheet(path, names, cells)
+        cells = cells.loc[:, (cells != "").any()]  # the header may be longer
+        names = [str(number) for number in range(1, cells.shape[1] + 1)]
+    return cells.set_axis(names, axis=1).set_axis(range(1, len(cells) + 1))
+
+
+def numbers(path: Path, cells: "pd.DataFrame", names: Sequence[str], remedy: str) -> Tensor:
+    """Returns columns as finite numbers, (rows, columns) float64; the error names the first cell that is none."""
+    counts = Counter(cells.columns)
+    for name in names:
+        if counts[name] != 1:
+            shown = ", ".join(list(counts)[:12])
+            near = (
+                did_you_mean(name, counts, otherwise=f"It has {shown}.") if not counts[name] else "Rename all but one."
+            )
+            got = f"{counts[name] or 'none'} called {name!r}"
+            raise ValueError(complaint(str(path), f"a table with a column {name!r}", got, near))
+    found = cells[list(names)].to_numpy()
+    try:
+        values = torch.from_numpy(found.astype("float64"))
+    except ValueError:
+        values = torch.tensor([[float(cell) if _is_number(cell) else torch.nan for cell in row] for row in found])
+    if wrong := (~(values.abs() <= _LARGEST)).nonzero().tolist():
+        row, column = wrong[0]
+        expected = f"a table with a finite number, up to {_LARGEST:g}, in every cell that is used"
+        raise ValueError(complaint(str(path), expected, _told(found[row, column], row + 1, names[column]), remedy))
+    return values
+
+
+def _told(cell: str, row: int, name: str) -> str:
+    """Describes a cell by its content and place."""
+    return f"{repr(cell.strip()[:40]) if cell.strip() else 'nothing'} in row {row}, column {name!r}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,38 +144,44 @@ def read_table(
     if sha256 not in (None, digest):
         got, remedy = f"{path}, which has changed", "Bring the old file back, or train anew."
         raise ValueError(complaint("data", "the table that the run was trained on", got, remedy))
-    sheet = read_sheet(path, content)
+    cells = read_cells(path, content)
+    names = list(cells.columns)
     for argument, column in (("target", target), *(("ignore", column) for column in ignore)):
-        if column not in sheet.names:
-            shown = ", ".join(sheet.names[:12]) + (", …" if len(sheet.names) > 12 else "")
+        if column not in names:
+            shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
             otherwise = "Pass one of these; the first line names the columns, with commas between."
-            remedy = did_you_mean(column, sheet.names, otherwise=otherwise)
+            remedy = did_you_mean(column, names, otherwise=otherwise)
             raise ValueError(complaint(argument, f"a column of {path}: {shown}", repr(column), remedy))
     left_out = {target, *ignore}
-    columns = tuple(column for column in sheet.names if column not in left_out)
+    columns = tuple(column for column in names if column not in left_out)
     if not columns or "" in (target, *columns):
-        expected, got = "a table with named columns beside the target", f"columns {list(sheet.names[:12])}"
-        raise sheet.error(expected, got, "Name them, or save the table without its index (pandas: index=False).")
+        expected, got = "a table with named columns beside the target", f"columns {names[:12]}"
+        remedy = "Name them, or save the table without its index (pandas: index=False)."
+        raise ValueError(complaint(str(path), expected, got, remedy))
     remedy = "Fill the cell or leave the row out; a column of words, encode as numbers or name under ignore."
-    x = _representable(sheet, columns, sheet.numbers(columns, remedy))
-    y, classes = _targets(sheet, target, task)
+    x = numbers(path, cells, columns, remedy)
+    y, classes = _targets(path, cells, target, task)
     rows = max(1, round(test_share * len(x)))
     if rows >= len(x):
-        raise sheet.error(f"more than {rows} rows, which are for testing", f"{len(x)}", "Add rows.")
+        raise ValueError(complaint(str(path), f"more than {rows} rows, which are for testing", len(x), "Add rows."))
     tested, trained = _divided(Points(x.float(), y), rows)
     return FileTable(name or str(path), columns, classes, trained, tested, digest)
 
 
-def _targets(sheet: Sheet, name: str, task: Task | None) -> tuple[Tensor, tuple[str, ...]]:
+def _targets(path: Path, table: "pd.DataFrame", name: str, task: Task | None) -> tuple[Tensor, tuple[str, ...]]:
     """Returns class indices (N,) and the names of the classes, or numbers (N, 1) and no names."""
-    cells = [cell.strip() for cell in sheet.columns([name])[:, 0]]
+    if list(table.columns).count(name) > 1:
+        raise ValueError(complaint(str(path), f"a table with a column {name!r}", f"2 called {name!r}", "Rename one."))
+    cells = [cell.strip() for cell in table[name]]
     if empty := [row for row, cell in enumerate(cells) if cell.lower() in MISSING]:
-        raise sheet.error("a target in every row", sheet.cell(empty[0], name), "Fill it or leave the row out.")
+        got = _told(cells[empty[0]], empty[0] + 1, name)
+        raise ValueError(complaint(str(path), "a target in every row", got, "Fill it or leave the row out."))
     numeric = [_is_number(cell) for cell in cells]
     if task is None and any(numeric) and not all(numeric):
         row = numeric.index(sum(numeric) * 2 < len(numeric))  # the first of the rarer kind
         remedy = 'Mend the cell, or set task = "classes" where all are names.'
-        raise ValueError(complaint("target", "a column of numbers or one of words", sheet.cell(row, name), remedy))
+        got = _told(cells[row], row + 1, name)
+        raise ValueError(complaint("target", "a column of numbers or one of words", got, remedy))
     whole = all(numeric) and all(float(cell).is_integer() and abs(float(cell)) < 2**53 for cell in cells)
     labels = [str(int(float(cell))) for cell in cells] if whole else cells
     names = sorted(set(labels), key=int) if whole else sorted(set(labels))
@@ -193,21 +192,7 @@ def _targets(sheet: Sheet, name: str, task: Task | None) -> tuple[Tensor, tuple[
         number = {label: index for index, label in enumerate(names)}
         return torch.tensor([number[label] for label in labels]), tuple(names)
     remedy = 'Fill the cell or leave the row out; set task = "classes" for a target of words.'
-    return _representable(sheet, [name], sheet.numbers([name], remedy)).float(), ()
-
-
-def _representable(sheet: Sheet, names: Sequence[str], values: Tensor) -> Tensor:
-    """Returns columns of values; raises unless single precision can represent them and their differences."""
-    largest, varies = values.abs().amax(0), values.amax(0) > values.amin(0)
-    spread = torch.where(varies, values.std(0, correction=0), 0.0)
-    wide = (largest > _LARGEST) | (varies & (spread < 1 / _LARGEST))
-    fine = varies & (largest * torch.finfo(torch.float32).eps / 2 > _FINEST * spread)
-    for column in (wide | fine).nonzero().flatten().tolist():
-        middle = float(values[:, column].mean())
-        got = f"values near {middle:.9g} that spread by {float(spread[column]):.3g} in column {names[column]!r}"
-        remedy = f"Subtract {middle:.9g} from that column, choose other units, or name it under ignore."
-        raise sheet.error("numbers that single precision can tell apart", got, remedy)
-    return values
+    return numbers(path, table, [name], remedy).float(), ()
 
 
 def _divided(points: Points, rows: int) -> tuple[Points, Points]:

@@ -8,7 +8,7 @@ from ibnn._version import __version__
 from ibnn.app.cli.explore import data_get, data_list, demo, plan
 from ibnn.app.cli.finished import evaluate, export, report, serve
 from ibnn.app.cli.predict import predict
-from ibnn.app.cli.screen import Debug, Quiet, register
+from ibnn.app.cli.screen import register
 from ibnn.app.cli.train import prune, train
 
 STORY = """Networks that know what they do not know.
@@ -56,7 +56,7 @@ _VERSION = typer.Option("--version", callback=_version, is_eager=True, help="Pri
 
 
 @app.callback()
-def _everywhere(quiet: Quiet = False, debug: Debug = False, version: Annotated[bool, _VERSION] = False) -> None:
+def _everywhere(version: Annotated[bool, _VERSION] = False) -> None:
     """Takes options before the command; typer shows `help` above."""
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ibnn import check
 from ibnn.app.cli.options import Data, Device, Json, Novelty, Risk, Samples, Source, TrustCode
 from ibnn.app.cli.options import RunFolder as Finished
-from ibnn.app.cli.screen import Screen, check_out, misuse, require
+from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse, require
 from ibnn.app.cli.train import show
 from ibnn.baselines import Plain
 from ibnn.errors import complaint
@@ -64,18 +64,12 @@ def report(
     from ibnn.lab.report import write_report
 
     check_out("--out", out)
-    with misuse():
-        for run in runs:
-            if not run.exists():
-                raise ValueError(complaint("RUNS", "run folders", f"no folder {run}", "Train first: ibnn train."))
-        done = [run for run in runs if RunFolder(run).finished]
-        if not done:
-            raise ValueError(
-                complaint("RUNS", "folders of finished runs", ", ".join(map(str, runs)), "Run ibnn train.")
-            )
+    done = [run for run in runs if RunFolder(run).finished]
     for run in runs:
-        if run.is_dir() and run not in done:
-            screen.note(f"Skipped: {run}, which has not finished.")
+        if run not in done:
+            screen.note(f"Skipped: {run}, which is no folder of a finished run.")
+    if not done:
+        raise MisuseError(complaint("RUNS", "folders of finished runs", ", ".join(map(str, runs)), "Run ibnn train."))
     with misuse((FileNotFoundError,)):  # a folder without its answers
         write_report(done, out, title=title)
     screen.result({"report": str(out)}, str(out), json)

@@ -16,28 +16,24 @@ import torch
 import torch.distributed as dist
 import typer
 
-from ibnn import check
 from ibnn.app import finite, printable
 from ibnn.app.cli.options import Data, Json, Novelty, Risk, Source
 from ibnn.app.cli.screen import Screen, check_out, misuse
 from ibnn.app.inputs import batches, listed
-from ibnn.errors import complaint
 from ibnn.files.atomic import write_atomically
 
 Row = dict[str, Any]
 
 _INPUTS = "Images, folders of images, .npy or .csv files; points as .npy or .csv files."
-_SCALE = "Value of white in .csv and .npy files; default: 255 for uint8 in .npy, else 1."
 
 
 def predict(
     screen: Screen,
     source: Source,
     inputs: Annotated[list[Path], typer.Argument(help=_INPUTS, metavar="INPUT…", show_default=False)],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file; default: stdout.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: stdout.")] = None,
     risk: Risk = 0.05,
     novelty: Novelty = None,
-    scale: Annotated[float | None, typer.Option(help=_SCALE)] = None,
     data: Data = None,
     json: Json = False,
 ) -> None:
@@ -57,11 +53,7 @@ def predict(
 
     with misuse():
         check_limits(risk, novelty)
-        if out is not None and out.suffix not in (".csv", ".json"):
-            raise ValueError(complaint("--out", "a .csv or .json file", out, "Pass -o out.csv."))
         check_out("--out", out)
-        if scale is not None:
-            check.number("--scale", scale, above=0, remedy="Pass 255 for bytes.")
         files = listed(inputs)
     predictor = source.read(screen, data)
     unread: list[str] = []
@@ -70,15 +62,12 @@ def predict(
         screen = screen if rank == 0 else Screen(quiet=True)
         with misuse():
             level = predictor.novelty_level(novelty)
-            if scale is not None and predictor.kind.word != "images":
-                remedy = f"Leave it out: {predictor.kind.word} are taken as they are."
-                raise ValueError(complaint("--scale", "absent for a model that takes no images", scale, remedy))
         held = predictor.held_out(data) if rank == 0 and risk < 1 and predictor.labels else None
         decided = [predictor.rule(risk, level, held)]
         if world > 1:
             dist.broadcast_object_list(decided)
         rule, facts = decided[0]
-        read = partial(predictor.kind.read, note=cache(screen.note), scale=scale)  # says each thing once
+        read = partial(predictor.kind.read, note=cache(screen.note))  # says each thing once
         for number, batch in batches(files, read, lambda error: unread.append(str(error)), rank=rank, world=world):
             rows = predictor.described(predictor.answer(torch.stack([example.x for example in batch])), rule)
             answers.append((number, [{"file": e.file, "row": e.row} | row for e, row in zip(batch, rows, strict=True)]))
@@ -120,21 +109,20 @@ def _workers() -> Iterator[tuple[int, int]]:
 
 
 def _write(screen: Screen, result: dict[str, Any], out: Path | None, json: bool) -> None:
-    """Writes a result to a file, or to stdout."""
-    if json if out is None else out.suffix == ".json":
-        text = jsons.dumps(finite(result), indent=1, ensure_ascii=False) + "\n"
+    """Writes a result as JSON or as CSV to a file, or to stdout."""
+    file = io.StringIO(newline="")
+    if json:
+        jsons.dump(finite(result), file, indent=1, ensure_ascii=False)
+        file.write("\n")
     else:
-        file = io.StringIO(newline="")
         writer = csv.DictWriter(file, list(result["rows"][0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _cell(value) for name, value in row.items()} for row in result["rows"])
-        text = file.getvalue()
     if out is None:
-        print(text, end="")
-        return
-    write_atomically(out, text.encode())
-    written = {"out": str(out), "rows": len(result["rows"]), "risk": result["risk"], "novelty": result["novelty"]}
-    screen.json(written) if json else screen.note(f"wrote {out}")
+        print(file.getvalue(), end="")
+    else:
+        write_atomically(out, file.getvalue().encode())
+        screen.note(f"wrote {out}")
 
 
 def _cell(value: Any) -> Any:

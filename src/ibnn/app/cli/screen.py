@@ -107,12 +107,11 @@ def register(app: typer.Typer, function: Callable[..., None], *, name: str | Non
     _, *given = inspect.signature(function, eval_str=True).parameters.values()
     groups: dict[str, Any] = {each.name: each.annotation for each in given if is_dataclass(each.annotation)}
 
-    def command(*, ctx: typer.Context, quiet: Quiet = False, debug: Debug = False, **options: Any) -> None:
-        before = ctx.find_root().params  # ibnn --quiet COMMAND
-        with reported(debug or before.get("debug", False)):
+    def command(*, quiet: Quiet = False, debug: Debug = False, **options: Any) -> None:
+        with reported(debug):
             for group, made in groups.items():
                 options[group] = made(**{field.name: options.pop(field.name) for field in fields(made)})
-            function(Screen(quiet or before.get("quiet", False)), **options)
+            function(Screen(quiet), **options)
             sys.stdout.flush()
 
     own: list[inspect.Parameter] = []

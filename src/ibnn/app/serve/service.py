@@ -66,11 +66,8 @@ class Service:
                     self.watched = "epistemic"
                 scores, source = getattr(held, self.watched), held.source
         self.against, fewest = f"{len(scores):,} {source}", fewest_scores(false_alarm)
-        stored = held is not None and held.stored and predictor.run is not None and predictor.run.job.samples
-        if reference is None and stored and (predictor.samples, predictor.seed) != (stored, 0):
-            self.unwatched = "the stored test answers come from other draws"
-        elif not len(scores):
-            self.unwatched = "the model has no held-out inputs to compare with"
+        if not len(scores):
+            self.unwatched = "the model has no held-out inputs, answered by the same draws, to compare with"
         elif not predictor.labels and self.watched == "total":
             self.unwatched = "a single network is equally uncertain about every number"
         elif len(scores) < fewest:
