@@ -99,7 +99,7 @@ def test_the_results_page_shows_the_committed_result() -> None:
     results = json.loads((ROOT / "experiments" / "results" / "demo-seeds.json").read_text())
     figure = "![reliability](figures/demo-reliability.png)\n"
     table, novelty = figures.markdown(demo.table(result)), figures.markdown(demo.novelty_table(result))
-    words = f"{table}\n\n{demo.explain(result)}\n\n{seeds_markdown(results)}\n{figure}"
+    words = f"{table}\n\n{seeds_markdown(results)}\n{figure}"
     assert block[1] == f"{words}\n{novelty}\n\n![novelty](figures/demo-novelty.png)\n"
     assert [r["seed"] for r in (result, *results)] == [0, 300, 301, 302, 303, 304]
     assert all(r["recipe"] == demo.RECIPE for r in (result, *results))

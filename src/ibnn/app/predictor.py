@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from ibnn import check, nets
+from ibnn import check
 from ibnn.app.exported import ExportedFile
 from ibnn.app.inputs import BATCH, Form, Kind, Pixels, Tensors
 from ibnn.data.images import shorter_side
@@ -39,9 +39,8 @@ Labelled = tuple[Inputs, Tensor]
 class HeldOut(NamedTuple):
     """Answers for labelled inputs that were not trained on, (N,) each."""
 
-    total: Tensor  # entropy, or the variance of a predicted number
-    epistemic: Tensor  # the part of it that comes from disagreement among the draws
-    wrong: Tensor  # whether the label was wrong; False for numbers
+    total: Tensor  # entropy
+    wrong: Tensor  # whether the label was wrong
     p_value: Tensor  # p-values of novelty; 1 where the model cannot tell
     source: str  # describes the inputs
 
@@ -147,21 +146,11 @@ class Predictor:
     def _of_save(cls, folder: Path, net: str | None, **draws: Any) -> Self:
         import ibnn.baselines  # noqa: F401  so that they can be loaded
 
-        config, shape, made = model_folder.read_config(folder), None, None
-        if net is not None:
-            try:
-                made = find(net)()
-            except TypeError as error:
-                raise ValueError(complaint("--net", "a function without arguments", error, "Define one.")) from error
-        else:
-            known = config.get("architecture")
-            first = next((p for p in known if p["name"] != "affine"), None) if isinstance(known, list) else known
-            if first is None or ":" in first["name"] or config["latents_only"]:
-                remedy = "Pass --net module:function, a function of the current folder that returns the plain network."
-                raise ValueError(complaint("--net", "given for this folder, which holds no network", None, remedy))
-            options = {name: value for name, value in first["options"].items() if name != "classes"}
-            shape = nets.input_shape(first["name"], **options)
-        return cls.of_model(load(folder, made), name=folder.resolve().name, shape=shape, **draws)
+        try:
+            made = None if net is None else find(net)()
+        except TypeError as error:
+            raise ValueError(complaint("--net", "a function without arguments", error, "Define one.")) from error
+        return cls.of_model(load(folder, made), name=folder.resolve().name, **draws)
 
     @classmethod
     def of_model(
@@ -169,7 +158,6 @@ class Predictor:
         model: Any,
         *,
         name: str | None = None,
-        shape: tuple[int, ...] | None = None,
         classes: Sequence[str] = (),
         **options: Any,
     ) -> Self:
@@ -179,7 +167,7 @@ class Predictor:
             raise TypeError(complaint("model", "a converted network or a baseline", type(model).__name__, remedy))
         whole = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
         name = name or f"{type(model).__name__} of {type(getattr(model, 'net', model)).__name__}"
-        return cls(name, model.eval(), Tensors(shape, whole), tuple(map(str, classes)), **options)
+        return cls(name, model.eval(), Tensors(whole=whole), tuple(map(str, classes)), **options)
 
     @classmethod
     def _of_file(cls, path: Path) -> Self:
@@ -270,7 +258,7 @@ class Predictor:
         With fewer held-out inputs than the risk needs, no answer is withheld as uncertain. Answers for inputs with
         p-values up to `novelty` are withheld in any case.
         """
-        if held is None or risk >= 1 or not self.labels:  # every answer is certain enough, or nobody knows
+        if held is None or risk >= 1:  # every answer is certain enough, or nobody knows
             return Threshold(math.inf, 1.0, 0, 1.0, novelty), None
         needed, known = rows_needed(risk), held.p_value > novelty
         facts = {"risk": risk, "confidence": CONFIDENCE, "by": held.source, "examples": len(held.total)}
@@ -303,8 +291,10 @@ class Predictor:
     def held_out(self, data: Path | None = None) -> HeldOut | None:
         """Returns answers for a run's validation inputs, cached in its folder; without these, for its test inputs.
 
-        Of other models, those for the labelled inputs that they were given, if any.
+        Of other models, those for the labelled inputs that they were given, if any; none for numbers.
         """
+        if not self.labels:
+            return None
         if self.run is None or self.home is None:
             return None if self.valid is None else self._measured(*self.valid, "validation inputs")
         job, one_pass = self.run.job, isinstance(self.model, OnePass)
@@ -316,7 +306,7 @@ class Predictor:
         with suppress(OSError, DamagedError):
             tensors, facts = sealed.read_tensors(path)
             if facts["key"] == key:
-                return HeldOut(**tensors, source=facts["source"])  # type: ignore[arg-type]
+                return HeldOut(**tensors, source=facts["source"])
         try:
             valid = parts.make_data(job, data, self.run.units).valid if job.valid else None
         except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
@@ -327,14 +317,13 @@ class Predictor:
             if one_pass or (self.samples, self.seed) != (job.samples, 0):  # the run stored answers of other draws
                 return None
             stored = self.home.answers()
-            epistemic = (stored["between"] + stored["within"]).flatten()
-            total = stored["aleatoric"].flatten() + epistemic
-            wrong = stored["probs"].argmax(1) != stored["labels"] if self.labels else epistemic < 0
+            total = stored["aleatoric"] + stored["between"] + stored["within"]
             p_value = stored.get("p_value", torch.ones_like(total))
-            return HeldOut(total, epistemic, wrong, p_value, "test answers of the run folder")
+            wrong = stored["probs"].argmax(1) != stored["labels"]
+            return HeldOut(total, wrong, p_value, "test answers of the run folder")
         index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
         x, y = valid.__getitems__(index.sort().values.tolist())
-        source = "validation images" if isinstance(self.kind, Pixels) else "validation points"
+        source = f"validation {'images' if isinstance(self.kind, Pixels) else 'points'}"
         found = self._measured(x, y, source)
         tensors = {name: value for name, value in found._asdict().items() if isinstance(value, Tensor)}
         with suppress(OSError):  # a read-only folder, in which a student may not be stored either
@@ -344,13 +333,12 @@ class Predictor:
 
     def _measured(self, x: Inputs, y: Tensor, source: str) -> HeldOut:
         answer: Any = self._answer(x)
-        if not hasattr(answer, "total") or answer.total.numel() != len(answer):
-            expected = "given for a model with one label or number an input"
+        if answer.total.numel() != len(answer):
+            expected = "given for a model with one label an input"
             raise ValueError(complaint("valid", expected, type(answer).__name__, "Leave it out."))
-        total, epistemic = answer.total.flatten(), answer.epistemic.flatten()
-        wrong = answer.labels.flatten() != y.cpu().flatten() if self.labels else epistemic < 0
+        total, wrong = answer.total.flatten(), answer.labels.flatten() != y.cpu().flatten()
         p_value = torch.ones_like(total) if answer.p_value is None else answer.p_value
-        return HeldOut(total, epistemic, wrong, p_value, source)
+        return HeldOut(total, wrong, p_value, source)
 
 
 def check_limits(risk: float, novelty: float | None, false_alarm: float = 0.01, megabytes: float = 10) -> None:

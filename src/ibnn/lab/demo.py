@@ -170,25 +170,6 @@ def novelty_table(result: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def explain(result: dict[str, Any]) -> str:
-    """Describes data, methods and choices behind the table."""
-    images, chosen = result["images"], result["chosen"]
-    scale, own = chosen["calibrated"], chosen["iBNN"]
-    noise = f"noise of standard deviation {scale['scale']}" if scale["scale"] else "no noise, which would have cost NLL"
-    steered = (own["prior_std"] or ["nothing"])[-1]
-    return (
-        f"{images['train']} training and {images['test']} test images; in brackets 95 % bootstrap intervals. "
-        f"*plain + T*: temperature scaling (T = {chosen['temperature']}). *calibrated*: the same weights after "
-        f"`ibnn.calibrate`, no training ({noise}, T = {scale['temperature']}). "
-        f"*iBNN*: the same network trained by `ibnn.fit` for as many epochs (noise steered to {steered}, "
-        f"T = {own['temperature']}). The same {images['valid']} validation labels choose in all three. "
-        f"{result['recipe']['components']} components over {result['nodes']} nodes, {result['weights']:,} weights. "
-        f"OOD AUROC: the digits 8 and 9, never seen in training, against the test images, by the entropy of the "
-        f"prediction (by the iBNN's epistemic part alone: {result['ood_auroc_of_epistemic']:.3f}; by the p-value of "
-        f"novelty: {result['novelty'][KINDS[1]]['auroc']:.3f})."
-    )
-
-
 def _draw_novelty(file: Path, inputs: dict[str, Tensor], answers: dict[str, Any]) -> None:
     """Draws the p-values of every kind of images, and images of each."""
     figure = new_figure(9.6, 4.4)

@@ -30,12 +30,7 @@ def is_import_path(name: str) -> bool:
 def make_net(name: str, outputs: int, options: Mapping[str, Any]) -> nn.Module:
     """Imports the function and calls it as function(outputs, **options)."""
     function = find(name)
-    try:
-        inspect.signature(function).bind(outputs, **options)
-    except TypeError as error:
-        expected, got = f"what {name}(outputs, **net_options) takes", f"{dict(options) or 'none'} ({error})"
-        raise ValueError(complaint("net_options", expected, got, "Change the options or the function.")) from None
-    with _own_code(name, f"a function that makes a network of {outputs} outputs"):
+    with _own_code(name, f"a function that makes a network: {name}({outputs}, **{dict(options)})"):
         net = function(outputs, **options)
     if not isinstance(net, nn.Module):
         got = f"{name}, which returned {type(net).__name__}"
@@ -62,15 +57,12 @@ def find(name: str) -> Callable[..., Any]:
         got = f"{name}, where {top!r} is already {loaded.origin}"
         raise ValueError(complaint("net", "of a module whose name is free", got, "Rename your module."))
     with _own_code(name, "of a module that can be imported"):
-        names = vars(importlib.import_module(module))
-    if function not in names:
-        there = [each for each, value in names.items() if callable(value) and each[0] != "_"]
+        found = vars(importlib.import_module(module))
+    if not callable(found.get(function)):
+        there = [each for each, value in found.items() if callable(value) and each[0] != "_"]
         remedy = did_you_mean(function, there, otherwise=f"Define it in {module}.")
         raise ValueError(complaint("net", f"a function of {module}", f"{function!r}, which it does not have", remedy))
-    if not callable(found := names[function]):
-        got = f"{name}, which is a {type(found).__name__}"
-        raise TypeError(complaint("net", "a function that makes a network", got, "Name a function or a class."))
-    return found  # type: ignore[no-any-return]
+    return found[function]  # type: ignore[no-any-return]
 
 
 @contextmanager

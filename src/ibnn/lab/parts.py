@@ -1,6 +1,5 @@
 """Makes the parts of a job: its data, the same for all seeds, and its untrained network and method."""
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,17 +92,11 @@ def check_data(name: str, folder: str | Path | None = None) -> None:
 
 
 def _side(job: Job) -> int:
-    """Returns the height and width that images of a folder, which have 3 channels, are resized to."""
+    """Returns the height and width that images of a folder are resized to."""
     if job.image_size is not None or job.has_code:
         return job.image_size or 224
     shape = nets.input_shape(job.net, **job.net_options)
-    if len(shape) > 1 or job.data in data.names():
-        return shape[-1]
-    side = math.isqrt(shape[0] // 3)
-    if 3 * side**2 != shape[0]:
-        remedy = "Pass 3072 for images of 32 × 32."
-        raise ValueError(complaint("net_options.inputs", "3 · side² for a folder of images", shape[0], remedy))
-    return side
+    return shape[-1] if len(shape) == 3 else 224
 
 
 def make_method(job: Job, classes: int, start: State | None = None, units: Units = None) -> Trainable:

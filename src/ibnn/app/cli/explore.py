@@ -24,7 +24,7 @@ def demo(
     """Trains a plain network and an iBNN on embedded digits; prints two tables and draws two figures. Start here."""
     check_out("--out", out, folder=True)
     require("matplotlib", "sklearn")
-    from ibnn.lab.demo import explain, novelty_table, run, table
+    from ibnn.lab.demo import novelty_table, run, table
 
     screen.note("Trains two networks on 80 digits; this takes some seconds.")
     torch.set_num_threads(1)  # for networks this small, more only wait for each other
@@ -36,7 +36,7 @@ def demo(
     if not screen.quiet:
         names = ("reliability.png", "novelty.png", "results.json")
         files = ", ".join(str(out / name) for name in names)
-        print(f"{explain(result)}\n\nLook at: {files} ({result['seconds']:.0f} s)")
+        print(f"In brackets: 95 % bootstrap intervals. Look at: {files} ({result['seconds']:.0f} s)")
 
 
 _NET = f"One of {', '.join(nets.names())}, or package.module:function in the current folder."

@@ -91,8 +91,7 @@ def export(
     numbers; p_value, if the model has reference data. Its metadata list them.
 
     Without --pixels the file takes images normalised as in training; its metadata have the numbers. It takes rows of a
-    table in their own units. A saved model takes what its network takes; --example shows the shape, unless ibnn knows
-    the network. The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
+    table in their own units. A saved model takes what its network takes, of which --example shows the shape. The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
     """
     out = out or Path("model.onnx" if format == "onnx" else "model.pt2")
     check_out("--out", out)
@@ -118,7 +117,7 @@ def _example(predictor: "Predictor", pixels: bool, path: Path | None) -> tuple[T
     """Returns inputs that show the file's shapes, and its metadata."""
     facts: dict[str, Any] = {"run": predictor.name, "classes": list(predictor.classes)}
     kind: Any = predictor.kind
-    run, is_image, shape = predictor.run, hasattr(kind, "form"), getattr(kind, "shape", None)
+    run, is_image = predictor.run, hasattr(kind, "form")
     with misuse():
         if not isinstance(predictor.model, torch.nn.Module):
             raise ValueError(complaint("MODEL", "a run or a saved model", "a file that is exported", "Copy it."))
@@ -130,11 +129,9 @@ def _example(predictor: "Predictor", pixels: bool, path: Path | None) -> tuple[T
             return images if pixels else kind.prepared(images), facts
         if run is not None and run.units is not None:
             return run.units.made_up(3), facts | {"columns": list(run.units.columns), "target": run.job.target}
-        if path is not None:
-            return torch.stack([each.x for each in kind.read(path, lambda _: None)[:3]]), facts
-        if shape is None:
-            raise ValueError(complaint("--example", "given for this folder", None, "Pass --example inputs.npy."))
-    return torch.rand(3, *shape, generator=torch.Generator().manual_seed(0)), facts
+        if path is None:
+            raise ValueError(complaint("--example", "given for a saved model", None, "Pass --example inputs.npy."))
+        return torch.stack([each.x for each in kind.read(path, lambda _: None)[:3]]), facts
 
 
 _HOST = "Address to listen on; the default accepts connections from this machine only."

@@ -62,7 +62,7 @@ def predict(
         screen = screen if rank == 0 else Screen(quiet=True)
         with misuse():
             level = predictor.novelty_level(novelty)
-        held = predictor.held_out(data) if rank == 0 and risk < 1 and predictor.labels else None
+        held = predictor.held_out(data) if rank == 0 and risk < 1 else None
         decided = [predictor.rule(risk, level, held)]
         if world > 1:
             dist.broadcast_object_list(decided)

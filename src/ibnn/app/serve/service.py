@@ -17,7 +17,7 @@ from ibnn.app.inputs import MOST
 from ibnn.app.predictor import Predictor
 from ibnn.app.serve.limits import Busy
 from ibnn.inputs import Inputs, batch_length
-from ibnn.monitoring.shift import ShiftMonitor, fewest_scores
+from ibnn.monitoring.shift import ShiftMonitor
 from ibnn.prediction import CategoricalPrediction
 
 WAITING = 256 * MOST  # rows that wait, unless they take more memory than this:
@@ -44,37 +44,15 @@ class Service:
         self.novelty = predictor.novelty_level(novelty)  # p-value up to which inputs are withheld as novel
         self.held_out = predictor.held_out(data)  # decides where to abstain
         self.rule, self.evidence = predictor.rule(risk, self.novelty, self.held_out)
-        self.unwatched = ""  # why there is no monitor
-        self.monitor = self._monitor(false_alarm)
+        self.monitor: ShiftMonitor | None = None  # of the inputs' novelty
+        if predictor.reference is not None:
+            scores = -predictor.reference.held_out_p_values().log().cpu()
+            self.monitor = ShiftMonitor(scores, false_alarm=false_alarm, seed=predictor.seed)
         self.counts = Counts()
         waiting = max(MOST, min(WAITING, BYTES // (4 * predictor.kind.size)))  # float32
         self._batcher = Batcher(self._answer, most=MOST, waiting=waiting, rows=batch_length)
         self.ask = self._batcher.submit  # returns the future rows, one for each input
         self.draining = False  # whether the service is about to end
-
-    def _monitor(self, false_alarm: float) -> ShiftMonitor | None:
-        """Returns a monitor of the inputs' novelty or, for a model that cannot tell it, of their uncertainty."""
-        predictor, held, reference = self.predictor, self.held_out, self.predictor.reference
-        scores, source, self.watched = torch.empty(0), "held-out inputs", "novelty"
-        if reference is not None:
-            scores = -reference.held_out_p_values().log()
-        elif predictor.ranked is None:
-            self.watched = "total"
-            if held is not None:
-                least = 1e-6 if predictor.labels else 1e-6 * float(held.total.max())  # variances have units
-                if predictor.model.components > 1 or float(held.epistemic.abs().max()) > least:
-                    self.watched = "epistemic"
-                scores, source = getattr(held, self.watched), held.source
-        self.against, fewest = f"{len(scores):,} {source}", fewest_scores(false_alarm)
-        if not len(scores):
-            self.unwatched = "the model has no held-out inputs, answered by the same draws, to compare with"
-        elif not predictor.labels and self.watched == "total":
-            self.unwatched = "a single network is equally uncertain about every number"
-        elif len(scores) < fewest:
-            self.unwatched = f"this false-alarm rate needs {fewest} held-out answers, and there are {len(scores)}"
-        if self.unwatched:
-            return None
-        return ShiftMonitor(scores.cpu(), false_alarm=false_alarm, seed=predictor.seed)
 
     def _answer(self, parts: Sequence[Inputs]) -> list[list[Row]]:
         """Returns the answers to several questions, as plain data."""
@@ -82,9 +60,8 @@ class Service:
         named = isinstance(first, dict)  # several tensors; those of different shapes raise
         x: Any = {name: torch.cat([part[name] for part in parts]) for name in first} if named else torch.cat(parts)  # type: ignore[arg-type]
         found = self.predictor.answer(x)
-        if self.monitor is not None:
-            p = found.p_value if self.watched == "novelty" else None
-            self.monitor.update(getattr(found, self.watched).flatten() if p is None else -p.log())
+        if self.monitor is not None and found.p_value is not None:
+            self.monitor.update(-found.p_value.log())
         self.counts.batch.observe(len(found))
         self.counts.inputs.inc(len(found))
         none = {"p_value": None, "abstain": False, "withheld": None}
@@ -114,8 +91,6 @@ class Service:
         predictor, monitor, shift, novelty = self.predictor, self.monitor, None, None
         if monitor is not None:
             shift = {
-                "score": self.watched,
-                "against": self.against,
                 "false_alarm": monitor.false_alarm,
                 "seen": monitor.seen,
                 "alarm": monitor.alarm is not None,

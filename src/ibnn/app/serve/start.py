@@ -84,7 +84,7 @@ def start(
         for line in predictor.notes(service.evidence, service.novelty):
             note(line)
         if service.monitor is None:
-            note(f"Inputs are not monitored for a shift: {service.unwatched}.")
+            note("Inputs are not monitored for a shift: the model has no reference data.")
         ready = f"Serving at http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"
         app = make_app(service, megabytes=megabytes)
         server = make_server(app, ready=lambda: print(ready, flush=True), drain=service.drain)
