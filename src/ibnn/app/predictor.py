@@ -84,17 +84,8 @@ class Predictor:
     ) -> Self:
         """Reads a finished run, a folder of `save_pretrained` or an exported .onnx file; options are the commands'.
 
-        Args:
-            model: The folder or file.
-            samples: Draws per component; default: the job's, or 5.
-            seed: Seed of the draws.
-            fallback: p-value below which answers are mixed with the base rates.
-            trust_code: Imports the network of a run from the current folder.
-            net: "module:function" that makes the network of a saved model; imported from the current folder.
-            device: Where the model computes; default: the CPU.
-            one_pass: Answers by the network that `ibnn.distil` made of a run's draws; a run that has none gets one.
-            data: Folder of data sets, to distil a run from.
-            note: Called with a message before a run is distilled; None shows nothing.
+        A run answers by the job's number of draws by default, others by 5. `net` makes the network of a saved model;
+        with `one_pass` a run answers by its student, which is distilled from its data if there is none.
         """
         is_file, is_run = model.suffix == ".onnx" and not model.is_dir(), RunFolder(model).begun
         if not is_file and not model.is_dir():

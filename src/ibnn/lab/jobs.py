@@ -129,14 +129,7 @@ def _pruned(job: Job, place: Path, splits: Splits, quiet: bool) -> tuple[Trainab
 
 
 def costs(job: Job, model: Trainable, history: History, first: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the costs of a run, by the names of `ibnn.lab.display.COSTS`.
-
-    Args:
-        job: What was run.
-        model: The trained method.
-        history: Of its training.
-        first: Costs of the plain training that came first.
-    """
+    """Returns the costs of a run, by the names of `COSTS` in display; `first` are those of the training before it."""
     first = first or {"train_seconds": 0.0, "rows": 0}
     method, recipe, last = METHODS[job.method], job.full_recipe(), history.rows[-1]
     passes = recipe.samples if method.noisy_training else model.components  # of a training row

@@ -44,14 +44,7 @@ def measured(student: OnePass, splits: Splits) -> dict[str, Any]:
 def of_run(
     run: Any, home: RunFolder, data: str | Path | None = None, note: Callable[[str], None] | None = None
 ) -> OnePass:
-    """Returns the one-pass network of a finished run; if there is none, distils it from the run's data and stores it.
-
-    Args:
-        run: What `ibnn.lab.jobs.read_run` returned.
-        home: Its folder.
-        data: Where data sets are; see `ibnn.data.load`.
-        note: Called with a message before distilling; None shows nothing.
-    """
+    """Returns the one-pass network of a finished run; if there is none, distils it from the run's data and stores it."""
     folder, config, model = home.path / ONE_PASS, f"{ONE_PASS}/{CONFIG}", run.model
     if home.has(config):
         if config in home.result["sha256"]:  # the job's own

@@ -41,13 +41,7 @@ class Splits(NamedTuple):
 
 
 def make_data(job: Job, folder: str | Path | None = None, units: Units = None) -> Splits:
-    """Returns the splits of a job.
-
-    Args:
-        job: Whose data.
-        folder: Where data sets are; see `ibnn.data.load`.
-        units: Those of a finished run on a .csv file; the file must not have changed since.
-    """
+    """Returns the splits of a job; `units` are those of a finished run on a .csv file, which must not have changed."""
     check_data(job.data, folder)
     if job.augment and (job.data in data.TABLES or job.has_file):
         raise ValueError(complaint("augment", "false for points", "true", "Leave it out."))
@@ -100,17 +94,8 @@ def _side(job: Job) -> int:
 
 
 def make_method(job: Job, classes: int, start: State | None = None, units: Units = None) -> Trainable:
-    """Returns the untrained method of a job.
-
-    Args:
-        job: Which one.
-        classes: How many; 0 for a number to predict.
-        start: Weights of the plain network to start from.
-        units: Those of a .csv file, from `make_data` or `read_run`.
-    """
+    """Returns the untrained method of a job, for 0 classes of a number; `start` are weights to start from."""
     units = data.TABLES[job.data].units if job.data in data.TABLES else units
-    if job.has_file and units is None:
-        raise ValueError(complaint("units", f"those of {job.data}", "none", "Pass those of make_data(job).units."))
     options: dict[str, Any] = {"seed": job.seed} if job.method == "ibnn" else {}
     if units and units.target:
         scale = units.target.scale
@@ -180,13 +165,12 @@ def check_weights(job: Job) -> None:
 
 def _check_net(job: Job, splits: Splits, start: State | None) -> None:
     """Passes one example through the network; raises if it does not fit the data or the weights to start from."""
-    outputs, net = len(splits.whole.classes) or 1, _make_net(job, len(splits.whole.classes), splits.units).eval()
+    outputs = len(splits.whole.classes) or 1
     try:
-        net.load_state_dict(start or net.state_dict())
+        net = _make_net(job, len(splits.whole.classes), splits.units, start).eval()
     except RuntimeError as error:
         got = f"{job.weights} ({str(error).splitlines()[-1].strip()})"
-        remedy = "Pass a file of the plain network's state_dict, or choose the network it is of."
-        raise ValueError(complaint("weights", f"those of {job.net!r}", got, remedy)) from error
+        raise ValueError(complaint("weights", f"those of {job.net!r}", got, "Pass the plain network's.")) from error
     x, _ = splits.train.__getitems__([0])
     try:
         with generators_restored(), torch.no_grad():

@@ -48,12 +48,7 @@ class RunFolder:
     path: Path
 
     def lock(self, *, wait: bool = True, note: Callable[[str], None] | None = None) -> AbstractContextManager[bool]:
-        """Keeps other processes from writing the folder; see `ibnn.files.atomic.locked`.
-
-        Args:
-            wait: Whether to wait for another process; if not, the context is False where one has the folder.
-            note: Called with a message before waiting.
-        """
+        """Keeps other processes from writing the folder, as `locked` does; `note` is told before waiting."""
 
         def waiting(process: str) -> None:
             if note is not None:

@@ -91,7 +91,8 @@ def export(
     numbers; p_value, if the model has reference data. Its metadata list them.
 
     Without --pixels the file takes images normalised as in training; its metadata have the numbers. It takes rows of a
-    table in their own units. A saved model takes what its network takes, of which --example shows the shape. The methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
+    table in their own units. A saved model takes what its network takes, of which --example shows the shape. The
+    methods ibnn, sgd, swa and ensemble can be exported; swag, dropout and vi cannot.
     """
     out = out or Path("model.onnx" if format == "onnx" else "model.pt2")
     check_out("--out", out)
