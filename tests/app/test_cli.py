@@ -28,9 +28,9 @@ from ibnn.app.cli.app import app
 from ibnn.app.cli.screen import Screen
 from ibnn.app.cli.train import names as recipe_names
 from ibnn.app.cli.train import parsed, read_job
-from ibnn.files.saving import save_pretrained
 from ibnn.lab import jobs, parts
-from ibnn.lab.runs import HELD_OUT, RunFolder
+from ibnn.lab.parts import make_data
+from ibnn.lab.runs import RunFolder
 
 COMMANDS = [
     "demo",
@@ -335,7 +335,7 @@ def test_permissions_are_what_the_umask_leaves(run: Path, tmp_path: Path) -> Non
         )
     found = {path.relative_to(out): path.stat().st_mode & 0o777 for path in out.rglob("*") if path.is_file()}
     names = {path.name for path in found}
-    assert {"model.safetensors", "answers.safetensors", "held_out.safetensors", "report.html", "model.pt2"} <= names
+    assert {"model.safetensors", "answers.safetensors", "report.html", "model.pt2"} <= names
     assert any("checkpoints" in str(path) for path in found)
     assert {path: has for path, has in found.items() if has != 0o666 & ~UMASK} == {}
 
@@ -606,7 +606,7 @@ def test_unreadable_files_are_left_out_and_named(run: Path, tmp_path: Path, pixe
 def test_predict_json_and_files(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
     paths = _png(tmp_path, pixels)
     found = json.loads(call("predict", run, *paths, "--json", "--samples", 2, "--seed", 3).stdout)
-    assert (found["samples"], found["seed"], found["risk"]["by"]) == (2, 3, "validation images")
+    assert (found["samples"], found["seed"], found["risk"]["examples"]) == (2, 3, 300)
     assert [list(row) for row in found["rows"]] == [FIELDS] * 5
     result = call("predict", run, *paths, "-o", tmp_path / "out.json", "--json", "--samples", 2, "--seed", 3)
     assert result.stdout == ""
@@ -739,7 +739,7 @@ def test_points_of_classes_are_labelled_and_abstained_from(tmp_path: Path) -> No
     (tmp_path / "a.csv").write_text("0,1\n1,-0.5\n")
     found = json.loads(call("predict", tmp_path / "run", tmp_path / "a.csv", "--json", "--samples", 5).stdout)
     assert [list(row) for row in found["rows"]] == [FIELDS] * 2
-    assert (found["risk"]["by"], found["risk"]["examples"]) == ("validation points", 200)
+    assert found["risk"]["examples"] == 200
     expected = jobs.read_run(tmp_path / "run").model.predict(torch.tensor([[0.0, 1.0], [1.0, -0.5]]), samples=5, seed=0)
     assert [row["total"] for row in found["rows"]] == pytest.approx(expected.total.tolist(), rel=1e-4)
 
@@ -862,18 +862,11 @@ def test_a_run_on_a_table_is_evaluated_reported_and_exported(
     answers, facts = _answers_of(Path("m.pt2"), np.array([[3.5, 390]]))
     assert (facts["columns"], facts["target"]) == (["width", "height"], "kind")
     assert facts["classes"][int(answers["probabilities"][0].argmax())] == "lily"
-    (copy / HELD_OUT).unlink(missing_ok=True)
     (tmp_path / "new.csv").write_text("height,width\n390,3.5\n")
-
-    def asked() -> Any:
-        return json.loads(call("predict", copy, "new.csv", "--json", "--risk", 0.9).stdout)["risk"]["by"]
-
-    assert asked() == "test answers of the run folder"
     Path("flowers.csv").write_text(_flowers(151))
     assert "flowers.csv, which has changed" in call("evaluate", copy, code=2).stderr
-    assert asked() == "test answers of the run folder"
-    Path("flowers.csv").write_text(_flowers())
-    assert asked() == "validation points"
+    risk = json.loads(call("predict", copy, "new.csv", "--json", "--risk", 0.9).stdout)["risk"]
+    assert risk["examples"] > 0  # whose answers the run has stored
 
 
 @pytest.mark.parametrize(
@@ -997,55 +990,30 @@ def test_novel_images_are_withheld_with_the_reason(run: Path, tmp_path: Path, pi
     assert [float(row["p_value"]) for row in rows] == pytest.approx(expected.tolist(), rel=1e-5)
 
 
-def test_without_validation_data_the_stored_test_answers_serve(
+def test_validation_answers_are_stored_in_the_run_folder(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(*_: object) -> None:
-        raise FileNotFoundError
-
-    path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
-    run = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns(HELD_OUT))
-    monkeypatch.setattr(parts, "make_data", gone)
-    assert json.loads(call("predict", run, path, "--json", "--samples", 1).stdout)["risk"] is None  # other draws
-    found = json.loads(call("predict", run, path, "--json").stdout)["risk"]
-    assert (found["by"], found["examples"]) == ("test answers of the run folder", 360)
-
-
-def test_validation_answers_are_kept_in_the_run_folder(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-    real = parts.make_data
-    monkeypatch.setattr(parts, "make_data", lambda *a: made.append(a) or real(*a))
-    copy = shutil.copytree(run, tmp_path / "run")
-    (copy / HELD_OUT).unlink(missing_ok=True)
     path = _png(tmp_path, np.zeros((1, 8, 8), np.uint8))[0]
 
     def ask(*words: object) -> Any:
-        return json.loads(call("predict", copy, path, "--json", "--risk", 0.9, *words).stdout)["risk"]
+        return json.loads(call("predict", run, path, "--json", "--risk", 0.9, *words).stdout)["risk"]
 
-    first = ask()
-    assert first["by"] == "validation images"
-    assert (ask(), ask("--risk", 0.2)["examples"], len(made)) == (first, 300, 1)
-    ask("--seed", 7)  # other draws
-    ask("--seed", 7)
-    assert len(made) == 2
-    (copy / HELD_OUT).write_bytes(b"broken")
-    assert ask() == first
-    assert len(made) == 3
-    content = bytearray((copy / HELD_OUT).read_bytes())
-    content[-400] ^= 1  # one of the numbers
-    (copy / HELD_OUT).write_bytes(content)
-    assert ask() == first
-    assert len(made) == 4
-    home = RunFolder(copy)
-    model = jobs.read_run(copy).model
-    weight = next(p for name, p in model.named_parameters() if name.endswith("weight"))
-    weight.data = weight.data.flip(0)  # another model
-    save_pretrained(model, copy)
-    home.finish(home.result)
-    assert ask() != first
-    assert len(made) == 5
+    valid: Any = make_data(jobs.read_run(run).job).valid
+    x, y = valid.__getitems__(list(range(300)))
+    answer: Any = jobs.read_run(run).model.predict(x, samples=3)
+    stored = RunFolder(run).answers()
+    torch.testing.assert_close(stored["valid/total"], answer.total)
+    assert torch.equal(stored["valid/wrong"], answer.labels != y)
+    torch.testing.assert_close(stored["valid/p_value"], answer.p_value)
+    other = ask("--seed", 7)  # other draws, from the data
+
+    def gone(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(parts, "make_data", gone)
+    assert ask("--seed", 7) is None
+    assert ask()["examples"] == other["examples"] == 300
+    assert ask()["limit"] == pytest.approx(other["limit"], rel=0.2)
 
 
 # ------------------------------------------------------------------------------------------------------- damaged runs

@@ -73,7 +73,7 @@ def test_a_job_and_a_command_distil_what_distil_does_by_hand(run: Path, taught: 
         for name in ("total", "aleatoric", "epistemic"):
             values = getattr(expected, name).tolist()
             assert [row[name] for row in found["rows"]] == pytest.approx(values, rel=1e-4, abs=1e-6)
-        assert (found["samples"], found["risk"]["by"], found["novelty"]["examples"]) == (1, "validation images", 300)
+        assert (found["samples"], found["risk"]["examples"], found["novelty"]["examples"]) == (1, 300, 300)
     assert json.loads(call("predict", run, images, "--json").stdout)["samples"] == 2  # the draws are still there
 
 
@@ -97,7 +97,7 @@ def test_the_result_has_both_scores(run: Path, taught: Path) -> None:
 def test_an_interrupted_distillation_leaves_the_run_as_it_was(
     run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("one-pass", "held_out*"))
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("one-pass"))
 
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -109,7 +109,7 @@ def test_an_interrupted_distillation_leaves_the_run_as_it_was(
 
 
 def test_a_read_only_run_is_distilled_in_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("one-pass", "held_out*"))
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("one-pass"))
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError

@@ -28,7 +28,7 @@ from ibnn.app.predictor import Predictor
 from ibnn.files.saving import save_pretrained
 from ibnn.lab import jobs, parts
 from ibnn.lab.job import Job
-from ibnn.lab.runs import HELD_OUT, RunFolder
+from ibnn.lab.runs import RunFolder
 from ibnn.novelty import Reference
 from ibnn.novelty.reference import p_values
 
@@ -107,7 +107,7 @@ def running(folder: Path) -> Iterator[Running]:
 
 def without_reference(folder: Path, copy: Path) -> Path:
     """A copy of a run without reference data, as one on few data is."""
-    home = RunFolder(shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(HELD_OUT)))
+    home = RunFolder(shutil.copytree(folder, copy))
     model = jobs.read_run(copy).model
     assert model.reference is not None
     model.reference = None
@@ -177,7 +177,7 @@ def test_health_and_metrics(running: Running) -> None:
     health = running.get("/health").json()
     assert health["status"] == "ok"
     assert health["input"] == {"channels": 1, "height": 8, "width": 8}
-    assert health["abstention"]["by"] == "validation images"
+    assert health["abstention"]["examples"] == 300
     assert health["novelty"]["against"] == "300 held-out inputs"
     reply = running.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain; version=")
@@ -540,7 +540,7 @@ def test_stored_answers_of_other_draws_decide_nothing(
 
     monkeypatch.setattr(parts, "make_data", gone)
     copy = without_reference(folder, tmp_path / "run")
-    for samples, stored in ((3, False), (2, True)):  # the stored test answers have 2
+    for samples, stored in ((3, False), (2, True)):  # the stored answers have 2
         service = Service(Predictor.read(copy, samples))
         assert (service.held_out is not None) == stored
         service.close()
@@ -609,7 +609,7 @@ def test_rows_of_a_table_are_labelled_by_order_or_by_name(table: Running) -> Non
     expected = table.service.predictor.run.model.predict(torch.tensor([[2.0, 200.0]]), samples=3, seed=0)
     assert found["rows"][0]["probabilities"] == pytest.approx(expected.probs[0].tolist(), abs=1e-6)  # type: ignore[attr-defined]
     assert found["rows"][0]["abstain"] is (found["rows"][0]["total"] > found["limit"])
-    assert table.get("/health").json()["abstention"]["by"] == "test answers of the run folder"  # the table is elsewhere
+    assert table.get("/health").json()["abstention"]["examples"] == 60  # stored: the table is elsewhere
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import torch
 
 from ibnn.errors import DamagedError
 from ibnn.files.saving import load
-from ibnn.lab import runs
 from ibnn.lab.job import Job
 from ibnn.lab.jobs import read_run, run
 from ibnn.lab.report import write_report
@@ -100,7 +99,6 @@ def test_clearing_removes_what_a_run_wrote_and_nothing_else(folder: Path) -> Non
     home, mine = RunFolder(folder), {"notes.txt", "checkpoints/mine.pt"}
     for name in (*mine, "checkpoints/step-1-a.safetensors"):
         home.write(name, b"")
-    home.write(runs.HELD_OUT, b"")
     home.clear()
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == mine
 

@@ -1,6 +1,5 @@
 """A predictor answers inputs of one kind, and abstains: made of a run folder, a saved model, a live one or ONNX."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,22 +15,22 @@ from ibnn.app.exported import ExportedFile
 from ibnn.app.inputs import BATCH, Form, Kind, Pixels, Tensors
 from ibnn.data.images import shorter_side
 from ibnn.data.sets import KNOWN, PHOTOGRAPHS
-from ibnn.errors import DamagedError, complaint
-from ibnn.files import model_folder, sealed
+from ibnn.errors import complaint
+from ibnn.files import model_folder
 from ibnn.files.answering import named
 from ibnn.files.saving import load
 from ibnn.inputs import Inputs
 from ibnn.lab import jobs, parts
 from ibnn.lab import one_pass as students
+from ibnn.lab.evaluation import held_out_rows
 from ibnn.lab.imported_net import find
-from ibnn.lab.runs import HELD_OUT, MODEL, ONE_PASS, RunFolder
+from ibnn.lab.runs import RunFolder
 from ibnn.likelihood import Categorical
 from ibnn.monitoring.abstention import CONFIDENCE, Threshold, default_level, rows_needed, threshold
 from ibnn.novelty import Reference
 from ibnn.one_pass import OnePass
 from ibnn.prediction import GaussianPrediction, Prediction, check_fallback, check_level, predict
 
-MOST = 2000  # validation inputs that decide where to abstain
 SAMPLES = 5  # draws per component of a model that no job was made for
 Labelled = tuple[Inputs, Tensor]
 
@@ -42,7 +41,6 @@ class HeldOut(NamedTuple):
     total: Tensor  # entropy
     wrong: Tensor  # whether the label was wrong
     p_value: Tensor  # p-values of novelty; 1 where the model cannot tell
-    source: str  # describes the inputs
 
 
 @dataclass(frozen=True)
@@ -252,7 +250,7 @@ class Predictor:
         if held is None or risk >= 1:  # every answer is certain enough, or nobody knows
             return Threshold(math.inf, 1.0, 0, 1.0, novelty), None
         needed, known = rows_needed(risk), held.p_value > novelty
-        facts = {"risk": risk, "confidence": CONFIDENCE, "by": held.source, "examples": len(held.total)}
+        facts = {"risk": risk, "confidence": CONFIDENCE, "examples": len(held.total)}
         if int(known.sum()) < needed:
             found = Threshold(math.inf, 1.0, int(held.wrong[known].sum()), 1.0, novelty)
         else:
@@ -265,7 +263,7 @@ class Predictor:
         off = [] if self.ranked is not None else ["Novelty detection is off: the model has no reference data."]
         if facts is None:
             return [f"Abstains where {novel}." if novel else "Never abstains.", *off]
-        by = f"{facts['examples']:,} {facts['by']}"
+        by = f"{facts['examples']:,} validation inputs"
         if facts["known"] < facts["needed"]:
             text = f"No answer is withheld as uncertain: a risk of {facts['risk']:g} needs {facts['needed']} held-out "
             text += f"inputs that are not novel, and {facts['known']} of the {by} are not. Hold out more rows."
@@ -280,56 +278,32 @@ class Predictor:
         return [text, *off]
 
     def held_out(self, data: Path | None = None) -> HeldOut | None:
-        """Returns answers for a run's validation inputs, cached in its folder; without these, for its test inputs.
+        """Returns the answers for validation inputs that a run has stored, or those of other draws, from its data.
 
         Of other models, those for the labelled inputs that they were given, if any; none for numbers.
         """
-        if not self.labels:
+        if not self.labels or self.run is None or self.home is None:
+            return self._measured(*self.valid) if self.labels and self.valid is not None else None
+        job, stored = self.run.job, self.home.answers()
+        if not job.valid:
             return None
-        if self.run is None or self.home is None:
-            return None if self.valid is None else self._measured(*self.valid, "validation inputs")
-        job, one_pass = self.run.job, isinstance(self.model, OnePass)
-        place = self.home.path / ONE_PASS if one_pass else self.home.path
-        path, model = place / HELD_OUT, place / MODEL
-        key = json.dumps(
-            [model.is_file() and sealed.checksum(model), job.key, self.samples, self.seed, self.fallback, MOST]
-        )
-        with suppress(OSError, DamagedError):
-            tensors, facts = sealed.read_tensors(path)
-            if facts["key"] == key:
-                return HeldOut(**tensors, source=facts["source"])
-        try:
-            valid = parts.make_data(job, data, self.run.units).valid if job.valid else None
-        except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
-            if isinstance(error, ValueError) and not job.has_file:  # else the table has changed
-                raise
-            valid = None
-        if valid is None:
-            if one_pass or (self.samples, self.seed) != (job.samples, 0):  # the run stored answers of other draws
-                return None
-            stored = self.home.answers()
-            total = stored["aleatoric"] + stored["between"] + stored["within"]
-            p_value = stored.get("p_value", torch.ones_like(total))
-            wrong = stored["probs"].argmax(1) != stored["labels"]
-            return HeldOut(total, wrong, p_value, "test answers of the run folder")
-        index = torch.randperm(len(valid), generator=torch.Generator().manual_seed(0))[:MOST]
-        x, y = valid.__getitems__(index.sort().values.tolist())
-        source = f"validation {'images' if isinstance(self.kind, Pixels) else 'points'}"
-        found = self._measured(x, y, source)
-        tensors = {name: value for name, value in found._asdict().items() if isinstance(value, Tensor)}
-        with suppress(OSError):  # a read-only folder, in which a student may not be stored either
-            if model.is_file():
-                sealed.write_tensors(path, tensors, {"key": key, "source": source})
-        return found
+        draws = self.samples, self.seed, self.fallback, isinstance(self.model, OnePass)
+        if draws == (job.samples, 0, job.fallback, False) and "valid/total" in stored:
+            return HeldOut(*(stored[f"valid/{name}"] for name in HeldOut._fields))
+        with suppress(FileNotFoundError, ModuleNotFoundError):  # the data are elsewhere: nobody knows
+            valid = parts.make_data(job, data, self.run.units).valid
+            if valid is not None:
+                return self._measured(*valid.__getitems__(held_out_rows(len(valid))))
+        return None
 
-    def _measured(self, x: Inputs, y: Tensor, source: str) -> HeldOut:
+    def _measured(self, x: Inputs, y: Tensor) -> HeldOut:
         answer: Any = self._answer(x)
         if answer.total.numel() != len(answer):
             expected = "given for a model with one label an input"
             raise ValueError(complaint("valid", expected, type(answer).__name__, "Leave it out."))
         total, wrong = answer.total.flatten(), answer.labels.flatten() != y.cpu().flatten()
         p_value = torch.ones_like(total) if answer.p_value is None else answer.p_value
-        return HeldOut(total, wrong, p_value, source)
+        return HeldOut(total, wrong, p_value)
 
 
 def check_limits(risk: float, novelty: float | None, false_alarm: float = 0.01, megabytes: float = 10) -> None:

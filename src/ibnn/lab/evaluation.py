@@ -29,6 +29,7 @@ SHIFTED = 300  # test images that are corrupted
 SHOWN = 8  # of the least certain test images, and of the most certain ones
 MOST = 1e9  # what is stored of a score of novelty that is higher still
 LEVELS = (0.01, 0.05)  # p-values from which down inputs are called novel
+DECIDING = 2000  # validation inputs that decide where to abstain
 BATCH = 250
 
 Damage = Callable[..., Tensor]  # of images, and by keyword the place of the first
@@ -175,7 +176,20 @@ def evaluate(
             for name, kind in kinds.items()
             if kind.novelty is not None
         }
-    return Evaluation(result, _stored(method, whole, test, y, own))
+    stored = _stored(method, whole, test, y, own)
+    if valid is not None and isinstance(test.at[own], CategoricalPrediction):  # decide where to abstain
+        x, labels = valid.__getitems__(held_out_rows(len(valid)))
+        held = method.answers(x.split(BATCH))
+        p_value = torch.ones(len(x)) if held.novelty is None else held.novelty.p_value
+        answer: Any = held.at[own]
+        stored |= {"valid/total": answer.total, "valid/wrong": answer.labels != labels, "valid/p_value": p_value}
+    return Evaluation(result, stored)
+
+
+def held_out_rows(rows: int) -> list[int]:
+    """Returns the validation inputs that decide where to abstain: all, or this many random ones."""
+    chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[:DECIDING]
+    return chosen.sort().values.tolist()
 
 
 def _stored(method: Method, whole: Any, test: Answers, y: Tensor, temperature: float) -> dict[str, Tensor]:

@@ -44,7 +44,7 @@ def measured(student: OnePass, splits: Splits) -> dict[str, Any]:
 def of_run(
     run: Any, home: RunFolder, data: str | Path | None = None, note: Callable[[str], None] | None = None
 ) -> OnePass:
-    """Returns the one-pass network of a finished run; if there is none, distils it from the run's data and stores it."""
+    """Returns the one-pass network of a finished run; if there is none, distils it from the run's data, and stores."""
     folder, config, model = home.path / ONE_PASS, f"{ONE_PASS}/{CONFIG}", run.model
     if home.has(config):
         if config in home.result["sha256"]:  # the job's own

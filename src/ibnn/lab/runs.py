@@ -25,13 +25,13 @@ from ibnn.files.atomic import locked, read_text, write_atomically
 from ibnn.network import NUMBERS
 
 CONFIG, JOB, TABLE, RECIPE, HISTORY = "config.json", "job.toml", "table.json", "recipe.toml", "history.csv"
-MODEL, ANSWERS, HELD_OUT, RESULT = "model.safetensors", "answers.safetensors", "held_out.safetensors", "result.json"
+MODEL, ANSWERS, RESULT = "model.safetensors", "answers.safetensors", "result.json"
 ONE_PASS = "one-pass"  # folder of the network that answers in one pass
 _CHECKED = (JOB, TABLE, HISTORY, CONFIG, ANSWERS, f"{ONE_PASS}/{CONFIG}")  # which has the checksum of the model
 _CHECKPOINTS = "checkpoints/step-*.safetensors"
 # All but job.toml; result.json first: it says "finished".
-_ELSEWHERE = (f"{ONE_PASS}/{MODEL}", f"{ONE_PASS}/{HELD_OUT}", _CHECKPOINTS)
-_WRITTEN = (RESULT, *_CHECKED[1:], MODEL, HELD_OUT, RECIPE, *_ELSEWHERE)
+_ELSEWHERE = (f"{ONE_PASS}/{MODEL}", _CHECKPOINTS)
+_WRITTEN = (RESULT, *_CHECKED[1:], MODEL, RECIPE, *_ELSEWHERE)
 _AGAIN = "Copy the folder again, or run it again: ibnn train --fresh."
 
 
