@@ -139,28 +139,24 @@ class Pixels:
         if path.suffix.lower() in IMAGES:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # pillow warns about large images; we refuse them
-                image, _, done = self.decoded(path, str(path))
-            if done:
-                note(f"Images: {done}")
-            return [Example(_name(path), None, image)]
+                return [Example(_name(path), None, self.decoded(path, str(path))[0])]
         return _rows(path, self._formed(_table(path, note, bytes_to=1.0), str(path)))
 
     def from_json(self, value: Any) -> Tensor:
         """Returns images (N, C, H, W) in [0, 1] from nested lists."""
         return self._formed(numbers(value).clamp(-LARGEST, LARGEST).float(), "inputs")
 
-    def from_files(self, files: list[tuple[str, bytes]]) -> tuple[Tensor, list[str | None]]:
-        """Returns images from names and contents of files, and a note for each that was resized."""
-        images, notes, left = list[Tensor](), list[str | None](), PIXELS  # of all images together
+    def from_files(self, files: list[tuple[str, bytes]]) -> Tensor:
+        """Returns images from names and contents of files."""
+        images, left = list[Tensor](), PIXELS  # of all images together
         for name, content in files:
-            image, pixels, done = self.decoded(io.BytesIO(content), name[:80], left)
+            image, pixels = self.decoded(io.BytesIO(content), name[:80], left)
             left -= pixels
             images.append(image)
-            notes.append(done)
-        return torch.stack(images), notes
+        return torch.stack(images)
 
-    def decoded(self, file: Path | BinaryIO, name: str, most: int = PIXELS) -> tuple[Tensor, int, str | None]:
-        """Returns an image in the network's shape, how many pixels it had, and what was done to it, if anything.
+    def decoded(self, file: Path | BinaryIO, name: str, most: int = PIXELS) -> tuple[Tensor, int]:
+        """Returns an image in the network's shape, and how many pixels it had.
 
         With `resize` it is made as those of a folder are in training (`ibnn.data.Folder`).
         """
@@ -170,17 +166,12 @@ class Pixels:
             image = opened(file, "L" if self.form.channels == 1 else "RGB", most)
         except ValueError as error:
             raise ValueError(complaint(name, "a readable image", error, "Replace or omit the file.")) from error
-        (width, height), wanted, done = image.size, (self.form.width, self.form.height), None
+        pixels = image.width * image.height
         if self.resize is not None:
-            done = (
-                f"the shorter side resized from {min(image.size)} to {self.resize}, the centre cropped, as in training."
-            )
             image = cropped(image, self.form.height, self.resize)
-        elif image.size != wanted:
-            cut = "" if width * wanted[1] == height * wanted[0] else ", the longer side cropped"
-            done = f"resized from {width}×{height} to {wanted[0]}×{wanted[1]}{cut}."
-            image = ImageOps.fit(image, wanted, Image.Resampling.BILINEAR)
-        return pixels_of(image).float() / 255, width * height, done
+        elif image.size != (self.form.width, self.form.height):
+            image = ImageOps.fit(image, (self.form.width, self.form.height), Image.Resampling.BILINEAR)
+        return pixels_of(image).float() / 255, pixels
 
     def _formed(self, pixels: Tensor, name: str) -> Tensor:
         """Returns images (N, C, H, W), from (N, C, H, W), (N, H, W) or (N, C·H·W); raises unless they are in [0, 1]."""

@@ -150,13 +150,13 @@ def serve(
     megabytes: Annotated[float, typer.Option(help="Largest request that is accepted.")] = 10,
     data: Data = None,
 ) -> None:
-    """Serves a model over HTTP: /predict, /health and /metrics.
+    """Serves a model over HTTP: POST /predict and GET /health.
 
     A run takes images or rows, and so does an .onnx file of one. Other models take {"inputs": [...]}, nested lists of
     what the network takes. Ctrl-C or SIGTERM ends it after the requests in flight are answered. There is no password:
     before others can reach it, put a proxy in front that asks for one.
     """
-    require("starlette", "uvicorn", "prometheus_client", "python_multipart")
+    require("starlette", "uvicorn", "python_multipart")
     from ibnn.app.predictor import check_limits
     from ibnn.app.serve.start import start
 

@@ -20,7 +20,7 @@ from ibnn.errors import DamagedError, complaint
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Prints results and errors only.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Prints the traceback of an error.")]
-_EXTRAS = dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "python_multipart"), "serve")
+_EXTRAS = dict.fromkeys(("starlette", "uvicorn", "python_multipart"), "serve")
 _EXTRAS |= {"matplotlib": "demo", "sklearn": "demo", "jinja2": "demo", "onnxruntime": "export"}
 _WRONG_ARGUMENTS = (ValueError, TypeError, FileNotFoundError)
 

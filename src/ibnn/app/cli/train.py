@@ -5,7 +5,7 @@ import shlex
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -86,7 +86,6 @@ def _fields(name: str) -> dict[str, Any]:
 _JOB = f"TOML file of a job, or one of: {', '.join(names())}."
 _SET = "Changes the job, e.g. train.lr=0.01 or seed=3; may be repeated."
 _OUT = "Run folder; default: runs/JOB, with --set runs/JOB-HASH."
-_RESUME = "Requires a run to resume, or starts over; default: resumes if there is one."
 
 
 def train(
@@ -95,7 +94,7 @@ def train(
     set: Annotated[list[str] | None, typer.Option(help=_SET, metavar="KEY=VALUE")] = None,
     out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
     data: Data = None,
-    resume: Annotated[bool | None, typer.Option("--resume/--fresh", help=_RESUME)] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Starts over; default: resumes a run that has begun.")] = False,
     json: Json = False,
 ) -> None:
     """Trains a network, evaluates it once on the test set, and writes a run folder.
@@ -105,14 +104,12 @@ def train(
     with misuse():
         job = read_job(name, set or [], data)
         home = RunFolder(out or Path("runs") / (Path(name).stem + (f"-{job.key}" if set else "")))
-        if resume is False or not home.finished:  # a finished run is only read
+        if fresh or not home.finished:  # a finished run is only read
             check_out("--out", home.path, folder=True)
-        if resume and not home.begun:
-            raise ValueError(complaint("--resume", "for a run that has begun", home.path, "Leave it out to begin."))
     screen.note(f"{job.method} {job.net} on {job.data}, seed {job.seed}, into {home.path}")
     words = ["ibnn", "train", name, *(w for s in set or [] for w in ("--set", s)), "--out", str(home.path)]
     again = f"To go on: {shlex.join([*words, *(['--data', str(data)] if data else [])])}"
-    _run(screen, job, home, data, again, json, fresh=resume is False)
+    _run(screen, job, home, data, again, json, fresh=fresh)
 
 
 _KEEP = "Share of the multiply–adds of linear layers and convolutions that stays."
@@ -211,15 +208,10 @@ def _run(
 
 def _described(splits: "Splits", job: "Job") -> str:
     """Describes how a table was read."""
-    assert splits.units is not None, "of a table"
-    classes, columns = splits.whole.classes, splits.units.columns
-    shown = ", ".join(classes[:6]) + (", …" if len(classes) > 6 else "")
-    target = f"{len(classes)} classes ({shown})" if classes else "a number"
-    held_out = f", {len(splits.valid):,} held out" if splits.valid is not None else ""
-    return (
-        f"{job.data}: {job.target!r} is {target}, predicted from {len(columns)} columns; {len(splits.train):,} rows to "
-        f"train on{held_out}, {len(splits.whole.test.y):,} to test."  # type: ignore[union-attr]
-    )
+    classes, test = splits.whole.classes, cast(Any, splits.whole.test)
+    target = f"{len(classes)} classes ({', '.join(classes[:6])}{', …' * (len(classes) > 6)})" if classes else "a number"
+    rows = f"{len(splits.train):,} rows to train on, {len(splits.valid or ()):,} held out, {len(test):,} to test"
+    return f"{job.data}: {job.target!r} is {target}; {rows}."
 
 
 def show(screen: Screen, result: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import python_multipart  # noqa: F401  starlette needs it for uploads, and complains only at the first one
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,7 +21,7 @@ from ibnn.app.inputs import MOST, Kind, Pixels
 from ibnn.app.serve.limits import Gate
 from ibnn.app.serve.service import Row, Service
 from ibnn.errors import complaint
-from ibnn.inputs import Inputs, batch_length
+from ibnn.inputs import Inputs
 
 READERS = 2  # threads that read requests
 Parts = bytes | list[tuple[str, bytes]]  # JSON, or names and contents of image files
@@ -41,20 +40,16 @@ def make_app(service: Service, *, megabytes: float = 10) -> Starlette:
     async def health(_: Request) -> Response:
         return JSONResponse(service.health())
 
-    async def metrics(_: Request) -> Response:
-        return Response(service.metrics(), media_type=CONTENT_TYPE_LATEST)
-
     async def predict(request: Request) -> Response:
         parts = await _received(request, images=isinstance(predictor.kind, Pixels))
-        inputs, notes = await asyncio.get_running_loop().run_in_executor(readers, _read, parts, predictor.kind)
+        inputs = await asyncio.get_running_loop().run_in_executor(readers, _read, parts, predictor.kind)
         rows = await _answered(service, inputs)
-        found = [row | ({"note": note} if note else {}) for row, note in zip(rows, notes, strict=True)]
         facts: dict[str, Any] = {"target": predictor.target}
         if predictor.labels:
             probabilities = rows[0]["probabilities"]
             classes = predictor.names(len(probabilities) if isinstance(probabilities, list) else 1)
             facts = {"classes": classes, "risk": service.risk, "limit": service.rule.limit}
-        return JSONResponse(finite(facts | {"rows": found}))
+        return JSONResponse(finite(facts | {"rows": rows}))
 
     async def told(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -66,14 +61,14 @@ def make_app(service: Service, *, megabytes: float = 10) -> Starlette:
     async def left(*_: Any) -> Response:  # nobody reads that reply; 499 is what proxies count
         return JSONResponse({"detail": "The client has left."}, 499)
 
-    routes = [Route("/predict", predict, methods=["POST"]), Route("/health", health), Route("/metrics", metrics)]
+    routes = [Route("/predict", predict, methods=["POST"]), Route("/health", health)]
     gate = Middleware(Gate, service=service, most=int(megabytes * 1e6))
     handlers: Any = {HTTPException: told, ValueError: wrong, OverflowError: wrong, ClientDisconnect: left}
     return Starlette(routes=routes, middleware=[gate], exception_handlers=handlers, lifespan=lifespan)
 
 
 async def _answered(service: Service, inputs: Inputs) -> list[Row]:
-    """Returns the answers for inputs; counts those withheld."""
+    """Returns the answers for inputs; raises if they are none that the network takes."""
     try:
         rows: list[Row] = await asyncio.wrap_future(service.ask(inputs))
     except (TypeError, RuntimeError, IndexError) as error:
@@ -84,8 +79,6 @@ async def _answered(service: Service, inputs: Inputs) -> list[Row]:
         if not all(math.isfinite(value) for value in row.values() if isinstance(value, float)):
             got = f"row {number}, which is too far off"
             raise ValueError(complaint("inputs", "close enough to training data for finite answers", got, "Omit it."))
-    service.counts.abstained.inc(sum(row["abstain"] for row in rows))
-    service.counts.novel.inc(sum("novel" in (row["withheld"] or "") for row in rows))
     return rows
 
 
@@ -111,8 +104,8 @@ async def _received(request: Request, *, images: bool) -> Parts:
     return [(name.encode(errors="replace").decode(), content) for name, content in found]
 
 
-def _read(parts: Parts, kind: Kind) -> tuple[Inputs, list[str | None]]:
-    """Returns the inputs of a request, and a note for each image that was resized."""
+def _read(parts: Parts, kind: Kind) -> Inputs:
+    """Returns the inputs of a request."""
     if not isinstance(parts, bytes):
         assert isinstance(kind, Pixels), "as `_received` sees to"
         return kind.from_files(parts)
@@ -123,5 +116,4 @@ def _read(parts: Parts, kind: Kind) -> tuple[Inputs, list[str | None]]:
     if not isinstance(found, dict) or list(found) != ["inputs"]:
         got = f"the keys {sorted(found)}"[:200] if isinstance(found, dict) else type(found).__name__
         raise ValueError(complaint("body", 'an object with "inputs" alone', got, 'Send {"inputs": [...]}.'))
-    inputs = kind.from_json(found["inputs"])
-    return inputs, [None] * batch_length(inputs)
+    return kind.from_json(found["inputs"])

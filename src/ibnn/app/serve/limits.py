@@ -25,7 +25,6 @@ BODY = 20  # seconds for its body
 UNREAD = 30  # seconds for which a client may leave a reply unread
 IN_FLIGHT = 64_000_000  # bytes of all bodies together; small ones are read in any case
 SMALL = 65_536  # bytes
-_PATHS = ("/predict", "/health", "/metrics")
 _HEADERS = {b"x-content-type-options": b"nosniff", b"cache-control": b"no-store"}
 
 
@@ -56,7 +55,6 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        path = scope["path"] if scope["path"] in _PATHS else "other"
         begin, status, read, more = time.perf_counter(), 0, 0, True
 
         async def sending(message: Message) -> None:
@@ -94,8 +92,7 @@ class Gate:
             await reply(Busy(1))(scope, receive, sending)
         finally:
             self.held -= read
-            self.service.counts.requests.labels(path, status or 500).inc()
-            self.service.counts.seconds.labels(path).observe(time.perf_counter() - begin)
+            self.service.statuses[status or 500] += 1
 
     def _refusal(self, scope: Scope) -> HTTPException | None:
         """Returns why a request is refused before its body is read."""
@@ -133,14 +130,10 @@ def listen(host: str, port: int) -> socket.socket:
     return at
 
 
-def make_server(app: ASGIApp, *, ready: Callable[[], None], drain: Callable[[], None]) -> uvicorn.Server:
-    """Returns a server with the limits of this file."""
+def make_server(app: ASGIApp, *, drain: Callable[[], None]) -> uvicorn.Server:
+    """Returns a server with the limits of this file; calls `drain` before it waits for requests in flight."""
 
     class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            ready()
-
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             drain()
             await super().shutdown(sockets)

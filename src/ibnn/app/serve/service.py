@@ -2,14 +2,13 @@
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ibnn._version import __version__
 from ibnn.app import finite
@@ -42,13 +41,13 @@ class Service:
         """Reads or computes the held-out answers, and starts the answering thread; options as of `ibnn serve`."""
         self.predictor, self.risk = predictor, risk
         self.novelty = predictor.novelty_level(novelty)  # p-value up to which inputs are withheld as novel
-        self.held_out = predictor.held_out(data)  # decides where to abstain
-        self.rule, self.evidence = predictor.rule(risk, self.novelty, self.held_out)
+        self.rule, self.evidence = predictor.rule(risk, self.novelty, predictor.held_out(data))  # where to abstain
         self.monitor: ShiftMonitor | None = None  # of the inputs' novelty
         if predictor.reference is not None:
             scores = -predictor.reference.held_out_p_values().log().cpu()
             self.monitor = ShiftMonitor(scores, false_alarm=false_alarm, seed=predictor.seed)
-        self.counts = Counts()
+        self.statuses: Counter[int] = Counter()  # of replies
+        self.counts: Counter[str] = Counter(inputs=0, abstained=0, novel=0)
         waiting = max(MOST, min(WAITING, BYTES // (4 * predictor.kind.size)))  # float32
         self._batcher = Batcher(self._answer, most=MOST, waiting=waiting, rows=batch_length)
         self.ask = self._batcher.submit  # returns the future rows, one for each input
@@ -62,13 +61,14 @@ class Service:
         found = self.predictor.answer(x)
         if self.monitor is not None and found.p_value is not None:
             self.monitor.update(-found.p_value.log())
-        self.counts.batch.observe(len(found))
-        self.counts.inputs.inc(len(found))
         none = {"p_value": None, "abstain": False, "withheld": None}
         rows = [none | row for row in self.predictor.described(found, self.rule)]
         if isinstance(found, CategoricalPrediction):
             for row, probabilities in zip(rows, found.probs.tolist(), strict=True):
                 row["probabilities"] = probabilities
+        for row in rows:
+            withheld = row["withheld"] or ""
+            self.counts.update(inputs=1, abstained=int(row["abstain"]), novel=int("novel" in withheld))
         each = iter(rows)
         return [[next(each) for _ in range(batch_length(part))] for part in parts]
 
@@ -99,8 +99,7 @@ class Service:
                 "p_value": min(1.0, monitor.p_value),
             }
         if (ranked := predictor.ranked) is not None:
-            novel = int(self.counts.registry.get_sample_value("ibnn_novel_total") or 0)
-            novelty = {"level": self.novelty, "against": f"{ranked:,} held-out inputs", "novel": novel}
+            novelty = {"level": self.novelty, "against": f"{ranked:,} held-out inputs"}
         return {
             "status": "ok",
             "version": __version__,
@@ -113,32 +112,8 @@ class Service:
             "abstention": finite(self.evidence),
             "novelty": novelty,
             "shift": shift,
+            "counts": {**self.counts, "replies": {str(status): count for status, count in self.statuses.items()}},
         }
-
-    def metrics(self) -> bytes:
-        """Returns the counters in Prometheus' text format."""
-        if self.monitor is not None:
-            self.counts.shift_seen.set(self.monitor.seen)
-            self.counts.shift_wealth.set(self.monitor.log_wealth)
-            self.counts.shift_alarm.set(self.monitor.alarm is not None)
-        return generate_latest(self.counts.registry)
-
-
-class Counts:
-    """The service's counters, in a registry of their own."""
-
-    def __init__(self) -> None:
-        self.registry = own = CollectorRegistry()
-        seconds, rows = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10), (1, 2, 4, 8, 16, 32, 64, 128, 256)
-        self.requests = Counter("ibnn_requests", "Requests answered.", ["path", "status"], registry=own)
-        self.seconds = Histogram("ibnn_request_seconds", "Time to answer.", ["path"], buckets=seconds, registry=own)
-        self.inputs = Counter("ibnn_inputs", "Inputs predicted.", registry=own)
-        self.abstained = Counter("ibnn_abstained", "Inputs whose answer was withheld.", registry=own)
-        self.novel = Counter("ibnn_novel", "Inputs whose answer was withheld as novel.", registry=own)
-        self.batch = Histogram("ibnn_batch_rows", "Inputs answered together.", buckets=rows, registry=own)
-        self.shift_seen = Gauge("ibnn_shift_inputs", "Inputs the shift monitor has seen.", registry=own)
-        self.shift_wealth = Gauge("ibnn_shift_log_wealth", "Log wealth of the bet on a shift.", registry=own)
-        self.shift_alarm = Gauge("ibnn_shift_alarm", "1 once the shift monitor has rung.", registry=own)
 
 
 class Batcher:

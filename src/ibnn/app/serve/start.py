@@ -30,7 +30,7 @@ def serve(
     false_alarm: float = 0.01,
     megabytes: float = 10,
 ) -> None:
-    """Serves a model over HTTP until Ctrl-C or SIGTERM: POST /predict, GET /health and /metrics.
+    """Serves a model over HTTP until Ctrl-C or SIGTERM: POST /predict and GET /health.
 
     A request is {"inputs": [...]}: what the network takes, as nested lists, or an object of lists by keyword. In a
     notebook, run it in a thread: `threading.Thread(target=ibnn.serve, args=[model], daemon=True).start()`.
@@ -85,9 +85,8 @@ def start(
             note(line)
         if service.monitor is None:
             note("Inputs are not monitored for a shift: the model has no reference data.")
-        ready = f"Serving at http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/"
-        app = make_app(service, megabytes=megabytes)
-        server = make_server(app, ready=lambda: print(ready, flush=True), drain=service.drain)
+        server = make_server(make_app(service, megabytes=megabytes), drain=service.drain)
+        print(f"Serving at http://{f'[{host}]' if ':' in host else host}:{at.getsockname()[1]}/", flush=True)
         if threading.current_thread() is not threading.main_thread():  # signals are not this thread's business
             return server.run(sockets=[at])
         before = signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again at the end
