@@ -33,10 +33,13 @@ def curve(folder: Path, splits: Splits) -> dict[str, Any]:
 
 def softmax(folder: Path, splits: Splits) -> dict[str, Any]:
     """Returns the least and the most certain test images, and every draw's probabilities for them."""
-    home = RunFolder(folder)
-    found, classes = home.answers(), home.result["classes"]
-    entries = []
-    for row, image, draws in zip(found["shown/rows"], found["shown/images"], found["shown/draws"], strict=True):
+    found, run = RunFolder(folder).answers(), read_run(folder, trust_code=True)
+    assert isinstance(splits.whole, DataSet), "of images"
+    classes, x, entries = run.result["classes"], splits.whole.normalise(found["shown/images"]), []
+    with torch.no_grad():
+        logits = run.model.draw_logits(x, run.job.samples, 0) / run.model.likelihood.temperature
+    probs = logits.softmax(2).movedim(0, 1)  # (images, draws, classes)
+    for row, image, draws in zip(found["shown/rows"], found["shown/images"], probs, strict=True):
         words = {"label": classes[found["labels"][row]], "predicted": classes[found["probs"][row].argmax()]}
         entries.append(words | {"image": image.tolist(), "draws": [_numbers(draw) for draw in draws]})
     half = len(entries) // 2

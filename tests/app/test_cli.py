@@ -519,9 +519,7 @@ def test_an_image_is_as_large_as_at_the_server_at_most(run: Path, tmp_path: Path
     assert "Warning" not in result.stderr  # pillow's
 
 
-def test_other_sizes_and_colours_are_brought_to_those_of_the_network(
-    run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]
-) -> None:
+def test_other_sizes_and_colours_are_taken(run: Path, tmp_path: Path, pixels: np.ndarray[Any, Any]) -> None:
     Image.fromarray(pixels[0]).resize((40, 60)).convert("RGBA").save(tmp_path / "big.png")
     result = call("predict", run, tmp_path / "big.png")
     assert len(rows_of(result.stdout)) == 1

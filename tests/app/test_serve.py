@@ -655,13 +655,9 @@ def test_wrong_commands(folder: Path) -> None:
     taken = listen("127.0.0.1", 0)
     port = taken.getsockname()[1]
     with taken:
-        message = f"`--port` to be a free port that may be opened, but got {port} at 127.0.0.1 (Address already"
-        assert message in call("serve", folder, "--port", port, code=1).stderr
+        assert "an address of this machine with a free port" in call("serve", folder, "--port", port, code=1).stderr
     for host in ("no.such.host.invalid", "192.0.2.1", "a" * 70, "::zz"):  # 192.0.2.0/24 is no machine's
-        assert (
-            f"`--host` to be an address of this machine, but got {host!r} ("
-            in call("serve", folder, "--host", host, code=2).stderr
-        )
+        assert f"but got {host!r}, 8000 (" in call("serve", folder, "--host", host, code=1).stderr
     assert "--risk" in call("serve", folder, "--risk", 0, code=2).stderr
     assert "--false-alarm" in call("serve", folder, "--false-alarm", 1, code=2).stderr
     assert "--megabytes" in call("serve", folder, "--megabytes", 0, code=2).stderr

@@ -176,7 +176,7 @@ def evaluate(
             for name, kind in kinds.items()
             if kind.novelty is not None
         }
-    stored = _stored(method, whole, test, y, own)
+    stored = _stored(whole, test, y, own)
     if valid is not None and isinstance(test.at[own], CategoricalPrediction):  # decide where to abstain
         x, labels = valid.__getitems__(held_out_rows(len(valid)))
         held = method.answers(x.split(BATCH))
@@ -192,8 +192,8 @@ def held_out_rows(rows: int) -> list[int]:
     return chosen.sort().values.tolist()
 
 
-def _stored(method: Method, whole: Any, test: Answers, y: Tensor, temperature: float) -> dict[str, Tensor]:
-    """Returns the answers for the test inputs, and the least and the most certain images with their draws."""
+def _stored(whole: Any, test: Answers, y: Tensor, temperature: float) -> dict[str, Tensor]:
+    """Returns the answers for the test inputs, and the least and the most certain images."""
     answer: Any = test.at[temperature]
     first, target = ("mean", "targets") if isinstance(answer, GaussianPrediction) else ("probs", "labels")
     named = {name: getattr(answer, name) for name in (first, "aleatoric", "between", "within")}
@@ -203,13 +203,7 @@ def _stored(method: Method, whole: Any, test: Answers, y: Tensor, temperature: f
         return found
     order = answer.total.argsort(descending=True)
     rows = torch.cat([order[:SHOWN], order[-SHOWN:]])
-    images, model = whole.test.rows(rows).images.contiguous(), method.model
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (whole.mean, whole.std))
-    x = ((images.float() / 255 - mean) / std).to(next(model.parameters()).device)
-    with torch.no_grad():
-        logits = model.draw_logits(x, method.samples, 0)
-    probs = (logits / temperature).softmax(2).movedim(0, 1).contiguous().cpu()  # (images, draws, classes)
-    return found | {"shown/rows": rows, "shown/images": images, "shown/draws": probs}
+    return found | {"shown/rows": rows, "shown/images": whole.test.rows(rows).images.contiguous()}
 
 
 def scores_of(model: Trainable, known: data.Images | data.Points, *, samples: int = 5) -> dict[str, float]:

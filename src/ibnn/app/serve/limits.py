@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import math
 import socket
 import time
@@ -120,12 +119,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         at = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
-        reason = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
-        if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
-            got = f"{port} at {host} ({reason})"
-            raise OSError(complaint("--port", "a free port that may be opened", got, "Pass --port 0.")) from error
-        got = f"{host!r} ({reason})"
-        raise ValueError(complaint("--host", "an address of this machine", got, "Pass --host 127.0.0.1.")) from error
+        remedy = "Pass --port 0 for any free port, --host 127.0.0.1 for this machine."
+        expected = "an address of this machine with a free port"
+        raise OSError(complaint("--host and --port", expected, f"{host!r}, {port} ({error})", remedy)) from error
     at.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it: no reply waits for an ACK
     return at
 
