@@ -12,7 +12,7 @@ from ibnn.app.inputs import Form, Pixels
 
 def _decoded(image: Image.Image, folder: Path, channels: int = 1, **options: Any) -> list[Any]:
     image.save(folder / "a.png", **options)
-    found, size, note = Pixels(Form(channels, *image.size[::-1])).decoded(folder / "a.png", "a.png")
+    found, _ = Pixels(Form(channels, *image.size[::-1])).decoded(folder / "a.png", "a.png")
     assert (size, note) == (image.size[0] * image.size[1], None)
     pixels: list[Any] = (found * 255).round().int().tolist()
     return pixels
@@ -42,5 +42,5 @@ def test_images_are_turned_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # lies on its side: to be turned to the right
     Image.fromarray(np.array([[1000, 2000]], np.uint16)).save(tmp_path / "a.png", exif=exif)
-    found, _, note = Pixels(Form(1, 2, 1)).decoded(tmp_path / "a.png", "a.png")
-    assert (note, (found * 255).round().tolist()) == (None, [[[4.0], [8.0]]])
+    found, pixels = Pixels(Form(1, 2, 1)).decoded(tmp_path / "a.png", "a.png")
+    assert (pixels, (found * 255).round().tolist()) == (2, [[[4.0], [8.0]]])

@@ -184,7 +184,7 @@ def fingerprint(net: nn.Module) -> str:
 
 def _build(config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     """Returns a network of the saved architecture, in eval mode; code that a save names is never imported."""
-    architecture, remedy = config.get("architecture"), "Build the network yourself: load(directory, net)."
+    architecture, remedy = config.get("architecture"), "Build the network yourself: load(directory, net), or --net."
     if config["latents_only"] or architecture is None:
         why = "holds latents only" if config["latents_only"] else "names no architecture"
         raise ValueError(complaint("net", f"given: the save {why}", None, remedy))
