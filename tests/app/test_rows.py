@@ -12,8 +12,8 @@ from ibnn.app.inputs import Form, Pixels
 
 def _decoded(image: Image.Image, folder: Path, channels: int = 1, **options: Any) -> list[Any]:
     image.save(folder / "a.png", **options)
-    found, _ = Pixels(Form(channels, *image.size[::-1])).decoded(folder / "a.png", "a.png")
-    assert (size, note) == (image.size[0] * image.size[1], None)
+    found, size = Pixels(Form(channels, *image.size[::-1])).decoded(folder / "a.png", "a.png")
+    assert size == image.size[0] * image.size[1]
     pixels: list[Any] = (found * 255).round().int().tolist()
     return pixels
 
