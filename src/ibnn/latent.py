@@ -178,8 +178,9 @@ class Latent(nn.Module):
             return self.own_forward(layer, *args, **kwargs)
         if self.ports:
             return self._run_ports(layer, z, *args, **kwargs)
-        name = None if args else input_name(kwargs)
-        x = args[0] if name is None else kwargs[name]
+        if not args:  # the input came by keyword
+            args = (kwargs.pop("input" if "input" in kwargs else next(iter(kwargs))),)
+        x = args[0]
         self._search_again(x, z, self.batch_axis)
         if not torch.compiler.is_compiling():
             self.now.entries += x.numel()
@@ -191,10 +192,7 @@ class Latent(nn.Module):
 
                 if (output := kernels.run(layer, x, z, self.batch_axis, units)) is not None:
                     return output
-        product = self.multiply(x, z, self.batch_axis, units)
-        if name is None:
-            return self.own_forward(layer, product, *args[1:], **kwargs)
-        return self.own_forward(layer, **{**kwargs, name: product})
+        return self.own_forward(layer, self.multiply(x, z, self.batch_axis, units), *args[1:], **kwargs)
 
     def own_forward(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs what the layer would run without its latent."""
@@ -280,11 +278,6 @@ def inverse_softplus(y: Tensor) -> Tensor:
     True
     """
     return y + torch.log(-torch.expm1(-y))
-
-
-def input_name(kwargs: dict[str, Any]) -> str:
-    """Returns the name of a layer's input among its keyword arguments."""
-    return "input" if "input" in kwargs else next(key for key, value in kwargs.items() if isinstance(value, Tensor))
 
 
 def attach(layer: nn.Module, name: str, components: int, make: Callable[..., Latent] = Latent) -> Latent:

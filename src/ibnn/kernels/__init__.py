@@ -62,6 +62,3 @@ def lowered(*tensors: Any) -> Any:
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if t is not None and t.is_floating_point() else t for t in tensors)
-
-
-__all__ = ["KERNELS", "Kernel", "lowered", "run", "runs_here"]

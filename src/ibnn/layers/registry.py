@@ -172,12 +172,15 @@ def fold(layer: nn.Module, z: Tensor, name: str, folded_of: Callable[[nn.Module,
     kind = carried_type(layer)
     for weight in kind.weights(layer):
         _materialise(*_place(layer, weight))
-    folded = folded_of(layer, z)
-    probe = _probe(layer, kind, z.to(next(iter(folded.values()))))
+    folded, own, inner = folded_of(layer, z), not has_forward_of_its_type(layer), -kind.axis - 1
+    if own:  # is its forward linear, too?
+        x = torch.randn(2, len(z), *[33] * inner, generator=torch.Generator().manual_seed(0))
+        x, z = (tensor.to(next(iter(folded.values()))) for tensor in (x, z))
+        expected_output = layer(x * z.view(-1, *[1] * inner))
     for key, value in folded.items():
         owner, weight = _place(layer, key)
         setattr(owner, weight, nn.Parameter(value, requires_grad=getattr(owner, weight).requires_grad))
-    if probe is not None and not torch.allclose(layer(probe[0]), probe[1], rtol=1e-3, atol=1e-4):
+    if own and not torch.allclose(layer(x), expected_output, rtol=1e-3, atol=1e-4):
         expected, got = "linear in its input through its weight", f"a {type(layer).__name__}, whose forward is not"
         remedy = "Register it with a fold of its own (ibnn.register_layer), or exclude it."
         raise RuntimeError(complaint(f"layer {name!r}", expected, got, remedy))
@@ -196,15 +199,6 @@ def _materialise(layer: nn.Module, weight: str) -> None:
         if getattr(hook, "name", None) == weight and hasattr(hook, "remove"):
             hook.remove(layer)
             del layer._forward_pre_hooks[number]
-
-
-def _probe(layer: nn.Module, kind: LayerType, z: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Returns inputs x and the output for x ∘ z, to check the fold of a class with a forward of its own against."""
-    if has_forward_of_its_type(layer):
-        return None
-    inner, generator = -kind.axis - 1, torch.Generator().manual_seed(0)
-    x = torch.randn(2, len(z), *[33] * inner, generator=generator).to(z)
-    return x, layer(x * z.view(-1, *[1] * inner))
 
 
 # ------------------------------------------------------------------------------------------ torch's own layers
