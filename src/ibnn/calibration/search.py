@@ -14,6 +14,7 @@ Noise that costs nothing is worth having: it averages networks, and their disagr
 
 import functools
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -340,10 +341,13 @@ class _Outputs:
 
 def _checked_plain(outputs: _Outputs) -> Tensor:
     """Returns the outputs without noise; raises if they do not fit the labels, or labels are too few."""
-    likelihood, few = outputs.model.likelihood, torch.arange(min(256, outputs.rows))
+    likelihood, few, began = outputs.model.likelihood, torch.arange(min(256, outputs.rows)), time.perf_counter()
     with explaining_shapes(outputs.model.net, outputs.inputs(few), "valid"):
         plain = outputs.plain()
         check_rows(plain[0, 0], outputs.rows)
+    passes = PASSES * max(outputs.rows, LEAST) / outputs.rows * (1 + outputs.trained)
+    seconds = passes / len(plain) * (time.perf_counter() - began)
+    outputs.bar.say(f"calibrate: up to {passes:,.0f} passes over {outputs.rows:,} rows, about {seconds:,.0f} s")
     likelihood.check(plain[0, 0], outputs.y)
     if (labels := likelihood.count(outputs.y)) < FEWEST:
         remedy = "Hold out more: a few hundred do, 2,000 are plenty. Targets that are ignored do not count."
