@@ -127,8 +127,8 @@ def shift() -> Iterator[str]:
     alarms = found["false_alarms"]
     soon = {name: found["inverted"][name]["median"] for name in ("novelty", "total", "epistemic")}
     words = "half of the alarms came within {novelty} images by novelty, {total} by the total, and {epistemic} by the"
-    rang = f"rang in {100 * alarms['found']:g} % of {alarms['streams']} streams"
-    yield from missing("docs/deploying.md", rang, words.format(**soon))
+    raised = f"raised an alarm in {100 * alarms['found']:g} % of {alarms['streams']} streams"
+    yield from missing("docs/deploying.md", raised, words.format(**soon))
     cells = {s: [d[n][name] for n in ("0", "1000") for name in ("median", "most")] for s, d in found["delays"].items()}
     rows = [f"| {s} | {' | '.join('–' if c is None else str(c) for c in row)} |" for s, row in cells.items()]
     if table(read("docs/deploying.md"), "shift") != rows:

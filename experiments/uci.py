@@ -2,7 +2,7 @@
 
     python experiments/uci.py FOLDER                 # goes on where it stopped; split by split, so a part has all sets
     python experiments/uci.py FOLDER --only ibnn,GP  # cells of these methods or sets alone
-    python experiments/uci.py --page                 # writes the table of docs/tabular.md
+    python experiments/uci.py --page                 # writes the tables of notes/measured.md
     python experiments/uci.py --page --check         # fails if the page is out of date
 
 FOLDER has NAME.npz (x, y and the test rows of each split, test_0 …) and published.json: per-split results of MC-dropout
@@ -28,7 +28,7 @@ from typing import Any
 import figures
 import numpy as np
 import torch
-from common import DOCS, RESULTS, Results
+from common import NOTES, RESULTS, Results
 from reproduce import Results as Cells
 from scipy.stats import norm
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -207,7 +207,7 @@ def page(check: bool) -> int:
     lls = table(cells, "ll", dict.fromkeys(SETS, 2))
     rmses = table(cells, "rmse", dict.fromkeys(SETS, 2) | {"kin8nm": 4})
     blocks = {"uci-ll": lls, "uci-rmse": rmses, "uci-details": details(cells)}
-    return fill_in({DOCS / "tabular.md": blocks}, check)
+    return fill_in({NOTES / "measured.md": blocks}, check)
 
 
 if __name__ == "__main__":

@@ -145,15 +145,15 @@ def convert(
     Args:
         net: Any network; pretrained is fine.
         components: K, the number of Gaussians in the posterior's mixture.
-        prior_std: s, standard deviation of the prior of every latent. Where `fit` steers it, it starts at 0.6 of it.
+        prior_std: s, standard deviation of the prior of every latent. If `fit` chooses s, it starts with 0.6 of this.
         init_std: σ0, how far the component means start from 1: about 0.1 for a pretrained network, up to 0.75 from
             scratch. At 0 every component mean starts as exactly the given network.
         likelihood: "categorical", "gaussian", "bernoulli", or a `Likelihood`. For several outputs, a dict of these by
             name, {"age": "gaussian", "sex": "bernoulli"}; targets and predictions are then dicts of the same names.
         kl: The KL of the training loss: "components", "mean" (the paper's), "pairwise" or "montecarlo".
         seed: Decides the start of the latents and every draw of training; default from torch's global generator.
-        draws: What a factor of a convolution's input is drawn for: "channel" (the paper's), "unit" (a channel at one
-            place) or "both", a factor of the channel times one of the unit. Without places all are "channel".
+        draws: For convolutions, what gets its own factor: each "channel" (the paper's), each "unit" (a channel at one
+            pixel), or "both". Networks without convolutions ignore it.
         logits: Which part of the network's output is predicted, if it is not the output itself or its `logits`: a path
             of keys, attributes or numbers ("heads.age", "0"), or a function of the output.
         include: Layers to convert, as in `plan`.

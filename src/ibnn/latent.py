@@ -76,8 +76,8 @@ class Latent(nn.Module):
     Attributes:
         inputs: Number of latents on the layer's input; others are on its output or bias (`contrib.sides`).
         placed: Whether the nodes of the input have places, as a convolution's do, and units can have factors.
-        narrow: Whether the input has places but fewer than 5 channels, such as RGB. A factor on such a channel rescales
-            the whole image. So its units have no factors, and it gets almost no noise if other layers have them.
+        narrow: Whether the input is an image with fewer than 5 channels, such as RGB. A factor on such a channel would
+            rescale the whole image. So the input gets almost no noise if other layers have some.
 
     >>> latent = Latent(components=2, nodes=3, axis=-1)
     >>> latent.mean.shape, latent.std.shape

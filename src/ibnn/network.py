@@ -49,9 +49,10 @@ class IBNN(nn.Module):
     """An implicit Bayesian neural network: a plain network whose layers' inputs are multiplied by latents z.
 
     Made by `ibnn.convert`. In train mode a call runs Algorithm 1: the rows of the batch are spread evenly over the K
-    components and every row has its own draw of z. In eval mode a call is deterministic and returns one output that
-    stands for `eval_samples` fixed draws of every component. Threads may share a model: its passes come one after the
-    other, each in the caller's mode; not with gradient checkpointing, whose backward pass runs layers.
+    components and every row has its own draw of z. In eval mode a call is deterministic. For a classifier it returns
+    the log of the mean probabilities over `eval_samples` fixed draws of every component. Threads may share a model:
+    its passes come one after the other, each in the caller's mode; not with gradient checkpointing, whose backward
+    pass runs layers.
 
     Attributes:
         net: The converted network; its weights keep their names.
@@ -68,7 +69,7 @@ class IBNN(nn.Module):
         eval_seed: Seed of those draws.
         gradient_scale: Factor on the latents' gradients; `parameter_groups` sets it to K.
         seed: Decides every draw of training.
-        examples: How many training examples have been drawn for so far: the address of the next draws.
+        examples: How many training examples have received draws so far: the address of the next draws.
         reference: Statistics of known inputs (see `ibnn.fit_novelty`); None without them, and after more training.
         held_out: Distances of held-out targets from answers (see `ibnn.conformalize`); None without them, and after any
             change of the posterior.

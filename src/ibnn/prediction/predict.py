@@ -53,9 +53,10 @@ def predict(
     fallback: float | None = None,
     progress: bool = True,
 ) -> Prediction:
-    """Answers a tensor or table, a tuple or mapping of inputs, a Dataset, or a loader of batches, in bounded memory.
+    """Predicts for a tensor or table, a tuple or mapping of inputs, a Dataset, or a loader of batches.
 
-    Workers (torch.distributed) must all pass the same loader: they share its batches, and each gets all answers.
+    Memory use is bounded. Workers (torch.distributed) must all pass the same loader: they share its batches, and each
+    gets all answers.
 
     Args:
         method: A converted network or a baseline. It is evaluated in eval mode and left in the mode it was in.
@@ -63,9 +64,9 @@ def predict(
             `predict(model, {"input_ids": …, "attention_mask": …})`. In a loader's batch the last entry of a tuple is
             the target, unless it is the only one; in a mapping all entries but "labels" are inputs.
         samples: Draws per component, S; with a tolerance the most there may be. "auto" is 5 with a tolerance of 0.1.
-        tolerance: A classifier stops drawing for an input once the standard error of the predicted class's probability
-            is below this and that class leads by more than a standard error. `p.draws` says how many draws it took.
-            Stopping there favours draws that happen to agree: see docs/method.md.
+        tolerance: Stops drawing for an input under two conditions: the standard error of the predicted class's
+            probability is below `tolerance`, and that class leads by more than one standard error. `p.draws` says how
+            many draws it took. Stopping there favours draws that happen to agree: see docs/method.md.
         seed: Decides the draws.
         batch_size: Most rows that go through the network at once; changes nothing else. Draws for a few inputs pass
             together. None never cuts a batch and never copies it: for networks whose rows depend on each other, such
