@@ -109,12 +109,6 @@ def rows(cells: dict[str, Any]) -> list[list[str]]:
     return found
 
 
-def limits() -> list[list[str]]:
-    """Returns the limits of the ratios as rows of text, the header first."""
-    each = [[net, *(f"{bars[kind]:.2f}" if kind in bars else "–" for kind in COLUMNS)] for net, bars in BARS.items()]
-    return [["network", *COLUMNS], *each]
-
-
 def misses(cells: dict[str, Any]) -> list[str]:
     """Describes the ratios above their limits.
 

@@ -104,12 +104,12 @@ def performance() -> Iterator[str]:
     """What drawing until answers settle saves, and what `fit` adds to a step."""
     prediction = importlib.import_module("ibnn.prediction.predict")
     cells = [cell[str(prediction.TOLERANCE)] for name, cell in result("draws")["cells"].items() if name[:4] == "test"]
-    for key, words in (
-        ("draws", "{:.3f} of the draws"),
-        ("nll", "an NLL {:.4f} times"),
-        ("equal_labels", "{:.4f} of the labels"),
-    ):
-        yield from missing("docs/performance.md", words.format(sum(cell[key] for cell in cells) / len(cells)))
+    draws, nll, labels = (sum(cell[key] for cell in cells) / len(cells) for key in ("draws", "nll", "equal_labels"))
+    words = f"takes {100 * draws:.0f} % of the draws", f"NLL rises by {100 * (nll - 1):.1f} %"
+    yield from missing("docs/performance.md", *words, f"{100 * labels:.1f} % of the labels stay the same")
+    bars = table(read("docs/performance.md"), "bars")
+    missed, aims = ("".join(bars).count(mark) for mark in ("** (", " ("))
+    yield from missing("docs/performance.md", f"miss the aim: {missed} of {aims}")
     share = f"{1 / result('fit-overhead')['ratio']:.1%} of its time".replace("%", " %")
     yield from missing("docs/performance.md", share)
 
