@@ -280,7 +280,7 @@ def test_the_commands_of_the_tabular_page_run() -> None:
             done = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
             assert done.exit_code == 0, done.output
             stderr[line.partition("#")[0].strip()] = done.stderr
-    expected = "'price' is a number, predicted from 3 columns; 120 rows to train on, 40 held out, 40 to test."
+    expected = "'price' is a number; 120 rows to train on, 40 held out, 40 to test."
     assert f"houses.csv: {expected}" in stderr["ibnn train houses.toml"]
     assert 10 < json.loads(Path("runs/houses/result.json").read_text())["scores"]["rmse"] < 160  # in units of the price
     (answer,) = csv.DictReader(Path("prices.csv").read_text().splitlines())
