@@ -152,6 +152,8 @@ class IBNN(nn.Module):
                 from ibnn.transformers import generate
 
                 return functools.partial(generate, self)
+            if name == "save":
+                raise AttributeError("A model has no method 'save': model.save_pretrained(folder).") from error
             if name in FUNCTIONS:
                 raise AttributeError(f"{name!r} is a function, not a method: ibnn.{name}(model, …).") from error
             raise

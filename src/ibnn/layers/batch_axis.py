@@ -29,8 +29,9 @@ class Place(NamedTuple):
 def find_batch(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> None:
     """Sets which axis of each latent's input is the batch, and how rows are folded into it.
 
-    The network is run twice without latents (see `places`). Layers that these runs do not reach are assumed to have the
-    batch in axis 0, or wherever the layer type declares it. So are all if the network takes only this batch size.
+    The network is run twice without latents (see `places`), unless it is a sequence of torch's own layers, which keep
+    the batch first: its first pass, in whatever thread, leaves torch's generator alone. Layers that are not reached are
+    assumed to have the batch in axis 0, or wherever their type declares it; so are all if only this batch size fits.
 
     Raises:
         ValueError: If a layer sees no batch, not always in the same place, or its rows in another order.
@@ -41,11 +42,23 @@ def find_batch(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> N
     with ExitStack() as without_latents:
         for now in {id(latent.now): latent.now for latent in latents.values()}.values():
             without_latents.enter_context(now.absent())
-        found = places(net, layers, own, call)
+        found = {} if not own and _in_line(net) else places(net, layers, own, call)
     for name, latent in latents.items():
         axis, copied, folds = found.get(name, Place(own.get(name, 0)))
         if folds or not latent.entries_per_row:  # it was called, or not before either
             latent.batch_axis, latent.copied, latent.entries_per_row = axis, copied, latent.entries_per_row | folds
+
+
+def _in_line(net: nn.Module) -> bool:
+    """Whether a network is a sequence of torch's own modules, and none of them moves the batch."""
+    own = [m for name, m in net.named_modules() if not name.endswith("latent")]
+    chained = all(type(m) is nn.Sequential or not (m._modules.keys() - {"latent"}) for m in own)
+    return chained and all(
+        type(m).__module__.startswith("torch.nn.modules.")
+        and getattr(m, "start_dim", 1) != 0  # of Flatten
+        and not (isinstance(m, nn.Unflatten) and m.dim == 0)
+        for m in own
+    )
 
 
 def places(
@@ -84,12 +97,11 @@ def places(
         if calls and not fit:
             if not strict:
                 continue
-            expected = (
-                f"of a dimension that is the batch ({rows} rows in their order) or copies of it, in all its calls"
-            )
-            shapes = {tuple(short.shape): tuple(long.shape) for short, long in calls}
+            place = f"a dimension {own[name]}" if name in own else "a dimension"
+            expected = f"of {place} that is the batch ({rows} rows in their order) or copies of it, in all its calls"
+            sizes = {tuple(short.shape): tuple(long.shape) for short, long in calls}.items()
             got = " and ".join(
-                f"shape {short} for {rows} rows, {long} for {rows + len(ADDED)}" for short, long in shapes.items()
+                f"shape {short} for {rows} rows, {long} for {rows + len(ADDED)}" for short, long in sizes
             )
             raise ValueError(batchless(name, expected, got))
         axis = fit[0] if calls else own.get(name, 0)
