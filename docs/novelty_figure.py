@@ -56,7 +56,7 @@ def main() -> None:
     height = torch.linspace(-6, 6.5, 126)
     grid = torch.cartesian_prod(width, height)
     with plt.style.context(["default", STYLE]):
-        figure, axes = plt.subplots(1, 3, figsize=(9, 2.9), width_ratios=(1, 1.15, 1.2), layout="constrained")
+        figure, axes = plt.subplots(1, 3, figsize=(7, 2.6), width_ratios=(1, 1.15, 1.2), layout="constrained")
         for place, (title, fallback) in zip(axes, (("without fallback", None), ("with fallback", 0.01)), strict=False):
             largest = model.predict(grid, fallback=fallback).probs.amax(1).reshape(len(width), len(height)).T
             image = place.pcolormesh(
@@ -65,8 +65,8 @@ def main() -> None:
             for label, colour in ((0, "#D55E00"), (1, "#009E73")):
                 some = x[y == label][:150]
                 place.plot(some[:, 0], some[:, 1], ".", ms=2, color=colour)
-            place.set(title=f"Largest probability, {title}", xticks=[], yticks=[])
-        figure.colorbar(image, ax=axes[1])
+            place.set(title=title.capitalize(), xticks=[], yticks=[])
+        figure.colorbar(image, ax=axes[1], label="largest probability")
         found = {kind: means(kind) for kind in ("near", "far")}
         for row, (label, (_, colour)) in enumerate(SCORES.items()):
             axes[2].plot([found["near"][label], found["far"][label]], [row, row], color=colour, lw=1)
@@ -76,9 +76,10 @@ def main() -> None:
             axes[2].plot([], [], marker, color="#444444", mfc=face, label=label)
         axes[2].set_yticks(range(len(SCORES)), list(SCORES))
         axes[2].invert_yaxis()
-        axes[2].set(xlabel="AUROC against test inputs", title="Which inputs are novel?", xlim=(None, 1.01))
+        axes[2].set(xlabel="AUROC against test inputs", title="Scores of novelty", xlim=(None, 1.01))
         axes[2].grid(axis="x")
-        axes[2].legend(loc="lower left")
+        axes[2].legend(loc="upper right")
+        figure.suptitle("A network is sure far from its data; with a fallback it answers the base rates there")
         figure.savefig(DOCS / "figures" / "novelty.png", dpi=120)
 
 
