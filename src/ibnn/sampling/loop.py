@@ -86,7 +86,7 @@ def sample(
     >>> import ibnn
     >>> x = torch.randn(50, 3)
     >>> model = ibnn.convert(torch.nn.Linear(3, 2), components=2, seed=0).eval()
-    >>> found = sample(model, (x, (x[:, 0] > 0).long()), samples=20, warmup=20)
+    >>> found = sample(model, (x, (x[:, 0] > 0).long()), samples=20, warmup=40)
     >>> found.z.shape, model.predict(x, samples=20).probs.shape
     (torch.Size([2, 20, 3]), torch.Size([50, 2]))
     """
