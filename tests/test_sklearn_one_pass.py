@@ -63,6 +63,7 @@ def test_one_pass_is_the_student_of_distil_and_close_to_the_draws(case: str) -> 
     torch.testing.assert_close(found.epistemic, expected.epistemic, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_one_pass_answers_whatever_the_ensemble_does(case: str, quick: None, tmp_path: Path) -> None:
     kind, load = CASES[case]

@@ -1069,7 +1069,7 @@ def test_damaged_runs_can_be_trained_anew(curve: Path, tmp_path: Path) -> None:
         ("serve RUN --novelty -1", 2, "`--novelty`"),
         ("predict RUN a.npy -o file/a.csv", 2, "`--out`"),
         ("predict RUN a.npy -o a.csv/", 2, "`--out`"),
-        ("evaluate nowhere", 2, "no folder nowhere"),
+        ("evaluate nowhere", 2, "no such nowhere"),
         ("report file", 2, "folders of finished runs"),
         ("report RUN -o .", 2, "`--out`"),
         ("report RUN -o file/a.html", 2, "file is a file"),

@@ -63,6 +63,10 @@ def test_a_saved_model_through_all_commands(saved: Path) -> None:
     found = rows_of(call("predict", saved, "a.npy", *NET).stdout)
     assert probabilities(found) == pytest.approx(expected.amax(1).tolist(), rel=1e-4)
     assert [row["label"] for row in found] == [str(label) for label in expected.argmax(1).tolist()]
+    np.savez("test.npz", x=x.numpy(), y=expected.argmax(1).numpy())
+    scores = json.loads(call("evaluate", saved, *NET, "--test", "test.npz", "--json").stdout)["scores"]
+    assert scores["error"] == 0
+    assert scores["nll"] == pytest.approx(-expected.amax(1).log().mean().item(), rel=1e-4)
     call("export", saved, *NET, "--example", "a.npy", "-o", "model.onnx")
     again = rows_of(call("predict", "model.onnx", "a.npy").stdout)
     assert probabilities(again) == pytest.approx(expected.amax(1).tolist(), rel=1e-4)
@@ -74,7 +78,8 @@ def test_a_saved_model_through_all_commands(saved: Path) -> None:
         ("predict saved a.npy", "--net"),
         ("predict saved a.npy --net mine_for_serve:small", "`--net`"),
         ("predict saved none.npy --net mine_for_serve:make", "none.npy"),
-        ("evaluate saved", "job.toml"),
+        ("evaluate saved --net mine_for_serve:make", "--test"),
+        ("evaluate saved --net mine_for_serve:make --test a.npy", "--test"),
         ("export saved --net mine_for_serve:make", "`--example`"),
         ("predict no.onnx a.npy", "`MODEL`"),
     ],
@@ -172,7 +177,9 @@ def test_only_models_are_served() -> None:
         ibnn.serve(made(), risk=2)
 
 
-@pytest.mark.parametrize("head", ["classes", "numbers", "several"])
+@pytest.mark.parametrize(
+    "head", ["classes", *(pytest.param(h, marks=pytest.mark.slow) for h in ("numbers", "several"))]
+)
 def test_an_exported_file_answers_as_the_model(head: str, tmp_path: Path) -> None:
     likelihoods: dict[str, Any] = {
         "classes": ibnn.Categorical(),

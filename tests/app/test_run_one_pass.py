@@ -124,6 +124,7 @@ def np_zeros(folder: Path) -> Path:
     return folder / "zeros.npy"
 
 
+@pytest.mark.slow
 def test_export_is_a_file_of_plain_size(run: Path, images: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     told = json.loads(call("export", run, "--one-pass", "--pixels", "-o", tmp_path / "m.onnx", "--json").stdout)

@@ -73,7 +73,9 @@ def test_numbers_keep_the_members_noise() -> None:
     torch.testing.assert_close(p.between, means.mean(1).var(0, correction=0))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [*list(KINDS)[:1], *(pytest.param(k, marks=pytest.mark.slow) for k in list(KINDS)[1:])]
+)
 def test_files_and_exports_give_the_same_answers(kind: str, tmp_path: Path) -> None:
     model, x = Ensemble([member(seed, kind) for seed in range(2)]), rows(150)
     model.likelihood.set_temperature(1.3)

@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
+import numpy as np
 import torch
 import typer
 from torch import Tensor
 
-from ibnn import check
-from ibnn.app.cli.options import Data, Device, Json, Novelty, Risk, Samples, Source, TrustCode
-from ibnn.app.cli.options import RunFolder as Finished
+from ibnn.app.cli.options import Data, Device, Json, Model, Net, Novelty, Risk, Samples, Source, TrustCode
 from ibnn.app.cli.screen import MisuseError, Screen, check_out, misuse, require
 from ibnn.app.cli.train import show
 from ibnn.baselines import Plain
+from ibnn.data import FileTable, Points
 from ibnn.errors import complaint
 from ibnn.files.export import export as write
 from ibnn.lab.runs import RunFolder
@@ -22,34 +22,57 @@ if TYPE_CHECKING:
     from ibnn.app.predictor import Predictor
 
 
+_TEST = "An .npz file with inputs x, as the network takes them, and targets y: what a saved model is evaluated on."
+
+
 def evaluate(
     screen: Screen,
-    folder: Finished,
+    model: Model,
     data: Data = None,
+    test: Annotated[Path | None, typer.Option(help=_TEST)] = None,
     samples: Samples = None,
     device: Device = None,
+    net: Net = None,
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
-    """Evaluates a run: error, NLL, ECE and Brier score, also on corrupted images and on other kinds of images.
+    """Evaluates a run, or a saved model on --test: error, NLL, ECE and Brier score; a run also on changed images.
 
     Points are evaluated on test points alone, numbers by NLL, RMSE and the coverage of 90 % intervals. A run on a table
     of your own needs that table, unchanged, in the current folder or in --data.
     """
     from ibnn.lab.evaluation import evaluate as measure
-    from ibnn.lab.jobs import read_run
     from ibnn.lab.parts import make_data
 
-    with misuse():
-        check.device("--device", device)
-        run = read_run(folder, trust_code=trust_code)
+    predictor = Source(model, samples, device=device, net=net, trust_code=trust_code).read(screen)
+    run = predictor.run
+    if not isinstance(predictor.model, torch.nn.Module) or (run is None) == (test is None):
+        remedy = "Pass --test with a saved model, and not with a run; of an .onnx file pass what it was made of."
+        raise MisuseError(complaint("MODEL", "a run, or a saved model and --test", model, remedy))
     with misuse((ValueError,)):
-        splits = make_data(run.job, data, run.units)
-    cast(torch.nn.Module, run.model).to(device)
-    options: Any = {"samples": samples or run.job.samples, "data_folder": data}
-    found = measure(run.model, splits.whole, splits.valid, **options).result
-    result = {"name": run.result["name"], "data": run.job.data, **found, "costs": run.result["costs"]}
+        whole: Any = _arrays(test, predictor.classes) if test else None
+        splits: Any = None if run is None else make_data(run.job, data, run.units)
+    valid, whole = (None, whole) if splits is None else (splits.valid, splits.whole)
+    found = measure(cast(Any, predictor.model), whole, valid, samples=predictor.samples, data_folder=data).result
+    result = {"name": predictor.name, "data": whole.name, **found}
+    if run is not None:
+        result |= {"data": run.job.data, "costs": run.result["costs"]}
     screen.json(result) if json else show(screen, result)
+
+
+def _arrays(path: Path, classes: Any) -> FileTable:
+    """Reads inputs x and targets y of an .npz file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            x, y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
+    except Exception as error:  # damaged headers make numpy raise whatever comes
+        raise ValueError(complaint("--test", "an .npz file with x and y", error, "Save it by numpy.savez.")) from error
+    if len(x) != len(y) or not len(x):
+        raise ValueError(complaint("--test", "as many x as y, at least one", (len(x), len(y)), "Correct it."))
+    labels = not y.is_floating_point()
+    points = Points(x.float() if x.is_floating_point() else x, y.long() if labels else y.float())
+    names = tuple(classes) or tuple(map(str, range(int(y.max()) + 1))) if labels else ()
+    return FileTable(path.name, (), names, points, points, "")
 
 
 def report(
