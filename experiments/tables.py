@@ -38,7 +38,8 @@ def blocks() -> dict[str, str]:
             found[name] = figures.markdown(figures.table(read(name), cells)).rstrip() + "\n"
     (sizes,) = json.loads((RESULTS / "table1.json").read_text())["cells"].values()
     found["table1"] = figures.markdown(table1(sizes["rows"])) + "\n"
-    found |= {"results": _benchmark(SHORT), "readme": _benchmark(SHORT, methods=README)}
+    lenet, vgg = "LeNet × 2, 5,000 Fashion-MNIST", "VGG-16/4, 10,000 CIFAR-10"
+    found |= {"results": _benchmark(lenet), "results-vgg": _benchmark(vgg), "readme": _benchmark(lenet, README)}
     if "posterior" in found:
         found["posterior"] = _posterior()
     chosen = json.loads((RESULTS / "choose.json").read_text())["cells"]
@@ -50,12 +51,12 @@ README = ("SGD", "MC-dropout", "iBNN-8", "iBNN-8, one pass", "SGD, 4 networks", 
 README += ("iBNN-8, 4 networks, one pass",)
 
 
-def _benchmark(columns: tuple[str, ...], methods: tuple[str, ...] = ()) -> str:
-    """Some columns and rows of the benchmark's table of a LeNet."""
+def _benchmark(setting: str, methods: tuple[str, ...] = ()) -> str:
+    """The short columns and some rows of the benchmark's table of a network."""
     experiment = read("benchmark")
     head, *rows = figures.table(experiment, results(experiment, RESULTS).of(experiment))
-    rows = [row for row in rows if row[0].startswith("LeNet") and (not methods or row[1].split(" (")[0] in methods)]
-    kept = [i for i, column in enumerate(head) if column in columns]
+    rows = [row for row in rows if row[0] == setting and (not methods or row[1].split(" (")[0] in methods)]
+    kept = [i for i, column in enumerate(head) if column in SHORT]
     return figures.markdown([[row[i] for i in kept] for row in (head, *rows)]).rstrip() + "\n"
 
 
