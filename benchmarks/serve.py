@@ -201,7 +201,7 @@ def main() -> None:
                 result[name].append(measure(source, run, options.samples))
                 print(name, json.dumps(result[name][-1]), file=sys.stderr, flush=True)
     facts = {"load": round(os.getloadavg()[0], 2), "cores": os.cpu_count()}
-    report.tell({"recipe": JOB.model_dump(exclude_unset=True)} | result | facts, options.json, "uvicorn", "fastapi")
+    report.tell({"recipe": JOB.model_dump(exclude_unset=True)} | result | facts, options.json, "uvicorn", "starlette")
 
 
 if __name__ == "__main__":
