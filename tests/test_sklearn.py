@@ -1,5 +1,4 @@
 import pickle
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ import torch
 from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.datasets import make_blobs, make_moons
-from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from torch import nn
 
 from ibnn.sklearn import IBNNClassifier, IBNNRegressor, Uncertainty
 
@@ -40,17 +37,6 @@ EXPECTED = {
 }
 
 
-UNBALANCED = dict.fromkeys(
-    (
-        "check_fit_score_takes_y",
-        "check_n_features_in_after_fitting",
-        "check_estimators_partial_fit_n_features",
-    ),
-    'partial_fit cannot balance classes by rows it has not seen: class_weight="balanced" is refused there, as by'
-    " scikit-learn's SGDClassifier.",
-)
-
-
 @parametrize_with_checks(
     [IBNNClassifier(epochs=8, **QUICK), IBNNRegressor(epochs=8, **QUICK)], expected_failed_checks=lambda _: EXPECTED
 )
@@ -62,10 +48,9 @@ def test_scikit_learn_s_own_checks(estimator: Any, check: Any) -> None:
 @parametrize_with_checks(
     [
         IBNNClassifier(epochs=20, class_weight="balanced", **CHOSEN),
-        IBNNClassifier(epochs=40, validation_fraction=0.1, **QUICK),
-        IBNNRegressor(epochs=40, validation_fraction=0.1, **CHOSEN),
+        IBNNRegressor(epochs=40, **CHOSEN),
     ],
-    expected_failed_checks=lambda e: EXPECTED | (UNBALANCED if getattr(e, "class_weight", None) else {}),
+    expected_failed_checks=lambda _: EXPECTED,
 )
 def test_scikit_learn_s_own_checks_of_other_settings(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -179,19 +164,6 @@ def test_uncertainty_adds_up(classifier: IBNNClassifier, regressor: IBNNRegresso
     assert np.allclose(regressor.predict_uncertainty(X).total, regressor.predict(X, return_std=True)[1] ** 2)
 
 
-def test_unsure_rows_are_expected_to_be_wrong(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:
-    wrong = 1 - classifier.predict_proba(X).max(1)
-    for error in (0.02, 0.1, 0.3):
-        assert np.array_equal(classifier.unsure(X, error=error), wrong > error)
-    std = regressor.predict(X, return_std=True)[1]
-    error = float(np.median(std[:, 1]))
-    assert np.array_equal(regressor.unsure(X, error=error), (std > error).any(1))
-    with pytest.raises(ValueError, match="error"):
-        classifier.unsure(X, error=2.0)
-    with pytest.raises(ValueError, match="error"):
-        regressor.unsure(X, error=0.0)
-
-
 def test_targets_are_in_their_own_units(regressor: IBNNRegressor) -> None:
     """An affine change of the targets changes the answers likewise."""
     scale, offset = np.array([0.01, 7.0]), np.array([-3.0, 1e3])
@@ -275,18 +247,15 @@ def test_sets_cover_the_true_class() -> None:
     assert (sets.shape, sets.dtype) == ((400, 2), bool)
     assert sets[np.arange(400), labels[500:]].mean() > 0.9 - 4 * np.sqrt(0.09 / 300 + 0.09 / 400)
     assert 1 <= sets.sum(1).mean() < 1.9
-    by_class = model.predict_set(x[500:], level=0.9, by_class=True)
+    by_class = np.asarray(model.predict_distribution(x[500:]).set(0.9, by_class=True))
     assert by_class[np.arange(400), labels[500:]].mean() > 0.8
 
 
-def test_a_validation_fraction_is_held_out_for_p_values() -> None:
+def test_pickles_keep_p_values() -> None:
     x, labels = make_moons(600, noise=0.2, random_state=0)
-    model = IBNNClassifier(epochs=10, validation_fraction=0.1, **QUICK).fit(x, labels)
+    model = IBNNClassifier(epochs=10, **QUICK).fit(x[60:], labels[60:], X_val=x[:60], y_val=labels[:60])
     assert model.p_value([[50.0, 50.0]]) == pytest.approx(1 / 61)
     assert np.array_equal(pickle.loads(pickle.dumps(model)).p_value(x[:9]), model.p_value(x[:9]))
-    model.partial_fit(x, labels)
-    with pytest.raises(ValueError, match="X_val"):
-        model.p_value(x)
 
 
 def test_too_few_held_out_rows_are_refused(classifier: IBNNClassifier, regressor: IBNNRegressor) -> None:
@@ -296,9 +265,6 @@ def test_too_few_held_out_rows_are_refused(classifier: IBNNClassifier, regressor
             ask(X)
     with pytest.raises(ValueError, match="has 49"):
         few.p_value(X)
-    more = IBNNClassifier(epochs=2, **QUICK).fit(X, NAMES, X_val=X, y_val=NAMES).partial_fit(X, NAMES)
-    with pytest.raises(ValueError, match="has 0"):
-        more.p_value(X)
     with pytest.raises(ValueError, match=r"conformal.*X_val"):
         regressor.predict_interval(X, conformal=True)
 
@@ -351,42 +317,13 @@ def test_too_few_rows_choose_nothing() -> None:
 
 def test_a_class_of_one_row_can_be_held_out() -> None:
     names = np.where(np.arange(len(X)) == 7, "maybe", NAMES)
-    for options in ({}, {"validation_fraction": 0.1}):
-        model = IBNNClassifier(epochs=1, **CHOSEN, **options).fit(X, names)
-        assert model.predict_proba(X).shape == (len(X), 3)
+    model = IBNNClassifier(epochs=1, **CHOSEN).fit(X, names)
+    assert model.predict_proba(X).shape == (len(X), 3)
 
 
-@pytest.mark.slow
-def test_partial_fit_goes_on() -> None:
-    model = IBNNClassifier(**QUICK).partial_fit(X[:60], NAMES[:60], classes=["no", "yes"])
-    first = log_loss(NAMES, model.predict_proba(X))
-    for _ in range(30):
-        model.partial_fit(X[60:], NAMES[60:])
-    assert log_loss(NAMES, model.predict_proba(X)) < min(first, 0.45)
-    line = IBNNRegressor(**QUICK)
-    for _ in range(60):
-        line.partial_fit(X, Y[:, 0])
-    assert line.score(X, Y[:, 0]) > 0.9
-    with pytest.raises(ValueError, match="unseen"):
-        model.partial_fit(X, np.where(LABELS, "maybe", "no"))
-    with pytest.raises(ValueError, match="classes"):
-        IBNNClassifier().partial_fit(X, NAMES)
-    with pytest.raises(ValueError, match="class_weight"):
-        IBNNClassifier(class_weight="balanced").partial_fit(X, NAMES, classes=["no", "yes"])
-
-
-def tanh_net(inputs: int, outputs: int) -> nn.Module:
-    sizes = (inputs, 8, 8, outputs)
-    return nn.Sequential(*(m for a, b in pairwise(sizes) for m in (nn.Tanh(), nn.Linear(a, b))))
-
-
-def test_a_network_of_one_s_own() -> None:
-    model = IBNNClassifier(net=tanh_net, epochs=1, **CHOSEN).fit(X, NAMES)  # two columns get no noise of their own
-    assert list(model.model_.latents) == [f"body.nets.{member}.{layer}" for member in (0, 1) for layer in (3, 5)]
-    first, second = model.model_.net.body.nets
-    assert not torch.equal(first[1].weight, second[1].weight)
-    other = IBNNRegressor(net=tanh_net, epochs=20, **CHOSEN).fit(X, Y)
-    assert other.score(X, Y) > 0.8
+def test_which_layers_have_noise() -> None:
+    model = IBNNClassifier(**QUICK | {"hidden": (8, 8), "epochs": 1}).fit(X, NAMES)  # two columns get none
+    assert list(model.model_.latents) == ["body.2", "body.4"]
     assert list(IBNNClassifier(**QUICK | {"hidden": (), "epochs": 1}).fit(X, NAMES).model_.latents) == ["body.0"]
     wide = IBNNClassifier(**QUICK | {"epochs": 1}).fit(np.repeat(X, 4, axis=1), NAMES)
     assert list(wide.model_.latents) == ["body.0", "body.2"]
@@ -425,14 +362,13 @@ def test_what_cannot_be_used_is_refused() -> None:
     for model, y in ((IBNNClassifier(), NAMES), (IBNNRegressor(), Y)):
         with pytest.raises(TypeError, match=r"[Ss]parse"):
             model.fit(csr_array(X), y)
-    for wrong in ({"prior_std": "strong"}, {"prior_std": -1.0}, {"components": 0}, {"validation_fraction": 1.5}):
+    for wrong in ({"prior_std": "strong"}, {"prior_std": -1.0}, {"components": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             IBNNClassifier(**wrong).fit(X, NAMES)
     model = IBNNClassifier(epochs=1, **QUICK).fit(X, NAMES)
-    with pytest.raises(ValueError, match=r"`y` to be .* unseen, but got \['yes, please'\]"):  # its beginning is known
-        model.partial_fit(X, np.where(LABELS, "yes, please", "no"))
-    with pytest.raises(ValueError, match=r"`y` to be .* unseen, but got \['nothing'\]"):
-        model.fit(X, NAMES, X_val=X, y_val=np.where(LABELS, "yes", "nothing"))
+    for unseen in ("yes, please", "nothing"):  # the beginning of the first is known
+        with pytest.raises(ValueError, match=rf"`y` to be .* unseen, but got \['{unseen}'\]"):
+            model.fit(X, NAMES, X_val=X, y_val=np.where(LABELS, unseen, "no"))
     with pytest.raises(ValueError, match="1d array"):
         IBNNClassifier().fit(X, np.stack([LABELS, 1 - LABELS], 1))  # several labels a row
     with pytest.raises(ValueError, match="weight"):

@@ -48,18 +48,6 @@ def stacked(members: int, sizes: Sequence[int], activation: type[nn.Module]) -> 
     return nn.Sequential(*layers[:-1])
 
 
-class Each(nn.Module):
-    """M networks of any architecture, run one after the other: (B, M, D) to (B, M, outputs)."""
-
-    def __init__(self, nets: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.nets = nn.ModuleList(nets)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the outputs of all of them."""
-        return torch.stack([net(part) for net, part in zip(self.nets, x.unbind(1), strict=True)], 1)
-
-
 class Ensemble(nn.Module):
     """M networks; for numbers each is added to a line, and may be given a second network for the target's noise."""
 
@@ -96,7 +84,7 @@ def _first(net: Any) -> Any:
         return layer
     if isinstance(net, nn.Sequential):
         return nn.Sequential(*map(_first, net))
-    return net.nets[0] if isinstance(net, Each) else net
+    return net
 
 
 def squash(x: Tensor) -> Tensor:

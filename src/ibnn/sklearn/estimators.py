@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from sklearn.utils import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor, nn
 
-from ibnn import check
 from ibnn.errors import complaint
 from ibnn.likelihood import Likelihood
 from ibnn.monitoring import Threshold, abstain
@@ -39,7 +38,6 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     Args:
         hidden: Widths of the hidden layers; default two of 64 (ReLU), or of 128 for 800 rows and more. A regression has
             three of 64 (SiLU), or of 128 for 800 to 2,000 rows.
-        net: Makes another network: called with the numbers of inputs and outputs.
         components: Networks in the ensemble, each one component of the mixture that answers; default 8, or 4 for a
             regression of 2,000 rows and more.
         prior_std: Standard deviation of the noise on every node's input; "auto" chooses it.
@@ -48,8 +46,6 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         batch_size: Rows per step and member, at most; default 64, or 256 for 2,000 rows and more.
         lr: Learning rate at the start. It drops when held-out rows stop improving.
         weight_decay: Of the weights.
-        validation_fraction: Share of the rows that no member is trained on; `p_value` and `predict_set` need 50 of
-            them. See also `fit`.
         class_weight: As in scikit-learn: weights by class, or "balanced".
         samples: Draws of the noise for a prediction.
         one_pass: Whether `ibnn.distil` turns the trained ensemble into one network, which answers in one pass. `model_`
@@ -87,32 +83,17 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
     weight_decay: float = field(default=1.0, kw_only=True)
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = field(default=None, kw_only=True)
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Trains for one more pass over these rows; the first call needs all `classes`, and standardises by its rows.
-
-        The noise on the nodes stays at `prior_std` ("auto": 0.6), or at what an earlier `fit` has chosen.
-        """
-        if self.class_weight == "balanced":
-            remedy = "Pass the weights of the classes, or sample_weight."
-            raise ValueError(complaint("class_weight", "known before the data for partial_fit", "'balanced'", remedy))
-        first = not hasattr(self, "model_")
-        if first and classes is None:
-            raise ValueError(complaint("classes", "all labels in the first partial_fit", None, "Pass np.unique(y)."))
-        x, target, weight = self._prepared(X, y, sample_weight, start=first, classes=classes)
-        self._train_more(x, target, weight)
-        return self
-
-    def _prepared(self, x: Any, y: Any, weight: Any, *, start: bool, classes: Any = None) -> tuple[Any, Tensor, Array]:
+    def _prepared(self, x: Any, y: Any, weight: Any, *, start: bool) -> tuple[Any, Tensor, Array]:
         """Returns the rows of positive weight, their class numbers, and the product of row and class weights."""
         x, y = self._checked(x, y, start=start)
         check_classification_targets(y)
         x, y, weight = self._present(x, y, weight)
         if start:
-            self._encoder = LabelEncoder().fit(y if classes is None else classes)
+            self._encoder = LabelEncoder().fit(y)
             self.classes_ = self._encoder.classes_
         if unseen := set(y.tolist()) - set(self.classes_.tolist()):  # the encoder would cut strings that are too long
-            remedy = "Pass all labels to fit, or as classes to the first partial_fit."
-            raise ValueError(complaint("y", "labels of the classes in use, none unseen", sorted(unseen), remedy))
+            expected, got = "labels of the classes in use, none unseen", sorted(unseen)
+            raise ValueError(complaint("y", expected, got, "Pass all labels to fit."))
         weight = weight * compute_sample_weight(self.class_weight, y)
         x, labels, weight = self._present(x, self._encoder.transform(y), weight)
         if start:
@@ -139,23 +120,15 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         labels = self.predict_distribution(X).labels
         return np.asarray(self.classes_[labels.numpy()])
 
-    def predict_set(
-        self,
-        X: Any,
-        level: float = 0.9,
-        *,
-        kind: Literal["smallest", "adaptive"] = "smallest",
-        penalty: float = 0.0,
-        by_class: bool = False,
-    ) -> Array:
+    def predict_set(self, X: Any, level: float = 0.9) -> Array:
         """Returns which classes are in a set that holds the true one with probability `level`, (n, classes).
 
-        That holds for rows like the held-out ones, whatever the network is worth; with `by_class` also within every
-        class. See `ibnn.CategoricalPrediction.set`; for the rows it takes, `p_value`.
+        That holds for rows like the held-out ones, whatever the network is worth; for the rows it takes see `p_value`.
+        `predict_distribution(X).set` has other kinds of sets.
         """
         answer = self.predict_distribution(X)
         self._check_held("predict_set", known=answer.conformal is not None)
-        return np.asarray(answer.set(level, kind=kind, penalty=penalty, by_class=by_class))
+        return np.asarray(answer.set(level))
 
     def abstain(self, X: Any, y: Any, risk: float = 0.05, *, confidence: float = 0.95) -> Threshold:
         """Returns a rule, made on held-out rows, that withholds answers so that a share `risk` of the rest is wrong.
@@ -165,14 +138,6 @@ class IBNNClassifier(ClassifierMixin, Table):  # type: ignore[misc]
         """
         answer = self.predict_distribution(X)
         return abstain(answer, torch.tensor(self._encoder.transform(y)), risk, confidence=confidence)
-
-    def unsure(self, X: Any, error: float = 0.1) -> Array:
-        """Returns which rows to leave to someone else: where the label is wrong with a probability above `error`.
-
-        If the probabilities are calibrated, at most a share `error` of the other predictions is wrong (Chow's rule).
-        """
-        check.number("error", error, least=0, most=1, remedy="Pass 0.1 for one error in ten.")
-        return np.asarray(1 - self.predict_proba(X).max(1) > error)
 
 
 class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
@@ -197,16 +162,6 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
     _activation, _members = nn.SiLU, (8, 4)
     _hidden, _stds = ((64, 64, 64), (128, 128, 128), (64, 64, 64)), (NONE, 0.25)  # large batches are slow with 128
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Trains for one more pass over these rows; the first call standardises by its rows.
-
-        The noise on the nodes stays at `prior_std` ("auto": 0.25), or at what an earlier `fit` has chosen. That of the
-        target is measured on these rows, after the pass.
-        """
-        x, target, weight = self._prepared(X, y, sample_weight, start=not hasattr(self, "model_"))
-        self._train_more(x, target, weight)
-        return self
-
     def _prepared(self, x: Any, y: Any, weight: Any, *, start: bool) -> tuple[Any, Tensor, Array]:
         """Returns the rows of positive weight, their standardised targets (n, targets), and their weights."""
         x, y = self._checked(x, y, start=start, multi_output=True, y_numeric=True)
@@ -224,10 +179,9 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         return ((output - target) / self._gain).square().mean(-1)
 
-    def _base(self, rows: Rows) -> tuple[StackedLinear | None, Any]:
+    def _base(self, rows: Rows, members: int) -> tuple[StackedLinear | None, Any]:
         """Returns a ridge line for each member, on the rows that it does not hold out, and the size of what is left."""
         x, y, weight = (part.cpu().double().numpy() for part in rows[:3])
-        members = self._count(len(x))
         line = StackedLinear(members, x.shape[1], self._outputs).requires_grad_(False)
         shared = len(x) >= MANY or bool((rows.fold < 0).all())  # one for all members: it hardly depends on a fold
         for member in range(members):
@@ -282,14 +236,6 @@ class IBNNRegressor(RegressorMixin, Table):  # type: ignore[misc]
             self._check_held("conformal", known=answer.conformal is not None)
         low, high = answer.interval(level, conformal=conformal)
         return self._shaped(low), self._shaped(high)
-
-    def unsure(self, X: Any, error: float) -> Array:
-        """Returns which rows to leave to someone else: where the predictive standard deviation is above `error`.
-
-        It is the root mean squared error to expect, in units of the target; with several targets any of them counts.
-        """
-        check.number("error", error, above=0, remedy="Pass an error of the target that you can bear.")
-        return (self.predict_distribution(X).std > error).any(1).numpy()
 
     def _shaped(self, values: Tensor) -> Array:
         return values[:, 0].numpy() if self._single else values.numpy()

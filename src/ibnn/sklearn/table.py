@@ -3,18 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import ceil
-from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.model_selection import train_test_split
+from sklearn.base import BaseEstimator
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state, validation
 from torch import Tensor, nn
 
 from ibnn import check
-from ibnn.convert import convert, plan
+from ibnn.convert import convert
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.likelihood import Likelihood
@@ -25,10 +24,8 @@ from ibnn.one_pass import FEWEST as FEWEST_TAUGHT
 from ibnn.one_pass import distil
 from ibnn.progress import Bar
 from ibnn.sklearn.columns import encoder, is_mixed
-from ibnn.sklearn.ensemble import Each, Ensemble, StackedLinear, stacked
+from ibnn.sklearn.ensemble import Ensemble, StackedLinear, stacked
 from ibnn.sklearn.training import NONE, Array, Pace, Rows, Run, folds, train
-
-Builder = Callable[[int, int], nn.Module]
 
 SOME, MANY = 800, 2000  # rows of a table that is no longer small, and of a large one
 BATCH = (64, 256)  # rows of a step, and of one for many rows
@@ -62,14 +59,12 @@ class Table(BaseEstimator):  # type: ignore[misc]
 
     hidden: Sequence[int] | None = None
     _: KW_ONLY
-    net: Builder | None = None
     components: int | None = None
     prior_std: float | Literal["auto"] = "auto"
     epochs: int | None = None
     batch_size: int | None = None
     lr: float = 0.015
     weight_decay: float = 0.01
-    validation_fraction: float = 0.0
     samples: int = 5
     one_pass: bool = False
     device: Any = "cpu"
@@ -101,9 +96,11 @@ class Table(BaseEstimator):  # type: ignore[misc]
         """Learns how rows become standardised numbers, and draws the seed of everything random."""
         if self.prior_std != "auto":
             check.number("prior_std", _python(self.prior_std), above=0, remedy='Pass a number, or "auto".')
+        if self.components is not None:
+            check.integer("components", _python(self.components))
         check.device("device", self.device)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._calls, self._outputs = 0, outputs
+        self._outputs = outputs
         self.encoder_ = encoder(x).fit(x)
         self.scaler_ = StandardScaler().fit(self._encoded(x), sample_weight=weight)
 
@@ -124,60 +121,29 @@ class Table(BaseEstimator):  # type: ignore[misc]
         """Answers are computed in double precision on a CPU; other devices may not have it."""
         return torch.float64 if torch.device(self.device).type == "cpu" else torch.float32
 
-    def _base(self, rows: Rows) -> tuple[StackedLinear | None, Any]:
+    def _base(self, rows: Rows, members: int) -> tuple[StackedLinear | None, Any]:
         """Returns what the networks are added to, and the size of what they add."""
         return None, 1.0
 
     def _after_training(self, run: Run) -> None:
         """Learns what is left to learn from held-out rows."""
 
-    def _make(self, std: float, rows: Rows) -> IBNN:
+    def _make(self, std: float, rows: Rows, members: int) -> IBNN:
         """Returns an untrained ensemble; the noise on its nodes stays as it is."""
-        members, inputs, outputs = self._count(len(rows.x)), rows.x.shape[1], self._outputs
-        line, gain = self._base(rows)
+        count, inputs = rows.x.shape
+        hidden = self._hidden[(count >= SOME) + (count >= MANY)] if self.hidden is None else self.hidden
+        line, gain = self._base(rows, members)
         with generators_restored():
             torch.manual_seed(self._seed)
-            if self.net is None:
-                size = (len(rows.x) >= SOME) + (len(rows.x) >= MANY)
-                hidden = self._hidden[size] if self.hidden is None else self.hidden
-                body: nn.Module = stacked(members, [inputs, *hidden, outputs], self._activation)
-            else:
-                body = Each([self.net(inputs, outputs) for _ in range(members)])
-        net = Ensemble(body.float(), members, line, gain)
-        names = [f"body.{layer.name}" for layer in plan(net.body).layers]
-        each = len(names) // (1 if self.net is None else members)  # layers of a member, or of all together
-        quiet = names[::each] if inputs < FEW_COLUMNS and each > 1 else []
+            body = stacked(members, [inputs, *hidden, self._outputs], self._activation).float()
+        quiet = ["body.0"] if inputs < FEW_COLUMNS and len(hidden) else []
         quiet += [] if line is None else ["line"]
-        options: Any = {"prior_std": std, "init_std": 0.0, "seed": self._seed, "exclude": quiet or None}
-        model = convert(net, components=1, likelihood=self._likelihood(), copy=False, **options)
+        options: Any = {"prior_std": std, "init_std": 0.0, "seed": self._seed, "exclude": quiet or None, "copy": False}
+        model = convert(Ensemble(body, members, line, gain), components=1, likelihood=self._likelihood(), **options)
         model.set_posterior(mean=1.0, std=std)
         for latent in model.latents.values():
             latent.requires_grad_(False)
         return model.to(self.device)
-
-    def _run(self, model: IBNN, rows: Rows, pace: Pace) -> Run:
-        noisy = model if float(model.prior_std) > NONE else None
-        return Run(model.net, cast(Ensemble, model.net).members, rows, self._loss, pace, noisy)
-
-    def _rows(self, x: Tensor, target: Tensor, weight: Array, fold: Array) -> Rows:
-        target = target.reshape(len(x), -1)
-        target = target.float() if target.is_floating_point() else target
-        parts = (x.float(), target, torch.tensor(weight).float(), torch.tensor(fold))
-        return Rows(*(part.to(self.device) for part in parts))
-
-    def _count(self, rows: int) -> int:
-        """Returns the number of networks for so many rows."""
-        if self.components is None:
-            return self._members[rows >= MANY]
-        check.integer("components", _python(self.components))
-        return int(self.components)
-
-    def _pace(self, rows: int, *, held_out: bool = True) -> Pace:
-        """Returns how to train on so many rows."""
-        batch_size = int(self.batch_size or BATCH[rows >= MANY])
-        most = STEPS[rows >= MANY] if held_out else UNSEEN_STEPS
-        steps = most if self.epochs is None else int(self.epochs) * -(-rows // batch_size)
-        return Pace(float(self.lr), float(self.weight_decay), batch_size, steps, self._seed + self._calls)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, X_val: Any = None, y_val: Any = None) -> Self:
         """Trains anew on rows (n, inputs), and labels of any kind or targets (n,) or (n, targets).
@@ -186,70 +152,45 @@ class Table(BaseEstimator):  # type: ignore[misc]
         conformal intervals need 50 of them.
         """
         x, target, weight = self._prepared(X, y, sample_weight, start=True)
-        inputs, valid, labels = self._tensor(x), None, None if target.is_floating_point() else target.numpy()
+        inputs, count, many = self._tensor(x), len(target), len(target) >= MANY
+        valid = None
         if X_val is not None:
             more, targets, _ = self._prepared(X_val, y_val, None, start=False)
             valid = self._tensor(more), targets
-        elif self.validation_fraction:
-            check.share("validation_fraction", share := _python(self.validation_fraction))
-            counts = [0] if labels is None else np.unique(labels, return_counts=True)[1]
-            stratified = min(counts) > 1 and ceil(share * len(inputs)) >= len(counts)  # unless a class is too rare
-            kept, out = train_test_split(
-                np.arange(len(inputs)),
-                test_size=share,
-                stratify=labels if stratified else None,
-                random_state=self._seed,
-            )
-            valid = inputs[out], target[out]
-            inputs, target, weight = inputs[kept], target[kept], weight[kept]
-            labels = None if labels is None else labels[kept]
-        members, count, outputs = self._count(len(inputs)), len(inputs), self._outputs
-        held_out = count >= FEW_ROWS * members and members > 1 and outputs + (labels is None) > 1
+        members = self._members[many] if self.components is None else int(self.components)
+        labels = None if target.is_floating_point() else target.numpy()
+        held_out = count >= FEW_ROWS * members and members > 1 and self._outputs + (labels is None) > 1
         fold = folds(count, members, labels, self._seed) if held_out else np.full(count, -1)
-        rows, pace = self._rows(inputs, target, weight, fold), self._pace(count, held_out=held_out)
+        parts = inputs, target.reshape(count, -1), torch.tensor(weight), torch.tensor(fold)
+        rows = Rows(*((part.float() if part.is_floating_point() else part).to(self.device) for part in parts))
+        batch_size, steps = int(self.batch_size or BATCH[many]), STEPS[many] if held_out else UNSEEN_STEPS
+        steps = steps if self.epochs is None else int(self.epochs) * ceil(count / batch_size)
+        pace = Pace(float(self.lr), float(self.weight_decay), batch_size, steps, self._seed)
         stds = (self._stds if held_out else self._stds[-1:]) if self.prior_std == "auto" else (float(self.prior_std),)
-        with Bar("training", total=pace.steps, shown=bool(self.progress)) as bar:
-            models = [self._make(std, rows) for std in stds]
-            runs = [self._run(model, rows, pace) for model in models]
+        with Bar("training", total=steps, shown=bool(self.progress)) as bar:
+            models = [self._make(std, rows, members) for std in stds]
+            noisy = [model if std > NONE else None for model, std in zip(models, stds, strict=True)]
+            runs = [Run(m.net, members, rows, self._loss, pace, own) for m, own in zip(models, noisy, strict=True)]
             run = train(runs, bar)
         self.model_: Any = models[runs.index(run)]
         self.history_ = run.history
-        self._finish(run, inputs)
-        if valid is not None:
-            self._held = len(valid[0])
-            samples = self._samples()
-            fit_novelty_if_possible(self.model_, (inputs, target), valid, seed=self._seed, samples=samples)
-        return self
-
-    def _train_more(self, x: Any, target: Tensor, weight: Array) -> None:
-        """Trains for one pass over more rows."""
-        inputs = self._tensor(x)
-        rows, pace = self._rows(inputs, target, weight, np.full(len(inputs), -1)), self._pace(len(inputs))
-        if hasattr(self, "model_"):
-            self.model_ = self._ensemble
-        else:
-            std = self._stds[-1] if self.prior_std == "auto" else float(self.prior_std)
-            self.model_, self.history_ = self._make(std, rows), []
-        steps = ceil(len(inputs) / pace.batch_size)
-        run = self._run(self.model_.float(), rows, pace._replace(steps=steps, steady=True))
-        run.advance(steps)
-        self._finish(run, inputs)
-
-    def _finish(self, run: Run, inputs: Tensor) -> None:
         self._after_training(run)
-        self._ensemble: IBNN = self.model_.eval()
-        if self.one_pass and (self._outputs > 1 or isinstance(self, RegressorMixin)):  # one class is certain as it is
-            rows = inputs.float().repeat(ceil(FEWEST_TAUGHT / len(inputs)), 1)
-            epochs = ceil(TAUGHT_STEPS * BATCH[1] / ((1 + COPIES) * len(rows)))
-            options: Any = {"samples": self._samples(), "seed": self._seed, "progress": bool(self.progress)}
-            self.model_ = distil(self.model_, rows, whole=True, epochs=epochs, copies=COPIES, lr=TAUGHT_LR, **options)
-        self._ensemble.to(self._dtype)
+        self.model_.eval()
+        options: Any = {"samples": self._samples(), "seed": self._seed}
+        if self.one_pass and (labels is None or self._outputs > 1):  # one class is certain as it is
+            own = inputs.float().repeat(ceil(FEWEST_TAUGHT / count), 1)
+            epochs = ceil(TAUGHT_STEPS * BATCH[1] / ((1 + COPIES) * len(own)))
+            taught: Any = {"whole": True, "epochs": epochs, "copies": COPIES, "lr": TAUGHT_LR}
+            self.model_ = distil(self.model_, own, progress=bool(self.progress), **taught, **options)
         self.model_.to(self._dtype)
-        self._calls, self._held = self._calls + 1, 0
+        self._held = 0 if valid is None else len(valid[0])
+        if valid is not None:
+            fit_novelty_if_possible(self.model_, (inputs, target), valid, **options)
+        return self
 
     def _samples(self) -> int:
         """Returns the draws of a prediction: one is enough without noise."""
-        return int(self.samples) if float(self._ensemble.prior_std) > NONE else 1
+        return int(self.samples) if float(self.model_.prior_std) > NONE else 1
 
     def predict_distribution(self, X: Any) -> Any:
         """Returns the whole prediction of `ibnn.predict`, as tensors."""
@@ -259,8 +200,8 @@ class Table(BaseEstimator):  # type: ignore[misc]
     def p_value(self, X: Any) -> Array:
         """Returns the p-value of every row, (n,): near 0 for rows unlike the held-out ones.
 
-        Of rows like those a share of about α has a p-value of α or less. It takes 50 rows that were not trained on, of
-        `validation_fraction` or `fit(..., X_val=, y_val=)`; p-values go down to 1 / (1 + their number).
+        Of rows like those a share of about α has a p-value of α or less. It takes 50 rows that were not trained on
+        (`fit(..., X_val=, y_val=)`); p-values go down to 1 / (1 + their number).
         """
         x = self._inputs(X)
         self._check_held("p_value", known=self.model_.reference is not None)
@@ -270,8 +211,8 @@ class Table(BaseEstimator):  # type: ignore[misc]
         """Raises unless enough rows were held out for what is asked."""
         if not known:
             raise ValueError(
-                f"{what} needs at least {FEWEST} rows that were not trained on, and no partial_fit since. This one"
-                f" has {getattr(self, '_held', 0)}. Call fit(X, y, X_val=…, y_val=…), or set validation_fraction."
+                f"{what} needs at least {FEWEST} rows that were not trained on. This one has {self._held}. Call"
+                " fit(X, y, X_val=…, y_val=…)."
             )
 
     def predict_uncertainty(self, X: Any) -> Uncertainty:

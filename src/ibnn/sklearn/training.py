@@ -52,7 +52,6 @@ class Pace(NamedTuple):
     batch_size: int
     steps: int  # the most
     seed: int
-    steady: bool = False  # whether the learning rate stays as it is
 
 
 def folds(rows: int, members: int, labels: Array | None, seed: int) -> Array:
@@ -127,8 +126,6 @@ class Run:
 
     def rate(self) -> float:
         """Returns the learning rate of the next step."""
-        if self.pace.steady:
-            return self.pace.lr
         left = (1 - self.step / self.pace.steps) / ANNEAL
         return self.pace.lr * DROP**self.drops * min(1.0, left, (self.step + 1) / WARMUP)
 
