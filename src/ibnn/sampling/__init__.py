@@ -2,6 +2,6 @@
 
 from ibnn.sampling.chains import Samples, effective_size, split_rhat
 from ibnn.sampling.hmc import DivergedChainError
-from ibnn.sampling.loop import Settings, sample
+from ibnn.sampling.loop import sample
 
-__all__ = ["DivergedChainError", "Samples", "Settings", "effective_size", "sample", "split_rhat"]
+__all__ = ["DivergedChainError", "Samples", "effective_size", "sample", "split_rhat"]

@@ -92,7 +92,6 @@ class Samples:
     acceptance: float  #: Mean probability with which a proposal was accepted.
     divergent: int  #: Trajectories that diverged after the warm-up.
     seconds: float  #: Time taken, over all resumed parts.
-    unit_std: float = 0.0  #: Largest τ of the mixture, the std of factors of units; chains have none.
 
     @cached_property
     def rhat(self) -> Tensor:
@@ -115,6 +114,4 @@ class Samples:
             f"divergent {self.divergent}",
             " ".join(disagreement(self.z) or ()),
         ]
-        if self.unit_std:
-            lines.append(f"Factors of units are 1 in the samples; in the mixture their τ is up to {self.unit_std:.2g}.")
         return "\n".join(filter(None, lines))

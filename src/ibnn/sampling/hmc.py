@@ -7,7 +7,7 @@ depend on; a step makes a new one and draws by address, so that a saved state go
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,20 +117,14 @@ class Energy:
 
 
 def leapfrog(
-    state: tuple[Tensor, Tensor],
-    gradient: Tensor,
-    energy: Callable[[Tensor, bool], tuple[Tensor, Tensor]],  # of z, and whether it is the last
-    scale: Tensor,
-    step: float,
-    steps: int,
+    z: Tensor, v: Tensor, gradient: Tensor, energy: Callable[..., Any], scale: Tensor, step: float, steps: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns z, v, U and its gradient at the end of a trajectory."""
-    z, v = state
     potential = torch.zeros(len(z))
     for number in range(1, steps + 1):
         v = v - 0.5 * step * scale * gradient
         z = z + step * v
-        potential, gradient = energy(z, number == steps)
+        potential, gradient = energy(z, each=number == steps)
         v = v - 0.5 * step * scale * gradient
     return z, v, potential, gradient
 
@@ -204,9 +198,7 @@ class Moves:
         v = scale.sqrt() * normals(address(self.seed, Space.CHAIN, step, chain), z.shape[1]).to(z.dtype)
         time = TRAJECTORY * (0.5 + float(self._uniform(step, 1, 1)))
         steps = min(max(round(time / size), 1), LONGEST)
-        end, v_end, potential, gradient = leapfrog(
-            (z, v), state.gradient, lambda at, last: self.energy(at, each=last), scale, size, steps
-        )
+        end, v_end, potential, gradient = leapfrog(z, v, state.gradient, self.energy, scale, size, steps)
         before = state.potential.cpu().double() + kinetic(v, scale)
         gained = (potential.cpu().double() + kinetic(v_end, scale) - before).nan_to_num(math.inf, math.inf, math.inf)
         taken = (self._uniform(step, 0, len(z)) < (-gained).exp()).to(z.device)  # (K,)

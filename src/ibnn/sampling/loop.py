@@ -1,7 +1,6 @@
 """Samples the latents of a network by Markov chains, one for each component; the samples become its posterior."""
 
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +20,6 @@ from ibnn.sampling.hmc import AT_ONCE, ON_CPU, Energy, Moves, State
 
 EVERY = 30.0  # seconds between checkpoints
 FILE = "chains.safetensors"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The arguments of `ibnn.sample` that decide how chains move, checked."""
-
-    samples: int = 100
-    warmup: int = 300
-    thin: int = 1
-    temperature: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in {"samples": FEWEST, "warmup": 10, "thin": 1}.items():
-            check.integer(name, getattr(self, name), least=least)
-        check.number("temperature", self.temperature, above=0, remedy="Pass 1.0 for Bayes.")
-        check.seed(self.seed)
-
-    @property
-    def total(self) -> int:
-        """The number of trajectories, warm-up included."""
-        return self.warmup + self.samples * self.thin
-
-    def index(self, step: int) -> int | None:
-        """Returns the number of the sample that a step ends with; None if it is not kept."""
-        since = step - self.warmup + 1
-        return since // self.thin - 1 if since > 0 and since % self.thin == 0 else None
 
 
 def sample(
@@ -90,7 +62,11 @@ def sample(
     >>> found.z.shape, model.predict(x, samples=20).probs.shape
     (torch.Size([2, 20, 3]), torch.Size([50, 2]))
     """
-    settings = Settings(samples, warmup, thin, temperature, seed)
+    facts = {"samples": samples, "warmup": warmup, "thin": thin, "temperature": temperature, "seed": seed}
+    for name, least in {"samples": FEWEST, "warmup": 10, "thin": 1}.items():
+        check.integer(name, facts[name], least=least)
+    check.number("temperature", temperature, above=0, remedy="Pass 1.0 for Bayes.")
+    check.seed(seed)
     _check_model(model)
     folder = None if run_dir is None else check.path("run_dir", run_dir, folder=True)
     source = as_source(data, batch_size=AT_ONCE, name="data", shuffled=False, pack=model.likelihood.pack)
@@ -98,9 +74,9 @@ def sample(
         raise TypeError(complaint("data", "a Dataset or a pair (x, y)", "a sampler or iterable", "Pass the Dataset."))
     if source.rows < 2:
         raise ValueError(complaint("data", "two rows or more", source.rows, "The prior is nearly the posterior."))
-    with model.evaluating(), Bar("hmc", settings.total, shown=progress) as bar:
+    with model.evaluating(), Bar("hmc", warmup + samples * thin, shown=progress) as bar:
         moves = Moves(Energy(model, source, temperature, seed), warmup, seed)
-        found = _Run(moves, settings, folder).run(bar)
+        found = _Run(moves, facts, folder).run(bar)
         model.set_bank(found.z)
     return found
 
@@ -112,29 +88,32 @@ class _Run:
     replaces the state: a run that is interrupted in between repeats the step.
     """
 
-    def __init__(self, moves: Moves, settings: Settings, folder: Path | None) -> None:
-        self.moves, self.settings, self.model, self.folder = moves, settings, moves.energy.model, folder
-        self.z = torch.zeros(self.model.components, self.settings.samples, self.model.nodes, dtype=moves.energy.dtype)
+    def __init__(self, moves: Moves, facts: dict[str, Any], folder: Path | None) -> None:
+        self.moves, self.facts, self.folder, energy = moves, facts, folder, moves.energy
+        model, device = energy.model, energy.device
+        self.z = torch.zeros(model.components, facts["samples"], model.nodes, dtype=energy.dtype)
         self.energy, self.seconds = torch.zeros(self.z.shape[:2], dtype=torch.float64), 0.0
-        self.facts = asdict(self.settings)
         if folder is not None:
-            self.facts |= {"data": moves.energy.source.fingerprint(), "weights": fingerprint(self.model.net)}
+            self.facts = facts | {"data": energy.source.fingerprint(), "weights": fingerprint(model.net)}
         if (state := self._resumed()) is None:
-            q, chain = self.model.posterior(), torch.arange(self.model.components, device=moves.energy.device)
-            noise = normals(address(self.settings.seed, Space.CHAIN_START, chain), self.model.nodes)
-            state = moves.start(q.draw(chain, noise).detach())
+            chain = torch.arange(model.components, device=device)
+            noise = normals(address(facts["seed"], Space.CHAIN_START, chain), model.nodes)
+            state = moves.start(model.posterior().draw(chain, noise).detach())
         self.state = state
 
     def run(self, bar: Bar) -> Samples:
         """Goes on to the end; saves now and then, and when it is interrupted."""
-        settings, first, before = self.settings, self.state, self.seconds
+        first, before = self.state, self.seconds
+        warmup, thin, temperature = (self.facts[name] for name in ("warmup", "thin", "temperature"))
+        kept = thin * self.facts["samples"]
         began = saved = time.monotonic()
         try:
-            while (step := int(self.state.at)) < settings.total:
+            while (step := int(self.state.at)) < warmup + kept:
                 state = self.moves.advance(self.state)
-                if (number := settings.index(step)) is not None:
-                    self.z[:, number] = state.z.cpu()
-                    self.energy[:, number] = settings.temperature * state.potential.cpu().double()
+                number, rest = divmod(step + 1 - warmup, thin)
+                if number > 0 and rest == 0:
+                    self.z[:, number - 1] = state.z.cpu()
+                    self.energy[:, number - 1] = temperature * state.potential.cpu().double()
                 self.state = state
                 self.seconds = before + time.monotonic() - began
                 bar.update(done=step + 1)
@@ -147,12 +126,11 @@ class _Run:
         return Samples(
             z=self.z,
             energy=self.energy,
-            temperature=settings.temperature,
+            temperature=temperature,
             step_size=float(self.state.step),
-            acceptance=float(self.state.accepted) / (settings.total - settings.warmup),
+            acceptance=float(self.state.accepted) / kept,
             divergent=int(self.state.divergent),
             seconds=self.seconds,
-            unit_std=float(self.model.unit_std.max()),
         )
 
     def _resumed(self) -> State | None:
