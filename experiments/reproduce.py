@@ -82,10 +82,11 @@ class Experiment:
         return self.preset.endswith("-smoke")
 
     def only(self, methods: list[str] | None, seeds: int | None, setting: str = "") -> "Experiment":
-        """Returns the experiment with these methods, this number of seeds, and settings whose name begins so."""
+        """Returns the experiment with these methods, this number of seeds and setting (its name or beginning)."""
         if setting:
-            kept_settings = tuple(one for one in self.settings if one["name"].startswith(setting))
-            return replace(self, settings=kept_settings).only(methods, seeds)
+            same = [one for one in self.settings if one["name"] == setting]
+            kept_settings = same or [one for one in self.settings if one["name"].startswith(setting)]
+            return replace(self, settings=tuple(kept_settings)).only(methods, seeds)
         known = [method["name"] for method in self.methods]
         for name in methods or ():
             check.choice("methods", name, known)
@@ -260,7 +261,7 @@ def reproduce(
         preset: "cpu" (two cores) or "paper" (as the paper).
         seeds: Number of seeds; default the preset's.
         methods: Names of the methods to run; default all.
-        setting: How the names of the settings to run begin; default all.
+        setting: Name of a setting, or how the names of several begin; default all.
         folders: Where run folders, results and data are.
         smoke: Runs two steps of small networks on made-up data, into a result file of its own.
         again: Replaces the rows of finished runs by new evaluations of them.
@@ -371,7 +372,7 @@ def main() -> None:
     parser.add_argument("--preset", default="cpu", help="cpu (two cores) or paper (as the paper, for a GPU)")
     parser.add_argument("--seeds", type=int, help="number of seeds; default: the preset's")
     parser.add_argument("--method", action="append", help="name of a method; may be repeated; default: all")
-    parser.add_argument("--setting", default="", help="beginning of a setting's name; default: all")
+    parser.add_argument("--setting", default="", help="a setting's name, or its beginning; default: all")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the run folders")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of result files and figures")
     parser.add_argument("--data", type=Path, help="folder of the data sets; default: $IBNN_DATA")
