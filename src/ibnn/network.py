@@ -6,7 +6,7 @@ The component of a draw is tied across layers: a component is one whole network.
 """
 
 import functools
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -653,6 +653,31 @@ def require_mixture(model: IBNN) -> None:
     if model.bank is not None:
         remedy = "Call model.set_posterior() to go on from the mixture of the bank's moments."
         raise ValueError(complaint("model", "one whose posterior is a mixture", "a bank of samples", remedy))
+
+
+SETTINGS = ("kl_kind", "prior_std", "gradient_scale", "eval_samples", "eval_seed", "reference", "held_out")
+
+
+def snapshot(model: nn.Module) -> Callable[[], None]:
+    """Returns a function that puts latents, noise, likelihood and settings of a model back as they are now."""
+    settings = {name: getattr(model, name) for name in SETTINGS if hasattr(model, name)}
+    latents = [f"{name}." for name, module in model.named_modules() if isinstance(module, Latent)]
+    kept = (*latents, "examples", "seed", "unit_std", "prior_factors", "likelihood.")
+
+    def tensors() -> dict[str, Tensor]:
+        named = (*model.named_parameters(), *model.named_buffers())
+        return {name: tensor for name, tensor in named if name.startswith(kept)}
+
+    before = {name: tensor.detach().clone() for name, tensor in tensors().items()}
+
+    @torch.no_grad()
+    def restore() -> None:
+        for name, value in settings.items():
+            setattr(model, name, value)
+        for name, tensor in tensors().items():
+            tensor.copy_(before[name])
+
+    return restore
 
 
 def make_room(model: Any, state_dict: Mapping[str, Any], prefix: str = "") -> None:

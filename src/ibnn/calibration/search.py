@@ -16,8 +16,7 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +31,7 @@ from ibnn.inputs import Inputs, check_rows, slice_rows, tree_map
 from ibnn.layers.explain import explaining_shapes
 from ibnn.likelihood import Bernoulli, Categorical, Heads, own_activation
 from ibnn.likelihood.temperature import PRICE, best_temperature, supported_temperature
-from ibnn.network import IBNN, by_layer, by_node, require_mixture
+from ibnn.network import IBNN, by_layer, by_node, require_mixture, snapshot
 from ibnn.noise import has_units, shares
 from ibnn.normal import Space, address, normals, numbered_words, words
 from ibnn.novelty.fitting import fit_novelty_if_possible
@@ -104,20 +103,16 @@ def calibrate(
         with explaining_cuts(batch_size, source.rows):
             x, y = gather(source, seed, "valid")
     refuse_nan(x, argument="valid")
-    with _restored_on_error(model), model.evaluating(), torch.no_grad(), Bar("calibrate", shown=progress) as bar:
-        options = {"samples": samples, "seed": seed, "batch_size": batch_size}
-        outputs = _Outputs(model, x, y, **options, bar=bar)
-        with explaining_cuts(batch_size, len(y)):
-            report, answers = _calibrated(outputs)
-        order = outputs.order
-        if batch_size is None:
-            answers = answers[:, :, order.argsort()]
-        else:
-            order, answers = order[:RANKED], answers[:, :, :RANKED]
-            x, y = slice_rows(x, order, len(y)), y[order]
-        given = model.likelihood.summarise(answers).to("cpu")
-        source = as_source((x, y), batch_size=batch_size, shuffled=False)
-        fit_novelty_if_possible(model, source, answers=given, seed=seed, batch_size=batch_size)
+    restore = snapshot(model)
+    try:
+        with model.evaluating(), torch.no_grad(), Bar("calibrate", shown=progress) as bar:
+            outputs = _Outputs(model, x, y, samples=samples, seed=seed, batch_size=batch_size, bar=bar)
+            with explaining_cuts(batch_size, len(y)):
+                report, answers = _calibrated(outputs)
+            _fit_novelty(outputs, answers)
+    except BaseException:
+        restore()
+        raise
     return report
 
 
@@ -170,6 +165,18 @@ def _calibrated(outputs: "_Outputs") -> tuple[Calibration, Tensor]:
         passes=outputs.passed / outputs.rows,
     )
     return report, answers
+
+
+def _fit_novelty(outputs: "_Outputs", answers: Tensor) -> None:
+    """Stores what `p.novel` and `p.set` need, of the rows that were answered, if they are enough."""
+    model, x, y, order, batch_size = outputs.model, outputs.x, outputs.y, outputs.order, outputs.batch_size
+    if batch_size is None:  # one graph, in its own order
+        answers, y = answers[:, :, order.argsort()], y[order.argsort()]
+    else:
+        x, y, answers = slice_rows(x, order[:RANKED], len(y)), y[:RANKED], answers[:, :, :RANKED]
+    given = model.likelihood.summarise(answers).to("cpu")
+    source = as_source((x, y.cpu()), batch_size=batch_size, shuffled=False)
+    fit_novelty_if_possible(model, source, answers=given, seed=outputs.seed, batch_size=batch_size)
 
 
 class Candidate(NamedTuple):
@@ -367,20 +374,3 @@ def _checked_plain(outputs: _Outputs) -> Tensor:
     except ValueError:
         outputs.by_row = False
     return plain
-
-
-@contextmanager
-def _restored_on_error(model: IBNN) -> Iterator[None]:
-    """Puts latents, temperature and eval settings back if the block fails."""
-    latents = (parameter for latent in model.latents.values() for parameter in latent.parameters())
-    values = [(tensor, tensor.detach().clone()) for tensor in (*latents, *model.likelihood.buffers(), model.unit_std)]
-    settings = {name: getattr(model, name) for name in ("eval_samples", "eval_seed", "reference", "held_out")}
-    try:
-        yield
-    except BaseException:
-        with torch.no_grad():
-            for tensor, value in values:
-                tensor.copy_(value)
-        for name, value in settings.items():
-            setattr(model, name, value)
-        raise
