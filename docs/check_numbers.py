@@ -46,6 +46,7 @@ def tables() -> Iterator[str]:
         "readme": "README.md",
         "results": "docs/results.md",
         "results-vgg": "docs/results.md",
+        "results-cifar100": "docs/results.md",
         "posterior": "docs/method.md",
     }
     for name in filled.blocks():

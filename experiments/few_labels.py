@@ -1,8 +1,4 @@
-"""What `ibnn.calibrate` and temperature scaling do with few held-out labels.
-
-    python experiments/few_labels.py                             # this version, cells "… after"
-    PYTHONPATH=OLD/src python experiments/few_labels.py --before  # another checkout, cells "… before"
-    python experiments/few_labels.py --table
+"""What `ibnn.calibrate` and temperature scaling do with few held-out labels: python experiments/few_labels.py
 
 A cell holds, for each number of labels and each draw of the held-out rows, the NLL of fresh test rows over that of the
 network left alone (in regression: 1 + the difference in nats). Form and size of the prices were chosen among some 35
@@ -11,7 +7,6 @@ smoothed labels, short training), wine and MNIST. Seed 0 of "wave" was seen in t
 Cells are of seed 2, which no choice saw; digits and breast cancer have the rows of the other seeds, split anew.
 """
 
-import argparse
 import copy
 from statistics import mean
 from typing import Any
@@ -26,10 +21,12 @@ from torch import Tensor, nn
 import ibnn
 from ibnn.baselines import Plain, scale_temperature
 from ibnn.likelihood import Gaussian, Likelihood
+from ibnn.likelihood.temperature import best_temperature
 
 LABELS, DRAWS, TEST = (20, 30, 60, 100, 300, 1000), 10, 2_000
 CHOSEN_ON = ("digits", "blobs", "moons", "friedman", "cancer")
 OTHERS = ("digits cnn", "wave")
+METHODS = ("best temperature", "temperature scaling", "calibrate")  # the first without a penalty
 
 
 def mlp(inputs: int, outputs: int) -> nn.Module:
@@ -103,19 +100,20 @@ def cell(name: str, seed: int) -> dict[str, Any]:
 
     logits = ibnn.draws(Plain(net, copy.deepcopy(regression)), test.x)
     alone = nll(Plain(net, copy.deepcopy(regression)), logits)
-    found: dict[str, Any] = {"nll left alone": alone, "temperature scaling": {}, "calibrate": {}, "chosen": {}}
+    found: dict[str, Any] = {"nll left alone": alone, "chosen": {}, **{method: {} for method in METHODS}}
     for labels in (count for count in LABELS if count <= sizes[1]):
-        ratios: dict[str, list[float]] = {"temperature scaling": [], "calibrate": []}
+        ratios: dict[str, list[float]] = {method: [] for method in METHODS}
         chosen = []
         for draw in range(DRAWS):
             rows = torch.randperm(sizes[1], generator=torch.Generator().manual_seed(1000 * labels + draw))[:labels]
             valid = (pool.x[rows], pool.y[rows])
-            plain = Plain(net, copy.deepcopy(regression))
+            plain, free = (Plain(net, copy.deepcopy(regression)) for _ in range(2))
             scale_temperature(plain, valid)
+            free.likelihood.set_temperature(best_temperature(free.likelihood, ibnn.draws(free, valid[0]), valid[1]))
             model = ibnn.convert(net, seed=0, likelihood=copy.deepcopy(regression) or "categorical")
             report = ibnn.calibrate(model, valid, progress=False)
             chosen.append((report.scale, report.temperature))
-            scored = {"temperature scaling": nll(plain, logits)}
+            scored = {"best temperature": nll(free, logits), "temperature scaling": nll(plain, logits)}
             scored["calibrate"] = nll(model, ibnn.draws(model, test.x, samples=5))
             for method, value in scored.items():
                 ratios[method].append(round(1 + value - alone if regression else value / alone, 4))
@@ -125,34 +123,25 @@ def cell(name: str, seed: int) -> dict[str, Any]:
     return found
 
 
-def table(results: Results) -> str:
-    """Mean and worst ratios over all problems, before and after."""
-    rows = []
+def table(results: Results) -> list[list[str]]:
+    """Mean and worst ratio over all problems and draws, by number of labels and method."""
+    rows = [["labels", *(f"{method}: {kind}" for method in METHODS for kind in ("mean", "worst"))]]
     for labels in map(str, LABELS):
         row = [labels]
-        for method in ("temperature scaling", "calibrate"):
-            for version in ("before", "after"):
-                cells = [
-                    c[method][labels] for n, c in results.cells.items() if n.endswith(version) and labels in c[method]
-                ]
-                means = [mean(values) for values in cells]
-                row.append(f"{mean(means):.3f} / {max(means):.3f} / {max(map(max, cells)):.2f}" if cells else "")
+        for method in METHODS:
+            cells = [cell[method][labels] for cell in results.cells.values() if labels in cell[method]]
+            row += [f"{mean(map(mean, cells)):.3f}", f"{max(map(max, cells)):.2f}"] if cells else ["–", "–"]
         rows.append(row)
-    head = ["labels", "scaling before", "scaling now", "calibrate before", "calibrate now"]
-    return markdown([head, *rows])
+    return rows
 
 
 def main() -> None:
     """Runs what is missing."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--before", action="store_true")
-    parser.add_argument("--table", action="store_true")
-    options = parser.parse_args()
     torch.set_num_threads(1)
     results = Results("few_labels", (__doc__ or "").strip().split("\n\n")[-1].replace("\n", " "))
-    for name in () if options.table else (*CHOSEN_ON, *OTHERS):
-        results.run(f"{name} {'before' if options.before else 'after'}", lambda name=name: cell(name, 2))
-    print(table(results))
+    for name in (*CHOSEN_ON, *OTHERS):
+        results.run(name, lambda name=name: cell(name, 2))
+    print(markdown(table(results)))
 
 
 if __name__ == "__main__":

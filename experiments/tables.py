@@ -3,6 +3,7 @@
 With --check it changes nothing and fails if a page is out of date.
 """
 
+import importlib
 import json
 import statistics
 import sys
@@ -24,7 +25,7 @@ PAGES = tuple(
         "README.md",
         "experiments/README.md",
         "experiments/notes/measured.md",
-        *(f"docs/{name}.md" for name in ("results", "performance", "method", "novelty")),
+        *(f"docs/{name}.md" for name in ("results", "performance", "method", "novelty", "calibration")),
     )
 )
 SHORT = ("method", "error %", "NLL", "ECE", "NLL + T", "corrupted NLL + T", "rows ×", "forwards")
@@ -38,8 +39,9 @@ def blocks() -> dict[str, str]:
             found[name] = figures.markdown(figures.table(read(name), cells)).rstrip() + "\n"
     (sizes,) = json.loads((RESULTS / "table1.json").read_text())["cells"].values()
     found["table1"] = figures.markdown(table1(sizes["rows"])) + "\n"
-    lenet, vgg = "LeNet × 2, 5,000 Fashion-MNIST", "VGG-16/4, 10,000 CIFAR-10"
-    found |= {"results": _benchmark(lenet), "results-vgg": _benchmark(vgg), "readme": _benchmark(lenet, README)}
+    lenet, vgg, hundred = (setting["name"] for setting in read("benchmark").settings)
+    found |= {"results": _benchmark(lenet), "readme": _benchmark(lenet, README)}
+    found |= {"results-vgg": _benchmark(vgg), "results-cifar100": _benchmark(hundred)}
     if "posterior" in found:
         found["posterior"] = _posterior()
     chosen = json.loads((RESULTS / "choose.json").read_text())["cells"]
@@ -344,6 +346,13 @@ def _three(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
+def few_labels() -> dict[str, str]:
+    """The table of few held-out labels."""
+    experiment = importlib.import_module("few_labels")
+    rows = experiment.table(experiment.Results("few_labels", ""))
+    return {"few-labels": figures.markdown(rows).rstrip() + "\n"}
+
+
 def filled(text: str, found: dict[str, str]) -> str:
     """A page with every block that there is a table for."""
     for name, table in found.items():
@@ -369,7 +378,7 @@ def fill_in(pages: dict[Path, dict[str, str]], check: bool = False) -> int:
 
 def main(check: bool) -> int:
     """Fills the pages in, or says which are out of date."""
-    found = blocks() | performance() | novelty() | guarantees() | clinc() | {"one-pass": one_pass()}
+    found = blocks() | performance() | novelty() | guarantees() | clinc() | few_labels() | {"one-pass": one_pass()}
     return fill_in(dict.fromkeys(PAGES, found), check)
 
 

@@ -82,8 +82,6 @@ def _columns(grid: Grid) -> list[tuple[str, str, Text]]:
         ("corrupted", "corrupted ECE", _mean("corrupted", "all", "ece")),
         ("corrupted", "corrupted NLL + T", _mean("tempered", "corrupted", "all", "nll")),
         ("corrupted", "corrupted ECE + T", _mean("tempered", "corrupted", "all", "ece")),
-        ("fallback", "NLL without fallback", _mean("without fallback", "scores", "nll")),
-        ("fallback", "corrupted NLL without fallback", _mean("without fallback", "corrupted", "all", "nll")),
         ("ood", outside, lambda cells: _worded(auroc(cells, "max_prob"))),
         ("ood", f"{outside} by epistemic", lambda cells: _worded(auroc(cells, "epistemic"))),
         ("seconds", "training seconds", _mean("costs", "train_seconds", digits=0)),
