@@ -291,6 +291,8 @@ def test_a_failure_leaves_everything_as_it_was(when: str, monkeypatch: pytest.Mo
         calibrate(model, (x, y))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert (model.eval_samples, model.eval_seed) == (1, 0)
+    assert model.fresh
+    assert torch.equal(model.eval().net(x), net(x))  # outside of passes: as before conversion
 
 
 def _fails(**_: Any) -> None:

@@ -450,6 +450,27 @@ def test_draws_as_rows_and_in_weights_are_the_draws(name: str, rows: int) -> Non
     )
 
 
+class Few(nn.Linear):
+    """Takes at most 100 rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 100:
+            raise ValueError("too many rows")
+        return super().forward(x)
+
+
+@torch.no_grad()
+def test_a_network_that_refuses_many_rows_gets_fewer_draws_at_once_for_that_call_alone() -> None:
+    model, x = ibnn.convert(nn.Sequential(nn.Linear(5, 4), Few(4, 3)), components=4, seed=0), torch.randn(12, 5)
+    model.draw_logits(x[:2], 5, batch_size=256)
+    seen = rows_seen(model)
+    model.draw_logits(x, 5, batch_size=256)  # 20 draws of 12 rows are more
+    assert seen == [240, *[12] * 20]
+    seen.clear()
+    model.draw_logits(x[:2], 5, batch_size=256)
+    assert seen == [40]
+
+
 @torch.no_grad()
 def test_rows_of_draws_are_as_many_as_caches_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = (

@@ -187,7 +187,7 @@ class Latent(nn.Module):
             alone = len(args) + len(kwargs) == 1 and self.before is None
             if alone and z.dim() == 1 and units is None and self._folding_pays(layer, x):
                 return type(layer).forward(stand_in(layer, self.folded(layer, z)), self._cast(x, z))
-            if alone and (units is None or not units.std.requires_grad):
+            if alone:
                 from ibnn import kernels  # on first use
 
                 if (output := kernels.run(layer, x, z, self.batch_axis, units)) is not None:

@@ -6,6 +6,7 @@ The component of a draw is tied across layers: a component is one whole network.
 """
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, get_args
@@ -325,8 +326,8 @@ class IBNN(nn.Module):
             first, *rest = drawn.split(at_once)
             try:
                 output = self._rows_of_draws(call, first, rows)
-            except ValueError:  # a layer does not see the batch: masks of the same shape may be others
-                self._entries_per_value = 0
+            except ValueError:  # a layer does not see the batch, or the network takes no batch of this length
+                pass
             else:
                 yield output
                 yield from (self._rows_of_draws(call, part, rows) for part in rest)
@@ -599,15 +600,27 @@ class IBNN(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 
+class _FastPath:
+    """Torch's flag of fused attention, one for the process, and how many blocks want it off."""
+
+    lock, blocks, before = threading.Lock(), 0, True
+
+
 @contextmanager
 def no_fast_path() -> Iterator[None]:
-    """Disables torch's fused attention, which reads weights past their layers, within a block."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    """Disables torch's fused attention, which reads weights past their layers, while any thread is in such a block."""
+    with _FastPath.lock:
+        if not _FastPath.blocks:
+            _FastPath.before = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+        _FastPath.blocks += 1
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        with _FastPath.lock:
+            _FastPath.blocks -= 1
+            if not _FastPath.blocks:
+                torch.backends.mha.set_fastpath_enabled(_FastPath.before)
 
 
 def folded(model: IBNN, draw: Draws) -> nn.Module:
@@ -655,12 +668,13 @@ def require_mixture(model: IBNN) -> None:
         raise ValueError(complaint("model", "one whose posterior is a mixture", "a bank of samples", remedy))
 
 
-SETTINGS = ("kl_kind", "prior_std", "gradient_scale", "eval_samples", "eval_seed", "reference", "held_out")
+SETTINGS = ("kl_kind", "prior_std", "gradient_scale", "eval_samples", "eval_seed", "reference", "held_out", "fresh")
 
 
 def snapshot(model: nn.Module) -> Callable[[], None]:
     """Returns a function that puts latents, noise, likelihood and settings of a model back as they are now."""
     settings = {name: getattr(model, name) for name in SETTINGS if hasattr(model, name)}
+    at_mean = model._now.at_mean if isinstance(model, IBNN) else False
     latents = [f"{name}." for name, module in model.named_modules() if isinstance(module, Latent)]
     kept = (*latents, "examples", "seed", "unit_std", "prior_factors", "likelihood.")
 
@@ -676,6 +690,8 @@ def snapshot(model: nn.Module) -> Callable[[], None]:
             setattr(model, name, value)
         for name, tensor in tensors().items():
             tensor.copy_(before[name])
+        if isinstance(model, IBNN):
+            model._now.at_mean = at_mean
 
     return restore
 

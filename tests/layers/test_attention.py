@@ -256,6 +256,17 @@ def test_the_fast_path_never_loses_a_latent(transformer: Any, grad: bool) -> Non
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+def test_the_fast_path_stays_off_until_the_last_of_overlapping_blocks_ends() -> None:
+    first, second = no_fast_path(), no_fast_path()  # as of two models in two threads
+    found = []
+    for step in (first.__enter__, second.__enter__, lambda: first.__exit__(None, None, None)):
+        step()
+        found.append(torch.backends.mha.get_fastpath_enabled())
+    second.__exit__(None, None, None)
+    assert found == [False, False, False]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
 def test_copies_and_files(transformer: Any, how: str, tmp_path: Any) -> None:
     net, inputs = transformer

@@ -204,6 +204,27 @@ def test_the_search_leaves_generators_and_statistics_alone() -> None:
     assert torch.equal(*means)
 
 
+class Turned(nn.Module):
+    """Swaps the first two axes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1)
+
+
+def test_users_modules_whose_names_end_like_latents() -> None:
+    net = nn.Sequential()
+    for name, module in (("in_latent", Turned()), ("fc", nn.Linear(4, 3)), ("out_latent", Turned())):
+        net.add_module(name, module)
+    assert gap(trained(net), rows(6, 6, 4)) < 1e-12
+
+
+def test_a_sequence_of_torch_layers_is_searched_once() -> None:
+    model = trained(nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))))
+    for _ in range(3):
+        model(rows(5, 4))
+    assert model._searches == 1
+
+
 def test_factors_of_units_of_an_input_without_a_batch() -> None:
     class Each(nn.Module):
         def __init__(self) -> None:

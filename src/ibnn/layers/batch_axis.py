@@ -42,7 +42,8 @@ def find_batch(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> N
     with ExitStack() as without_latents:
         for now in {id(latent.now): latent.now for latent in latents.values()}.values():
             without_latents.enter_context(now.absent())
-        found = {} if not own and _in_line(net) else places(net, layers, own, call)
+        in_line = not own and _in_line(net)
+        found = {name: Place(0, folds=frozenset({1})) for name in layers} if in_line else places(net, layers, own, call)
     for name, latent in latents.items():
         axis, copied, folds = found.get(name, Place(own.get(name, 0)))
         if folds or not latent.entries_per_row:  # it was called, or not before either
@@ -51,7 +52,7 @@ def find_batch(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> N
 
 def _in_line(net: nn.Module) -> bool:
     """Whether a network is a sequence of torch's own modules, and none of them moves the batch."""
-    own = [m for name, m in net.named_modules() if not name.endswith("latent")]
+    own = [m for name, m in net.named_modules() if name.rpartition(".")[2] != "latent"]
     chained = all(type(m) is nn.Sequential or not (m._modules.keys() - {"latent"}) for m in own)
     return chained and all(
         type(m).__module__.startswith("torch.nn.modules.")
@@ -64,7 +65,7 @@ def _in_line(net: nn.Module) -> bool:
 def places(
     net: nn.Module, layers: Mapping[str, nn.Module], own: Mapping[str, int], call: Call, *, strict: bool = True
 ) -> dict[str, Place]:
-    """Returns where each layer's input has the batch; {} if the network takes no other batch length.
+    """Returns where each layer's input has the batch; {} if the network fails, as on another batch length.
 
     The network runs twice in eval mode on batches of two lengths. The axis that grows with the batch is the batch, and
     what it holds says in which order: rows that are added last move nothing that was before them if rows come one by
