@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.prediction.conformal import Conformal, Kind, none_known
+from ibnn.prediction.conformal import Conformal, Kind, check_groups, more_probable, none_known
 
 if TYPE_CHECKING:
     import pandas
@@ -93,8 +93,8 @@ class Prediction:
 
     def __len__(self) -> int:
         """How many inputs were answered."""
-        first = next(f for f in fields(self) if not f.kw_only)
-        return int(getattr(self, first.name).shape[first.metadata.get("batch", 0)])
+        first = next(f.name for f in fields(self) if not f.kw_only)
+        return len(getattr(self, first))
 
     def to(self, device: torch.device | str) -> Self:
         """The same answers on another device."""
@@ -216,9 +216,22 @@ class CategoricalPrediction(_Split, Prediction):
         """
         if self.conformal is None:
             raise RuntimeError(none_known("p.set()"))
+        check.choice("kind", kind, ("smallest", "adaptive"), {"lac": "smallest", "aps": "adaptive", "raps": "adaptive"})
+        check.number("penalty", penalty, least=0, remedy="Pass penalty=0.1, or 0 for none.")
         probs, _, axis = self.each_class()
-        inside = self.conformal.class_sets(probs, level, kind, penalty, by_class=by_class, groups=groups)
-        return inside.movedim(-1, axis)
+        own, above, number = self.conformal.distances.unbind(-1)
+        if kind == "smallest":
+            check.number("penalty", penalty, most=0, remedy='Pass kind="adaptive" with a penalty.')
+            held, scores = 1 - own, 1 - probs
+        else:
+            mass, before = more_probable(probs)
+            held, scores = above + penalty * number, mass + penalty * before
+        groups = None if groups is None else check_groups(groups, len(self))
+        limits = self.conformal.limits(held, level, classes=probs.shape[-1] if by_class else None, groups=groups)
+        limits = limits.movedim(1, 2).to(scores)  # (rows, O, classes)
+        if limits.shape[1] == 1:
+            limits = limits.reshape(len(limits), *[1] * (probs.dim() - 2), -1)
+        return (scores <= limits).movedim(-1, axis)
 
     def each_class(self) -> tuple[Tensor, Tensor, int]:
         """Returns probabilities and their errors, excluding classes last, and the axis that sets have them in."""
@@ -333,7 +346,10 @@ class GaussianPrediction(_Split, Prediction):
         if conformal or groups is not None:
             if self.conformal is None:
                 raise RuntimeError(none_known("p.interval(conformal=True)"))
-            reach = self.conformal.reach(self.mean, level, groups) * self.std
+            groups = None if groups is None else check_groups(groups, len(self))
+            limits = self.conformal.limits(self.conformal.distances[..., 0], level, groups=groups)[:, 0]  # (rows, O)
+            limits = limits if self.mean.dim() == 2 else limits.reshape(-1, *[1] * (self.mean.dim() - 1))
+            reach = limits.to(self.mean).clamp_min(0) * self.std
             return self.mean - reach, self.mean + reach
         check.share("level", level, remedy="Pass level=0.9 for a 90 % interval.")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)

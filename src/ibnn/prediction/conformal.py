@@ -58,32 +58,6 @@ class Conformal(NamedTuple):
         found = [torch.stack([_limit(scores, level, member & part) for part in of_class]) for member in members]
         return torch.stack(found)[number]
 
-    def class_sets(
-        self, probs: Tensor, level: float, kind: Kind, penalty: float, *, by_class: bool, groups: Any
-    ) -> Tensor:
-        """Returns which classes are in the set of each place, for probabilities (B, …, C)."""
-        check.choice("kind", kind, ("smallest", "adaptive"), {"lac": "smallest", "aps": "adaptive", "raps": "adaptive"})
-        check.number("penalty", penalty, least=0, remedy="Pass penalty=0.1, or 0 for none.")
-        own, above, number = self.distances.unbind(-1)
-        if kind == "smallest":
-            check.number("penalty", penalty, most=0, remedy='Pass kind="adaptive" with a penalty.')
-            held, scores = 1 - own, 1 - probs
-        else:
-            mass, before = more_probable(probs)
-            held, scores = above + penalty * number, mass + penalty * before
-        groups = None if groups is None else check_groups(groups, len(probs))
-        limits = self.limits(held, level, classes=probs.shape[-1] if by_class else None, groups=groups)
-        limits = limits.movedim(1, 2).to(scores)  # (rows, O, classes)
-        if limits.shape[1] == 1:
-            limits = limits.reshape(len(limits), *[1] * (probs.dim() - 2), -1)
-        return scores <= limits
-
-    def reach(self, mean: Tensor, level: float, groups: Any = None) -> Tensor:
-        """Returns how many standard deviations an interval extends to each side, for means (B, …)."""
-        groups = None if groups is None else check_groups(groups, len(mean))
-        limits = self.limits(self.distances[..., 0], level, groups=groups)[:, 0].to(mean).clamp_min(0)  # (rows, O)
-        return limits if mean.dim() == 2 else limits.reshape(-1, *[1] * (mean.dim() - 1))
-
 
 def _limit(scores: Tensor, level: float, part: Tensor) -> Tensor:
     """Returns the limit of each output, (O,), by the scores (N, O, P) of some entries."""

@@ -1,8 +1,7 @@
 """`predict` and `draws`: how a batch of inputs becomes an answer with uncertainty, for every method.
 
-Inputs are checked and cut into pieces of at most `batch_size` rows. The method draws outputs of its network for a
-piece, (K·S, b, …), and its likelihood sums them up into a `Prediction`. A model with reference data adds the p-value
-of every input (`ibnn.novelty`). At the end the answers of all pieces are joined.
+Inputs are cut into pieces of at most `batch_size` rows. The likelihood sums the draws of a piece up, (K·S, b, …), a
+model with reference data adds p-values (`ibnn.novelty`), and the answers of all pieces are joined.
 
 A method is an nn.Module with `components`, a `likelihood`, `random` (whether a component has more than one draw),
 `evaluating()` and `each_draw(x, samples, seed, first=, batch_size=)`, which yields outputs (J, b, …), component-major.
@@ -21,17 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ibnn import check
 from ibnn.errors import complaint
-from ibnn.inputs import (
-    Inputs,
-    as_tensors,
-    batch_length,
-    call_arguments,
-    check_rows,
-    slice_rows,
-    split_inputs,
-    tensors,
-    tree_map,
-)
+from ibnn.inputs import Inputs, as_tensors, batch_length, check_rows, slice_rows, split_inputs, tensors, tree_map
 from ibnn.layers.explain import explain
 from ibnn.prediction.answers import CategoricalPrediction, JointPrediction, Prediction, check_level
 from ibnn.prediction.conformal import HeldOut
@@ -176,7 +165,7 @@ def refuse_nan(inputs: Inputs, first: int = 0, argument: str = "", *, infinity: 
 
     `first` is the number of the batch's first row, and `argument` what the message names instead of the input.
     """
-    rows, args = batch_length(inputs), call_arguments(inputs)[0]
+    rows, args = batch_length(inputs), inputs if isinstance(inputs, tuple | list) else [inputs]
     named = inputs if isinstance(inputs, Mapping) else {f"input {i}": value for i, value in enumerate(args)}
     for name, tensor in ((name, tensor) for name, value in named.items() for tensor in tensors(value)):
         if not tensor.is_floating_point() or not tensor.dim() or len(tensor) != rows:
