@@ -14,14 +14,7 @@ from ibnn import check
 from ibnn.errors import complaint
 from ibnn.likelihood.base import Likelihood, Temperature, Terms, as_rows, by_row, check_shape, full, like_rows, log_mean
 from ibnn.likelihood.running import RunningProbabilities, Split, entropy
-from ibnn.prediction import (
-    BernoulliPrediction,
-    CategoricalPrediction,
-    Conformal,
-    GaussianPrediction,
-    Prediction,
-    class_distances,
-)
+from ibnn.prediction import BernoulliPrediction, CategoricalPrediction, Conformal, Prediction, class_distances
 
 OPEN_AXIS = "Convert with likelihood=ibnn.Categorical(axis=-1) if the classes come last, or axis=1."
 
@@ -212,7 +205,6 @@ class Categorical(Discrete):
         return log_mean(self._tempered(draws, temperature).log_softmax(self.class_dim(draws, 1)))
 
     def _log_probs(self, draws: Tensor, temperature: Temperature) -> Tensor:
-        """Returns log-probabilities (K, S, B, …, C) of draws."""
         dim = self.class_dim(draws, 2)
         return self._tempered(draws, temperature).log_softmax(dim).movedim(dim, -1)
 
@@ -274,7 +266,7 @@ def mixed(logs: Tensor, weight: Tensor, base: Tensor) -> Tensor:
     return torch.logaddexp(logs + w.log(), base.to(logs) + (-w).log1p())
 
 
-def fallen_back(answer: CategoricalPrediction | GaussianPrediction, weight: Tensor, total: Tensor) -> dict[str, Any]:
+def fallen_back(answer: Any, weight: Tensor, total: Tensor) -> dict[str, Any]:
     """Returns the parts of the uncertainty after a fallback that has made it `total`; between gets what is left."""
     w, aleatoric = like_rows(weight, total), like_rows(weight, total) * answer.aleatoric
     parts = {"aleatoric": aleatoric, "standard_error": like_rows(weight, answer.standard_error) * answer.standard_error}
@@ -311,8 +303,9 @@ class Bernoulli(Discrete):
 
     def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns the binary cross-entropy, mean over all labels."""
-        output = self._tempered(output, temperature)
-        return Terms.plain(F.binary_cross_entropy_with_logits(output, target.to(output.dtype)), target)
+        output, count = self._tempered(output, temperature), self.total_weight(target)
+        loss = F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
+        return Terms(loss, loss, count, count)
 
     def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
         """Returns the logit of the mean probability, of the output's shape."""

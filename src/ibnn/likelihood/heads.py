@@ -79,9 +79,8 @@ class Heads(Likelihood):
             return target
         if not isinstance(target, Mapping) or set(target) != set(self.names):
             got = f"{sorted(target)}" if isinstance(target, Mapping) else type(target).__name__
-            raise ValueError(
-                complaint("y", f"a dict with {sorted(self.names)}", got, "Pass a tensor for each of them.")
-            )
+            expected, remedy = f"a dict with {sorted(self.names)}", "Pass a tensor for each of them."
+            raise ValueError(complaint("y", expected, got, remedy))
         parts = {}
         for name, head in self._each():
             with _of_head(name):

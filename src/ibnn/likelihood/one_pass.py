@@ -1,8 +1,7 @@
 """Likelihoods of networks that answer in one pass: their output holds the answer itself, with its epistemic share.
 
-The last axis of a packed output holds, for each place: the class scores and the share (Categorical); the score and the
-share (Bernoulli); or the mean, the log of the total deviation and the share (Gaussian). Of outputs with several draws,
-such as those of an ensemble of such networks, the answers are mixed.
+Each class says what the last axis of its packed output holds. Of outputs with several draws, such as those of an
+ensemble of such networks, the answers are mixed.
 """
 
 import math
@@ -56,6 +55,7 @@ class _Probabilities(OnePass, Discrete):
     _split: Any
     check, terms, combine = _of_scores("check"), _of_scores("terms"), _of_scores("combine", 1)
     surprise = _of_scores("surprise")
+    running = Likelihood.running  # type: ignore[assignment]  # holds all outputs
 
     def apart(self, packed: Tensor, taught: tuple[Tensor, ...]) -> Tensor:
         """Returns the KL of what was taught, in nats per datum."""
@@ -72,10 +72,6 @@ class _Probabilities(OnePass, Discrete):
         answer: Any = self._prediction(logs, (aleatoric, unsplit, unsplit), torch.full_like(logs, math.nan))
         found: Prediction = replace(answer, between=None, within=None, unsplit=unsplit)
         return found
-
-    def running(self, components: int, samples: int, temperature: Temperature = None) -> Any:
-        """Returns what holds all outputs."""
-        return Likelihood.running(self, components, samples, temperature)
 
 
 class OnePassCategorical(_Probabilities, Categorical):
