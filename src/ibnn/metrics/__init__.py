@@ -23,7 +23,7 @@ __all__ += ["fpr_at_95_tpr", "nll"]
 __all__ += ["coverage", "crps", "pit", "rmse"]  # of numbers
 __all__ += ["Interval", "bootstrap", "score_intervals"]  # by resampling
 
-Metric = Callable[..., float]
+Metric = Callable[..., float | Tensor]
 BINS = 15  # of reliability curves and the ECE, as in the paper
 
 
@@ -239,7 +239,7 @@ def augrc(probs: Values, labels: Values, *, axis: int = 1) -> float:
     return missed * wrong * (1 - wrong) + wrong**2 / 2
 
 
-_SCORES: dict[str, Metric] = {"error": error, "nll": nll, "ece": ece, "brier": brier, "aurc": aurc}
+_SCORES: dict[str, Callable[..., float]] = {"error": error, "nll": nll, "ece": ece, "brier": brier, "aurc": aurc}
 
 
 def scores(
@@ -389,15 +389,12 @@ def score_intervals(probs: Values, log_probs: Values, labels: Values) -> dict[st
     confidence, guess = probs.max(1)
     wrong, bins = (guess != labels).double(), _bin_numbers(confidence, _edges(BINS))
 
-    def mean(values: Tensor) -> float:
-        return values.mean().item()
-
     def mean_gap(bins: Tensor, gap: Tensor) -> float:
         return bins.bincount(gap, minlength=BINS).abs().sum().item() / len(gap)
 
     return {
-        "error": bootstrap(mean, wrong),
-        "nll": bootstrap(mean, 0 - log_probs.gather(1, labels[:, None])[:, 0].double()),
+        "error": bootstrap(torch.mean, wrong),
+        "nll": bootstrap(torch.mean, 0 - log_probs.gather(1, labels[:, None])[:, 0].double()),
         "ece": bootstrap(mean_gap, bins, confidence.double() - 1 + wrong),
-        "brier": bootstrap(mean, (probs.double() - F.one_hot(labels, probs.shape[1])).square().sum(1)),
+        "brier": bootstrap(torch.mean, (probs.double() - F.one_hot(labels, probs.shape[1])).square().sum(1)),
     }

@@ -27,8 +27,6 @@ class AdaptiveLevel:
     input. A level of 1 asks for all classes or an infinite interval: then calibrate again.
 
     Attributes:
-        target: Share that is to be covered.
-        rate: How much a miss or hit moves the level.
         seen: Number of reported targets; keep it, and `covered`, to go on in another process.
         covered: How many of them were covered.
 
