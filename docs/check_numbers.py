@@ -161,7 +161,6 @@ def deploying() -> Iterator[str]:
 
 EARLIER = {  # files that were not made again since training was pinned, and why a page still shows them
     "choose": "rates of rivals, chosen once",
-    "few_labels": "calibrate with few labels",
     "novelty": "scores of novelty",
     "uci": "the estimators on published splits",
 }

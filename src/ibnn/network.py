@@ -671,7 +671,7 @@ def require_mixture(model: IBNN) -> None:
 SETTINGS = ("kl_kind", "prior_std", "gradient_scale", "eval_samples", "eval_seed", "reference", "held_out", "fresh")
 
 
-def snapshot(model: nn.Module) -> Callable[[], None]:
+def snapshot(model: Any) -> Callable[[], None]:
     """Returns a function that puts latents, noise, likelihood and settings of a model back as they are now."""
     settings = {name: getattr(model, name) for name in SETTINGS if hasattr(model, name)}
     at_mean = model._now.at_mean if isinstance(model, IBNN) else False
