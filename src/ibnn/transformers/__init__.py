@@ -13,8 +13,6 @@ __all__ = ["Generation", "Trainer", "generate"]
 def __getattr__(name: str) -> Any:
     if name != "Trainer":
         raise AttributeError(f"module 'ibnn.transformers' has no attribute {name!r}")
-    try:
-        from ibnn.transformers.trainer import Trainer
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"ibnn.transformers.Trainer needs {error.name}", name=error.name) from error
+    from ibnn.transformers.trainer import Trainer
+
     return Trainer

@@ -50,12 +50,6 @@ class Generation:
         """Sums over the tokens of each sequence, (B,), by name; divide by `mask.sum(1)` for means per token."""
         return {name: getattr(self, name).sum(1) for name in ("log_probs", "total", "aleatoric", "epistemic")}
 
-    def __str__(self) -> str:
-        sums = {name: value.mean().item() for name, value in self.of_sequence.items()}
-        means = ", ".join(f"{name} {value:.2f}" for name, value in sums.items() if name != "log_probs")
-        new = f"{int(self.mask.sum())} new tokens in {len(self.tokens)} sequences"
-        return f"{new}; nats per sequence: {means}, log-probability {sums['log_probs']:.2f}"
-
 
 def generate(
     model: IBNN,
@@ -68,8 +62,6 @@ def generate(
     **options: Any,
 ) -> Generation:
     """Generates sequences with the `generate` of the model's network, also as `model.generate(...)`.
-
-    A token costs as much as one of the plain network on a batch of J rows for every row, with J key-value caches.
 
     Args:
         model: A converted causal or encoder–decoder model.

@@ -45,22 +45,16 @@ class Trainer(transformers.Trainer):
             raise TypeError(complaint("model", "a converted network", type(model).__name__, "Convert it first."))
         super().__init__(model, *args, **kwargs)
         self.latent_lr, self.n_data, self.model_accepts_loss_kwargs = latent_lr, n_data, False
-        net = self._plain_class()
-        self.can_return_loss = can_return_loss(type(net))  # type: ignore[no-untyped-call]
+        net: Any = model.net
+        plain = net.get_base_model() if hasattr(net, "get_base_model") else net  # peft wraps it
+        self.decoder_inputs = getattr(plain, "prepare_decoder_input_ids_from_labels", None)
+        self.can_return_loss = can_return_loss(type(plain))  # type: ignore[no-untyped-call]
         if self.args.label_names is None:
-            self.label_names = find_labels(type(net))  # type: ignore[no-untyped-call]
+            self.label_names = find_labels(type(plain))  # type: ignore[no-untyped-call]
+        columns = inspect.signature(plain.forward).parameters
+        self._signature_columns = [*columns, *{"label", "label_ids", *self.label_names}]
         if self.args.world_size > 1 or self.args.n_gpu > 1:
             raise ValueError(complaint("args", "of one process and device", "several", "Train with ibnn.fit."))
-
-    def _plain_class(self) -> Any:
-        """Returns the network whose class says what its forward takes; peft wraps it."""
-        net = self.model.net
-        return net.get_base_model() if hasattr(net, "get_base_model") else net
-
-    def _set_signature_columns_if_needed(self) -> None:
-        if self._signature_columns is None:
-            names = inspect.signature(self._plain_class().forward).parameters
-            self._signature_columns = [*names, *{"label", "label_ids", *self.label_names}]
 
     def compute_loss(
         self,
@@ -76,9 +70,8 @@ class Trainer(transformers.Trainer):
         labels = inputs.pop("labels", None)
         if labels is None:
             raise ValueError(complaint("inputs", 'a batch with "labels"', sorted(inputs), "Name the targets so."))
-        follows = getattr(self._plain_class(), "prepare_decoder_input_ids_from_labels", None)
-        if follows is not None and "decoder_input_ids" not in inputs:
-            inputs["decoder_input_ids"] = follows(labels)
+        if self.decoder_inputs is not None and "decoder_input_ids" not in inputs:
+            inputs["decoder_input_ids"] = self.decoder_inputs(labels)
         if self.n_data is None:
             self.n_data = round(len(self.train_dataset) * self.model.likelihood.count(labels) / len(labels))
         found = self.model.elbo(inputs, labels, n_data=max(self.n_data, self.model.likelihood.count(labels)))
@@ -89,8 +82,8 @@ class Trainer(transformers.Trainer):
         if self.optimizer is None:
             kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
             groups = self.model.parameter_groups(self.args.learning_rate, self.latent_lr, self.args.weight_decay)
-            named = dict(self.model.named_parameters(remove_duplicate=False))
-            decayed = {id(named[name]) for name in self.get_decay_parameter_names(self.model)}
+            names = self.get_decay_parameter_names(self.model)
+            decayed = {id(self.model.get_parameter(name)) for name in names}
             others = [p for p in groups[0]["params"] if id(p) not in decayed]
             kept = {**groups[0], "params": others, "weight_decay": 0.0}
             groups[0]["params"] = [p for p in groups[0]["params"] if id(p) in decayed]
@@ -99,7 +92,6 @@ class Trainer(transformers.Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = str(output_dir or self.args.output_dir)
-        os.makedirs(folder, exist_ok=True)
         self.model.save_pretrained(folder)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
