@@ -177,10 +177,10 @@ def test_folder_cuts_the_centre(tmp_path: Path) -> None:
     from PIL import Image
 
     (tmp_path / "train" / "a").mkdir(parents=True)
-    ramp = torch.arange(40, dtype=torch.uint8).repeat(20, 1)  # 20 high, 40 wide, value = column
-    Image.frombytes("L", (40, 20), bytes(ramp.flatten().tolist())).save(tmp_path / "train" / "a" / "a.png")
-    image, _ = Folder(tmp_path, train=True, size=10, resize=20)[0]  # not resized
-    assert torch.equal(image, torch.arange(15, 25, dtype=torch.uint8).expand(3, 10, 10))
+    ramp = torch.arange(32, dtype=torch.uint8).repeat(16, 1)  # 16 high, 32 wide, value = column
+    Image.frombytes("L", (32, 16), bytes(ramp.flatten().tolist())).save(tmp_path / "train" / "a" / "a.png")
+    image, _ = Folder(tmp_path, train=True, size=14)[0]  # 8/7 of 14 are 16: not resized
+    assert torch.equal(image, torch.arange(9, 23, dtype=torch.uint8).expand(3, 14, 14))
 
 
 def test_folder_puts_transparent_images_on_white(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_folder_puts_transparent_images_on_white(tmp_path: Path) -> None:
 
     (tmp_path / "train" / "a").mkdir(parents=True)
     Image.new("RGBA", (4, 4), (255, 0, 0, 51)).save(tmp_path / "train" / "a" / "0.png")
-    image, _ = Folder(tmp_path, train=True, size=4, resize=4)[0]
+    image, _ = Folder(tmp_path, train=True, size=4)[0]
     assert image.flatten(1).unique(dim=1).flatten().tolist() == [255, 204, 204]
 
 
@@ -206,7 +206,7 @@ def test_folder_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=FOUR_PARTS):
         Folder(tmp_path, train=True, size=14)
     with pytest.raises(ValueError, match=FOUR_PARTS):
-        Folder(tmp_path, train=True, size=14, resize=13)
+        Folder(tmp_path, train=True, size=0)
 
 
 # ----------------------------------------------------------------------------------------------------------------- sets

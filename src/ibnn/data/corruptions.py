@@ -68,17 +68,10 @@ def _blurred(pixels: Tensor, std: float) -> Tensor:
     bell = torch.exp(-0.5 * (torch.arange(-4, 5) / std) ** 2)
     line = (bell / bell.sum()).tolist()
     height, width = pixels.shape[2:]
-    padded = pixels[:, :, _mirrored(height)][..., _mirrored(width)]
+    padded = F.pad(pixels, (4, 4, 4, 4), mode="reflect")
     rows: Tensor = reduce(torch.add, (weight * padded[:, :, i : i + height] for i, weight in enumerate(line)))
     blurred: Tensor = reduce(torch.add, (weight * rows[..., i : i + width] for i, weight in enumerate(line)))
     return blurred.clamp(0, 1)  # the weights sum to one but for rounding
-
-
-def _mirrored(side: int) -> Tensor:
-    """Returns indices of a side padded by 4 at both ends, reflected as often as a short side needs."""
-    period = max(1, 2 * (side - 1))
-    places = torch.arange(-4, side + 4) % period
-    return torch.minimum(places, period - places)
 
 
 def _rotated(pixels: Tensor, degrees: Tensor) -> Tensor:

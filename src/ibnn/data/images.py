@@ -164,7 +164,7 @@ def flattened(image: "Picture", mode: str) -> "Picture":
 
 
 class Folder(Dataset[tuple[Tensor, Tensor]]):
-    """Images of a folder as uint8 (3, size, size): the shorter side is resized, then the centre is cropped.
+    """Images of a folder as uint8 (3, size, size): the shorter side is resized (256 for 224), then the centre cropped.
 
     Photographs are turned as their camera says. Transparent images are composited on white; 16-bit greys become 8-bit.
     `Images` takes a folder in place of a `Split` and decodes each batch as it is needed (so give the loader some
@@ -172,10 +172,9 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
     sorted by class and name; `labels` (N,) are indices of their classes.
     """
 
-    def __init__(self, root: str | Path, *, train: bool, size: int, resize: int | None = None) -> None:
-        """Lists the files; `resize` is the shorter side before the crop, by default 8/7 of `size` (256 for 224)."""
-        self.size, self.resize = size, resize or shorter_side(size)
-        check.integer("size", size, most=self.resize, remedy="Pass a larger resize.")
+    def __init__(self, root: str | Path, *, train: bool, size: int) -> None:
+        check.integer("size", size)
+        self.size = size
         part = Path(root) / ("train" if train else "val")
         both = (path for name in ("train", "val") for path in (Path(root) / name).glob("*"))
         self.classes = tuple(sorted({path.name for path in both if path.is_dir()}))
@@ -208,7 +207,7 @@ class Folder(Dataset[tuple[Tensor, Tensor]]):
         except ValueError as error:
             remedy = "Replace or delete the file."
             raise DamagedError(complaint(str(path), "a readable image", error, remedy)) from error
-        return pixels_of(cropped(image, self.size, self.resize))
+        return pixels_of(cropped(image, self.size, shorter_side(self.size)))
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):

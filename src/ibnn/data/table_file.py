@@ -59,12 +59,9 @@ def numbers(path: Path, cells: "pd.DataFrame", names: Sequence[str], remedy: str
     counts = Counter(cells.columns)
     for name in names:
         if counts[name] != 1:
-            shown = ", ".join(list(counts)[:12])
-            near = (
-                did_you_mean(name, counts, otherwise=f"It has {shown}.") if not counts[name] else "Rename all but one."
-            )
-            got = f"{counts[name] or 'none'} called {name!r}"
-            raise ValueError(complaint(str(path), f"a table with a column {name!r}", got, near))
+            similar = did_you_mean(name, counts, otherwise=f"It has {', '.join(list(counts)[:12])}.")
+            got, mend = f"{counts[name] or 'none'} called {name!r}", "Rename all but one." if counts[name] else similar
+            raise ValueError(complaint(str(path), f"a table with a column {name!r}", got, mend))
     found = cells[list(names)].to_numpy()
     try:
         values = torch.from_numpy(found.astype("float64"))

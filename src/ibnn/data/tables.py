@@ -77,13 +77,9 @@ class Table:
     units: Standardisation
     classes: tuple[str, ...] = ()  # their names; none for a number to predict
 
-    def draw(self, rows: int | None = None) -> Points:
-        """Returns the training points, always the same, in random order."""
-        return Points(*self.make(rows or self.rows, 0))
-
     def split(self, examples: int | None, valid: int) -> tuple[Points, Points | None]:
         """Returns points to train on and `valid` held-out ones, the last; together `examples`, in random order."""
-        drawn = self.draw(examples)
+        drawn = Points(*self.make(examples or self.rows, 0))
         check.integer("valid", valid, least=0, most=len(drawn) - 1, remedy="Pass a larger examples.")
         cut = len(drawn) - valid
         return Points(*drawn[slice(cut)]), Points(*drawn[slice(cut, None)]) if valid else None
