@@ -61,12 +61,7 @@ def locked(path: Path, *, wait: bool = True, waiting: Callable[[str], None] | No
 
 def _open_lock(path: str, flags: int) -> int:
     """Opens a lock file, which is overwritten; raises if it is a link, which could name any file."""
-    try:
-        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise ValueError(f"{path} is a symbolic link and is not followed. Remove it.") from None
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
 
 @contextmanager
@@ -121,10 +116,9 @@ def read_text(path: Path) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Returns the content of a TOML file; raises a ValueError that names the file and the line."""
+    """Returns the content of a TOML file; raises a ValueError that names the file and the place."""
     text = read_text(path)
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # the parser names the line, unless it is the last
-        where = str(error).replace("at end of document", f"at the end, line {len(text.splitlines()) or 1}")
-        raise ValueError(complaint(str(path), "TOML", f"an error: {where}", _REMEDY)) from None
+    except (ValueError, RecursionError) as error:  # the parser says where
+        raise ValueError(complaint(str(path), "TOML", f"an error: {error}", _REMEDY)) from None

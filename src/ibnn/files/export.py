@@ -143,8 +143,8 @@ def _written(model: Any, answering: Answering, examples: list[Inputs], facts: di
 
     The file takes inputs of any length if there are examples of two.
     """
-    asked = {"samples": facts["samples"], "seed": facts["seed"], "novelty": False}
-    expected = [predict(model, answering.normalised(x), **asked) for x in examples]
+    samples, seed = facts["samples"], facts["seed"]
+    expected = [predict(model, answering.normalised(x), samples=samples, seed=seed, novelty=False) for x in examples]
     outputs = [*named(expected[0]), *(["p_value"] if answering.reference is not None else [])]
     facts |= {"any_length": len(examples) > 1, "outputs": outputs}
     format = facts["format"]
@@ -228,18 +228,14 @@ def _names(x: Inputs) -> list[str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences what torch's exporters log about themselves."""
-    talkative = ("torch.onnx._internal.exporter._registration", "onnxscript.optimizer._constant_folding")
-    levels = {logger: logger.level for logger in map(logging.getLogger, talkative)}
-    for logger in levels:
-        logger.setLevel(logging.ERROR)
+    """Silences what torch's exporters warn of and log about themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def _to_onnx(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str], facts: str) -> bytes:

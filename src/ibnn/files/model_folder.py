@@ -62,9 +62,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(complaint("directory", f"one with a {CONFIG}", repr(str(folder)), "Check the path."))
     config = sealed.read_json(path, remedy=_AGAIN)
-    if config.get("format") != "ibnn":
-        raise ValueError(complaint(str(path), "written by ibnn", "another file", "Pass the folder of a save."))
-    if (version := config.get("format_version")) != FORMAT_VERSION:
+    if (version := config.get("format_version", FORMAT_VERSION)) != FORMAT_VERSION:
         got, remedy = f"{version} (by ibnn {config.get('ibnn_version')})", "Pull a newer version of the repository."
         raise ValueError(complaint(str(path), f"of format version {FORMAT_VERSION}", got, remedy))
     sealed.extra("ibnn.files.schema").check_config(config, path)

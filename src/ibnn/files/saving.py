@@ -66,9 +66,8 @@ def save_pretrained(
     described, folder = _description(model), check.path("directory", directory, folder=True)
     if latents_only and not isinstance(model, IBNN):
         raise ValueError(complaint("latents_only", "False for a baseline", True, "Leave it out: it has no latents."))
-    assert isinstance(model.net, nn.Module)
     tensors = _saved_state(model, latents_only)
-    config = {"latents_only": bool(latents_only), **described, "fingerprint": fingerprint(model.net)}
+    config = {"latents_only": bool(latents_only), **described, "fingerprint": fingerprint(cast(nn.Module, model.net))}
     if architecture is not None:
         config["architecture"] = extra("ibnn.files.schema").checked_architecture(architecture)
     model_folder.write(folder, tensors, config)
@@ -243,13 +242,12 @@ def _description(model: nn.Module) -> dict[str, Any]:
 
 def converted(net: nn.Module, config: dict[str, Any], likelihood: Likelihood) -> IBNN:
     """Puts latents on the saved layers, in place; raises if they are not in the saved order, which the draws follow."""
-    layers, options = config["layers"], {name: config[name] for name in ("components", "prior_std")}
+    layers, form = config["layers"], {name: config[name] for name in ("components", "prior_std", *_FORM)}
     chosen = [glob.escape(name) for name in layers]
     # a pattern takes in what is inside a layer, too
     inside = [glob.escape(layer.name) for layer in plan(net, include=chosen).layers if layer.name not in layers]
-    options |= {"include": chosen, "exclude": inside or None, "kl": config["kl_kind"]}
-    options |= {name: config[name] for name in _FORM}
-    model = convert(net, likelihood=likelihood, copy=False, seed=0, **options)
+    form |= {"include": chosen, "exclude": inside or None, "kl": config["kl_kind"]}
+    model = convert(net, likelihood=likelihood, copy=False, seed=0, **form)
     if (order := list(model.latents)) != list(layers):
         expected, remedy = f"a network with layers in the order {list(layers)}", "Define its layers in that order."
         raise ValueError(complaint("net", expected, order, remedy))
@@ -264,9 +262,7 @@ def _described(likelihood: Likelihood) -> dict[str, Any]:
     return {"name": type(likelihood).__name__, "options": likelihood.options if known else None}
 
 
-def _likelihood(
-    saved: dict[str, Any], given: Likelihood | None, tensors: dict[str, Tensor], prefix: str = "likelihood."
-) -> Likelihood:
+def _likelihood(saved: dict[str, Any], given: Likelihood | None, tensors: dict[str, Tensor], prefix: str) -> Likelihood:
     """Returns a likelihood of the saved class that the saved tensors fit."""
     name, options = saved["name"], saved.get("options")
     if given is None and "heads" in saved:
@@ -315,9 +311,8 @@ def check_tensors(state: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
             raise ValueError(complaint("net", expected, "one that ties them", "Build it without that tie."))
 
 
-def _saved_state(model: nn.Module, latents_only: bool) -> dict[str, Tensor]:
+def _saved_state(model: Any, latents_only: bool) -> dict[str, Tensor]:
     """Returns the tensors of a model that its file holds."""
-    assert isinstance(model.net, nn.Module)
     left_out = {*NUMBERS, *(_base(model.net, "net.") if latents_only else ())}
     return {name: tensor for name, tensor in _state(model).items() if name not in left_out}
 

@@ -33,10 +33,6 @@ class _Likelihood(_Strict):
     heads: dict[str, "_Likelihood"] | None = None
 
 
-class _Function(_Strict):  # stands for a function, which no file holds
-    function: Literal[True]
-
-
 class _Latents(_Strict):  # the description of an IBNN
     components: _Count
     likelihood: _Likelihood
@@ -48,7 +44,7 @@ class _Latents(_Strict):  # the description of an IBNN
     draws: DrawsPer
     where: Where
     bias_latents: BiasLatents
-    logits: str | _Function | None
+    logits: str | dict[Literal["function"], Literal[True]] | None  # the dict stands for a function, which no file holds
     layers: dict[str, Annotated[int, Field(ge=1)]] = Field(min_length=1)
 
 
@@ -95,8 +91,5 @@ def check_config(config: dict[str, Any], path: Path) -> None:
         (_Baseline if "method" in config else _Converted).model_validate(config)
     except ValidationError as error:
         first = error.errors()[0]
-        key, expected = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input should be ")
-        got = repr(first["input"])[:80]
-        if first["type"] in ("missing", "extra_forbidden"):
-            expected, got = ("given", "none") if first["type"] == "missing" else ("no key of a config", got)
-        raise ValueError(complaint(f"{key}` of `{path}", expected, got, "Copy the folder again.")) from None
+        got = f"{'.'.join(map(str, first['loc']))} = {repr(first['input'])[:80]}: {first['msg']}"
+        raise ValueError(complaint(str(path), "as save_pretrained writes it", got, "Copy the folder again.")) from None
