@@ -79,7 +79,7 @@ def _read(state: Any) -> dict[str, Tensor]:
 
 
 def _split(state: Mapping[str, Tensor]) -> tuple[Layers, dict[str, Tensor]]:
-    """Returns what layers have beside weights, by layer, and the weights by name; raises if a layer's is incomplete."""
+    """Returns what layers have beside weights, by layer, and the weights by name; raises if no layer has any."""
     layers: Layers = {}
     for name, tensor in state.items():
         layer, _, key = name.rpartition(".")
@@ -88,11 +88,6 @@ def _split(state: Mapping[str, Tensor]) -> tuple[Layers, dict[str, Tensor]]:
     if not layers:
         expected, got = "one of the authors' code, with posterior_U_mean", f"names such as {sorted(state)[:3]}"
         raise ValueError(complaint("checkpoint", expected, got, "For one of this library use ibnn.load."))
-    for layer, own in layers.items():
-        needed = [name for name in _OWN if "_B_" not in name or any("_B_" in other for other in own)]
-        if missing := [name for name in needed if name not in own]:
-            expected = f"one where layer {layer!r} has {', '.join(needed)}"
-            raise ValueError(complaint("checkpoint", expected, f"none of {missing}", "Save the whole state dict."))
     return layers, {name: tensor for name, tensor in state.items() if name.rpartition(".")[2] not in _OWN}
 
 

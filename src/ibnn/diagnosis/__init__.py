@@ -104,8 +104,7 @@ def _answers(model: IBNN, inputs: Inputs, batch_size: int | None) -> dict[str, A
     share = max((epistemic / total for epistemic, total in means if total > 0), default=None)
     outputs = None
     if len(heads) == 1:  # several stand side by side
-        rows = batch_length(inputs)
-        first = slice_rows(inputs, slice(batch_size), rows)
+        first = slice_rows(inputs, slice(batch_size), batch_length(inputs))
         outputs = model.draw_logits(tree_map(lambda t: t.to(model.examples.device), first), 1)
         if isinstance(model.likelihood, Categorical):
             outputs = outputs.movedim(model.likelihood.class_dim(outputs, 1), 2)
