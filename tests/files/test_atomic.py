@@ -144,7 +144,7 @@ def test_permissions_are_what_the_umask_leaves(umask: int, mode: int, tmp_path: 
     ("content", "read", "words"),
     [
         (b"a = 1\nb = = 2\n", read_toml, "to be TOML, but got an error: Invalid value (at line 2, column 5)"),
-        (b"a = 1\nb = ", read_toml, "(at end of document)"),
+        (b"a = 1\nb = ", read_toml, "(at the end, line 2)"),
         (b"\xff", read_text, "to be text in UTF-8"),
         (b"\xff", read_toml, "to be text in UTF-8"),
     ],

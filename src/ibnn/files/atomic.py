@@ -116,9 +116,10 @@ def read_text(path: Path) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Returns the content of a TOML file; raises a ValueError that names the file and the place."""
+    """Returns the content of a TOML file; raises a ValueError that names the file and the line."""
     text = read_text(path)
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # the parser says where
-        raise ValueError(complaint(str(path), "TOML", f"an error: {error}", _REMEDY)) from None
+    except (ValueError, RecursionError) as error:  # the parser names the line, unless it is the last
+        where = str(error).replace("at end of document", f"at the end, line {len(text.splitlines()) or 1}")
+        raise ValueError(complaint(str(path), "TOML", f"an error: {where}", _REMEDY)) from None
