@@ -38,6 +38,12 @@ class Terms(NamedTuple):
     count: Tensor  # type: ignore[assignment]
     weight: Tensor
 
+    @classmethod
+    def plain(cls, loss: Tensor, target: Tensor) -> Self:
+        """Returns the terms of a loss that is the mean of −log p over every entry of the target."""
+        count = torch.tensor(float(target.numel()))
+        return cls(loss, loss, count, count)
+
 
 class Likelihood(nn.Module, ABC):
     """p(target | output of the network).

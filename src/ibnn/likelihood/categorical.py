@@ -303,9 +303,8 @@ class Bernoulli(Discrete):
 
     def terms(self, output: Tensor, target: Tensor, temperature: Temperature = None) -> Terms:
         """Returns the binary cross-entropy, mean over all labels."""
-        output, count = self._tempered(output, temperature), self.total_weight(target)
-        loss = F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
-        return Terms(loss, loss, count, count)
+        output = self._tempered(output, temperature)
+        return Terms.plain(F.binary_cross_entropy_with_logits(output, target.to(output.dtype)), target)
 
     def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
         """Returns the logit of the mean probability, of the output's shape."""

@@ -139,8 +139,7 @@ class Gaussian(Likelihood):
         """Returns −log N(target; mean, std²), mean over all targets."""
         mean, std = self.split(output, temperature)
         loss = (0.5 * ((target - mean) / std).square() + std.log()).mean() + 0.5 * math.log(2 * math.pi)
-        count = self.total_weight(target)
-        return Terms(loss, loss, count, count)
+        return Terms.plain(loss, target)
 
     def combine(self, draws: Tensor, temperature: Temperature = None) -> Tensor:
         """Returns the predictive mean."""
