@@ -417,6 +417,13 @@ class Branching(nn.Linear):
         return super().forward(x if x.sum() > 0 else -x)
 
 
+class TwoScales(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        large = super().forward(x)
+        small: Tensor = super().forward(nn.functional.avg_pool2d(x, 2))
+        return large.mean((2, 3)) + small.mean((2, 3))
+
+
 def centred() -> ibnn.IBNN:
     model = ibnn.convert(Centred(4, 2), components=2, seed=0)
     model.set_posterior(std=0.5)
@@ -464,6 +471,7 @@ def small() -> ibnn.IBNN:
             {},
             "for its draws as rows of one batch",
         ),
+        (lambda: ibnn.convert(TwoScales(nn.Conv2d(6, 3, 3))), torch.rand(2, 6, 8, 8), {}, 'draws="channel"'),
         (lambda: ibnn.convert(Branching(4, 2), components=2), torch.ones(2, 4), {}, "that torch can export to torch"),
     ],
 )

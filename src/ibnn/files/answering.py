@@ -64,17 +64,21 @@ class Drawn(nn.Module):
                 got, remedy = f"copies of it in {copied}", "Leave these layers out: exclude=[…]."
                 raise ValueError(complaint("net", "one that folds things into its batch row by row", got, remedy))
             layers = {name: self.net.get_submodule(name) for name in latents}
-            shapes: dict[str, torch.Size] = {}
-            with before_calls(layers, lambda name, shape, x: shapes.update({name: shape})):
+            shapes: dict[str, list[torch.Size]] = {name: [] for name in latents}
+            with before_calls(layers, lambda name, shape, x: shapes[name].append(shape)):
                 self.net(*args, **kwargs)
         for (name, latent), (z, units) in zip(latents.items(), self._draws, strict=True):
-            factors = None if units is None else self._factors(units, shapes[name][latent.axis :]).to(z)
+            factors = None if units is None else self._factors(latent, units, shapes[name]).to(z)
             self.draw_bytes += z.nbytes + (0 if factors is None else factors.nbytes)
             latent.hold(z, factors)
         self._draws = []
 
-    def _factors(self, units: Units, inner: Sequence[int]) -> Tensor:
+    def _factors(self, latent: Latent, units: Units, shapes: Sequence[Sequence[int]]) -> Tensor:
         """Returns the factors of a layer's units, (J, C, …); at the posterior mean they have no noise."""
+        inner = list(shapes[0][latent.axis :])
+        if any(list(shape[latent.axis :]) != inner for shape in shapes):
+            got, remedy = f"called with {[*map(tuple, shapes)]}", 'Convert it with draws="channel".'
+            raise ValueError(complaint(f"layer {latent.name!r}", "called with inputs of one size", got, remedy))
         factors = (1 + units.std * windows(units.at, math.prod(inner)).view(-1, *inner)).cpu()
         return torch.cat([factors, torch.ones(self.copies - len(factors), *inner)])
 
