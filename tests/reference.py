@@ -40,8 +40,8 @@ def captured(model: ibnn.IBNN) -> Iterator[dict[str, list[Tensor]]]:
 
 def give(latent: Latent, z: Tensor | None) -> None:
     """Lets a layer multiply its input by z until it is given None."""
-    latent.now.z = None if z is None else {latent.number: z}
-    latent.now.units = {latent.number: None}
+    latent.current_pass.z = None if z is None else {latent.number: z}
+    latent.current_pass.units = {latent.number: None}
 
 
 def multiplied(net: nn.Module, z: dict[str, Tensor]) -> nn.Module:

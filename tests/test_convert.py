@@ -576,7 +576,7 @@ def test_after_an_error_the_model_can_go_on(
     model.train()
     assert training or anatomy(model) == before
     assert int(model.examples) == count
-    assert all(latent.now.z is None for latent in model.latents.values())
+    assert all(latent.current_pass.z is None for latent in model.latents.values())
 
 
 # --- what torch does to modules -------------------------------------------------------------------
@@ -622,7 +622,7 @@ def test_a_copy_made_during_a_forward_pass_is_at_rest() -> None:
     handle = model.net.head.register_forward_hook(lambda *_: copies.append(copy.deepcopy(model.net)))
     model(x)
     handle.remove()
-    assert [latent.now.z for latent in copies[0].modules() if isinstance(latent, Latent)] == [None, None]
+    assert [latent.current_pass.z for latent in copies[0].modules() if isinstance(latent, Latent)] == [None, None]
     assert torch.equal(copies[0](x), model.net(x))
 
 

@@ -475,7 +475,7 @@ def test_diagnosing_changes_nothing() -> None:
     assert len(optimiser.state) == known
     assert str(optimiser.state_dict()) == str(memory)
     assert model.gradient_scale == 4
-    assert all(latent.now.z is None for latent in model.latents.values())
+    assert all(latent.current_pass.z is None for latent in model.latents.values())
 
 
 def test_the_table() -> None:

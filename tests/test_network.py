@@ -401,7 +401,7 @@ def test_elbo_refuses_nonsense_and_draws_for_nothing(
     with pytest.raises(error, match=match):
         model.elbo(**arguments)  # type: ignore[arg-type]
     assert int(model.examples) == 0
-    assert all(latent.now.z is None for latent in model.latents.values())
+    assert all(latent.current_pass.z is None for latent in model.latents.values())
 
 
 def test_reverted_model_says_so() -> None:
@@ -481,7 +481,7 @@ def test_a_layer_without_a_batch_axis_is_refused(make: type[nn.Module], length: 
         with pytest.raises(ValueError, match=r"input of layer 'inner'.*4 rows.*exclude=\['inner'\]"):
             model(x)
     assert model.examples == 0
-    assert all(latent.now.z is None for latent in model.latents.values())
+    assert all(latent.current_pass.z is None for latent in model.latents.values())
     assert model.eval()(x).shape == (4, 3)  # one z for all rows needs no batch axis
     ibnn.convert(make(), components=2, exclude="inner").train()(x)
 

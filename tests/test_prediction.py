@@ -495,7 +495,7 @@ def test_noise_is_kept_for_the_next_input_and_never_mistaken() -> None:
         first = model.draw_logits(x, 2)
     model.draw_logits(x, 2).sum().backward()  # not an inference tensor
     assert torch.equal(model.draw_logits(x, 2), first)
-    assert model.draw_latents(2).at is model.draw_latents(2).at
+    assert model.draw_latents(2).words is model.draw_latents(2).words
     changes = ({"seed": 1}, {"first": 1}, {"samples": 3}, {"components": [2, 0]}, {})
     fresh = []
     for options in changes:
@@ -503,7 +503,7 @@ def test_noise_is_kept_for_the_next_input_and_never_mistaken() -> None:
         fresh.append(model.draw_latents(**{"samples": 2, **options}))
     for options, expected in zip(changes, fresh, strict=True):
         again = model.draw_latents(**{"samples": 2, **options})
-        assert torch.equal(again.at, expected.at)
+        assert torch.equal(again.words, expected.words)
         assert torch.equal(again.z, expected.z)
     model.set_posterior(std=0.3)  # moves the draws, not their noise
     torch.testing.assert_close(model.draw_logits(x, 3)[2], model.draw(component=0, index=2)(x))

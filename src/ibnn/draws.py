@@ -1,8 +1,8 @@
 """Draws of the latents: one z for every node of the network, by address.
 
 Where the single units of a convolution's input have factors, a draw also has a word for every layer, from which these
-factors come (`units`). Three sources of draws have one form, `Draws`: `training` draws for the rows of a batch
-(Algorithm 1), `predictive` draws by component and number, and `banked` takes rows of a bank of sampled z.
+factors come (`units`). A `Draw` is what one pass needs, `Draws` are several. Three functions make them: `training` for
+the rows of a batch (Algorithm 1), `predictive` by component and number, and `banked` from a bank of sampled z.
 """
 
 from collections.abc import Sequence
@@ -20,34 +20,55 @@ KEPT = 2**20  # entries of predictive noise that are worth keeping for the next 
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """What layers' inputs are multiplied by: some draws, or one.
+class Draw:
+    """What multiplies the layers' inputs in one pass.
 
     Attributes:
-        z: Factors of the nodes: (J, nodes), J draws; (J, B, nodes), each with a z for every row; or one of these.
-        at: Words that the factors of single units come from, (…, layers); None if units have none.
+        z: Factors of the nodes: (nodes,), the same for all rows, or (R, nodes), a z for each row.
+        words: Where the factors of single units come from, (layers,) or (R, layers); None if units have none.
         unit_std: τ of each layer, (layers,), if not the network's own.
     """
 
     z: Tensor
-    at: Tensor | None = None
+    words: Tensor | None = None
+    unit_std: Tensor | None = None
+
+    @property
+    def each_row(self) -> bool:
+        """Whether every row has a z of its own."""
+        return self.z.dim() == 2
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """J draws: the fields of `Draw`, with an axis of length J in front of z and words."""
+
+    z: Tensor
+    words: Tensor | None = None
     unit_std: Tensor | None = None
 
     def __len__(self) -> int:
         return self.z.shape[0]
 
-    def __getitem__(self, index: int | slice) -> "Draws":
-        return Draws(self.z[index], None if self.at is None else self.at[index], self.unit_std)
+    def __getitem__(self, number: int) -> Draw:
+        return Draw(self.z[number], None if self.words is None else self.words[number], self.unit_std)
+
+    @property
+    def each_row(self) -> bool:
+        """Whether every row has a z of its own."""
+        return self.z.dim() == 3
 
     def split(self, size: int) -> "list[Draws]":
         """Splits into chunks of at most `size` draws and nearly equal length."""
         size = -(-len(self) // -(-len(self) // size))
-        return [self[first : first + size] for first in range(0, len(self), size)]
+        parts = self.z.split(size)
+        words = [None] * len(parts) if self.words is None else self.words.split(size)
+        return [Draws(z, own, self.unit_std) for z, own in zip(parts, words, strict=True)]
 
-    def each_row(self, rows: int) -> "Draws":
-        """Returns draws (J, …) as a z for each row of J copies of a batch."""
-        at = None if self.at is None else self.at.repeat_interleave(rows, 0)
-        return Draws(self.z.repeat_interleave(rows, 0), at, self.unit_std)
+    def as_rows(self, rows: int) -> Draw:
+        """Returns J draws for all rows as one draw, for J copies of a batch one after the other."""
+        words = None if self.words is None else self.words.repeat_interleave(rows, 0)
+        return Draw(self.z.repeat_interleave(rows, 0), words, self.unit_std)
 
 
 def training(
@@ -60,8 +81,8 @@ def training(
     spread: bool = False,
     part: tuple[int, int] | None = None,
     layers: int = 0,
-) -> Draws:
-    """Draws for the rows of S copies of a batch, copy-major: z (S·rows, nodes).
+) -> Draw:
+    """Returns a z for each row of S copies of a batch, copy-major: z (S·rows, nodes).
 
     Args:
         q: The posterior.
@@ -74,22 +95,21 @@ def training(
         layers: How many layers have words; 0 if units have no factors.
     """
     first, total = part or (0, rows)
-    place = assign(seed, examples, total, len(q.mean))[first : first + rows]
-    if spread:
-        place = place * samples + torch.arange(samples, device=place.device)[:, None]
-    component = (place if spread else place.expand(samples, -1)) % len(q.mean)
+    turn = assign(seed, examples, total, len(q.mean))[first : first + rows]
+    copies = torch.arange(samples, device=turn.device)[:, None]
+    component = (turn * samples + copies if spread else turn.expand(samples, -1)) % len(q.mean)
     noise = normals_of(next_words(seed, examples, Space.TRAIN, first, rows, samples), q.mean.shape[1])
     z = q.draw(component.flatten(), noise)
     if not layers:
-        return Draws(z)
-    return Draws(z, numbered_words(next_words(seed, examples, Space.TRAIN_UNITS, first, rows, samples), layers))
+        return Draw(z)
+    return Draw(z, numbered_words(next_words(seed, examples, Space.TRAIN_UNITS, first, rows, samples), layers))
 
 
 def assign(seed: Tensor, examples: Tensor, rows: int, components: int) -> Tensor:
-    """Returns places of a batch's examples in the endless round of components, (rows,); place mod K is the component.
+    """Returns the turn of each example of a batch, (rows,); turn mod K is its component.
 
-    A batch takes up the round where the last one stopped, so counts differ by at most one and even out. Examples change
-    places at random within each K in a row: a repeated batch does not give a component the same examples.
+    A batch goes on where the last one stopped, so counts differ by at most one and even out. Examples change turns at
+    random within each K in a row: a repeated batch does not give a component the same examples.
     """
     groups = -(-rows // components)
     count = groups * components
@@ -111,8 +131,8 @@ def predictive(
     """
     entries = len(components) * samples * q.mean.shape[1]
     noise = _noise.__wrapped__ if torch.compiler.is_compiling() or entries > KEPT else _noise
-    component, normal, at = noise(seed, tuple(components), samples, first, q.mean.shape[1], layers, q.mean.device)
-    return Draws(q.draw(component, normal), at)
+    component, normal, own = noise(seed, tuple(components), samples, first, q.mean.shape[1], layers, q.mean.device)
+    return Draws(q.draw(component, normal), own)
 
 
 @lru_cache(maxsize=2)  # input after input asks for the same
@@ -124,8 +144,8 @@ def _noise(
         k, s = numbers(components, samples, first, device)
         pair, mirrored = (k - k % 2)[:, None], (k % 2).repeat_interleave(samples)[:, None]
         normal = (1 - 2 * mirrored) * normals(address(seed, Space.PREDICT, pair, s), nodes)
-        at = numbered_words(words(address(seed, Space.PREDICT_UNITS, pair, s)), layers) + MIRRORED * mirrored
-        return k.repeat_interleave(samples), normal, at if layers else None
+        own = numbered_words(words(address(seed, Space.PREDICT_UNITS, pair, s)), layers) + MIRRORED * mirrored
+        return k.repeat_interleave(samples), normal, own if layers else None
 
 
 def banked(bank: Tensor, seed: int, *, components: Sequence[int], samples: int, first: int = 0) -> Draws:

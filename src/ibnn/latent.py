@@ -9,7 +9,7 @@ parameters' names and its hooks.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,14 @@ NARROW = 5  # spatial inputs of fewer channels are narrow: an image's colours
 Search = Callable[["Latent", int], None]
 
 
+class Recall(NamedTuple):
+    """A backward pass, and z and units of its forward pass."""
+
+    task: int
+    z: Sequence[Tensor]
+    units: Sequence[Units | None]
+
+
 class Pass:
     """What multiplies the layers' inputs in the forward pass in progress; the latents of a network share one."""
 
@@ -32,8 +40,7 @@ class Pass:
         self.units: Sequence[Units | None] = ()  # of each layer
         self.search_again: Search | None = None  # called by a layer that meets a batch folded in a new way
         self.entries = 0  # of inputs that were multiplied in the last pass
-        # The backward pass in progress, and z and units of its forward pass, for layers that checkpointing runs again.
-        self.recall: tuple[int, Sequence[Tensor], Sequence[Units | None]] | None = None
+        self.recall: Recall | None = None  # the forward pass of the backward pass in progress
         self.without_graph: set[int] = set()  # layers whose z needed a gradient that was not recorded
 
     def __reduce__(self) -> Any:
@@ -61,9 +68,9 @@ class Pass:
         finally:
             self.z, self.at_mean = before
 
-    def repeat(self, z: Sequence[Tensor], units: Sequence[Units | None], gradient: Tensor) -> None:
-        """Lets layers that the backward pass in progress runs again find z and units of their forward pass."""
-        self.recall = (torch._C._current_graph_task_id(), z, units)  # as torch.utils.checkpoint asks
+    def remember(self, z: Sequence[Tensor], units: Sequence[Units | None], gradient: Tensor) -> None:
+        """Keeps z and units for layers that checkpointing runs again in the backward pass in progress."""
+        self.recall = Recall(torch._C._current_graph_task_id(), z, units)  # as torch.utils.checkpoint asks
 
 
 def _no_fast_path(latent: nn.Module, args: Any) -> None:
@@ -94,25 +101,25 @@ class Latent(nn.Module):
         axis: int,
         *,
         name: str = "",
-        ports: bool = False,
+        own_run: bool = False,
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> None:
         """Makes the parameters at μ = 1, σ = 0.05.
 
         `axis` is the input's node axis from its end (−1 of a linear layer, −3 of a 2-d convolution), `name` the layer's
-        in its network. With `ports` the layer has several inputs or weights, and its type's `run` multiplies them.
+        in its network. With `own_run` its type's `run` multiplies, as where a layer has several inputs or weights.
         """
         super().__init__()
         self.register_forward_pre_hook(_no_fast_path)
-        self.components, self.nodes, self.axis, self.name, self.ports = components, nodes, axis, name, ports
+        self.components, self.nodes, self.axis, self.name, self.own_run = components, nodes, axis, name, own_run
         self.set_inputs(nodes)
         self.mean = nn.Parameter(torch.ones(components, nodes, dtype=dtype, device=device))
         self.rho = nn.Parameter(torch.empty(components, nodes, dtype=dtype, device=device))
         self.set(std=torch.tensor(0.05))
         self.register_buffer("held", None)
         self.register_buffer("unit_factors", None)
-        self.now, self.number = Pass(), 0  # the pass in progress of the network, and the layer's place in it
+        self.current_pass, self.number = Pass(), 0  # the pass in progress of the network, and the layer's place in it
         self.batch_axis, self.copied = 0, False  # of the input; whether it holds copies of the batch, or row by row
         self.entries_per_row: frozenset[int] = frozenset()  # how many entries of that axis a row may have
         self.before: Callable[..., Any] | None = None  # a forward that was assigned to the layer itself
@@ -155,18 +162,21 @@ class Latent(nn.Module):
         """Returns z and the units of the pass in progress, or of the one that a backward pass repeats."""
         if self.held is not None:
             return self.held, None
-        now, number = self.now, self.number
-        if now.z is not None:
-            z = now.z[number]
-            if z.requires_grad:  # predictions in between need none
-                (now.without_graph.discard if torch.is_grad_enabled() else now.without_graph.add)(number)
-            return z, now.units[number]
-        if now.recall is None or now.recall[0] != torch._C._current_graph_task_id():
-            return (self.mean.mean(0) if now.at_mean else None), None
-        if number in now.without_graph:
+        current, number = self.current_pass, self.number
+        if current.z is not None:
+            z = current.z[number]
+            if z.requires_grad and torch.is_grad_enabled():
+                current.without_graph.discard(number)
+            elif z.requires_grad:  # predictions in between need no gradient
+                current.without_graph.add(number)
+            return z, current.units[number]
+        recall = current.recall
+        if recall is None or recall.task != torch._C._current_graph_task_id():
+            return (self.mean.mean(0) if current.at_mean else None), None
+        if number in current.without_graph:
             remedy = "Pass use_reentrant=False to checkpoint: the other kind loses the latents' gradient."
             raise RuntimeError(complaint("use_reentrant", "False in gradient checkpointing", True, remedy))
-        return now.recall[1][number], now.recall[2][number]
+        return recall.z[number], recall.units[number]
 
     def run(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Forward of the layer: its own on x ∘ z, or a kernel that computes the same."""
@@ -176,14 +186,14 @@ class Latent(nn.Module):
         """Runs the layer on x ∘ z, and times the units' factors."""
         if z is None:
             return self.own_forward(layer, *args, **kwargs)
-        if self.ports:
-            return self._run_ports(layer, z, *args, **kwargs)
+        if self.own_run:
+            return self._run_of_type(layer, z, *args, **kwargs)
         if not args:  # the input came by keyword
             args = (kwargs.pop("input" if "input" in kwargs else next(iter(kwargs))),)
         x = args[0]
-        self._search_again(x, z, self.batch_axis)
+        self._check_fold(x, z, self.batch_axis)
         if not torch.compiler.is_compiling():
-            self.now.entries += x.numel()
+            self.current_pass.entries += x.numel()
             alone = len(args) + len(kwargs) == 1 and self.before is None
             if alone and z.dim() == 1 and units is None and self._folding_pays(layer, x):
                 return type(layer).forward(stand_in(layer, self.folded(layer, z)), self._cast(x, z))
@@ -198,15 +208,16 @@ class Latent(nn.Module):
         """Runs what the layer would run without its latent."""
         return type(layer).forward(layer, *args, **kwargs) if self.before is None else self.before(*args, **kwargs)
 
-    def _run_ports(self, layer: nn.Module, z: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Forward of a layer of several ports: its own with W = U diag(z), or, for a z each row, its type's `run`."""
+    def _run_of_type(self, layer: nn.Module, z: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Forward of a layer whose type has a `run`: that, or its own with W = U diag(z) for one z of all rows."""
         kind = carried_type(layer)
         assert kind.run is not None
         if z.dim() == 1 and kind.fused and not torch.compiler.is_compiling() and weights_are_parameters(layer, kind):
             return type(layer).forward(stand_in(layer, self.folded(layer, z)), *args, **kwargs)
         axis = kind.batch_axis(layer) if kind.batch_axis else self.batch_axis
-        self._search_again(args[0] if args else next(iter(kwargs.values()), None), z, axis)
-        return kind.run(layer, self, kind.split(layer, z.reshape(-1, self.nodes)), *args, **kwargs)
+        self._check_fold(args[0] if args else next(iter(kwargs.values()), None), z, axis)
+        z = z.reshape(-1, self.nodes)  # one z for all rows becomes one row, which broadcasts
+        return kind.run(layer, self, kind.split(layer, z), *args, **kwargs)
 
     def folded(self, layer: nn.Module, z: Tensor) -> dict[str, Tensor]:
         """Returns the layer's weights U diag(z) by name."""
@@ -218,12 +229,12 @@ class Latent(nn.Module):
         entries = sum(p.numel() for p in layer.parameters(recurse=False))
         return not torch.is_grad_enabled() and x.numel() > entries and foldable(layer)
 
-    def _search_again(self, x: Any, z: Tensor, axis: int) -> None:
-        """Has the batch searched for in an input that has more or fewer entries for a row than those before."""
-        if self.now.search_again is None or z.dim() != 2 or not isinstance(x, Tensor) or x.dim() <= axis:
+    def _check_fold(self, x: Any, z: Tensor, axis: int) -> None:
+        """Has the batch searched for again if an input has more or fewer entries for a row than those before."""
+        if self.current_pass.search_again is None or z.dim() != 2 or not isinstance(x, Tensor) or x.dim() <= axis:
             return
         if (times := x.shape[axis] // z.shape[0]) not in self.entries_per_row:
-            self.now.search_again(self, times)
+            self.current_pass.search_again(self, times)
 
     def multiply(self, x: Tensor, z: Tensor, batch_axis: int = 0, units: Units | None = None) -> Tensor:
         """Returns x ∘ z, and times the units' factors."""
@@ -283,7 +294,7 @@ def inverse_softplus(y: Tensor) -> Tensor:
 def attach(layer: nn.Module, name: str, components: int, make: Callable[..., Latent] = Latent) -> Latent:
     """Gives a layer its latent, whose `run` becomes the layer's forward."""
     kind, like = carried_type(layer), next(layer.parameters())  # its weight may be computed, with side effects
-    form: Any = {"name": name, "ports": kind.run is not None, "dtype": like.dtype, "device": like.device}
+    form: Any = {"name": name, "own_run": kind.run is not None, "dtype": like.dtype, "device": like.device}
     latent = make(components, kind.nodes(layer), kind.axis, **form)
     layer.add_module("latent", latent.train(layer.training))
     latent.before = vars(layer).get("forward")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ibnn import check, draws, inputs, mixture, noise, objective
-from ibnn.draws import Draws
+from ibnn.draws import Draw, Draws
 from ibnn.errors import complaint
 from ibnn.inputs import Call, Inputs, Pick
 from ibnn.latent import Latent, Pass, runs, strip
@@ -112,9 +112,9 @@ class IBNN(nn.Module):
         self.where, self.bias_latents, self.random = where, bias_latents, True
         self.eval_samples, self.eval_seed, self.gradient_scale = 1, 0, 1.0
         self.latents = {name.rpartition(".")[0]: m for name, m in net.named_modules() if isinstance(m, Latent)}
-        self._now = Pass()
+        self._pass = Pass()
         for number, latent in enumerate(self.latents.values()):
-            latent.now, latent.number = self._now, number
+            latent.current_pass, latent.number = self._pass, number
         self.draws: DrawsPer = draws if any(latent.placed for latent in self.latents.values()) else "channel"
         self._checked: set[tuple[bool, bool]] = set()  # (mode, a z each row) in which the layers' calls were checked
         self._searches = 0  # for the batch in layers' inputs
@@ -132,7 +132,7 @@ class IBNN(nn.Module):
         for_mean, for_std = noise.initial_noise(self)
         self.set_posterior(mean=1 + init_std * for_mean, std=noise.initial_std(for_std), unit_std=noise.START)
         self.fresh = True  # until the latents are trained, calibrated, set or loaded: `predict` says so once
-        self._now.at_mean = False  # the start's means are noise around the given network
+        self._pass.at_mean = False  # the start's means are noise around the given network
         self.training = net.training  # of the modules in it, each keeps its own mode
         likelihood.train(net.training)
 
@@ -257,24 +257,29 @@ class IBNN(nn.Module):
             check.integer("seed", seed, least=-(2**63), most=2**63 - 1)
         if self.bank is not None:
             return draws.banked(self.bank, seed, components=chosen, samples=samples, first=first)
-        layers = 0 if self.draws == "channel" else len(self.latents)  # that have words
-        return draws.predictive(self.posterior(), seed, components=chosen, samples=samples, first=first, layers=layers)
+        options: Any = {"components": chosen, "samples": samples, "first": first}
+        return draws.predictive(self.posterior(), seed, **options, layers=self._layers_of_units)
+
+    @property
+    def _layers_of_units(self) -> int:
+        """How many layers have words that factors of units come from."""
+        return 0 if self.draws == "channel" else len(self.latents)
 
     def _training_draws(
         self, q: Mixture, rows: int, samples: int = 1, spread: bool = False, part: tuple[int, int] | None = None
-    ) -> Draws:
+    ) -> Draw:
         require_mixture(self)
-        layers, at = 0 if self.draws == "channel" else len(self.latents), (self.seed, self.examples)
-        return draws.training(q, *at, rows=rows, samples=samples, spread=spread, part=part, layers=layers)
+        options: Any = {"rows": rows, "samples": samples, "spread": spread, "part": part}
+        return draws.training(q, self.seed, self.examples, **options, layers=self._layers_of_units)
 
     def _forget(self, *, answers_alone: bool = False) -> None:
         """Drops what held-out data showed: the answers are about to change, and the weights unless `answers_alone`."""
-        if torch.compiler.is_compiling() or self.fresh:  # setting is slow, and a graph that asks is compiled twice
+        if torch.compiler.is_compiling() or self.fresh:  # assigning is slow; a compiled graph must not branch on it
             self.fresh = False
         if self.held_out is not None:
             self.held_out = None
         if not answers_alone:
-            self._now.at_mean = True
+            self._pass.at_mean = True
             if self.reference is not None:
                 self.reference = None
 
@@ -320,7 +325,7 @@ class IBNN(nn.Module):
     def _each_output(self, call: Call, drawn: Draws, batch_size: int | None = None) -> Iterator[Tensor]:
         """Yields what `outputs` returns, some draws at a time."""
         rows = inputs.batch_length(call)
-        most = min((batch_size or 0) // rows, len(drawn)) if drawn.z.dim() == 2 and not self.training else 1
+        most = 1 if drawn.each_row or self.training else min((batch_size or 0) // rows, len(drawn))
         at_once = self._draws_at_once(call, drawn[0], most) if most > 1 else 1
         if at_once > 1:
             first, *rest = drawn.split(at_once)
@@ -336,12 +341,12 @@ class IBNN(nn.Module):
 
     def _rows_of_draws(self, call: Call, drawn: Draws, rows: int) -> Tensor:
         """Returns the outputs of J draws from one forward pass on J copies of the batch."""
-        count = drawn.z.shape[0]
+        count = len(drawn)
         repeated = inputs.tree_map(lambda tensor: inputs.repeat_rows(tensor, rows, count), call)
-        output = self._read(self._run(repeated, drawn.each_row(rows)))
+        output = self._read(self._run(repeated, drawn.as_rows(rows)))
         return output.reshape(count, rows, *output.shape[1:])
 
-    def _draws_at_once(self, call: Call, draw: Draws, most: int) -> int:
+    def _draws_at_once(self, call: Call, draw: Draw, most: int) -> int:
         """Returns how many draws pass as rows of one batch: several if rows are few, or the network computes little.
 
         At first two draws run both ways on two rows: where rows affect each other, draws pass one by one.
@@ -349,8 +354,8 @@ class IBNN(nn.Module):
         rows = inputs.batch_length(call)
         if self._entries_per_value is None:
             two, self._entries_per_value = inputs.slice_rows(call, slice(0, 2), rows), 0.0
-            at = None if draw.at is None else torch.stack([draw.at, draw.at + 1])
-            pair = Draws(torch.stack([draw.z, 1.5 * draw.z]), at, draw.unit_std)
+            words = None if draw.words is None else torch.stack([draw.words, draw.words + 1])
+            pair = Draws(torch.stack([draw.z, 1.5 * draw.z]), words, draw.unit_std)  # two that differ, whatever σ
             try:
                 expected = torch.cat([self._read(self._run(two, pair[number]))[None] for number in (0, 1)])
                 output = self._rows_of_draws(two, pair, inputs.batch_length(two))
@@ -358,7 +363,7 @@ class IBNN(nn.Module):
                 return 1
             if bool((output - expected).abs().max() <= torch.finfo(output.dtype).eps ** 0.5 * expected.abs().max()):
                 values = sum(tensor.numel() for tensor in inputs.tensors(two))
-                self._entries_per_value = max(output.numel(), self._now.entries) / 2 / values
+                self._entries_per_value = max(output.numel(), self._pass.entries) / 2 / values
         entries = int(self._entries_per_value * sum(tensor.numel() for tensor in inputs.tensors(call)))
         if not entries or (rows > FEW_ROWS and entries > SMALL_PASS):
             return 1
@@ -368,35 +373,36 @@ class IBNN(nn.Module):
         """Returns the tensor in the network's output that the likelihood is about."""
         return self.likelihood.read(output if self.logits is None else inputs.pick(output, self.logits))
 
-    def _run(self, call: Call, draw: Draws) -> Any:
-        """Runs the network once with z (nodes,) for all rows, or (R, nodes), a row each."""
-        (args, kwargs), now, each_row = call, self._now, draw.z.dim() == 2
+    def _run(self, call: Call, draw: Draw) -> Any:
+        """Runs the network once with the z of a draw."""
+        (args, kwargs), current = call, self._pass
         z, units = [part for _, _, part in by_layer(self, draw.z)], self._units(draw)
         if torch.compiler.is_compiling():
-            with now.multiplying(z, units):
+            with current.multiplying(z, units):
                 return self.net(*args, **kwargs)
         with self._lock, no_fast_path():
-            if each_row and not self._searches:
+            if draw.each_row and not self._searches:
                 self._search(call)
-            first = (self.training, each_row) not in self._checked
-            again = functools.partial(self._search_again, call) if each_row else None
-            with now.multiplying(z, units, again), self._checking() if first else nullcontext():
+            first = (self.training, draw.each_row) not in self._checked
+            again = functools.partial(self._search_again, call) if draw.each_row else None
+            with current.multiplying(z, units, again), self._checking() if first else nullcontext():
                 output = self.net(*args, **kwargs)
-            self._checked.add((self.training, each_row))
+            self._checked.add((self.training, draw.each_row))
         if torch.is_grad_enabled():
             for tensor in inputs.tensors(output):
                 if tensor.requires_grad:  # its gradient comes first, before any layer is run again (checkpointing)
-                    tensor.register_hook(functools.partial(now.repeat, z, units))
+                    tensor.register_hook(functools.partial(current.remember, z, units))
         return output
 
-    def _units(self, draw: Draws) -> list[Units | None]:
-        """Returns the unit factors of every layer in a draw."""
-        at = draw.at
-        if at is None:
+    def _units(self, drawn: Draw | Draws) -> list[Units | None]:
+        """Returns the unit factors of every layer."""
+        words = drawn.words
+        if words is None:
             return [None] * len(self.latents)
-        stds = (self.unit_std.clone() if draw.unit_std is None else draw.unit_std).unbind()
+        # A clone: the backward pass makes the noise again, and τ may have been set anew by then.
+        stds = (self.unit_std.clone() if drawn.unit_std is None else drawn.unit_std).unbind()
         latents = enumerate(self.latents.values())
-        return [Units(stds[n], at[..., n]) if latent.placed else None for n, latent in latents]
+        return [Units(stds[n], words[..., n]) if latent.placed else None for n, latent in latents]
 
     @contextmanager
     def _checking(self) -> Iterator[None]:
@@ -543,13 +549,13 @@ class IBNN(nn.Module):
 
     def mean_output(self, x: Inputs) -> Tensor:
         """Returns the output of one pass in the present mode, with every z at its posterior mean, over components."""
-        return self._read(self._run(inputs.call_arguments(x), Draws(mean_latents(self))))
+        return self._read(self._run(inputs.call_arguments(x), Draw(mean_latents(self))))
 
     def component(self, k: int) -> nn.Module:
         """Returns the plain network at the mean of component k, W = U diag(μₖ), in eval mode."""
         if not 0 <= k < self.components:
             raise IndexError(complaint("k", f"in 0 … {self.components - 1}", k, "Count components from 0."))
-        return folded(self, Draws(self.posterior().mean[k]))
+        return folded(self, Draw(self.posterior().mean[k]))
 
     def draw(self, component: int, index: int = 0, seed: int = 0) -> nn.Module:
         """Returns the network of one draw, in eval mode; modules multiply the inputs of layers with unit factors."""
@@ -587,7 +593,7 @@ class IBNN(nn.Module):
             if (found := state_dict.pop(prefix + name, None)) is not None:
                 setattr(self, name, float(found if found.is_floating_point() else found.cpu().view(torch.float64)))
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        self._now.at_mean = True
+        self._pass.at_mean = True
 
     def extra_repr(self) -> str:
         """What `print` shows of the model."""
@@ -623,7 +629,7 @@ def no_fast_path() -> Iterator[None]:
                 torch.backends.mha.set_fastpath_enabled(_FastPath.before)
 
 
-def folded(model: IBNN, draw: Draws) -> nn.Module:
+def folded(model: IBNN, draw: Draw) -> nn.Module:
     """Returns a copy of the network with z (nodes,) multiplied into the weights and the latents removed."""
     units = model._units(draw)
     parts = {name: (latent, part) for name, latent, part in by_layer(model, draw.z.detach())}
@@ -632,7 +638,7 @@ def folded(model: IBNN, draw: Draws) -> nn.Module:
         latent, part = parts[name]
         fold(layer, part, name, latent.folded)
         if (own := units[latent.number]) is not None:
-            layer.add_module("unit_factors", factors := UnitFactors(own.std, own.at, latent.axis))
+            layer.add_module("unit_factors", factors := UnitFactors(own.std, own.words, latent.axis))
             layer.register_forward_pre_hook(factors.hook, with_kwargs=True)
     return net
 
@@ -674,7 +680,7 @@ SETTINGS = ("kl_kind", "prior_std", "gradient_scale", "eval_samples", "eval_seed
 def snapshot(model: Any) -> Callable[[], None]:
     """Returns a function that puts latents, noise, likelihood and settings of a model back as they are now."""
     settings = {name: getattr(model, name) for name in SETTINGS if hasattr(model, name)}
-    at_mean = model._now.at_mean if isinstance(model, IBNN) else False
+    at_mean = model._pass.at_mean if isinstance(model, IBNN) else False
     latents = [f"{name}." for name, module in model.named_modules() if isinstance(module, Latent)]
     kept = (*latents, "examples", "seed", "unit_std", "prior_factors", "likelihood.")
 
@@ -691,7 +697,7 @@ def snapshot(model: Any) -> Callable[[], None]:
         for name, tensor in tensors().items():
             tensor.copy_(before[name])
         if isinstance(model, IBNN):
-            model._now.at_mean = at_mean
+            model._pass.at_mean = at_mean
 
     return restore
 

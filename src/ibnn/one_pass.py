@@ -9,8 +9,6 @@ The head reads the input h of the last linear layer, or 1 × 1 convolution, and 
 Head and last layer, or with `whole` all weights, learn the model's own answers to unlabelled inputs, and to noisy and
 mixed copies of them: they minimise KL(answer of the draws ‖ answer of the student) + cross-entropy of the share. For a
 Gaussian, the temperature scales the standard deviation and the share is that of the variance.
-
-Nothing here knows the method: whatever `predict` answers for can be distilled.
 """
 
 import json
@@ -24,12 +22,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map as map_trees
 from torch.utils.data import DataLoader, Dataset
 
 from ibnn import check
 from ibnn.baselines.plain import Plain
-from ibnn.draws import Draws
+from ibnn.batches import joined
+from ibnn.draws import Draw
 from ibnn.errors import complaint
 from ibnn.files.saving import register_method
 from ibnn.generators import generators_restored
@@ -309,16 +307,15 @@ def distil(
                 return [answer[place.output] if place.output else answer for place in places]
 
             expected = answers(held, seed)
-            inputs = [_perturbed(kept, n, seed) for n in range(1 + copies)]
-            parts = [
-                [packer.teaching(own) for packer, own in zip(student.net.packers, answers(x, seed + n), strict=True)]
-                for n, x in enumerate(inputs)
-            ]
+            inputs, parts = [_perturbed(kept, n, seed) for n in range(1 + copies)], []
+            for n, copy in enumerate(inputs):
+                own = zip(student.net.packers, answers(copy, seed + n), strict=True)
+                parts.append([packer.teaching(answer) for packer, answer in own])
             taught = [tuple(map(torch.cat, zip(*own, strict=True))) for own in zip(*parts, strict=True)]
             if len(members) == 1 and all(bool((own[-1] < SAME).all()) for own in taught):
                 _make_exact(student, first.likelihood)
             else:
-                for _ in _learn(student.net, _joined(inputs), taught, whole, epochs, lr, seed, batch_size):
+                for _ in _learn(student.net, joined(inputs, "x"), taught, whole, epochs, lr, seed, batch_size):
                     bar.advance()
         student.requires_grad_(True)
         _judge(student, held, expected, batch_size)
@@ -345,7 +342,7 @@ def _check(model: Any, lr: float | None, copies: int, seed: int, **counts: int |
 def mean_network(model: Any) -> nn.Module:
     """Returns a plain copy of a model's network at its mean, in eval mode."""
     if isinstance(model, IBNN):
-        net: Any = folded(model, Draws(mean_latents(model).detach()))
+        net: Any = folded(model, Draw(mean_latents(model).detach()))
         return getattr(net, "single", lambda: net)()  # type: ignore[no-any-return]  # one, of networks side by side
     return duplicate(model.net).eval()
 
@@ -354,25 +351,12 @@ def _inputs(x: Any, dtype: torch.dtype, batch_size: int) -> Inputs:
     """Returns all inputs in memory; raises if they are few or hold NaN."""
     x = DataLoader(x, batch_size=batch_size) if isinstance(x, Dataset) else x
     if isinstance(x, DataLoader):
-        x = _joined([as_tensors(split_inputs(batch), dtype) for batch in x])
+        x = joined([as_tensors(split_inputs(batch), dtype) for batch in x], "x")
     x = as_tensors(x, dtype)
     if (rows := batch_length(x)) < FEWEST:
         raise ValueError(complaint("x", f"at least {FEWEST} inputs", rows, "Pass more: they need no labels."))
     refuse_nan(x, argument="x")
     return x
-
-
-def _joined(batches: list[Any]) -> Any:
-    """Returns the rows of all batches together; what is not of the batch stays as it is in the first."""
-    rows = batch_length(batches[:1])
-
-    def join(first: Any, *others: Any) -> Any:
-        return torch.cat([first, *others]) if isinstance(first, Tensor) and first.shape[:1] == (rows,) else first
-
-    try:
-        return map_trees(join, *batches)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(complaint("x", "batches of rows of one shape", str(error), "Pad them alike.")) from error
 
 
 def _perturbed(x: Inputs, number: int, seed: int) -> Inputs:
@@ -407,19 +391,20 @@ def find_places(net: nn.Module, likelihood: Likelihood, own: Likelihood, x: Inpu
         for layer, (given, made) in calls.items():
             axis = -1 if isinstance(linear[layer], nn.Linear) else 1
             shape = given.movedim(axis, -1).shape[:-1]
+            same_size = made.numel() == output.numel()
             fits = shape == data.shape
             if not isinstance(packer, OnePassCategorical):  # a layer may make several numbers of its features
                 fits = shape[:1] == data.shape[:1] and data.numel() % shape.numel() == 0
-                fits = fits and (data.dim() <= 2 or made.numel() == output.numel())
+                fits = fits and (data.dim() <= 2 or same_size)
             if fits:
-                exact = made.numel() == output.numel() and torch.equal(made.reshape(output.shape), output)
+                exact = same_size and torch.equal(made.reshape(output.shape), output)
                 targets = data.numel() // shape.numel()
                 fitting.append(Place(name, layer, axis, given.shape[axis], targets, predicted, exact))
         features = packer.features(output)
         targets = data.numel() // features[..., 0].numel()
         alone = Place(name, None, -1, features.shape[-1], targets, predicted, True)
         exact_ones = [place for place in fitting if place.exact]
-        found.append([alone, *(fitting if len(names) == 1 else []), *exact_ones][-1])
+        found.append((exact_ones or (fitting if len(names) == 1 else []) or [alone])[-1])
     return found
 
 
@@ -433,10 +418,7 @@ def _linear(layer: nn.Module) -> bool:
 def _learn(
     student: Student, x: Inputs, taught: Taught, whole: bool, epochs: int, lr: float, seed: int, batch_size: int
 ) -> Iterator[int]:
-    """Trains the head and the last layers, or all weights, in eval mode: running statistics stay, nothing drops out.
-
-    Yields the number of every epoch at its end.
-    """
+    """Trains head and last layers, or all weights, in eval mode: running statistics stay. Yields after every epoch."""
     rows, device = batch_length(x), next(student.parameters()).device
     cached = None if whole or not all(place.exact for place in student.places) else _cached(student, x)
     see = cached or partial(student.seen_in, x)
@@ -478,12 +460,14 @@ def _cached(student: Student, x: Inputs) -> Callable[[Tensor], Seen] | None:
     outputs, features = ([torch.cat(own) for own in zip(*parts, strict=True)] for parts in zip(*found, strict=True))
 
     def see(rows: Tensor) -> Seen:
-        own, again = [part[rows] for part in features], []
+        own, made = [part[rows] for part in features], []
         for place, part, like in zip(student.places, own, outputs, strict=True):
-            layer = None if place.layer is None else student.net.get_submodule(place.layer)
-            made = like[rows] if layer is None else layer(part.movedim(-1, place.axis)).reshape(-1, *like.shape[1:])
-            again.append(made)
-        return again, own
+            if place.layer is None:
+                made.append(like[rows])
+            else:
+                layer = student.net.get_submodule(place.layer)
+                made.append(layer(part.movedim(-1, place.axis)).reshape(-1, *like.shape[1:]))
+        return made, own
 
     return see
 
@@ -505,8 +489,7 @@ def _start(student: Student, features: list[Tensor], taught: Taught) -> None:
 @torch.no_grad()
 def _make_exact(model: OnePass, own: Likelihood) -> None:
     """Sets the heads to the model's temperatures and noise, and all shares to 0."""
-    owners = [head for _, head in own.each()] if isinstance(own, Heads) else [own]
-    for likelihood, place, head in zip(owners, model.net.places, model.net.heads, strict=True):
+    for likelihood, place, head in zip(_by_output(own), model.net.places, model.net.heads, strict=True):
         t = likelihood.temperature.log().expand(place.targets)
         if isinstance(likelihood, Gaussian) and likelihood.log_std is not None:
             t = t + likelihood.log_std

@@ -42,7 +42,7 @@ def pool(device: torch.device) -> Tensor:
 pool._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def windows(at: Tensor, entries: int) -> Tensor:
+def windows(words: Tensor, entries: int) -> Tensor:
     """Returns a row of standard normals for each word (R,): (R, entries).
 
     >>> rows = windows(torch.tensor([5, 6, 5]), 4)
@@ -52,21 +52,21 @@ def windows(at: Tensor, entries: int) -> Tensor:
     True
     """
     if entries > LONGEST:
-        each = numbered_words(at, -(-entries // LONGEST)) | (at & MIRRORED)[:, None]
-        return windows(each.flatten(), LONGEST).view(len(at), -1)[:, :entries].contiguous()
-    every = pool(at.device).as_strided((2 * POOL - entries, entries), (1, 1))
-    return every.index_select(0, (at & (MIRRORED - 1)) % (POOL - entries) + (at >> 32) * POOL)
+        each = numbered_words(words, -(-entries // LONGEST)) | (words & MIRRORED)[:, None]
+        return windows(each.flatten(), LONGEST).view(len(words), -1)[:, :entries].contiguous()
+    every = pool(words.device).as_strided((2 * POOL - entries, entries), (1, 1))
+    return every.index_select(0, (words & (MIRRORED - 1)) % (POOL - entries) + (words >> 32) * POOL)
 
 
 class Units(NamedTuple):
     """The unit factors of one layer in one pass."""
 
     std: Tensor  # τ, ()
-    at: Tensor  # words: (), one draw for all rows, or (R,), one for each
+    words: Tensor  # (), one draw for all rows, or (R,), one for each
 
     def noise(self, x: Tensor) -> Tensor:
         """Returns ε for an input that has a row for each word, in its dtype and memory format."""
-        noise = windows(self.at, x[0].numel()).view(x.shape).to(x.dtype)
+        noise = windows(self.words, x[0].numel()).view(x.shape).to(x.dtype)
         last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()  # channels
         return noise.movedim(1, -1).contiguous().movedim(-1, 1) if last else noise
 
@@ -78,13 +78,13 @@ class Units(NamedTuple):
 
     def factors(self, x: Tensor, axis: int, batch_axis: int, copied: bool = False) -> Tensor:
         """Returns u = 1 + τ ε, to be multiplied with any input; windows or copies of one example share them."""
-        at, shape = self.at.reshape(-1), [1] * x.dim()
+        words, shape = self.words.reshape(-1), [1] * x.dim()
         shape[axis:] = x.shape[axis:]
-        if self.at.dim():
+        if self.words.dim():
             shape[batch_axis] = x.shape[batch_axis]
-            times = x.shape[batch_axis] // at.shape[0]
-            at = (at[None].expand(times, -1) if copied else at[:, None].expand(-1, times)).flatten()
-        noise = windows(at, math.prod(shape) // at.shape[0]).view(shape)
+            times = x.shape[batch_axis] // words.shape[0]
+            words = (words[None].expand(times, -1) if copied else words[:, None].expand(-1, times)).flatten()
+        noise = windows(words, math.prod(shape) // words.shape[0]).view(shape)
         return 1 + self.std.to(x.dtype) * noise.to(x.dtype)
 
 
@@ -92,18 +92,18 @@ class UnitFactors(nn.Module):
     """Multiplies the input of a layer by the factors of one draw: in a plain network, what weights cannot hold."""
 
     std: Tensor  # τ
-    at: Tensor  # the draw's word
+    word: Tensor  # the draw's
 
-    def __init__(self, std: Tensor, at: Tensor, axis: int) -> None:
+    def __init__(self, std: Tensor, word: Tensor, axis: int) -> None:
         """Takes τ and the draw's word, and the node axis of the layer's input."""
         super().__init__()
         self.axis = axis
         self.register_buffer("std", std.detach().clone())
-        self.register_buffer("at", at.detach().clone())
+        self.register_buffer("word", word.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x ∘ u."""
-        return x * Units(self.std, self.at).factors(x, self.axis, 0)
+        return x * Units(self.std, self.word).factors(x, self.axis, 0)
 
     def hook(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the layer, whose input comes first or by name."""

@@ -74,7 +74,7 @@ def test_many_channels_in_each_memory_format(
     x, z = double(5, wide, 6, 4, grad=False).contiguous(memory_format=layout), double(5, wide, 1, 1)
     x.requires_grad_()
     drawn = units.Units(torch.tensor(0.4, dtype=torch.float64), torch.tensor([5, 77, 123456, 8, 9]))
-    factors = 1 + 0.4 * units.windows(drawn.at, 24 * wide).view(x.shape).double()
+    factors = 1 + 0.4 * units.windows(drawn.words, 24 * wide).view(x.shape).double()
     found, expected = convolved(layer, x, z, drawn), layer(x * z * factors)
     torch.testing.assert_close(found, expected)
     assert found.stride() == expected.stride()

@@ -329,7 +329,7 @@ def test_copies_and_reverted_networks_have_forwards_of_their_own() -> None:
     model, x = converted(mlp()).train(), torch.randn(B, 5)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert twin.net[0].forward.func.__self__ is twin.net[0].latent
-        assert all(latent.now is twin._now for latent in twin.latents.values())
+        assert all(latent.current_pass is twin._pass for latent in twin.latents.values())
         assert all(torch.equal(a, b) for a, b in zip(outcome(twin, x)[1], outcome(model, x)[1], strict=True))
     for net in (model.component(0), ibnn.revert(model)):
         assert "forward" not in vars(net[0])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ibnn
-from ibnn.draws import Draws
+from ibnn.draws import Draw
 from ibnn.layers.registry import layer_type
 from ibnn.network import folded, no_fast_path
 
@@ -232,7 +232,7 @@ def test_a_transformer_is_one_row_at_a_time_the_network_of_that_rows_z(transform
         output = model(*inputs)
     z = torch.cat([calls[0] for calls in met.values()], 1)
     with no_fast_path():
-        rows = [folded(model, Draws(z[b]))(*(x[b : b + 1] for x in inputs)) for b in range(B)]
+        rows = [folded(model, Draw(z[b]))(*(x[b : b + 1] for x in inputs)) for b in range(B)]
     assert close(output, torch.cat(rows))
     output.square().sum().backward()
     assert all(latent.mean.grad is not None and latent.mean.grad.ne(0).any() for latent in model.latents.values())

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 
 import ibnn
+from ibnn.draws import Draws
 from ibnn.network import folded
 
 
 def gap(model: ibnn.IBNN, *x: Tensor) -> float:
     """How far a training pass is from the plain networks of the rows' own draws, one row at a time."""
     drawn = model._training_draws(model.posterior(), len(x[0]))
-    expected = [folded(model, drawn[i]).train()(*(t[i : i + 1] for t in x)) for i in range(len(x[0]))]
+    one_by_one = Draws(drawn.z, drawn.words, drawn.unit_std)
+    expected = [folded(model, one_by_one[i]).train()(*(t[i : i + 1] for t in x)) for i in range(len(x[0]))]
     return float((model(*x) - torch.cat(expected)).detach().abs().max())
 
 

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import ibnn
-from ibnn.draws import Draws
+from ibnn.draws import Draw
 from ibnn.network import folded
 
 B, T, D, H = 4, 5, 3, 4
@@ -248,7 +248,7 @@ def test_cells(kind: str, initial: bool, bias: bool) -> None:
         for a, b in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
             assert close(a, b)
     give(model.latents["0"], None)
-    half = folded(model, Draws(torch.full((D + H,), 0.5).double()))[0]
+    half = folded(model, Draw(torch.full((D + H,), 0.5).double()))[0]
     found = half(x, hx)
     assert close(found[0] if isinstance(found, tuple) else found, reference(torch.full((D + H,), 0.5).double())[0])
 
@@ -296,7 +296,7 @@ def test_rows_that_fold_several_sequences_share_their_z() -> None:
     model(x)
     with captured(model) as met:
         output = model(x)
-    rows = [folded(model, Draws(z))(x[b : b + 1]) for b, z in enumerate(met["gru"][0])]
+    rows = [folded(model, Draw(z))(x[b : b + 1]) for b, z in enumerate(met["gru"][0])]
     assert close(output, torch.cat(rows))
 
 
@@ -328,7 +328,7 @@ def test_computed_weights_are_read_as_they_are() -> None:
     give(model.latents["0"], z)
     assert close(layer(x, h), expected)
     give(model.latents["0"], None)
-    assert close(folded(model, Draws(z))[0](x, h), expected)
+    assert close(folded(model, Draw(z))[0](x, h), expected)
 
 
 TYPES: dict[str, Callable[[], nn.Module]] = {

@@ -99,12 +99,12 @@ def test_draws_are_those_written_out_and_do_not_depend_on_the_batch() -> None:
     model = converted()
     draws = model.draw_latents(2, 9)
     at = words(address(9, Space.PREDICT_UNITS, torch.arange(K)[:, None] // 2 * 2, torch.arange(2)))
-    assert torch.equal(draws.at % MIRRORED, numbered_words(at, 3))
-    assert torch.equal(draws.at // MIRRORED, torch.arange(K)[:, None, None].expand(K, 2, 3).flatten(0, 1) % 2)
+    assert torch.equal(draws.words % MIRRORED, numbered_words(at, 3))
+    assert torch.equal(draws.words // MIRRORED, torch.arange(K)[:, None, None].expand(K, 2, 3).flatten(0, 1) % 2)
     outputs = model.draw_logits(X, 2, 9)
     for j in range(2 * K):
         for row in range(B):
-            assert torch.allclose(outputs[j, row], reference(model, X[row], draws.z[j], draws.at[j]))
+            assert torch.allclose(outputs[j, row], reference(model, X[row], draws.z[j], draws.words[j]))
     with torch.no_grad():
         for same in (model.draw_logits(X, 2, 9), model.draw_logits(X, 2, 9, batch_size=256)):
             assert torch.allclose(same, outputs)
@@ -124,7 +124,7 @@ def test_training_gives_every_row_units_of_its_own() -> None:
             draws = model._training_draws(model.posterior(), B, samples=2)
             at = words(address(3, Space.TRAIN_UNITS, torch.arange(B), torch.arange(2)[:, None]))
             at = numbered_words(at, 3)
-            assert torch.equal(draws.at, at)
+            assert torch.equal(draws.words, at)
             rows = [reference(model, X[r % B], draws.z[r], at[r]) for r in range(2 * B)]
             loss = F.cross_entropy(torch.stack(rows), Y.repeat(2)) + model.kl() / 50
         loss.backward()
@@ -146,7 +146,7 @@ def test_linear_layers_and_channels_have_no_units() -> None:
     assert has_units(model).tolist() == [True, True, False]
     assert model.unit_std.tolist() == [0.25, 0.5, 0.0]
     assert channel.unit_std.tolist() == [0.0] * 3
-    assert channel.draw_latents().at is None
+    assert channel.draw_latents().words is None
     model.set_posterior(unit_std=0.0)
     assert torch.allclose(model.draw_logits(X, 2), channel.draw_logits(X, 2))
 
@@ -254,7 +254,7 @@ def test_how_layers_share_the_noise() -> None:
 def test_draws_may_bring_their_own_deviation() -> None:
     model = converted()
     draws = model.draw_latents(1)
-    other = Draws(draws.z, draws.at, torch.tensor([0.9, 0.1, 0.0]))
+    other = Draws(draws.z, draws.words, torch.tensor([0.9, 0.1, 0.0]))
     found = model.outputs(X, other)
     model.set_posterior(unit_std=torch.tensor([0.9, 0.1, 0.0]))
     assert torch.equal(found, model.outputs(X, draws))

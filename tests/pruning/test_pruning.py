@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import ibnn
-from ibnn.draws import Draws
+from ibnn.draws import Draw
 from ibnn.network import mean_latents
 from ibnn.pruning import pruning, rebuild
 from ibnn.pruning.channels import find_channels
@@ -22,14 +22,14 @@ Y = torch.tensor([0, 1, 2, 0])
 def test_sensitivities_equal_finite_differences() -> None:
     torch.manual_seed(0)
     model, x = model_of(Mobile().double()), X.double()  # no ties of a max-pool, where slopes jump
-    groups = torch.arange(model.nodes) // 3 - 1  # channels of three nodes; the first three nodes are of none
-    z, channels = 1 + 0.2 * torch.randn(4, model.nodes).double(), int(groups.max()) + 1
+    groups = torch.arange(model.nodes) // 3  # channels of three nodes; the last nodes are of none
+    z, channels = 1 + 0.2 * torch.randn(4, model.nodes).double(), int(groups.max())
     mask = (torch.rand(4, channels) < 0.7).double()
     part = torch.rand(model.nodes).double()
-    found = sensitivities(model, x, Y, Draws(z), groups, mask, part)
+    found = sensitivities(model, x, Y, Draw(z), groups, mask, part)
 
     def losses(step: Tensor) -> Tensor:
-        factors = torch.cat([mask, torch.ones(4, 1).double()], 1)[:, groups]  # −1 is the last
+        factors = torch.cat([mask, torch.ones(4, 1).double()], 1)[:, groups]
         factors = factors + part * torch.cat([step, torch.zeros(1).double()])[groups]
         with torch.no_grad():
             return nn.functional.cross_entropy(model.outputs(x, (z * factors)[None])[0], Y, reduction="none")

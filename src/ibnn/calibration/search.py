@@ -322,14 +322,14 @@ class _Outputs:
         k = (number + rows) % self.model.components
         offset = normals(address(self.seed, Space.SEARCH, number, rows), self.model.nodes).view(len(rows), -1)
         offset = scale * self.std[k] * offset
-        z, at = torch.stack([self.mean[k] + offset, self.mean[k] - offset]), None
+        z, unit_words = torch.stack([self.mean[k] + offset, self.mean[k] - offset]), None
         if self.model.draws != "channel":
-            at = words(address(self.seed, Space.SEARCH_UNITS, number, rows))
-            at = numbered_words(at, len(self.model.latents)).view(len(rows), -1)
-            at = torch.stack([at, at + MIRRORED])
+            first = words(address(self.seed, Space.SEARCH_UNITS, number, rows))
+            first = numbered_words(first, len(self.model.latents)).view(len(rows), -1)
+            unit_words = torch.stack([first, first + MIRRORED])
         if not self.by_row:  # one for all rows
-            z, at = z[:, 0], None if at is None else at[:, 0]
-        return Draws(z, at, scale * self.unit_std)
+            z, unit_words = z[:, 0], None if unit_words is None else unit_words[:, 0]
+        return Draws(z, unit_words, scale * self.unit_std)
 
     def _by_batch(self, rows: int, draws: Callable[[Tensor], Draws]) -> Tensor:
         """Returns the outputs of the first rows, (J, N, …), given the draws for each batch's rows."""

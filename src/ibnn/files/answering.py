@@ -49,7 +49,7 @@ class Drawn(nn.Module):
             drawn = model.draw_latents(samples, seed)
             centre = [mean_latents(model).detach()[None]] if mean else []
             self.draws, self.copies = len(drawn), len(drawn) + len(centre)
-            units = [unit and Units(unit.std.detach().cpu(), unit.at.cpu()) for unit in model._units(drawn)]
+            units = [unit and Units(unit.std.detach().cpu(), unit.words.cpu()) for unit in model._units(drawn)]
             for _, latent, z in by_layer(model, torch.cat([drawn.z.detach(), *centre])):
                 self._draws.append((z.to(latent.mean.dtype).cpu().contiguous(), units[latent.number]))
 
@@ -79,7 +79,7 @@ class Drawn(nn.Module):
         if any(list(shape[latent.axis :]) != inner for shape in shapes):
             got, remedy = f"called with {[*map(tuple, shapes)]}", 'Convert it with draws="channel".'
             raise ValueError(complaint(f"layer {latent.name!r}", "called with inputs of one size", got, remedy))
-        factors = (1 + units.std * windows(units.at, math.prod(inner)).view(-1, *inner)).cpu()
+        factors = (1 + units.std * windows(units.words, math.prod(inner)).view(-1, *inner)).cpu()
         return torch.cat([factors, torch.ones(self.copies - len(factors), *inner)])
 
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:

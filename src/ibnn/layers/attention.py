@@ -79,7 +79,7 @@ def _projected(latent: "Latent", axis: int, x: Tensor, z: Tensor, weight: Tensor
     from ibnn.kernels.linear import project
 
     if x.shape[axis] == z.shape[0] and runs_here(x, z, weight, bias):
-        latent.now.entries += x.numel()
+        latent.current_pass.entries += x.numel()
         x, z, weight, bias = lowered(x, z, weight, bias)
         if (output := project(None, x, z, weight, bias, axis)) is not None:
             return output

@@ -40,8 +40,8 @@ def find_batch(net: nn.Module, latents: Mapping[str, "Latent"], call: Call) -> N
     kinds = {name: layer_type(layer) for name, layer in layers.items()}
     own = {name: kind.batch_axis(layers[name]) for name, kind in kinds.items() if kind and kind.batch_axis}
     with ExitStack() as without_latents:
-        for now in {id(latent.now): latent.now for latent in latents.values()}.values():
-            without_latents.enter_context(now.absent())
+        for shared in {latent.current_pass for latent in latents.values()}:
+            without_latents.enter_context(shared.absent())
         in_line = not own and _in_line(net)
         found = {name: Place(0, folds=frozenset({1})) for name in layers} if in_line else places(net, layers, own, call)
     for name, latent in latents.items():

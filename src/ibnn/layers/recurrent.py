@@ -63,7 +63,7 @@ def _run(layer: nn.RNNBase, latent: "Latent", z: Ports, input: Any, hx: Any = No
     if not isinstance(input, PackedSequence):
         x = input.transpose(0, 1) if layer.batch_first else input
         z = {port: latent.rows(part, x.shape, 1) for port, part in z.items()}
-        latent.now.entries += x.numel() * layer.num_layers
+        latent.current_pass.entries += x.numel() * layer.num_layers
         state = _initial(layer, hx, x, x.shape[1], None)
         output, state = _layers(layer, lambda x, part: latent.multiply(x, part, 1), z, x, state, None)
         return output.transpose(0, 1) if layer.batch_first else output, _as_given(layer, state)

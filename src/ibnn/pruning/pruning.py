@@ -52,12 +52,13 @@ class Pruned:
         return revert(copy.deepcopy(self.model))
 
     def __str__(self) -> str:
-        width = max(len(layer.name) for layer in self.layers)
-        rows = [(layer.name, *layer.outputs, layer.whole) for layer in self.layers]
-        layers = [f"{name:<{width}}  {before:>5} -> {after:>5}  {whole}" for name, before, after, whole in rows]
-        sizes = zip(Size._fields, self.before, self.after, strict=True)
-        totals = [f"{name}: {before:,} -> {after:,} ({after / before:.0%})" for name, before, after in sizes]
-        return "\n".join([line.rstrip() for line in layers] + totals)
+        width, lines = max(len(layer.name) for layer in self.layers), []
+        for layer in self.layers:
+            before, after = layer.outputs
+            lines.append(f"{layer.name:<{width}}  {before:>5} -> {after:>5}  {layer.whole}".rstrip())
+        for name, before, after in zip(Size._fields, self.before, self.after, strict=True):
+            lines.append(f"{name}: {before:,} -> {after:,} ({after / before:.0%})")
+        return "\n".join(lines)
 
 
 def prune(
@@ -130,7 +131,7 @@ def _check(model: Any, keep: Any, by: Any, seed: int) -> None:
 
 def _channels(model: IBNN, x: Inputs) -> Channels:
     """Returns the channels of a network; those that a layer without latents takes are fixed."""
-    with model._now.absent():
+    with model._pass.absent():
         channels = find_channels(model.net, x)
     for name, layer in channels.layers.items():
         if name not in model.latents:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ibnn.batches import Source
-from ibnn.draws import Draws
+from ibnn.draws import Draw, Draws
 from ibnn.errors import complaint
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, tree_map
 from ibnn.network import IBNN
@@ -30,8 +30,8 @@ class Ranking:
         self.model, self.channels, self.source, self.rows, self.seed = model, channels, source, rows, seed
         self.costs = costs(channels)
         number = {channel: place for place, channel in enumerate(self.costs)}
-        groups = [number.get(channel, -1) for channel in channels.nodes(model.latents)]
-        self.groups = torch.tensor(groups, device=model.examples.device)  # the channel of every node
+        groups = [number.get(channel, len(number)) for channel in channels.nodes(model.latents)]
+        self.groups = torch.tensor(groups, device=model.examples.device)  # the channel of every node; the last: none
 
     @cached_property
     def moments(self) -> Moments:
@@ -58,8 +58,7 @@ class Ranking:
 
     def _summed(self, nodes: Tensor) -> Tensor:
         """Returns the sums over the nodes of each channel."""
-        total = nodes.new_zeros(len(self.costs) + 1)
-        return total.index_add_(0, self.groups.where(self.groups >= 0, torch.tensor(len(self.costs))), nodes)[:-1].cpu()
+        return nodes.new_zeros(len(self.costs) + 1).index_add_(0, self.groups, nodes)[:-1].cpu()
 
     def _sensitivity(self, share: float) -> Tensor:
         """Returns the sum over rows of the sensitivity of the loss to each channel; each row misses some others."""
@@ -71,11 +70,13 @@ class Ranking:
         part = torch.cat([each.to(device, torch.float32) for each in lost]).sqrt()
         for done, x, y in self._batches():
             count = len(y)
-            z = model.draw_latents(-(-count // model.components), self.seed, first=done)[:count]
+            drawn = model.draw_latents(-(-count // model.components), self.seed, first=done)
+            own = None if drawn.words is None else drawn.words[:count]
+            draw = Draw(drawn.z[:count], own, drawn.unit_std)  # row i has draw i
             at = words(address(self.seed, Space.PRUNE, torch.arange(done, done + count, device=device)))
             uniform = numbered_words(at, len(total) + 1) / 2**32
             mask = uniform[:, 1:] < share + (1 - share) * uniform[:, :1]  # from this share of them to all are left
-            total += sensitivities(model, x, y, z, self.groups, mask, part).sum(0).cpu()
+            total += sensitivities(model, x, y, draw, self.groups, mask, part).sum(0).cpu()
         return total
 
     def _batches(self) -> Iterator[tuple[int, Inputs, Tensor]]:
@@ -92,27 +93,23 @@ class Ranking:
                     break
 
 
-def sensitivities(
-    model: IBNN, x: Inputs, y: Tensor, draws: Draws, groups: Tensor, mask: Tensor, part: Tensor
-) -> Tensor:
+def sensitivities(model: IBNN, x: Inputs, y: Tensor, draw: Draw, groups: Tensor, mask: Tensor, part: Tensor) -> Tensor:
     """Returns (∂L/∂m)² / 2 of every row and channel, (B, channels): m multiplies z of all nodes of a channel.
 
-    There is a draw for each row. `groups` has the channel of every node, (nodes,), −1 for none; `mask` m of each row,
-    (B, channels); `part` a factor on the gradient of each node, (nodes,): what other nodes do not explain.
+    The draw has a z for each row. `groups` has the channel of every node, (nodes,), their number for none; `mask` m of
+    each row, (B, channels); `part` a factor on the gradient of each node, (nodes,): what other nodes do not explain.
     """
-    z, channels = draws.z.detach(), int(groups.max()) + 1
-    at = torch.where(groups < 0, channels, groups).to(z.device)
-
+    z, groups = draw.z.detach(), groups.to(draw.z.device)
     factors = torch.cat([mask.to(z), z.new_ones(len(z), 1)], 1)
-    masked = (z * factors[:, at]).requires_grad_()
-    rows = Draws(masked[None], None if draws.at is None else draws.at[None], draws.unit_std)
+    masked = (z * factors[:, groups]).requires_grad_()
+    rows = Draws(masked[None], None if draw.words is None else draw.words[None], draw.unit_std)
     with torch.enable_grad():
         output = model.outputs(x, rows)[0]
         model.likelihood.check(output, y)
         terms = model.likelihood.terms(output, y)
         loss = (terms.loss * terms.weight.to(output)).sum()
     each = z * torch.autograd.grad(loss, masked)[0] * part.to(z)
-    return each.new_zeros(len(each), channels + 1).index_add_(1, at, each)[:, :channels].square() / 2
+    return torch.zeros_like(factors).index_add_(1, groups, each)[:, :-1].square() / 2
 
 
 def to_device_of(model: IBNN, x: Inputs) -> Inputs:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ibnn import check
-from ibnn.draws import Draws
+from ibnn.draws import Draw
 from ibnn.errors import complaint
 from ibnn.inputs import batch_length, call_arguments, repeat_rows, tree_map
 from ibnn.likelihood import Categorical
@@ -94,7 +94,7 @@ def generate(
         args, kwargs = tree_map(lambda t: repeat_rows(t, rows, copies), (args, kwargs))
         own = [*options.pop("logits_processor", []), average]
         z = [part for _, _, part in by_layer(model, drawn.z)]
-        with model._now.multiplying(z, model._units(drawn)):
+        with model._pass.multiplying(z, model._units(drawn)):
             net: Any = model.net
             found = net.generate(*args, **kwargs, do_sample=False, logits_processor=own, **options)
     sequences: Tensor = getattr(found, "sequences", found)[:rows]
@@ -106,18 +106,18 @@ def generate(
     return Generation(sequences, tokens, mask, log_probs * mask, total * mask, aleatoric * mask)
 
 
-def _drawn(model: IBNN, networks: Networks, rows: int, samples: int, seed: int) -> tuple[Draws, int]:
+def _drawn(model: IBNN, networks: Networks, rows: int, samples: int, seed: int) -> tuple[Draw, int]:
     """Returns what multiplies the rows, and how many copies of the batch there are."""
     if networks == "mean":
-        return Draws(mean_latents(model)), 1
+        return Draw(mean_latents(model)), 1
     if networks == "each":
         components = model.components
         drawn = model.draw_latents(-(-rows // components), seed)
         index = torch.arange(rows, device=drawn.z.device)
         order = index % components * (len(drawn) // components) + index // components
-        return Draws(drawn.z[order], None if drawn.at is None else drawn.at[order], drawn.unit_std), 1
+        return Draw(drawn.z[order], None if drawn.words is None else drawn.words[order], drawn.unit_std), 1
     drawn = model.draw_latents(samples, seed)
-    return drawn.each_row(rows), len(drawn)
+    return drawn.as_rows(rows), len(drawn)
 
 
 class _Average:
