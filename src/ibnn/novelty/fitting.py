@@ -13,7 +13,7 @@ from ibnn.batches import Source, as_source
 from ibnn.errors import complaint
 from ibnn.generators import generators_restored
 from ibnn.inputs import Inputs, as_tensors, batch_length, call_arguments, tree_map
-from ibnn.layers.batch_axis import places
+from ibnn.layers.batch_axis import Place, places
 from ibnn.layers.explain import explaining_shapes
 from ibnn.layers.registry import layer_type
 from ibnn.novelty.measure import see
@@ -115,39 +115,34 @@ def _fit(
     answers: Prediction | None = None,
     samples: int = 5,
 ) -> Reference:
-    known = _data(train, "train", batch_size, model)
-    held = None if valid is None else _data(valid, "valid", batch_size, model)
-    for data, fewest in ((known, FEWEST if held else 2 * FEWEST), (held, FEWEST)):
-        if data is not None and data.source.rows < fewest:
-            remedy = "Pass more: with n held-out inputs, p-values go down to 1 / (n + 1)."
-            raise TooFewRowsError(complaint(data.name, f"at least {fewest} inputs", data.source.rows, remedy))
-    if held is None and not (known.source.divisible or known.source.whole):
+    known = _read(model, train, "train", batch_size, 2 * FEWEST if valid is None else FEWEST)
+    held = known if valid is None else _read(model, valid, "valid", batch_size, FEWEST)
+    if valid is None and not (known.source.divisible or known.source.whole):
         got = "none, and training data that a sampler or iterable of your own chooses"
         raise ValueError(complaint("valid", "held-out inputs", got, "Pass valid."))
     with generators_restored(), Bar("novelty") as bar, explaining_cuts(batch_size, known.source.rows):
         collector = _Collector(model, rows, seed, batch_size, bar)
-        if held is None:
-            everything = answered = collector.collect(known, samples if known.labelled else 0, answers)
-            half = torch.randperm(len(everything.reduced[0]), generator=torch.Generator().manual_seed(seed)).chunk(2)
-            first, second = (everything.rows(part) for part in half)
+        samples = samples if known.labelled and held.labelled else 0
+        if valid is None:
+            everything = ranked = collector.collect(known, samples, answers)
+            halves = torch.randperm(len(ranked.reduced[0]), generator=torch.Generator().manual_seed(seed)).chunk(2)
+            first, second = (ranked.rows(half) for half in halves)
             folds = [(first, second), (second, first)]
         else:
-            everything = collector.collect(known)
-            answered = collector.collect(held, samples if known.labelled and held.labelled else 0, answers)
-            folds = [(everything, answered)]
-        reference = collector.reference.to("cpu")
+            everything, ranked = collector.collect(known), collector.collect(held, samples, answers)
+            folds = [(everything, ranked)]
+        reference: Reference = collector.reference.to("cpu")
         labels = _classes(model.likelihood, [one for one, _ in folds], reference) if known.labelled else None
-        of_folds: list[Any] = labels or [None] * len(folds)
-        fitted = [fit_layers(one.reduced, own) for (one, _), own in zip(folds, of_folds, strict=True)]
+        fitted = [fit_layers(one.reduced, labels[fold] if labels else None) for fold, (one, _) in enumerate(folds)]
         reference.whiten, reference.centres = (torch.stack(parts) for parts in zip(*fitted, strict=True))
-        _set_ranks(reference, [ranked for _, ranked in folds], seed)
-        if answered.distances:
-            held_out = HeldOut.of(model.likelihood, answered.distances)
+        _set_ranks(reference, [other for _, other in folds], seed)
+        if ranked.distances:
+            held_out = HeldOut.of(model.likelihood, ranked.distances)
             model.held_out = held_out and held_out.to(collector.device)
             if everything.targets is not None:
                 reference.base = model.likelihood.base_rates(everything.targets).float()
     model.reference = reference.to(collector.device)
-    return model.reference  # type: ignore[no-any-return]
+    return reference
 
 
 class _Data(NamedTuple):
@@ -156,15 +151,19 @@ class _Data(NamedTuple):
     name: str
 
 
-def _data(data: Any, name: str, batch_size: int | None, model: Any) -> _Data:
-    pack, labelled = model.likelihood.pack, not (isinstance(data, Tensor | Mapping) or hasattr(data, "__array__"))
+def _read(model: Any, data: Any, name: str, batch_size: int | None, fewest: int) -> _Data:
+    labelled = not (isinstance(data, Tensor | Mapping) or hasattr(data, "__array__"))
     if not labelled:
         x = as_tensors(data)
-        data, pack = (x, torch.zeros(batch_length(x))), None
-    source = data if isinstance(data, Source) else as_source(data, batch_size=batch_size, name=name, pack=pack)
-    if isinstance(source.data, tuple):
-        refuse_nan(source.data[0], argument=name)
-    return _Data(source, labelled, name)
+        data = (x, torch.zeros(batch_length(x)))
+    if not isinstance(data, Source):
+        data = as_source(data, batch_size=batch_size, name=name, pack=model.likelihood.pack)
+    if isinstance(data.data, tuple):
+        refuse_nan(data.data[0], argument=name)
+    if data.rows < fewest:
+        remedy = "Pass more: with n held-out inputs, p-values go down to 1 / (n + 1)."
+        raise TooFewRowsError(complaint(name, f"at least {fewest} inputs", data.rows, remedy))
+    return _Data(data, labelled, name)
 
 
 class _Rows(NamedTuple):
@@ -184,43 +183,38 @@ class _Rows(NamedTuple):
 class _Collector:
     """Passes data through a model and keeps what describes the inputs of its layers."""
 
-    reference: Reference
-
-    def __init__(self, model: Any, rows: int, seed: int, batch_size: int | None, bar: Bar) -> None:
+    def __init__(self, model: Any, most: int, seed: int, batch_size: int | None, bar: Bar) -> None:
         self.model, self.device = model, next(model.net.parameters()).device
-        self.most, self.seed, self.batch_size, self.bar = rows, seed, batch_size, bar
-        self.layers = observable(model.net)
-        self.numbers = {name: number for number, name in enumerate(self.layers)}
-        if not self.layers:
-            remedy = "Register its layers: ibnn.register_layer."
-            raise NotObservableError(complaint("model", "a network with layers that can be observed", "none", remedy))
-        self.axes: dict[str, int] = {}  # known from the first batch on
+        self.most, self.seed, self.batch_size, self.bar = most, seed, batch_size, bar
+        self.axes: dict[str, int] = {}  # batch axes of the layers' inputs; known, like the reference, after one batch
+        self.reference: Any = None
 
     def collect(self, data: _Data, samples: int = 0, answers: Prediction | None = None) -> _Rows:
         """Returns the rows of some data; with `samples`, also distances of the first `ANSWERED` targets or more."""
-        source, likelihood = data.source, self.model.likelihood
+        source, likelihood, net = data.source, self.model.likelihood, self.model.net
         if source.divisible and source.rows > self.most:
             source = source.split(self.most, self.seed)[1]
         if samples and answers is None and source.divisible and source.rows > ANSWERED:
             source = replace(source, shuffled=True)  # they may be sorted
         reduced, surprises, targets, distances = [], list[Tensor](), list[Tensor](), list[list[Conformal | None]]()
-        dtype, first = next(self.model.net.parameters()).dtype, 0
+        dtype, first = next(net.parameters()).dtype, 0
         for share in source.epoch(self.seed, 0):
             refuse_nan(share.x, first, f"{data.name} (rows in random order)")
             x, y = tree_map(lambda t: t.to(self.device), as_tensors(share.x, dtype)), share.y
-            if fresh := not self.axes:
-                self._find_axes(x)
-            with explaining_shapes(self.model.net, x, data.name):
-                seen = see(self.model, x, self.layers, self.axes)
+            if self.reference is None:
+                self.axes = _batch_axes(net, x)
+            layers = {name: net.get_submodule(name) for name in self.axes}
+            with explaining_shapes(net, x, data.name):
+                seen = see(self.model, x, layers, self.axes)
             if data.labelled:
                 likelihood.check(seen.output, y.to(self.device))
-            if fresh:
+            if self.reference is None:
                 self._begin(seen.summaries)
             kept = torch.arange(len(y))
             if self.batch_size is None and data.labelled:  # rows of a whole graph may have no target
                 kept = kept[[bool(likelihood.count(y[n : n + 1])) for n in range(len(y))]]
-            summaries = enumerate(seen.summaries[name] for name in self.layers)
-            reduced.append([self.reference.reduce(i, part).cpu()[kept] for i, part in summaries])
+            summaries = [seen.summaries[name] for name in self.axes]
+            reduced.append([self.reference.reduce(i, part).cpu()[kept] for i, part in enumerate(summaries)])
             surprises += [] if seen.surprise is None else [seen.surprise.cpu()[kept]]
             targets.append(y.cpu()[kept])
             if samples and answers is not None:
@@ -244,39 +238,36 @@ class _Collector:
         surprise = torch.cat(surprises) if surprises else None
         return _Rows(joined, surprise, torch.cat(targets) if alike else None, distances)
 
-    def _find_axes(self, x: Inputs) -> None:
-        """Finds the batch axes of layers, and leaves out layers whose inputs hold no batch."""
-        kinds = {name: layer_type(layer) for name, layer in self.layers.items()}
-        known = {n: kind.batch_axis(self.layers[n]) for n, kind in kinds.items() if kind and kind.batch_axis}
-        self.axes = dict.fromkeys(self.layers, 0) | known
-        net, call = self.model.net, call_arguments(x)
-        members = {f"{i}.": member for i, member in enumerate(net)} if isinstance(net, nn.ModuleList) else {"": net}
-        for prefix, member in members.items():
-            parts = {n.removeprefix(prefix): layer for n, layer in self.layers.items() if n.startswith(prefix)}
-            inner = {n.removeprefix(prefix): axis for n, axis in known.items() if n.startswith(prefix)}
-            found = places(member, parts, inner, call, strict=False)
-            seeing = {n: place.axis for n, place in found.items() if not place.copied}
-            self.axes |= {prefix + n: axis for n, axis in seeing.items()}
-            for n in parts.keys() - seeing.keys() if found else ():
-                del self.layers[prefix + n]
-
     def _begin(self, summaries: Mapping[str, Tensor]) -> None:
         """Makes a reference with widths, shifts and scales, by the summaries of the first batch."""
-        self.layers = {n: layer for n, layer in self.layers.items() if n in summaries}
-        seen = [summaries[n].cpu().double() for n in self.layers]
-        if not seen:
-            remedy = "Put the batch first in the inputs of its layers."
+        self.axes = {name: axis for name, axis in self.axes.items() if name in summaries}
+        if not self.axes:
+            remedy = "Register its layers (ibnn.register_layer), and put the batch first in their inputs."
             raise NotObservableError(complaint("model", "a network whose layers see the batch", "none", remedy))
+        seen, numbers = [summaries[name].cpu().double() for name in self.axes], list(observable(self.model.net))
         most = min(WIDEST, int((MEMORY / 4 / len(seen)) ** 0.5))
         stds = [part.std(0, correction=0) for part in seen]
         floors = [0.01 * std.square().mean().sqrt().clamp_min(1e-12) for std in stds]  # constant nodes may wake up
         self.reference = Reference(
-            layers=torch.tensor([self.numbers[n] for n in self.layers]),
-            axes=torch.tensor([self.axes[n] for n in self.layers]),
+            layers=torch.tensor([numbers.index(name) for name in self.axes]),
+            axes=torch.tensor(list(self.axes.values())),
             widths=torch.tensor([[len(std), min(len(std), most)] for std in stds]),
             shift=torch.cat([part.mean(0) for part in seen]).float(),
             scale=torch.cat([1 / std.maximum(floor) for std, floor in zip(stds, floors, strict=True)]).float(),
         ).to(self.device)
+
+
+def _batch_axes(net: nn.Module, x: Inputs) -> dict[str, int]:
+    """Returns the batch axis in the inputs of each layer that can be observed; layers without one are left out."""
+    axes: dict[str, int] = {}
+    for prefix, member in net.named_children() if isinstance(net, nn.ModuleList) else [("", net)]:
+        layers = observable(member)
+        kinds = {name: layer_type(layer) for name, layer in layers.items()}
+        own = {name: kind.batch_axis(layers[name]) for name, kind in kinds.items() if kind and kind.batch_axis}
+        found = places(member, layers, own, call_arguments(x), strict=False)
+        found = found or {name: Place(own.get(name, 0)) for name in layers}  # no other batch length fits
+        axes |= {f"{prefix}.{name}".strip("."): place.axis for name, place in found.items() if not place.copied}
+    return axes
 
 
 def _classes(likelihood: Any, known: list[_Rows], reference: Reference) -> list[Tensor] | None:

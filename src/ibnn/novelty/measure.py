@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ibnn.inputs import Inputs, batch_length, call_arguments
 from ibnn.novelty.nodes import padding, watched
-from ibnn.novelty.reference import Novelty, Reference, foreign
+from ibnn.novelty.reference import Novelty, foreign
 from ibnn.prediction import JointPrediction, no_reference
 
 
@@ -40,15 +40,13 @@ def measure(model: Any, x: Inputs) -> Novelty:
 
 def measured(model: Any, x: Inputs) -> tuple[Novelty, Tensor]:
     """Returns how novel inputs are, and the output of the pass that shows it."""
-    reference: Reference | None = model.reference
-    if reference is None:
+    if (reference := model.reference) is None:
         raise RuntimeError(no_reference("measure(model, x)"))
     layers = reference.layers_of(model.net)
     seen = see(model, x, layers, dict(zip(layers, reference.axes.tolist(), strict=True)))
     if unseen := [name for name in layers if name not in seen.summaries]:
         raise ValueError(foreign(f"layers {unseen} that this call does not reach"))
-    found: Novelty = reference([seen.summaries[name] for name in layers], seen.surprise)
-    return found, seen.output
+    return reference([seen.summaries[name] for name in layers], seen.surprise), seen.output
 
 
 def annotated(model: Any, answer: Any, novelty: Novelty, fallback: float | None) -> Any:

@@ -6,7 +6,7 @@ convolution, the steps of a sequence without padding); a layer with one place ha
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -19,8 +19,8 @@ from ibnn.inputs import Call, batch_length
 from ibnn.layers.registry import layer_type
 
 AT_ONCE = 2**20  # entries that are summed up at once: their copies stay in the cache
-_KEPT = ("attention_mask",)  # inputs that are 1 where a sequence is, and those that are 1 where it is padded
-_PADDED = ("src_key_padding_mask", "key_padding_mask", "padding_mask")
+# 1 where a sequence is for the first, 1 where it is padded for the others
+_MASKS = ("attention_mask", "src_key_padding_mask", "key_padding_mask", "padding_mask")
 
 
 def observable(net: nn.Module) -> dict[str, nn.Module]:
@@ -33,15 +33,13 @@ def padding(net: nn.Module, call: Call) -> Tensor | None:
     args, kwargs = call
     if len(args) + len(kwargs) < 2:  # nothing beside the inputs
         return None
-    try:
-        given: Mapping[str, Any] = inspect.signature(net.forward).bind_partial(*args, **kwargs).arguments
-    except TypeError:
-        given = {}
-    given = {**given, **kwargs}
-    for name in (*_KEPT, *_PADDED):
+    given = dict(kwargs)
+    with suppress(TypeError):
+        given |= inspect.signature(net.forward).bind_partial(*args, **kwargs).arguments
+    for name in _MASKS:
         mask = given.get(name)
         if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[0] == batch_length(call):
-            return mask.bool() if name in _KEPT else ~mask.bool()
+            return mask.bool() if name == "attention_mask" else ~mask.bool()
     return None
 
 
@@ -82,28 +80,24 @@ def _summary(layer: nn.Module, x: Tensor | PackedSequence, axis: int, rows: int,
     if isinstance(x, PackedSequence):
         x, lengths = pad_packed_sequence(x, batch_first=True)
         axis, mask = 0, torch.arange(x.shape[1]) < lengths[:, None]
-    kind = layer_type(layer)
-    assert kind is not None
-    x = x.detach()
-    x = x.float() if x.dtype != torch.float64 else x
+    kind: Any = layer_type(layer)
+    x = x.detach() if x.dtype == torch.float64 else x.detach().float()
     batch, node = axis % x.dim(), kind.axis % x.dim()
     places = [number for number in range(x.dim()) if number not in (batch, node)]
     windows = x.shape[batch] // rows
-    masked = mask is not None and windows == len(places) == 1 and mask.shape == (rows, x.shape[places[0]])
     if not places and windows == 1:
         return x if batch < node else x.T
-    if windows == 1 and not masked:
-        mean, std = _moments(x, batch, places)
-        return torch.cat([mean, std] if batch < node else [mean.T, std.T], 1)
-    x = x.movedim((batch, node), (0, -1)).reshape(rows, -1, x.shape[node])
-    if not masked:
-        return torch.cat([x.mean(1), x.std(1, correction=0)], 1)
-    assert mask is not None
-    weight = mask.to(x)[..., None]
-    count = weight.sum(1).clamp_min(1)
-    mean = (x * weight).sum(1) / count
-    spread = ((x - mean[:, None]).square() * weight).sum(1) / count
-    return torch.cat([mean, spread.sqrt()], 1)
+    by_row = x.movedim((batch, node), (0, -1)).reshape(rows, -1, x.shape[node])
+    if mask is not None and windows == len(places) == 1 and mask.shape == by_row.shape[:2]:
+        weight = mask.to(x)[..., None]
+        count = weight.sum(1).clamp_min(1)
+        mean = (by_row * weight).sum(1) / count
+        std = ((by_row - mean[:, None]).square() * weight).sum(1).div(count).sqrt()
+    elif windows == 1:
+        mean, std = (part if batch < node else part.T for part in _moments(x, batch, places))
+    else:
+        mean, std = by_row.mean(1), by_row.std(1, correction=0)
+    return torch.cat([mean, std], 1)
 
 
 def _moments(x: Tensor, batch: int, places: list[int]) -> tuple[Tensor, Tensor]:

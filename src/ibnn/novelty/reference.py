@@ -33,9 +33,7 @@ class Novelty(NamedTuple):
     """How novel inputs are."""
 
     p_value: Tensor  #: Conformal p-value of "like those known", (B,): small for novel inputs.
-    score: (
-        Tensor  #: The score behind it, (B,), the mean over groups: it goes on rising where no p-value can be smaller.
-    )
+    score: Tensor  #: The score behind it, (B,), the mean over groups: it still rises where no p-value can be smaller.
 
 
 class Reference(nn.Module):
@@ -62,19 +60,14 @@ class Reference(nn.Module):
     def __init__(self, **statistics: Tensor) -> None:
         """Takes the buffers by name; those left out are empty."""
         super().__init__()
-        for name in self.names():
+        for name in Reference.__annotations__:
             self.register_buffer(name, statistics.get(name, torch.zeros(0)))
         self._parts: list[_Part] = []  # found when they are needed
 
     @classmethod
-    def names(cls) -> list[str]:
-        """Names of the buffers."""
-        return list(cls.__annotations__)
-
-    @classmethod
     def like(cls, state: Mapping[str, Any], prefix: str) -> Self | None:
         """Returns one that a state dict with these entries can be loaded into; None if it holds none."""
-        found = {name: state[prefix + name] for name in cls.names() if prefix + name in state}
+        found = {name: state[prefix + name] for name in cls.__annotations__ if prefix + name in state}
         return cls(**{name: torch.empty_like(value) for name, value in found.items()}) if found else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -87,14 +80,14 @@ class Reference(nn.Module):
 
     @property
     def parts(self) -> "list[_Part]":
-        """Where the statistics of each layer are; found once, so that `forward` can be traced."""
+        """How the summary of each layer is reduced; found once, so that `forward` can be traced."""
         if not self._parts:
-            raw_before = before = squares = 0
+            parts, start = [], 0
             for layer, (raw, width) in zip(self.layers.tolist(), self.widths.tolist(), strict=True):
-                projection = _projection(layer, raw, width) if width < raw else None
-                moved = projection and tuple(part.to(self.shift.device) for part in projection)
-                self._parts.append(_Part(slice(raw_before, raw_before + raw), width, before, squares, moved))
-                raw_before, before, squares = raw_before + raw, before + width, squares + width**2
+                projection = _projection(layer, raw, width, self.shift.device) if width < raw else None
+                parts.append(_Part(slice(start, start + raw), width, projection))
+                start += raw
+            self._parts = parts
         return self._parts
 
     @property
@@ -128,10 +121,11 @@ class Reference(nn.Module):
 
     def distances(self, fold: int, reduced: Sequence[Tensor]) -> Tensor:
         """Returns the squared distances of inputs from the known ones of a fold, layer by layer, (L, B)."""
-        means, found = self.means, []
-        for part, x in zip(self.parts, reduced, strict=True):
-            whiten = self.whiten[fold, part.squares : part.squares + part.width**2].view(part.width, part.width)
-            centres = self.centres[fold, means * part.before : means * (part.before + part.width)].view(means, -1)
+        means, widths, found = self.means, [part.width for part in self.parts], []
+        whitening = self.whiten[fold].split([width**2 for width in widths])
+        centring = self.centres[fold].split([means * width for width in widths])
+        for width, whiten, centres, x in zip(widths, whitening, centring, reduced, strict=True):
+            whiten, centres = whiten.view(width, width), centres.view(means, width)
             if torch.compiler.is_exporting():  # other runtimes know no cdist
                 found.append((x @ whiten - centres[:, None]).square().sum(2).amin(0))
             else:
@@ -160,13 +154,11 @@ class Reference(nn.Module):
 
 
 class _Part(NamedTuple):
-    """Where the statistics of a layer are."""
+    """How the summary of a layer is reduced."""
 
     raw: slice  # of shift and scale
     width: int  # how many numbers describe the layer
-    before: int  # how many describe the layers before it, and their squares
-    squares: int
-    projection: tuple[Tensor, ...] | None
+    projection: tuple[Tensor, Tensor] | None
 
 
 def at_or_above(sorted_scores: Tensor, scores: Tensor) -> Tensor:
@@ -196,10 +188,9 @@ def log_tail(sorted_scores: Tensor, scores: Tensor) -> Tensor:
     """
     p_value = p_values(sorted_scores, scores)
     top = sorted_scores[..., -max(int(sorted_scores.shape[-1] * _TAIL), 2) :]
-    excess = (top - top[..., :1]).sum(-1, keepdim=True) / (top.shape[-1] - 1)
-    tiny = torch.finfo(scores.dtype).tiny ** 0.5
-    excess = excess.clamp_min(tiny).maximum(1e-6 * top[..., -1:].abs())
     highest = top[..., -1:]
+    excess = (top - top[..., :1]).sum(-1, keepdim=True) / (top.shape[-1] - 1)
+    excess = excess.clamp_min(torch.finfo(scores.dtype).tiny ** 0.5).maximum(1e-6 * highest.abs())
     beyond = torch.where(scores > highest + _ROUNDING * highest.abs(), scores - highest, 0.0)  # not by rounding
     return p_value.log() - beyond / excess
 
@@ -207,25 +198,29 @@ def log_tail(sorted_scores: Tensor, scores: Tensor) -> Tensor:
 def ranks_of(distances: Tensor, surprise: Tensor | None) -> Tensor:
     """Returns sorted rows to rank others by, (L + 1 or L + 2, n), from distances (L, n) and how unsure answers are."""
     by_layer = distances.sort(1).values
-    rows = [-log_tail(by_layer, distances).sum(0), *([] if surprise is None else [surprise.to(distances)])]
-    return torch.cat([by_layer, torch.stack(rows).sort(1).values])
+    return torch.cat([by_layer, _combined(by_layer, distances, surprise).sort(1).values])
 
 
 def score(ranks: Tensor, distances: Tensor, surprise: Tensor | None) -> Tensor:
     """Returns the score of novelty, (B,), from distances (L, B) and how unsure the answers are."""
-    sums = -log_tail(ranks[: len(distances)], distances).sum(0)
-    parts = sums[None] if surprise is None else torch.stack([sums, surprise.to(sums)])
-    return -log_tail(ranks[len(distances) :], parts).sum(0)
+    layers = len(distances)
+    return -log_tail(ranks[layers:], _combined(ranks[:layers], distances, surprise)).sum(0)
 
 
-def _projection(layer: int, width: int, narrow: int) -> tuple[Tensor, Tensor]:
+def _combined(by_layer: Tensor, distances: Tensor, surprise: Tensor | None) -> Tensor:
+    """Returns Fisher's sums over layers and, where it is known, how unsure the answers are, (1 or 2, B)."""
+    sums = -log_tail(by_layer, distances).sum(0)
+    return sums[None] if surprise is None else torch.stack([sums, surprise.to(sums)])
+
+
+def _projection(layer: int, width: int, narrow: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns entries in P random groups of (nearly) equal size, one of each group in turn, and their random signs."""
     # An addressed hash and not a stored matrix: the same in every process, and no bytes in the state dict.
     word = words(address(0, Space.PROJECTION, layer, torch.arange(width)))
     entries = torch.cat([word.argsort().argsort(), torch.zeros(-width % narrow, dtype=torch.int64)])
     signs = (word[entries] % 2 * 2 - 1).float()
     signs[width:] = 0  # fills up the last of the groups
-    return entries, signs
+    return entries.to(device), signs.to(device)
 
 
 def shrunk_covariance(rows: Tensor) -> Tensor:
