@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map as map_trees
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
@@ -21,7 +22,7 @@ from ibnn.generators import generators_restored, seed_generators
 from ibnn.inputs import Inputs, as_tensors, batch_length, slice_rows, split_inputs, tensors, tree_map
 from ibnn.normal import numbered_seed
 
-SAMPLED = 64  # rows of inputs in a fingerprint
+SAMPLED = 64  # rows in a fingerprint, and rows and columns that data sets are compared by
 Pack = Callable[[Any], Tensor]  # makes one tensor of the targets of a batch, as `Likelihood.pack`
 
 
@@ -38,9 +39,8 @@ class Share(NamedTuple):
         rows = batch_length(self.x)
         count = min(count, rows)
         for number in range(count):
-            start, stop = rows * number // count, rows * (number + 1) // count
-            x = slice_rows(self.x, slice(start, stop), rows)
-            yield Share(x, self.y[start:stop], self.offset + start, self.total)
+            part = Worker(number, count).part(rows)
+            yield Share(slice_rows(self.x, part, rows), self.y[part], self.offset + part.start, self.total)
 
 
 class Worker(NamedTuple):
@@ -102,19 +102,16 @@ class Source:
         hashed.
         """
         digest, parts = hashlib.blake2b(str(self.rows).encode(), digest_size=16), list[Tensor]()
-        if not isinstance(self.data, DataLoader):
-            length = len(self.data[1] if isinstance(self.data, tuple) else self.data)
-            rows = torch.linspace(0, length - 1, min(length, SAMPLED)).long()
         if isinstance(self.data, tuple):
             x, y = self.data
-            parts = [y, *tensors(tree_map(lambda t: t[rows.to(t.device)], x))]
+            parts = [y, *tensors(tree_map(lambda t: t[_spread(len(y)).to(t.device)], x))]
         elif not isinstance(self.data, DataLoader):
             loading = tuple((name, value) for name, value in self.loading if name == "collate_fn")
             alone, loaded = replace(self, loading=loading), []
             for _ in range(2):
                 with generators_restored():
                     seed_generators(self.rows)
-                    loaded.append(list(tensors(alone.take(rows))))
+                    loaded.append(list(tensors(alone.take(_spread(len(self.data))))))
             parts = [a for a, b in zip(*loaded, strict=True) if a.shape == b.shape and torch.equal(a, b)]
             parts += _held_targets(self.data)
         for part in parts:
@@ -129,7 +126,7 @@ class Source:
         mine, theirs = (data.tensors if isinstance(data, TensorDataset) else data for data in (mine, theirs))
         if self.sampler or other.sampler or not isinstance(mine, tuple) or not isinstance(theirs, tuple):
             return 0.0
-        return float(torch.isin(_keys(theirs, SAMPLED), _keys(mine)).float().mean())
+        return float(torch.isin(_keys(theirs, some=True), _keys(mine)).float().mean())
 
     def epoch(self, seed: int, number: int, *, first: int = 0, worker: Worker | None = None) -> Iterator[Share]:
         """Returns this worker's shares of an epoch's batches, from batch `first` on."""
@@ -195,14 +192,19 @@ class Source:
                 yield Share(slice_rows(x, part, rows), y[part], part.start, rows)
 
 
-def _keys(pair: Any, most: int | None = None) -> Tensor:
+def _spread(length: int) -> Tensor:
+    """Returns up to 64 indices, evenly spread."""
+    return torch.linspace(0, length - 1, min(length, SAMPLED)).long()
+
+
+def _keys(pair: Any, *, some: bool = False) -> Tensor:
     """Returns an integer for each row, or for some of them, that depends on up to 64 of its inputs and targets each."""
     found = torch.tensor(0)
     first, *_, last = tensors(pair)
     for factor, part in ((1, first), (3, last)):
         flat = part.detach().to_dense().reshape(len(part), -1)
-        flat = flat if most is None else flat[torch.linspace(0, len(part) - 1, min(len(part), most)).long()]
-        columns = torch.linspace(0, flat.shape[1] - 1, min(flat.shape[1], 64)).long()
+        flat = flat[_spread(len(part))] if some else flat
+        columns = _spread(flat.shape[1])
         factors = 2 * torch.arange(len(columns)) + 0x1E3779B97F4A7C15
         values = (rows[:, columns.to(rows.device)].cpu().double().view(torch.int64) for rows in flat.split(2**16))
         found = found + factor * torch.cat([(part * factors).sum(1) for part in values])
@@ -225,7 +227,7 @@ def as_source(
     if isinstance(data, DataLoader):
         return replace(_from_loader(data, name, shuffled), pack=pack)
     if dicts := isinstance(data, list) and len(data) > 0 and all(isinstance(row, Mapping) for row in data):
-        data = [{key: _numbers(value, name, f"values of {key!r}", _row) for key, value in row.items()} for row in data]
+        data = [{key: _numbers(value, name, f"values of {key!r}", True) for key, value in row.items()} for row in data]
     if isinstance(data, tuple | list) and len(data) == 2 and not dicts:
         x, y = _numbers(data[0], name, "inputs"), _numbers(data[1], name, "targets")
         y = pack(y) if pack is not None and isinstance(y, Mapping) else y
@@ -248,14 +250,10 @@ def as_source(
     raise TypeError(complaint(name, expected, got, remedy))
 
 
-def _row(value: Any) -> Tensor:
-    return torch.as_tensor(as_tensors(value))
-
-
-def _numbers(data: Any, name: str, what: str, read: Callable[[Any], Any] = as_tensors) -> Any:
-    """Returns arrays as tensors; raises if they hold no numbers."""
+def _numbers(data: Any, name: str, what: str, row: bool = False) -> Any:
+    """Returns arrays as tensors, and Python's numbers in a row; raises if they hold no numbers."""
     try:
-        return read(data)
+        return torch.as_tensor(as_tensors(data)) if row else as_tensors(data)
     except (TypeError, ValueError) as error:  # of strings, of objects
         remedy = "Number the classes from 0." if what == "targets" else "Turn categories into numbers, row by row."
         raise TypeError(complaint(name, f"data whose {what} are numbers", str(error), remedy)) from error
@@ -301,23 +299,21 @@ def _held_targets(data: Any) -> list[Tensor]:
 
 def gather(source: Source, seed: int, name: str) -> tuple[Inputs, Tensor]:
     """Returns all inputs and targets of one epoch of a source; `name` is the argument's."""
-    shares = list(source.epoch(seed, 0))
+    x, y = joined([(share.x, share.y) for share in source.epoch(seed, 0)], name)
+    return x, y
+
+
+def joined(batches: list[Any], name: str) -> Any:
+    """Returns the rows of all batches of an argument together; what has no rows is the first batch's."""
+    rows = batch_length(batches[0])
+
+    def join(first: Any, *others: Any) -> Any:
+        return torch.cat([first, *others]) if isinstance(first, Tensor) and first.shape[:1] == (rows,) else first
+
     try:
-        return _cat([share.x for share in shares]), torch.cat([share.y for share in shares])
-    except (RuntimeError, TypeError) as error:
+        return map_trees(join, *batches)
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(complaint(name, "batches of rows of one shape", error, "Pad them to one length.")) from error
-
-
-def _cat(batches: list[Any]) -> Any:
-    """Returns batches of inputs as one; what has no rows is the first batch's."""
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return torch.cat(batches) if first.dim() else first
-    if isinstance(first, Mapping):
-        return {name: _cat([batch[name] for batch in batches]) for name in first}
-    if isinstance(first, tuple | list):
-        return tuple(_cat(list(parts)) for parts in zip(*batches, strict=True))
-    return first
 
 
 def split_batch(batch: Any, pack: Pack | None = None) -> tuple[Inputs, Tensor]:

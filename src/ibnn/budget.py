@@ -45,7 +45,7 @@ class Cost(NamedTuple):
     step_products: int
     predict_bytes: int
     predict_products: int
-    passes: int = 1
+    passes: int
 
     def __str__(self) -> str:
         step = self.step_bytes / max(self.plain_bytes, 1)
@@ -83,12 +83,11 @@ def cost(net: nn.Module, x: Inputs, components: int = 8, samples: int = 5) -> Co
     own = [*net.parameters(), *net.buffers()]
     flops = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mkldnn_rnn_layer: _lstm_operations})
     spared: list[int] = []
-    watch = partial(_count_spared, spared)
-    hooks = [layer.register_forward_hook(watch) for layer in layers if type(layer) in KERNELS]
+    for layer in layers:
+        if type(layer) in KERNELS:
+            layer.register_forward_hook(partial(_count_spared, spared))
     with torch.enable_grad(), torch.random.fork_rng(), saved_bytes(own) as saved, flops:
         output = logits_of(net(*args, **kwargs))
-    for hook in hooks:
-        hook.remove()
     rows, draws, size = batch_length(x), components * samples, next(net.parameters()).element_size()
     products = flops.get_total_flops() // 2  # a multiply–add is two operations
     drawn = rows * (2 * planned.nodes * size + 8)  # z, the noise behind it, and whose it is
