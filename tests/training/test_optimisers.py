@@ -8,7 +8,7 @@ from torch import nn
 import ibnn
 from ibnn import Recipe, Schedule
 from ibnn.baselines import Plain
-from ibnn.training.engine import make_optimisers, rates_at, set_rates
+from ibnn.training.engine import make_optimisers, set_rates
 
 
 def make(**options: object) -> ibnn.IBNN:
@@ -34,10 +34,13 @@ def test_weights_and_latents_have_an_optimiser_each() -> None:
 
 def test_rates_follow_their_schedules_and_noise_its_own_factor() -> None:
     recipe = Recipe(lr=0.01, latent_lr=0.5, schedule=Schedule(kind="linear", start=0.0, end=1.0, final=0.0))
-    rates = rates_at(0.25, recipe)
-    assert rates == pytest.approx({"lr": 0.0075, "latent_lr": 0.5})
+    rows = ibnn.fit(
+        make(), (torch.randn(8, 3), torch.zeros(8, 1)), recipe=recipe.but(steps=2, beta=1.0), quiet=True
+    ).rows
+    assert [row["lr"] for row in rows] == pytest.approx([0.0075, 0.0025])
+    assert [row["latent_lr"] for row in rows] == [0.5, 0.5]
     optimisers = make_optimisers(make(), recipe)
-    set_rates(optimisers, rates, recipe)
+    set_rates(optimisers, {"lr": 0.0075, "latent_lr": 0.5}, recipe)
     found = {group["name"]: group["lr"] for optimiser in optimisers for group in optimiser.param_groups}
     assert found == pytest.approx({"weights": 0.0075, "likelihood": 0.015, "latents": 0.5})
 

@@ -32,7 +32,8 @@ def check_data(model: Trainable, source: Source, name: str, *, held_out: bool) -
 
     Tensors and held-out data are checked as a whole; of training data that have to be loaded, the first batch.
     """
-    device, output, rows, shapes = next(model.parameters()).device, None, 0, set[torch.Size]()
+    device, rows, shapes = next(model.parameters()).device, 0, set[torch.Size]()
+    output: Tensor | None = None
     with generators_restored(), torch.no_grad():
         for share in source.epoch(0, 0):
             x, y = tree_map(lambda t: t.to(device), (share.x, share.y))

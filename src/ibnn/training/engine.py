@@ -32,9 +32,6 @@ class Engine:
             if name not in [tracker.value for tracker in get_available_trackers()]:
                 raise ValueError(complaint("trackers", "installed", name, f"Leave it out, or try pip install {name}."))
         self._owns_state = not AcceleratorState._shared_state
-        if not self._owns_state and AcceleratorState().mixed_precision != recipe.precision:
-            got = f"an Accelerator of {AcceleratorState().mixed_precision!r}"
-            raise ValueError(complaint("precision", "that of the Accelerator made before", got, "Make them equal."))
         alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
         self.accelerator = Accelerator(
             device_placement=not alone,
@@ -123,12 +120,6 @@ def trace_rates(scheduler: Any, recipe: Recipe, total: int) -> list[float]:
             made.step()
         rates.append(float(optimiser.param_groups[0]["lr"]))
     return rates
-
-
-def rates_at(t: float, recipe: Recipe) -> dict[str, float]:
-    """Returns the learning rates when the share t of training is done."""
-    lr, latent_lr = recipe.lr * recipe.schedule.factor(t), recipe.latent_lr * recipe.latent_schedule.factor(t)
-    return {"lr": lr, "latent_lr": latent_lr}
 
 
 def set_rates(optimisers: Sequence[Optimizer], rates: Mapping[str, float], recipe: Recipe) -> None:

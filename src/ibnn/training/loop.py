@@ -28,7 +28,7 @@ from ibnn.novelty.fitting import fit_novelty_if_possible
 from ibnn.objective import ELBO
 from ibnn.training.averaging import estimate_statistics
 from ibnn.training.data import HeldOut, Split, choose_units, count_targets, read_data
-from ibnn.training.engine import Engine, make_optimisers, rates_at, set_rates, trace_rates
+from ibnn.training.engine import Engine, make_optimisers, set_rates, trace_rates
 from ibnn.training.history import Callback, History, Journal, joined, summarise
 from ibnn.training.recipe import Recipe, Schedule
 from ibnn.training.session import Session, State
@@ -204,12 +204,11 @@ class _Run:
 
     def run(self, resume: bool, callbacks: Sequence[Callback], quiet: bool) -> History:
         """Resumes or starts, trains, and returns the history."""
-        self.quiet = quiet or not self.engine.main
         with (
             generators_restored(),
             closing(self.engine),
             self.session.opened(resume),
-            closing(Journal(self.session, quiet=self.quiet)) as self.journal,
+            closing(Journal(self.session, quiet=quiet or not self.engine.main)) as self.journal,
         ):
             self.model.zero_grad()  # of a failed run, or of the caller
             self._start()
@@ -241,7 +240,7 @@ class _Run:
         steering, held_out = self.state.steering, self.data.held_out
         calibrates = self.recipe.calibrate and self.untrained
         if calibrates and held_out is not None:
-            found = start_calibrated(model, held_out, seed=self.recipe.seed, progress=not self.quiet)
+            found = start_calibrated(model, held_out, seed=self.recipe.seed, progress=not self.journal.quiet)
             self.journal.say(str(found))
         elif self.untrained:
             start_divided(model, START if steering is not None else 1.0)
@@ -284,11 +283,10 @@ class _Run:
 
     def _rates(self, step: int) -> dict[str, float]:
         """Returns β and the learning rates at the middle of a step."""
-        t = (step + 0.5) / self.total
-        rates = rates_at(t, self.recipe) | ({"lr": self.traced[step]} if self.traced else {})
-        if self.state.steering is not None and self.latents is not None:
-            return {"beta": kl_weight(t, n_data=self.n_data, nodes=self.latents.nodes)} | rates
-        return {"beta": self.recipe.beta_at(t)} | rates
+        recipe, steering, t = self.recipe, self.state.steering, (step + 0.5) / self.total
+        beta = recipe.beta_at(t) if steering is None else kl_weight(t, n_data=self.n_data, nodes=steering.model.nodes)
+        lr = self.traced[step] if self.traced else recipe.lr * recipe.schedule.factor(t)
+        return {"beta": beta, "lr": lr, "latent_lr": recipe.latent_lr * recipe.latent_schedule.factor(t)}
 
     def _step(self, share: Share, rates: dict[str, float]) -> list[float]:
         """Takes one step on a batch, in pieces to save memory; returns sums over its data, as `Progress.sums`."""
@@ -375,5 +373,5 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self.samples, self.spread = model, recipe.samples, recipe.spread
 
-    def forward(self, x: Any, y: Tensor, weights: Mapping[str, Any], part: tuple[int, int]) -> ELBO:
+    def forward(self, x: Any, y: Tensor, weights: Mapping[str, Any], part: tuple[int, int]) -> Any:
         return self.model.elbo(x, y, samples=self.samples, spread=self.spread, part=part, **weights)

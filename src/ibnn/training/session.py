@@ -171,23 +171,13 @@ class Session:
     def opened(self, resume: bool) -> Iterator[None]:
         """Restores the newest checkpoint if `resume`. With a run folder, a signal stops the block."""
         with ExitStack() as held:
-            saved = self._found(self.folder, resume, held) if self.folder is not None else None
-            if saved is not None:
-                mine = tomllib.loads(self.recipe.to_toml()) | dict(self.facts)
-                theirs = tomllib.loads(saved.facts["recipe"]) | saved.facts["facts"]
-                changed = {name: theirs.get(name) for name in mine if mine[name] != theirs.get(name)}
-                if changed:
-                    got = ", ".join("other data" if name == "data" else f"{name} = {changed[name]}" for name in changed)
-                    remedy = "Use another run_dir, or resume=False to start anew."
-                    raise ValueError(complaint("run_dir", "a folder of the same run", f"one with {got}", remedy))
-                self.state.restore(saved, self.engine)
-            if self.folder is not None and self.engine.main and not self.state.progress.finished:
-                write_atomically(self.folder / "recipe.toml", self.recipe.to_toml().encode())
+            if self.folder is not None:
+                self._take_up(self.folder, resume, held)
             self._since = time.monotonic()
             yield
 
-    def _found(self, folder: Path, resume: bool, held: ExitStack) -> sealed.Sealed | None:
-        """Locks the folder and returns its newest checkpoint; a finished run is only read: it may be read-only."""
+    def _take_up(self, folder: Path, resume: bool, held: ExitStack) -> None:
+        """Locks the folder and restores its newest checkpoint; a finished run is only read: it may be read-only."""
         place = folder / "checkpoints"
         saved = latest(place) if resume else None
         finished = saved is not None and saved.facts["progress"]["finished"]
@@ -197,10 +187,19 @@ class Session:
             for path in () if resume else paths(place):
                 path.unlink()
         self.engine.accelerator.wait_for_everyone()
-        if finished:
-            return saved
-        held.enter_context(self.interrupts.caught())
-        return latest(place)  # another process may have written it before the lock was free
+        if not finished:
+            held.enter_context(self.interrupts.caught())
+            saved = latest(place)  # another process may have written it before the lock was free
+        if saved is not None:
+            mine = tomllib.loads(self.recipe.to_toml()) | dict(self.facts)
+            theirs = tomllib.loads(saved.facts["recipe"]) | saved.facts["facts"]
+            if changed := [name for name in mine if mine[name] != theirs.get(name)]:
+                got = ", ".join("other data" if name == "data" else f"{name} = {theirs.get(name)}" for name in changed)
+                remedy = "Use another run_dir, or resume=False to start anew."
+                raise ValueError(complaint("run_dir", "a folder of the same run", f"one with {got}", remedy))
+            self.state.restore(saved, self.engine)
+        if self.engine.main and not self.state.progress.finished:
+            write_atomically(folder / "recipe.toml", self.recipe.to_toml().encode())
 
     def after_step(self, *, at_epoch: bool = False) -> None:
         """Saves a checkpoint where one is due, and exits if a signal came."""

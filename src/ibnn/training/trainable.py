@@ -4,21 +4,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from ibnn.errors import complaint
-from ibnn.latent import Latent
 from ibnn.likelihood import Likelihood
-from ibnn.objective import ELBO
-
-# What `fit` changes besides the weights of the network.
-_ATTRIBUTES = ("net", "kl_kind", "prior_std", "gradient_scale", "eval_samples", "eval_seed", "reference", "held_out")
-_TENSORS = ("examples", "seed", "unit_std", "prior_factors", "likelihood.")
+from ibnn.network import snapshot
 
 
 class Trainable(Protocol):
     """An nn.Module with what `predict` needs, an objective with named terms, and parameter groups.
+
+    As those of `IBNN`, `reseed(seed)` starts the noise of training and the count of examples anew, `parameter_groups`
+    prepares gradients and returns groups named "weights", "latents", "likelihood", `each_draw` yields outputs of draws
+    in eval mode, and `elbo` returns the loss of a batch, or of a part of one, and its terms.
 
     A method that averages weights in its own way, as SWAG does, also has `end_epoch(*, collect, last)`. It adds the
     weights to the average if `collect`, and puts the average in their place if `last`. False leaves averaging to `fit`.
@@ -29,27 +27,15 @@ class Trainable(Protocol):
     prior_std: float  # of the prior, where there is one
     kl_kind: Any  # which KL the objective has, where there is a choice
 
-    def __getattr__(self, name: str) -> Any:
-        """Stands for the methods of nn.Module."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the network, as nn.Module does."""
-
     @property
     def likelihood(self) -> Likelihood:
         """What the network's output says about a target."""
 
-    def reseed(self, seed: int) -> None:
-        """Starts the noise of training, and the count of examples, anew."""
+    def __getattr__(self, name: str) -> Any:
+        """Stands for the methods above and those of nn.Module."""
 
-    def parameter_groups(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
-        """Prepares gradients, and returns groups named "weights", "latents", "likelihood" (see `IBNN`)."""
-
-    def each_draw(self, *args: Any, **options: Any) -> Iterator[Tensor]:
-        """Yields outputs of draws in eval mode (see `IBNN`)."""
-
-    def elbo(self, *args: Any, **options: Any) -> ELBO:
-        """Returns the loss of a batch, or of a part of one, and its terms (see `IBNN`)."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the network, as nn.Module does."""
 
 
 def as_trainable(model: Any) -> Trainable:
@@ -69,28 +55,17 @@ def restored_on_error(model: Trainable) -> Iterator[None]:
     If the user interrupts it after its first step, the noise that fits the weights stays, too.
     """
     modes = [(module, module.training) for module in model.modules()]
-    attributes = {name: getattr(model, name) for name in _ATTRIBUTES if hasattr(model, name)}
-    latents = [f"{name}." for name, module in model.named_modules() if isinstance(module, Latent)]
-
-    def changed() -> dict[str, Tensor]:
-        named = (*model.named_parameters(), *model.named_buffers())
-        return {name: t for name, t in named if name.startswith((*latents, *_TENSORS))}
-
-    before = {name: t.detach().clone() for name, t in changed().items()}
+    kl_kind, restore = model.kl_kind, snapshot(model)
     try:
         yield
     except BaseException as error:
         for module, training in modes:
             module.training = training
-        model.kl_kind = attributes["kl_kind"]
+        model.kl_kind = kl_kind
         seen = int(model.examples)
         if seen and not isinstance(error, Exception):
             raise
-        for name, value in attributes.items():
-            setattr(model, name, value)
-        with torch.no_grad():
-            for name, t in changed().items():
-                t.copy_(before[name])
+        restore()
         if seen != int(model.examples):
             error.add_note("The network has the weights of the last step; noise and count of examples are as before.")
         raise
