@@ -33,11 +33,6 @@ class Layer:
     outs: Tensor
     products: int  # multiply–adds for one row of input, over all its calls
 
-    @property
-    def depthwise(self) -> bool:
-        """Whether each output is made of one node alone."""
-        return is_depthwise(self.module)
-
 
 @dataclass
 class Channels:
@@ -82,7 +77,8 @@ def find_channels(net: nn.Module, x: Inputs) -> Channels:
             if probe.run(name):
                 reasons.append((outs, "is the network's output"))
             for place, nan in probe.arrived.items():
-                single, number = _decode(nan)
+                zero, one = nan.unflatten(0, (-1, 2)).unbind(1)  # of each bit, (bits, nodes)
+                single, number = (zero ^ one).all(0), (one.long() << torch.arange(len(one))[:, None]).sum(0)
                 if bool((nan.any(0) & ~single).any()):
                     reasons.append((outs, f"is mixed with others before {place!r}"))
                 for node in single.nonzero()[:, 0].tolist():
@@ -97,7 +93,7 @@ def find_channels(net: nn.Module, x: Inputs) -> Channels:
         found.fix(root[outs], reason)
     owners = Counter(id(p) for module in net.modules() for p in module.parameters(recurse=False))
     for name, layer in layers.items():
-        if getattr(layer.module, "groups", 1) > 1 and not layer.depthwise:
+        if getattr(layer.module, "groups", 1) > 1 and not is_depthwise(layer.module):
             found.fix(torch.cat([layer.ins, layer.outs]), f"{name!r} is a grouped convolution")
         if owners[id(layer.module.weight)] > 1:
             found.fix(torch.cat([layer.ins, layer.outs]), f"{name!r} shares its weight")
@@ -179,9 +175,3 @@ class _Probe(ExitStack):
 def _axis(module: Any) -> int:
     """Returns the axis of the channels, in what a module takes and makes."""
     return 1 if isinstance(module, _BatchNorm) else -1 if isinstance(module, nn.Linear) else 1 - module.weight.dim()
-
-
-def _decode(nan: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns which nodes one output alone reaches, (nodes,), and that output's number."""
-    zero, one = nan.unflatten(0, (-1, 2)).unbind(1)  # (bits, nodes)
-    return (zero ^ one).all(0), (one.long() << torch.arange(len(one))[:, None]).sum(0)

@@ -50,7 +50,7 @@ class _Count:
 
     def _products(self, number: int) -> int:
         layer, ins, outs = self.layers[number], self.ins[number], self.outs[number]
-        outs, all_outs = (1, 1) if layer.depthwise else (outs, len(layer.outs))
+        outs, all_outs = (1, 1) if is_depthwise(layer.module) else (outs, len(layer.outs))
         return layer.products * ins * outs // (len(layer.ins) * all_outs)
 
     def change(self, channels: Iterable[int], sign: int) -> int:
@@ -99,8 +99,8 @@ def choose(channels: Channels, scores: Mapping[int, float], products: float, blo
     if left > products:
         if block > 1:
             return choose(channels, scores, products)
-        whole = {name: why_whole(channels, layer) for name, layer in channels.layers.items()}
-        stay = [f"{name} ({reason})" for name, reason in whole.items() if reason]
+        layers = channels.layers.items()
+        stay = [f"{name} ({reason})" for name, layer in layers if (reason := why_whole(channels, layer))]
         got = f"{int(products):,} of them, with layers that cannot be cut: {'; '.join(stay[:6])}"
         least = f"enough for {left:,} multiply–adds, the least for this network"
         raise ValueError(complaint("keep", least, got, "Keep more of the network."))
@@ -223,5 +223,6 @@ def _pick(module: nn.Module, name: str, axes: Mapping[int, Tensor]) -> None:
         value = value.index_select(axis, places.to(value.device))
     if value.dim() == 4 and before.is_contiguous(memory_format=torch.channels_last):
         value = value.contiguous(memory_format=torch.channels_last)
-    is_parameter = isinstance(before, nn.Parameter)
-    setattr(module, name, nn.Parameter(value, requires_grad=before.requires_grad) if is_parameter else value)
+    if isinstance(before, nn.Parameter):
+        value = nn.Parameter(value, requires_grad=before.requires_grad)
+    setattr(module, name, value)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ibnn.inputs import Inputs
 from ibnn.network import IBNN
-from ibnn.pruning.channels import Channels
+from ibnn.pruning.channels import Channels, is_depthwise
 from ibnn.pruning.cutting import staying
 
 MOST = 2048  # nodes of a layer whose second moments are held; larger layers are not compensated
@@ -29,8 +29,8 @@ def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -
 
     It leaves out layers with too many nodes, depthwise convolutions, and layers without latents.
     """
-    own = {name: latent for name, latent in model.latents.items() if name in channels.layers}
-    own = {name: latent for name, latent in own.items() if latent.nodes <= MOST and not channels.layers[name].depthwise}
+    layers = {name: layer for name, layer in channels.layers.items() if not is_depthwise(layer.module)}
+    own = {name: latent for name, latent in model.latents.items() if name in layers and latent.nodes <= MOST}
     sums: dict[str, Tensor] = {}
     counts = dict.fromkeys(own, 0)
 
@@ -48,14 +48,15 @@ def second_moments(model: IBNN, channels: Channels, batches: Iterable[Inputs]) -
             model.mean_output(x)
     unit_std = dict(zip(model.latents, model.unit_std.tolist(), strict=True))
     found = {}
-    for name, latent in ((name, own[name]) for name in sums):
+    for name in sums:
+        latent = own[name]
         mean, second = latent.mean.mean(0), (latent.mean**2 + latent.std**2).mean(0) * (1 + unit_std[name] ** 2)
         mean, second = (F.pad(part.detach().cpu().double(), (0, 1), value=1.0) for part in (mean, second))
         whole = sums[name] / counts[name]
         moments = whole * mean.outer(mean)
         moments.diagonal().copy_(whole.diagonal() * second)
         moments.diagonal().add_(RIDGE * moments.diagonal()[:-1].mean().clamp_min(1e-12))
-        found[name] = moments if channels.layers[name].module.bias is not None else moments[:-1, :-1]
+        found[name] = moments if layers[name].module.bias is not None else moments[:-1, :-1]
     return found
 
 
